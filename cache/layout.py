@@ -1,0 +1,101 @@
+"""The arithmetic of one slot, in integers: which entry a token is written to, which entries are live, and when something is lost.
+
+A slot is `[ sink: S | recent ring: R | kept: K ]`, of fixed size whatever the length of its sequence (SnapStream, arXiv 2511.03092, section
+3.1). Tokens are counted by their index in the sequence; rotary positions are no business of this module. The formula for a ring entry is
+the one that reproduces the paper's worked example (figure 4): its equation 4 as printed would write into the kept section.
+
+There are no tensors here. `cache.slots` has the same arithmetic over tensors, and a property test holds the two equal.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLayout:
+    """Sizes of a slot's three sections, in entries."""
+
+    num_sink: int
+    num_recent: int
+    num_kept: int
+
+    def __post_init__(self) -> None:
+        if self.num_sink < 0 or self.num_kept < 0 or self.num_recent < 1:
+            raise ValueError(
+                f"a slot needs num_sink ≥ 0, num_recent ≥ 1 and num_kept ≥ 0, got {self.num_sink}, {self.num_recent} and {self.num_kept}"
+            )
+
+    @property
+    def capacity(self) -> int:
+        """Entries of a slot."""
+        return self.num_sink + self.num_recent + self.num_kept
+
+    def window_start(self, num_prompt_tokens: int, prompt_window: int) -> int:
+        """Return s, the index of the first prompt token that enters the ring; those between the sinks and s are candidates to be kept."""
+        return max(self.num_sink, num_prompt_tokens - prompt_window)
+
+    def num_kept_used(self, window_start: int) -> int:
+        """Return how many kept entries a sequence with this window start uses."""
+        return min(window_start - self.num_sink, self.num_kept)
+
+    def place(self, num_prompt_tokens: int, prompt_window: int, *, lend_kept: bool = False) -> "SlotPlacement":
+        """Return where a prompt of this length lies in a slot."""
+        start = self.window_start(num_prompt_tokens, prompt_window)
+        used = self.num_kept_used(start)
+        ring_size = self.capacity - self.num_sink - used if lend_kept else self.num_recent
+        return SlotPlacement(self, start, ring_size)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlacement:
+    """A layout with the two integers that a prompt fixes for its sequence's life.
+
+    `ring_size` is the layout's `num_recent`, or more where unused kept entries are lent to the ring. The kept entries in use are the last of
+    the slot, so that a longer ring never meets them.
+    """
+
+    layout: SlotLayout
+    window_start: int
+    ring_size: int
+
+    @property
+    def num_kept_used(self) -> int:
+        return self.layout.num_kept_used(self.window_start)
+
+    @property
+    def kept_start(self) -> int:
+        """The entry of the first kept token."""
+        return self.layout.capacity - self.num_kept_used
+
+    def entry(self, index: int) -> int:
+        """Return the entry that the token at `index` is written to: for sinks and for everything from the window start on."""
+        sink = self.layout.num_sink
+        return index if index < sink else sink + (index - sink) % self.ring_size
+
+    def direct_entry(self, index: int) -> int:
+        """Return the entry of a prompt token when the whole prompt fits: as `entry`, and the candidates go to the kept entries in order."""
+        sink = self.layout.num_sink
+        if sink <= index < self.window_start:
+            return self.kept_start + index - sink
+        return self.entry(index)
+
+    def ring_index(self, offset: int, num_tokens: int) -> int | None:
+        """Return the index of the token in ring entry `num_sink + offset` once `num_tokens` were written, or None if it is not live."""
+        last = num_tokens - 1
+        index = last - (last - self.layout.num_sink - offset) % self.ring_size
+        return index if index >= self.window_start else None
+
+    def num_live(self, num_tokens: int) -> int:
+        """Return how many entries hold a token once `num_tokens` were written (not before the prompt is complete)."""
+        return min(num_tokens, self.layout.num_sink) + self._num_in_ring(num_tokens) + self.num_kept_used
+
+    def num_ring_wraps(self, num_tokens: int) -> int:
+        """Return how many times the ring has begun to overwrite itself."""
+        return max(num_tokens - self.window_start - 1, 0) // self.ring_size
+
+    def is_exact(self, num_tokens: int) -> bool:
+        """Whether every token written is still held."""
+        all_kept = self.window_start - self.layout.num_sink <= self.layout.num_kept
+        return all_kept and num_tokens <= self.window_start + self.ring_size
+
+    def _num_in_ring(self, num_tokens: int) -> int:
+        return min(max(num_tokens - self.window_start, 0), self.ring_size)

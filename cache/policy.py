@@ -1,0 +1,186 @@
+"""Cache policies: a slot layout, how much of a prompt's end enters the ring, how the rest is scored, and what a slot admits."""
+
+import enum
+from dataclasses import dataclass
+
+from cache.layout import SlotLayout, SlotPlacement
+
+
+class PolicyName(enum.StrEnum):
+    FULL = "full"
+    STREAMING_LLM = "streaming-llm"
+    SNAPKV = "snapkv"
+    SNAPSTREAM = "snapstream"
+
+
+class SoftmaxDomain(enum.StrEnum):
+    """The keys over which an observation query's attention is normalised."""
+
+    CANDIDATES = "candidates"  # SnapStream, equation 3
+    ALL = "all"  # SnapKV, and SnapStream's listing 6
+
+
+class Pooling(enum.StrEnum):
+    AVERAGE = "average"
+    MAXIMUM = "maximum"
+
+
+class HeadReduction(enum.StrEnum):
+    """How the votes of the query heads that share a KV head become one."""
+
+    MEAN = "mean"
+    MAXIMUM = "maximum"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowScorer:
+    """Scores prompt tokens by the attention that the last `observation_window` prompt tokens pay to them (SnapKV, arXiv 2404.14469)."""
+
+    observation_window: int = 32
+    softmax_domain: SoftmaxDomain = SoftmaxDomain.CANDIDATES
+    pooling: Pooling = Pooling.AVERAGE
+    pooling_size: int = 5
+    head_reduction: HeadReduction = HeadReduction.MEAN
+
+    def __post_init__(self) -> None:
+        if self.observation_window < 1:
+            raise ValueError(f"observation_window must be at least 1, got {self.observation_window}")
+        if self.pooling_size < 1 or self.pooling_size % 2 == 0:
+            raise ValueError(f"pooling_size must be odd and at least 1, got {self.pooling_size}")
+
+
+@dataclass(frozen=True, slots=True)
+class CachePolicy:
+    """What becomes of a sequence's keys and values.
+
+    `evicts` says whether decode may overwrite its ring. A policy that does not evict admits only sequences that fit their slot.
+    """
+
+    name: PolicyName
+    layout: SlotLayout
+    prompt_window: int  # at most this many of the prompt's last tokens enter the ring
+    scorer: WindowScorer | None
+    evicts: bool
+    lend_kept: bool = False  # unused kept entries lengthen the ring
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.prompt_window <= self.layout.num_recent:
+            raise ValueError(f"prompt_window must be from 1 to num_recent = {self.layout.num_recent}, got {self.prompt_window}")
+        if self.scorer is not None and self.scorer.observation_window > self.prompt_window:
+            raise ValueError(
+                f"observation_window must be at most the prompt window of {self.prompt_window}, got {self.scorer.observation_window}"
+            )
+        if self.layout.num_kept > 0 and self.scorer is None:
+            raise ValueError(f"num_kept = {self.layout.num_kept} needs a scorer")
+
+    @property
+    def max_direct_tokens(self) -> int:
+        """The longest prompt of which a slot loses nothing."""
+        return self.layout.num_sink + self.prompt_window + self.layout.num_kept
+
+    def place(self, num_prompt_tokens: int) -> SlotPlacement:
+        """Return where a prompt of this length lies in a slot."""
+        return self.layout.place(num_prompt_tokens, self.prompt_window, lend_kept=self.lend_kept)
+
+    def max_output_tokens(self, num_prompt_tokens: int, max_model_len: int) -> int:
+        """Return how many tokens may follow a prompt of this length; negative when the prompt itself is too long.
+
+        The last token drawn is never written, but it counts: that is how users know `max_model_len`.
+        """
+        limit = max_model_len - num_prompt_tokens
+        if self.evicts:
+            return limit
+        placement = self.place(num_prompt_tokens)
+        return min(limit, placement.window_start + placement.ring_size - num_prompt_tokens)
+
+
+def full(max_model_len: int) -> CachePolicy:
+    """Everything is held: a slot of `max_model_len` entries."""
+    return CachePolicy(PolicyName.FULL, SlotLayout(0, max_model_len, 0), prompt_window=max_model_len, scorer=None, evicts=False)
+
+
+def streaming_llm(num_sink: int, num_recent: int) -> CachePolicy:
+    """The first and the last tokens (StreamingLLM, arXiv 2309.17453), at their true positions."""
+    return CachePolicy(PolicyName.STREAMING_LLM, SlotLayout(num_sink, num_recent, 0), prompt_window=num_recent, scorer=None, evicts=True)
+
+
+def snapkv(max_new_tokens: int, num_kept: int, scorer: WindowScorer) -> CachePolicy:
+    """The prompt's best `num_kept` tokens, its observation window, and room for `max_new_tokens` (SnapKV, arXiv 2404.14469)."""
+    window = scorer.observation_window
+    layout = SlotLayout(0, window + max_new_tokens, num_kept)
+    return CachePolicy(PolicyName.SNAPKV, layout, prompt_window=window, scorer=scorer, evicts=False)
+
+
+def snapstream(num_sink: int, num_recent: int, num_kept: int, scorer: WindowScorer, *, lend_kept: bool = False) -> CachePolicy:
+    """Sinks, a ring of the newest tokens and the prompt's best tokens (SnapStream, arXiv 2511.03092)."""
+    layout = SlotLayout(num_sink, num_recent, num_kept)
+    return CachePolicy(PolicyName.SNAPSTREAM, layout, prompt_window=num_recent, scorer=scorer, evicts=True, lend_kept=lend_kept)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOptions:
+    """A policy as users ask for it: the sizes left out (None) follow from the others, 2,048 entries and 4 sinks, the rest half and half."""
+
+    name: PolicyName = PolicyName.SNAPSTREAM
+    slot_capacity: int | None = None
+    num_sink: int | None = None
+    num_recent: int | None = None
+    num_kept: int | None = None
+    scorer: WindowScorer = WindowScorer()
+    lend_kept: bool = False
+
+    def resolve(self, max_model_len: int) -> CachePolicy:
+        """Return the policy for sequences of up to `max_model_len` tokens. Raises ValueError that names the option and its limit."""
+        self._check_applicable()
+        if self.name is PolicyName.FULL:
+            return full(max_model_len)
+        num_sink, num_recent, num_kept = self._sizes(max_model_len)
+        if self.name is PolicyName.STREAMING_LLM:
+            return streaming_llm(num_sink, num_recent)
+        if self.name is PolicyName.SNAPSTREAM:
+            return snapstream(num_sink, num_recent, num_kept, self.scorer, lend_kept=self.lend_kept)
+        max_new_tokens = num_recent - self.scorer.observation_window
+        if max_new_tokens < 1:
+            raise ValueError(
+                f"policy snapkv needs num_recent above its observation_window of {self.scorer.observation_window}, got {num_recent}"
+            )
+        return snapkv(max_new_tokens, num_kept, self.scorer)
+
+    def _check_applicable(self) -> None:
+        allowed = _SIZES_OF[self.name]
+        for option in ("slot_capacity", "num_sink", "num_recent", "num_kept"):
+            if getattr(self, option) is not None and option not in allowed:
+                raise ValueError(f"{option} is not an option of policy {self.name}, whose sizes are {', '.join(allowed) or 'max_model_len'}")
+        if self.lend_kept and self.name is not PolicyName.SNAPSTREAM:
+            raise ValueError(f"lend_kept is not an option of policy {self.name}")
+
+    def _sizes(self, max_model_len: int) -> tuple[int, int, int]:
+        """Return sinks, ring and kept entries; with all of them given, the capacity is their sum, otherwise what is left is shared out."""
+        has_sinks, has_kept = "num_sink" in _SIZES_OF[self.name], "num_kept" in _SIZES_OF[self.name]
+        num_sink = (self.num_sink if self.num_sink is not None else 4) if has_sinks else 0
+        num_recent, num_kept = self.num_recent, self.num_kept if has_kept else 0
+        if num_recent is None or num_kept is None:
+            capacity = self.slot_capacity if self.slot_capacity is not None else min(2048, max_model_len)
+            rest = capacity - num_sink
+            if num_recent is None and num_kept is None:
+                num_kept = rest // 2
+            num_recent = num_recent if num_recent is not None else rest - (num_kept or 0)
+            num_kept = num_kept if num_kept is not None else rest - num_recent
+        total = num_sink + num_recent + num_kept
+        if self.slot_capacity is not None and total != self.slot_capacity:
+            raise ValueError(
+                f"slot_capacity is {self.slot_capacity}, but num_sink {num_sink} + num_recent {num_recent} + num_kept {num_kept} = {total}"
+            )
+        if min(num_sink, num_kept) < 0 or num_recent < 1:
+            raise ValueError(
+                f"slot_capacity of {total} leaves num_sink {num_sink}, num_recent {num_recent} and num_kept {num_kept}: it is too small"
+            )
+        return num_sink, num_recent, num_kept
+
+
+_SIZES_OF = {
+    PolicyName.FULL: (),
+    PolicyName.STREAMING_LLM: ("slot_capacity", "num_sink", "num_recent"),
+    PolicyName.SNAPKV: ("slot_capacity", "num_recent", "num_kept"),
+    PolicyName.SNAPSTREAM: ("slot_capacity", "num_sink", "num_recent", "num_kept"),
+}

@@ -1,0 +1,119 @@
+"""What crosses the line between the server's event loop and the engine's thread: frozen, without tensors and without text."""
+
+import enum
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from backends.interface import SampledToken, SamplingParams
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence ended. The first two are the client's to see; the others become errors or nothing."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"  # the client went away, or the server ends
+    REJECTED = "rejected"  # never admitted: too long, or no place in the queue
+    QUEUE_TIMEOUT = "queue_timeout"  # its deadline for being admitted passed
+    TIMEOUT = "timeout"  # its total deadline passed
+    ERROR = "error"  # a step or the engine failed
+
+
+@dataclass(frozen=True, slots=True)
+class StopCriteria:
+    """When to stop: at a token id of `stop_token_ids` (not before `min_tokens`) or after `max_tokens`."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """A new request. It has `num_choices` sequences, each of which ends with exactly one final `EngineOutput`.
+
+    `stop.max_tokens` 0 means that the prompt is only scored. Deadlines are seconds from `arrival_time`, which is by the engine's clock.
+    Lower `priority` values go first.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stop: StopCriteria
+    arrival_time: float
+    num_choices: int = 1
+    priority: int = 0
+    queue_timeout: float | None = None
+    timeout: float | None = None
+    num_prompt_logprobs: int | None = None  # None: not asked
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A stop string ended a choice: its answer is its first `num_tokens` tokens, whatever was made beyond them is discarded."""
+
+    request_id: str
+    choice: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Nobody waits for this request's choices any more."""
+
+    request_id: str
+
+
+EngineInput: TypeAlias = Add | Finish | Abort
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """What a sequence's slot held at its end, in entries of a full-attention layer: integers of the layout, not measured."""
+
+    num_prompt_tokens: int
+    num_tokens: int  # written into the cache over the sequence's life
+    num_live: int  # entries still held
+    num_evicted: int  # tokens no longer held
+    num_ring_wraps: int  # times that the ring started to overwrite itself
+
+    @property
+    def compression(self) -> float:
+        """Tokens written for each entry held: 1 when nothing was lost."""
+        return self.num_tokens / self.num_live if self.num_live else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Moments of a sequence's life in seconds by the engine's clock; None for what did not happen."""
+
+    arrival: float
+    admitted: float | None
+    first_token: float | None
+    finished: float
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """The end of one sequence."""
+
+    reason: FinishReason
+    timing: Timing
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_discarded_tokens: int = 0  # made by the device beyond the end, never counted in usage
+    cache: CacheUse | None = None  # None for what never had a slot
+    stop_token_id: int | None = None
+    message: str | None = None  # for the reasons that are errors: what was wrong, with the numbers
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOutput:
+    """News of one choice of a request, in order. The first one says that the request was accepted (or is already final)."""
+
+    request_id: str
+    choice: int
+    tokens: tuple[SampledToken, ...] = ()
+    num_computed_prompt_tokens: int = 0  # progress of its prefill
+    prompt_logprobs: tuple[SampledToken, ...] = field(default=())  # with choice 0, complete, once the prompt is read
+    final: Final | None = None

@@ -49,8 +49,8 @@ class SlotLayout:
 class SlotPlacement:
     """A layout with the two integers that a prompt fixes for its sequence's life.
 
-    `ring_size` is the layout's `num_recent`, or more where unused kept entries are lent to the ring. The kept entries in use are the last of
-    the slot, so that a longer ring never meets them.
+    `ring_size` is the layout's `num_recent`, or more where unused kept entries are lent to the ring. The kept entries in use are the last
+    of the slot, so that a longer ring never meets them.
     """
 
     layout: SlotLayout

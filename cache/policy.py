@@ -150,7 +150,8 @@ class PolicyOptions:
         allowed = _SIZES_OF[self.name]
         for option in ("slot_capacity", "num_sink", "num_recent", "num_kept"):
             if getattr(self, option) is not None and option not in allowed:
-                raise ValueError(f"{option} is not an option of policy {self.name}, whose sizes are {', '.join(allowed) or 'max_model_len'}")
+                sizes = ", ".join(allowed) or "max_model_len"
+                raise ValueError(f"{option} is not an option of policy {self.name}, whose sizes are {sizes}")
         if self.lend_kept and self.name is not PolicyName.SNAPSTREAM:
             raise ValueError(f"lend_kept is not an option of policy {self.name}")
 

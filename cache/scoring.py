@@ -1,0 +1,77 @@
+"""Which tokens of a long prompt are kept: those to which the prompt's last queries attend most (SnapKV, arXiv 2404.14469, and SnapStream,
+arXiv 2511.03092, section 2.4 and equation 3).
+
+Two steps, because the observation window may straddle two chunks of a chunked prefill: `window_votes` of every chunk are added up, and
+`select` chooses once. The candidates are the tokens in [num_sink, window_start). Nothing is known here of slots or models.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cache.policy import HeadReduction, Pooling, SoftmaxDomain, WindowScorer
+
+
+def window_votes(
+    scorer: WindowScorer,
+    query: Tensor,
+    key: Tensor,
+    query_index: Tensor,
+    *,
+    scale: float,
+    num_sink: int,
+    window_start: Tensor | int,
+    num_prompt_tokens: Tensor | int,
+    softcap: float | None = None,
+) -> Tensor:
+    """Return the attention that the observation queries of one chunk pay to each key, summed over the queries: float32 [head, key].
+
+    `query` is [head, query, width] and `key` [kv_head, key, width], both with their rotary positions applied; `key[:, i]` belongs to the
+    token at index i. `query_index` [query] is the index of each query's token, negative for padding. Queries outside the prompt's last
+    `observation_window` tokens count for nothing, and so do keys out of their sight: those may be NaN. Shapes are static; the two lengths
+    may be 0-d tensors, so that one graph serves every prompt.
+    """
+    first = num_prompt_tokens - scorer.observation_window
+    observes = (query_index >= first) & (query_index >= 0) & (query_index < num_prompt_tokens)
+    # The rest of a chunk, in most chunks nearly all of it, is dropped before the product with the keys.
+    index, rows = torch.where(observes, query_index, -1).topk(min(scorer.observation_window, query_index.shape[0]))
+    logits = _grouped_logits(query[:, rows], key) * scale  # [kv_head, group, query, key]
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    key_index = torch.arange(key.shape[1], device=key.device)
+    is_seen = key_index <= index[:, None]  # [query, key]; none for an index of −1
+    if scorer.softmax_domain is SoftmaxDomain.CANDIDATES:
+        is_seen = is_seen & (key_index >= num_sink) & (key_index < window_start)
+    weights = logits.masked_fill(~is_seen, -torch.inf).softmax(-1)
+    return weights.masked_fill(~is_seen, 0).sum(-2).flatten(0, 1)  # a query that sees nothing has NaN weights
+
+
+def _grouped_logits(query: Tensor, key: Tensor) -> Tensor:
+    """Return the products of queries and keys, the query heads of a group folded into the query axis so that no key is repeated."""
+    num_kv_heads, num_keys, width = key.shape
+    num_queries = query.shape[1]
+    folded = query.reshape(num_kv_heads, -1, width) @ key.transpose(1, 2)
+    return folded.float().view(num_kv_heads, -1, num_queries, num_keys)
+
+
+def select(scorer: WindowScorer, votes: Tensor, num_kv_heads: int, num_sink: int, window_start: int, num_kept: int) -> Tensor:
+    """Return the indices of the tokens to keep, ascending: int64 [kv_head, min(window_start − num_sink, num_kept)].
+
+    `votes` is [head, key], the sum of `window_votes`. They are pooled along the candidates, reduced over the query heads of each KV head,
+    and the highest win; among equals the earlier token does.
+    """
+    num_candidates = window_start - num_sink
+    if num_candidates <= num_kept:
+        return torch.arange(num_sink, window_start, device=votes.device).repeat(num_kv_heads, 1)
+    pooled = _pool(scorer, votes[:, num_sink:window_start]).view(num_kv_heads, -1, num_candidates)
+    scores = pooled.mean(1) if scorer.head_reduction is HeadReduction.MEAN else pooled.amax(1)
+    best = scores.sort(dim=-1, descending=True, stable=True).indices[:, :num_kept]
+    return num_sink + best.sort(dim=-1).values
+
+
+def _pool(scorer: WindowScorer, votes: Tensor) -> Tensor:
+    """Pool along the sequence with stride 1 and a centred window; what lies beyond the borders takes no part."""
+    size, padding = scorer.pooling_size, scorer.pooling_size // 2
+    if scorer.pooling is Pooling.AVERAGE:
+        return functional.avg_pool1d(votes[None], size, stride=1, padding=padding, count_include_pad=False)[0]
+    return functional.max_pool1d(votes[None], size, stride=1, padding=padding)[0]

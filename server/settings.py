@@ -1,0 +1,38 @@
+"""What the HTTP edge is told when it is built: names, keys, limits and intervals. It knows neither the environment nor a command line."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that one request may ask for. Whatever exceeds a limit is refused before any work is done."""
+
+    max_body_bytes: int = 4 * 1024 * 1024
+    max_messages: int = 2048
+    max_prompts: int = 256  # of one completion request
+    max_choices: int = 128  # `n`
+    max_sequences: int = 256  # prompts × choices
+    max_stop_strings: int = 16
+    max_stop_length: int = 256  # characters of one stop string
+    max_stop_token_ids: int = 256
+    max_logit_bias: int = 1024
+    max_top_logprobs: int = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Settings of the API.
+
+    `model_names[0]` is the name that answers carry, the others are aliases for it; the name `*` accepts any. No `api_keys`: open to all.
+    Timeouts in seconds bound a request's own; None: no bound.
+    """
+
+    model_names: tuple[str, ...]
+    created: int  # when the model was loaded, in Unix seconds
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    metrics_are_open: bool = False  # /metrics needs no key
+    priority_is_honoured: bool = False  # the scheduler's order is by priority
+    keepalive_interval: float = 10.0
+    queue_timeout: float | None = None
+    request_timeout: float | None = None
+    limits: Limits = Limits()

@@ -1,0 +1,110 @@
+"""The server's view of an engine: places in the queue, streams of outputs, health.
+
+Routes see `EngineClient` only. What crosses the line is frozen (`scheduler.messages`); there is no text here and no HTTP, and nothing of the
+engine's own state, so that an engine in another process would be another implementation of the same few methods.
+"""
+
+import enum
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+from backends.interface import BackendSpec
+from scheduler.messages import Add, EngineOutput
+
+
+class HealthStatus(enum.Enum):
+    LOADING = "loading"  # the model is being loaded and warmed up
+    READY = "ready"
+    DRAINING = "draining"  # the server is ending: running requests go on, new ones are refused
+    STALLED = "stalled"  # work is waiting and no step has ended for longer than the limit
+    DEAD = "dead"  # loading failed, or the engine cannot run another step
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How the engine is, and for the states that are not READY a sentence that says why."""
+
+    status: HealthStatus
+    detail: str = ""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process is worth keeping: false once it can never serve again without being restarted."""
+        return self.status not in (HealthStatus.STALLED, HealthStatus.DEAD)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request sent now would be admitted if there is a place."""
+        return self.status in (HealthStatus.READY, HealthStatus.STALLED)
+
+
+class QueueFullError(Exception):
+    """Every slot and every place in the queue is taken: the client may try again soon (429)."""
+
+    def __init__(self, num_sequences: int, num_held: int, limit: int) -> None:
+        super().__init__(f"{num_sequences} more sequences do not fit: {num_held} of {limit} places are taken")
+        self.num_sequences, self.num_held, self.limit = num_sequences, num_held, limit
+
+
+class UnavailableError(Exception):
+    """The engine is loading, draining or dead (503)."""
+
+    def __init__(self, health: Health) -> None:
+        super().__init__(health.detail or f"the engine is {health.status.value}")
+        self.health = health
+
+
+class Ticket(Protocol):
+    """Places held for some sequences, from before any work is done for them until their end. A context manager that releases."""
+
+    def release(self) -> None:
+        """Give the places back. A second call does nothing."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+
+class EngineClient(Protocol):
+    """An engine, as seen from the event loop. Every method must be called there."""
+
+    @property
+    def spec(self) -> BackendSpec:
+        """What the backend can do. Raises `UnavailableError` while it is loading, or if loading failed."""
+        ...
+
+    def reserve(self, num_sequences: int) -> Ticket:
+        """Take a place for each of these sequences (choices × prompts), before any rendering.
+
+        Hold the ticket until the last of them has ended: `with client.reserve(n): ...`. Raises `QueueFullError`; raises `UnavailableError`
+        while the engine is loading, draining or dead, so that whoever has a ticket may use `spec` and the renderer.
+        """
+        ...
+
+    def generate(self, add: Add) -> AsyncGenerator[EngineOutput, None]:
+        """Hand a request in and return its stream of outputs, which ends after every choice's final one.
+
+        The first output of a choice says that it was accepted, or is already final. A final output has no tokens: they come before it, in
+        one of their own, so that `finish` may still correct it. Closing the stream early (`aclose`, or cancelling the task that waits
+        for it) aborts the request. Nothing is raised for the engine's failures: they are final outputs too.
+        """
+        ...
+
+    def finish(self, request_id: str, choice: int, num_tokens: int) -> None:
+        """Say that a stop string ended a choice: its answer is its first `num_tokens` tokens, and its final output will say so."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request's remaining choices; their final outputs still come. Unknown ids are ignored."""
+        ...
+
+    def health(self) -> Health:
+        """Return the state of the engine at this moment."""
+        ...
+
+    def now(self) -> float:
+        """Return the time by the engine's clock, in seconds: what `Add.arrival_time` is measured in."""
+        ...

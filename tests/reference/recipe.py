@@ -1,0 +1,37 @@
+"""The sizes and options of a cache, in plain values."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """`[ sinks | ring | kept ]`, and how the kept tokens are chosen (SnapStream, arXiv 2511.03092, sections 2.4 and 3.2)."""
+
+    num_sink: int
+    num_recent: int
+    num_kept: int
+    prompt_window: int  # this many of the prompt's last tokens go into the ring
+    lend_kept: bool = False  # what the kept tokens leave empty is added to the ring
+    observation_window: int = 1
+    softmax_over: Literal["candidates", "all"] = "candidates"
+    pooling: Literal["average", "maximum"] = "average"
+    pooling_size: int = 1
+    head_reduction: Literal["mean", "maximum"] = "mean"
+
+    @classmethod
+    def full(cls, length: int) -> "Recipe":
+        """Room for every token of a sequence of up to `length`."""
+        return cls(num_sink=0, num_recent=length, num_kept=0, prompt_window=length)
+
+    @classmethod
+    def sliding(cls, window: int) -> "Recipe":
+        """The last `window` tokens: all that a sliding-window layer ever reads."""
+        return cls(num_sink=0, num_recent=window, num_kept=0, prompt_window=window)
+
+    @property
+    def capacity(self) -> int:
+        return self.num_sink + self.num_recent + self.num_kept
+
+    def with_options(self, **options: object) -> "Recipe":
+        return replace(self, **options)  # type: ignore[arg-type]  # the tests' matrices are made of names and values

@@ -1,0 +1,142 @@
+"""A sequence read and continued by a transformers model whose attention sees nothing but the reference slots.
+
+The model's own layers make queries, keys and values; an attention function of the reference's, in place of the model's, holds them in
+`Slot`s and reads them one head at a time.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
+from transformers.masking_utils import AttentionMaskInterface
+
+from tests.reference.recipe import Recipe
+from tests.reference.slot import Slot, Token
+from tests.reference.votes import candidates, top, votes
+
+_ATTENTION = "plain_reference"
+
+
+class Layer:
+    """What one layer holds of a sequence: a slot a KV head, with the scores by which its kept tokens were chosen."""
+
+    def __init__(self, recipe: Recipe, scores: list[Tensor], kept: list[list[int]], slots: list[Slot]) -> None:
+        self.recipe = recipe
+        self.scores = scores
+        self.kept = kept
+        self.slots = slots
+
+
+class Sequence:
+    """A prompt and its greedy continuation. `logits` has a row for every token that was or could be drawn."""
+
+    def __init__(self, model: PreTrainedModel, recipe: Recipe, prompt: list[int]) -> None:
+        self._model = model
+        self._recipe = recipe
+        self.layers: dict[int, Layer] = {}
+        self.tokens: list[int] = []
+        self._num_tokens = 0
+        self.prompt_logits = self._forward(prompt)  # [token, vocabulary]
+        self.logits = [self.prompt_logits[-1]]
+
+    def extend(self, num_tokens: int) -> list[int]:
+        """Draw `num_tokens` more tokens, each the most likely, and return all that were drawn; all but the last are held by the slots."""
+        for _ in range(num_tokens):
+            if self.tokens:
+                self.logits.append(self._forward(self.tokens[-1:])[-1])
+            self.tokens.append(int(self.logits[-1].argmax()))
+        return self.tokens
+
+    @torch.no_grad()
+    def _forward(self, token_ids: list[int]) -> Tensor:
+        positions = torch.arange(self._num_tokens, self._num_tokens + len(token_ids))
+        self._num_tokens += len(token_ids)
+        output = self._model(input_ids=torch.tensor([token_ids]), position_ids=positions[None], use_cache=False, reference_sequence=self)
+        logits: Tensor = output.logits[0]
+        return logits
+
+    def attend(
+        self, layer_index: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        """Return what one layer's queries [head, token, width] read, having held its keys and values [KV head, token, width]."""
+        if layer_index in self.layers:
+            return self._read_slots(self.layers[layer_index], query, key, value, scaling, softcap)
+        recipe = self._recipe if window is None else Recipe.sliding(window)
+        self.layers[layer_index] = _pack(recipe, query, key, value, scaling, softcap)
+        group = len(query) // len(key)
+        return torch.stack(
+            [_causal(query[head], key[head // group], value[head // group], scaling, window, softcap) for head in range(len(query))]
+        )
+
+    def _read_slots(self, layer: Layer, query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None) -> Tensor:
+        index, group = self._num_tokens - 1, len(query) // len(key)
+        for kv_head, slot in enumerate(layer.slots):
+            slot.append(Token(index, key[kv_head, 0], value[kv_head, 0]))
+        return torch.stack([_read(query[head, 0], layer.slots[head // group].held(), scaling, softcap) for head in range(len(query))])[
+            :, None
+        ]
+
+
+def load_reference(path: Path) -> PreTrainedModel:
+    """Load a checkpoint with the reference's attention in place of its own."""
+    AttentionInterface.register(_ATTENTION, _attention)
+    AttentionMaskInterface.register(_ATTENTION, _no_mask)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=_ATTENTION)
+    return model
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """The reference masks by itself."""
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    _: None,
+    scaling: float,
+    reference_sequence: Sequence,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **__: Any,
+) -> tuple[Tensor, None]:
+    mixed = reference_sequence.attend(module.layer_idx, query[0], key[0], value[0], scaling, sliding_window, softcap)
+    return mixed.transpose(0, 1)[None], None
+
+
+def _capped(logits: Tensor, softcap: float | None) -> Tensor:
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+def _pack(recipe: Recipe, query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None) -> Layer:
+    num_tokens, group = key.shape[1], len(query) // len(key)
+    chosen = candidates(recipe, num_tokens)
+    scores, kept, slots = [], [], []
+    for kv_head in range(len(key)):
+        best = list(chosen)
+        if len(chosen) > recipe.num_kept > 0:
+            queries = list(query[kv_head * group : (kv_head + 1) * group])
+            scores.append(votes(recipe, queries, key[kv_head], scaling, softcap))
+            best = top(scores[-1], chosen, recipe.num_kept)
+        kept.append(best[: recipe.num_kept])
+        prompt = [Token(index, key[kv_head, index], value[kv_head, index]) for index in range(num_tokens)]
+        slots.append(Slot(recipe, prompt, kept[-1]))
+    return Layer(recipe, scores, kept, slots)
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float | None) -> Tensor:
+    """Full attention of one head, every token on itself and those before it, or on the last `window` of these."""
+    rows = []
+    for position in range(len(query)):
+        first = 0 if window is None else max(0, position - window + 1)
+        weights = _capped(key[first : position + 1] @ query[position] * scaling, softcap).softmax(0)
+        rows.append(weights @ value[first : position + 1])
+    return torch.stack(rows)
+
+
+def _read(query: Tensor, held: list[Token], scaling: float, softcap: float | None) -> Tensor:
+    weights = _capped(torch.stack([token.key for token in held]) @ query * scaling, softcap).softmax(0)
+    return weights @ torch.stack([token.value for token in held])

@@ -1,0 +1,49 @@
+"""One KV head's slot: sinks, a ring with a cursor, and the kept tokens."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tests.reference.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of the sequence as attention sees it."""
+
+    index: int
+    key: Tensor  # [width], with the rotary position it was written with
+    value: Tensor
+
+
+class Slot:
+    """What is left of a sequence after its prompt, and then as it grows."""
+
+    def __init__(self, recipe: Recipe, prompt: list[Token], kept: list[int]) -> None:
+        self._recipe = recipe
+        self.kept = [prompt[index] for index in kept]
+        self.sinks: list[Token] = []
+        ring_size = recipe.num_recent + (recipe.num_kept - len(kept) if recipe.lend_kept else 0)
+        self.ring: list[Token | None] = [None] * ring_size
+        self._cursor = 0
+        for token in prompt:
+            self.append(token)
+        window_start = len(prompt) - recipe.prompt_window
+        self.ring = [None if token is None or token.index < window_start else token for token in self.ring]
+
+    def append(self, token: Token) -> None:
+        """Hold the sequence's next token, at the cost of the oldest in the ring once that is full."""
+        if len(self.sinks) < self._recipe.num_sink:
+            self.sinks.append(token)
+            return
+        self.ring[self._cursor] = token
+        self._cursor = (self._cursor + 1) % len(self.ring)
+
+    def entries(self) -> list[Token | None]:
+        """Return the slot entry by entry; the kept tokens are its last ones, in the order of the sequence."""
+        sinks = self.sinks + [None] * (self._recipe.num_sink - len(self.sinks))
+        unused = self._recipe.capacity - len(sinks) - len(self.ring) - len(self.kept)
+        return [*sinks, *self.ring, *[None] * unused, *self.kept]
+
+    def held(self) -> list[Token]:
+        return [token for token in self.entries() if token is not None]

@@ -1,0 +1,45 @@
+"""Which prompt tokens to keep: the votes of the observation window (SnapStream, arXiv 2511.03092, equation 3 and section 3.2.2)."""
+
+import torch
+from torch import Tensor
+
+from tests.reference.recipe import Recipe
+
+
+def candidates(recipe: Recipe, num_prompt_tokens: int) -> range:
+    """Return the indices of the prompt tokens that are neither sinks nor among the last `prompt_window`."""
+    return range(recipe.num_sink, max(recipe.num_sink, num_prompt_tokens - recipe.prompt_window))
+
+
+def votes(recipe: Recipe, queries: list[Tensor], keys: Tensor, scaling: float, softcap: float | None) -> Tensor:
+    """Return one KV head's score of every candidate; `queries` has a tensor [token, width] a query head, `keys` is [token, width]."""
+    by_head = [_pooled(recipe, _attention_received(recipe, head, keys, scaling, softcap)) for head in queries]
+    stacked = torch.stack(by_head)
+    return stacked.mean(0) if recipe.head_reduction == "mean" else stacked.amax(0)
+
+
+def top(scores: Tensor, candidate_indices: range, num_kept: int) -> list[int]:
+    """Return the indices of the best candidates, ascending; among equals the earlier one is better."""
+    order = sorted(range(len(scores)), key=lambda offset: -float(scores[offset]))
+    return sorted(candidate_indices[offset] for offset in order[:num_kept])
+
+
+def _attention_received(recipe: Recipe, queries: Tensor, keys: Tensor, scaling: float, softcap: float | None) -> Tensor:
+    num_tokens = len(keys)
+    chosen = candidates(recipe, num_tokens)
+    received = torch.zeros(len(chosen))
+    for position in range(num_tokens - recipe.observation_window, num_tokens):
+        domain = chosen if recipe.softmax_over == "candidates" else range(position + 1)
+        logits = keys[domain.start : domain.stop] @ queries[position] * scaling
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        weights = logits.softmax(0)
+        received += weights[chosen.start - domain.start : chosen.stop - domain.start]
+    return received
+
+
+def _pooled(recipe: Recipe, scores: Tensor) -> Tensor:
+    """Each score and its neighbours as one; there are no neighbours beyond the first and the last candidate."""
+    reach = recipe.pooling_size // 2
+    windows = [scores[max(0, centre - reach) : centre + reach + 1] for centre in range(len(scores))]
+    return torch.stack([window.mean() if recipe.pooling == "average" else window.amax() for window in windows])

@@ -1,0 +1,137 @@
+"""Drives a backend as a scheduler would, one step at a time and with no policy of its own: the test says what runs beside what."""
+
+from dataclasses import dataclass, field, replace
+
+from backends.interface import (
+    Backend,
+    Batch,
+    BatchResult,
+    DecodeBatch,
+    DecodeRow,
+    Draw,
+    PrefillBatch,
+    PrefillRow,
+    PrefillShape,
+    PromptScore,
+    SampledToken,
+    SamplingParams,
+)
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass
+class Request:
+    """A prompt, the slots that its choices take, and what came of it. No slots: the prompt is only scored."""
+
+    prompt: list[int]
+    slots: tuple[int, ...] = (0,)
+    sampling: SamplingParams = GREEDY
+    first_choice: int = 0
+    scratch: int = 0  # used when the prompt does not fit its slot
+    num_prompt_logprobs: int | None = None
+    num_read: int = 0
+    outputs: list[list[SampledToken]] = field(init=False)
+    prompt_logprobs: list[SampledToken] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.outputs = [[] for _ in self.slots]
+
+    @property
+    def is_read(self) -> bool:
+        return self.num_read == len(self.prompt)
+
+    @property
+    def tokens(self) -> list[int]:
+        """The first choice's tokens."""
+        return [token.token_id for token in self.outputs[0]]
+
+    def draw(self, choice: int) -> Draw:
+        return Draw(self.sampling, choice=self.first_choice + choice, output_index=len(self.outputs[choice]))
+
+
+class Driver:
+    """Reads prompts in chunks of `chunk` tokens and decodes, whatever requests each call names in one batch."""
+
+    def __init__(self, backend: Backend, chunk: int) -> None:
+        self.backend = backend
+        self.chunk = chunk
+
+    def run(self, *requests: Request, num_tokens: int) -> None:
+        """Read the prompts and decode until every request has `num_tokens` tokens."""
+        self.read(*requests)
+        self.decode(*requests, num_steps=num_tokens - 1)
+
+    def read(self, *requests: Request) -> None:
+        """Read the prompts to their ends."""
+        while unread := [request for request in requests if not request.is_read]:
+            self.read_chunk(*unread)
+
+    def read_chunk(self, *requests: Request) -> None:
+        """Read one chunk of each prompt, those that need a scratch in a batch of their own."""
+        for needs_scratch in (False, True):
+            chosen = [request for request in requests if self._needs_scratch(request) is needs_scratch]
+            limit = max(shape.num_rows for shape in self.backend.spec.prefill_shapes if shape.num_tokens >= self.chunk)
+            for first in range(0, len(chosen), limit):
+                self._prefill(chosen[first : first + limit])
+
+    def decode(self, *requests: Request, num_steps: int = 1, steps_a_launch: int = 1) -> None:
+        """Decode `num_steps` tokens of every choice of every request, each step one batch."""
+        choices = [(request, choice) for request in requests for choice in range(len(request.slots))]
+        for _ in range(num_steps // steps_a_launch):
+            rows = tuple(_decode_row(request, choice) for request, choice in choices)
+            result = self._submit(DecodeBatch(rows, num_steps=steps_a_launch))
+            for (request, choice), tokens in zip(choices, result.tokens, strict=True):
+                assert len(tokens) == steps_a_launch
+                request.outputs[choice] += tokens
+
+    def _needs_scratch(self, request: Request) -> bool:
+        return not request.slots or len(request.prompt) > self.backend.spec.pools[0].max_direct_tokens
+
+    def _prefill(self, requests: list[Request]) -> None:
+        rows = tuple(self._prefill_row(request) for request in requests)
+        result = self._submit(PrefillBatch(rows, self._shape(rows)))
+        for position, (request, row) in enumerate(zip(requests, rows, strict=True)):
+            request.num_read += len(row.token_ids)
+            assert len(result.tokens[position]) == len(row.draws)
+            for output, token in zip(request.outputs, result.tokens[position], strict=False):
+                output.append(token)
+            if row.score is not None:
+                request.prompt_logprobs += result.prompt_logprobs[position]
+
+    def _prefill_row(self, request: Request) -> PrefillRow:
+        start, end = request.num_read, min(request.num_read + self.chunk, len(request.prompt))
+        row = PrefillRow(
+            request_id=str(id(request)),
+            token_ids=tuple(request.prompt[start:end]),
+            start=start,
+            num_prompt_tokens=len(request.prompt),
+            slots=request.slots,
+            scratch=request.scratch if self._needs_scratch(request) else None,
+            draws=tuple(request.draw(choice) for choice in range(len(request.slots))) if end == len(request.prompt) else (),
+        )
+        if request.num_prompt_logprobs is None:
+            return row
+        return replace(row, score=PromptScore(tuple(request.prompt[start + 1 : end + 1]), request.num_prompt_logprobs))
+
+    def _shape(self, rows: tuple[PrefillRow, ...]) -> PrefillShape:
+        """The smallest shape that the rows fit."""
+        longest = max(len(row.token_ids) for row in rows)
+        fitting = [shape for shape in self.backend.spec.prefill_shapes if shape.num_tokens >= longest and shape.num_rows >= len(rows)]
+        return min(fitting, key=lambda shape: shape.num_tokens * shape.num_rows)
+
+    def _submit(self, batch: Batch) -> BatchResult:
+        return self.backend.submit(batch).result()
+
+
+def _decode_row(request: Request, choice: int) -> DecodeRow:
+    output = request.outputs[choice]
+    index = len(request.prompt) + len(output) - 1
+    return DecodeRow(
+        request_id=str(id(request)),
+        slot=request.slots[choice],
+        token_id=output[-1].token_id,
+        index=index,
+        num_prompt_tokens=len(request.prompt),
+        draw=request.draw(choice),
+    )

@@ -114,9 +114,7 @@ class SlotCache:
         start, sink, num_used = placement.window_start, self.layout.num_sink, placement.num_kept_used
         device = self.kept_index.device
         if kept is None:
-            assert self.layout.num_kept in (0, num_used) or start - sink == num_used, (
-                f"{start - sink} candidates for {num_used} kept entries"
-            )
+            assert num_used in (start - sink, 0), f"{start - sink} candidates for {num_used} kept entries, and nobody chose"
             kept = torch.arange(sink, sink + num_used, device=device).expand(self.kept_index.shape[1], -1)
         kept = kept[:, :num_used]
         index = torch.cat([torch.arange(min(num_prompt_tokens, sink)), torch.arange(start, max(start, num_prompt_tokens))]).to(device)

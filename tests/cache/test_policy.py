@@ -1,0 +1,146 @@
+"""What the policies are made of, what they refuse, and how long an answer they admit."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.layout import SlotLayout
+from cache.policy import CachePolicy, PolicyName, PolicyOptions, WindowScorer, full, snapkv, snapstream, streaming_llm
+from tests.cache.simulation import SimulatedSlot
+
+SCORER = WindowScorer(observation_window=2)
+POLICIES = {
+    "full": full(12),
+    "streaming-llm": streaming_llm(2, 5),
+    "snapkv": snapkv(max_new_tokens=4, num_kept=3, scorer=SCORER),
+    "snapstream": snapstream(2, 5, 3, SCORER),
+    "snapstream, kept lent": snapstream(2, 5, 3, SCORER, lend_kept=True),
+}
+
+
+def sizes(policy: CachePolicy) -> tuple[int, int, int, int]:
+    layout = policy.layout
+    return layout.num_sink, layout.num_recent, layout.num_kept, policy.prompt_window
+
+
+def simulate(policy: CachePolicy, num_prompt_tokens: int) -> SimulatedSlot:
+    return SimulatedSlot(policy.layout, policy.prompt_window, num_prompt_tokens, policy.lend_kept)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (PolicyOptions(), (4, 1022, 1022, 1022)),
+        (PolicyOptions(slot_capacity=1024), (4, 510, 510, 510)),
+        (PolicyOptions(slot_capacity=1025), (4, 511, 510, 511)),
+        (PolicyOptions(slot_capacity=1024, num_recent=256), (4, 256, 764, 256)),
+        (PolicyOptions(slot_capacity=1024, num_kept=256), (4, 764, 256, 764)),
+        (PolicyOptions(num_sink=1, num_recent=40, num_kept=0), (1, 40, 0, 40)),
+        (PolicyOptions(PolicyName.FULL), (0, 8192, 0, 8192)),
+        (PolicyOptions(PolicyName.STREAMING_LLM, slot_capacity=512), (4, 508, 0, 508)),
+        (PolicyOptions(PolicyName.STREAMING_LLM, num_sink=0, num_recent=100), (0, 100, 0, 100)),
+        (PolicyOptions(PolicyName.SNAPKV), (0, 1024, 1024, 32)),
+        (PolicyOptions(PolicyName.SNAPKV, num_recent=100, num_kept=50), (0, 100, 50, 32)),
+    ],
+)
+def test_sizes_left_out_follow_from_the_others(options: PolicyOptions, expected: tuple[int, int, int, int]) -> None:
+    policy = options.resolve(max_model_len=8192)
+    assert policy.name is options.name
+    assert sizes(policy) == expected
+
+
+def test_a_slot_is_no_larger_than_the_longest_sequence_unless_asked() -> None:
+    assert PolicyOptions().resolve(max_model_len=500).layout.capacity == 500
+    assert PolicyOptions(slot_capacity=700).resolve(max_model_len=500).layout.capacity == 700
+
+
+@pytest.mark.parametrize("name", list(PolicyName))
+def test_only_rings_that_are_made_for_it_evict(name: PolicyName) -> None:
+    policy = PolicyOptions(name).resolve(max_model_len=8192)
+    assert policy.evicts == (name in {PolicyName.STREAMING_LLM, PolicyName.SNAPSTREAM})
+    assert (policy.scorer is not None) == (name in {PolicyName.SNAPKV, PolicyName.SNAPSTREAM})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (PolicyOptions(PolicyName.FULL, slot_capacity=64), "slot_capacity is not an option of policy full"),
+        (PolicyOptions(PolicyName.STREAMING_LLM, num_kept=8), "num_kept is not an option of policy streaming-llm"),
+        (PolicyOptions(PolicyName.SNAPKV, num_sink=8), "num_sink is not an option of policy snapkv"),
+        (PolicyOptions(PolicyName.SNAPKV, lend_kept=True), "lend_kept is not an option of policy snapkv"),
+        (PolicyOptions(slot_capacity=100, num_sink=4, num_recent=50, num_kept=50), "slot_capacity is 100, but .* = 104"),
+        (PolicyOptions(slot_capacity=40, num_recent=50), "num_kept -14"),
+        (PolicyOptions(slot_capacity=40, num_kept=36), "num_recent 0"),
+        (PolicyOptions(slot_capacity=0), "too small"),
+        (PolicyOptions(num_sink=-1), "num_sink -1"),
+        (PolicyOptions(slot_capacity=66), "observation_window must be at most the prompt window of 31, got 32"),
+        (PolicyOptions(PolicyName.SNAPKV, num_recent=32), "num_recent above its observation_window of 32, got 32"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_numbers(options: PolicyOptions, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        options.resolve(max_model_len=8192)
+
+
+@pytest.mark.parametrize("prompt_window", [0, 5])
+def test_the_prompt_window_lies_within_the_ring(prompt_window: int) -> None:
+    with pytest.raises(ValueError, match=f"from 1 to num_recent = 4, got {prompt_window}"):
+        CachePolicy(PolicyName.STREAMING_LLM, SlotLayout(1, 4, 0), prompt_window, None, evicts=True)
+
+
+def test_kept_entries_need_a_scorer() -> None:
+    with pytest.raises(ValueError, match="num_kept = 2 needs a scorer"):
+        CachePolicy(PolicyName.SNAPSTREAM, SlotLayout(1, 4, 2), 4, None, evicts=True)
+
+
+@pytest.mark.parametrize("pooling_size", [0, 4, -3])
+def test_a_pooling_window_has_a_centre(pooling_size: int) -> None:
+    with pytest.raises(ValueError, match=f"got {pooling_size}"):
+        WindowScorer(pooling_size=pooling_size)
+
+
+def test_someone_observes() -> None:
+    with pytest.raises(ValueError, match="observation_window must be at least 1, got 0"):
+        WindowScorer(observation_window=0)
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_the_longest_direct_prompt_is_the_longest_of_which_nothing_is_lost(policy: CachePolicy) -> None:
+    assert simulate(policy, policy.max_direct_tokens).is_exact
+    assert not simulate(policy, policy.max_direct_tokens + 1).is_exact
+
+
+@pytest.mark.parametrize("name", ["full", "snapkv"])
+@pytest.mark.parametrize("num_prompt_tokens", range(1, 13))
+def test_a_policy_that_does_not_evict_admits_as_many_tokens_as_its_ring_takes(name: str, num_prompt_tokens: int) -> None:
+    policy = POLICIES[name]
+    slot = simulate(policy, num_prompt_tokens)
+    num_admitted = policy.max_output_tokens(num_prompt_tokens, max_model_len=1000)
+    for _ in range(num_admitted):
+        slot.write()
+    assert slot.num_overwritten == 0
+    slot.write()
+    assert slot.num_overwritten == 1
+
+
+@given(st.sampled_from(sorted(POLICIES)), st.integers(1, 60), st.integers(1, 40))
+@settings(deadline=None)
+def test_no_policy_admits_more_than_the_longest_sequence(name: str, num_prompt_tokens: int, max_model_len: int) -> None:
+    policy = POLICIES[name]
+    admitted = policy.max_output_tokens(num_prompt_tokens, max_model_len)
+    if policy.evicts:
+        assert num_prompt_tokens + admitted == max_model_len
+    else:
+        assert num_prompt_tokens + admitted <= max_model_len
+
+
+def test_snapkv_admits_what_it_was_made_for() -> None:
+    policy = POLICIES["snapkv"]
+    assert [policy.max_output_tokens(num_prompt_tokens, 1000) for num_prompt_tokens in (1, 2, 3, 500, 998)] == [5, 4, 4, 4, 2]
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("num_prompt_tokens", [1, 7, 40])
+def test_a_policy_places_prompts_by_its_own_window(policy: CachePolicy, num_prompt_tokens: int) -> None:
+    placement, slot = policy.place(num_prompt_tokens), simulate(policy, num_prompt_tokens)
+    assert (placement.ring_size, placement.num_kept_used) == (slot.ring_size, len(slot.kept))

@@ -1,0 +1,240 @@
+"""The tensor half of the slot arithmetic against the integer half and the simulated slot, and the planes against plain loops."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cache.layout import SlotLayout, SlotPlacement
+from cache.slots import PlaneSpec, SlotCache, decode_entries, direct_entries, direct_index, live_mask
+from tests.cache.simulation import Case, cases, layouts
+
+NUM_KV_HEADS = 2
+PLANES = (PlaneSpec("key", 3, torch.float32), PlaneSpec("value", 2, torch.float64))
+
+
+def place(case: Case) -> SlotPlacement:
+    return case.layout.place(case.num_prompt_tokens, case.prompt_window, lend_kept=case.lend_kept)
+
+
+def lengths(placements: Sequence[SlotPlacement]) -> tuple[Tensor, Tensor]:
+    """Return window starts and ring sizes, [row]."""
+    return torch.tensor([p.window_start for p in placements]), torch.tensor([p.ring_size for p in placements])
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[Case]:
+    """Prompts of different lengths in slots of one layout."""
+    layout = draw(layouts())
+    return draw(st.lists(cases(layout), min_size=1, max_size=4))
+
+
+@given(batches())
+@settings(deadline=None)
+def test_decode_entries_and_live_mask_of_whole_lives(batch: list[Case]) -> None:
+    layout, slots, placements = batch[0].layout, [case.simulate() for case in batch], [place(case) for case in batch]
+    starts, ring_sizes = lengths(placements)
+    for _ in range(batch[0].num_steps):
+        num_tokens = torch.tensor([slot.num_written for slot in slots])
+        mask = live_mask(layout, num_tokens, starts, ring_sizes)
+        assert mask.tolist() == [[token is not None for token in slot.entries] for slot in slots]
+        assert mask.sum(1).tolist() == [p.num_live(slot.num_written) for p, slot in zip(placements, slots, strict=True)]
+        entries = decode_entries(layout, num_tokens, ring_sizes)
+        assert entries.tolist() == [p.entry(slot.num_written) for p, slot in zip(placements, slots, strict=True)]
+        assert entries.tolist() == [slot.write() for slot in slots]
+
+
+@given(batches(), st.integers(0, 40))
+@settings(deadline=None)
+def test_direct_entries_and_direct_index_of_every_chunk(batch: list[Case], num_read: int) -> None:
+    batch = [case for case in batch if case.fits]
+    assume(batch)
+    layout, placements = batch[0].layout, [place(case) for case in batch]
+    starts, ring_sizes = lengths(placements)
+    num_tokens = torch.tensor([min(num_read, case.num_prompt_tokens) for case in batch])
+    held = [
+        [t if t is not None and t < read else -1 for t in case.simulate().entries] for case, read in zip(batch, num_tokens, strict=True)
+    ]
+    assert direct_index(layout, num_tokens, starts, ring_sizes).tolist() == held
+    for row, case in enumerate(batch):
+        index = torch.arange(case.num_prompt_tokens)[None]
+        entries = direct_entries(layout, index, starts[row, None, None], ring_sizes[row, None, None])
+        assert entries.tolist() == [[placements[row].direct_entry(token) for token in range(case.num_prompt_tokens)]]
+        assert [case.simulate().entries[entry] for entry in entries[0]] == list(range(case.num_prompt_tokens))
+
+
+@pytest.mark.parametrize("window_start", [0, 2])
+def test_an_idle_row_has_no_live_entry(window_start: int) -> None:
+    layout = SlotLayout(2, 4, 3)
+    arguments = torch.tensor([0]), torch.tensor([window_start]), torch.tensor([4])
+    assert not live_mask(layout, *arguments).any()
+    assert direct_index(layout, *arguments).eq(-1).all()
+
+
+def test_one_static_graph_serves_every_length() -> None:
+    """Compiled whole, and compiled once for whatever lengths the rows have."""
+    layout, graphs = SlotLayout(2, 4, 3), list[torch.fx.GraphModule]()
+    cache = SlotCache(layout, 3, NUM_KV_HEADS, PLANES, "cpu")
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend, fullgraph=True, dynamic=False)
+    def step(slots: Tensor, num_tokens: Tensor, starts: Tensor, ring_sizes: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        cache.write(slots, decode_entries(layout, num_tokens[:, None], ring_sizes[:, None]), (key, value))
+        direct = direct_entries(layout, num_tokens[:, None], starts[:, None], ring_sizes[:, None])
+        index = direct_index(layout, num_tokens, starts, ring_sizes)
+        return direct, index, live_mask(layout, num_tokens + 1, starts, ring_sizes), cache.planes[0][:, :, : layout.capacity].sum()
+
+    for num_prompt_tokens in (1, 6, 7, 9, 30):
+        starts, ring_sizes = lengths([layout.place(num_prompt_tokens + row, 4) for row in range(3)])
+        num_tokens = num_prompt_tokens + torch.arange(3)
+        outputs = step(
+            torch.arange(3), num_tokens, starts, ring_sizes, *(torch.ones(3, NUM_KV_HEADS, 1, p.width, dtype=p.dtype) for p in PLANES)
+        )
+        assert outputs[2].tolist() == live_mask(layout, num_tokens + 1, starts, ring_sizes).tolist()
+    assert len(graphs) == 1
+
+
+def sources(length: int, num_valid: int, seed: int) -> list[Tensor]:
+    """Return what a prompt's scratch holds, NaN where nothing was written."""
+    generator = torch.Generator().manual_seed(seed)
+    planes = [torch.randn(NUM_KV_HEADS, length, plane.width, dtype=plane.dtype, generator=generator) for plane in PLANES]
+    for plane in planes:
+        plane[:, num_valid:] = torch.nan
+    return planes
+
+
+def filled_cache(layout: SlotLayout, num_slots: int) -> SlotCache:
+    """Return a cache whose every entry, the spare ones too, has a value of its own."""
+    cache = SlotCache(layout, num_slots, NUM_KV_HEADS, PLANES, "cpu")
+    for plane in cache.planes:
+        plane.copy_(-1 - torch.arange(plane.numel(), dtype=plane.dtype).view(plane.shape))
+    return cache
+
+
+def snapshot(cache: SlotCache) -> list[Tensor]:
+    return [plane.clone() for plane in cache.planes]
+
+
+def check_slot(
+    cache: SlotCache, slot: int, before: Sequence[Tensor], tokens: Sequence[Sequence[int | None]], values: Sequence[Tensor]
+) -> None:
+    """`tokens[kv_head][entry]` is what a slot must hold; the rest of it, the spare entry too, must be as before."""
+    for plane, old, value in zip(cache.planes, before, values, strict=True):
+        for head in range(NUM_KV_HEADS):
+            for entry, token in enumerate([*tokens[head], None]):
+                expected = old[slot, head, entry] if token is None else value[head, token]
+                assert plane[slot, head, entry].tolist() == expected.tolist()
+
+
+@given(cases(), st.data())
+@settings(deadline=None)
+def test_packing_and_decoding_fill_a_slot_as_simulated(case: Case, data: st.DataObject) -> None:
+    layout, candidates = case.layout, case.simulate().candidates
+    num_kept = min(len(candidates), layout.num_kept)
+    kept = [sorted(data.draw(st.permutations(candidates))[:num_kept]) for _ in range(NUM_KV_HEADS)]
+    slots = [case.simulate(kept[head]) for head in range(NUM_KV_HEADS)]
+    values = sources(case.num_prompt_tokens + case.num_steps, case.num_prompt_tokens, seed=0)
+    cache = filled_cache(layout, num_slots=3)
+    before = snapshot(cache)
+    placement = place(case)
+    cache.pack(1, values, placement, case.num_prompt_tokens, torch.tensor(kept, dtype=torch.int64).view(NUM_KV_HEADS, num_kept))
+    assert cache.kept_index[1, :, :num_kept].tolist() == kept
+    check_slot(cache, 1, before, [slot.entries for slot in slots], values)
+    answer = sources(case.num_prompt_tokens + case.num_steps, case.num_prompt_tokens + case.num_steps, seed=1)
+    for value, decoded in zip(values, answer, strict=True):
+        value[:, case.num_prompt_tokens :] = decoded[:, case.num_prompt_tokens :]
+    for index in range(case.num_prompt_tokens, case.num_prompt_tokens + case.num_steps):
+        entries = decode_entries(layout, torch.tensor([[index]]), placement.ring_size)
+        cache.write(torch.tensor([1]), entries, [value[None, :, index : index + 1] for value in values])
+        for slot in slots:
+            slot.write()
+    check_slot(cache, 1, before, [slot.entries for slot in slots], values)
+    nothing: list[list[int | None]] = [[None] * layout.capacity] * NUM_KV_HEADS
+    for other in (0, 2):
+        check_slot(cache, other, before, nothing, values)
+
+
+@given(cases(), st.integers(1, 7))
+@settings(deadline=None)
+def test_a_prompt_that_fits_is_the_same_read_in_chunks_or_packed(case: Case, chunk: int) -> None:
+    assume(case.fits)
+    layout, placement, length = case.layout, place(case), case.num_prompt_tokens
+    values = sources(length, length, seed=0)
+    direct, packed = filled_cache(layout, 2), filled_cache(layout, 2)
+    starts, ring_sizes = (lengths_of[:, None] for lengths_of in lengths([placement]))
+    for start in range(0, length, chunk):
+        index = torch.arange(start, start + chunk)[None]
+        entries = torch.where(index < length, direct_entries(layout, index, starts, ring_sizes), direct.spare_entry)
+        padded = [
+            torch.nn.functional.pad(value[:, start : start + chunk], (0, 0, 0, max(start + chunk - length, 0)), value=torch.nan)
+            for value in values
+        ]
+        direct.write(torch.tensor([1]), entries, [value[None] for value in padded])
+    packed.pack(1, values, placement, length)
+    for one, other in zip(direct.planes, packed.planes, strict=True):
+        assert torch.equal(one[:, :, : layout.capacity], other[:, :, : layout.capacity])
+    candidates = case.simulate().candidates
+    assert packed.kept_index[1, :, : len(candidates)].tolist() == [candidates] * NUM_KV_HEADS
+
+
+def test_a_choice_must_have_been_made_where_one_is_needed() -> None:
+    layout = SlotLayout(1, 2, 2)
+    with pytest.raises(AssertionError, match="3 candidates for 2 kept entries"):
+        filled_cache(layout, 1).pack(0, sources(6, 6, seed=0), layout.place(6, 2), 6)
+
+
+def test_packing_without_kept_entries_needs_no_choice() -> None:
+    layout, values = SlotLayout(1, 2, 0), sources(6, 6, seed=0)
+    cache = filled_cache(layout, 1)
+    cache.pack(0, values, layout.place(6, 2), 6)
+    check_slot(cache, 0, snapshot(cache), [[0, 5, 4]] * NUM_KV_HEADS, values)
+
+
+def test_idle_rows_and_padding_change_only_spare_entries() -> None:
+    cache = filled_cache(SlotLayout(1, 3, 1), num_slots=4)
+    before = snapshot(cache)
+    slots, spare = torch.tensor([2, 0, 0]), cache.spare_entry
+    entries = torch.tensor([[3, spare, spare], [0, 1, spare], [spare, spare, spare]])
+    values = [torch.full((3, NUM_KV_HEADS, 3, plane.width), torch.nan, dtype=plane.dtype) for plane in PLANES]
+    written = [(0, 0), (1, 0), (1, 1)]  # row, token
+    for number, value in enumerate(values, start=1):
+        for row, token in written:
+            value[row, :, token] = 100 * number + 10 * row + token
+    cache.write(slots, entries, values)
+    for plane, old, value in zip(cache.planes, before, values, strict=True):
+        expected = old.clone()
+        for row, token in written:
+            expected[slots[row], :, entries[row, token]] = value[row, :, token]
+        assert torch.equal(plane[:, :, :spare], expected[:, :, :spare])
+        assert plane[:, :, spare].isnan().flatten(1).all(1).tolist() == [True, False, True, False]
+
+
+def test_copies_are_equal_and_apart() -> None:
+    layout = SlotLayout(1, 2, 2)
+    cache = filled_cache(layout, num_slots=4)
+    before = snapshot(cache)
+    cache.pack(2, sources(9, 9, seed=0), layout.place(9, 2), 9, torch.tensor([[1, 4], [2, 6]]))
+    packed = snapshot(cache)
+    cache.copy(2, (0, 3))
+    cache.write(
+        torch.tensor([2]), torch.tensor([[0]]), [torch.zeros(1, NUM_KV_HEADS, 1, plane.width, dtype=plane.dtype) for plane in PLANES]
+    )
+    for plane, old, full in zip(cache.planes, before, packed, strict=True):
+        assert torch.equal(plane[0], full[2])
+        assert torch.equal(plane[3], full[2])
+        assert torch.equal(plane[1], old[1])
+        assert plane[2, :, 0].eq(0).all()
+    assert cache.kept_index.tolist() == [[[1, 4], [2, 6]], [[0, 0], [0, 0]], [[1, 4], [2, 6]], [[1, 4], [2, 6]]]
+
+
+def test_the_memory_of_a_cache_is_that_of_its_entries() -> None:
+    cache = SlotCache(SlotLayout(1, 2, 3), 5, NUM_KV_HEADS, PLANES, "cpu")
+    per_entry = 3 * 4 + 2 * 8
+    assert cache.num_bytes == 5 * NUM_KV_HEADS * (7 * per_entry + 3 * 8)
+    assert all(plane.eq(0).all() for plane in cache.planes)

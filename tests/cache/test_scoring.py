@@ -1,0 +1,224 @@
+"""The window scorer against loops over Python numbers, and against torch's own attention."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from operator import mul
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from cache.policy import HeadReduction, Pooling, SoftmaxDomain, WindowScorer
+from cache.scoring import select, window_votes
+
+WIDTH, SCALE = 4, 0.7
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt's queries [head, token, width] and keys [kv_head, token, width], and the borders of its candidates."""
+
+    query: Tensor
+    key: Tensor
+    num_sink: int
+    window_start: int
+
+    @property
+    def length(self) -> int:
+        return self.key.shape[1]
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> Prompt:
+    num_kv_heads, group, length = draw(st.integers(1, 2)), draw(st.integers(1, 3)), draw(st.integers(1, 24))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    query = 2 * torch.randn(num_kv_heads * group, length, WIDTH, generator=generator)
+    key = 2 * torch.randn(num_kv_heads, length, WIDTH, generator=generator)
+    num_sink = draw(st.integers(0, 3))
+    return Prompt(query, key, num_sink, draw(st.integers(num_sink, max(num_sink, length))))
+
+
+def votes_of(
+    scorer: WindowScorer,
+    prompt: Prompt,
+    softcap: float | None = None,
+    *,
+    index: Tensor | None = None,
+    window_start: Tensor | None = None,
+    length: Tensor | int | None = None,
+) -> Tensor:
+    """Return the votes of a prompt that is read in one piece, or of the chunk that its queries at `index` are."""
+    return window_votes(
+        scorer,
+        prompt.query,
+        prompt.key,
+        torch.arange(prompt.length) if index is None else index,
+        scale=SCALE,
+        num_sink=prompt.num_sink,
+        window_start=prompt.window_start if window_start is None else window_start,
+        num_prompt_tokens=prompt.length if length is None else length,
+        softcap=softcap,
+    )
+
+
+def plain_softmax(logits: Sequence[float]) -> list[float]:
+    exponentials = [math.exp(logit - max(logits)) for logit in logits]
+    return [exponential / sum(exponentials) for exponential in exponentials]
+
+
+def plain_votes(scorer: WindowScorer, prompt: Prompt, softcap: float | None) -> list[list[float]]:
+    query, key = prompt.query.double().tolist(), prompt.key.double().tolist()
+    group = len(query) // len(key)
+    votes = [[0.0] * prompt.length for _ in query]
+    for head, token in itertools.product(range(len(query)), range(prompt.length)[-scorer.observation_window :]):
+        seen = list(range(token + 1))
+        if scorer.softmax_domain is SoftmaxDomain.CANDIDATES:
+            seen = [index for index in seen if prompt.num_sink <= index < prompt.window_start]
+        if not seen:
+            continue
+        logits = [SCALE * sum(map(mul, query[head][token], key[head // group][index])) for index in seen]
+        if softcap is not None:
+            logits = [softcap * math.tanh(logit / softcap) for logit in logits]
+        for index, weight in zip(seen, plain_softmax(logits), strict=True):
+            votes[head][index] += weight
+    return votes
+
+
+@given(prompts(), st.sampled_from(SoftmaxDomain), st.integers(1, 8), st.none() | st.just(1.5))
+@settings(deadline=None)
+def test_votes_equal_plain_loops(prompt: Prompt, domain: SoftmaxDomain, observation_window: int, softcap: float | None) -> None:
+    scorer = WindowScorer(observation_window, domain)
+    votes = votes_of(scorer, prompt, softcap)
+    assert votes.dtype == torch.float32
+    torch.testing.assert_close(
+        votes.double(), torch.tensor(plain_votes(scorer, prompt, softcap), dtype=torch.float64), rtol=1e-5, atol=1e-5
+    )
+
+
+@given(prompts())
+@settings(deadline=None)
+def test_votes_over_all_keys_are_the_weights_of_torchs_attention(prompt: Prompt) -> None:
+    group = prompt.query.shape[0] // prompt.key.shape[0]
+    identity = torch.eye(prompt.length).expand(prompt.query.shape[0], -1, -1)
+    key = prompt.key.repeat_interleave(group, 0)
+    weights = functional.scaled_dot_product_attention(prompt.query[None], key[None], identity[None], is_causal=True, scale=SCALE)[0]
+    votes = votes_of(WindowScorer(3, SoftmaxDomain.ALL), prompt)
+    torch.testing.assert_close(votes, weights[:, -3:].sum(1), rtol=1e-5, atol=1e-5)
+
+
+@given(prompts(), st.sampled_from(SoftmaxDomain), st.integers(1, 8), st.integers(1, 9), st.integers(0, 3), st.booleans())
+@settings(deadline=None)
+def test_votes_of_chunks_add_up_whatever_the_padding_and_the_unread_keys_hold(
+    prompt: Prompt, domain: SoftmaxDomain, observation_window: int, chunk: int, num_padding: int, padding_is_negative: bool
+) -> None:
+    """A chunk's places are filled up with NaN, the scratch beyond the chunk is NaN, and it is longer than the prompt."""
+    scorer, total = WindowScorer(observation_window, domain), torch.zeros(prompt.query.shape[0], prompt.length + 5)
+    prompt = replace(prompt, window_start=max(prompt.num_sink, min(prompt.window_start, prompt.length - observation_window)))
+    for start in range(0, prompt.length, chunk):
+        end = min(start + chunk, prompt.length)
+        places = chunk + num_padding
+        query = torch.full((prompt.query.shape[0], places, WIDTH), torch.nan)
+        query[:, : end - start] = prompt.query[:, start:end]
+        index = torch.arange(start, start + places)
+        index = torch.where(index < end, index, -1 if padding_is_negative or end < prompt.length else index)
+        scratch = torch.full((prompt.key.shape[0], prompt.length + 5, WIDTH), torch.nan)
+        scratch[:, :end] = prompt.key[:, :end]
+        total += votes_of(scorer, replace(prompt, query=query, key=scratch), index=index, length=prompt.length)
+    torch.testing.assert_close(total[:, : prompt.length], votes_of(scorer, prompt), rtol=1e-5, atol=1e-5)
+    assert total[:, prompt.length :].eq(0).all()
+
+
+def test_candidates_only_means_that_other_keys_change_nothing() -> None:
+    generator = torch.Generator().manual_seed(0)
+    prompt = Prompt(torch.randn(4, 20, WIDTH, generator=generator), torch.randn(2, 20, WIDTH, generator=generator), 2, 12)
+    spoiled = replace(prompt, key=prompt.key.clone())
+    spoiled.key[:, :2] = torch.nan
+    spoiled.key[:, 12:] = torch.nan
+    scorer = WindowScorer(4, SoftmaxDomain.CANDIDATES)
+    assert torch.equal(votes_of(scorer, spoiled), votes_of(scorer, prompt))
+
+
+def test_one_static_graph_serves_every_prompt() -> None:
+    graphs = list[torch.fx.GraphModule]()
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend, fullgraph=True, dynamic=False)
+    def votes(query: Tensor, key: Tensor, index: Tensor, window_start: Tensor, num_prompt_tokens: Tensor) -> Tensor:
+        return votes_of(WindowScorer(3), Prompt(query, key, 1, 1), index=index, window_start=window_start, length=num_prompt_tokens)
+
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(4, 20, WIDTH, generator=generator), torch.randn(2, 20, WIDTH, generator=generator)
+    for length in (20, 11, 5):
+        index = torch.where(torch.arange(20) < length, torch.arange(20), -1)
+        counted = votes(query, key, index, torch.tensor(length - 4), torch.tensor(length))
+        prompt = Prompt(query[:, :length], key[:, :length], 1, length - 4)
+        torch.testing.assert_close(counted[:, :length], votes_of(WindowScorer(3), prompt))
+    assert len(graphs) == 1
+
+
+def plain_select(
+    scorer: WindowScorer, votes: Sequence[Sequence[int]], num_kv_heads: int, candidates: range, num_kept: int
+) -> list[list[int]]:
+    def pool(of_head: Sequence[int], index: int) -> Fraction:
+        reach = scorer.pooling_size // 2
+        near = [of_head[other] for other in candidates if abs(other - index) <= reach]
+        return Fraction(sum(near), len(near)) if scorer.pooling is Pooling.AVERAGE else Fraction(max(near))
+
+    def score(group: Sequence[Sequence[int]], index: int) -> Fraction:
+        pooled = [pool(of_head, index) for of_head in group]
+        return sum(pooled, Fraction()) / len(pooled) if scorer.head_reduction is HeadReduction.MEAN else max(pooled)
+
+    size = len(votes) // num_kv_heads
+    groups = [votes[head * size : (head + 1) * size] for head in range(num_kv_heads)]
+    ranked = [sorted(candidates, key=lambda index: (-score(group, index), index)) for group in groups]
+    return [sorted(best[:num_kept]) for best in ranked]
+
+
+@pytest.mark.parametrize("reduction", HeadReduction)
+@pytest.mark.parametrize("pooling", Pooling)
+@given(data=st.data())
+@settings(deadline=None)
+def test_selection_equals_plain_loops_ties_included(pooling: Pooling, reduction: HeadReduction, data: st.DataObject) -> None:
+    """Few different votes, so that many are equal, and all of them multiples of what they are divided by, so that equal stays equal."""
+    scorer = WindowScorer(pooling=pooling, pooling_size=data.draw(st.sampled_from([1, 3, 5, 7])), head_reduction=reduction)
+    num_kv_heads, group, num_keys = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 20))
+    num_sink = data.draw(st.integers(0, min(3, num_keys)))
+    window_start, num_kept = data.draw(st.integers(num_sink, num_keys)), data.draw(st.integers(0, 6))
+    row = st.lists(st.integers(0, 4).map(lambda vote: vote * math.lcm(*range(1, 8)) * 6), min_size=num_keys, max_size=num_keys)
+    votes = data.draw(st.lists(row, min_size=num_kv_heads * group, max_size=num_kv_heads * group))
+    kept = select(scorer, torch.tensor(votes, dtype=torch.float32), num_kv_heads, num_sink, window_start, num_kept)
+    assert kept.dtype == torch.int64
+    assert kept.shape == (num_kv_heads, min(window_start - num_sink, num_kept))
+    assert kept.tolist() == plain_select(scorer, votes, num_kv_heads, range(num_sink, window_start), num_kept)
+
+
+def test_pooling_sees_nothing_beyond_the_candidates() -> None:
+    votes = torch.tensor([[torch.nan, 9.0, 1.0, 1.0, 1.0, 9.0, torch.nan]])
+    for pooling in Pooling:
+        scorer = WindowScorer(pooling=pooling, pooling_size=5)
+        assert select(scorer, votes, 1, 2, 5, 1).tolist() == [[2]]
+        assert select(scorer, votes, 1, 1, 5, 1).tolist() == [[1]]
+
+
+def test_the_scorers_options_choose_differently() -> None:
+    """One prompt on which every option matters, with the choice worked out by hand."""
+    votes = torch.tensor([[12.0, 0, 0, 0, 6, 6, 6, 0], [0, 0, 10, 0, 6, 6, 6, 0]])
+
+    def best(pooling: Pooling, pooling_size: int, reduction: HeadReduction) -> list[int]:
+        scorer = WindowScorer(pooling=pooling, pooling_size=pooling_size, head_reduction=reduction)
+        return select(scorer, votes, 1, 0, 8, 1)[0].tolist()
+
+    assert best(Pooling.AVERAGE, 1, HeadReduction.MEAN) == [0]  # 6 before the equal 4, 5 and 6
+    assert best(Pooling.AVERAGE, 3, HeadReduction.MEAN) == [5]  # three sixes are 6, the border's 12 and 0 are 6 in one head only
+    assert best(Pooling.MAXIMUM, 3, HeadReduction.MEAN) == [1]  # sees the 12 of one head and the 10 of the other
+    assert best(Pooling.MAXIMUM, 3, HeadReduction.MAXIMUM) == [0]
+    assert best(Pooling.AVERAGE, 3, HeadReduction.MAXIMUM) == [0]

@@ -13,7 +13,8 @@ class FinishReason(enum.Enum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"  # the client went away, or the server ends
-    REJECTED = "rejected"  # never admitted: too long, or no place in the queue
+    REJECTED = "rejected"  # it can never be served: too long, or it asks for what the backend lacks
+    QUEUE_FULL = "queue_full"  # no place in the waiting queue just now
     QUEUE_TIMEOUT = "queue_timeout"  # its deadline for being admitted passed
     TIMEOUT = "timeout"  # its total deadline passed
     ERROR = "error"  # a step or the engine failed
@@ -47,6 +48,16 @@ class Add:
     timeout: float | None = None
     num_prompt_logprobs: int | None = None  # None: not asked
 
+    @property
+    def queue_deadline(self) -> float | None:
+        """When it must have been admitted, by the engine's clock."""
+        return None if self.queue_timeout is None else self.arrival_time + self.queue_timeout
+
+    @property
+    def deadline(self) -> float | None:
+        """When it must have ended, by the engine's clock."""
+        return None if self.timeout is None else self.arrival_time + self.timeout
+
 
 @dataclass(frozen=True, slots=True)
 class Finish:
@@ -64,7 +75,12 @@ class Abort:
     request_id: str
 
 
-EngineInput: TypeAlias = Add | Finish | Abort
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """The engine ends: every open choice gets a final output, then the loop returns."""
+
+
+EngineInput: TypeAlias = Add | Finish | Abort | Shutdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +116,9 @@ class Final:
     reason: FinishReason
     timing: Timing
     num_prompt_tokens: int
-    num_output_tokens: int
+    num_output_tokens: int  # with the stop token, which is not among any output's `tokens`
     num_discarded_tokens: int = 0  # made by the device beyond the end, never counted in usage
-    cache: CacheUse | None = None  # None for what never had a slot
+    cache: CacheUse | None = None  # None when no slot ever held the whole prompt
     stop_token_id: int | None = None
     message: str | None = None  # for the reasons that are errors: what was wrong, with the numbers
 

@@ -1,0 +1,59 @@
+"""Which requests a backend can never serve, whatever is free, and the sentence that says why."""
+
+from backends.interface import BackendSpec, Feature
+from scheduler.messages import Add
+
+
+def refusal(add: Add, spec: BackendSpec) -> str | None:
+    """Return why this request cannot be served, with the numbers, or None when it can."""
+    return _feature_refusal(add, spec) or _token_refusal(add, spec) or _length_refusal(add, spec)
+
+
+def needs_scratch(add: Add, spec: BackendSpec) -> bool:
+    """Whether the prompt is read in a scratch: it loses something in a slot, or it gets none because it is only scored."""
+    return add.stop.max_tokens == 0 or len(add.prompt_token_ids) > spec.pools[0].max_direct_tokens
+
+
+def _feature_refusal(add: Add, spec: BackendSpec) -> str | None:
+    needed = set(add.sampling.required_features())
+    if add.stop.min_tokens > 0 and add.stop.stop_token_ids:
+        needed.add(Feature.BANNED_TOKENS)
+    if add.num_prompt_logprobs is not None:
+        needed.add(Feature.PROMPT_LOGPROBS)
+    lacking = sorted(feature.value for feature in needed - spec.features)
+    return f"the backend does not support {', '.join(lacking)}" if lacking else None
+
+
+def _token_refusal(add: Add, spec: BackendSpec) -> str | None:
+    if not add.prompt_token_ids:
+        return "the prompt has no tokens"
+    biased = (token_id for token_id, _ in add.sampling.logit_bias)
+    for token_id in (min(add.prompt_token_ids), max(add.prompt_token_ids), *add.stop.stop_token_ids, *biased):
+        if not 0 <= token_id < spec.vocab_size:
+            return f"token id {token_id} is outside the vocabulary of {spec.vocab_size} tokens"
+    return None
+
+
+def _length_refusal(add: Add, spec: BackendSpec) -> str | None:
+    num_prompt, max_tokens = len(add.prompt_token_ids), add.stop.max_tokens
+    if num_prompt + max_tokens > spec.max_model_len:
+        return (
+            f"the prompt has {num_prompt} tokens and up to {max_tokens} are asked for, {num_prompt + max_tokens} in all, "
+            f"but a sequence may have at most {spec.max_model_len}"
+        )
+    policy = spec.pools[0].policy
+    limit = policy.max_output_tokens(num_prompt, spec.max_model_len)
+    if max_tokens > limit:
+        return f"up to {max_tokens} tokens are asked for, but policy {policy.name} admits at most {limit} after {num_prompt} prompt tokens"
+    if needs_scratch(add, spec):
+        return _scratch_refusal(num_prompt, spec)
+    return None
+
+
+def _scratch_refusal(num_prompt: int, spec: BackendSpec) -> str | None:
+    scratch = spec.scratch
+    if scratch.num_scratch == 0:
+        return f"a prompt of {num_prompt} tokens that is longer than a slot, or only scored, is read in a scratch, of which there are 0"
+    if num_prompt > scratch.max_tokens:
+        return f"the prompt has {num_prompt} tokens, but the scratch it is read in holds at most {scratch.max_tokens}"
+    return None

@@ -1,0 +1,29 @@
+"""What an operator may choose about scheduling."""
+
+import math
+from dataclasses import dataclass
+
+from scheduler.waiting import QueueOrder
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """`max_num_waiting` counts sequences (choices) beyond those for which a slot is free.
+
+    `max_inter_token_latency` bounds, in seconds, the time between two tokens of a live sequence while prompts are being read: between two
+    decode steps, as many and as large chunks are read as are expected to fit. One step of the cheapest shape is run whatever it takes, so
+    that reading never stops either.
+    """
+
+    order: QueueOrder = QueueOrder.FCFS
+    max_num_waiting: int = 256
+    max_inter_token_latency: float = 0.2
+    max_decode_steps: int = 4  # steps of one decode launch, when nothing waits
+
+    def __post_init__(self) -> None:
+        if self.max_num_waiting < 0:
+            raise ValueError(f"max_num_waiting must be at least 0, got {self.max_num_waiting}")
+        if math.isnan(self.max_inter_token_latency) or self.max_inter_token_latency < 0:
+            raise ValueError(f"max_inter_token_latency must be at least 0 seconds, got {self.max_inter_token_latency}")
+        if self.max_decode_steps < 1:
+            raise ValueError(f"max_decode_steps must be at least 1, got {self.max_decode_steps}")

@@ -1,0 +1,129 @@
+"""One sequence on its way from the waiting queue to its end: counters and what follows from them.
+
+A request with several choices is several of these, which share their `Add`. Nothing here knows of queues, batches or the clock.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+from backends.interface import DecodeRow, Draw, SampledToken
+from cache.policy import CachePolicy
+from scheduler.messages import Add, CacheUse, Final, FinishReason, Timing
+
+
+class RequestStatus(enum.IntEnum):
+    """In the order of a sequence's life."""
+
+    WAITING = 0
+    PREFILL = 1
+    DECODE = 2
+    FINISHED = 3
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One choice of an `Add`. Belongs to the engine's thread."""
+
+    add: Add
+    choice: int
+    needs_scratch: bool
+    arrival_order: int
+    status: RequestStatus = RequestStatus.WAITING
+    slot: int | None = None
+    num_computed_tokens: int = 0  # tokens written into the cache, and so the index of the one to be written next
+    num_output_tokens: int = 0
+    num_discarded_tokens: int = 0
+    last_token_id: int = -1
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    admitted_time: float | None = None
+    first_token_time: float | None = None
+    banned_token_ids: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.banned_token_ids = tuple(sorted(self.add.stop.stop_token_ids))
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.add.prompt_token_ids)
+
+    @property
+    def needs_slot(self) -> bool:
+        """False for what is only scored."""
+        return self.add.stop.max_tokens > 0
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status >= RequestStatus.FINISHED
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether the next token may be a stop token."""
+        return self.num_output_tokens >= self.add.stop.min_tokens
+
+    @property
+    def max_decode_steps(self) -> int:
+        """Steps until the sequence's length ends it or the tokens banned from it change."""
+        stop = self.add.stop
+        end = stop.max_tokens if self.may_stop else min(stop.max_tokens, stop.min_tokens)
+        return end - self.num_output_tokens
+
+    def draw(self) -> Draw:
+        """Return the choice of the next token."""
+        return Draw(self.add.sampling, self.choice, self.num_output_tokens, () if self.may_stop else self.banned_token_ids)
+
+    def decode_row(self) -> DecodeRow:
+        """Return the next decode step of this sequence."""
+        assert self.slot is not None
+        return DecodeRow(
+            self.add.request_id, self.slot, self.last_token_id, self.num_computed_tokens, len(self.add.prompt_token_ids), self.draw()
+        )
+
+    def append(self, sampled: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
+        """Take over sampled tokens up to the sequence's end, set `finish_reason` if it is there, and return the answer's new tokens.
+
+        The stop token counts as output, as it does with vLLM, but is not among the tokens returned.
+        """
+        stop = self.add.stop
+        for position, token in enumerate(sampled):
+            is_stop = self.may_stop and token.token_id in stop.stop_token_ids
+            self.num_output_tokens += 1
+            if is_stop or self.num_output_tokens == stop.max_tokens:
+                self.finish_reason = FinishReason.STOP if is_stop else FinishReason.LENGTH
+                self.stop_token_id = token.token_id if is_stop else None
+                self.num_discarded_tokens += len(sampled) - position - 1
+                return sampled[: position if is_stop else position + 1]
+        self.last_token_id = sampled[-1].token_id
+        return sampled
+
+    def cut(self, num_tokens: int) -> None:
+        """End the answer after its first `num_tokens` tokens."""
+        num_kept = min(num_tokens, self.num_output_tokens)
+        self.num_discarded_tokens += self.num_output_tokens - num_kept
+        self.num_output_tokens = num_kept
+
+    def final(self, reason: FinishReason, now: float, policy: CachePolicy, message: str | None = None) -> Final:
+        """Return the account of this sequence, which ends now."""
+        return Final(
+            reason=reason,
+            timing=Timing(self.add.arrival_time, self.admitted_time, self.first_token_time, now),
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_discarded_tokens=self.num_discarded_tokens,
+            cache=self._cache_use(policy),
+            stop_token_id=self.stop_token_id,
+            message=message,
+        )
+
+    def _cache_use(self, policy: CachePolicy) -> CacheUse | None:
+        if self.slot is None or self.num_computed_tokens < self.num_prompt_tokens:
+            return None
+        placement = policy.place(self.num_prompt_tokens)
+        num_live = placement.num_live(self.num_computed_tokens)
+        return CacheUse(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_tokens=self.num_computed_tokens,
+            num_live=num_live,
+            num_evicted=self.num_computed_tokens - num_live,
+            num_ring_wraps=placement.num_ring_wraps(self.num_computed_tokens),
+        )

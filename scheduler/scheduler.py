@@ -1,0 +1,323 @@
+"""Which sequences are admitted, what the next device step is, and what its result means for each of them.
+
+Knows requests, slots and scratches as integers, and time by its clock. Knows no text, no tensor and no device: limits come from the
+`BackendSpec`. Everything it has to tell is gathered and handed out by `take_outputs`, so that whatever happens in between, nothing is lost
+and every sequence ends with exactly one final output.
+
+A sequence is admitted when it gets a slot, and a scratch if it needs one; a slot's size is fixed, so it cannot run out later. The queue's
+order holds within each of its two lines (with scratch and without); across them the one that stands ahead goes first, unless what it needs
+is missing, and then it gets the first slot after its scratch is free.
+"""
+
+import heapq
+import itertools
+from collections import deque
+
+from backends.clock import Clock
+from backends.interface import BackendSpec, Batch, BatchResult, DecodeBatch, PrefillBatch, SampledToken
+from cache.pool import SlotPool
+from scheduler.admission import needs_scratch, refusal
+from scheduler.config import SchedulerConfig
+from scheduler.messages import Abort, Add, EngineOutput, Final, Finish, FinishReason, Timing
+from scheduler.pacing import Pacing
+from scheduler.prefill import Prefill
+from scheduler.request import Request, RequestStatus
+from scheduler.stats import SchedulerStats
+from scheduler.waiting import WaitingQueue
+
+
+class Scheduler:
+    """Used by one thread; one batch is under way at a time, and `update` or `fail` follows each `schedule` that returned one."""
+
+    def __init__(self, spec: BackendSpec, config: SchedulerConfig, clock: Clock) -> None:
+        self._spec = spec
+        self._config = config
+        self._clock = clock
+        self._pool = spec.pools[0]
+        self._slots = SlotPool(self._pool.num_slots)
+        self._scratches = SlotPool(spec.scratch.num_scratch)
+        self._pacing = Pacing(spec.prefill_shapes, config.max_inter_token_latency)
+        self._waiting = WaitingQueue(config.order)
+        self._reading: deque[Prefill] = deque()  # whose turn it is first
+        self._decoding: dict[int, Request] = {}  # by slot
+        self._open: dict[str, dict[int, Request]] = {}  # by request and choice, until the final output
+        self._deadlines: list[tuple[float, str]] = []  # a heap; may name requests that have ended
+        self._in_flight: tuple[Prefill, ...] = ()  # the prompts of the prefill batch under way, row by row
+        self._arrival_order = itertools.count()
+        self._num_discarded_tokens = 0
+        self._outputs: list[EngineOutput] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence has yet to end."""
+        return bool(self._open)
+
+    def add(self, add: Add) -> None:
+        """Queue each choice of a request, or refuse all of them."""
+        assert add.num_choices > 0, add.num_choices
+        assert add.request_id not in self._open, f"request {add.request_id} is there already"
+        message = refusal(add, self._spec)
+        if message is not None:
+            self.refuse(add, FinishReason.REJECTED, message)
+        elif len(self._waiting) + add.num_choices > self._config.max_num_waiting + self._slots.num_free:
+            self.refuse(add, FinishReason.QUEUE_FULL, self._queue_full_message(add))
+        else:
+            self._accept(add)
+
+    def finish(self, finish: Finish) -> None:
+        """End a choice by a stop string. Comes too late, and means nothing, for one that has ended."""
+        request = self._open.get(finish.request_id, {}).get(finish.choice)
+        if request is not None:
+            request.cut(finish.num_tokens)
+            self._end(request, FinishReason.STOP)
+
+    def abort(self, abort: Abort) -> None:
+        """End what is left of a request."""
+        self._end_all(abort.request_id, FinishReason.ABORT)
+
+    def expire(self) -> None:
+        """End what is past its deadline."""
+        now = self._clock.now()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, request_id = heapq.heappop(self._deadlines)
+            for request in list(self._open.get(request_id, {}).values()):
+                self._end_if_overdue(request, now)
+
+    def schedule(self) -> Batch | None:
+        """Admit what can be admitted and return the next step; None when no sequence is left."""
+        self._admit()
+        return self._prefill_batch() or self._decode_batch()
+
+    def update(self, batch: Batch, result: BatchResult) -> None:
+        """Take over what a step brought."""
+        now = self._clock.now()
+        if isinstance(batch, PrefillBatch):
+            self._update_prefill(batch, result, now)
+        else:
+            self._update_decode(batch, result)
+        self._pacing.observe(batch, result.elapsed, now)
+
+    def fail(self, batch: Batch, error: Exception) -> None:
+        """End the sequences of a step that failed."""
+        if isinstance(batch, PrefillBatch):
+            lost = [request for prefill in self._in_flight for request in prefill.requests]
+        else:
+            lost = [self._decoding[row.slot] for row in batch.rows]
+        for request in lost:
+            self._end(request, FinishReason.ERROR, str(error))
+
+    def fail_all(self, reason: FinishReason, message: str) -> None:
+        """End every sequence, and with them the scheduler: it may be in a state that nothing should be built on."""
+        for choices in self._open.values():
+            for request in choices.values():
+                self._emit(request, final=request.final(reason, self._clock.now(), self._pool.policy, message))
+        self._open.clear()
+        self._decoding.clear()
+        self._reading.clear()
+        self._waiting = WaitingQueue(self._config.order)
+
+    def refuse(self, add: Add, reason: FinishReason, message: str) -> None:
+        """Give each choice of a request its final output without looking at it further."""
+        final = Final(reason, Timing(add.arrival_time, None, None, self._clock.now()), len(add.prompt_token_ids), 0, message=message)
+        self._outputs += [EngineOutput(add.request_id, choice, final=final) for choice in range(add.num_choices)]
+
+    def take_outputs(self) -> list[EngineOutput]:
+        """Return the news since the last call."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def stats(self) -> SchedulerStats:
+        """Return the state of this moment."""
+        return SchedulerStats(
+            num_running=len(self._decoding) + sum(len(prefill.requests) for prefill in self._reading),
+            num_waiting=len(self._waiting),
+            num_slots_in_use=self._slots.num_used,
+            num_scratch_in_use=self._scratches.num_used,
+            num_unread_prompt_tokens=sum(prefill.num_remaining_tokens for prefill in self._reading),
+            num_discarded_tokens=self._num_discarded_tokens,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every place is held by just who should hold it."""
+        self._slots.check_integrity()
+        self._scratches.check_integrity()
+        requests = [*self._decoding.values(), *(request for prefill in self._reading for request in prefill.requests)]
+        slots = [request.slot for request in requests if request.slot is not None]
+        scratches = [prefill.scratch for prefill in self._reading if prefill.scratch is not None]
+        assert len(slots) == len(set(slots)) == self._slots.num_used, (slots, self._slots.num_used)
+        assert len(scratches) == len(set(scratches)) == self._scratches.num_used, (scratches, self._scratches.num_used)
+        num_open = sum(len(choices) for choices in self._open.values())
+        assert len(requests) + len(self._waiting) == num_open, (len(requests), len(self._waiting), num_open)
+
+    # Arrival
+
+    def _accept(self, add: Add) -> None:
+        is_long = needs_scratch(add, self._spec)
+        requests = [Request(add, choice, is_long, next(self._arrival_order)) for choice in range(add.num_choices)]
+        self._open[add.request_id] = {request.choice: request for request in requests}
+        for request in requests:
+            self._waiting.push(request)
+            self._emit(request)
+        for deadline in (add.queue_deadline, add.deadline):
+            if deadline is not None:
+                heapq.heappush(self._deadlines, (deadline, add.request_id))
+
+    def _queue_full_message(self, add: Add) -> str:
+        return (
+            f"{len(self._waiting)} sequences wait and {self._slots.num_free} slots are free; with {add.num_choices} more, "
+            f"over {self._config.max_num_waiting} would wait"
+        )
+
+    # Admission
+
+    def _admit(self) -> None:
+        while (request := next(filter(self._has_room, self._waiting.heads()), None)) is not None:
+            scratch = self._scratches.acquire(request.add.request_id) if request.needs_scratch else None
+            prefill = Prefill(self._with_siblings(request), scratch)
+            for admitted in prefill.requests:
+                self._take_slot(admitted)
+            self._reading.append(prefill)
+
+    def _has_room(self, request: Request) -> bool:
+        has_scratch = self._scratches.num_free > 0 or not request.needs_scratch
+        has_slot = self._slots.num_free > 0 or not request.needs_slot
+        return has_scratch and has_slot
+
+    def _with_siblings(self, request: Request) -> list[Request]:
+        """Return the choices that one reading of the prompt serves: all that wait, as far as there are slots."""
+        siblings = [other for other in self._open[request.add.request_id].values() if other.status is RequestStatus.WAITING]
+        return siblings[: self._slots.num_free] if request.needs_slot else siblings
+
+    def _take_slot(self, request: Request) -> None:
+        self._waiting.remove(request)
+        request.status = RequestStatus.PREFILL
+        request.admitted_time = self._clock.now()
+        if request.needs_slot:
+            request.slot = self._slots.acquire(request.add.request_id)
+
+    # Steps
+
+    def _prefill_batch(self) -> PrefillBatch | None:
+        """Read on in the prompts whose turn it is: those like the first, since the rows of a batch all have a scratch or none has."""
+        if not self._reading:
+            return None
+        has_scratch = self._reading[0].scratch is not None
+        prompts = [prefill for prefill in self._reading if (prefill.scratch is not None) == has_scratch]
+        shape = self._pacing.choose_shape(prompts, self._clock.now(), is_decoding=bool(self._decoding))
+        if shape is None:
+            return None
+        self._in_flight = tuple(prompts[: shape.num_rows])
+        return PrefillBatch(tuple(prefill.row(shape.num_tokens) for prefill in self._in_flight), shape)
+
+    def _decode_batch(self) -> DecodeBatch | None:
+        if not self._decoding:
+            return None
+        rows = tuple(self._decoding[slot].decode_row() for slot in sorted(self._decoding))
+        return DecodeBatch(rows, self._num_decode_steps())
+
+    def _num_decode_steps(self) -> int:
+        """A launch has one step when anyone waits, since any step may free a slot, and never goes beyond the shortest answer's length."""
+        if self._waiting or self._reading:
+            return 1
+        limits = [self._spec.max_decode_steps, self._config.max_decode_steps, *(r.max_decode_steps for r in self._decoding.values())]
+        return min(limit for limit in (*limits, self._pacing.max_decode_steps) if limit is not None)
+
+    def _update_prefill(self, batch: PrefillBatch, result: BatchResult, now: float) -> None:
+        for position, (prefill, row) in enumerate(zip(self._in_flight, batch.rows, strict=True)):
+            prefill.advance(len(row.token_ids), result.prompt_logprobs[position] if row.score is not None else ())
+            self._reading.remove(prefill)
+            if row.is_last:
+                self._finish_prefill(prefill, result.tokens[position], now)
+            else:
+                self._reading.append(prefill)
+                for request in prefill.requests:
+                    self._emit(request)
+
+    def _finish_prefill(self, prefill: Prefill, sampled: tuple[SampledToken, ...], now: float) -> None:
+        if prefill.scratch is not None:
+            self._scratches.release(prefill.scratch)
+        if not self._decoding:
+            self._pacing.start_waiting(now)
+        for position, request in enumerate(prefill.requests):
+            prompt_logprobs = tuple(prefill.prompt_logprobs) if request.choice == 0 else ()
+            request.status = RequestStatus.DECODE
+            if request.slot is None:
+                self._end(request, FinishReason.LENGTH, prompt_logprobs=prompt_logprobs)
+            else:
+                self._decoding[request.slot] = request
+                request.first_token_time = now
+                self._take_tokens(request, sampled[position : position + 1], prompt_logprobs)
+
+    def _update_decode(self, batch: DecodeBatch, result: BatchResult) -> None:
+        for row, sampled in zip(batch.rows, result.tokens, strict=True):
+            request = self._decoding[row.slot]
+            request.num_computed_tokens += batch.num_steps
+            self._take_tokens(request, sampled, ())
+
+    def _take_tokens(self, request: Request, sampled: tuple[SampledToken, ...], prompt_logprobs: tuple[SampledToken, ...]) -> None:
+        tokens = request.append(sampled)
+        if request.finish_reason is not None:
+            self._end(request, request.finish_reason, tokens=tokens, prompt_logprobs=prompt_logprobs)
+        else:
+            self._emit(request, tokens, prompt_logprobs)
+
+    # The end of a sequence
+
+    def _end_if_overdue(self, request: Request, now: float) -> None:
+        add, is_waiting = request.add, request.status is RequestStatus.WAITING
+        if add.deadline is not None and add.deadline <= now:
+            self._end(request, FinishReason.TIMEOUT, f"not finished within {add.timeout:g} s")
+        elif add.queue_deadline is not None and add.queue_deadline <= now and is_waiting:
+            self._end(request, FinishReason.QUEUE_TIMEOUT, f"no slot was free within {add.queue_timeout:g} s")
+
+    def _end_all(self, request_id: str, reason: FinishReason) -> None:
+        for request in list(self._open.get(request_id, {}).values()):
+            self._end(request, reason)
+
+    def _end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        message: str | None = None,
+        *,
+        tokens: tuple[SampledToken, ...] = (),
+        prompt_logprobs: tuple[SampledToken, ...] = (),
+    ) -> None:
+        """Tell that the sequence has ended, and give back what it held."""
+        choices = self._open[request.add.request_id]
+        del choices[request.choice]
+        if not choices:
+            del self._open[request.add.request_id]
+        self._emit(request, tokens, prompt_logprobs, request.final(reason, self._clock.now(), self._pool.policy, message))
+        self._num_discarded_tokens += request.num_discarded_tokens
+        self._release(request)
+        request.status = RequestStatus.FINISHED
+
+    def _release(self, request: Request) -> None:
+        if request.status is RequestStatus.WAITING:
+            self._waiting.remove(request)
+        elif request.status is RequestStatus.PREFILL:
+            self._leave_prefill(request)
+        elif request.slot is not None:
+            del self._decoding[request.slot]
+        if request.slot is not None:
+            self._slots.release(request.slot)
+
+    def _leave_prefill(self, request: Request) -> None:
+        """The prompt is read on as long as another choice needs it."""
+        prefill = next(prefill for prefill in self._reading if request in prefill.requests)
+        prefill.requests.remove(request)
+        if not prefill.requests:
+            self._reading.remove(prefill)
+            if prefill.scratch is not None:
+                self._scratches.release(prefill.scratch)
+
+    def _emit(
+        self,
+        request: Request,
+        tokens: tuple[SampledToken, ...] = (),
+        prompt_logprobs: tuple[SampledToken, ...] = (),
+        final: Final | None = None,
+    ) -> None:
+        num_read = min(request.num_computed_tokens, request.num_prompt_tokens)
+        self._outputs.append(EngineOutput(request.add.request_id, request.choice, tokens, num_read, prompt_logprobs, final))

@@ -1,0 +1,49 @@
+"""What the engine tells of itself after each step: plain values, from which whoever likes makes metrics."""
+
+import enum
+from dataclasses import dataclass
+
+from backends.interface import Batch, BatchResult, PrefillBatch
+
+
+class StepKind(enum.StrEnum):
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """One step of the device."""
+
+    kind: StepKind
+    num_rows: int
+    num_tokens: int  # prompt tokens read, or tokens drawn for live sequences (those discarded later included)
+    num_steps: int  # decode steps of the launch; 1 for a prefill
+    elapsed: float  # seconds by the backend's clock
+
+    @classmethod
+    def of(cls, batch: Batch, result: BatchResult) -> "BatchRecord":
+        num_rows = len(batch.rows)
+        if isinstance(batch, PrefillBatch):
+            return cls(StepKind.PREFILL, num_rows, sum(len(row.token_ids) for row in batch.rows), 1, result.elapsed)
+        return cls(StepKind.DECODE, num_rows, num_rows * batch.num_steps, batch.num_steps, result.elapsed)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """A moment's state. Sequences are choices."""
+
+    num_running: int  # admitted and not ended
+    num_waiting: int
+    num_slots_in_use: int
+    num_scratch_in_use: int
+    num_unread_prompt_tokens: int  # of the prompts being read
+    num_discarded_tokens: int  # since the start, of the sequences that have ended
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One turn of the engine's loop; no batch when nothing had to be run, or when the step failed."""
+
+    batch: BatchRecord | None
+    stats: SchedulerStats

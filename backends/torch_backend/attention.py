@@ -1,0 +1,101 @@
+"""Attention over slots and scratches, and the one joint at which transformers' models call it.
+
+The models hand the cache of `backends.torch_backend.model_cache` through to this function as the keyword argument `slot_cache`; what a step
+reads, which entries each query may see and whose attention is to be recorded are that cache's business.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+ATTENTION_NAME = "snapserve_slots"
+
+HIDDEN = torch.finfo(torch.float32).min  # the bias of an entry that a query may not see: finite, so that a row which sees nothing is too
+
+_MAX_SCORES = 1 << 22  # scores held at once: 16 MB in float32
+
+
+class AttentionCache(Protocol):
+    """What the registered function calls."""
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float,
+        softcap: float | None,
+        sinks: Tensor | None,
+        sliding_window: int | None,
+    ) -> Tensor:
+        """Return the attention's output [row, query, head, width]; `query`, `key` and `value` are [row, head, token, width]."""
+        ...
+
+
+def register_attention() -> None:
+    """Make the attention function known to transformers. No mask function goes with it, so the models build no masks of their own."""
+    AttentionInterface.register(ATTENTION_NAME, _slot_attention)
+
+
+def _slot_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001: none is built
+    *,
+    slot_cache: AttentionCache,
+    scaling: float,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: int | None = None,
+    position_bias: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    if position_bias is not None or not getattr(module, "is_causal", True):
+        raise NotImplementedError("attention that is not causal, or has a learned bias of its own")
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    output = slot_cache.attend(layer, query, key, value, scaling=scaling, softcap=softcap, sinks=s_aux, sliding_window=sliding_window)
+    return output, None
+
+
+def grouped_attention(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, *, scaling: float, softcap: float | None = None, sinks: Tensor | None = None
+) -> Tensor:
+    """Return softmax(query · key · scaling + bias) · value as [row, query, head, width].
+
+    `query` is [row, head, query, width], `key` and `value` are [row, kv_head, entry, width], `bias` is float32 [row, query, entry] and
+    `sinks` [head]: a score that takes part in the softmax and has no value. Long queries are taken in blocks, which bounds the memory.
+    """
+    rows, heads, length, _ = query.shape
+    block = max(_MAX_SCORES // (rows * heads * key.shape[2]), 16)
+    outputs = [
+        _attend_block(query[:, :, first : first + block], key, value, bias[:, first : first + block], scaling, softcap, sinks)
+        for first in range(0, length, block)
+    ]
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)).transpose(1, 2)
+
+
+def _attend_block(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """The query heads of a KV head are folded into the query axis: two plain products, and no key is repeated."""
+    rows, heads, length, width = query.shape
+    kv_heads, entries = key.shape[1], key.shape[2]
+    scores = (query.reshape(rows, kv_heads, -1, width) @ key.transpose(-1, -2)).view(rows, kv_heads, -1, length, entries)
+    bias = bias[:, None, None]
+    if softcap is None:
+        scores = torch.add(bias, scores, alpha=scaling)  # float32, as the bias is
+    else:
+        scores = bias + softcap * torch.tanh(scores.float() * (scaling / softcap))
+    if sinks is None:
+        weights = scores.softmax(dim=-1)
+    else:
+        sink = sinks.float().view(1, kv_heads, -1, 1, 1).expand(rows, -1, -1, length, 1)
+        weights = torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1]
+    mixed = weights.to(value.dtype).reshape(rows, kv_heads, -1, entries) @ value
+    return mixed.view(rows, heads, length, -1)

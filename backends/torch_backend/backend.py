@@ -1,0 +1,186 @@
+"""A transformers model on a device of torch's, decoding over SnapStream slots."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from backends.clock import Clock, WallClock
+from backends.interface import (
+    BackendError,
+    BackendSpec,
+    BackendUnusableError,
+    Batch,
+    BatchResult,
+    DecodeBatch,
+    DecodeRow,
+    Draw,
+    Pending,
+    PrefillBatch,
+    PrefillRow,
+    SampledToken,
+    SamplingParams,
+)
+from backends.torch_backend.config import TorchBackendConfig
+from backends.torch_backend.limits import backend_spec, layer_kinds, resolve_max_model_len
+from backends.torch_backend.loading import load_model
+from backends.torch_backend.logprobs import log_probabilities, steps_to_host
+from backends.torch_backend.model_cache import CacheLayer, ModelCache
+from backends.torch_backend.probe import probe_layers
+from backends.torch_backend.sampler import Sampler
+from backends.torch_backend.steps import ForwardPass, decode_plan, prefill_pass
+
+_SCORED_AT_ONCE = 64  # prompt tokens whose log-probabilities are held at once
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A step that has ended: computed as it was submitted."""
+
+    outcome: BatchResult | BackendError
+
+    def result(self) -> BatchResult:
+        if isinstance(self.outcome, BackendError):
+            raise self.outcome
+        return self.outcome
+
+
+class TorchBackend:
+    """Raises ModelLoadError for a model that cannot be served, ValueError for sizes that do not go together."""
+
+    def __init__(self, config: TorchBackendConfig, clock: Clock | None = None) -> None:
+        self._clock = clock or WallClock()
+        self._model = load_model(config.model, config.device, config.dtype)
+        self._device = self._model.device
+        layers = probe_layers(self._model)
+        max_model_len = resolve_max_model_len(config, self._model.config)
+        self._kinds, kind_of = layer_kinds(config, layers, max_model_len)
+        self._spec = backend_spec(config, self._model.config.vocab_size, max_model_len, self._kinds)
+        self.cache = ModelCache(
+            [
+                CacheLayer(layer, kind, self._kinds[kind], config.num_slots, config.num_scratch, max_model_len, self._device)
+                for layer, kind in zip(layers, kind_of, strict=True)
+            ]
+        )
+        self._sampler = Sampler(config.num_slots, self._spec.vocab_size, self._device)
+
+    @property
+    def spec(self) -> BackendSpec:
+        return self._spec
+
+    def warmup(self) -> None:
+        """Read a chunk of every shape and decode once. No slot holds anything yet, and every prompt clears what it takes."""
+        draw = Draw(SamplingParams(temperature=0.0))
+        limit = self._spec.pools[0].max_direct_tokens
+        for shape in self._spec.prefill_shapes:
+            chunk = (0,) * min(shape.num_tokens, limit)
+            row = PrefillRow("warmup", chunk, 0, len(chunk), slots=(0,), draws=(draw,))
+            self.submit(PrefillBatch((row,), shape)).result()
+        self.submit(DecodeBatch((DecodeRow("warmup", 0, 0, 1, 1, draw),))).result()
+
+    def submit(self, batch: Batch) -> Pending:
+        """Run a step. Whatever goes wrong comes out of the pending step's `result`."""
+        started = self._clock.now()
+        try:
+            with torch.inference_mode():
+                tokens, prompt_logprobs = self._prefill(batch) if isinstance(batch, PrefillBatch) else (self._decode(batch), ())
+                if self._device.type == "cuda":
+                    torch.cuda.synchronize(self._device)
+        except torch.AcceleratorError as error:
+            return Finished(BackendUnusableError(f"the device failed: {error}"))
+        except Exception as error:
+            return Finished(BackendError(f"a step failed: {type(error).__name__}: {error}"))
+        return Finished(BatchResult(tokens, self._clock.now() - started, prompt_logprobs))
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+        del self._model, self.cache, self._sampler
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _forward(self, forward_pass: ForwardPass, num_logits: int) -> Tensor:
+        """Return the logits of each row's last `num_logits` tokens, [row, token, vocabulary]; 0: of all."""
+        self.cache.step = forward_pass.step
+        logits: Tensor = self._model(
+            input_ids=forward_pass.token_ids,
+            position_ids=forward_pass.positions,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=num_logits,
+            slot_cache=self.cache,
+        ).logits
+        return logits
+
+    def _prefill(self, batch: PrefillBatch) -> tuple[tuple[tuple[SampledToken, ...], ...], tuple[tuple[SampledToken, ...], ...]]:
+        self._check_token_ids(token for row in batch.rows for token in row.token_ids)
+        for row in batch.rows:
+            self._begin_chunk(row)
+        is_scored = any(row.score for row in batch.rows)
+        logits = self._forward(prefill_pass(batch, self._kinds, self._spec.scratch.max_tokens, self._device), 0 if is_scored else 1)
+        for row in batch.rows:
+            if row.is_last and row.slots:
+                self._place_prompt(row)
+        return self._first_tokens(batch, logits[:, -1]), tuple(self._scores(row, logits[number]) for number, row in enumerate(batch.rows))
+
+    def _begin_chunk(self, row: PrefillRow) -> None:
+        """Clear what a new prompt takes, and let the penalties know its tokens."""
+        if row.start == 0:
+            self._sampler.begin(row.slots)
+            for layer in self.cache.layers:
+                if row.scratch is None:
+                    layer.clear_slot(row.slots[0])
+                else:
+                    layer.clear_scratch(row.scratch)
+        self._sampler.read_prompt(row.slots, row.token_ids)
+
+    def _place_prompt(self, row: PrefillRow) -> None:
+        """Give a prompt that has been read to all its slots."""
+        for layer in self.cache.layers:
+            if row.scratch is None:
+                layer.slots.copy(row.slots[0], row.slots[1:])
+            else:
+                layer.pack(row.scratch, row.slots, row.num_prompt_tokens)
+
+    def _first_tokens(self, batch: PrefillBatch, logits: Tensor) -> tuple[tuple[SampledToken, ...], ...]:
+        """Draw from the logits [row, vocabulary] of the prompts' last tokens."""
+        draws = {slot: draw for row in batch.rows for slot, draw in zip(row.slots, row.draws, strict=False)}
+        if not draws:
+            return ((),) * len(batch.rows)
+        row_of = [0] * self._spec.pools[0].num_slots
+        for number, row in enumerate(batch.rows):
+            for slot in row.slots:
+                row_of[slot] = number
+        sampled = self._sampler.sample(logits[torch.tensor(row_of, device=self._device)], self._sampler.plan(draws))
+        tokens = sampled.to_host({slot: draw.sampling.num_logprobs for slot, draw in draws.items()})
+        return tuple(tuple(tokens[slot] for slot in row.slots) if row.draws else () for row in batch.rows)
+
+    def _scores(self, row: PrefillRow, logits: Tensor) -> tuple[SampledToken, ...]:
+        """Return the log-probabilities of a chunk's targets from its logits [token, vocabulary], aligned to the right."""
+        if row.score is None:
+            return ()
+        targets = torch.tensor(row.score.target_ids, device=self._device)
+        scored: list[SampledToken] = []
+        own = logits[logits.shape[0] - len(row.token_ids) :]
+        for some_logits, some_targets in zip(own.split(_SCORED_AT_ONCE), targets.split(_SCORED_AT_ONCE), strict=False):
+            found = log_probabilities(some_logits[: len(some_targets)], some_targets, row.score.num_top)
+            scored += found.to_host(dict.fromkeys(range(len(some_targets)), row.score.num_top)).values()
+        return tuple(scored)
+
+    def _decode(self, batch: DecodeBatch) -> tuple[tuple[SampledToken, ...], ...]:
+        self._check_token_ids(row.token_id for row in batch.rows)
+        plan, token_ids = decode_plan(batch.rows, self._kinds, self._spec.pools[0].num_slots, self._device)
+        draws = self._sampler.plan({row.slot: row.draw for row in batch.rows})
+        steps = []
+        for number in range(batch.num_steps):
+            logits = self._forward(plan.forward_pass(token_ids, number), 1)[:, -1]
+            steps.append(self._sampler.sample(logits, draws, number))
+            token_ids = steps[-1].token_ids
+        tokens = steps_to_host(steps, {row.slot: row.draw.sampling.num_logprobs for row in batch.rows})
+        return tuple(tokens[row.slot] for row in batch.rows)
+
+    def _check_token_ids(self, token_ids: Iterator[int]) -> None:
+        """A device would answer an embedding that does not exist by failing for good."""
+        for token_id in token_ids:
+            if not 0 <= token_id < self._spec.vocab_size:
+                raise ValueError(f"token id {token_id} is not in the vocabulary of {self._spec.vocab_size}")

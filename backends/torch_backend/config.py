@@ -1,0 +1,42 @@
+"""What a torch backend is built from."""
+
+import enum
+from dataclasses import dataclass
+
+from cache.policy import PolicyOptions
+
+DEFAULT_MAX_MODEL_LEN = 16384
+
+
+class DeviceName(enum.StrEnum):
+    AUTO = "auto"  # CUDA where there is one
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class DtypeName(enum.StrEnum):
+    AUTO = "auto"  # the checkpoint's own; float32 for a float16 checkpoint on a CPU
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+@dataclass(frozen=True, slots=True)
+class TorchBackendConfig:
+    """`model` is a local folder or a hub id. `max_model_len` None is the model's own limit, at most `DEFAULT_MAX_MODEL_LEN`."""
+
+    model: str
+    device: DeviceName = DeviceName.AUTO
+    dtype: DtypeName = DtypeName.AUTO
+    num_slots: int = 8
+    policy: PolicyOptions = PolicyOptions()
+    max_model_len: int | None = None
+    num_scratch: int = 2
+    prefill_chunk: int = 512  # tokens that one prefill step reads, all rows together
+
+    def __post_init__(self) -> None:
+        for name in ("num_slots", "num_scratch", "prefill_chunk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.max_model_len is not None and self.max_model_len < 1:
+            raise ValueError(f"max_model_len must be at least 1, got {self.max_model_len}")

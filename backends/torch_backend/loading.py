@@ -1,0 +1,93 @@
+"""Published checkpoints, and which of them can run on slots. Whatever cannot is refused by name before a request meets it."""
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from backends.torch_backend.attention import ATTENTION_NAME, register_attention
+from backends.torch_backend.config import DeviceName, DtypeName
+from backends.torch_backend.errors import ModelLoadError, UnsupportedModelError
+
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+# Their frequencies follow the longest sequence of a batch, so that a request's keys would depend on its neighbours.
+_REFUSED_ROPE_TYPES = {"dynamic", "longrope"}
+
+
+def load_model(name: str, device: DeviceName, dtype: DtypeName) -> PreTrainedModel:
+    """Load a decoder from a folder or a hub id: safetensors only, no code of the checkpoint's. Raises ModelLoadError."""
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelLoadError(f"{name} has no configuration that transformers can read: {error}") from error
+    check_config(config)
+    target = resolve_device(device)
+    register_attention()
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            name,
+            config=config,
+            dtype=resolve_dtype(dtype, config, target),
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelLoadError(f"{name} cannot be loaded: {error}") from error
+    _check_loaded(name, model, report)
+    loaded: PreTrainedModel = model.to(target).eval()
+    return loaded
+
+
+def check_config(config: PreTrainedConfig) -> None:
+    """Raise UnsupportedModelError if a configuration says that slots cannot hold its model."""
+    name = config.model_type
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedModelError(f"{name}: quantised checkpoints are not supported")
+    if config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{name}: encoder–decoder models are not supported")
+    if config.get_text_config() is not config:
+        raise UnsupportedModelError(f"{name}: models with parts other than text are not supported")
+    if getattr(config, "kv_lora_rank", None) is not None:
+        raise UnsupportedModelError(f"{name}: multi-head latent attention is not supported")
+    other_layers = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+    if other_layers:
+        raise UnsupportedModelError(f"{name}: layers of type {', '.join(sorted(other_layers))} are not supported")
+    refused = _rope_types(config) & _REFUSED_ROPE_TYPES
+    if refused:
+        raise UnsupportedModelError(f"{name}: rope type {', '.join(sorted(refused))} is not supported: its keys depend on the whole batch")
+
+
+def _rope_types(config: PreTrainedConfig) -> set[str]:
+    """Return the types of all rotary embeddings: some models have one for each type of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    groups = [group for group in parameters.values() if isinstance(group, dict)] or [parameters]
+    return {group.get("rope_type", "default") for group in groups}
+
+
+def _check_loaded(name: str, model: PreTrainedModel, report: dict[str, set[object]]) -> None:
+    kind = type(model).__name__
+    if not model.is_backend_compatible():
+        raise UnsupportedModelError(f"{kind} does not support an attention function of ours")
+    if model._is_stateful:
+        raise UnsupportedModelError(f"{kind} keeps a state that is not keys and values")
+    broken = sorted(str(key) for kind in ("missing_keys", "mismatched_keys") for key in report[kind])
+    if broken:
+        raise ModelLoadError(f"{name} lacks {len(broken)} of the weights of {kind}, or has them in another shape: {', '.join(broken[:4])}")
+
+
+def resolve_device(device: DeviceName) -> torch.device:
+    """Return the device to run on. Raises ModelLoadError when CUDA is asked for and there is none."""
+    if device is DeviceName.CUDA and not torch.cuda.is_available():
+        raise ModelLoadError("device cuda was asked for, but torch sees none")
+    if device is DeviceName.AUTO:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(device.value)
+
+
+def resolve_dtype(dtype: DtypeName, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+    """Return the dtype to compute in."""
+    if dtype is not DtypeName.AUTO:
+        chosen: torch.dtype = getattr(torch, dtype.value)
+        return chosen
+    stored: torch.dtype = config.dtype or torch.float32
+    return torch.float32 if stored is torch.float16 and device.type == "cpu" else stored

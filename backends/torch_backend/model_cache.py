@@ -1,0 +1,183 @@
+"""The cache that a transformers model writes to and attends over: slots, and scratches for the prompts that are longer than a slot.
+
+A `Step` says where one forward pass writes and reads. It is built by `prefill` and `decode`; nothing is decided here, and layers that hold
+their tokens by the same policy share one entry of it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from backends.torch_backend.attention import grouped_attention
+from backends.torch_backend.probe import LayerSpec
+from cache.layout import SlotLayout
+from cache.policy import CachePolicy, WindowScorer
+from cache.scoring import select, window_votes
+from cache.slots import SlotCache
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """Layers that hold their tokens alike. `sliding_window` is the model's, None where a query sees everything."""
+
+    policy: CachePolicy
+    sliding_window: int | None
+
+    @property
+    def chooser(self) -> WindowScorer | None:
+        """The scorer, where there is something to choose."""
+        return self.policy.scorer if self.policy.layout.num_kept > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class KindStep:
+    """A forward pass as the layers of one kind see it."""
+
+    entries: Tensor  # [row, token]: where each token is written
+    bias: Tensor  # float32 [row, query, entry]: 0 where a query sees an entry, `HIDDEN` where not
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A row whose queries vote on which tokens of its prompt are kept."""
+
+    row: int
+    scratch: int
+    num_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Where one forward pass writes and reads."""
+
+    places: Tensor  # [row]: slots, or scratches
+    kinds: tuple[KindStep, ...]
+    into_scratch: bool = False
+    reads_all: bool = False  # `places` are all of them, in order
+    query_index: Tensor | None = None  # [row, query]: the tokens' indices in their sequences, −1 for padding; only for observations
+    observations: tuple[Observation, ...] = ()
+
+
+class CacheLayer(CacheLayerMixin):
+    """One layer's slots and scratches."""
+
+    def __init__(
+        self, spec: LayerSpec, kind_index: int, kind: LayerKind, num_slots: int, num_scratch: int, scratch_tokens: int, device: torch.device
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kind_index = kind_index
+        self.kind = kind
+        self.slots = SlotCache(kind.policy.layout, num_slots, spec.num_kv_heads, spec.planes, device)
+        self.scratch = SlotCache(SlotLayout(0, scratch_tokens, 0), num_scratch, spec.num_kv_heads, spec.planes, device)
+        num_votes = scratch_tokens if kind.chooser else 0
+        self._votes = torch.zeros(num_scratch, spec.num_heads, num_votes, device=device)
+
+    def update(self, key_states: Tensor, value_states: Tensor, step: Step, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        """Write a step's keys and values and return those that its queries may see."""
+        cache = self.scratch if step.into_scratch else self.slots
+        kind = step.kinds[self.kind_index]
+        cache.write(step.places, kind.entries, (key_states, value_states))
+        keys, values = (plane[:, :, : kind.bias.shape[2]] for plane in cache.planes)
+        return (keys, values) if step.reads_all else (keys[step.places], values[step.places])
+
+    def observe(self, step: Step, query: Tensor, key: Tensor, scaling: float, softcap: float | None) -> None:
+        """Add up the votes of the observation windows' queries."""
+        scorer = self.kind.chooser
+        if scorer is None or step.query_index is None:
+            return
+        policy = self.kind.policy
+        for seen in step.observations:
+            votes = window_votes(
+                scorer,
+                query[seen.row],
+                key[seen.row],
+                step.query_index[seen.row],
+                scale=scaling,
+                num_sink=policy.layout.num_sink,
+                window_start=policy.place(seen.num_prompt_tokens).window_start,
+                num_prompt_tokens=seen.num_prompt_tokens,
+                softcap=softcap,
+            )
+            self._votes[seen.scratch, :, : votes.shape[1]] += votes
+
+    def clear_slot(self, slot: int) -> None:
+        """Forget a slot's last sequence: should it have held NaN or infinity, the next one would meet them at a weight of zero."""
+        _clear(self.slots, slot)
+
+    def clear_scratch(self, scratch: int) -> None:
+        _clear(self.scratch, scratch)
+        self._votes[scratch].zero_()
+
+    def pack(self, scratch: int, slots: Sequence[int], num_prompt_tokens: int) -> None:
+        """Choose the tokens of a prompt that was read in `scratch` and put them into `slots`."""
+        policy, scorer = self.kind.policy, self.kind.chooser
+        placement = policy.place(num_prompt_tokens)
+        kept = None
+        if scorer is not None:
+            layout = policy.layout
+            kept = select(
+                scorer, self._votes[scratch], self.slots.kept_index.shape[1], layout.num_sink, placement.window_start, layout.num_kept
+            )
+        self.clear_slot(slots[0])
+        self.slots.pack(slots[0], [plane[scratch] for plane in self.scratch.planes], placement, num_prompt_tokens, kept)
+        self.slots.copy(slots[0], slots[1:])
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Everything is allocated from the start."""
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """No mask of the model's is ever built."""
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        """There is no one length: slots differ, and positions come with each step."""
+        return 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+def _clear(cache: SlotCache, place: int) -> None:
+    for plane in cache.planes:
+        plane[place].zero_()
+
+
+class ModelCache(Cache):
+    """All layers. `step` is the forward pass under way."""
+
+    layers: list[CacheLayer]
+
+    def __init__(self, layers: Sequence[CacheLayer]) -> None:
+        super().__init__(layers=list(layers))
+        self.step: Step | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(layer.slots.num_bytes + layer.scratch.num_bytes for layer in self.layers)
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        assert self.step is not None, "a forward pass has a step"
+        return self.layers[layer_idx].update(key_states, value_states, self.step)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float,
+        softcap: float | None,
+        sinks: Tensor | None,
+        sliding_window: int | None,  # noqa: ARG002: in the step's bias
+    ) -> Tensor:
+        """Return the attention of a step's queries, and let the observation windows among them vote."""
+        step, own = self.step, self.layers[layer]
+        assert step is not None, "a forward pass has a step"
+        if step.observations:
+            own.observe(step, query, key, scaling, softcap)
+        bias = step.kinds[own.kind_index].bias
+        return grouped_attention(query, key, value, bias, scaling=scaling, softcap=softcap, sinks=sinks)

@@ -1,0 +1,184 @@
+"""How the next token of every slot is chosen, on the device that made the logits.
+
+All of it runs over all slots at once, live or not, and row by row: what one slot draws depends on its own logits and parameters only. The
+state a slot has here is which tokens its prompt holds, how often it has drawn each since, and its `logit_bias`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from backends.interface import Draw, SamplingParams
+from backends.torch_backend.filtering import score_threshold
+from backends.torch_backend.logprobs import Sampled, log_probabilities
+from backends.torch_backend.philox import uniform
+
+_IDLE = SamplingParams(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotParams:
+    """The sampling parameters of all slots, as tensors [slot]."""
+
+    temperature: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    presence_penalty: Tensor
+    frequency_penalty: Tensor
+    repetition_penalty: Tensor
+    top_k: Tensor
+    seed: Tensor
+    choice: Tensor
+
+    @classmethod
+    def build(cls, held: Sequence[tuple[SamplingParams, int]], device: torch.device) -> "SlotParams":
+        """Return the tensors for each slot's parameters and choice."""
+        numbers = torch.tensor(
+            [(p.temperature, p.top_p, p.min_p, p.presence_penalty, p.frequency_penalty, p.repetition_penalty) for p, _ in held],
+            dtype=torch.float32,
+            device=device,
+        )
+        integers = torch.tensor([(p.top_k, _signed(p.seed), choice) for p, choice in held], dtype=torch.int64, device=device)
+        return cls(*numbers.unbind(1), *integers.unbind(1))
+
+
+def _signed(seed: int) -> int:
+    """Return the int64 that has the low 64 bits of `seed`."""
+    return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+@dataclass(frozen=True, slots=True)
+class DrawPlan:
+    """The draws of one batch. The booleans say what any of them needs, so that a step does no more."""
+
+    is_live: Tensor  # bool [slot]
+    output_index: Tensor  # [slot]: of the first step's draw
+    banned: tuple[Tensor, Tensor] | None  # slots and tokens
+    filtered: Tensor | None  # the slots whose draw has a top_k, top_p or min_p
+    is_random: bool
+    has_penalties: bool
+    has_bias: bool
+    num_logprobs: int | None
+
+
+class Sampler:
+    """Draws tokens for `num_slots` slots."""
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self._device = device
+        self._vocab_size = vocab_size
+        self._held = [(_IDLE, 0)] * num_slots
+        self._params = SlotParams.build(self._held, device)
+        self._is_in_prompt = torch.zeros(num_slots, vocab_size, dtype=torch.bool, device=device)
+        self._counts = torch.zeros(num_slots, vocab_size, dtype=torch.int32, device=device)
+        self._bias: Tensor | None = None  # [slot, token], from the first request on that has one
+
+    def begin(self, slots: Sequence[int]) -> None:
+        """Forget the slots' last sequences."""
+        for slot in slots:
+            self._is_in_prompt[slot].zero_()
+            self._counts[slot].zero_()
+
+    def read_prompt(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
+        """Take note of a part of the slots' prompt."""
+        tokens = torch.tensor(token_ids, device=self._device)
+        for slot in slots:
+            self._is_in_prompt[slot].index_fill_(0, tokens, True)
+
+    def plan(self, draws: Mapping[int, Draw]) -> DrawPlan:
+        """Return the plan for one draw of each of these slots, or for as many as a batch has steps."""
+        self._hold(draws)
+        params = [draw.sampling for draw in draws.values()]
+        output_index = [-1] * len(self._held)
+        for slot, draw in draws.items():
+            output_index[slot] = draw.output_index
+        indices = torch.tensor(output_index, device=self._device)
+        return DrawPlan(
+            is_live=indices >= 0,
+            output_index=indices,
+            banned=self._pairs([(slot, token) for slot, draw in draws.items() for token in draw.banned_token_ids]),
+            filtered=self._slots([slot for slot, draw in draws.items() if _is_filtered(draw.sampling)]),
+            is_random=not all(p.is_greedy for p in params),
+            has_penalties=any(p.has_penalties for p in params),
+            has_bias=any(p.logit_bias for p in params),
+            num_logprobs=max((p.num_logprobs for p in params if p.num_logprobs is not None), default=None),
+        )
+
+    def sample(self, logits: Tensor, plan: DrawPlan, number: int = 0) -> Sampled:
+        """Draw the `number`th token of a plan from `logits` [slot, token]."""
+        logits = logits.float()
+        scores = self._adjusted(logits, plan)
+        token_ids = scores.argmax(dim=-1)
+        if plan.is_random:
+            drawn = self._draw(scores, plan, number)
+            token_ids = torch.where(self._params.temperature > 0, drawn, token_ids)
+        self._counts.scatter_add_(1, token_ids[:, None], plan.is_live[:, None].int())
+        if plan.num_logprobs is None:
+            return Sampled(token_ids)
+        return log_probabilities(logits, token_ids, plan.num_logprobs)
+
+    def _hold(self, draws: Mapping[int, Draw]) -> None:
+        """Bring the slots' parameters up to date. They change with a slot's sequence, hardly ever from step to step."""
+        changed = [slot for slot, d in draws.items() if self._held[slot][0] is not d.sampling or self._held[slot][1] != d.choice]
+        for slot in changed:
+            bias = draws[slot].sampling.logit_bias
+            if bias or self._held[slot][0].logit_bias:
+                self._write_bias(slot, bias)
+            self._held[slot] = draws[slot].sampling, draws[slot].choice
+        if changed:
+            self._params = SlotParams.build(self._held, self._device)
+
+    def _write_bias(self, slot: int, bias: Sequence[tuple[int, float]]) -> None:
+        if self._bias is None:
+            self._bias = torch.zeros(len(self._held), self._vocab_size, device=self._device)
+        self._bias[slot].zero_()
+        for token, value in bias:
+            self._bias[slot, token] = value
+
+    def _adjusted(self, logits: Tensor, plan: DrawPlan) -> Tensor:
+        """Return the logits after penalties, bias and bans."""
+        scores = self._penalised(logits) if plan.has_penalties else logits
+        if plan.has_bias:
+            assert self._bias is not None, "a slot with a bias has written it"
+            scores = scores + self._bias
+        return scores if plan.banned is None else scores.index_put(plan.banned, scores.new_tensor(-torch.inf))
+
+    def _penalised(self, scores: Tensor) -> Tensor:
+        """Repetition penalises what the prompt or the output holds, the two others the output alone."""
+        params, counts = self._params, self._counts
+        repetition = params.repetition_penalty[:, None]
+        repeated = torch.where(scores > 0, scores / repetition, scores * repetition)
+        scores = torch.where(self._is_in_prompt | (counts > 0), repeated, scores)
+        return scores - params.frequency_penalty[:, None] * counts - params.presence_penalty[:, None] * (counts > 0)
+
+    def _draw(self, scores: Tensor, plan: DrawPlan, number: int) -> Tensor:
+        """Return one token a slot by inversion: the first, in order of the vocabulary, at which the distribution function passes u.
+
+        The order is the same whatever filters a neighbour has, and sums in float64 make their rounding immaterial.
+        """
+        params = self._params
+        temperature = torch.where(params.temperature > 0, params.temperature, 1.0)[:, None]
+        scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature
+        if plan.filtered is not None:
+            chosen = scores[plan.filtered]
+            limits = [values[plan.filtered] for values in (params.top_k, params.top_p, params.min_p)]
+            threshold = score_threshold(chosen, *limits)
+            scores = scores.index_copy(0, plan.filtered, chosen.masked_fill(chosen < threshold, -torch.inf))
+        distribution = scores.softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
+        u = uniform(params.seed, params.choice, plan.output_index + number)
+        return (distribution <= u[:, None] * distribution[:, -1:]).sum(dim=-1)
+
+    def _pairs(self, pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor] | None:
+        if not pairs:
+            return None
+        slots, tokens = torch.tensor(pairs, device=self._device).unbind(1)
+        return slots, tokens
+
+    def _slots(self, slots: Sequence[int]) -> Tensor | None:
+        return torch.tensor(slots, device=self._device) if slots else None
+
+
+def _is_filtered(params: SamplingParams) -> bool:
+    return not params.is_greedy and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0)

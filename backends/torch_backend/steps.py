@@ -1,0 +1,159 @@
+"""From a batch's integers to the tensors of a forward pass: what is read, where it is written, and who sees what.
+
+Chunks of a prefill are aligned to the right of their shape, so that the last token of each is in the last column. What is left over, and
+every slot that a decode step has no row for, has index −1: it is written to the spare entry, sees nothing, and nobody reads its output.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from backends.interface import DecodeRow, PrefillBatch, PrefillRow
+from backends.torch_backend.attention import HIDDEN
+from backends.torch_backend.model_cache import KindStep, LayerKind, Observation, Step
+from cache.slots import decode_entries, direct_entries, direct_index, live_mask
+
+_SMALLEST_READ = 256  # entries; reads are cut to a power of two from here on
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPass:
+    """The arguments of one call of the model."""
+
+    token_ids: Tensor  # [row, token]
+    positions: Tensor  # [row, token]
+    step: Step
+
+
+def prefill_pass(batch: PrefillBatch, kinds: Sequence[LayerKind], scratch_tokens: int, device: torch.device) -> ForwardPass:
+    """Return the pass that reads a batch's chunks."""
+    rows, into_scratch = batch.rows, batch.rows[0].scratch is not None
+    token_ids, index = _aligned(batch, device)
+    padding = [0] * (batch.shape.num_rows - len(rows))
+    places = torch.tensor([_place(row) for row in rows] + padding, device=device)
+    longest = max(row.start + len(row.token_ids) for row in rows)
+    if into_scratch:
+        kind_steps = [_scratch_step(kind, index, scratch_tokens, longest) for kind in kinds]
+    else:
+        kind_steps = [_direct_step(kind, index, rows, longest) for kind in kinds]
+    observations = tuple(_observations(rows, kinds))
+    step = Step(places, tuple(kind_steps), into_scratch, query_index=index if observations else None, observations=observations)
+    return ForwardPass(token_ids, index.clamp(min=0), step)
+
+
+def _place(row: PrefillRow) -> int:
+    return row.slots[0] if row.scratch is None else row.scratch
+
+
+def _aligned(batch: PrefillBatch, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the batch's tokens and their indices, [row, token]."""
+    num_rows, num_tokens = batch.shape.num_rows, batch.shape.num_tokens
+    token_ids = [[0] * num_tokens for _ in range(num_rows)]
+    index = [[-1] * num_tokens for _ in range(num_rows)]
+    for position, row in enumerate(batch.rows):
+        length = len(row.token_ids)
+        token_ids[position][num_tokens - length :] = row.token_ids
+        index[position][num_tokens - length :] = range(row.start, row.start + length)
+    both = torch.tensor([token_ids, index], device=device)
+    return both[0], both[1]
+
+
+def _read_length(longest: int, limit: int) -> int:
+    """Return how many entries to read for sequences of up to `longest` tokens: one of few lengths."""
+    return min(max(1 << (longest - 1).bit_length(), _SMALLEST_READ), limit)
+
+
+def _scratch_step(kind: LayerKind, index: Tensor, scratch_tokens: int, longest: int) -> KindStep:
+    """A scratch holds the token of each index in the entry of that number."""
+    entry = torch.arange(_read_length(longest, scratch_tokens), device=index.device)
+    query = index[..., None]
+    is_seen = entry <= query
+    if kind.sliding_window is not None:
+        is_seen &= entry > query - kind.sliding_window
+    return KindStep(torch.where(index >= 0, index, scratch_tokens), _bias(is_seen))
+
+
+def _direct_step(kind: LayerKind, index: Tensor, rows: Sequence[PrefillRow], longest: int) -> KindStep:
+    """The slots lose nothing of these prompts, so that a query sees what is there and not after it."""
+    layout = kind.policy.layout
+    placements = [kind.policy.place(row.num_prompt_tokens) for row in rows]
+    padding = index.shape[0] - len(rows)
+    num_tokens, window_start, ring_size = torch.tensor(
+        [
+            [row.start + len(row.token_ids) for row in rows] + [0] * padding,
+            [placement.window_start for placement in placements] + [0] * padding,
+            [placement.ring_size for placement in placements] + [1] * padding,
+        ],
+        device=index.device,
+    )
+    entries = direct_entries(layout, index, window_start[:, None], ring_size[:, None])
+    uses_kept = any(placement.num_kept_used for placement in placements)
+    read_length = layout.capacity if uses_kept else _read_length(longest, layout.capacity)
+    held = direct_index(layout, num_tokens, window_start, ring_size)[:, None, :read_length]
+    is_seen = (held >= 0) & (held <= index[..., None])
+    return KindStep(torch.where(index >= 0, entries, layout.capacity), _bias(is_seen))
+
+
+def _bias(is_seen: Tensor) -> Tensor:
+    return torch.zeros(is_seen.shape, device=is_seen.device).masked_fill_(~is_seen, HIDDEN)
+
+
+def _observations(rows: Sequence[PrefillRow], kinds: Sequence[LayerKind]) -> Iterable[Observation]:
+    """Yield the rows whose chunk holds queries of an observation window, where there are more candidates than kept entries."""
+    for kind in kinds:
+        if kind.chooser is None:
+            continue
+        layout, window = kind.policy.layout, kind.chooser.observation_window
+        for position, row in enumerate(rows):
+            num_candidates = kind.policy.place(row.num_prompt_tokens).window_start - layout.num_sink
+            is_observing = row.start + len(row.token_ids) > row.num_prompt_tokens - window
+            if row.scratch is not None and row.slots and is_observing and num_candidates > layout.num_kept:
+                yield Observation(position, row.scratch, row.num_prompt_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodePlan:
+    """What stays the same over the steps of a decode batch; every tensor is over all slots."""
+
+    kinds: tuple[LayerKind, ...]
+    is_live: Tensor  # bool [slot]
+    first_index: Tensor  # [slot]: −1 where idle
+    window_starts: tuple[Tensor, ...]  # a kind each, [slot]
+    ring_sizes: tuple[Tensor, ...]
+    places: Tensor
+
+    def forward_pass(self, token_ids: Tensor, number: int) -> ForwardPass:
+        """Return the `number`th step's pass, which reads `token_ids` [slot]."""
+        index = self.first_index + number * self.is_live
+        kind_steps = []
+        for kind, window_start, ring_size in zip(self.kinds, self.window_starts, self.ring_sizes, strict=True):
+            layout = kind.policy.layout
+            entries = torch.where(self.is_live, decode_entries(layout, index, ring_size), layout.capacity)
+            is_seen = live_mask(layout, index + 1, window_start, ring_size)
+            kind_steps.append(KindStep(entries[:, None], _bias(is_seen)[:, None]))
+        step = Step(self.places, tuple(kind_steps), reads_all=True)
+        return ForwardPass(token_ids[:, None], index.clamp(min=0)[:, None], step)
+
+
+def decode_plan(rows: Sequence[DecodeRow], kinds: Sequence[LayerKind], num_slots: int, device: torch.device) -> tuple[DecodePlan, Tensor]:
+    """Return the plan of a decode batch, and the tokens [slot] that its first step reads."""
+    idle = [0] * num_slots
+    token_ids, index = idle.copy(), [-1] * num_slots
+    starts, sizes = [idle.copy() for _ in kinds], [[1] * num_slots for _ in kinds]
+    for row in rows:
+        token_ids[row.slot], index[row.slot] = row.token_id, row.index
+        for kind, start, size in zip(kinds, starts, sizes, strict=True):
+            placement = kind.policy.place(row.num_prompt_tokens)
+            start[row.slot], size[row.slot] = placement.window_start, placement.ring_size
+    tokens, first_index, *placements = torch.tensor([token_ids, index, *starts, *sizes], device=device)
+    plan = DecodePlan(
+        kinds=tuple(kinds),
+        is_live=first_index >= 0,
+        first_index=first_index,
+        window_starts=tuple(placements[: len(kinds)]),
+        ring_sizes=tuple(placements[len(kinds) :]),
+        places=torch.arange(num_slots, device=device),
+    )
+    return plan, tokens

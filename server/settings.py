@@ -16,7 +16,6 @@ class Limits:
     max_stop_length: int = 256  # characters of one stop string
     max_stop_token_ids: int = 256
     max_logit_bias: int = 1024
-    max_top_logprobs: int = 20
 
 
 @dataclass(frozen=True, slots=True)

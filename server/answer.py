@@ -1,0 +1,122 @@
+"""An answer in the making: what chat and text completions have in common between the events of an engine and the bodies of the API."""
+
+import abc
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from server.output import ChoiceDelta, TokenLogprob
+from server.protocol.generation import GenerationRequest
+from server.protocol.usage import Usage, usage
+from server.renderer import Renderer
+
+
+@dataclass(slots=True)
+class AnsweredChoice:
+    """One choice as far as it has come."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    num_tokens: int = 0
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def add(self, delta: ChoiceDelta) -> None:
+        self.texts.append(delta.text)
+        self.logprobs += delta.logprobs
+        self.num_tokens += len(delta.token_ids)
+        if delta.final is not None:
+            self.num_tokens = delta.final.num_output_tokens
+            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+
+
+class Answer(abc.ABC):
+    """The answer to one request of a family. Its choices are numbered prompt by prompt, `n` to each."""
+
+    id_prefix: str
+    object_name: str
+    chunk_name: str
+    prompt_param: str  # the parameter that a prompt comes from
+
+    def __init__(self, request: GenerationRequest, model: str) -> None:
+        self.options = request
+        self.id = f"{self.id_prefix}-{uuid.uuid4().hex}"
+        self._model = model
+        self._created = int(time.time())
+
+    @property
+    @abc.abstractmethod
+    def num_prompts(self) -> int: ...
+
+    @property
+    @abc.abstractmethod
+    def num_logprobs(self) -> int | None:
+        """How many alternatives of each generated token are asked for; None: no log-probabilities at all."""
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return None
+
+    @property
+    @abc.abstractmethod
+    def continues_prompt(self) -> bool:
+        """Whether the answer's text goes on where the prompt's ends."""
+
+    @abc.abstractmethod
+    async def render(self, renderer: Renderer) -> tuple[tuple[int, ...], ...]:
+        """Return the prompts' token ids. Raises `RenderError`."""
+
+    @abc.abstractmethod
+    def max_tokens(self, room: int) -> int:
+        """Return how many tokens to generate at most where there is room for `room` of them, which may be too few."""
+
+    def take_prompt_logprobs(self, prompt: int, tokens: tuple[TokenLogprob, ...]) -> None:
+        """Remember what was asked for with `num_prompt_logprobs`."""
+        raise AssertionError(f"log-probabilities of prompt {prompt} came unasked: {len(tokens)}")
+
+    @abc.abstractmethod
+    def choice(self, index: int, choice: AnsweredChoice) -> Mapping[str, object]:
+        """Return a whole choice."""
+
+    @abc.abstractmethod
+    def chunk_choices(self, index: int, delta: ChoiceDelta) -> Iterator[Mapping[str, object]]:
+        """Return the next pieces of a streamed choice, one a chunk."""
+
+    def body(self, choices: list[AnsweredChoice], counts: Usage) -> dict[str, object]:
+        whole = [self.choice(index, choice) for index, choice in enumerate(choices)]
+        return self._envelope(self.object_name) | {"choices": whole, "usage": counts}
+
+    def chunk(self, *choices: Mapping[str, object]) -> dict[str, object]:
+        return self._envelope(self.chunk_name) | {"choices": list(choices)}
+
+    def _envelope(self, name: str) -> dict[str, object]:
+        return {"id": self.id, "object": name, "created": self._created, "model": self._model}
+
+
+@dataclass(slots=True)
+class Tally:
+    """Tokens read and made so far, over all prompts and choices of a request."""
+
+    num_prompt_tokens: tuple[int, ...]
+    num_read: list[int]
+    choices: list[AnsweredChoice]
+
+    @classmethod
+    def start(cls, num_prompt_tokens: tuple[int, ...], num_choices: int) -> "Tally":
+        choices = [AnsweredChoice() for _ in range(len(num_prompt_tokens) * num_choices)]
+        return cls(num_prompt_tokens, [0] * len(num_prompt_tokens), choices)
+
+    @property
+    def usage(self) -> Usage:
+        return usage(sum(self.num_prompt_tokens), sum(choice.num_tokens for choice in self.choices))
+
+    @property
+    def progress(self) -> str:
+        """What is being done, for whoever waits."""
+        total = sum(self.num_prompt_tokens)
+        return f"prefill {sum(self.num_read)}/{total}" if sum(self.num_read) < total else "decode"

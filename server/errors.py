@@ -1,0 +1,87 @@
+"""What goes wrong, as clients of the OpenAI API see it: a status, a body with string codes, and when to try again.
+
+It knows how each exception of the floors below is to be told; the text of an exception that nobody foresaw never leaves the server.
+"""
+
+from collections.abc import Mapping
+from typing import Final, TypedDict
+
+from starlette.responses import Response
+
+from server.jsontext import ascii_json
+
+INVALID_REQUEST: Final = "invalid_request_error"
+SERVER_ERROR: Final = "server_error"
+
+
+class ErrorDetail(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(TypedDict):
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """An answer that is an error."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str | None,
+        message: str,
+        *,
+        param: str | None = None,
+        kind: str = INVALID_REQUEST,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+        self.kind = kind
+        self.headers = dict(headers or {})
+
+    def body(self) -> ErrorBody:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        # ASCII: a message may quote a client's key with a lone surrogate in it, which no UTF-8 can carry.
+        return Response(ascii_json(self.body()), self.status, headers=self.headers, media_type="application/json")
+
+
+def invalid_value(message: str, param: str | None, *, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, code, message, param=param)
+
+
+def unsupported_parameter(param: str, why: str = "is not supported by this server") -> ApiError:
+    return ApiError(400, "unsupported_parameter", f"Unsupported parameter: '{param}' {why}.", param=param)
+
+
+def model_not_found(name: str) -> ApiError:
+    return ApiError(404, "model_not_found", f"The model '{name}' does not exist or you do not have access to it.", param="model")
+
+
+def invalid_api_key(message: str) -> ApiError:
+    return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
+
+
+def overloaded(message: str, retry_after: int) -> ApiError:
+    return ApiError(429, "rate_limit_exceeded", message, kind="rate_limit_error", headers={"Retry-After": str(retry_after)})
+
+
+def unavailable(code: str, message: str, retry_after: int) -> ApiError:
+    return ApiError(503, code, message, kind=SERVER_ERROR, headers={"Retry-After": str(retry_after)})
+
+
+def timed_out(message: str) -> ApiError:
+    """A request used up its time: sent again as it is, it would use it up again."""
+    return ApiError(504, "request_timeout", message, kind=SERVER_ERROR, headers={"x-should-retry": "false"})
+
+
+def internal_error() -> ApiError:
+    return ApiError(500, "internal_error", "The server had an error while processing your request.", kind=SERVER_ERROR)

@@ -1,0 +1,64 @@
+"""How the exceptions of the floors below are told to clients. What nobody foresaw is an internal error, and its text stays here."""
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from scheduler.messages import FinishReason
+from server.client import HealthStatus, QueueFullError, UnavailableError
+from server.errors import ApiError, internal_error, overloaded, timed_out, unavailable
+from server.output import GenerationError
+from server.validation import invalid_body
+
+RETRY_SOON = 1  # seconds: a place in the queue comes free with every request that ends
+RETRY_LATER = 5  # seconds: loading, draining and restarting take longer
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """Return what a client is told about `error`."""
+    match error:
+        case ApiError():
+            return error
+        case RequestValidationError():
+            return invalid_body(error)
+        case HTTPException():
+            return _http_error(error)
+        case QueueFullError():
+            return overloaded(f"The server is full: {error}. Please try again.", RETRY_SOON)
+        case UnavailableError():
+            return _unavailable(error.health.status)
+        case GenerationError():
+            return _generation_error(error)
+    return internal_error()
+
+
+def _generation_error(error: GenerationError) -> ApiError:
+    match error.final.reason:
+        case FinishReason.REJECTED:  # for its length or its tokens it would have been refused before: the queue was full
+            return overloaded("The server is full. Please try again.", RETRY_SOON)
+        case FinishReason.QUEUE_TIMEOUT:
+            return unavailable("queue_timeout", "The request waited for a slot as long as it was allowed to.", RETRY_SOON)
+        case FinishReason.TIMEOUT:
+            return timed_out("The request was not finished within the time it was allowed to take.")
+        case FinishReason.ABORT:
+            return unavailable("server_shutting_down", "The request was ended because the server is shutting down.", RETRY_LATER)
+        case _:
+            return internal_error()
+
+
+def _unavailable(status: HealthStatus) -> ApiError:
+    code, message = {
+        HealthStatus.LOADING: ("model_loading", "The model is being loaded."),
+        HealthStatus.DRAINING: ("server_shutting_down", "The server is shutting down."),
+        HealthStatus.STALLED: ("engine_stalled", "The engine makes no progress."),
+        HealthStatus.DEAD: ("engine_dead", "The engine has failed."),
+    }.get(status, ("unavailable", "The server cannot serve this request now."))
+    return unavailable(code, message, RETRY_LATER)
+
+
+def _http_error(error: HTTPException) -> ApiError:
+    """Return the answer for what the framework itself refuses."""
+    code, message = {
+        404: ("unknown_url", "There is nothing at this URL. Please check it for typos."),
+        405: ("method_not_allowed", "This URL does not take this method."),
+    }.get(error.status_code, ("invalid_request", str(error.detail)))
+    return ApiError(error.status_code, code, message, headers=error.headers)

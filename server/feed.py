@@ -1,0 +1,80 @@
+"""The events of all the generations of one HTTP request, in the order in which they come."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self
+
+from server.client import Ticket
+from server.output import Accepted, Event, Generation
+
+
+class EventFeed:
+    """Several generations read at once; leaving it aborts what is unfinished.
+
+    An event comes with the number of its generation. What a generation raises is raised by `next`. The ticket is given back when the last
+    generation has ended, though it may take a slow client long after that to be told so.
+    """
+
+    def __init__(self, generations: Sequence[Generation], ticket: Ticket) -> None:
+        self._generations = generations
+        self._ticket = ticket
+        self._num_reading = len(generations)
+        self._queue: asyncio.Queue[tuple[int, Event] | Exception | None] = asyncio.Queue()
+        self._early: deque[tuple[int, Event]] = deque()
+        self._num_open = len(generations)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(self._read(number, generation)) for number, generation in enumerate(self._generations)]
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def accepted(self) -> None:
+        """Wait until the engine has taken every generation. Raises `GenerationError` if it refuses one."""
+        num_missing = len(self._generations)
+        while num_missing:
+            item = await self._get()
+            assert item is not None, "a generation ended before it was accepted"
+            if isinstance(item[1], Accepted):
+                num_missing -= 1
+            else:
+                self._early.append(item)
+
+    async def next(self, deadline: float | None = None) -> tuple[int, Event] | None:
+        """Return the next event, or None at the end. Raises TimeoutError when the loop's time reaches `deadline`."""
+        if self._early:
+            return self._early.popleft()
+        if self._queue.empty():
+            async with asyncio.timeout_at(deadline):
+                return await self._get()
+        return await self._get()
+
+    async def _get(self) -> tuple[int, Event] | None:
+        while self._num_open or not self._queue.empty():
+            item = await self._queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is not None:
+                return item
+            self._num_open -= 1
+        return None
+
+    async def _read(self, number: int, generation: Generation) -> None:
+        try:
+            async with aclosing(generation):
+                async for event in generation:
+                    self._queue.put_nowait((number, event))
+            self._queue.put_nowait(None)
+        except Exception as error:
+            self._queue.put_nowait(error)
+        finally:
+            self._num_reading -= 1
+            if self._num_reading == 0:
+                self._ticket.release()

@@ -1,0 +1,75 @@
+"""`/v1/completions`: the request, and the shapes of its answers."""
+
+from typing import Annotated, Literal, NotRequired, Self, TypedDict
+
+from pydantic import AfterValidator, FailFast, Field, model_validator
+
+from server.errors import invalid_value
+from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Text, TokenId, Unsupported, only
+from server.protocol.generation import GenerationRequest
+from server.protocol.usage import Usage
+
+
+class CompletionRequest(GenerationRequest):
+    prompt: (
+        Text
+        | Annotated[list[Text], FailFast()]
+        | Annotated[list[TokenId], FailFast()]
+        | Annotated[list[Annotated[list[TokenId], FailFast()]], FailFast()]
+    )
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
+    suffix: Annotated[object, AfterValidator(only(""))] = None
+    add_special_tokens: bool | None = None
+    prompt_embeds: Unsupported = None
+
+    @model_validator(mode="after")
+    def _check_completion_options(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise invalid_value("'max_tokens' may be 0 only when 'echo' is true.", "max_tokens")
+        if self.best_of is not None and self.best_of != self.num_choices:
+            raise invalid_value(f"'best_of' is supported only when it equals 'n', which is {self.num_choices}.", "best_of")
+        if not self.prompts or any(not prompt for prompt in self.prompts):
+            raise invalid_value("'prompt' must not be empty.", "prompt")
+        return self
+
+    @property
+    def prompts(self) -> tuple[str | tuple[int, ...], ...]:
+        """The prompts, each a text or token ids."""
+        if isinstance(self.prompt, str):
+            return (self.prompt,)
+        token_ids = tuple(item for item in self.prompt if isinstance(item, int))
+        if token_ids:
+            return (token_ids,)
+        return tuple(item if isinstance(item, str) else tuple(item) for item in self.prompt if not isinstance(item, int))
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens
+
+
+class CompletionLogprobs(TypedDict):
+    """Parallel lists, one entry a token. The first token of an echoed prompt has no log-probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: str | None
+    stop_reason: NotRequired[str | int | None]
+
+
+class Completion(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage

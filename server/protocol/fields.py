@@ -1,0 +1,55 @@
+"""The base of all request bodies, and the kinds of fields that several of them share.
+
+Bodies are strict: a string is no number, an unknown field is an error, and no number is infinite. What is wrong with a field is said by
+pydantic's own errors and by the custom ones here; `server.validation` turns them into OpenAI's.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+MAX_INT32 = 2**31 - 1
+MAX_LOGPROBS = 20  # alternatives a token
+MAX_KEYS = 256  # of one JSON object: without a bound, a body full of unknown fields costs seconds in error messages
+
+
+class RequestBody(BaseModel):
+    """A JSON object that a client sends."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_too_many_keys(cls, data: Any) -> Any:
+        if isinstance(data, dict) and len(data) > MAX_KEYS:
+            raise PydanticCustomError("invalid_value", "has {count} fields, far more than there are", {"count": len(data)})
+        return data
+
+
+def only(*neutral: object) -> Callable[[object], object]:
+    """Return a validator of a field that this server does not support: it lets null pass, and values that ask for nothing."""
+
+    def check(value: object) -> object:
+        if value is not None and value not in neutral:
+            raise PydanticCustomError("unsupported_parameter", "is not supported by this server")
+        return value
+
+    return check
+
+
+def encodable(text: str) -> str:
+    """Refuse what JSON can say and UTF-8 cannot: half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PydanticCustomError("invalid_value", "has a lone surrogate at character {at}", {"at": error.start}) from error
+    return text
+
+
+Text: TypeAlias = Annotated[str, AfterValidator(encodable)]
+Unsupported: TypeAlias = Annotated[object, AfterValidator(only())]
+Inert: TypeAlias = Annotated[Any, Field(description="Accepted; changes nothing.")]
+Seconds: TypeAlias = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
+TokenId: TypeAlias = Annotated[int, Field(ge=0, le=MAX_INT32)]

@@ -1,0 +1,144 @@
+"""What chat and text completions have in common: how tokens are chosen, when to stop, how the answer is delivered."""
+
+import re
+from typing import Annotated, Self, TypeAlias, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from backends.interface import SamplingParams
+from server.errors import invalid_value
+from server.protocol.fields import MAX_INT32, Inert, RequestBody, Seconds, Text, TokenId, Unsupported, only
+from server.renderer import GenerationDefaults
+
+T = TypeVar("T")
+
+
+class StreamOptions(RequestBody):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Inert = None
+
+
+def at_most_65536(biases: object) -> object:
+    """Refuse a huge object before every entry of it is looked at."""
+    if isinstance(biases, dict) and len(biases) > 65536:
+        raise PydanticCustomError("invalid_value", "has {count} entries, more than any vocabulary needs", {"count": len(biases)})
+    return biases
+
+
+def with_integer_keys(biases: dict[str, float]) -> dict[str, float]:
+    for key in biases:
+        if re.fullmatch(r"0|[1-9][0-9]{0,9}", key) is None:
+            raise PydanticCustomError("invalid_value", "keys must be token ids, got {key}", {"key": repr(key[:32])})
+    return biases
+
+
+LogitBias: TypeAlias = Annotated[
+    dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(at_most_65536), AfterValidator(with_integer_keys)
+]
+
+
+class GenerationRequest(RequestBody):
+    """Fields of both families. None is an option left out."""
+
+    model: Text | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
+    stop: Text | Annotated[list[Text], FailFast()] | None = None
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: LogitBias | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+
+    # Extensions, named as in vLLM.
+    top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], FailFast()] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
+
+    # Ours: this request waits at most `queue_timeout` seconds for a slot, and takes at most `request_timeout` seconds in all.
+    queue_timeout: Seconds | None = None
+    request_timeout: Seconds | None = None
+
+    user: Inert = None
+    metadata: Inert = None
+    store: Inert = None
+    service_tier: Inert = None
+    safety_identifier: Inert = None
+    prompt_cache_key: Inert = None
+    prompt_cache_retention: Inert = None
+    prompt_cache_options: Inert = None
+    cache_salt: Inert = None
+
+    response_format: Annotated[object, AfterValidator(only({"type": "text"}))] = None
+    structured_outputs: Unsupported = None
+    guided_json: Unsupported = None
+    guided_regex: Unsupported = None
+    guided_choice: Unsupported = None
+    guided_grammar: Unsupported = None
+    logits_processors: Unsupported = None
+    allowed_token_ids: Unsupported = None
+    bad_words: Annotated[object, AfterValidator(only([]))] = None
+    use_beam_search: Annotated[object, AfterValidator(only(False))] = None
+    length_penalty: Annotated[object, AfterValidator(only(1))] = None
+    truncate_prompt_tokens: Unsupported = None
+    prompt_logprobs: Unsupported = None
+    return_token_ids: Annotated[object, AfterValidator(only(False))] = None
+    return_tokens_as_token_ids: Annotated[object, AfterValidator(only(False))] = None
+    spaces_between_special_tokens: Annotated[object, AfterValidator(only(True))] = None
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise invalid_value("The 'stream_options' parameter is only allowed when 'stream' is enabled.", "stream_options")
+        if "" in self.stop_strings:
+            raise invalid_value("'stop' must not contain an empty string.", "stop")
+        return self
+
+    @property
+    def num_choices(self) -> int:
+        return self.n if self.n is not None else 1
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def includes_continuous_usage(self) -> bool:
+        return self.includes_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    def sampling_params(self, defaults: GenerationDefaults, seed: int, num_logprobs: int | None) -> SamplingParams:
+        """Return how to choose tokens: `defaults` are the model's for what is left out, `seed` is used where the client gave none."""
+        return SamplingParams(
+            temperature=_given(self.temperature, defaults.temperature),
+            top_p=max(_given(self.top_p, defaults.top_p), 1e-6),  # 0, which OpenAI allows, keeps the most likely token alone
+            top_k=max(_given(self.top_k, defaults.top_k), 0),
+            min_p=_given(self.min_p, defaults.min_p),
+            presence_penalty=_given(self.presence_penalty, 0.0),
+            frequency_penalty=_given(self.frequency_penalty, 0.0),
+            repetition_penalty=_given(self.repetition_penalty, defaults.repetition_penalty),
+            logit_bias=tuple(sorted((int(key), bias) for key, bias in (self.logit_bias or {}).items())),
+            seed=_given(self.seed, seed) % 2**63,
+            num_logprobs=num_logprobs,
+        )
+
+
+def _given(value: T | None, default: T) -> T:
+    return default if value is None else value

@@ -1,0 +1,137 @@
+"""`POST /v1/completions`."""
+
+from collections.abc import Iterator, Sequence
+
+from fastapi import APIRouter, Response
+
+from server.admission import served_model
+from server.answer import Answer, AnsweredChoice
+from server.logprobs import finite
+from server.output import ChoiceDelta, TokenLogprob
+from server.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
+from server.renderer import Renderer
+from server.routes.generation import GenerationResponse
+from server.services import Services
+
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.post("/v1/completions", response_model=Completion)
+    async def create_completion(body: CompletionRequest) -> Response:
+        return GenerationResponse(services, CompletionAnswer(body, served_model(body.model, services.settings)))
+
+    return routes
+
+
+class CompletionAnswer(Answer):
+    id_prefix = "cmpl"
+    object_name = "text_completion"
+    chunk_name = "text_completion"
+    prompt_param = "prompt"
+
+    def __init__(self, request: CompletionRequest, model: str) -> None:
+        super().__init__(request, model)
+        self._request = request
+        self._prompts = request.prompts
+        self._prompt_texts: list[str] = []
+        self._prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
+        self._offsets: dict[int, int] = {}  # of choices that have begun to be streamed: characters of the tokens sent
+
+    @property
+    def num_prompts(self) -> int:
+        return len(self._prompts)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self._request.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self._request.logprobs if self._request.echo else None
+
+    @property
+    def continues_prompt(self) -> bool:
+        return True
+
+    async def render(self, renderer: Renderer) -> tuple[tuple[int, ...], ...]:
+        add_special_tokens = self._request.add_special_tokens is not False
+        rendered = [
+            await renderer.encode(prompt, add_special_tokens=add_special_tokens) if isinstance(prompt, str) else prompt
+            for prompt in self._prompts
+        ]
+        if self._request.echo:
+            self._prompt_texts = [prompt if isinstance(prompt, str) else await renderer.decode(prompt) for prompt in self._prompts]
+        return tuple(rendered)
+
+    def max_tokens(self, room: int) -> int:
+        limit = self._request.max_tokens
+        return min(room, DEFAULT_MAX_TOKENS) if limit is None else limit
+
+    def take_prompt_logprobs(self, prompt: int, tokens: tuple[TokenLogprob, ...]) -> None:
+        self._prompt_logprobs[prompt] = tokens
+
+    def choice(self, index: int, choice: AnsweredChoice) -> CompletionChoice:
+        text, logprobs = self._echo(index)
+        return {
+            "index": index,
+            "text": text + choice.text,
+            "logprobs": self._logprobs((*logprobs, *choice.logprobs), 0),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+
+    def chunk_choices(self, index: int, delta: ChoiceDelta) -> Iterator[CompletionChoice]:
+        if index not in self._offsets:
+            self._offsets[index] = 0
+            if self._request.echo:
+                yield self._piece(index, *self._echo(index))
+        if delta.text or delta.logprobs:
+            yield self._piece(index, delta.text, delta.logprobs)
+        if delta.final is not None:
+            yield {
+                "index": index,
+                "text": "",
+                "logprobs": None,
+                "finish_reason": delta.finish_reason,
+                "stop_reason": delta.stop_reason,
+            }
+
+    def _piece(self, index: int, text: str, tokens: Sequence[TokenLogprob]) -> CompletionChoice:
+        offset = self._offsets[index]
+        self._offsets[index] += sum(len(token.token) for token in tokens)
+        return {"index": index, "text": text, "logprobs": self._logprobs(tokens, offset), "finish_reason": None}
+
+    def _echo(self, index: int) -> tuple[str, tuple[TokenLogprob, ...]]:
+        """Return what a choice's text begins with: its prompt, if it is to be echoed."""
+        if not self._request.echo:
+            return "", ()
+        prompt = index // self._request.num_choices
+        return self._prompt_texts[prompt], self._prompt_logprobs.get(prompt, ())
+
+    def _logprobs(self, tokens: Sequence[TokenLogprob], offset: int) -> CompletionLogprobs | None:
+        """Return the parallel lists of these tokens, whose text begins at `offset`."""
+        if self.num_logprobs is None:
+            return None
+        offsets = []
+        for token in tokens:
+            offsets.append(offset)
+            offset += len(token.token)
+        return {
+            "tokens": [token.token for token in tokens],
+            "token_logprobs": [None if token.logprob is None else finite(token.logprob) for token in tokens],
+            "top_logprobs": [_top_logprobs(token) for token in tokens],
+            "text_offset": offsets,
+        }
+
+
+def _top_logprobs(token: TokenLogprob) -> dict[str, float] | None:
+    """Return the likeliest texts at a token's place, and its own; of tokens with the same text the likeliest counts."""
+    if token.logprob is None:
+        return None
+    likeliest: dict[str, float] = {}
+    for other in (*token.top, token):
+        likeliest.setdefault(other.token, finite(other.logprob))
+    return likeliest

@@ -1,0 +1,40 @@
+"""`GET /health`, `/ready`, `/version` and `/metrics`: what those who run the server look at."""
+
+from importlib.metadata import version
+
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from server.client import Health
+from server.services import Services
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter()
+
+    @routes.get("/health")
+    async def health() -> Response:
+        """Whether the process is worth keeping."""
+        now = services.client.health()
+        return _status(now, is_well=now.is_alive)
+
+    @routes.get("/ready")
+    async def ready() -> Response:
+        """Whether requests are welcome."""
+        now = services.client.health()
+        return _status(now, is_well=now.is_alive and now.is_ready)
+
+    @routes.get("/version")
+    async def server_version() -> dict[str, str]:
+        return {"version": version("snapserve")}
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        return Response(services.metrics.render(), media_type=services.metrics.content_type)
+
+    return routes
+
+
+def _status(health: Health, *, is_well: bool) -> Response:
+    headers = {"Cache-Control": "no-store"} if is_well else {"Cache-Control": "no-store", "Retry-After": "5"}
+    return JSONResponse({"status": health.status.value}, 200 if is_well else 503, headers)

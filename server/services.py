@@ -1,0 +1,25 @@
+"""What routes are given to work with."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from server.client import EngineClient
+from server.renderer import Renderer
+from server.settings import ServerSettings
+
+
+class Exposition(Protocol):
+    """Metrics that can be scraped."""
+
+    @property
+    def content_type(self) -> str: ...
+
+    def render(self) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    client: EngineClient
+    renderer: Renderer
+    settings: ServerSettings
+    metrics: Exposition

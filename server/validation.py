@@ -1,0 +1,45 @@
+"""What is wrong with a request's body, told as OpenAI tells it: one message, the parameter's path, a code."""
+
+from collections.abc import Mapping, Sequence
+
+from fastapi.exceptions import RequestValidationError
+
+from server.errors import ApiError, invalid_value, unsupported_parameter
+
+
+def invalid_body(error: RequestValidationError) -> ApiError:
+    """Return the answer to a body that is not a valid request: about the error that lies deepest, which says most."""
+    details = error.errors()
+    paths = [_path(detail["loc"][1:], error.body, is_missing=detail["type"] == "missing") for detail in details]
+    deepest = max(range(len(paths)), key=lambda index: len(paths[index]))
+    kind, message, path = str(details[deepest]["type"]), str(details[deepest]["msg"]), _joined(paths[deepest])
+    if kind == "json_invalid":
+        return invalid_value(f"The request's body is not valid JSON: {details[deepest]['ctx']['error']}.", None, code="invalid_json")
+    if not path:
+        return invalid_value("The request's body must be a JSON object of the fields that this route takes.", None, code="invalid_type")
+    if kind == "unsupported_parameter":
+        return unsupported_parameter(path)
+    if kind == "extra_forbidden":
+        return invalid_value(f"Unknown parameter: '{path}'.", path, code="unknown_parameter")
+    if kind == "missing":
+        return invalid_value(f"Missing required parameter: '{path}'.", path, code="missing_required_parameter")
+    code = "invalid_type" if kind.endswith("_type") else "invalid_value"
+    return invalid_value(f"Invalid value for '{path}': {message[0].lower()}{message[1:]}.", path, code=code)
+
+
+def _path(loc: Sequence[str | int], body: object, *, is_missing: bool) -> list[str | int]:
+    """Return the steps of `loc` that lead through the body: pydantic also names the arms of unions there."""
+    path: list[str | int] = []
+    here = body
+    for number, step in enumerate(loc):
+        if (isinstance(here, Mapping) and step in here) or (isinstance(here, list) and isinstance(step, int) and step < len(here)):
+            here = here[step]
+            path.append(step)
+        elif is_missing and number == len(loc) - 1:
+            path.append(step)
+    return path
+
+
+def _joined(path: Sequence[str | int]) -> str:
+    """Return a path as OpenAI writes it: `messages[0].content`."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")[:256]

@@ -1,7 +1,7 @@
 """The server's view of an engine: places in the queue, streams of outputs, health.
 
-Routes see `EngineClient` only. What crosses the line is frozen (`scheduler.messages`); there is no text here and no HTTP, and nothing of the
-engine's own state, so that an engine in another process would be another implementation of the same few methods.
+Routes see `EngineClient` only. What crosses the line is frozen (`scheduler.messages`). There is no text here, no HTTP and nothing of the
+engine's own state: an engine in another process would be another implementation of the same few methods.
 """
 
 import enum
@@ -36,8 +36,8 @@ class Health:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a request sent now would be admitted if there is a place."""
-        return self.status in (HealthStatus.READY, HealthStatus.STALLED)
+        """Whether to send it requests."""
+        return self.status is HealthStatus.READY
 
 
 class QueueFullError(Exception):

@@ -1,45 +1,38 @@
-"""Messages and text to token ids, and back: the tokenizer and the chat template of a model.
+"""The tokenizer as routes use it: awaited, so that a long prompt leaves the event loop free.
 
-A renderer is made at once and filled by `load`, in whatever thread loads the model: importing and reading a tokenizer takes seconds. Whoever
-holds a ticket of the engine (`server.client`) may use it. It knows no request, no stream and no stop string.
+A renderer is made at once and filled by `load`, in whatever thread loads the model: importing and reading a tokenizer takes seconds.
+Whoever holds a ticket of the engine (`server.client`) may use it. It knows no request, no stream and no stop string.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
+from server.generation_config import GenerationDefaults
+from server.tokenizer import RenderError, Tokenizer, TokenizerInfo
+from server.vocabulary import Vocabulary
 
-class RenderError(ValueError):
-    """The messages or the text cannot be rendered; the message is fit for a client."""
+__all__ = ["GenerationDefaults", "RenderError", "Renderer", "TokenizerInfo"]
 
+_Result = TypeVar("_Result")
 
-@dataclass(frozen=True, slots=True)
-class TokenizerInfo:
-    """What clients that tokenize for themselves want to know."""
-
-    tokenizer_class: str
-    vocab_size: int
-    bos_token: str | None
-    eos_token: str | None
-    pad_token: str | None
-    unk_token: str | None
-    chat_template: str | None
-    added_tokens: Mapping[str, int]  # text to id
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationDefaults:
-    """What a model's publishers recommend for fields that a request leaves out (`generation_config.json`)."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+MAX_INLINE_CHARS = 4096  # about 2 ms of tokenizing; longer texts go to the worker thread, one after the other
 
 
 class Renderer:
-    """A model's tokenizer and chat template."""
+    """A model's tokenizer and chat template. `close` it at the end."""
+
+    def __init__(self, tokenizer: Tokenizer | None = None) -> None:
+        self._loaded = tokenizer
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="renderer")
+
+    def load(self, model: str) -> None:
+        """Read the tokenizer of a local folder or a hub id. Blocks for seconds; raises whatever transformers raises."""
+        self._loaded = Tokenizer.load(model)
+
+    def close(self) -> None:
+        self._worker.shutdown(cancel_futures=True)
 
     async def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, continue_final_message: bool = False
@@ -48,34 +41,66 @@ class Renderer:
 
         Control tokens typed in a message become ordinary text. Raises `RenderError`.
         """
-        raise NotImplementedError
+        tokenizer = self._tokenizer
+
+        def render() -> tuple[int, ...]:
+            return tokenizer.render_chat(
+                messages, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
+            )
+
+        return await self._run(render, _num_chars(messages))
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Return the ids of a raw prompt, in which control tokens mean what they say. Raises `RenderError`."""
-        raise NotImplementedError
+        tokenizer = self._tokenizer
+        return await self._run(lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text))
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of these tokens, special ones included. Raises `RenderError` for ids that are not in the vocabulary."""
-        raise NotImplementedError
+        tokenizer = self._tokenizer
+        return await self._run(lambda: tokenizer.decode(token_ids), len(token_ids))
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return what a token adds to a text, in UTF-8: possibly a part of a character."""
-        raise NotImplementedError
+        return self.vocabulary.token_bytes(token_id)
 
     def token_text(self, token_id: int) -> str:
         """Return what a token adds to a text, with U+FFFD for bytes that are not a character by themselves."""
-        raise NotImplementedError
+        return self.vocabulary.token_text(token_id)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self._tokenizer.vocabulary
 
     @property
     def info(self) -> TokenizerInfo:
-        raise NotImplementedError
+        return self._tokenizer.info
 
     @property
     def defaults(self) -> GenerationDefaults:
         """What a request gets for the sampling parameters that it leaves out."""
-        raise NotImplementedError
+        return self._tokenizer.defaults
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
         """The ids that end an answer unless a request says `ignore_eos`."""
-        raise NotImplementedError
+        return self._tokenizer.stop_token_ids
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        assert self._loaded is not None, "used without a ticket: the tokenizer is not loaded"
+        return self._loaded
+
+    async def _run(self, work: Callable[[], _Result], size: int) -> _Result:
+        if size <= MAX_INLINE_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+
+def _num_chars(value: object) -> int:
+    """Return how many characters the strings in a message, or in several, have."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_num_chars(item) for item in value.values())
+    return sum(_num_chars(item) for item in value) if isinstance(value, list | tuple) else 0

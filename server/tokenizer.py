@@ -1,0 +1,124 @@
+"""A model's tokenizer and chat template, as the server uses them: synchronous, and never changed once loaded.
+
+Wraps a `transformers` tokenizer. Chat templates are the model's own, rendered in the sandbox that transformers gives them; nothing that a
+client sends is a template. Knows no request, no stream and no stop string.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from jinja2 import TemplateError
+
+from server.generation_config import GenerationDefaults, eos_token_ids, generation_defaults, read_generation_config
+from server.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class RenderError(ValueError):
+    """The messages or the text cannot be rendered; the message is fit for a client."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerInfo:
+    """What clients that tokenize for themselves want to know."""
+
+    tokenizer_class: str
+    vocab_size: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | None
+    added_tokens: Mapping[str, int]  # text to id
+
+
+class Tokenizer:
+    """Text to ids, messages to ids, ids to text."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", generation_config: Mapping[str, Any] | None = None) -> None:
+        self._tokenizer = tokenizer
+        self.vocabulary = Vocabulary(tokenizer)
+        self.defaults: GenerationDefaults = generation_defaults(generation_config or {})
+        own_eos = frozenset() if tokenizer.eos_token_id is None else frozenset([tokenizer.eos_token_id])
+        self.stop_token_ids = own_eos | eos_token_ids(generation_config or {})
+
+    @classmethod
+    def load(cls, model: str) -> Self:
+        """Read the tokenizer of a local folder or a hub id; code that comes with a model is never run. Takes seconds."""
+        from transformers import AutoTokenizer
+
+        return cls(AutoTokenizer.from_pretrained(model, trust_remote_code=False), read_generation_config(model))
+
+    @property
+    def info(self) -> TokenizerInfo:
+        inner = self._tokenizer
+        return TokenizerInfo(
+            tokenizer_class=type(inner).__name__,
+            vocab_size=len(self.vocabulary),
+            bos_token=inner.bos_token,
+            eos_token=inner.eos_token,
+            pad_token=inner.pad_token,
+            unk_token=inner.unk_token,
+            chat_template=inner.chat_template if isinstance(inner.chat_template, str) else None,
+            added_tokens=dict(inner.added_tokens_encoder),
+        )
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Return the ids of a raw prompt, in which control tokens mean what they say. Raises `RenderError`."""
+        _check_unicode(text)
+        return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of these tokens, special ones included. Raises `RenderError` for ids outside the vocabulary."""
+        size = len(self.vocabulary)
+        for token_id in token_ids:
+            if not 0 <= token_id < size:
+                raise RenderError(f"token id {token_id} is outside the vocabulary of {size} tokens")
+        return self.vocabulary.decode(list(token_ids))
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, continue_final_message: bool
+    ) -> tuple[int, ...]:
+        """Return the prompt of a conversation, encoded as the model was trained: in one piece, no merge lost at a message's border.
+
+        Control tokens typed in a message become ordinary text; only there the encoding is cut. Raises `RenderError`.
+        """
+        if self._tokenizer.chat_template is None:
+            raise RenderError("the model has no chat template: it serves completions of raw prompts only")
+        plain = [_with_plain_content(message) for message in messages]
+        try:
+            ids = self._tokenizer.apply_chat_template(
+                plain,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                sanitize_control_tokens=True,
+                return_dict=False,
+                tokenizer_kwargs={"verbose": False},
+            )
+        except TemplateError as error:
+            raise RenderError(f"the model's chat template does not take these messages: {error}") from error
+        except Exception as error:  # a template is code of the model's: whatever it raises, it is about these messages
+            raise RenderError("the model's chat template does not take these messages") from error
+        return tuple(ids)
+
+
+def _with_plain_content(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message whose content is one string. Joined before anything is looked for in it: control tokens cannot hide across parts."""
+    plain = dict(message)
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        plain["content"] = content = "\n".join(part["text"] for part in content)
+    if isinstance(content, str):
+        _check_unicode(content)
+    return plain
+
+
+def _check_unicode(text: str) -> None:
+    """Refuse what JSON can spell and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RenderError(f"the text has half a surrogate pair at character {error.start}") from error

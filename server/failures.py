@@ -5,7 +5,7 @@ from starlette.exceptions import HTTPException
 
 from scheduler.messages import FinishReason
 from server.client import HealthStatus, QueueFullError, UnavailableError
-from server.errors import ApiError, internal_error, overloaded, timed_out, unavailable
+from server.errors import ApiError, internal_error, invalid_value, overloaded, timed_out, unavailable
 from server.output import GenerationError
 from server.validation import invalid_body
 
@@ -23,7 +23,7 @@ def as_api_error(error: Exception) -> ApiError:
         case HTTPException():
             return _http_error(error)
         case QueueFullError():
-            return overloaded(f"The server is full: {error}. Please try again.", RETRY_SOON)
+            return _full(error)
         case UnavailableError():
             return _unavailable(error.health.status)
         case GenerationError():
@@ -31,9 +31,17 @@ def as_api_error(error: Exception) -> ApiError:
     return internal_error()
 
 
+def _full(error: QueueFullError) -> ApiError:
+    if error.num_sequences > error.limit:  # trying again cannot help
+        return invalid_value(f"{error.num_sequences} sequences (prompts × n) are more than this server's {error.limit} places.", "n")
+    return overloaded(f"The server is full: {error}. Please try again.", RETRY_SOON)
+
+
 def _generation_error(error: GenerationError) -> ApiError:
     match error.final.reason:
-        case FinishReason.REJECTED:  # for its length or its tokens it would have been refused before: the queue was full
+        case FinishReason.REJECTED:
+            return invalid_value(f"This server cannot serve the request: {error}.", None)
+        case FinishReason.QUEUE_FULL:
             return overloaded("The server is full. Please try again.", RETRY_SOON)
         case FinishReason.QUEUE_TIMEOUT:
             return unavailable("queue_timeout", "The request waited for a slot as long as it was allowed to.", RETRY_SOON)

@@ -1,6 +1,7 @@
 """What is wrong with a request's body, told as OpenAI tells it: one message, the parameter's path, a code."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 
@@ -27,17 +28,22 @@ def invalid_body(error: RequestValidationError) -> ApiError:
     return invalid_value(f"Invalid value for '{path}': {message[0].lower()}{message[1:]}.", path, code=code)
 
 
-def _path(loc: Sequence[str | int], body: object, *, is_missing: bool) -> list[str | int]:
+def _path(loc: Sequence[str | int], body: Any, *, is_missing: bool) -> list[str | int]:
     """Return the steps of `loc` that lead through the body: pydantic also names the arms of unions there."""
     path: list[str | int] = []
-    here = body
     for number, step in enumerate(loc):
-        if (isinstance(here, Mapping) and step in here) or (isinstance(here, list) and isinstance(step, int) and step < len(here)):
-            here = here[step]
+        if _has(body, step):
+            body = body[step]
             path.append(step)
         elif is_missing and number == len(loc) - 1:
             path.append(step)
     return path
+
+
+def _has(value: object, step: str | int) -> bool:
+    if isinstance(value, list):
+        return isinstance(step, int) and step < len(value)
+    return isinstance(value, Mapping) and step in value
 
 
 def _joined(path: Sequence[str | int]) -> str:

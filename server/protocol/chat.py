@@ -30,10 +30,8 @@ class Message(RequestBody):
     tool_call_id: Unsupported = None
 
     def plain(self) -> Mapping[str, object]:
-        """Return the message as chat templates take it: its content is one string."""
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        message: dict[str, object] = {"role": self.role, "content": content}
-        return message if self.name is None else message | {"name": self.name}
+        """Return the message with the fields that it has."""
+        return self.model_dump(exclude_none=True, include={"role", "content", "name"})
 
 
 class ChatTurns(RequestBody):

@@ -94,8 +94,10 @@ class ChatAnswer(Answer):
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         if self.num_logprobs is None:
             return None
-        content = [_top_logprob(token) | {"top_logprobs": [_top_logprob(other) for other in token.top]} for token in tokens]
-        return {"content": content, "refusal": None}
+        return {
+            "content": [{**_top_logprob(token), "top_logprobs": list(map(_top_logprob, token.top))} for token in tokens],
+            "refusal": None,
+        }
 
 
 def _chunk_choice(index: int, delta: ChatDelta) -> ChatChunkChoice:

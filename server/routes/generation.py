@@ -1,7 +1,7 @@
 """The one path that every generated answer takes, of whichever family and streamed or not.
 
-A place is taken before any work is done and given back on every exit; nothing is sent before the engine has accepted; a client that has gone
-ends its request, whatever that request is waiting for.
+A place is taken before any work is done and given back on every exit; nothing is sent before the engine has accepted; a client that has
+gone ends its request, whatever that request is waiting for.
 """
 
 import asyncio

@@ -1,6 +1,9 @@
 """Drives a backend as a scheduler would, one step at a time and with no policy of its own: the test says what runs beside what."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from backends.torch_backend.backend import TorchBackend
 
 from backends.interface import (
     Backend,
@@ -16,8 +19,25 @@ from backends.interface import (
     SampledToken,
     SamplingParams,
 )
+from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from cache.policy import PolicyOptions
 
 GREEDY = SamplingParams(temperature=0.0)
+
+
+def open_backend(path: Path, policy: PolicyOptions, max_model_len: int, num_slots: int = 4, prefill_chunk: int = 32) -> TorchBackend:
+    """Load a checkpoint in float32 on the CPU, where numbers can be compared closely."""
+    config = TorchBackendConfig(
+        model=str(path),
+        device=DeviceName.CPU,
+        dtype=DtypeName.FLOAT32,
+        num_slots=num_slots,
+        policy=policy,
+        max_model_len=max_model_len,
+        num_scratch=2,
+        prefill_chunk=prefill_chunk,
+    )
+    return TorchBackend(config)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from backends.interface import SampledToken
 from tests.backends.checkpoints import VOCAB_SIZE
 
 TOLERANCE = 1e-4
-_LEAST_MARGIN = 2e-4  # between the best token and the next: below it, float noise might choose
+_LEAST_MARGIN = TOLERANCE  # between the best token and the next: below it, float noise might choose
 
 
 def random_prompt(num_tokens: int, seed: int = 0) -> list[int]:
@@ -46,10 +46,8 @@ def assert_same_logprobs(sampled: Sequence[SampledToken], logits: Tensor | Itera
         expected = row.log_softmax(-1)
         assert token.logprob is not None
         assert abs(token.logprob - float(expected[token.token_id])) < TOLERANCE, f"token {place}"
-        assert len(token.top_logprobs) == num_top
-        assert len({token_id for token_id, _ in token.top_logprobs}) == num_top
-        ids, values = [pair[0] for pair in token.top_logprobs], torch.tensor([pair[1] for pair in token.top_logprobs])
-        torch.testing.assert_close(
-            values, expected.topk(num_top).values, atol=TOLERANCE, rtol=0, msg=lambda text, at=place: f"token {at}: {text}"
-        )
-        torch.testing.assert_close(values, expected[ids], atol=TOLERANCE, rtol=0, msg=lambda text, at=place: f"token {at}: {text}")
+        ids = [token_id for token_id, _ in token.top_logprobs]
+        assert len(set(ids)) == len(ids) == num_top
+        values = torch.tensor([value for _, value in token.top_logprobs])
+        assert (values - expected.topk(num_top).values).abs().max() < TOLERANCE, f"token {place}"
+        assert (values - expected[ids]).abs().max() < TOLERANCE, f"token {place}"

@@ -1,0 +1,53 @@
+"""Slots against the reference's, entry by entry."""
+
+from collections.abc import Sequence as SequenceOf
+
+from cache.policy import CachePolicy
+from cache.slots import SlotCache
+from tests.backends.oracle import TOLERANCE
+from tests.reference.recipe import Recipe
+from tests.reference.sequence import Layer, Sequence
+
+
+def recipe_of(policy: CachePolicy) -> Recipe:
+    """Say in the reference's words what a policy asks for."""
+    scorer = policy.scorer
+    sizes = Recipe(policy.layout.num_sink, policy.layout.num_recent, policy.layout.num_kept, policy.prompt_window, policy.lend_kept)
+    if scorer is None:
+        return sizes
+    return sizes.with_options(
+        observation_window=scorer.observation_window,
+        softmax_over=scorer.softmax_domain.value,
+        pooling=scorer.pooling.value,
+        pooling_size=scorer.pooling_size,
+        head_reduction=scorer.head_reduction.value,
+    )
+
+
+def assert_same_contents(caches: SequenceOf[SlotCache], slot: int, sequence: Sequence, *, is_packed: bool) -> None:
+    """Every live entry of every layer is the reference's; a packed slot also says which tokens it kept."""
+    assert len(caches) == len(sequence.layers)
+    for index, cache in enumerate(caches):
+        _assert_same_layer(cache, slot, sequence.layers[index], f"layer {index}", is_packed)
+
+
+def _assert_same_layer(cache: SlotCache, slot: int, layer: Layer, where: str, is_packed: bool) -> None:
+    keys, values = (plane[slot] for plane in cache.planes)  # [kv_head, entry, width]
+    assert cache.layout.capacity == layer.recipe.capacity, where
+    for kv_head, expected in enumerate(layer.slots):
+        if is_packed:
+            kept = cache.kept_index[slot, kv_head].tolist()[: len(expected.kept)]
+            assert kept == [token.index for token in expected.kept], f"{where}, KV head {kv_head}, {margin(layer, kv_head)}"
+        for entry, token in enumerate(expected.entries()):
+            if token is not None:
+                place = f"{where}, KV head {kv_head}, entry {entry}, token {token.index}"
+                assert (keys[kv_head, entry] - token.key).abs().max() < TOLERANCE, f"key of {place}"
+                assert (values[kv_head, entry] - token.value).abs().max() < TOLERANCE, f"value of {place}"
+
+
+def margin(layer: Layer, kv_head: int) -> str:
+    """Say by how much the last token kept won over the next."""
+    if not layer.scores:
+        return "nothing was scored"
+    best = layer.scores[kv_head].sort(descending=True).values
+    return f"the last one kept won by {float(best[layer.recipe.num_kept - 1] - best[layer.recipe.num_kept]):.1e}"

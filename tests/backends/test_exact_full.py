@@ -1,0 +1,100 @@
+"""Policy full is the model itself: tokens equal to transformers' own `generate`, log-probabilities within 1e-4, in every company."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+from transformers import PreTrainedModel
+
+from backends.interface import Backend
+from cache.policy import PolicyName, PolicyOptions
+from tests.backends.checkpoints import ARCHITECTURES, load_oracle, save_checkpoint
+from tests.backends.driver import GREEDY, Driver, Request, open_backend
+from tests.backends.oracle import Continuation, assert_same_logprobs, continue_greedily, random_prompt
+
+CHUNK = 8
+NUM_SLOTS = 4
+NUM_TOP = 20
+MAX_MODEL_LEN = 64
+LENGTHS = (1, 2, 7, 8, 9, 16, 17, 29)
+OBSERVED = replace(GREEDY, num_logprobs=NUM_TOP)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A backend and the transformers model of the same checkpoint."""
+
+    backend: Backend
+    oracle: PreTrainedModel
+
+    def request(self, prompt: list[int], slot: int) -> Request:
+        return Request(prompt, slots=(slot,), sampling=OBSERVED, scratch=slot % 2)
+
+    def check(self, request: Request) -> None:
+        expected = continue_greedily(self.oracle, request.prompt, len(request.tokens))
+        assert request.tokens == expected.tokens
+        assert_same_logprobs(request.outputs[0], expected.logits, NUM_TOP)
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    path = save_checkpoint(request.param, tmp_path_factory.mktemp("checkpoint"))
+    backend = open_backend(path, PolicyOptions(PolicyName.FULL), max_model_len=MAX_MODEL_LEN)
+    yield Subject(backend, load_oracle(path))
+    backend.close()
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_alone(subject: Subject, length: int) -> None:
+    request = subject.request(random_prompt(length), slot=length % NUM_SLOTS)
+    Driver(subject.backend, CHUNK).run(request, num_tokens=12)
+    subject.check(request)
+
+
+def test_neighbours_join_and_leave(subject: Subject) -> None:
+    """Prompts of all lengths; each slot's second request is shorter than its first, and rows stand in no particular order."""
+    driver = Driver(subject.backend, CHUNK)
+    long, single, short, whole = (subject.request(random_prompt(n, seed=1), slot) for slot, n in enumerate((29, 1, 9, 16)))
+    driver.read(single)
+    driver.decode(single, num_steps=3)
+    driver.read_chunk(long, short)
+    driver.decode(single, num_steps=2)
+    driver.read(whole, long)
+    driver.decode(long, single, whole)
+    driver.read(short)
+    driver.decode(whole, short, single, long, num_steps=5)
+
+    after_long, after_whole = (
+        subject.request(random_prompt(3, seed=2), long.slots[0]),
+        subject.request(random_prompt(8, seed=2), whole.slots[0]),
+    )
+    driver.read_chunk(after_long, after_whole)
+    driver.decode(short, after_whole, single, after_long, num_steps=8)
+    driver.decode(after_long, num_steps=4)
+    for request in (long, single, short, whole, after_long, after_whole):
+        subject.check(request)
+
+
+def test_longest_sequence(subject: Subject) -> None:
+    """The last token drawn is never written, so a sequence ends one token beyond a slot of `max_model_len` entries at most."""
+    request = subject.request(random_prompt(40, seed=3), slot=2)
+    Driver(subject.backend, CHUNK).run(request, num_tokens=MAX_MODEL_LEN - 40)
+    subject.check(request)
+
+
+@pytest.mark.parametrize("length", [1, 8, 9, 29])
+def test_prompt_logprobs_across_chunks(subject: Subject, length: int) -> None:
+    request = Request(random_prompt(length, seed=4), sampling=OBSERVED, num_prompt_logprobs=NUM_TOP)
+    scored = Request(random_prompt(length, seed=4), slots=(), num_prompt_logprobs=5)
+    driver = Driver(subject.backend, CHUNK)
+    driver.run(request, num_tokens=4)
+    driver.read(scored)
+    subject.check(request)
+    expected = continue_greedily(subject.oracle, request.prompt, 4)
+    _check_prompt(request, expected, NUM_TOP)
+    _check_prompt(scored, expected, 5)
+
+
+def _check_prompt(request: Request, expected: Continuation, num_top: int) -> None:
+    assert [token.token_id for token in request.prompt_logprobs] == request.prompt[1:]
+    assert_same_logprobs(request.prompt_logprobs, expected.prompt_logits, num_top)

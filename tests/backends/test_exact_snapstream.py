@@ -1,0 +1,118 @@
+"""Policy snapstream is the published algorithm: tokens, log-probabilities and slot contents equal to the plain reference's."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+from transformers import PreTrainedModel
+
+from backends.torch_backend.backend import TorchBackend
+from cache.policy import HeadReduction, PolicyName, PolicyOptions, Pooling, SoftmaxDomain, WindowScorer
+from tests.backends.checkpoints import save_checkpoint
+from tests.backends.contents import assert_same_contents, recipe_of
+from tests.backends.driver import GREEDY, Driver, Request, open_backend
+from tests.backends.oracle import assert_same_logprobs, random_prompt
+from tests.reference.sequence import Sequence, load_reference
+
+CHUNK = 6
+S, R, K = 2, 8, 5
+NUM_TOP = 20
+OBSERVED = replace(GREEDY, num_logprobs=NUM_TOP)
+POLICY = PolicyOptions(
+    PolicyName.SNAPSTREAM, num_sink=S, num_recent=R, num_kept=K, scorer=WindowScorer(observation_window=4, pooling_size=3)
+)
+# Around the sinks, the window, the kept entries and the chunks; 20 and 26 have an observation window on both sides of a chunk's border.
+LENGTHS = (1, 2, 3, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 26, 41)
+# ("llama", 4 heads on 2), ("qwen2", 4 on 1), ("phi3", 4 on 4), and sliding-window layers of 11 tokens beside compressed ones
+ARCHITECTURES = ("llama", "qwen2", "phi3", "gemma3", "gemma2")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A backend and the reference of the same checkpoint and policy."""
+
+    backend: TorchBackend
+    reference: PreTrainedModel
+
+    def start(self, request: Request) -> Sequence:
+        return Sequence(self.reference, recipe_of(self.backend.spec.pools[0].policy), request.prompt)
+
+    def check(self, request: Request, sequence: Sequence) -> None:
+        """The request and its slot are what the reference says, both drawn to the same length."""
+        where = f"prompt of {len(request.prompt)}"
+        assert request.tokens == sequence.tokens, where
+        assert_same_logprobs(request.outputs[0], sequence.logits, NUM_TOP)
+        is_packed = len(request.prompt) > self.backend.spec.pools[0].max_direct_tokens
+        assert_same_contents([layer.slots for layer in self.backend.cache.layers], request.slots[0], sequence, is_packed=is_packed)
+
+
+def _open(architecture: str, folder: pytest.TempPathFactory, policy: PolicyOptions, num_slots: int = 2) -> Subject:
+    path = save_checkpoint(architecture, folder.mktemp("checkpoint"))
+    return Subject(open_backend(path, policy, max_model_len=96, num_slots=num_slots), load_reference(path))
+
+
+@pytest.fixture(scope="module", params=itertools.product(ARCHITECTURES, (False, True)), ids=lambda pair: f"{pair[0]}-lend={pair[1]}")
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
+    architecture, lend_kept = request.param
+    subject = _open(architecture, tmp_path_factory, replace(POLICY, lend_kept=lend_kept), num_slots=len(LENGTHS))
+    yield subject
+    subject.backend.close()
+
+
+def test_every_boundary_in_one_crowd(subject: Subject) -> None:
+    """All lengths at once: each slot is compared when its prompt is read, and again when its ring was overwritten twice."""
+    driver = Driver(subject.backend, CHUNK)
+    requests = [Request(random_prompt(n), slots=(slot,), sampling=OBSERVED) for slot, n in enumerate(LENGTHS)]
+    sequences = [subject.start(request) for request in requests]
+    for request, sequence in zip(requests, sequences, strict=True):
+        driver.read(request)
+        sequence.extend(1)
+        subject.check(request, sequence)
+
+    num_steps = 2 * (R + K) + 3
+    driver.decode(*requests, num_steps=num_steps)
+    for request, sequence in zip(requests, sequences, strict=True):
+        sequence.extend(num_steps)
+        subject.check(request, sequence)
+
+
+@pytest.mark.parametrize("lend_kept", [False, True])
+@pytest.mark.parametrize("reduction", HeadReduction)
+@pytest.mark.parametrize("pooling", Pooling)
+@pytest.mark.parametrize("domain", SoftmaxDomain)
+def test_scorer_options(
+    domain: SoftmaxDomain, pooling: Pooling, reduction: HeadReduction, lend_kept: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Two prompts read side by side and decoded together, with one option of each kind."""
+    scorer = WindowScorer(4, domain, pooling, 3, reduction)
+    _check_pair("llama", replace(POLICY, scorer=scorer, lend_kept=lend_kept), (20, 41), tmp_path_factory)
+
+
+@pytest.mark.parametrize("observation_window", [1, 3, R])
+@pytest.mark.parametrize("pooling_size", [1, 5, 9])
+def test_scorer_sizes(observation_window: int, pooling_size: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """From a single query to the whole window, over two chunks and more; a pooling window wider than the candidates are many."""
+    scorer = WindowScorer(observation_window, pooling_size=pooling_size)
+    _check_pair("qwen3", replace(POLICY, scorer=scorer), (16, 38), tmp_path_factory)
+
+
+@pytest.mark.parametrize("sizes", [(0, 4, 3), (1, 1, 2), (3, 5, 0), (0, 13, 12)])
+def test_slot_sizes(sizes: tuple[int, int, int], tmp_path_factory: pytest.TempPathFactory) -> None:
+    """No sinks, a ring of one entry, nothing kept, and a window longer than a chunk."""
+    num_sink, num_recent, num_kept = sizes
+    scorer = WindowScorer(observation_window=min(4, num_recent), pooling_size=3)
+    policy = PolicyOptions(PolicyName.SNAPSTREAM, num_sink=num_sink, num_recent=num_recent, num_kept=num_kept, scorer=scorer)
+    _check_pair("mistral", policy, (13, 33), tmp_path_factory)
+
+
+def _check_pair(architecture: str, policy: PolicyOptions, lengths: tuple[int, int], folder: pytest.TempPathFactory) -> None:
+    subject = _open(architecture, folder, policy)
+    driver = Driver(subject.backend, CHUNK)
+    requests = [Request(random_prompt(n, seed=1), slots=(slot,), sampling=OBSERVED, scratch=slot) for slot, n in enumerate(lengths)]
+    driver.run(*requests, num_tokens=2 * R + 4)
+    for request in requests:
+        sequence = subject.start(request)
+        sequence.extend(2 * R + 4)
+        subject.check(request, sequence)
+    subject.backend.close()

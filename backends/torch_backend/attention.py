@@ -32,7 +32,10 @@ class AttentionCache(Protocol):
         sinks: Tensor | None,
         sliding_window: int | None,
     ) -> Tensor:
-        """Return the attention's output [row, query, head, width]; `query`, `key` and `value` are [row, head, token, width]."""
+        """Return the attention's output [row, query, head, width]; `query`, `key` and `value` are [row, head, token, width].
+
+        What `update` returned for the layer comes back as `key` and `value`; a cache that knows the layer's window ignores the one given.
+        """
         ...
 
 
@@ -46,7 +49,7 @@ def _slot_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001: none is built
+    attention_mask: None,  # noqa: ARG001
     *,
     slot_cache: AttentionCache,
     scaling: float,

@@ -159,17 +159,18 @@ class TorchBackend:
         """Return the log-probabilities of a chunk's targets from its logits [token, vocabulary], aligned to the right."""
         if row.score is None:
             return ()
-        targets = torch.tensor(row.score.target_ids, device=self._device)
+        targets, num_top = row.score.target_ids, row.score.num_top
+        logits = logits[logits.shape[0] - len(row.token_ids) :]
         scored: list[SampledToken] = []
-        own = logits[logits.shape[0] - len(row.token_ids) :]
-        for some_logits, some_targets in zip(own.split(_SCORED_AT_ONCE), targets.split(_SCORED_AT_ONCE), strict=False):
-            found = log_probabilities(some_logits[: len(some_targets)], some_targets, row.score.num_top)
-            scored += found.to_host(dict.fromkeys(range(len(some_targets)), row.score.num_top)).values()
+        for first in range(0, len(targets), _SCORED_AT_ONCE):
+            some = torch.tensor(targets[first : first + _SCORED_AT_ONCE], device=self._device)
+            found = log_probabilities(logits[first : first + len(some)], some, num_top)
+            scored += found.to_host(dict.fromkeys(range(len(some)), num_top)).values()
         return tuple(scored)
 
     def _decode(self, batch: DecodeBatch) -> tuple[tuple[SampledToken, ...], ...]:
         self._check_token_ids(row.token_id for row in batch.rows)
-        plan, token_ids = decode_plan(batch.rows, self._kinds, self._spec.pools[0].num_slots, self._device)
+        plan, token_ids = decode_plan(batch.rows, self._kinds, self._spec.pools[0].num_slots, self._spec.max_model_len, self._device)
         draws = self._sampler.plan({row.slot: row.draw for row in batch.rows})
         steps = []
         for number in range(batch.num_steps):

@@ -1,7 +1,7 @@
 """What a torch backend is built from."""
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cache.policy import PolicyOptions
 
@@ -29,7 +29,7 @@ class TorchBackendConfig:
     device: DeviceName = DeviceName.AUTO
     dtype: DtypeName = DtypeName.AUTO
     num_slots: int = 8
-    policy: PolicyOptions = PolicyOptions()
+    policy: PolicyOptions = field(default_factory=PolicyOptions)
     max_model_len: int | None = None
     num_scratch: int = 2
     prefill_chunk: int = 512  # tokens that one prefill step reads, all rows together

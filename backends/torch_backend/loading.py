@@ -1,7 +1,9 @@
 """Published checkpoints, and which of them can run on slots. Whatever cannot is refused by name before a request meets it."""
 
+from typing import Any
+
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from backends.torch_backend.attention import ATTENTION_NAME, register_attention
 from backends.torch_backend.config import DeviceName, DtypeName
@@ -19,23 +21,23 @@ def load_model(name: str, device: DeviceName, dtype: DtypeName) -> PreTrainedMod
     except (OSError, ValueError, KeyError) as error:
         raise ModelLoadError(f"{name} has no configuration that transformers can read: {error}") from error
     check_config(config)
-    target = resolve_device(device)
+    model_class, target = _model_class(config), resolve_device(device)
     register_attention()
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = model_class.from_pretrained(
             name,
             config=config,
             dtype=resolve_dtype(dtype, config, target),
             attn_implementation=ATTENTION_NAME,
             use_safetensors=True,
-            trust_remote_code=False,
             output_loading_info=True,
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ModelLoadError(f"{name} cannot be loaded: {error}") from error
-    _check_loaded(name, model, report)
-    loaded: PreTrainedModel = model.to(target).eval()
-    return loaded
+    model, report = loaded
+    _check_weights(name, report)
+    ready: PreTrainedModel = model.to(target).eval()
+    return ready
 
 
 def check_config(config: PreTrainedConfig) -> None:
@@ -64,15 +66,24 @@ def _rope_types(config: PreTrainedConfig) -> set[str]:
     return {group.get("rope_type", "default") for group in groups}
 
 
-def _check_loaded(name: str, model: PreTrainedModel, report: dict[str, set[object]]) -> None:
-    kind = type(model).__name__
-    if not model.is_backend_compatible():
-        raise UnsupportedModelError(f"{kind} does not support an attention function of ours")
-    if model._is_stateful:
-        raise UnsupportedModelError(f"{kind} keeps a state that is not keys and values")
-    broken = sorted(str(key) for kind in ("missing_keys", "mismatched_keys") for key in report[kind])
+def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    try:
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    except KeyError as error:
+        raise UnsupportedModelError(f"{config.model_type}: transformers has no decoder of this type") from error
+    if not model_class.is_backend_compatible():
+        raise UnsupportedModelError(f"{config.model_type}: {model_class.__name__} takes no attention function from outside")
+    if model_class._is_stateful:
+        raise UnsupportedModelError(f"{config.model_type}: {model_class.__name__} keeps a state that is not keys and values")
+    chosen: type[PreTrainedModel] = model_class
+    return chosen
+
+
+def _check_weights(name: str, report: dict[str, set[object]]) -> None:
+    """transformers itself would go on with random numbers."""
+    broken = sorted(str(key) for problem in ("missing_keys", "mismatched_keys") for key in report[problem])
     if broken:
-        raise ModelLoadError(f"{name} lacks {len(broken)} of the weights of {kind}, or has them in another shape: {', '.join(broken[:4])}")
+        raise ModelLoadError(f"{name} lacks {len(broken)} of its model's weights, or has them in another shape: {', '.join(broken[:4])}")
 
 
 def resolve_device(device: DeviceName) -> torch.device:
@@ -86,8 +97,8 @@ def resolve_device(device: DeviceName) -> torch.device:
 
 def resolve_dtype(dtype: DtypeName, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
     """Return the dtype to compute in."""
-    if dtype is not DtypeName.AUTO:
-        chosen: torch.dtype = getattr(torch, dtype.value)
-        return chosen
-    stored: torch.dtype = config.dtype or torch.float32
-    return torch.float32 if stored is torch.float16 and device.type == "cpu" else stored
+    name = str(config.dtype or "float32").removeprefix("torch.") if dtype is DtypeName.AUTO else dtype.value
+    if dtype is DtypeName.AUTO and name == "float16" and device.type == "cpu":
+        name = "float32"
+    chosen: torch.dtype = getattr(torch, name)
+    return chosen

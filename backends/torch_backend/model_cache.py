@@ -103,6 +103,10 @@ class CacheLayer(CacheLayerMixin):
             )
             self._votes[seen.scratch, :, : votes.shape[1]] += votes
 
+    @property
+    def num_bytes(self) -> int:
+        return self.slots.num_bytes + self.scratch.num_bytes + self._votes.nbytes
+
     def clear_slot(self, slot: int) -> None:
         """Forget a slot's last sequence: should it have held NaN or infinity, the next one would meet them at a weight of zero."""
         _clear(self.slots, slot)
@@ -148,7 +152,7 @@ def _clear(cache: SlotCache, place: int) -> None:
 class ModelCache(Cache):
     """All layers. `step` is the forward pass under way."""
 
-    layers: list[CacheLayer]
+    layers: list[CacheLayer]  # type: ignore[assignment]
 
     def __init__(self, layers: Sequence[CacheLayer]) -> None:
         super().__init__(layers=list(layers))
@@ -156,7 +160,7 @@ class ModelCache(Cache):
 
     @property
     def num_bytes(self) -> int:
-        return sum(layer.slots.num_bytes + layer.scratch.num_bytes for layer in self.layers)
+        return sum(layer.num_bytes for layer in self.layers)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         assert self.step is not None, "a forward pass has a step"
@@ -172,7 +176,7 @@ class ModelCache(Cache):
         scaling: float,
         softcap: float | None,
         sinks: Tensor | None,
-        sliding_window: int | None,  # noqa: ARG002: in the step's bias
+        sliding_window: int | None,  # noqa: ARG002
     ) -> Tensor:
         """Return the attention of a step's queries, and let the observation windows among them vote."""
         step, own = self.step, self.layers[layer]

@@ -70,10 +70,9 @@ class _ProbeLayer(CacheLayerMixin):
 class _ProbeCache(Cache):
     """Watches every layer's calls; its attention answers zeros."""
 
-    layers: list[_ProbeLayer]
-
     def __init__(self, num_layers: int) -> None:
-        super().__init__(layers=[_ProbeLayer() for _ in range(num_layers)])
+        self._probes = [_ProbeLayer() for _ in range(num_layers)]
+        super().__init__(layers=list(self._probes))
         self._seen: list[list[tuple[Tensor, Tensor, Tensor, int | None]]] = [[] for _ in range(num_layers)]
 
     def attend(
@@ -83,7 +82,7 @@ class _ProbeCache(Cache):
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
 
     def spec(self, layer: int, name: str) -> LayerSpec:
-        written, seen = self.layers[layer].written, self._seen[layer]
+        written, seen = self._probes[layer].written, self._seen[layer]
         if len(written) != 1 or len(seen) != 1:
             raise UnsupportedModelError(
                 f"layer {layer} of {name} calls its cache {len(written)} times and its attention {len(seen)} times, not once each"

@@ -123,6 +123,7 @@ class DecodePlan:
     window_starts: tuple[Tensor, ...]  # a kind each, [slot]
     ring_sizes: tuple[Tensor, ...]
     places: Tensor
+    max_position: int
 
     def forward_pass(self, token_ids: Tensor, number: int) -> ForwardPass:
         """Return the `number`th step's pass, which reads `token_ids` [slot]."""
@@ -134,10 +135,13 @@ class DecodePlan:
             is_seen = live_mask(layout, index + 1, window_start, ring_size)
             kind_steps.append(KindStep(entries[:, None], _bias(is_seen)[:, None]))
         step = Step(self.places, tuple(kind_steps), reads_all=True)
-        return ForwardPass(token_ids[:, None], index.clamp(min=0)[:, None], step)
+        # A launch may run past the end of a sequence, for nothing; a learned position beyond the last would be an error.
+        return ForwardPass(token_ids[:, None], index.clamp(0, self.max_position)[:, None], step)
 
 
-def decode_plan(rows: Sequence[DecodeRow], kinds: Sequence[LayerKind], num_slots: int, device: torch.device) -> tuple[DecodePlan, Tensor]:
+def decode_plan(
+    rows: Sequence[DecodeRow], kinds: Sequence[LayerKind], num_slots: int, max_model_len: int, device: torch.device
+) -> tuple[DecodePlan, Tensor]:
     """Return the plan of a decode batch, and the tokens [slot] that its first step reads."""
     idle = [0] * num_slots
     token_ids, index = idle.copy(), [-1] * num_slots
@@ -155,5 +159,6 @@ def decode_plan(rows: Sequence[DecodeRow], kinds: Sequence[LayerKind], num_slots
         window_starts=tuple(placements[: len(kinds)]),
         ring_sizes=tuple(placements[len(kinds) :]),
         places=torch.arange(num_slots, device=device),
+        max_position=max_model_len - 1,
     )
     return plan, tokens

@@ -1,0 +1,24 @@
+"""Backends by name. Each is imported when it is asked for: the fake one runs where there is no torch."""
+
+from backends.clock import Clock
+from backends.interface import Backend
+from backends.torch_backend.config import DEFAULT_MAX_MODEL_LEN, TorchBackendConfig
+
+BACKEND_NAMES = ("torch", "fake")
+
+
+def create_backend(name: str, config: TorchBackendConfig, clock: Clock) -> Backend:
+    """Return a backend with these sizes. The fake one has no model, device or dtype to choose. Raises ValueError for an unknown name."""
+    match name:
+        case "torch":
+            from backends.torch_backend.backend import TorchBackend
+
+            return TorchBackend(config, clock)
+        case "fake":
+            from backends.fake import FakeBackend, fake_spec
+
+            max_model_len = config.max_model_len or DEFAULT_MAX_MODEL_LEN
+            policy = config.policy.resolve(max_model_len)
+            spec = fake_spec(num_slots=config.num_slots, max_model_len=max_model_len, policy=policy, num_scratch=config.num_scratch)
+            return FakeBackend(spec, clock=clock)
+    raise ValueError(f"there is no backend {name}; choose from {', '.join(BACKEND_NAMES)}")

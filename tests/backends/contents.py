@@ -1,7 +1,6 @@
 """Slots against the reference's, entry by entry."""
 
-from collections.abc import Sequence as SequenceOf
-
+from backends.torch_backend.backend import TorchBackend
 from cache.policy import CachePolicy
 from cache.slots import SlotCache
 from tests.backends.oracle import TOLERANCE
@@ -24,11 +23,11 @@ def recipe_of(policy: CachePolicy) -> Recipe:
     )
 
 
-def assert_same_contents(caches: SequenceOf[SlotCache], slot: int, sequence: Sequence, *, is_packed: bool) -> None:
+def assert_same_contents(backend: TorchBackend, slot: int, sequence: Sequence, *, is_packed: bool) -> None:
     """Every live entry of every layer is the reference's; a packed slot also says which tokens it kept."""
-    assert len(caches) == len(sequence.layers)
-    for index, cache in enumerate(caches):
-        _assert_same_layer(cache, slot, sequence.layers[index], f"layer {index}", is_packed)
+    assert len(backend.cache.layers) == len(sequence.layers)
+    for index, layer in enumerate(backend.cache.layers):
+        _assert_same_layer(layer.slots, slot, sequence.layers[index], f"layer {index}", is_packed)
 
 
 def _assert_same_layer(cache: SlotCache, slot: int, layer: Layer, where: str, is_packed: bool) -> None:
@@ -37,7 +36,7 @@ def _assert_same_layer(cache: SlotCache, slot: int, layer: Layer, where: str, is
     for kv_head, expected in enumerate(layer.slots):
         if is_packed:
             kept = cache.kept_index[slot, kv_head].tolist()[: len(expected.kept)]
-            assert kept == [token.index for token in expected.kept], f"{where}, KV head {kv_head}, {margin(layer, kv_head)}"
+            assert kept == [token.index for token in expected.kept], f"{where}, KV head {kv_head}, {_margin(layer, kv_head)}"
         for entry, token in enumerate(expected.entries()):
             if token is not None:
                 place = f"{where}, KV head {kv_head}, entry {entry}, token {token.index}"
@@ -45,7 +44,7 @@ def _assert_same_layer(cache: SlotCache, slot: int, layer: Layer, where: str, is
                 assert (values[kv_head, entry] - token.value).abs().max() < TOLERANCE, f"value of {place}"
 
 
-def margin(layer: Layer, kv_head: int) -> str:
+def _margin(layer: Layer, kv_head: int) -> str:
     """Say by how much the last token kept won over the next."""
     if not layer.scores:
         return "nothing was scored"

@@ -44,7 +44,7 @@ class Subject:
         assert request.tokens == sequence.tokens, where
         assert_same_logprobs(request.outputs[0], sequence.logits, NUM_TOP)
         is_packed = len(request.prompt) > self.backend.spec.pools[0].max_direct_tokens
-        assert_same_contents([layer.slots for layer in self.backend.cache.layers], request.slots[0], sequence, is_packed=is_packed)
+        assert_same_contents(self.backend, request.slots[0], sequence, is_packed=is_packed)
 
 
 def _open(architecture: str, folder: pytest.TempPathFactory, policy: PolicyOptions, num_slots: int = 2) -> Subject:

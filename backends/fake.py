@@ -95,7 +95,7 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
+class Done:
     """A step that has ended, well or not."""
 
     outcome: BatchResult | BackendError
@@ -125,7 +125,7 @@ class FakeBackend:
         self._clock = clock if clock is not None else VirtualClock()
         self._step_time = step_time
         self._faults = faults if faults is not None else {}
-        self._num_steps = 0
+        self.num_submitted = 0  # batches so far
         self._slots: dict[int, _Place] = {}
         self._scratches: dict[int, _Place] = {}
 
@@ -141,14 +141,14 @@ class FakeBackend:
         self._slots.clear()
         self._scratches.clear()
 
-    def submit(self, batch: Batch) -> _Done:
+    def submit(self, batch: Batch) -> Done:
         elapsed = self._step_time(batch)
         self._clock.elapse(elapsed)
-        self._num_steps += 1
-        fault = self._faults.get(self._num_steps - 1)
+        self.num_submitted += 1
+        fault = self._faults.get(self.num_submitted - 1)
         if fault is not None:
-            return _Done(fault)
-        return _Done(self._prefill(batch, elapsed) if isinstance(batch, PrefillBatch) else self._decode(batch, elapsed))
+            return Done(fault)
+        return Done(self._prefill(batch, elapsed) if isinstance(batch, PrefillBatch) else self._decode(batch, elapsed))
 
     def _prefill(self, batch: PrefillBatch, elapsed: float) -> BatchResult:
         self._check_prefill(batch)
@@ -194,13 +194,13 @@ class FakeBackend:
         assert place.num_prompt_tokens <= place.num_tokens, f"slot {row.slot} has no complete prompt"
         assert (row.index, row.num_prompt_tokens) == (place.num_tokens, place.num_prompt_tokens), (row, place)
         assert place.num_tokens + num_steps <= self._spec.max_model_len, f"slot {row.slot} is over max_model_len"
-        token_id, tokens = row.token_id, list[SampledToken]()
+        draw, tokens = row.draw, [SampledToken(row.token_id)]
         for step in range(num_steps):
-            place.write((token_id,))
-            draw = Draw(row.draw.sampling, row.draw.choice, row.draw.output_index + step, row.draw.banned_token_ids) if step else row.draw
+            if step > 0:
+                draw = Draw(draw.sampling, draw.choice, draw.output_index + 1, draw.banned_token_ids)
+            place.write((tokens[-1].token_id,))
             tokens.append(_sample(place.state, draw, self._spec.vocab_size))
-            token_id = tokens[-1].token_id
-        return tuple(tokens)
+        return tuple(tokens[1:])
 
     def _check_prefill(self, batch: PrefillBatch) -> None:
         rows = batch.rows

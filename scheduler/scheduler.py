@@ -319,5 +319,6 @@ class Scheduler:
         prompt_logprobs: tuple[SampledToken, ...] = (),
         final: Final | None = None,
     ) -> None:
-        num_read = min(request.num_computed_tokens, request.num_prompt_tokens)
-        self._outputs.append(EngineOutput(request.add.request_id, request.choice, tokens, num_read, prompt_logprobs, final))
+        add = request.add
+        num_read = min(request.num_computed_tokens, len(add.prompt_token_ids))
+        self._outputs.append(EngineOutput(add.request_id, request.choice, tokens, num_read, prompt_logprobs, final))

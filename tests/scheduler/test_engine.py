@@ -1,0 +1,136 @@
+"""The loop in a thread of its own: every sequence ends once, whatever becomes of steps, backend and scheduler."""
+
+from threading import Thread
+
+import pytest
+
+from backends.fake import Done, FakeBackend, fake_spec
+from backends.interface import BackendError, BackendUnusableError, Batch, BatchResult, PrefillShape, SamplingParams
+from scheduler.config import SchedulerConfig
+from scheduler.messages import EngineOutput, Finish, FinishReason, Shutdown
+from scheduler.stats import StepKind, StepRecord
+from tests.scheduler.drive import Drive, answer, request
+
+
+class Running:
+    """An engine's thread, and what it delivered."""
+
+    def __init__(self, drive: Drive) -> None:
+        self.drive = drive
+        self.outputs: list[EngineOutput] = []
+        self.records: list[StepRecord] = []
+        self.thread = Thread(target=drive.core.run, args=(self.deliver,))
+
+    def deliver(self, outputs: list[EngineOutput], record: StepRecord) -> None:
+        self.outputs += outputs
+        self.records.append(record)
+
+    def reasons(self) -> dict[tuple[str, int], FinishReason]:
+        finals = [(output.request_id, output.choice, output.final.reason) for output in self.outputs if output.final is not None]
+        assert len(finals) == len({final[:2] for final in finals})
+        return {(request_id, choice): reason for request_id, choice, reason in finals}
+
+
+def run_to_the_end(drive: Drive) -> Running:
+    """Start the engine on what is in its inbox, `Shutdown` among it, and wait until it returns."""
+    running = Running(drive)
+    running.thread.start()
+    running.thread.join(timeout=60)
+    assert not running.thread.is_alive()
+    return running
+
+
+def test_tokens_are_those_of_the_model_whatever_shares_the_batches() -> None:
+    drive = Drive(fake_spec(num_slots=3))
+    sampled = SamplingParams(temperature=0.8, seed=3, top_p=0.9)
+    adds = [request(f"r{i}", 3 + 40 * i, max_tokens=9 + i, num_choices=1 + i % 5, sampling=sampled) for i in range(8)]
+    drive.run(*adds)
+    for add in adds:
+        for choice in range(add.num_choices):
+            assert drive.tokens(add.request_id, choice) == answer(add, drive.spec, choice)
+            assert drive.final(add.request_id, choice).reason is FinishReason.LENGTH
+
+
+def test_a_stop_inside_a_launch_discards_the_rest() -> None:
+    drive = Drive(config=SchedulerConfig(max_decode_steps=4))
+    free = request("a", max_tokens=10)
+    tokens = answer(free, drive.spec)
+    add = request("a", max_tokens=10, stop_token_ids=frozenset({tokens[2]}))
+    drive.run(add)
+    final = drive.final("a")
+    assert drive.tokens("a") == tokens[:2]
+    assert (final.reason, final.stop_token_id, final.num_output_tokens, final.num_discarded_tokens) == (FinishReason.STOP, tokens[2], 3, 2)
+
+
+def test_shutdown_ends_what_is_open_and_what_comes_behind_it() -> None:
+    drive = Drive(fake_spec(num_slots=1))
+    drive.send(request("running", num_choices=2), request("waiting"), Shutdown(), request("late"))
+    running = run_to_the_end(drive)
+    assert running.reasons() == dict.fromkeys([("running", 0), ("running", 1), ("waiting", 0), ("late", 0)], FinishReason.ABORT)
+    assert running.records[-1].stats.num_running == 0
+
+
+def test_shutdown_of_an_idle_engine() -> None:
+    drive = Drive()
+    drive.send(Shutdown())
+    assert run_to_the_end(drive).outputs == []
+
+
+def test_a_failed_step_costs_only_its_batch() -> None:
+    drive = Drive(fake_spec(num_slots=1), faults={1: BackendError("a bit flipped")})
+    adds = [request(name, max_tokens=4) for name in "ab"]
+    drive.run(*adds)
+    assert (drive.final("a").reason, drive.final("a").message) == (FinishReason.ERROR, "a bit flipped")
+    assert drive.final("b").reason is FinishReason.LENGTH
+    assert drive.tokens("b") == answer(adds[1], drive.spec)
+
+
+def test_a_dead_engine_ends_everything_and_answers_what_comes_later() -> None:
+    drive = Drive(fake_spec(num_slots=1), faults={2: BackendUnusableError("the device is gone")})
+    drive.send(request("a", num_choices=2), request("b"))
+    running = Running(drive)
+    running.thread.start()
+    drive.send(request("c"), Finish("a", 0, 1), Shutdown())
+    running.thread.join(timeout=60)
+    assert running.reasons() == dict.fromkeys([("a", 0), ("a", 1), ("b", 0), ("c", 0)], FinishReason.ERROR)
+    assert isinstance(drive.core.error, BackendUnusableError)
+    messages = {output.final.message for output in running.outputs if output.final is not None}
+    assert messages == {"the engine died: the device is gone"}
+
+
+class ForgetfulBackend(FakeBackend):
+    """Leaves the last row out of its results."""
+
+    def submit(self, batch: Batch) -> Done:
+        result = super().submit(batch).result()
+        return Done(BatchResult(result.tokens[:-1], result.elapsed))
+
+
+def test_a_fault_of_our_own_is_the_engines_death() -> None:
+    """Half of a step's outputs were gathered when the fault came: none of them is lost, none is doubled."""
+    drive = Drive(backend=ForgetfulBackend(fake_spec(prefill_shapes=(PrefillShape(4, 64),))))
+    drive.send(request("a", max_tokens=1), request("b", max_tokens=1), request("too long", 10_000))
+    running = Running(drive)
+    running.thread.start()
+    drive.send(Shutdown())
+    running.thread.join(timeout=60)
+    assert running.reasons() == {("a", 0): FinishReason.LENGTH, ("b", 0): FinishReason.ERROR, ("too long", 0): FinishReason.REJECTED}
+    assert isinstance(drive.core.error, IndexError)
+
+
+def test_records_count_every_token() -> None:
+    drive = Drive(fake_spec(num_slots=2))
+    adds = [request(f"r{i}", 100 + i, max_tokens=7) for i in range(5)]
+    drive.run(*adds)
+    prefills = [batch for batch in drive.batches if batch.kind is StepKind.PREFILL]
+    decodes = [batch for batch in drive.batches if batch.kind is StepKind.DECODE]
+    assert sum(batch.num_tokens for batch in prefills) == sum(len(add.prompt_token_ids) for add in adds)
+    assert sum(batch.num_tokens for batch in decodes) == 5 * 6  # the first token of each comes from its prefill
+
+
+@pytest.mark.parametrize("num_messages", [0, 1])
+def test_the_heartbeat_tells_idle_from_busy(num_messages: int) -> None:
+    drive = Drive(step_time=lambda _batch: 1.0)
+    assert drive.core.is_idle
+    drive.run(*(request(f"r{i}") for i in range(num_messages)))
+    assert drive.core.last_step_time == drive.clock.now() == 2.0 * num_messages  # one prefill, one launch

@@ -1,0 +1,128 @@
+"""Neither reading nor decoding starves: a bound on the time between two tokens, and progress of every prompt, on a virtual clock."""
+
+from itertools import pairwise
+
+import pytest
+
+from backends.fake import fake_spec
+from backends.interface import Batch, DecodeBatch, PrefillShape
+from cache.policy import WindowScorer, snapstream
+from scheduler.config import SchedulerConfig
+from scheduler.stats import StepKind
+from tests.scheduler.drive import Drive, request
+
+SHAPES = (PrefillShape(1, 32), PrefillShape(4, 32), PrefillShape(1, 256), PrefillShape(1, 1024))
+SECONDS_PER_TOKEN = 5e-4
+SECONDS_PER_DECODE = 0.01
+POLICY = snapstream(4, 64, 60, WindowScorer())  # longer prompts than 128 tokens go through scratch
+
+
+def step_time(batch: Batch) -> float:
+    if isinstance(batch, DecodeBatch):
+        return SECONDS_PER_DECODE * batch.num_steps
+    return SECONDS_PER_TOKEN * batch.shape.num_rows * batch.shape.num_tokens
+
+
+def drive(max_inter_token_latency: float, **options: int) -> Drive:
+    spec = fake_spec(policy=POLICY, max_model_len=32_768, prefill_shapes=SHAPES, num_slots=options.get("num_slots", 8))
+    config = SchedulerConfig(max_inter_token_latency=max_inter_token_latency, max_decode_steps=options.get("max_decode_steps", 1))
+    return Drive(spec, config, step_time=step_time)
+
+
+def longest_gap(engine: Drive, request_id: str) -> float:
+    times = engine.token_times[request_id, 0]
+    return max(later - earlier for earlier, later in pairwise(times))
+
+
+@pytest.mark.parametrize("bound", [0.03, 0.05, 0.2, 0.6])
+def test_live_sequences_get_their_tokens_within_the_bound(bound: float) -> None:
+    engine = drive(bound)
+    engine.send(request("stream", 10, max_tokens=300))
+    for _ in range(3):
+        engine.step()
+    engine.send(request("long", 20_000, max_tokens=3), *(request(f"short {i}", 30 + i, max_tokens=20) for i in range(10)))
+    engine.run()
+    assert longest_gap(engine, "stream") <= bound + 1e-6
+    assert max(longest_gap(engine, f"short {i}") for i in range(10)) <= bound + 1e-6
+
+
+def test_a_larger_bound_reads_in_larger_pieces() -> None:
+    """The bound is used up, not only kept: 0.6 s let a chunk of 1,024 tokens (0.512 s) through, 0.2 s one of 256."""
+    first_tokens = []
+    for bound in (0.03, 0.2, 0.6):
+        engine = drive(bound)
+        engine.send(request("stream", 10, max_tokens=2000))
+        engine.step()
+        engine.run(request("long", 20_000, max_tokens=1))
+        first_tokens.append(engine.token_times["long", 0][0])
+        assert longest_gap(engine, "stream") > bound * 0.8
+    assert first_tokens == sorted(first_tokens, reverse=True)
+
+
+def test_reading_goes_on_one_step_at_a_time_when_nothing_fits_the_bound() -> None:
+    engine = drive(0.0)
+    engine.send(request("stream", 10, max_tokens=10_000))
+    engine.step()
+    engine.send(request("long", 640, max_tokens=1))
+    while ("long", 0) not in engine.token_times:
+        engine.step()
+    kinds = [batch.kind for batch in engine.batches[1:]]
+    assert kinds == [StepKind.DECODE, StepKind.PREFILL] * 20
+    assert {batch.num_tokens for batch in engine.batches[1:] if batch.kind is StepKind.PREFILL} == {32}
+
+
+def test_a_short_prompt_is_read_beside_a_long_one() -> None:
+    engine = drive(0.2)
+    engine.send(request("long", 30_000, max_tokens=1))
+    engine.step()
+    arrived = engine.clock.now()
+    engine.run(request("short", 30, max_tokens=1))
+    (first_token,), (long_first_token,) = engine.token_times["short", 0], engine.token_times["long", 0]
+    longest_chunk = SECONDS_PER_TOKEN * 1024
+    assert first_token - arrived <= longest_chunk + SECONDS_PER_TOKEN * 32 + 1e-9
+    assert long_first_token > 10.0
+
+
+def test_an_endless_stream_of_short_prompts_starves_no_long_one() -> None:
+    """The second long prompt waits for the only scratch; from then on nothing that came after it is admitted before it."""
+    spec = fake_spec(policy=POLICY, max_model_len=32_768, prefill_shapes=SHAPES, num_slots=2, num_scratch=1)
+    engine = Drive(spec, SchedulerConfig(max_num_waiting=10_000), step_time=step_time)
+    engine.send(request("long", 20_000, max_tokens=40), request("long too", 20_000, max_tokens=2))
+    num_sent = 0
+    while ("long too", 0) not in engine.token_times:
+        assert num_sent < 2_000
+        for _ in range(2):
+            engine.send(request(f"short {num_sent}", 20, max_tokens=5, arrival_time=engine.clock.now()))
+            num_sent += 1
+        engine.step()
+    engine.run()
+    scratch_free = engine.final("long").timing.first_token
+    admitted = engine.final("long too").timing.admitted
+    assert scratch_free is not None
+    assert admitted is not None
+    times = [engine.final(f"short {i}").timing.admitted or 0.0 for i in range(num_sent)]
+    assert sum(time < scratch_free for time in times) > 5  # they passed while there was no scratch
+    assert not [time for time in times if scratch_free <= time < admitted]
+
+
+def test_launches_have_several_steps_only_when_nothing_waits() -> None:
+    engine = drive(1.0, num_slots=2, max_decode_steps=4)
+    engine.send(request("a", 10, max_tokens=12), request("b", 10, max_tokens=7))
+    engine.run()
+    assert [batch.num_steps for batch in engine.batches if batch.kind is StepKind.DECODE] == [4, 2, 4, 1]
+    engine.batches.clear()
+    engine.run(*(request(name, 10, max_tokens=9) for name in "abc"))
+    assert [batch.num_steps for batch in engine.batches if batch.kind is StepKind.DECODE] == [1] * 8 + [4, 4]
+
+
+def test_a_launch_is_not_longer_than_the_bound() -> None:
+    engine = drive(0.025, max_decode_steps=4)
+    engine.run(request("a", 10, max_tokens=12))
+    steps = [batch.num_steps for batch in engine.batches if batch.kind is StepKind.DECODE]
+    assert steps == [4, 2, 2, 2, 1]  # the first was not timed yet
+
+
+def test_a_launch_ends_where_the_banned_tokens_change() -> None:
+    engine = Drive(config=SchedulerConfig(max_decode_steps=4))
+    engine.run(request("a", 10, max_tokens=10, min_tokens=6, stop_token_ids=frozenset({0})))
+    assert [batch.num_steps for batch in engine.batches if batch.kind is StepKind.DECODE] == [4, 1, 4]

@@ -1,0 +1,403 @@
+"""Admission, batches and ends, with no backend: batches are looked at, results are made by hand."""
+
+import pytest
+
+from backends.clock import VirtualClock
+from backends.fake import fake_spec
+from backends.interface import (
+    BackendSpec,
+    Batch,
+    BatchResult,
+    DecodeBatch,
+    Feature,
+    PrefillBatch,
+    PrefillShape,
+    SampledToken,
+    SamplingParams,
+)
+from cache.policy import WindowScorer, snapkv, snapstream
+from scheduler.config import SchedulerConfig
+from scheduler.messages import Abort, Add, EngineOutput, Final, Finish, FinishReason
+from scheduler.scheduler import Scheduler
+from scheduler.waiting import QueueOrder
+from tests.scheduler.drive import request
+
+ONE_STEP = SchedulerConfig(max_decode_steps=1)
+# A slot takes prompts of up to 4 + 32 + 28 = 64 tokens directly.
+SNAPSTREAM = snapstream(4, 32, 28, WindowScorer(observation_window=8))
+
+
+def scheduler_of(spec: BackendSpec, config: SchedulerConfig = ONE_STEP) -> tuple[Scheduler, VirtualClock]:
+    clock = VirtualClock()
+    return Scheduler(spec, config, clock), clock
+
+
+def snapstream_spec(num_slots: int = 4, num_scratch: int = 1) -> BackendSpec:
+    shapes = (PrefillShape(1, 32), PrefillShape(4, 32))
+    return fake_spec(num_slots=num_slots, policy=SNAPSTREAM, num_scratch=num_scratch, max_model_len=1024, prefill_shapes=shapes)
+
+
+def result_of(batch: Batch, token_id: int = 1) -> BatchResult:
+    """Each draw brings the same token."""
+    if isinstance(batch, DecodeBatch):
+        return BatchResult(tuple((SampledToken(token_id),) * batch.num_steps for _ in batch.rows), 0.01)
+    tokens = tuple((SampledToken(token_id),) * len(row.draws) for row in batch.rows)
+    scores = tuple(tuple(map(SampledToken, row.score.target_ids)) if row.score is not None else () for row in batch.rows)
+    return BatchResult(tokens, 0.01, scores)
+
+
+def turn(scheduler: Scheduler) -> Batch:
+    batch = scheduler.schedule()
+    assert batch is not None
+    scheduler.update(batch, result_of(batch))
+    scheduler.check_integrity()
+    return batch
+
+
+def prefill_turn(scheduler: Scheduler) -> PrefillBatch:
+    batch = turn(scheduler)
+    assert isinstance(batch, PrefillBatch), batch
+    return batch
+
+
+def decode_turn(scheduler: Scheduler) -> DecodeBatch:
+    batch = turn(scheduler)
+    assert isinstance(batch, DecodeBatch), batch
+    return batch
+
+
+def only_final(outputs: list[EngineOutput]) -> Final:
+    (final,) = [output.final for output in outputs if output.final is not None]
+    return final
+
+
+# Refusals: the first output is final and says the numbers
+
+
+@pytest.mark.parametrize(
+    ("add", "numbers"),
+    [
+        (request("a", 1000, 25), ("1000", "25", "1025", "1024")),
+        (request("a", 0), ("no tokens",)),
+        (Add("a", (3, 512), SamplingParams(), request("b").stop, 0.0), ("512",)),
+        (request("a", stop_token_ids=frozenset({999})), ("999", "512")),
+        (request("a", sampling=SamplingParams(logit_bias=((-1, 2.0),))), ("-1", "512")),
+        (request("a", sampling=SamplingParams(presence_penalty=1.0)), ("penalties",)),
+    ],
+)
+def test_refuses_with_numbers(add: Add, numbers: tuple[str, ...]) -> None:
+    scheduler, _ = scheduler_of(snapstream_spec())
+    scheduler.add(add)
+    final = only_final(scheduler.take_outputs())
+    assert final.reason is FinishReason.REJECTED
+    assert final.message is not None
+    assert all(number in final.message for number in numbers), final.message
+    assert not scheduler.has_work
+
+
+def test_the_longest_possible_request_is_accepted() -> None:
+    scheduler, _ = scheduler_of(snapstream_spec())
+    scheduler.add(request("a", 1000, 24))
+    assert scheduler.take_outputs() == [EngineOutput("a", 0)]
+
+
+def test_refuses_what_the_policy_cannot_hold() -> None:
+    spec = fake_spec(policy=snapkv(16, 20, WindowScorer(observation_window=8)), max_model_len=1024)
+    scheduler, _ = scheduler_of(spec)
+    scheduler.add(request("fits", 100, 16))
+    scheduler.add(request("does not", 100, 17))
+    accepted, refused = scheduler.take_outputs()
+    assert accepted == EngineOutput("fits", 0)
+    assert refused.final is not None
+    assert refused.final.message is not None
+    assert all(part in refused.final.message for part in ("17", "snapkv", "16", "100"))
+
+
+@pytest.mark.parametrize("num_scratch", [0, 1])
+def test_refuses_a_prompt_that_no_scratch_takes(num_scratch: int) -> None:
+    spec = snapstream_spec(num_scratch=num_scratch)
+    scheduler, _ = scheduler_of(spec)
+    scheduler.add(request("direct", 64))
+    scheduler.add(request("long", 65))
+    direct, long = scheduler.take_outputs()
+    assert direct.final is None
+    assert (long.final is None) is (num_scratch == 1)
+
+
+@pytest.mark.parametrize(
+    "missing", [Feature.SAMPLING, Feature.LOGIT_BIAS, Feature.BANNED_TOKENS, Feature.LOGPROBS, Feature.PROMPT_LOGPROBS]
+)
+def test_refuses_an_undeclared_feature_by_name(missing: Feature) -> None:
+    spec = fake_spec(features=frozenset(Feature) - {missing})
+    sampling = SamplingParams(temperature=1.0, logit_bias=((1, 1.0),), num_logprobs=2)
+    scheduler, _ = scheduler_of(spec)
+    scheduler.add(request("a", sampling=sampling, min_tokens=1, stop_token_ids=frozenset({3}), num_prompt_logprobs=0))
+    assert only_final(scheduler.take_outputs()).message == f"the backend does not support {missing.value}"
+
+
+def test_queue_is_bounded_beyond_the_free_slots() -> None:
+    scheduler, _ = scheduler_of(fake_spec(num_slots=2), SchedulerConfig(max_num_waiting=3))
+    for name in "abcde":
+        scheduler.add(request(name))
+    scheduler.add(request("f", num_choices=2))
+    outputs = scheduler.take_outputs()
+    assert [output.final for output in outputs[:5]] == [None] * 5
+    refused = [output.final for output in outputs[5:]]
+    assert [final is not None and final.reason for final in refused] == [FinishReason.QUEUE_FULL] * 2
+    turn(scheduler)
+    assert scheduler.stats().num_waiting == 3
+
+
+# Admission
+
+
+def test_takes_the_lowest_free_slots_in_order() -> None:
+    scheduler, _ = scheduler_of(fake_spec(num_slots=3, prefill_shapes=(PrefillShape(4, 64),)))
+    for name in "abcd":
+        scheduler.add(request(name))
+    batch = prefill_turn(scheduler)
+    assert [(row.request_id, row.slots) for row in batch.rows] == [("a", (0,)), ("b", (1,)), ("c", (2,))]
+    scheduler.abort(Abort("b"))
+    batch = prefill_turn(scheduler)
+    assert [(row.request_id, row.slots) for row in batch.rows] == [("d", (1,))]
+
+
+def test_lower_priority_values_go_first() -> None:
+    scheduler, _ = scheduler_of(fake_spec(num_slots=1), SchedulerConfig(order=QueueOrder.PRIORITY))
+    for name, priority in (("first", 0), ("low", 5), ("high", -1), ("high too", -1)):
+        scheduler.add(request(name, max_tokens=1, priority=priority))
+    assert [prefill_turn(scheduler).rows[0].request_id for _ in range(4)] == ["high", "high too", "first", "low"]
+
+
+def test_a_short_prompt_passes_a_long_one_that_waits_for_a_scratch() -> None:
+    scheduler, _ = scheduler_of(snapstream_spec(num_slots=2))
+    scheduler.add(request("long", 100))
+    scheduler.add(request("long too", 100))
+    scheduler.add(request("short", 10))
+    assert prefill_turn(scheduler).rows[0].request_id == "long"
+    assert prefill_turn(scheduler).rows[0].request_id == "short"
+    assert scheduler.stats().num_waiting == 1
+
+
+def test_what_waits_for_a_slot_keeps_its_scratch_from_those_behind() -> None:
+    """Sequences that are only scored need no slot, but must not take the scratch from one that stands ahead."""
+    scheduler, _ = scheduler_of(snapstream_spec(num_slots=1))
+    scheduler.add(request("short", 10, max_tokens=3))
+    scheduler.add(request("long", 40, max_tokens=2))
+    scheduler.add(request("scored", 10, max_tokens=0))
+    order = [row.request_id for batch in iter_turns(scheduler) if isinstance(batch, PrefillBatch) for row in batch.rows]
+    assert order == ["short", "scored", "long", "long"]  # 40 tokens fit the slot: no scratch is needed
+    scheduler.add(request("short", 10, max_tokens=3))
+    scheduler.add(request("long", 100, max_tokens=2))
+    scheduler.add(request("scored", 10, max_tokens=0))
+    order = [row.request_id for batch in iter_turns(scheduler) if isinstance(batch, PrefillBatch) for row in batch.rows]
+    assert order == ["short", *["long"] * 4, "scored"]
+
+
+def iter_turns(scheduler: Scheduler) -> list[Batch]:
+    batches = []
+    while scheduler.has_work:
+        batches.append(turn(scheduler))
+    return batches
+
+
+# Reading prompts
+
+
+def test_a_long_prompt_is_read_in_chunks_through_scratch() -> None:
+    scheduler, _ = scheduler_of(snapstream_spec())
+    add = request("a", 100)
+    scheduler.add(add)
+    rows = [prefill_turn(scheduler).rows[0] for _ in range(4)]
+    assert [(row.start, len(row.token_ids), row.scratch, row.is_last) for row in rows] == [
+        (0, 32, 0, False),
+        (32, 32, 0, False),
+        (64, 32, 0, False),
+        (96, 4, 0, True),
+    ]
+    assert sum((row.token_ids for row in rows), ()) == add.prompt_token_ids
+    assert [output.num_computed_prompt_tokens for output in scheduler.take_outputs()] == [0, 32, 64, 96, 100]
+    assert scheduler.stats().num_scratch_in_use == 0
+    (row,) = decode_turn(scheduler).rows
+    assert (row.index, row.num_prompt_tokens, row.token_id, row.draw.output_index) == (100, 100, 1, 1)
+
+
+def test_short_prompts_share_a_batch() -> None:
+    scheduler, _ = scheduler_of(snapstream_spec())
+    for name in "abcd":
+        scheduler.add(request(name, 20))
+    batch = prefill_turn(scheduler)
+    assert (batch.shape, len(batch.rows)) == (PrefillShape(4, 32), 4)
+
+
+def test_a_lone_short_prompt_takes_the_smallest_shape() -> None:
+    scheduler, _ = scheduler_of(snapstream_spec())
+    scheduler.add(request("a", 20))
+    assert prefill_turn(scheduler).shape == PrefillShape(1, 32)
+
+
+def test_rows_with_and_without_scratch_are_read_in_turns() -> None:
+    scheduler, _ = scheduler_of(snapstream_spec())
+    scheduler.add(request("long", 500))
+    scheduler.add(request("short", 60, max_tokens=1))
+    turns = [prefill_turn(scheduler).rows[0].request_id for _ in range(4)]
+    assert turns == ["long", "short", "long", "short"]
+    assert only_final(scheduler.take_outputs()).reason is FinishReason.LENGTH
+
+
+def test_prompt_logprobs_are_complete_and_come_once_with_choice_0() -> None:
+    scheduler, _ = scheduler_of(snapstream_spec(num_slots=2))
+    add = request("a", 70, max_tokens=1, num_choices=2, num_prompt_logprobs=0)
+    scheduler.add(add)
+    iter_turns(scheduler)
+    outputs = scheduler.take_outputs()
+    assert [(output.choice, len(output.prompt_logprobs)) for output in outputs if output.prompt_logprobs] == [(0, 69)]
+    (scored,) = [output.prompt_logprobs for output in outputs if output.prompt_logprobs]
+    assert tuple(token.token_id for token in scored) == add.prompt_token_ids[1:]
+
+
+def test_a_scored_prompt_takes_a_scratch_and_no_slot() -> None:
+    scheduler, _ = scheduler_of(snapstream_spec(num_slots=1))
+    scheduler.add(request("busy", 10, max_tokens=50))
+    prefill_turn(scheduler)
+    scheduler.take_outputs()
+    scheduler.add(request("scored", 10, max_tokens=0, num_prompt_logprobs=1))
+    (row,) = prefill_turn(scheduler).rows
+    assert (row.slots, row.scratch, row.draws) == ((), 0, ())
+    accepted, last = scheduler.take_outputs()
+    assert accepted == EngineOutput("scored", 0)
+    assert len(last.prompt_logprobs) == 9
+    assert last.final is not None
+    assert (last.final.reason, last.final.num_output_tokens, last.final.cache) == (FinishReason.LENGTH, 0, None)
+
+
+# Several choices
+
+
+def test_one_reading_packs_into_every_free_slot_and_the_rest_queues() -> None:
+    scheduler, _ = scheduler_of(snapstream_spec(num_slots=3))
+    scheduler.add(request("a", 10, max_tokens=2, num_choices=5))
+    (row,) = prefill_turn(scheduler).rows
+    assert row.slots == (0, 1, 2)
+    assert [(draw.choice, draw.output_index) for draw in row.draws] == [(0, 0), (1, 0), (2, 0)]
+    assert scheduler.stats().num_waiting == 2
+    iter_turns(scheduler)
+    finals = [output for output in scheduler.take_outputs() if output.final is not None]
+    assert sorted(output.choice for output in finals) == [0, 1, 2, 3, 4]
+
+
+def test_a_choice_that_leaves_while_the_prompt_is_read_gives_its_slot_back() -> None:
+    scheduler, _ = scheduler_of(snapstream_spec(num_slots=2))
+    scheduler.add(request("a", 100, num_choices=2))
+    prefill_turn(scheduler)
+    scheduler.finish(Finish("a", 0, 0))
+    scheduler.check_integrity()
+    (row,) = prefill_turn(scheduler).rows
+    assert (row.start, row.slots) == (32, (1,))
+    scheduler.finish(Finish("a", 1, 0))
+    scheduler.check_integrity()
+    assert (scheduler.stats().num_slots_in_use, scheduler.stats().num_scratch_in_use) == (0, 0)
+    assert scheduler.schedule() is None
+
+
+# The end
+
+
+def test_abort_frees_the_slot_for_the_next_step() -> None:
+    scheduler, _ = scheduler_of(fake_spec(num_slots=1))
+    scheduler.add(request("a"))
+    scheduler.add(request("b"))
+    turn(scheduler)
+    scheduler.abort(Abort("a"))
+    assert prefill_turn(scheduler).rows[0].request_id == "b"
+    assert only_final(scheduler.take_outputs()).reason is FinishReason.ABORT
+
+
+def test_finish_keeps_the_first_tokens_and_counts_the_rest() -> None:
+    scheduler, _ = scheduler_of(fake_spec())
+    scheduler.add(request("a", max_tokens=50))
+    for _ in range(6):
+        turn(scheduler)
+    scheduler.finish(Finish("a", 0, 4))
+    final = only_final(scheduler.take_outputs())
+    assert (final.reason, final.num_output_tokens, final.num_discarded_tokens) == (FinishReason.STOP, 4, 2)
+    assert scheduler.stats().num_discarded_tokens == 2
+
+
+def test_what_comes_too_late_is_ignored() -> None:
+    scheduler, _ = scheduler_of(fake_spec())
+    scheduler.add(request("a", max_tokens=1))
+    iter_turns(scheduler)
+    scheduler.take_outputs()
+    scheduler.finish(Finish("a", 0, 0))
+    scheduler.abort(Abort("a"))
+    scheduler.abort(Abort("never heard of"))
+    assert scheduler.take_outputs() == []
+
+
+@pytest.mark.parametrize("now", [1.9, 2.0])
+def test_queue_deadline_ends_only_what_still_waits(now: float) -> None:
+    scheduler, clock = scheduler_of(fake_spec(num_slots=1))
+    scheduler.add(request("a", max_tokens=50, num_choices=2, queue_timeout=2.0))
+    turn(scheduler)
+    clock.elapse(now)
+    scheduler.expire()
+    finals = [(output.choice, output.final.reason) for output in scheduler.take_outputs() if output.final is not None]
+    assert finals == ([(1, FinishReason.QUEUE_TIMEOUT)] if now >= 2.0 else [])
+    scheduler.check_integrity()
+
+
+def test_total_deadline_ends_everything() -> None:
+    scheduler, clock = scheduler_of(snapstream_spec(num_slots=2))
+    scheduler.add(request("a", 100, num_choices=3, timeout=0.1 + 0.2))
+    prefill_turn(scheduler)
+    clock.elapse(0.1)
+    clock.elapse(0.2)
+    scheduler.expire()
+    finals = [output.final for output in scheduler.take_outputs() if output.final is not None]
+    assert [final.reason for final in finals] == [FinishReason.TIMEOUT] * 3
+    assert not scheduler.has_work
+    scheduler.check_integrity()
+
+
+def test_a_deadline_outlived_by_its_id_means_nothing() -> None:
+    scheduler, clock = scheduler_of(fake_spec())
+    scheduler.add(request("a", max_tokens=1, timeout=1.0))
+    iter_turns(scheduler)
+    scheduler.add(request("a", max_tokens=50))
+    turn(scheduler)
+    clock.elapse(5.0)
+    scheduler.expire()
+    assert scheduler.has_work
+
+
+@pytest.mark.parametrize("num_turns", [0, 1])  # a prefill, a decode
+def test_a_failed_step_ends_the_sequences_of_its_batch(num_turns: int) -> None:
+    scheduler, _ = scheduler_of(fake_spec(num_slots=2))
+    scheduler.add(request("a", num_choices=3))
+    for _ in range(num_turns):
+        turn(scheduler)
+    batch = scheduler.schedule()
+    assert batch is not None
+    scheduler.fail(batch, RuntimeError("out of order"))
+    scheduler.check_integrity()
+    finals = [(output.choice, output.final) for output in scheduler.take_outputs() if output.final is not None]
+    assert [(choice, final.reason, final.message) for choice, final in finals] == [
+        (0, FinishReason.ERROR, "out of order"),
+        (1, FinishReason.ERROR, "out of order"),
+    ]
+    iter_turns(scheduler)
+    assert only_final(scheduler.take_outputs()).reason is FinishReason.LENGTH
+
+
+def test_timing_is_of_the_clock() -> None:
+    scheduler, clock = scheduler_of(fake_spec())
+    clock.elapse(1.0)
+    scheduler.add(request("a", max_tokens=2, arrival_time=0.5))
+    for _ in range(2):
+        batch = scheduler.schedule()
+        assert batch is not None
+        clock.elapse(1.0)
+        scheduler.update(batch, result_of(batch))
+    timing = only_final(scheduler.take_outputs()).timing
+    assert (timing.arrival, timing.admitted, timing.first_token, timing.finished) == (0.5, 1.0, 2.0, 3.0)

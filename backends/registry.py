@@ -7,8 +7,11 @@ from backends.torch_backend.config import DEFAULT_MAX_MODEL_LEN, TorchBackendCon
 BACKEND_NAMES = ("torch", "fake")
 
 
-def create_backend(name: str, config: TorchBackendConfig, clock: Clock) -> Backend:
-    """Return a backend with these sizes. The fake one has no model, device or dtype to choose. Raises ValueError for an unknown name."""
+def create_backend(name: str, config: TorchBackendConfig, clock: Clock, *, fake_vocab_size: int = 512) -> Backend:
+    """Return a backend with these sizes. The fake one has no model, device or dtype to choose, and its vocabulary is the caller's.
+
+    Raises ValueError for an unknown name.
+    """
     match name:
         case "torch":
             from backends.torch_backend.backend import TorchBackend
@@ -19,6 +22,12 @@ def create_backend(name: str, config: TorchBackendConfig, clock: Clock) -> Backe
 
             max_model_len = config.max_model_len or DEFAULT_MAX_MODEL_LEN
             policy = config.policy.resolve(max_model_len)
-            spec = fake_spec(num_slots=config.num_slots, max_model_len=max_model_len, policy=policy, num_scratch=config.num_scratch)
+            spec = fake_spec(
+                num_slots=config.num_slots,
+                max_model_len=max_model_len,
+                policy=policy,
+                num_scratch=config.num_scratch,
+                vocab_size=fake_vocab_size,
+            )
             return FakeBackend(spec, clock=clock)
     raise ValueError(f"there is no backend {name}; choose from {', '.join(BACKEND_NAMES)}")

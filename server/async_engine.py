@@ -1,8 +1,8 @@
 """An engine in a thread of its own, behind the event loop's `EngineClient`.
 
-The thread loads the model, then runs `EngineCore`; it gets messages through its inbox and gives each turn's outputs to the loop in one call.
-All else here happens on the loop: places, streams, and what is told to whoever observes. Every choice of every request ends with exactly one
-final output, whatever happens to the thread.
+The thread loads the model, then runs `EngineCore`; it gets messages through its inbox and gives each turn's outputs to the loop in one
+call. All else here happens on the loop: places, streams, and what is told to whoever observes. Every choice of every request ends with
+exactly one final output, whatever happens to the thread.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class EngineObserver(Protocol):
         """A request's prompt has been read to its end."""
         ...
 
-    def got_tokens(self, add: Add, since_arrival: float, since_last: float | None) -> None:
+    def got_tokens(self, since_arrival: float, since_last: float | None) -> None:
         """Tokens of a choice came: so many seconds after the request, and after the choice's last ones (None: its first)."""
         ...
 
@@ -81,8 +81,6 @@ class AsyncEngine:
         self._spec: BackendSpec | None = None
         self._failure: str | None = None  # why the engine's thread is of no use any more
         self._has_loaded = asyncio.Event()
-        self._is_empty = asyncio.Event()
-        self._is_empty.set()
 
     def start(self) -> None:
         """Begin to load."""
@@ -95,11 +93,13 @@ class AsyncEngine:
         return self.health()
 
     async def drain(self, limit: float) -> None:
-        """Admit nothing more, wait up to `limit` seconds for the streams to end, and abort those that have not."""
+        """Admit nothing more, wait up to `limit` seconds until every place is given back, and abort what goes on then."""
         self._is_draining = True
+        if self._places is None:
+            return
         try:
             async with asyncio.timeout(limit):
-                await self._is_empty.wait()
+                await self._places.all_free.wait()
         except TimeoutError:
             logger.warning("aborting %d requests that did not end within %g s", len(self._streams), limit)
             for request_id in self._streams:
@@ -229,7 +229,6 @@ class AsyncEngine:
     def _open(self, add: Add) -> Stream:
         assert add.request_id not in self._streams, f"request {add.request_id} is there already"
         stream = self._streams[add.request_id] = Stream(add)
-        self._is_empty.clear()
         if self._failure is None:
             self._inbox.put(add)
         else:
@@ -243,7 +242,7 @@ class AsyncEngine:
             self._observer.read_prompt(add)
         if output.tokens:
             last = stream.last_token_times.get(output.choice)
-            self._observer.got_tokens(add, now - add.arrival_time, None if last is None else now - last)
+            self._observer.got_tokens(now - add.arrival_time, None if last is None else now - last)
             stream.last_token_times[output.choice] = now
         if output.final is not None:
             stream.open_choices.remove(output.choice)
@@ -279,8 +278,5 @@ class AsyncEngine:
         self._close_if_ended(stream)
 
     def _close_if_ended(self, stream: Stream) -> None:
-        if stream.open_choices:
-            return
-        del self._streams[stream.add.request_id]
-        if not self._streams:
-            self._is_empty.set()
+        if not stream.open_choices:
+            del self._streams[stream.add.request_id]

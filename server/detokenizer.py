@@ -2,8 +2,8 @@
 
 Nothing is given out that a later token could change: half a character waits for its other half, and whatever may be the beginning of a stop
 string waits until it is not. What comes out in all is the same however the tokens are grouped, and it is what the tokenizer's own decoder
-makes of the whole. There is one exception: where a SentencePiece vocabulary's byte tokens are not valid UTF-8, that decoder replaces all the
-bytes of the run back to its start, which nobody who streams can; here only the invalid ones are replaced.
+makes of the whole. There is one exception: where a SentencePiece vocabulary's byte tokens are not valid UTF-8, that decoder replaces all
+the bytes of the run back to its start, which nobody who streams can; here only the invalid ones are replaced.
 """
 
 import codecs

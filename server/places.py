@@ -4,6 +4,7 @@ A place is counted once, from before any work is done for its sequence until its
 and the count. It knows nothing of requests.
 """
 
+import asyncio
 from types import TracebackType
 from typing import Self
 
@@ -16,13 +17,21 @@ class Places:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.num_taken = 0
+        self.all_free = asyncio.Event()
+        self.all_free.set()
 
     def take(self, num_sequences: int) -> "PlacesTaken":
         """Take so many places at once. Raises `QueueFullError`."""
         if self.num_taken + num_sequences > self._limit:
             raise QueueFullError(num_sequences, self.num_taken, self._limit)
         self.num_taken += num_sequences
+        self.all_free.clear()
         return PlacesTaken(self, num_sequences)
+
+    def give_back(self, num_sequences: int) -> None:
+        self.num_taken -= num_sequences
+        if self.num_taken == 0:
+            self.all_free.set()
 
 
 class PlacesTaken:
@@ -34,7 +43,7 @@ class PlacesTaken:
 
     def release(self) -> None:
         """Give the places back. A second call does nothing."""
-        self._places.num_taken -= self._num_sequences
+        self._places.give_back(self._num_sequences)
         self._num_sequences = 0
 
     def __enter__(self) -> Self:

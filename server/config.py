@@ -1,0 +1,249 @@
+"""Every option of `snapserve serve`, and the configuration that they make: one frozen dataclass for each floor, composed and checked.
+
+The one place where flags and environment variables get their meaning. `python -m server.config` prints the tables of
+`docs/configuration.md`.
+"""
+
+import argparse
+import enum
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backends.torch_backend.config import DEFAULT_MAX_MODEL_LEN, DeviceName, DtypeName, TorchBackendConfig
+from cache.policy import HeadReduction, PolicyName, PolicyOptions, Pooling, SoftmaxDomain, WindowScorer
+from scheduler.config import SchedulerConfig
+from scheduler.waiting import QueueOrder
+from server.options import Option, OptionError, OptionGroup, choices, integer, one_of, options_table, resolve_options, seconds, switch, text
+from server.settings import Limits, ServerSettings
+
+DEMO_MODEL = Path(__file__).parent / "demo_model"
+DEMO_MODEL_NAME = "snapserve-demo"
+
+
+class BackendName(enum.StrEnum):
+    TORCH = "torch"
+    FAKE = "fake"  # no model: made-up tokens at once, for tests of clients
+
+
+class LogLevel(enum.StrEnum):
+    CRITICAL = "critical"
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+    DEBUG = "debug"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessConfig:
+    """Where the process listens, how it speaks and how it ends; times in seconds."""
+
+    host: str
+    port: int
+    log_level: LogLevel
+    drain_timeout: float
+    stall_timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that `snapserve serve` was told, resolved. The fake backend takes its sizes from `backend` too."""
+
+    backend_name: BackendName
+    backend: TorchBackendConfig
+    scheduler: SchedulerConfig
+    server: ServerSettings
+    process: ProcessConfig
+
+
+_SCORER = WindowScorer()
+_SCHEDULER = SchedulerConfig()
+_LIMITS = Limits()
+
+MODEL = OptionGroup(
+    "Model",
+    (
+        Option("model", text, str(DEMO_MODEL), "Local folder or hub id of a Hugging Face model.", "MODEL", "the demo model"),
+        Option(
+            "served-model-name",
+            text,
+            (),
+            "Names that requests may give; answers carry the first. `*` accepts any.",
+            "NAME",
+            f"{DEMO_MODEL_NAME} for the demo model, otherwise what --model says",
+            is_list=True,
+        ),
+        Option("backend", one_of(BackendName), BackendName.TORCH, "What turns batches into tokens.", choices(BackendName)),
+        Option("device", one_of(DeviceName), DeviceName.AUTO, "Where the model runs.", choices(DeviceName)),
+        Option("dtype", one_of(DtypeName), DtypeName.AUTO, "Type of weights and cache; auto is the checkpoint's own.", choices(DtypeName)),
+        Option(
+            "max-model-len",
+            integer(1),
+            None,
+            "Most tokens of a sequence, prompt and answer together.",
+            "TOKENS",
+            f"the model's own limit, at most {DEFAULT_MAX_MODEL_LEN}",
+        ),
+    ),
+)
+
+CACHE = OptionGroup(
+    "Cache",
+    (
+        Option("num-slots", integer(1), 8, "Slots: sequences that are generated at once.", "N"),
+        Option("policy", one_of(PolicyName), PolicyName.SNAPSTREAM, "What a slot holds of its sequence.", choices(PolicyName)),
+        Option("slot-capacity", integer(1), None, "Entries of a slot.", "N", "2048, or the sum of the sizes given"),
+        Option("num-sink", integer(0), None, "Entries for a sequence's first tokens.", "N", "4"),
+        Option("num-recent", integer(1), None, "Entries for its newest tokens.", "N", "half of the rest"),
+        Option("num-kept", integer(0), None, "Entries for the prompt's best tokens.", "N", "half of the rest"),
+        Option(
+            "observation-window",
+            integer(1),
+            _SCORER.observation_window,
+            "Tokens at a prompt's end whose attention scores the others.",
+            "TOKENS",
+        ),
+        Option(
+            "softmax-domain",
+            one_of(SoftmaxDomain),
+            _SCORER.softmax_domain,
+            "Keys over which the scoring attention is normalised.",
+            choices(SoftmaxDomain),
+        ),
+        Option("pooling", one_of(Pooling), _SCORER.pooling, "How neighbouring scores are smoothed.", choices(Pooling)),
+        Option("pooling-size", integer(1), _SCORER.pooling_size, "Tokens over which they are smoothed; odd.", "TOKENS"),
+        Option(
+            "head-reduction",
+            one_of(HeadReduction),
+            _SCORER.head_reduction,
+            "How the query heads of a KV head agree on scores.",
+            choices(HeadReduction),
+        ),
+        Option("lend-kept", switch, False, "Let unused kept entries lengthen the ring.", ""),
+        Option("num-scratch", integer(1), 2, "Prompts longer than a slot that are read at once.", "N"),
+        Option("prefill-chunk", integer(1), 512, "Prompt tokens read in one step.", "TOKENS"),
+    ),
+)
+
+SCHEDULING = OptionGroup(
+    "Scheduling",
+    (
+        Option("scheduling-order", one_of(QueueOrder), _SCHEDULER.order, "Who is admitted first.", choices(QueueOrder)),
+        Option("max-num-waiting", integer(0), _SCHEDULER.max_num_waiting, "Sequences that may wait for a slot; more get a 429.", "N"),
+        Option("queue-timeout", seconds, None, "Longest wait for a slot.", "SECONDS", "none"),
+        Option("request-timeout", seconds, None, "Longest time for a whole request.", "SECONDS", "none"),
+        Option(
+            "max-inter-token-latency",
+            seconds,
+            _SCHEDULER.max_inter_token_latency,
+            "Target for the time between two tokens while prompts are being read.",
+            "SECONDS",
+        ),
+        Option("max-decode-steps", integer(1), _SCHEDULER.max_decode_steps, "Decode steps of one launch, when nobody waits.", "N"),
+    ),
+)
+
+SERVER = OptionGroup(
+    "Server",
+    (
+        Option("host", text, "127.0.0.1", "Address to listen on; 0.0.0.0 for all.", "ADDRESS"),
+        Option("port", integer(0, 65535), 8000, "Port to listen on; 0 for a free one.", "PORT"),
+        Option("api-key", text, (), "Keys of which requests must give one; prefer the file or the variable.", "KEY", "none", is_list=True),
+        Option("api-key-file", text, None, "File with one key a line; lines with # are comments.", "FILE", "none"),
+        Option("metrics-require-key", switch, True, "Whether `/metrics` needs a key when there are keys.", ""),
+        Option("max-body-size", integer(1), _LIMITS.max_body_bytes, "Longest body of a request; a longer one gets a 413.", "BYTES"),
+        Option("keepalive-interval", seconds, 10.0, "Time between comments on a silent stream.", "SECONDS"),
+        Option("drain-timeout", seconds, 30.0, "Time that running requests get when the server is told to end.", "SECONDS"),
+        Option("stall-timeout", seconds, 60.0, "Time without a finished step after which the engine counts as stalled.", "SECONDS"),
+        Option("log-level", one_of(LogLevel), LogLevel.INFO, "What is logged.", choices(LogLevel)),
+    ),
+)
+
+GROUPS = (MODEL, CACHE, SCHEDULING, SERVER)
+
+
+def read_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Config:
+    """Return the configuration that flags and environment make. Raises `OptionError`, which names the flag at fault."""
+    values = resolve_options(GROUPS, arguments, environment)
+    try:
+        return _compose(values)
+    except OptionError:
+        raise
+    except ValueError as error:
+        raise OptionError(with_flags(str(error))) from error
+
+
+def with_flags(message: str) -> str:
+    """Return a message of the floors below with their fields' names as flags."""
+    names = "|".join(sorted((option.key for group in GROUPS for option in group.options if "_" in option.key), key=len, reverse=True))
+    return re.sub(rf"\b({names})\b", lambda match: "--" + match[0].replace("_", "-"), message)
+
+
+def _compose(values: Mapping[str, Any]) -> Config:
+    return Config(
+        backend_name=values["backend"],
+        backend=_backend(values),
+        scheduler=SchedulerConfig(
+            order=values["scheduling_order"],
+            max_num_waiting=values["max_num_waiting"],
+            max_inter_token_latency=values["max_inter_token_latency"],
+            max_decode_steps=values["max_decode_steps"],
+        ),
+        server=_server(values),
+        process=ProcessConfig(
+            host=values["host"],
+            port=values["port"],
+            log_level=values["log_level"],
+            drain_timeout=values["drain_timeout"],
+            stall_timeout=values["stall_timeout"],
+        ),
+    )
+
+
+def _backend(values: Mapping[str, Any]) -> TorchBackendConfig:
+    scorer_fields = ("observation_window", "softmax_domain", "pooling", "pooling_size", "head_reduction")
+    policy_fields = ("slot_capacity", "num_sink", "num_recent", "num_kept", "lend_kept")
+    policy = PolicyOptions(
+        name=values["policy"],
+        scorer=WindowScorer(**{name: values[name] for name in scorer_fields}),
+        **{name: values[name] for name in policy_fields},
+    )
+    policy.resolve(values["max_model_len"] or DEFAULT_MAX_MODEL_LEN)  # what cannot be for any model is said at once
+    fields = ("model", "device", "dtype", "num_slots", "max_model_len", "num_scratch", "prefill_chunk")
+    return TorchBackendConfig(policy=policy, **{name: values[name] for name in fields})
+
+
+def _server(values: Mapping[str, Any]) -> ServerSettings:
+    own_name = DEMO_MODEL_NAME if values["model"] == str(DEMO_MODEL) else values["model"]
+    return ServerSettings(
+        model_names=values["served_model_name"] or (own_name,),
+        created=int(time.time()),
+        api_keys=values["api_key"] + _keys_of(values["api_key_file"]),
+        metrics_are_open=not values["metrics_require_key"],
+        priority_is_honoured=values["scheduling_order"] is QueueOrder.PRIORITY,
+        keepalive_interval=values["keepalive_interval"],
+        queue_timeout=values["queue_timeout"],
+        request_timeout=values["request_timeout"],
+        limits=Limits(max_body_bytes=values["max_body_size"]),
+    )
+
+
+def _keys_of(path: str | None) -> tuple[str, ...]:
+    """Return a key file's keys. A file without any is an error: whoever names one does not want to be open to all."""
+    if path is None:
+        return ()
+    try:
+        lines = [line.strip() for line in Path(path).read_text().splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--api-key-file {path} cannot be read: {error}") from error
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise OptionError(f"--api-key-file {path} has no key")
+    return keys
+
+
+if __name__ == "__main__":
+    print(options_table(GROUPS), end="")

@@ -1,0 +1,118 @@
+"""The metrics that the server exports: their names, kinds, labels and buckets.
+
+Names beginning with `vllm:` are vLLM's, with its buckets, where the meaning is the same, so that its dashboards, autoscalers and the
+Gateway API's inference extension work unchanged; those beginning with `snapserve:` are about fixed slots, which vLLM has not. Sequences are
+choices: a request with n = 3 is three of them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from scheduler.messages import FinishReason
+from scheduler.stats import StepKind
+
+LABELS = ("model_name", "engine")
+ENGINE = "0"  # one engine a process
+CACHE_SETTINGS = ("policy", "num_slots", "slot_capacity", "num_sink", "num_recent", "num_kept", "num_scratch", "max_model_len")
+
+_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
+_TOKEN_TIME = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_REQUEST_TIME = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_STEP_TIME = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
+_RATIO = (1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A metric as its readers know it."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    text: str
+
+
+class Instruments:
+    """One server's instruments, bound to its model's name."""
+
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+        own = (model_name, ENGINE)
+        self.families: list[Family] = []
+
+        def gauges(name: str, text: str, labels: tuple[str, ...]) -> Gauge:
+            self.families.append(Family(name, "gauge", labels, text))
+            return Gauge(name, text, labels, registry=registry)
+
+        def counters(name: str, text: str, labels: tuple[str, ...]) -> Counter:
+            self.families.append(Family(f"{name}_total", "counter", labels, text))
+            return Counter(name, text, labels, registry=registry)
+
+        def histograms(name: str, text: str, buckets: Sequence[float], labels: tuple[str, ...]) -> Histogram:
+            self.families.append(Family(name, "histogram", labels, text))
+            return Histogram(name, text, labels, registry=registry, buckets=buckets)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return gauges(name, text, LABELS).labels(*own)
+
+        def counter(name: str, text: str) -> Counter:
+            return counters(name, text, LABELS).labels(*own)
+
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            return histograms(name, text, buckets, LABELS).labels(*own)
+
+        def counter_by(label: str, values: Iterable[str], name: str, text: str) -> Mapping[str, Counter]:
+            family = counters(name, text, (*LABELS, label))
+            return {value: family.labels(*own, value) for value in values}
+
+        def histogram_by(label: str, values: Iterable[str], name: str, text: str, buckets: Sequence[float]) -> Mapping[str, Histogram]:
+            family = histograms(name, text, buckets, (*LABELS, label))
+            return {value: family.labels(*own, value) for value in values}
+
+        self.num_running = gauge("vllm:num_requests_running", "Sequences that have a slot.")
+        self.cache_config = gauges("vllm:cache_config_info", "The cache's settings as labels; always 1.", (*LABELS, *CACHE_SETTINGS))
+        self.num_waiting = gauge("vllm:num_requests_waiting", "Sequences that wait for a slot.")
+        self.cache_usage = gauge("vllm:kv_cache_usage_perc", "Share of the slots in use, from 0 to 1.")
+        self.prompt_tokens = counter("vllm:prompt_tokens", "Tokens of the prompts that were read to their end; a prompt counts once.")
+        self.generation_tokens = counter("vllm:generation_tokens", "Tokens of answers, as counted in usage.")
+        endings = ("stop", "length", "abort")
+        self.success = counter_by("finished_reason", endings, "vllm:request_success", "Sequences that ended, by reason.")
+        self.rejections = counter("vllm:admission_rejections", "Requests refused because the waiting queue was full.")
+        self.ttft = histogram("vllm:time_to_first_token_seconds", "From a request's arrival to a sequence's first token.", _TTFT)
+        self.itl = histogram("vllm:inter_token_latency_seconds", "Between two deliveries of tokens of a sequence.", _TOKEN_TIME)
+        self.tpot = histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean time of a sequence's tokens after its first.", _TOKEN_TIME
+        )
+        self.e2e = histogram("vllm:e2e_request_latency_seconds", "From a request's arrival to a sequence's end.", _REQUEST_TIME)
+        self.queue_time = histogram("vllm:request_queue_time_seconds", "From a request's arrival to a sequence's slot.", _REQUEST_TIME)
+        self.inference_time = histogram("vllm:request_inference_time_seconds", "From a sequence's slot to its end.", _REQUEST_TIME)
+        self.prefill_time = histogram("vllm:request_prefill_time_seconds", "From a sequence's slot to its first token.", _REQUEST_TIME)
+        self.decode_time = histogram("vllm:request_decode_time_seconds", "From a sequence's first token to its end.", _REQUEST_TIME)
+        self.step_tokens = histogram("vllm:iteration_tokens_total", "Tokens that one step read or drew.", _STEP_TOKENS)
+        self.request_prompt_tokens = histogram("vllm:request_prompt_tokens", "Length of prompts, once a request.", _TOKENS)
+        self.request_generation_tokens = histogram("vllm:request_generation_tokens", "Length of answers, once a sequence.", _TOKENS)
+        self.request_max_tokens = histogram("vllm:request_params_max_tokens", "The max_tokens of requests.", _TOKENS)
+        self.request_n = histogram("vllm:request_params_n", "The n of requests.", (1, 2, 5, 10, 20))
+
+        self.slots_in_use = gauge("snapserve:slots_in_use", "Slots that hold a sequence.")
+        self.slots_total = gauge("snapserve:slots_total", "Slots that there are.")
+        self.scratch_in_use = gauge("snapserve:scratch_in_use", "Scratches in which a long prompt is being read.")
+        self.scratch_total = gauge("snapserve:scratch_total", "Scratches that there are.")
+        self.unread_prompt_tokens = gauge("snapserve:unread_prompt_tokens", "Tokens still to be read of the prompts being read.")
+        self.entries_kept = counter("snapserve:cache_entries_kept", "Entries that sequences held in their slots when they ended.")
+        self.entries_evicted = counter("snapserve:cache_entries_evicted", "Tokens that sequences' slots no longer held when they ended.")
+        self.ring_wraps = counter("snapserve:ring_wraps", "Times that a slot's ring began to overwrite itself.")
+        self.compression = histogram("snapserve:compression_ratio", "Tokens written for each entry held, once a sequence.", _RATIO)
+        self.steps = counter_by("kind", StepKind, "snapserve:engine_steps", "Device steps launched, by kind.")
+        self.step_time = histogram_by("kind", StepKind, "snapserve:step_time_seconds", "Time of one launch, by kind.", _STEP_TIME)
+        self.tokens_discarded = counter("snapserve:tokens_discarded", "Tokens made beyond an answer's end, counted nowhere else.")
+        outcomes = [reason.value for reason in FinishReason]
+        self.requests = counter_by("outcome", outcomes, "snapserve:requests", "Sequences that ended, refused and failed ones too.")
+
+        self.http_requests = counters("http_requests", "HTTP requests answered.", ("method", "handler", "status"))
+        self.http_duration = histograms(
+            "http_request_duration_seconds", "From an HTTP request's head to its answer's end.", _TTFT, ("method", "handler")
+        )

@@ -1,0 +1,126 @@
+"""What happens in the server as Prometheus metrics.
+
+`Metrics` is told by the engine's client (`EngineObserver`) and by the HTTP edge; it keeps nothing but the counts. Each has a registry of
+its own: there may be several servers in a process. `python -m server.metrics` prints the table of `docs/metrics.md`.
+"""
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from backends.interface import BackendSpec
+from scheduler.messages import Add, CacheUse, Final, FinishReason, Timing
+from scheduler.stats import StepRecord
+from server.instruments import ENGINE, Instruments
+
+
+class Metrics:
+    """Counts and times of one server, labelled with its model's name."""
+
+    content_type = CONTENT_TYPE_PLAIN_0_0_4
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self._registry = CollectorRegistry()
+        self._instruments = Instruments(self._registry, model_name)
+        self._num_slots = 0
+
+    def render(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    # The HTTP edge
+
+    def answered(self, method: str, handler: str, status: int, seconds: float) -> None:
+        """An HTTP request was answered to its end; `handler` is its route's template."""
+        self._instruments.http_requests.labels(method, handler, str(status)).inc()
+        self._instruments.http_duration.labels(method, handler).observe(seconds)
+
+    # EngineObserver
+
+    def loaded(self, spec: BackendSpec) -> None:
+        pool = spec.pools[0]
+        self._num_slots = pool.num_slots
+        self._instruments.slots_total.set(pool.num_slots)
+        self._instruments.scratch_total.set(spec.scratch.num_scratch)
+        layout = pool.policy.layout
+        sizes = (pool.num_slots, layout.capacity, layout.num_sink, layout.num_recent, layout.num_kept, spec.scratch.num_scratch)
+        self._instruments.cache_config.labels(self._model_name, ENGINE, pool.policy.name.value, *sizes, spec.max_model_len).set(1)
+
+    def refused(self) -> None:
+        self._instruments.rejections.inc()
+
+    def stepped(self, record: StepRecord) -> None:
+        stats, instruments = record.stats, self._instruments
+        instruments.num_running.set(stats.num_running)
+        instruments.num_waiting.set(stats.num_waiting)
+        instruments.slots_in_use.set(stats.num_slots_in_use)
+        instruments.cache_usage.set(stats.num_slots_in_use / self._num_slots)
+        instruments.scratch_in_use.set(stats.num_scratch_in_use)
+        instruments.unread_prompt_tokens.set(stats.num_unread_prompt_tokens)
+        if record.batch is not None:
+            instruments.steps[record.batch.kind].inc()
+            instruments.step_time[record.batch.kind].observe(record.batch.elapsed)
+            instruments.step_tokens.observe(record.batch.num_tokens)
+
+    def read_prompt(self, add: Add) -> None:
+        self._instruments.prompt_tokens.inc(len(add.prompt_token_ids))
+
+    def got_tokens(self, since_arrival: float, since_last: float | None) -> None:
+        if since_last is None:
+            self._instruments.ttft.observe(since_arrival)
+        else:
+            self._instruments.itl.observe(since_last)
+
+    def generated(self, num_tokens: int) -> None:
+        self._instruments.generation_tokens.inc(num_tokens)
+
+    def finished(self, add: Add, choice: int, final: Final) -> None:
+        instruments, reason = self._instruments, final.reason
+        instruments.requests[reason.value].inc()
+        instruments.tokens_discarded.inc(final.num_discarded_tokens)
+        if reason.value in instruments.success:
+            instruments.success[reason.value].inc()
+        if choice == 0:
+            self._observe_request(add)
+        if final.cache is not None:
+            self._observe_cache(final.cache)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            instruments.request_generation_tokens.observe(final.num_output_tokens)
+            self._observe_times(final.timing, final.num_output_tokens)
+
+    def _observe_request(self, add: Add) -> None:
+        self._instruments.request_prompt_tokens.observe(len(add.prompt_token_ids))
+        self._instruments.request_max_tokens.observe(add.stop.max_tokens)
+        self._instruments.request_n.observe(add.num_choices)
+
+    def _observe_cache(self, cache: CacheUse) -> None:
+        self._instruments.entries_kept.inc(cache.num_live)
+        self._instruments.entries_evicted.inc(cache.num_evicted)
+        self._instruments.ring_wraps.inc(cache.num_ring_wraps)
+        self._instruments.compression.observe(cache.compression)
+
+    def _observe_times(self, timing: Timing, num_output_tokens: int) -> None:
+        instruments = self._instruments
+        instruments.e2e.observe(timing.finished - timing.arrival)
+        if timing.admitted is None:
+            return
+        instruments.queue_time.observe(timing.admitted - timing.arrival)
+        instruments.inference_time.observe(timing.finished - timing.admitted)
+        if timing.first_token is None:
+            return
+        decode_time = timing.finished - timing.first_token
+        instruments.prefill_time.observe(timing.first_token - timing.admitted)
+        instruments.decode_time.observe(decode_time)
+        if num_output_tokens > 1:
+            instruments.tpot.observe(decode_time / (num_output_tokens - 1))
+
+
+def table() -> str:
+    """Return names, kinds, labels and meanings as a Markdown table."""
+    families = Instruments(CollectorRegistry(), "").families
+    rows = [f"| `{family.name}` | {family.kind} | {', '.join(family.labels)} | {family.text} |" for family in families]
+    return "\n".join(["| name | kind | labels | meaning |", "|---|---|---|---|", *rows, ""])
+
+
+if __name__ == "__main__":
+    print(table(), end="")

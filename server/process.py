@@ -1,0 +1,129 @@
+"""The serving process: the floors wired together, and their life from the first byte listened for to the last one sent.
+
+It listens first and loads then, so that `/health` and `/ready` can say how it stands; a model that cannot be loaded ends it. At the first
+signal it admits nothing more and lets running requests finish; at the second it ends at once.
+"""
+
+import asyncio
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from backends.clock import WallClock
+from backends.interface import Backend, BackendSpec
+from backends.registry import create_backend
+from server.app import create_app
+from server.async_engine import AsyncEngine
+from server.client import Health
+from server.config import Config, LogLevel
+from server.http_meter import HttpMeter
+from server.metrics import Metrics
+from server.renderer import Renderer
+
+CLOSING_TIME = 5  # seconds that connections get to close once their requests have ended or were aborted
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn's server; the first signal is passed on to `on_signal`, only the second one ends it."""
+
+    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_signal = on_signal
+        self._was_told = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._was_told:
+            super().handle_exit(sig, frame)
+        self._was_told = True
+        self._on_signal()
+
+
+class Process:
+    """One server from its start to its end. `run` it in an event loop."""
+
+    def __init__(self, config: Config, listener: socket.socket) -> None:
+        self._config, self._listener = config, listener
+        self._clock = WallClock()
+        self._start_time = self._clock.now()
+        self._renderer = Renderer()
+        metrics = Metrics(config.server.model_names[0])
+        self._engine = AsyncEngine(self._load, config.scheduler, metrics, self._clock, config.process.stall_timeout)
+        app = HttpMeter(create_app(self._engine, self._renderer, config.server, metrics), metrics, self._clock.now)
+        self._server = HttpServer(_uvicorn_config(config, app), self._begin_to_end)
+        self._status = 0
+
+    async def run(self) -> int:
+        """Serve until a signal has come and running requests have ended; return the exit status."""
+        self._loop = asyncio.get_running_loop()
+        self._tasks = {asyncio.create_task(self._announce())}
+        self._engine.start()
+        try:
+            await self._server.serve(sockets=[self._listener])
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await self._engine.close()
+            self._renderer.close()
+        return self._status
+
+    def _load(self) -> Backend:
+        """Runs in the engine's thread, where it keeps nothing else from running: the heavy imports happen here."""
+        self._renderer.load(self._config.backend.model)
+        vocab_size = len(self._renderer.vocabulary)
+        backend = create_backend(self._config.backend_name, self._config.backend, self._clock, fake_vocab_size=vocab_size)
+        backend.warmup()
+        return backend
+
+    async def _announce(self) -> None:
+        health = await self._engine.wait_loaded()
+        if health.is_ready:
+            print(self._ready_line(self._engine.spec), flush=True)
+        else:
+            self._give_up(health)
+
+    def _ready_line(self, spec: BackendSpec) -> str:
+        host, port = self._listener.getsockname()[:2]
+        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        pool, seconds = spec.pools[0], self._clock.now() - self._start_time
+        slots = f"{pool.num_slots} slots of {pool.policy.layout.capacity} entries, policy {pool.policy.name}"
+        return f"snapserve is ready at {url} after {seconds:.1f} s: {self._config.server.model_names[0]}, {slots}"
+
+    def _give_up(self, health: Health) -> None:
+        print(f"snapserve serve: {health.detail}", file=sys.stderr)
+        self._status = 1
+        self._server.should_exit = True
+
+    def _begin_to_end(self) -> None:
+        """Called by a signal's handler, in the middle of anything."""
+        self._loop.call_soon_threadsafe(lambda: self._tasks.add(asyncio.create_task(self._end())))
+
+    async def _end(self) -> None:
+        await self._engine.drain(self._config.process.drain_timeout)
+        self._server.should_exit = True
+
+
+def run_process(config: Config, listener: socket.socket) -> int:
+    """Run a server in an event loop of its own; return the exit status."""
+
+    async def serve() -> int:
+        return await Process(config, listener).run()
+
+    loop_factory = uvicorn.Config(serve).get_loop_factory()  # uvloop where there is one
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(serve())
+
+
+def _uvicorn_config(config: Config, app: HttpMeter) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=config.process.log_level is LogLevel.DEBUG,
+        server_header=False,
+        timeout_graceful_shutdown=CLOSING_TIME,
+    )

@@ -43,3 +43,18 @@ class VirtualClock:
         if seconds < 0:
             raise ValueError(f"a clock cannot go back: {seconds} s")
         self._now += seconds
+
+
+class PacedClock:
+    """The wall clock, `time_scale` times as fast: what takes `time_scale` seconds of this clock takes one real second."""
+
+    def __init__(self, time_scale: float = 1.0) -> None:
+        if not time_scale > 0:
+            raise ValueError(f"time_scale must be above 0, got {time_scale}")
+        self._time_scale = time_scale
+
+    def now(self) -> float:
+        return time.monotonic() * self._time_scale
+
+    def elapse(self, seconds: float) -> None:
+        time.sleep(seconds / self._time_scale)

@@ -1,0 +1,88 @@
+"""The fit of the numbers that nobody publishes: Newton's method, in logarithms, on as many published figures as there are parameters.
+
+The fitted figures therefore come out exactly, and their residuals only show that a solution exists within the parameters' ranges. What
+tests the model is every other figure.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.sn40l.figures import Figure
+from backends.sn40l.hardware import Machine, MachineFile
+
+_MAX_ROUNDS = 30
+_CLOSE = 1e-5
+_STEP = 1e-4
+
+
+class CalibrationError(ArithmeticError):
+    """No values of the parameters bring the fitted figures out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A number of a machine that is fitted, and the figure that fixes it."""
+
+    machine: str
+    name: str
+    low: float
+    high: float
+    figure: Figure
+
+
+def parameters(figures: tuple[Figure, ...], machine_files: Mapping[str, MachineFile]) -> tuple[Parameter, ...]:
+    """Return the parameters that the figures name, with the ranges of their files. Raises CalibrationError for a published number."""
+    found: list[Parameter] = []
+    for figure in figures:
+        if figure.fits is not None:
+            machine, name = figure.fits.split(".")
+            quantity = machine_files[machine].quantities[name]
+            if quantity.low is None or quantity.high is None:
+                raise CalibrationError(f"{figure.fits} is published, it is not to be fitted")
+            found.append(Parameter(machine, name, quantity.low, quantity.high, figure))
+    return tuple(found)
+
+
+def fit(figures: tuple[Figure, ...], machine_files: Mapping[str, MachineFile]) -> dict[str, Machine]:
+    """Return the machines with every fitted parameter solved for. Raises CalibrationError if the ranges hold no solution."""
+    machines = {name: file.machine for name, file in machine_files.items()}
+    fitted = parameters(figures, machine_files)
+    low, high = np.log([max(p.low, 1e-12) for p in fitted]), np.log([p.high for p in fitted])
+    point = np.log([_get(machines[p.machine], p.name) for p in fitted])
+    for _ in range(_MAX_ROUNDS):
+        residuals = _residuals(fitted, machines, point)
+        if np.abs(residuals).max(initial=0.0) < _CLOSE:
+            return _moved(fitted, machines, point)
+        steps = np.linalg.solve(_jacobian(fitted, machines, point, residuals), residuals)
+        point = np.clip(point - np.clip(steps, -0.5, 0.5), low, high)
+    worst = int(np.abs(residuals).argmax())
+    raise CalibrationError(f"{fitted[worst].figure.key} stays {residuals[worst]:+.1%} off within the ranges of the parameters")
+
+
+def _residuals(fitted: tuple[Parameter, ...], machines: Mapping[str, Machine], point: NDArray[np.float64]) -> NDArray[np.float64]:
+    moved = _moved(fitted, machines, point)
+    return np.log([parameter.figure.compute(moved) / parameter.figure.low for parameter in fitted])
+
+
+def _jacobian(
+    fitted: tuple[Parameter, ...], machines: Mapping[str, Machine], point: NDArray[np.float64], residuals: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    columns = [(_residuals(fitted, machines, point + _STEP * unit) - residuals) / _STEP for unit in np.eye(len(point))]
+    return np.stack(columns, axis=1)
+
+
+def _moved(fitted: tuple[Parameter, ...], machines: Mapping[str, Machine], point: NDArray[np.float64]) -> dict[str, Machine]:
+    moved = dict(machines)
+    for parameter, value in zip(fitted, np.exp(point), strict=True):
+        change: dict[str, Any] = {parameter.name: float(value)}
+        moved[parameter.machine] = replace(moved[parameter.machine], **change)
+    return moved
+
+
+def _get(machine: Machine, name: str) -> float:
+    value: float = getattr(machine, name)
+    return value

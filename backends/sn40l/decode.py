@@ -1,0 +1,166 @@
+"""A decode step as kernel calls: operator by operator, fused layers, or one loop over all layers."""
+
+from collections.abc import Iterator
+
+from backends.sn40l.deployment import DecodeShape, Deployment, Execution, Sharding
+from backends.sn40l.kernels import Call, Kernel, Step, merge, run
+from backends.sn40l.model_config import Layer
+from backends.sn40l.placement import Placement, fitting, slots_share
+
+
+def decode_step(deployment: Deployment, shape: DecodeShape) -> Step:
+    """Return one step of a static graph, sharded in the faster of the ways that fit. Raises DoesNotFitError."""
+    steps = (_step(deployment, shape, placement) for placement in fitting(deployment, shape))
+    return min(steps, key=lambda step: step.seconds)
+
+
+def decode_placement(deployment: Deployment, shape: DecodeShape) -> Placement:
+    """Return where the parts of `decode_step` lie. Raises DoesNotFitError."""
+    return min(fitting(deployment, shape), key=lambda placement: _step(deployment, shape, placement).seconds)
+
+
+def _step(deployment: Deployment, shape: DecodeShape, placement: Placement) -> Step:
+    return run(_DecodeGraph(deployment, shape, placement).calls(), deployment.machine, deployment.num_sockets, deployment.call_seconds)
+
+
+class _DecodeGraph:
+    """The calls of one step."""
+
+    def __init__(self, deployment: Deployment, shape: DecodeShape, placement: Placement) -> None:
+        self._model, self._machine, self._num_sockets = deployment.model, deployment.machine, deployment.num_sockets
+        self._execution, self._shape, self._sharding = deployment.execution, shape, placement.sharding
+        self._ddr_share = placement.ddr_weight_share
+
+    def calls(self) -> Iterator[Call]:
+        yield Call((self._embedding(),))
+        yield from self._layer_calls()
+        yield Call((self._classifier(),))
+        yield Call((self._sampling(),))
+
+    def _layer_calls(self) -> Iterator[Call]:
+        by_layer = {layer: self._layer_kernels(layer) for layer in dict.fromkeys(self._model.layers)}
+        if self._execution is Execution.LOOPED:
+            yield from (Call(tuple(kernel for layer in run for kernel in by_layer[layer])) for run in _loops(self._model.layers))
+            return
+        for layer in self._model.layers:
+            for index, kernel in enumerate(by_layer[layer]):
+                is_split = self._execution is Execution.FUSED and index == 0
+                yield Call((kernel,), self._machine.kernels_per_layer if is_split else 1)
+
+    def _layer_kernels(self, layer: Layer) -> tuple[Kernel, ...]:
+        if self._execution is Execution.OPERATORS:
+            return tuple(self._operators(layer))
+        attention = merge("attention", [self._projections(layer), self._attention(layer), self._router(layer)])
+        if layer.experts is None:
+            return (merge("layer", [attention, self._ffn(layer)]),)
+        return (attention, merge("experts", [self._ffn(layer), self._experts(layer)]))
+
+    def _operators(self, layer: Layer) -> Iterator[Kernel]:
+        """Yield the calls of a layer that nothing fuses: eleven, and two more with experts."""
+        batch, hidden, sockets = self._shape.batch, self._model.hidden_size, self._num_sockets
+        attention, precision = layer.attention, self._model.precision
+        row = 2.0 * batch * hidden
+        scores = 2.0 * batch * attention.num_heads * attention.num_entries(self._shape.capacity) / sockets
+        half = self._attention(layer)
+        for name, spilled in (("norm", 2 * row), ("rotary", 2 * row / sockets), ("add norm", 3 * row), ("add", 3 * row)):
+            yield Kernel(name, activation_bytes=spilled)
+        yield self._product("queries keys values", attention.input_params * precision.attention, attention.input_params, 2 * row)
+        for name in ("scores", "values"):
+            yield Kernel(
+                name,
+                cache_bytes=half.cache_bytes / 2,
+                activation_bytes=scores,
+                attention_operations=half.attention_operations / 2,
+                attention_efficiency=half.attention_efficiency,
+            )
+        yield Kernel("softmax", activation_bytes=2 * scores)
+        yield self._product("output", attention.output_params * precision.attention, attention.output_params, 2 * row, num_collectives=1)
+        if layer.experts is None:
+            yield self._product("gate up", layer.ffn_params * precision.ffn * 2 / 3, layer.ffn_params * 2 // 3, 3 * row)
+            yield self._product("down", layer.ffn_params * precision.ffn / 3, layer.ffn_params // 3, 2 * row, num_collectives=1)
+        else:
+            yield self._router(layer)
+            yield self._ffn(layer)
+            yield self._experts(layer)
+
+    def _projections(self, layer: Layer) -> Kernel:
+        params = layer.attention.input_params + layer.attention.output_params
+        return self._product("projections", params * self._model.precision.attention, params, num_collectives=1)
+
+    def _router(self, layer: Layer) -> Kernel:
+        params = layer.experts.router_params if layer.experts else 0
+        return self._product("router", params * self._model.precision.embedding, params)
+
+    def _ffn(self, layer: Layer) -> Kernel:
+        return self._product("ffn", layer.ffn_params * self._model.precision.ffn, layer.ffn_params, num_collectives=1)
+
+    def _experts(self, layer: Layer) -> Kernel:
+        """All chosen experts in one kernel; a static loop has a trip for each that the batch could choose."""
+        experts = layer.experts
+        assert experts is not None
+        batch = self._shape.batch
+        touched = experts.most_touched(batch) if self._machine.is_static else experts.expected_touched(batch)
+        weight_bytes = touched * experts.expert_params * self._model.precision.experts
+        # The shared part's all-reduce carries the experts' sums as well.
+        return self._product("experts", weight_bytes, experts.num_chosen * experts.expert_params, awaits_router=True)
+
+    def _attention(self, layer: Layer) -> Kernel:
+        attention, shape = layer.attention, self._shape
+        entries = attention.num_entries(shape.capacity)
+        share = slots_share(attention, shape, self._num_sockets, self._sharding)
+        is_batch = self._sharding is Sharding.BATCH
+        num_sequences = shape.batch * share if is_batch else shape.batch
+        head_share = share if is_batch else -(-attention.num_heads // self._num_sockets) / attention.num_heads
+        operations = 2.0 * shape.batch * attention.num_heads * attention.decode_width * entries * head_share
+        return Kernel(
+            "attention",
+            cache_bytes=shape.batch * entries * attention.cache_width * self._model.precision.cache * share,
+            attention_operations=operations * (1 + self._machine.pipeline_fill / num_sequences),
+            attention_efficiency=self._machine.decode_attention_efficiency,
+        )
+
+    def _embedding(self) -> Kernel:
+        return Kernel("embedding", activation_bytes=self._shape.batch * self._model.hidden_size * self._model.precision.embedding)
+
+    def _classifier(self) -> Kernel:
+        params = self._model.embedding_params
+        return self._product("classifier", params * self._model.precision.embedding, params)
+
+    def _sampling(self) -> Kernel:
+        return Kernel("sampling", activation_bytes=4.0 * self._shape.batch * self._model.vocab_size / self._num_sockets)
+
+    def _product(
+        self,
+        name: str,
+        weight_bytes: float,
+        params: int,
+        activation_bytes: float = 0.0,
+        *,
+        num_collectives: int = 0,
+        awaits_router: bool = False,
+    ) -> Kernel:
+        """Return a tensor-parallel product of `params` weights with every token of the batch."""
+        sockets = self._num_sockets
+        num_collectives = num_collectives if sockets > 1 else 0
+        sent = 2 * (sockets - 1) / sockets * 2.0 * self._shape.batch * self._model.hidden_size  # a ring all-reduce of 16 bits
+        return Kernel(
+            name,
+            weight_bytes=weight_bytes * (1 - self._ddr_share) / sockets,
+            ddr_bytes=weight_bytes * self._ddr_share / sockets,
+            activation_bytes=activation_bytes,
+            gemm_operations=2.0 * params * self._shape.batch / sockets,
+            link_bytes=sent * num_collectives,
+            num_collectives=num_collectives,
+            awaits_router=awaits_router,
+        )
+
+
+def _loops(layers: tuple[Layer, ...]) -> Iterator[tuple[Layer, ...]]:
+    """Yield the runs of layers that one loop covers: leading dense layers apart, then the rest, which repeats one pattern."""
+    num_leading = next((index for index, layer in enumerate(layers) if layer.experts), 0)
+    interleaved = any(layer.experts is None for layer in layers[num_leading:])
+    if num_leading and not interleaved:
+        yield layers[:num_leading]
+        yield layers[num_leading:]
+    else:
+        yield layers

@@ -1,0 +1,64 @@
+"""What is compiled: a model for so many sockets of a machine, in one way of cutting a layer into kernel calls."""
+
+import enum
+from dataclasses import dataclass
+
+from backends.sn40l.hardware import Machine
+from backends.sn40l.model_config import Model
+
+
+class Execution(enum.StrEnum):
+    """How a decoder layer becomes kernel calls."""
+
+    OPERATORS = "operators"  # each operator a call, what lies between them goes through HBM
+    FUSED = "fused"  # a layer is as few calls as the machine allows
+    LOOPED = "looped"  # the calls of all layers are one (arXiv 2410.23668)
+
+
+class Sharding(enum.StrEnum):
+    """What attention splits over the sockets; everything else is tensor-parallel. A head of the cache is never split, only repeated."""
+
+    HEADS = "heads"
+    BATCH = "batch"
+
+
+class DeploymentError(ValueError):
+    """What was asked for is none of the machine's ways."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A model on `num_sockets` sockets. `host_launched` calls are started by the host; `uses_ddr` lets weights overflow into DDR."""
+
+    model: Model
+    machine: Machine
+    num_sockets: int
+    execution: Execution = Execution.FUSED
+    host_launched: bool = False
+    uses_ddr: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_sockets <= self.machine.max_sockets:
+            raise DeploymentError(f"the machine has 1 to {self.machine.max_sockets} sockets, got {self.num_sockets}")
+        if self.execution is Execution.LOOPED and not self.machine.is_static:
+            raise DeploymentError("only a machine with static graphs can loop over its layers' kernels")
+        if self.execution is Execution.LOOPED and self.host_launched:
+            raise DeploymentError("a loop over layers is launched by the device, not by the host")
+
+    @property
+    def call_seconds(self) -> float:
+        """What a kernel call costs besides its own work."""
+        host = self.machine.host_launch if self.host_launched else 0.0
+        return self.machine.launch + self.machine.drain + host
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeShape:
+    """A static decode graph: `batch` slots of `capacity` entries. Its time does not depend on how many of them are live."""
+
+    batch: int
+    capacity: int
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.capacity < 1:
+            raise DeploymentError(f"a decode graph needs at least one slot of one entry, got {self.batch} of {self.capacity}")

@@ -1,0 +1,64 @@
+"""What a published figure is: a value or a range, where it was read, and how this model computes the same."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from backends.sn40l.hardware import Machine
+
+Machines = Mapping[str, Machine]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One published figure. `low` and `high` are equal for a value; `fits` names the one parameter that was fitted on it.
+
+    `tolerance` is relative to the published value, or in its unit where `is_absolute`. A figure with a `miss` is known not to be met, for
+    the reason given there.
+    """
+
+    key: str
+    source: str
+    unit: str
+    low: float
+    high: float
+    compute: Callable[[Machines], float]
+    tolerance: float
+    is_absolute: bool = False
+    fits: str | None = None  # "machine.parameter"
+    note: str = ""
+    miss: str = ""
+
+    @property
+    def published(self) -> str:
+        """The value or range as text."""
+        if self.low == self.high:
+            return f"{self.low:g}"
+        if self.low == float("-inf"):
+            return f"≤ {self.high:g}"
+        return f"≥ {self.low:g}" if self.high == float("inf") else f"{self.low:g} to {self.high:g}"
+
+    def error(self, ours: float) -> float:
+        """Return the distance of `ours` from the figure, signed, relative unless `is_absolute`; zero within a range."""
+        nearest = min(max(ours, self.low), self.high)
+        return ours - nearest if self.is_absolute else ours / nearest - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A figure beside ours."""
+
+    figure: Figure
+    ours: float
+
+    @property
+    def error(self) -> float:
+        return self.figure.error(self.ours)
+
+    @property
+    def is_met(self) -> bool:
+        return abs(self.error) <= self.figure.tolerance + 1e-9
+
+
+def compare(figures: tuple[Figure, ...], machines: Machines) -> tuple[Comparison, ...]:
+    """Compute every figure."""
+    return tuple(Comparison(figure, figure.compute(machines)) for figure in figures)

@@ -1,0 +1,108 @@
+"""Machines as data: what one socket computes, holds and moves, and what a kernel call costs on it.
+
+Every number of a machine file carries its source; a number that nobody publishes is an assumption, or fitted by `calibration`, and carries
+the range in which it may lie. There is nothing of models or of kernels here.
+"""
+
+import tomllib
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+
+class MachineFileError(ValueError):
+    """A machine file lacks a number, or has one that is no machine's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number and where it comes from; `low` and `high` for what is not published."""
+
+    value: float
+    source: str
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def is_published(self) -> bool:
+        return self.low is None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Numbers of one socket, in bytes, seconds and operations; a node has 1 to `max_sockets` equal ones.
+
+    `*_efficiency` are shares of a peak that real kernels reach. A call costs `launch` and `drain` during which nothing streams, and
+    `host_launch` more where the host, not the device, starts it.
+    """
+
+    max_sockets: int
+    matrix_rate: float  # BF16 operations a second
+    sram_capacity: float
+    sram_bandwidth: float
+    hbm_capacity: float
+    hbm_bandwidth: float
+    ddr_capacity: float
+    ddr_bandwidth: float
+    link_bandwidth: float  # out of a socket, to all others together
+    launch: float
+    drain: float  # the pipeline runs dry and fills again: at a call's end, or where a router's choice is awaited
+    host_launch: float
+    collective_latency: float  # of an all-reduce, what its overlap with computing does not hide
+    stream_efficiency: float  # of `hbm_bandwidth`, within a kernel
+    gather_efficiency: float  # of `hbm_bandwidth`, for gathered rows and passes over scores
+    gemm_efficiency: float
+    prefill_attention_efficiency: float
+    decode_attention_efficiency: float
+    pipeline_fill: float  # sequences' worth of time to fill the attention pipeline of a fused decode kernel
+    hbm_reserve: float  # share of HBM for programs, arguments, activations and landing prompts
+    kernels_per_layer: int  # calls into which a decoder layer is fused (an expert layer on a static machine needs one more)
+    is_static: bool  # graphs have fixed trip counts, and consecutive calls can be looped
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFile:
+    """A machine with the provenance of its numbers."""
+
+    name: str
+    title: str
+    machine: Machine
+    quantities: dict[str, Quantity]
+
+
+_DATA = "data/machines"
+
+
+def machine_names() -> tuple[str, ...]:
+    """Return the names of the machines that ship."""
+    folder = files(__package__).joinpath(_DATA)
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+
+
+def load_machine_file(name_or_path: str) -> MachineFile:
+    """Load a machine by its name or from a TOML file. Raises MachineFileError."""
+    if name_or_path.endswith(".toml"):
+        return _parse(Path(name_or_path).stem, Path(name_or_path).read_text())
+    if name_or_path not in machine_names():
+        raise MachineFileError(f"no machine {name_or_path!r}: there are {', '.join(machine_names())}, and paths of .toml files")
+    return _parse(name_or_path, files(__package__).joinpath(_DATA, f"{name_or_path}.toml").read_text())
+
+
+def load_machine(name_or_path: str) -> Machine:
+    """As `load_machine_file`, without the provenance."""
+    return load_machine_file(name_or_path).machine
+
+
+def _parse(name: str, text: str) -> MachineFile:
+    data = tomllib.loads(text)
+    title = data.pop("title")
+    quantities = {key: Quantity(**entry) for key, entry in data.items()}
+    types = {field.name: field.type for field in fields(Machine)}
+    if quantities.keys() != types.keys():
+        missing, unknown = types.keys() - quantities.keys(), quantities.keys() - types.keys()
+        raise MachineFileError(f"machine {name}: missing {sorted(missing)}, unknown {sorted(unknown)}")
+    values: dict[str, Any] = {key: quantity.value for key, quantity in quantities.items()}
+    values |= {key: int(values[key]) for key in ("max_sockets", "kernels_per_layer")}
+    values["is_static"] = bool(values["is_static"])
+    return MachineFile(name, title, Machine(**values), quantities)

@@ -1,0 +1,170 @@
+"""Kernels, calls and the time they take on one socket: the only place where work becomes seconds.
+
+Within a kernel everything streams at once (weights, cache, products, links), so that it takes as long as its slowest part and what of its
+collectives stays exposed. Between calls nothing streams. All sockets of a node do the same, so one stands for all; where work does not
+divide evenly, amounts are those of the busiest.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from backends.sn40l.hardware import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Work of one kernel on one socket, in bytes and operations. `attention_operations` are already stretched by the pipeline's fill."""
+
+    name: str
+    weight_bytes: float = 0.0
+    cache_bytes: float = 0.0
+    activation_bytes: float = 0.0  # written to and read from HBM between operators that are not fused
+    ddr_bytes: float = 0.0
+    gather_bytes: float = 0.0
+    gemm_operations: float = 0.0
+    attention_operations: float = 0.0
+    attention_efficiency: float = 1.0
+    link_bytes: float = 0.0  # streamed while the kernel computes
+    exchange_bytes: float = 0.0  # moved over the links before it starts
+    num_collectives: int = 0
+    awaits_router: bool = False
+
+    @property
+    def hbm_bytes(self) -> float:
+        return self.weight_bytes + self.cache_bytes + self.activation_bytes + self.gather_bytes
+
+    @property
+    def operations(self) -> float:
+        return self.gemm_operations + self.attention_operations
+
+    def bounds(self, machine: Machine) -> dict[str, float]:
+        """Return the seconds that each resource alone would need."""
+        stream = machine.hbm_bandwidth * machine.stream_efficiency
+        return {
+            "weights": self.weight_bytes / stream,
+            "cache": self.cache_bytes / stream,
+            "activations": self.activation_bytes / stream,
+            "gathers": self.gather_bytes / (machine.hbm_bandwidth * machine.gather_efficiency),
+            "ddr": self.ddr_bytes / machine.ddr_bandwidth,
+            "products": self.gemm_operations / (machine.matrix_rate * machine.gemm_efficiency),
+            "attention": self.attention_operations / (machine.matrix_rate * self.attention_efficiency),
+            "links": self.link_bytes / machine.link_bandwidth,
+        }
+
+    def seconds(self, machine: Machine) -> float:
+        """Return how long the kernel runs once it is launched."""
+        return _kernel_seconds(self, machine)
+
+
+@lru_cache(maxsize=4096)
+def _kernel_seconds(kernel: Kernel, machine: Machine) -> float:
+    bound = kernel.bounds(machine)
+    memory = bound["weights"] + bound["cache"] + bound["activations"] + bound["gathers"]
+    streamed = max(memory, bound["ddr"], bound["products"], bound["attention"], bound["links"])
+    return kernel.exchange_bytes / machine.link_bandwidth + streamed + kernel.num_collectives * machine.collective_latency
+
+
+def merge(name: str, kernels: Sequence[Kernel]) -> Kernel:
+    """Return the kernel that does the work of several at once."""
+    return Kernel(
+        name=name,
+        weight_bytes=sum(kernel.weight_bytes for kernel in kernels),
+        cache_bytes=sum(kernel.cache_bytes for kernel in kernels),
+        activation_bytes=sum(kernel.activation_bytes for kernel in kernels),
+        ddr_bytes=sum(kernel.ddr_bytes for kernel in kernels),
+        gather_bytes=sum(kernel.gather_bytes for kernel in kernels),
+        gemm_operations=sum(kernel.gemm_operations for kernel in kernels),
+        attention_operations=sum(kernel.attention_operations for kernel in kernels),
+        attention_efficiency=min(kernel.attention_efficiency for kernel in kernels),
+        link_bytes=sum(kernel.link_bytes for kernel in kernels),
+        exchange_bytes=sum(kernel.exchange_bytes for kernel in kernels),
+        num_collectives=sum(kernel.num_collectives for kernel in kernels),
+        awaits_router=any(kernel.awaits_router for kernel in kernels),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One launch of one or more kernels that follow each other without the device stopping, or `num_launches` launches that share them."""
+
+    kernels: tuple[Kernel, ...]
+    num_launches: int = 1
+
+    @property
+    def is_loop(self) -> bool:
+        return len(self.kernels) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What a socket does from `start` to `end`: a kernel, or a gap in which nothing streams (`kernel` None)."""
+
+    name: str
+    start: float
+    end: float
+    kernel: Kernel | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One device step on one of `num_sockets` equal sockets."""
+
+    events: tuple[Event, ...]
+    num_sockets: int
+    num_calls: int
+
+    @property
+    def seconds(self) -> float:
+        return self.events[-1].end if self.events else 0.0
+
+    @property
+    def hbm_bytes(self) -> float:
+        """Bytes that the node reads from HBM and writes to it."""
+        return self.num_sockets * sum(event.kernel.hbm_bytes for event in self.events if event.kernel)
+
+    @property
+    def operations(self) -> float:
+        """Operations of the node, those that only fill the pipeline included."""
+        return self.num_sockets * sum(event.kernel.operations for event in self.events if event.kernel)
+
+    @property
+    def gap_seconds(self) -> float:
+        """Seconds in which nothing streams."""
+        return sum(event.end - event.start for event in self.events if event.kernel is None)
+
+    def share(self, name: str) -> float:
+        """Return the part of the step's seconds that kernels of this name take, their launches left out."""
+        return sum(event.end - event.start for event in self.events if event.kernel and event.name == name) / self.seconds
+
+
+def run(calls: Iterable[Call], machine: Machine, num_sockets: int, call_seconds: float) -> Step:
+    """Return the step that launches these calls one after another, each launch costing `call_seconds`."""
+    events: list[Event] = []
+    now, num_calls = 0.0, 0
+    for call in calls:
+        now = _append(events, "launch", now, call_seconds * call.num_launches, None)
+        num_calls += call.num_launches
+        for kernel in call.kernels:
+            if call.is_loop and kernel.awaits_router:
+                now = _append(events, "router", now, machine.drain, None)
+            now = _append(events, kernel.name, now, kernel.seconds(machine), kernel)
+    return Step(tuple(events), num_sockets, num_calls)
+
+
+def bottleneck(step: Step, machine: Machine) -> str:
+    """Return what the step spends most of its time on: a resource of its kernels, the links' latency, or the gaps between calls."""
+    spent: dict[str, float] = {"gaps": step.gap_seconds}
+    for event in step.events:
+        if event.kernel:
+            bounds = event.kernel.bounds(machine)
+            slowest = max(bounds, key=lambda name: bounds[name])
+            exposed = event.kernel.num_collectives * machine.collective_latency
+            spent["collectives"] = spent.get("collectives", 0.0) + exposed
+            spent[slowest] = spent.get(slowest, 0.0) + event.end - event.start - exposed
+    return max(spent, key=lambda name: spent[name])
+
+
+def _append(events: list[Event], name: str, start: float, seconds: float, kernel: Kernel | None) -> float:
+    events.append(Event(name, start, start + seconds, kernel))
+    return start + seconds

@@ -1,0 +1,256 @@
+"""What a model weighs, holds and computes, from the `config.json` that Hugging Face publishes with it.
+
+Dense, grouped-query and latent (MLA) attention, sliding windows, experts with and without shared ones, and a precision for each part. Norms
+and biases, under a thousandth of any model, are left out. There is nothing of machines or of time here.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+
+class ModelConfigError(ValueError):
+    """A config.json that does not describe a model which this module understands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Bytes of a parameter or cache element."""
+
+    attention: float
+    ffn: float
+    experts: float
+    embedding: float
+    cache: float
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One layer's attention. At decode a latent (MLA) cache is read absorbed: every head sees one shared entry."""
+
+    input_params: int  # projections to queries, keys and values
+    output_params: int
+    num_heads: int
+    num_kv_heads: int  # heads of the cache: 1 for a latent
+    cache_width: int  # elements that a token leaves in the cache
+    expanded_width: int  # elements of a token's keys and values while a prompt is read
+    prefill_width: int  # multiply-adds of a head for one query and one key, scores and values together
+    decode_width: int  # the same, over the cached form
+    window: int | None = None
+
+    def num_entries(self, capacity: int) -> int:
+        """Return the cache entries of a slot of this capacity: a sliding window bounds them."""
+        return capacity if self.window is None else min(capacity, self.window)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Routed experts of one layer."""
+
+    num_experts: int
+    num_chosen: int  # by each token
+    expert_params: int
+    router_params: int
+
+    def expected_touched(self, num_tokens: int) -> float:
+        """Return how many different experts a step of so many tokens is expected to choose, if all are equally likely."""
+        return self.num_experts * (1 - (1 - self.num_chosen / self.num_experts) ** num_tokens)
+
+    def most_touched(self, num_tokens: int) -> int:
+        """Return how many different experts so many tokens can choose at most."""
+        return min(self.num_experts, self.num_chosen * num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer; `ffn_params` are those that every token uses: a dense block, or shared experts."""
+
+    attention: Attention
+    ffn_params: int
+    experts: Experts | None
+
+    @property
+    def num_params(self) -> int:
+        experts = self.experts.num_experts * self.experts.expert_params + self.experts.router_params if self.experts else 0
+        return self.attention.input_params + self.attention.output_params + self.ffn_params + experts
+
+    @property
+    def num_active_params(self) -> int:
+        experts = self.experts.num_chosen * self.experts.expert_params + self.experts.router_params if self.experts else 0
+        return self.attention.input_params + self.attention.output_params + self.ffn_params + experts
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder."""
+
+    name: str
+    hidden_size: int
+    vocab_size: int
+    max_positions: int
+    is_tied: bool
+    layers: tuple[Layer, ...]
+    precision: Precision
+
+    @property
+    def num_params(self) -> int:
+        return sum(layer.num_params for layer in self.layers) + self.embedding_params * (1 if self.is_tied else 2)
+
+    @property
+    def num_active_params(self) -> int:
+        """Parameters that a token is multiplied with."""
+        return sum(layer.num_active_params for layer in self.layers) + self.embedding_params
+
+    @property
+    def embedding_params(self) -> int:
+        return self.vocab_size * self.hidden_size
+
+    @cached_property
+    def weight_bytes(self) -> float:
+        """Bytes of all parameters."""
+        layers = sum(self.dense_bytes(layer) + self.expert_bytes(layer) for layer in self.layers)
+        return layers + self.embedding_params * (1 if self.is_tied else 2) * self.precision.embedding
+
+    def dense_bytes(self, layer: Layer) -> float:
+        """Bytes of a layer's parameters that every step reads."""
+        attention = layer.attention.input_params + layer.attention.output_params
+        router = layer.experts.router_params if layer.experts else 0
+        return attention * self.precision.attention + layer.ffn_params * self.precision.ffn + router * self.precision.embedding
+
+    def expert_bytes(self, layer: Layer) -> float:
+        """Bytes of a layer's routed experts."""
+        return layer.experts.num_experts * layer.experts.expert_params * self.precision.experts if layer.experts else 0.0
+
+    def cache_bytes(self, capacity: int) -> float:
+        """Bytes of one sequence's slot of this capacity, all layers."""
+        entries = sum(layer.attention.num_entries(capacity) * layer.attention.cache_width for layer in self.layers)
+        return entries * self.precision.cache
+
+    def decode_operations(self, context: int) -> float:
+        """Return the operations of one token with so many entries in its cache; a multiply-add counts two."""
+        attention = sum(a.num_heads * a.decode_width * a.num_entries(context) for a in (layer.attention for layer in self.layers))
+        return 2.0 * (self.num_active_params + attention)
+
+
+def model_names() -> tuple[str, ...]:
+    """Return the names of the models that ship."""
+    folder = files(__package__).joinpath(_DATA)
+    return tuple(sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json")))
+
+
+def load_model(name_or_path: str) -> Model:
+    """Load a model by its name, or from a config.json or the folder that has one. Raises ModelConfigError."""
+    path = Path(name_or_path)
+    path = path / "config.json" if path.is_dir() else path
+    if path.suffix == ".json":
+        return model_from_config(path.parent.name or path.stem, json.loads(path.read_text()))
+    if name_or_path not in model_names():
+        raise ModelConfigError(f"no model {name_or_path!r}: there are {', '.join(model_names())}, and paths of config.json files")
+    return model_from_config(name_or_path, json.loads(files(__package__).joinpath(_DATA, f"{name_or_path}.json").read_text()))
+
+
+def model_from_config(name: str, config: dict[str, Any]) -> Model:
+    """Return the model that a Hugging Face configuration describes. Raises ModelConfigError for what is missing."""
+    text = {**config, **config.get("text_config", {})}
+    try:
+        num_layers = int(text["num_hidden_layers"])
+        return Model(
+            name=name,
+            hidden_size=text["hidden_size"],
+            vocab_size=text["vocab_size"],
+            max_positions=text.get("max_position_embeddings", 4096),
+            is_tied=text.get("tie_word_embeddings", False),
+            layers=tuple(_layer(text, index) for index in range(num_layers)),
+            precision=_precision(text),
+        )
+    except KeyError as error:
+        raise ModelConfigError(f"the configuration of {name} has no {error}") from error
+
+
+_DATA = "data/models"
+_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0, "mxfp4": 4.25 / 8}  # mxfp4: 4 bits and a scale for 32
+
+
+def _precision(config: dict[str, Any]) -> Precision:
+    base = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+    width = _bytes(base)
+    quantised = config.get("quantization_config", {}).get("quant_method")
+    linear = _bytes(quantised) if quantised and quantised != "mxfp4" else width
+    experts = _bytes(quantised) if quantised else width
+    return Precision(attention=linear, ffn=linear, experts=experts, embedding=width, cache=min(width, 2.0))
+
+
+def _bytes(name: str) -> float:
+    if name not in _BYTES:
+        raise ModelConfigError(f"precision {name!r} is none of {', '.join(_BYTES)}")
+    return _BYTES[name]
+
+
+def _layer(config: dict[str, Any], index: int) -> Layer:
+    attention = _latent_attention(config) if config.get("kv_lora_rank") else _grouped_attention(config, index)
+    if not _has_experts(config, index):
+        size = config.get("intermediate_size_mlp") or config["intermediate_size"]
+        return Layer(attention, 3 * config["hidden_size"] * size, None)
+    expert_params = 3 * config["hidden_size"] * (config.get("moe_intermediate_size") or config["intermediate_size"])
+    experts = Experts(_num_experts(config), config["num_experts_per_tok"], expert_params, config["hidden_size"] * _num_experts(config))
+    shared = config.get("n_shared_experts", 0) * expert_params + 3 * config["hidden_size"] * config.get(
+        "shared_expert_intermediate_size", 0
+    )
+    return Layer(attention, shared, experts)
+
+
+def _num_experts(config: dict[str, Any]) -> int:
+    return config.get("n_routed_experts") or config.get("num_local_experts") or config.get("num_experts") or 0
+
+
+def _has_experts(config: dict[str, Any], index: int) -> bool:
+    if not _num_experts(config) or index < config.get("first_k_dense_replace", 0) or index in config.get("mlp_only_layers", ()):
+        return False
+    step: int = config.get("interleave_moe_layer_step") or config.get("decoder_sparse_step") or 1
+    return (index + 1) % step == 0
+
+
+def _grouped_attention(config: dict[str, Any], index: int) -> Attention:
+    num_heads = config["num_attention_heads"]
+    num_kv_heads = config.get("num_key_value_heads") or num_heads
+    head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
+    return Attention(
+        input_params=config["hidden_size"] * (num_heads + 2 * num_kv_heads) * head_dim,
+        output_params=config["hidden_size"] * num_heads * head_dim,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        cache_width=2 * num_kv_heads * head_dim,
+        expanded_width=2 * num_kv_heads * head_dim,
+        prefill_width=2 * head_dim,
+        decode_width=2 * head_dim,
+        window=_window(config, index),
+    )
+
+
+def _window(config: dict[str, Any], index: int) -> int | None:
+    window: int | None = config.get("sliding_window")
+    if window is None or not config.get("use_sliding_window", True):
+        return None
+    if types := config.get("layer_types"):
+        return window if types[index] == "sliding_attention" else None
+    return window
+
+
+def _latent_attention(config: dict[str, Any]) -> Attention:
+    hidden, heads, rank = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
+    nope, rope, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
+    query_rank = config.get("q_lora_rank")
+    query = query_rank * (hidden + heads * (nope + rope)) if query_rank else hidden * heads * (nope + rope)
+    return Attention(
+        input_params=query + hidden * (rank + rope) + rank * heads * (nope + value),
+        output_params=hidden * heads * value,
+        num_heads=heads,
+        num_kv_heads=1,
+        cache_width=rank + rope,
+        expanded_width=heads * (nope + rope + value),
+        prefill_width=nope + rope + value,
+        decode_width=rank + rope + rank,
+    )

@@ -1,0 +1,126 @@
+"""Where the parts of a deployment lie: weights and slots in HBM, what weights overflow in DDR where that is allowed, activations in SRAM.
+
+What does not fit is refused, with the bytes that are missing. Amounts are those of the busiest socket.
+"""
+
+import math
+from dataclasses import dataclass
+
+from backends.sn40l.deployment import DecodeShape, Deployment, Sharding
+from backends.sn40l.model_config import Attention, Model
+
+
+class DoesNotFitError(ValueError):
+    """A tier is too small. `missing` is in bytes a socket."""
+
+    def __init__(self, tier: str, needed: float, available: float, parts: str) -> None:
+        self.tier, self.needed, self.available, self.missing = tier, needed, available, needed - available
+        super().__init__(
+            f"does not fit into {tier}: {parts} need {needed / 1e9:.2f} GB a socket, {available / 1e9:.2f} GB are free, "
+            f"{self.missing / 1e9:.2f} GB are missing"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One memory of a socket."""
+
+    name: str
+    capacity: float
+    parts: tuple[tuple[str, float], ...]
+
+    @property
+    def used(self) -> float:
+        return sum(size for _, size in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A deployment's parts in the tiers of one socket."""
+
+    sharding: Sharding
+    tiers: tuple[Tier, ...]
+    ddr_weight_share: float  # of all weights, those that stream from DDR
+
+
+def slots_share(attention: Attention, shape: DecodeShape, num_sockets: int, sharding: Sharding) -> float:
+    """Return the part of all slots that the busiest socket holds and reads: sequences and cache heads are never split, only repeated."""
+    if sharding is Sharding.BATCH:
+        return math.ceil(shape.batch / num_sockets) / shape.batch
+    return math.ceil(attention.num_kv_heads / num_sockets) / attention.num_kv_heads
+
+
+def shardings(deployment: Deployment, shape: DecodeShape) -> tuple[Sharding, ...]:
+    """Return the ways in which attention can be split: over the batch only when each socket has a sequence."""
+    return (Sharding.HEADS, Sharding.BATCH) if 1 < deployment.num_sockets <= shape.batch else (Sharding.HEADS,)
+
+
+def slot_bytes(model: Model, shape: DecodeShape, num_sockets: int, sharding: Sharding) -> float:
+    """Return the bytes of slots on the busiest socket."""
+    entries = sum(
+        layer.attention.num_entries(shape.capacity)
+        * layer.attention.cache_width
+        * slots_share(layer.attention, shape, num_sockets, sharding)
+        for layer in model.layers
+    )
+    return entries * model.precision.cache * shape.batch
+
+
+def place(deployment: Deployment, shape: DecodeShape, sharding: Sharding) -> Placement:
+    """Return where everything lies. Raises DoesNotFitError."""
+    model, machine, num_sockets = deployment.model, deployment.machine, deployment.num_sockets
+    activations = 2 * 2.0 * shape.batch * (model.hidden_size + model.vocab_size / num_sockets)  # double-buffered, 16 bits
+    if activations > machine.sram_capacity:
+        raise DoesNotFitError("SRAM", activations, machine.sram_capacity, f"activations of {shape.batch} sequences")
+    reserve = machine.hbm_reserve * machine.hbm_capacity
+    weights = model.weight_bytes / num_sockets
+    slots = slot_bytes(model, shape, num_sockets, sharding)
+    in_ddr = max(0.0, weights + slots + reserve - machine.hbm_capacity) if deployment.uses_ddr else 0.0
+    kept = weights - in_ddr
+    available = machine.hbm_capacity - reserve
+    if max(kept, 0.0) + slots > available:
+        raise DoesNotFitError("HBM", max(kept, 0.0) + slots, available, f"weights and {shape.batch} slots of {shape.capacity} entries")
+    if in_ddr > machine.ddr_capacity:
+        raise DoesNotFitError("DDR", in_ddr, machine.ddr_capacity, "weights that HBM cannot hold")
+    tiers = (
+        Tier("SRAM", machine.sram_capacity, (("activations", activations),)),
+        Tier("HBM", machine.hbm_capacity, (("weights", kept), ("slots", slots), ("reserve", reserve))),
+        Tier("DDR", machine.ddr_capacity, (("weights", in_ddr),)),
+    )
+    return Placement(sharding, tiers, in_ddr / weights)
+
+
+def fitting(deployment: Deployment, shape: DecodeShape) -> tuple[Placement, ...]:
+    """Return the placements that fit, one a sharding. Raises DoesNotFitError, of the one that misses least, when there is none."""
+    placements: list[Placement] = []
+    refusals: list[DoesNotFitError] = []
+    for sharding in shardings(deployment, shape):
+        try:
+            placements.append(place(deployment, shape, sharding))
+        except DoesNotFitError as refusal:
+            refusals.append(refusal)
+    if not placements:
+        raise min(refusals, key=lambda refusal: refusal.missing)
+    return tuple(placements)
+
+
+def max_batch(deployment: Deployment, capacity: int, limit: int = 4096) -> int:
+    """Return the most slots of this capacity that fit, 0 if none does: a power of two where graphs are static, as published."""
+    best = 0
+    if deployment.machine.is_static:
+        candidates = [2**power for power in range(int(math.log2(limit)) + 1)]
+        return max((batch for batch in candidates if _fits(deployment, DecodeShape(batch, capacity))), default=0)
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if _fits(deployment, DecodeShape(middle, capacity)) else (low, middle - 1)
+        best = low
+    return best
+
+
+def _fits(deployment: Deployment, shape: DecodeShape) -> bool:
+    try:
+        fitting(deployment, shape)
+    except DoesNotFitError:
+        return False
+    return True

@@ -1,0 +1,131 @@
+"""Any backend with another machine's time: tokens from the inner backend, seconds from a cost model, and faults on request.
+
+On a virtual clock steps take no real time; on a paced one a step lasts as long as the cost model says, the inner backend's own time included.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from backends.clock import Clock
+from backends.interface import Backend, BackendError, BackendSpec, Batch, BatchResult, Pending
+
+
+class CostModel(Protocol):
+    """Tells how long a step takes on the machine that is simulated."""
+
+    def seconds(self, batch: Batch) -> float: ...
+
+
+class Fault(Protocol):
+    """Something that goes wrong with steps, which are counted from 1."""
+
+    def seconds(self, step: int, seconds: float) -> float:
+        """Return how long a step takes with this fault. Raises BackendError if it fails."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SlowSocket:
+    """One socket runs `factor` times slower, and all others wait for it."""
+
+    factor: float
+
+    def seconds(self, step: int, seconds: float) -> float:  # noqa: ARG002 — every step is slow
+        return seconds * self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class StalledLink:
+    """Every `every`-th step waits for a link for `stall` seconds."""
+
+    every: int
+    stall: float
+
+    def seconds(self, step: int, seconds: float) -> float:
+        return seconds + (self.stall if step % self.every == 0 else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStep:
+    """Every `every`-th step fails."""
+
+    every: int
+
+    def seconds(self, step: int, seconds: float) -> float:
+        if step % self.every == 0:
+            raise BackendError(f"simulated fault: step {step} failed")
+        return seconds
+
+
+def parse_fault(text: str) -> Fault:
+    """Return the fault of `slow-socket=FACTOR`, `stalled-link=EVERY:SECONDS` or `failed-step=EVERY`. Raises ValueError."""
+    name, _, value = text.partition("=")
+    try:
+        match name:
+            case "slow-socket" if float(value) >= 1:
+                return SlowSocket(float(value))
+            case "stalled-link":
+                every, _, stall = value.partition(":")
+                if int(every) > 0 and float(stall) >= 0:
+                    return StalledLink(int(every), float(stall))
+            case "failed-step" if int(value) > 0:
+                return FailedStep(int(value))
+    except ValueError:
+        pass
+    raise ValueError(f"fault {text!r} is none of slow-socket=FACTOR, stalled-link=EVERY:SECONDS and failed-step=EVERY")
+
+
+@dataclass(frozen=True, slots=True)
+class _TimedStep:
+    """A step under way, to end at `end` of the clock."""
+
+    inner: Pending
+    clock: Clock
+    start: float
+    end: float
+
+    def result(self) -> BatchResult:
+        result = self.inner.result()
+        self.clock.elapse(max(0.0, self.end - self.clock.now()))
+        return replace(result, elapsed=self.end - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class _FailedStep:
+    error: BackendError
+
+    def result(self) -> BatchResult:
+        raise self.error
+
+
+class TimedBackend:
+    """`inner` with the time of `cost_model` on `clock`. A step starts when it is submitted, or when the one before it ends."""
+
+    def __init__(self, inner: Backend, cost_model: CostModel, clock: Clock, faults: Sequence[Fault] = ()) -> None:
+        self._inner, self._cost_model, self._clock, self._faults = inner, cost_model, clock, tuple(faults)
+        self._spec = replace(inner.spec, simulated=True)
+        self._num_steps = 0
+        self._busy_until = clock.now()
+
+    @property
+    def spec(self) -> BackendSpec:
+        return self._spec
+
+    def warmup(self) -> None:
+        self._inner.warmup()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def submit(self, batch: Batch) -> Pending:
+        self._num_steps += 1
+        seconds = self._cost_model.seconds(batch)
+        try:
+            for fault in self._faults:
+                seconds = fault.seconds(self._num_steps, seconds)
+        except BackendError as error:
+            return _FailedStep(error)
+        start = max(self._clock.now(), self._busy_until)
+        self._busy_until = start + seconds
+        return _TimedStep(self._inner.submit(batch), self._clock, start, self._busy_until)

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 
 from backends.clock import VirtualClock
-from backends.fake import FakeBackend, expected_tokens
+from backends.fake import FakeBackend
+from backends.fake_model import expected_tokens
 from backends.interface import BackendError, BackendSpec, Batch, SamplingParams
 from scheduler.config import SchedulerConfig
 from scheduler.engine import EngineCore

@@ -1,0 +1,255 @@
+"""What every backend promises, asked of each through the real scheduler and engine.
+
+Greedy or seeded, a request's tokens depend on the request alone: not on its neighbours, its slot, who had the slot before, the chunks its
+prompt was read in or the steps of a launch.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from queue import SimpleQueue
+
+import pytest
+
+from backends.clock import VirtualClock
+from backends.fake import FakeBackend, fake_spec
+from backends.interface import Backend, Feature, PrefillShape, SampledToken, SamplingParams
+from cache.policy import PolicyName, PolicyOptions, WindowScorer
+from scheduler.config import SchedulerConfig
+from scheduler.engine import EngineCore
+from scheduler.messages import Abort, Add, EngineInput, EngineOutput, FinishReason, StopCriteria
+from scheduler.scheduler import Scheduler
+
+NUM_SLOTS = 4
+MAX_MODEL_LEN = 256
+GREEDY = SamplingParams(temperature=0.0)
+SEEDED = SamplingParams(temperature=1.0, seed=11)
+POLICIES = {
+    "full": PolicyOptions(PolicyName.FULL),
+    # 32 entries: longer prompts go through scratch, and every answer here wraps its ring
+    "snapstream": PolicyOptions(slot_capacity=32, num_sink=2, num_recent=12, num_kept=18, scorer=WindowScorer(observation_window=4)),
+}
+
+Choice = tuple[str, int]
+
+
+def fake_backend(policy: PolicyOptions) -> Backend:
+    shapes = (PrefillShape(1, 8), PrefillShape(4, 8), PrefillShape(1, 32))
+    resolved = policy.resolve(MAX_MODEL_LEN)
+    return FakeBackend(fake_spec(num_slots=NUM_SLOTS, max_model_len=MAX_MODEL_LEN, policy=resolved, vocab_size=320, prefill_shapes=shapes))
+
+
+@pytest.fixture(scope="module")
+def open_torch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[PolicyOptions], Backend]:
+    from backends.torch_backend.backend import TorchBackend
+    from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+    from tests.backends.checkpoints import save_checkpoint
+
+    path = save_checkpoint("llama", tmp_path_factory.mktemp("checkpoints"))
+
+    def open_backend(policy: PolicyOptions) -> Backend:
+        config = TorchBackendConfig(
+            str(path), DeviceName.CPU, DtypeName.FLOAT32, NUM_SLOTS, policy, MAX_MODEL_LEN, num_scratch=2, prefill_chunk=32
+        )
+        return TorchBackend(config, VirtualClock())  # a clock that stands still: what is scheduled does not depend on the machine
+
+    return open_backend
+
+
+@pytest.fixture(scope="module", params=["fake-full", "fake-snapstream", "torch-full", "torch-snapstream"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """One backend for all tests of a kind, so that each also finds the slots as others left them."""
+    kind, policy = request.param.split("-")
+    opened = fake_backend(POLICIES[policy]) if kind == "fake" else request.getfixturevalue("open_torch")(POLICIES[policy])
+    opened.warmup()
+    return opened
+
+
+def prompt(name: str, num_tokens: int) -> tuple[int, ...]:
+    base = sum(map(ord, name))
+    return tuple((base * (index + 3) + 31 * index * index) % 317 for index in range(num_tokens))
+
+
+def ask(name: str, num_prompt_tokens: int = 9, max_tokens: int = 24, sampling: SamplingParams = GREEDY, num_choices: int = 1) -> Add:
+    return Add(name, prompt(name, num_prompt_tokens), sampling, StopCriteria(max_tokens), 0.0, num_choices)
+
+
+# Prompts that fit a slot, that need several chunks, and that go through scratch; greedy, seeded, with penalties; of several choices.
+CROWD = (
+    ask("a", 1),
+    ask("b", 9, sampling=SEEDED),
+    ask("c", 30, sampling=SamplingParams(temperature=0.7, top_p=0.9, top_k=50, seed=5, presence_penalty=0.5)),
+    ask("d", 31, max_tokens=40),
+    ask("e", 33, num_choices=3, sampling=SEEDED),
+    ask("f", 100, sampling=SEEDED),
+    ask("g", 150, max_tokens=5),
+    ask("h", 12, num_choices=6, max_tokens=10, sampling=SamplingParams(temperature=1.3, min_p=0.02, seed=9)),
+)
+
+
+class Conversation:
+    """An engine over `backend`, and what it answers."""
+
+    def __init__(self, backend: Backend, max_decode_steps: int = 4) -> None:
+        clock, config = VirtualClock(), SchedulerConfig(max_decode_steps=max_decode_steps)
+        self.scheduler = Scheduler(backend.spec, config, clock)
+        self.inbox: SimpleQueue[EngineInput] = SimpleQueue()
+        self.core = EngineCore(self.scheduler, backend, clock, self.inbox)
+        self.outputs: list[EngineOutput] = []
+
+    def send(self, *messages: EngineInput) -> None:
+        for message in messages:
+            self.inbox.put(message)
+
+    def steps(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            if self.scheduler.has_work or not self.inbox.empty():
+                self.core.step()
+                self.outputs += self.scheduler.take_outputs()
+
+    def finish(self) -> "Conversation":
+        while self.scheduler.has_work or not self.inbox.empty():
+            self.steps(1)
+        return self
+
+    def sampled(self, name: str, choice: int = 0) -> list[SampledToken]:
+        return [token for output in self.outputs if (output.request_id, output.choice) == (name, choice) for token in output.tokens]
+
+    def answers(self) -> dict[Choice, list[int]]:
+        """The tokens of every choice, all of which were served to their end."""
+        reasons = {output.final.reason for output in self.outputs if output.final is not None}
+        assert reasons <= {FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT}, self.outputs
+        choices = {(output.request_id, output.choice) for output in self.outputs}
+        return {choice: [token.token_id for token in self.sampled(*choice)] for choice in choices}
+
+
+def converse(backend: Backend, *adds: Add, max_decode_steps: int = 4) -> dict[Choice, list[int]]:
+    conversation = Conversation(backend, max_decode_steps)
+    conversation.send(*adds)
+    return conversation.finish().answers()
+
+
+@pytest.fixture(scope="module")
+def alone(backend: Backend) -> dict[Choice, list[int]]:
+    """What each of the crowd is answered when it is the only one there."""
+    return {choice: tokens for add in CROWD for choice, tokens in converse(backend, add).items()}
+
+
+def test_answers_have_their_length_and_differ(alone: dict[Choice, list[int]]) -> None:
+    for add in CROWD:
+        assert {len(alone[add.request_id, choice]) for choice in range(add.num_choices)} == {add.stop.max_tokens}
+    assert len({tuple(tokens) for tokens in alone.values()}) == len(alone)
+
+
+def test_the_same_again(backend: Backend, alone: dict[Choice, list[int]]) -> None:
+    assert {choice: tokens for add in CROWD for choice, tokens in converse(backend, add).items()} == alone
+
+
+def test_one_of_many_is_answered_as_if_alone(backend: Backend, alone: dict[Choice, list[int]]) -> None:
+    assert converse(backend, *CROWD) == alone
+    assert converse(backend, *reversed(CROWD)) == alone
+
+
+def test_neighbours_may_join_and_leave_at_any_step(backend: Backend, alone: dict[Choice, list[int]]) -> None:
+    conversation = Conversation(backend)
+    for position, add in enumerate(CROWD):
+        conversation.send(replace(ask(f"gone {position}", 5 + 13 * position), num_choices=1 + position % 2), add)
+        conversation.steps(3 + position)
+        conversation.send(Abort(f"gone {position}"))
+    answers = conversation.finish().answers()
+    assert {choice: answers[choice] for choice in alone} == alone
+
+
+def test_steps_of_a_launch_change_nothing(backend: Backend, alone: dict[Choice, list[int]]) -> None:
+    for add in CROWD:
+        answers = converse(backend, add, max_decode_steps=1)
+        assert answers == {choice: alone[choice] for choice in answers}
+
+
+def test_seeds_and_choices_draw_differently(backend: Backend) -> None:
+    def seeded(seed: int) -> dict[Choice, list[int]]:
+        return converse(backend, ask("a", num_choices=2, sampling=replace(SEEDED, seed=seed)))
+
+    first, second = seeded(1), seeded(2)
+    assert len({tuple(tokens) for answers in (first, second) for tokens in answers.values()}) == 4
+    assert seeded(1) == first
+
+
+def test_logprobs_are_of_the_models_own_distribution(backend: Backend) -> None:
+    """The greedy token leads; neither temperature nor bias moves the figures of the first token."""
+    plain, warm = Conversation(backend), Conversation(backend)
+    plain.send(ask("a", sampling=replace(GREEDY, num_logprobs=5)))
+    biased = replace(SEEDED, temperature=2.0, logit_bias=((7, 50.0),), num_logprobs=5)
+    warm.send(ask("a", sampling=biased))
+    tokens = plain.finish().sampled("a")
+    for token in tokens:
+        logprobs = [logprob for _, logprob in token.top_logprobs]
+        assert len(logprobs) == 5
+        assert logprobs == sorted(logprobs, reverse=True)
+        assert 0.0 < sum(map(math.exp, logprobs)) <= 1.0 + 1e-5
+        assert (token.token_id, token.logprob) == token.top_logprobs[0]
+    first = warm.finish().sampled("a")[0]
+    assert first.token_id == 7
+    assert [token_id for token_id, _ in first.top_logprobs] == [token_id for token_id, _ in tokens[0].top_logprobs]
+    assert [logprob for _, logprob in first.top_logprobs] == pytest.approx([logprob for _, logprob in tokens[0].top_logprobs], abs=1e-4)
+
+
+def test_no_more_alternatives_than_were_asked_for(backend: Backend) -> None:
+    conversation = Conversation(backend)
+    conversation.send(ask("none"), ask("own", sampling=replace(GREEDY, num_logprobs=0)))
+    conversation.finish()
+    assert all(token.logprob is None and not token.top_logprobs for token in conversation.sampled("none"))
+    assert all(token.logprob is not None and not token.top_logprobs for token in conversation.sampled("own"))
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [2, 9, 100])
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_prompt_logprobs_foretell_what_greedy_decoding_would_do(backend: Backend, num_prompt_tokens: int, max_tokens: int) -> None:
+    """One for each prompt token but the first; the last of a longer prompt leads where greedy decoding chose it."""
+    conversation = Conversation(backend)
+    next_token = converse(backend, ask("a", num_prompt_tokens, 1))["a", 0][0]
+    longer = replace(ask("a", num_prompt_tokens, max_tokens), num_prompt_logprobs=3)
+    longer = replace(longer, prompt_token_ids=(*longer.prompt_token_ids, next_token))
+    conversation.send(longer)
+    outputs = conversation.finish().outputs
+    (scores,) = [output.prompt_logprobs for output in outputs if output.prompt_logprobs]
+    assert tuple(score.token_id for score in scores) == longer.prompt_token_ids[1:]
+    assert scores[-1].top_logprobs[0][0] == next_token
+    assert all(score.logprob is not None and score.logprob <= 0.0 and len(score.top_logprobs) == 3 for score in scores)
+
+
+def test_stop_tokens_are_banned_until_min_tokens(backend: Backend) -> None:
+    free = converse(backend, ask("a"))["a", 0]
+    stopped = converse(backend, replace(ask("a"), stop=StopCriteria(24, 0, frozenset(free[2:3]))))["a", 0]
+    assert stopped == free[: free.index(free[2])]
+    unstopped = converse(backend, replace(ask("a"), stop=StopCriteria(24, 6, frozenset(free))))["a", 0]
+    assert len(unstopped) >= 6
+    assert not set(unstopped) & set(free)
+
+
+def test_bias_chooses_and_excludes(backend: Backend) -> None:
+    free = converse(backend, ask("a"))["a", 0]
+    assert set(converse(backend, ask("a", sampling=replace(GREEDY, logit_bias=((42, 1000.0),))))["a", 0]) == {42}
+    excluded = tuple((token_id, -1000.0) for token_id in set(free))
+    assert not set(converse(backend, ask("a", sampling=replace(GREEDY, logit_bias=excluded)))["a", 0]) & set(free)
+
+
+@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
+def test_a_heavy_penalty_leaves_no_repetition(backend: Backend, penalty: str) -> None:
+    """Against a bias that would repeat one token for ever."""
+    biased = replace(GREEDY, logit_bias=((42, 20.0),))
+    assert converse(backend, ask("a", sampling=biased))["a", 0].count(42) > 10
+    penalised = converse(backend, ask("a", sampling=replace(biased, **{penalty: 1e3})))["a", 0]  # type: ignore[arg-type]
+    assert len(set(penalised)) > 10
+
+
+def test_what_is_not_declared_is_refused_by_name() -> None:
+    backend = FakeBackend(fake_spec(features=frozenset()))
+    conversation = Conversation(backend)
+    conversation.send(ask("greedy"), ask("sampled", sampling=SEEDED))
+    outputs = conversation.finish().outputs
+    finals = {output.request_id: output.final for output in outputs if output.final is not None}
+    assert finals["greedy"].reason is FinishReason.LENGTH
+    assert finals["sampled"].reason is FinishReason.REJECTED
+    assert finals["sampled"].message is not None
+    assert Feature.SAMPLING.value in finals["sampled"].message

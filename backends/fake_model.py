@@ -75,7 +75,7 @@ def _logit(state: int, token_id: int, vocab_size: int) -> float:
 
 
 def _adjusted_logits(state: int, draw: Draw, vocab_size: int, token_ids: Sequence[int], num_prompt_tokens: int) -> dict[int, float]:
-    """Logits after bias and penalties, of the leaders and of enough others that some are neither banned nor penalised."""
+    """Logits after penalties and bias, of the leaders and of enough others that some are neither banned nor penalised."""
     sampling = draw.sampling
     counts = Counter(token_ids[num_prompt_tokens:] if sampling.has_penalties else ())
     seen = set(token_ids if sampling.has_penalties else ())
@@ -84,10 +84,11 @@ def _adjusted_logits(state: int, draw: Draw, vocab_size: int, token_ids: Sequenc
     leader = _leader(state, vocab_size)
     logits = {}
     for token in ({(leader + rank) % vocab_size for rank in range(num_leaders)} | bias.keys()) - set(draw.banned_token_ids):
-        logit = _logit(state, token, vocab_size) + bias.get(token, 0.0)
+        logit = _logit(state, token, vocab_size)
         if token in seen:
             logit = logit / sampling.repetition_penalty if logit > 0 else logit * sampling.repetition_penalty
-        logits[token] = logit - sampling.frequency_penalty * counts[token] - (sampling.presence_penalty if token in counts else 0.0)
+        logit -= sampling.frequency_penalty * counts[token] + (sampling.presence_penalty if token in counts else 0.0)
+        logits[token] = logit + bias.get(token, 0.0)
     return logits
 
 

@@ -234,13 +234,22 @@ def test_bias_chooses_and_excludes(backend: Backend) -> None:
     assert not set(converse(backend, ask("a", sampling=replace(GREEDY, logit_bias=excluded)))["a", 0]) & set(free)
 
 
-@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
-def test_a_heavy_penalty_leaves_no_repetition(backend: Backend, penalty: str) -> None:
-    """Against a bias that would repeat one token for ever."""
+@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
+def test_penalties_of_the_output_overcome_a_bias_that_would_repeat_one_token(backend: Backend, penalty: str) -> None:
     biased = replace(GREEDY, logit_bias=((42, 20.0),))
     assert converse(backend, ask("a", sampling=biased))["a", 0].count(42) > 10
-    penalised = converse(backend, ask("a", sampling=replace(biased, **{penalty: 1e3})))["a", 0]  # type: ignore[arg-type]
-    assert len(set(penalised)) > 10
+    penalised = replace(biased, presence_penalty=1e3) if penalty == "presence_penalty" else replace(biased, frequency_penalty=1e3)
+    tokens = converse(backend, ask("a", sampling=penalised))["a", 0]
+    assert len(set(tokens)) == len(tokens)
+
+
+def test_repetition_penalty_is_of_prompt_and_output(backend: Backend) -> None:
+    """Most of the vocabulary stands in the prompt."""
+    plain = replace(ask("a"), prompt_token_ids=tuple(range(0, 320, 3)) + tuple(range(1, 320, 3)))
+    assert set(converse(backend, plain)["a", 0]) & set(plain.prompt_token_ids)
+    tokens = converse(backend, replace(plain, sampling=replace(GREEDY, repetition_penalty=1e3)))["a", 0]
+    assert not set(tokens) & set(plain.prompt_token_ids)
+    assert len(set(tokens)) == len(tokens)
 
 
 def test_what_is_not_declared_is_refused_by_name() -> None:

@@ -72,10 +72,10 @@ class TorchBackend:
     def warmup(self) -> None:
         """Read a chunk of every shape and decode once. No slot holds anything yet, and every prompt clears what it takes."""
         draw = Draw(SamplingParams(temperature=0.0))
-        limit = self._spec.pools[0].max_direct_tokens
-        for shape in self._spec.prefill_shapes:
+        shapes, limit = self._spec.prefill_shapes, self._spec.pools[0].max_direct_tokens
+        for shape, scratch in [(shapes[0], 0), *((shape, None) for shape in shapes)]:
             chunk = (0,) * min(shape.num_tokens, limit)
-            row = PrefillRow("warmup", chunk, 0, len(chunk), slots=(0,), draws=(draw,))
+            row = PrefillRow("warmup", chunk, 0, len(chunk), slots=(0,), scratch=scratch, draws=(draw,))
             self.submit(PrefillBatch((row,), shape)).result()
         self.submit(DecodeBatch((DecodeRow("warmup", 0, 0, 1, 1, draw),))).result()
 
@@ -87,10 +87,8 @@ class TorchBackend:
                 tokens, prompt_logprobs = self._prefill(batch) if isinstance(batch, PrefillBatch) else (self._decode(batch), ())
                 if self._device.type == "cuda":
                     torch.cuda.synchronize(self._device)
-        except torch.AcceleratorError as error:
-            return Finished(BackendUnusableError(f"the device failed: {error}"))
         except Exception as error:
-            return Finished(BackendError(f"a step failed: {type(error).__name__}: {error}"))
+            return Finished(_failure(error))
         return Finished(BatchResult(tokens, self._clock.now() - started, prompt_logprobs))
 
     def close(self) -> None:
@@ -185,3 +183,11 @@ class TorchBackend:
         for token_id in token_ids:
             if not 0 <= token_id < self._spec.vocab_size:
                 raise ValueError(f"token id {token_id} is not in the vocabulary of {self._spec.vocab_size}")
+
+
+def _failure(error: Exception) -> BackendError:
+    """Return what a step's exception means for the scheduler. After a device's own error, CUDA refuses whatever comes next."""
+    is_final = isinstance(error, torch.AcceleratorError)
+    failure = (BackendUnusableError if is_final else BackendError)(f"a step failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

@@ -30,6 +30,7 @@ def load_model(name: str, device: DeviceName, dtype: DtypeName) -> PreTrainedMod
             dtype=resolve_dtype(dtype, config, target),
             attn_implementation=ATTENTION_NAME,
             use_safetensors=True,
+            ignore_mismatched_sizes=True,  # reported, and refused below with the weight's name
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError) as error:

@@ -143,7 +143,7 @@ class Sampler:
         if plan.has_bias:
             assert self._bias is not None, "a slot with a bias has written it"
             scores = scores + self._bias
-        return scores if plan.banned is None else scores.index_put(plan.banned, scores.new_tensor(-torch.inf))
+        return scores if plan.banned is None else scores.index_put(plan.banned, scores.new_full((), -torch.inf))
 
     def _penalised(self, scores: Tensor) -> Tensor:
         """Repetition penalises what the prompt or the output holds, the two others the output alone."""

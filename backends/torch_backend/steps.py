@@ -15,7 +15,7 @@ from backends.torch_backend.attention import HIDDEN
 from backends.torch_backend.model_cache import KindStep, LayerKind, Observation, Step
 from cache.slots import decode_entries, direct_entries, direct_index, live_mask
 
-_SMALLEST_READ = 256  # entries; reads are cut to a power of two from here on
+_SMALLEST_READ = 256  # entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,9 @@ def _aligned(batch: PrefillBatch, device: torch.device) -> tuple[Tensor, Tensor]
 
 
 def _read_length(longest: int, limit: int) -> int:
-    """Return how many entries to read for sequences of up to `longest` tokens: one of few lengths."""
-    return min(max(1 << (longest - 1).bit_length(), _SMALLEST_READ), limit)
+    """Return how many entries to read for sequences of up to `longest` tokens: two lengths an octave, so that there are few of them."""
+    octave = max(1 << (longest - 1).bit_length(), _SMALLEST_READ)
+    return min(octave * 3 // 4 if longest <= octave * 3 // 4 else octave, limit)
 
 
 def _scratch_step(kind: LayerKind, index: Tensor, scratch_tokens: int, longest: int) -> KindStep:

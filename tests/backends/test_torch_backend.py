@@ -1,0 +1,162 @@
+"""The torch backend's limits, its failures, and what it leaves alone. That its tokens are right is shown in `test_exact_*`."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from backends.clock import VirtualClock
+from backends.interface import (
+    BackendError,
+    BackendUnusableError,
+    DecodeBatch,
+    DecodeRow,
+    Draw,
+    Feature,
+    PrefillBatch,
+    PrefillRow,
+    PrefillShape,
+)
+from backends.registry import create_backend
+from backends.torch_backend.backend import TorchBackend
+from backends.torch_backend.config import DeviceName, TorchBackendConfig
+from cache.policy import PolicyName, PolicyOptions, WindowScorer
+from tests.backends.checkpoints import SLIDING_WINDOW, VOCAB_SIZE, save_checkpoint
+from tests.backends.driver import GREEDY, Driver, Request
+
+SMALL_SNAPSTREAM = PolicyOptions(num_sink=2, num_recent=20, num_kept=10, scorer=WindowScorer(observation_window=4))
+FULL = PolicyOptions(PolicyName.FULL)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_checkpoint("llama", tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="module")
+def config(llama: Path) -> TorchBackendConfig:
+    return TorchBackendConfig(str(llama), device=DeviceName.CPU, num_slots=3, policy=SMALL_SNAPSTREAM, prefill_chunk=32, max_model_len=128)
+
+
+@pytest.fixture(scope="module")
+def shared(config: TorchBackendConfig) -> TorchBackend:
+    backend = TorchBackend(config)
+    backend.warmup()
+    return backend
+
+
+@pytest.fixture
+def backend(shared: TorchBackend) -> Iterator[TorchBackend]:
+    model = shared._model
+    yield shared
+    shared._model = model
+
+
+def _prompt(length: int) -> list[int]:
+    return [(7 * index + length) % VOCAB_SIZE for index in range(length)]
+
+
+def test_spec(backend: TorchBackend, llama: Path) -> None:
+    spec = backend.spec
+    assert (spec.vocab_size, spec.max_model_len, spec.pools[0].num_slots) == (VOCAB_SIZE, 128, 3)
+    assert spec.pools[0].max_direct_tokens == spec.pools[0].policy.max_direct_tokens == 32
+    assert (spec.scratch.num_scratch, spec.scratch.max_tokens) == (2, 128)
+    assert spec.features == frozenset(Feature)
+    assert not spec.simulated
+    by_default = TorchBackend(TorchBackendConfig(str(llama), device=DeviceName.CPU, num_slots=1, policy=FULL)).spec
+    assert by_default.max_model_len == 512  # the model's own
+    assert by_default.prefill_shapes == (
+        PrefillShape(1, 32),
+        PrefillShape(8, 32),
+        PrefillShape(1, 128),
+        PrefillShape(4, 128),
+        PrefillShape(1, 512),
+    )
+
+
+def test_a_sliding_window_limits_what_is_read_directly(tmp_path: Path) -> None:
+    path = save_checkpoint("gemma3", tmp_path)
+    config = TorchBackendConfig(str(path), device=DeviceName.CPU, num_slots=1, policy=SMALL_SNAPSTREAM, max_model_len=128)
+    backend = TorchBackend(config)
+    assert backend.spec.pools[0].max_direct_tokens == SLIDING_WINDOW
+    assert [layer.slots.layout.capacity for layer in backend.cache.layers] == [SLIDING_WINDOW, 32, SLIDING_WINDOW]
+    never_outgrown = TorchBackend(replace(config, max_model_len=SLIDING_WINDOW, policy=FULL))
+    assert [layer.kind.sliding_window for layer in never_outgrown.cache.layers] == [None] * 3
+
+
+def test_a_model_is_not_asked_for_more_than_it_can(config: TorchBackendConfig) -> None:
+    with pytest.raises(ValueError, match=r"513 .*512"):
+        TorchBackend(replace(config, max_model_len=513))
+
+
+@pytest.mark.parametrize("name", ["num_slots", "num_scratch", "prefill_chunk", "max_model_len"])
+def test_sizes_are_positive(config: TorchBackendConfig, name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        replace(config, **{name: 0})  # type: ignore[arg-type]
+
+
+def test_memory_does_not_depend_on_what_was_read(backend: TorchBackend) -> None:
+    before = backend.cache.num_bytes
+    planes = [plane.data_ptr() for layer in backend.cache.layers for plane in layer.slots.planes]
+    Driver(backend, 32).run(Request(_prompt(100)), Request(_prompt(60), slots=(1,), scratch=1), num_tokens=3)
+    assert backend.cache.num_bytes == before
+    assert [plane.data_ptr() for layer in backend.cache.layers for plane in layer.slots.planes] == planes
+
+
+@pytest.mark.parametrize("length", [10, 60])
+def test_a_slot_that_held_nan_serves_again(backend: TorchBackend, length: int) -> None:
+    driver = Driver(backend, 32)
+    expected = Request(_prompt(length), slots=(1,), scratch=1)
+    driver.run(expected, num_tokens=5)
+    for layer in backend.cache.layers:
+        for plane in (*layer.slots.planes, *layer.scratch.planes):
+            plane.fill_(torch.nan)
+    again = Request(_prompt(length), slots=(1, 2), scratch=0)
+    driver.run(again, num_tokens=5)
+    assert [token.token_id for token in again.outputs[1]] == again.tokens == expected.tokens
+
+
+@pytest.mark.parametrize("token_id", [-1, VOCAB_SIZE])
+def test_a_token_that_does_not_exist_fails_its_step_only(backend: TorchBackend, token_id: int) -> None:
+    driver = Driver(backend, 32)
+    undisturbed, request = Request(_prompt(12)), Request(_prompt(12))
+    driver.run(undisturbed, num_tokens=6)
+    driver.read(request)
+    draw = Draw(GREEDY)
+    bad_prompt = PrefillRow("bad", (1, token_id), 0, 2, slots=(1,), draws=(draw,))
+    bad_token = DecodeRow("bad", slot=0, token_id=token_id, index=12, num_prompt_tokens=12, draw=draw)
+    for batch in (PrefillBatch((bad_prompt,), PrefillShape(1, 8)), DecodeBatch((bad_token,))):
+        with pytest.raises(BackendError, match=f"{token_id} is not in the vocabulary of {VOCAB_SIZE}") as raised:
+            backend.submit(batch).result()
+        assert not isinstance(raised.value, BackendUnusableError)
+    driver.decode(request, num_steps=5)
+    assert request.tokens == undisturbed.tokens
+
+
+def test_a_failing_device_is_unusable(backend: TorchBackend) -> None:
+    """No CPU fails like this, so the error is made here."""
+
+    def fail(**_: object) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    backend._model = fail  # type: ignore[assignment]
+    with pytest.raises(BackendUnusableError, match="illegal memory access"):
+        backend.submit(DecodeBatch((DecodeRow("x", 0, 1, 1, 1, Draw(GREEDY)),))).result()
+
+
+def test_elapsed_is_by_the_backends_clock(config: TorchBackendConfig) -> None:
+    clock = VirtualClock()
+    backend = TorchBackend(config, clock)
+    batch = DecodeBatch((DecodeRow("x", 0, 1, 1, 1, Draw(GREEDY)),))
+    assert backend.submit(batch).result().elapsed == 0
+
+
+def test_registry(config: TorchBackendConfig) -> None:
+    clock = VirtualClock()
+    torch_backend, fake = (create_backend(name, config, clock) for name in ("torch", "fake"))
+    assert torch_backend.spec.pools[0].policy == fake.spec.pools[0].policy
+    assert torch_backend.spec.scratch == fake.spec.scratch
+    with pytest.raises(ValueError, match="choose from torch, fake"):
+        create_backend("abacus", config, clock)

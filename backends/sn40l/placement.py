@@ -50,11 +50,6 @@ def slots_share(attention: Attention, shape: DecodeShape, num_sockets: int, shar
     return math.ceil(attention.num_kv_heads / num_sockets) / attention.num_kv_heads
 
 
-def shardings(deployment: Deployment, shape: DecodeShape) -> tuple[Sharding, ...]:
-    """Return the ways in which attention can be split: over the batch only when each socket has a sequence."""
-    return (Sharding.HEADS, Sharding.BATCH) if 1 < deployment.num_sockets <= shape.batch else (Sharding.HEADS,)
-
-
 def slot_bytes(model: Model, shape: DecodeShape, num_sockets: int, sharding: Sharding) -> float:
     """Return the bytes of slots on the busiest socket."""
     entries = sum(
@@ -94,7 +89,7 @@ def fitting(deployment: Deployment, shape: DecodeShape) -> tuple[Placement, ...]
     """Return the placements that fit, one a sharding. Raises DoesNotFitError, of the one that misses least, when there is none."""
     placements: list[Placement] = []
     refusals: list[DoesNotFitError] = []
-    for sharding in shardings(deployment, shape):
+    for sharding in Sharding:
         try:
             placements.append(place(deployment, shape, sharding))
         except DoesNotFitError as refusal:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from server import serve
+from server.bench import command as bench
 from server.options import OptionError
 from server.version import server_version
 
@@ -25,7 +26,7 @@ class Command(Protocol):
     def run(self, arguments: argparse.Namespace) -> int: ...
 
 
-COMMANDS: tuple[Command, ...] = (serve,)
+COMMANDS: tuple[Command, ...] = (serve, bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,5 +46,5 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"snapserve {server_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
-        command.configure(commands.add_parser(command.NAME, help=command.SUMMARY, description=command.SUMMARY))
+        command.configure(commands.add_parser(command.NAME, help=command.SUMMARY, description=command.SUMMARY, allow_abbrev=False))
     return parser

@@ -1,0 +1,45 @@
+"""One run of a load against one server: requests go out at their times, at most so many at once, until all have ended or time is up."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from server.bench.answer import Failure
+from server.bench.prompts import Prompt
+from server.bench.target import Outcome, Target
+
+Progress = Callable[[Outcome], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What became of every request, in the order of the prompts, and the seconds that it took in all."""
+
+    outcomes: tuple[Outcome, ...]
+    duration: float
+
+
+async def run_load(
+    target: Target, prompts: Sequence[Prompt], arrivals: Sequence[float], max_concurrency: int | None, time_limit: float, progress: Progress
+) -> Run:
+    """Send `prompts` at the moments `arrivals`, in seconds from now. A request's own time begins when it is sent: not while it waits."""
+    places = asyncio.Semaphore(max_concurrency or len(prompts))
+    outcomes: dict[int, Outcome] = {}
+
+    async def send(index: int) -> None:
+        async with places:
+            outcomes[index] = await target.send(prompts[index])
+        progress(outcomes[index])
+
+    start = time.perf_counter()
+    try:
+        async with asyncio.timeout(time_limit), asyncio.TaskGroup() as group:
+            for index, arrival in enumerate(arrivals):
+                if (wait := start + arrival - time.perf_counter()) > 0:
+                    await asyncio.sleep(wait)
+                group.create_task(send(index))
+    except TimeoutError:
+        pass  # what has no outcome by now gets its own below
+    late = Failure("time limit", f"unfinished after {time_limit:g} s")
+    return Run(tuple(outcomes.get(index, late) for index in range(len(prompts))), time.perf_counter() - start)

@@ -48,7 +48,7 @@ class EngineObserver(Protocol):
         """A request's prompt has been read to its end."""
         ...
 
-    def got_tokens(self, since_arrival: float, since_last: float | None) -> None:
+    def got_tokens(self, add: Add, /, since_arrival: float, since_last: float | None) -> None:
         """Tokens of a choice came: so many seconds after the request, and after the choice's last ones (None: its first)."""
         ...
 
@@ -242,7 +242,7 @@ class AsyncEngine:
             self._observer.read_prompt(add)
         if output.tokens:
             last = stream.last_token_times.get(output.choice)
-            self._observer.got_tokens(now - add.arrival_time, None if last is None else now - last)
+            self._observer.got_tokens(add, now - add.arrival_time, None if last is None else now - last)
             stream.last_token_times[output.choice] = now
         if output.final is not None:
             stream.open_choices.remove(output.choice)

@@ -218,8 +218,9 @@ def _backend(values: Mapping[str, Any]) -> TorchBackendConfig:
 
 def _server(values: Mapping[str, Any]) -> ServerSettings:
     own_name = DEMO_MODEL_NAME if values["model"] == str(DEMO_MODEL) else values["model"]
+    names = values["served_model_name"] or (own_name,)
     return ServerSettings(
-        model_names=values["served_model_name"] or (own_name,),
+        model_names=(own_name, *names) if names[0] == "*" else names,
         created=int(time.time()),
         api_keys=values["api_key"] + _keys_of(values["api_key_file"]),
         metrics_are_open=not values["metrics_require_key"],

@@ -27,9 +27,12 @@ def read_generation_config(model: str) -> Mapping[str, Any]:
 
 
 def generation_defaults(generation_config: Mapping[str, Any]) -> GenerationDefaults:
-    """Return the recommended sampling parameters, as far as the file has them."""
+    """Return the recommended sampling parameters, as far as the file has them; `do_sample` false says greedy, as transformers has it."""
     names = [field.name for field in fields(GenerationDefaults)]
-    return GenerationDefaults(**{name: generation_config[name] for name in names if generation_config.get(name) is not None})
+    given = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
+    if generation_config.get("do_sample") is False:
+        given["temperature"] = 0.0
+    return GenerationDefaults(**given)
 
 
 def eos_token_ids(generation_config: Mapping[str, Any]) -> frozenset[int]:

@@ -65,7 +65,7 @@ class Metrics:
     def read_prompt(self, add: Add) -> None:
         self._instruments.prompt_tokens.inc(len(add.prompt_token_ids))
 
-    def got_tokens(self, since_arrival: float, since_last: float | None) -> None:
+    def got_tokens(self, _add: Add, /, since_arrival: float, since_last: float | None) -> None:
         if since_last is None:
             self._instruments.ttft.observe(since_arrival)
         else:

@@ -111,7 +111,7 @@ def run_process(config: Config, listener: socket.socket) -> int:
     async def serve() -> int:
         return await Process(config, listener).run()
 
-    loop_factory = uvicorn.Config(serve).get_loop_factory()  # uvloop where there is one
+    loop_factory = uvicorn.Config(serve, log_config=None).get_loop_factory()  # uvloop where there is one
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(serve())
 

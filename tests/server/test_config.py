@@ -1,0 +1,117 @@
+"""Options from flags and variables, what they make, and what is said when they cannot be."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from backends.torch_backend.config import DtypeName
+from cache.policy import PolicyName, SoftmaxDomain
+from scheduler.waiting import QueueOrder
+from server.cli import make_parser
+from server.config import DEMO_MODEL, GROUPS, Config, read_config
+from server.options import OptionError, options_table
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def config_of(*flags: str, **environment: str) -> Config:
+    return read_config(make_parser().parse_args(["serve", *flags]), environment)
+
+
+def test_defaults() -> None:
+    config = config_of()
+    assert config.backend.model == str(DEMO_MODEL)
+    assert config.server.model_names == ("snapserve-demo",)
+    assert config.backend.policy.name is PolicyName.SNAPSTREAM
+    assert (config.process.host, config.process.port) == ("127.0.0.1", 8000)
+    assert config.server.api_keys == ()
+    assert not config.server.metrics_are_open
+
+
+def test_a_flag_stands_before_its_variable_and_that_before_the_default() -> None:
+    assert config_of().backend.num_slots == 8
+    assert config_of(SNAPSERVE_NUM_SLOTS="3").backend.num_slots == 3
+    assert config_of("--num-slots", "5", SNAPSERVE_NUM_SLOTS="3").backend.num_slots == 5
+    assert config_of(SNAPSERVE_NUM_SLOTS="").backend.num_slots == 8
+
+
+def test_switches() -> None:
+    assert config_of("--lend-kept").backend.policy.lend_kept
+    assert config_of(SNAPSERVE_LEND_KEPT="true").backend.policy.lend_kept
+    assert not config_of("--no-lend-kept", SNAPSERVE_LEND_KEPT="true").backend.policy.lend_kept
+    assert config_of("--no-metrics-require-key").server.metrics_are_open
+
+
+def test_options_reach_their_floor() -> None:
+    config = config_of(
+        *("--dtype", "float32", "--policy", "snapstream", "--softmax-domain", "all", "--scheduling-order", "priority"),
+        *("--num-sink", "2", "--num-recent", "10", "--num-kept", "6", "--observation-window", "4", "--request-timeout", "1.5"),
+        *("--drain-timeout", "0", "--max-body-size", "100", "--max-num-waiting", "0", "--max-model-len", "64"),
+    )
+    assert config.backend.dtype is DtypeName.FLOAT32
+    assert config.backend.policy.scorer.softmax_domain is SoftmaxDomain.ALL
+    assert config.backend.policy.resolve(64).layout.capacity == 18
+    assert config.scheduler.order is QueueOrder.PRIORITY
+    assert config.scheduler.max_num_waiting == 0
+    assert config.server.priority_is_honoured
+    assert config.server.request_timeout == 1.5
+    assert config.server.limits.max_body_bytes == 100
+    assert config.process.drain_timeout == 0
+
+
+def test_names_and_keys(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# mine\nalpha\n\n  beta \n")
+    assert config_of("--api-key", "a", "b", "--api-key", "c", "--api-key-file", str(keys)).server.api_keys == (
+        "a",
+        "b",
+        "c",
+        "alpha",
+        "beta",
+    )
+    assert config_of(SNAPSERVE_API_KEY="a, b").server.api_keys == ("a", "b")
+    assert config_of("--served-model-name", "x", "y").server.model_names == ("x", "y")
+    assert config_of("--model", "some/model").server.model_names == ("some/model",)
+    assert config_of("--served-model-name", "*").server.model_names == ("snapserve-demo", "*")
+
+
+def test_keys_are_not_shown() -> None:
+    assert "secret" not in repr(config_of("--api-key", "secret"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--num-slots", "0"), "--num-slots must be a whole number of at least 1, got '0'"),
+        (("--port", "70000"), "--port must be a whole number from 0 to 65535, got '70000'"),
+        (("--policy", "lru"), "--policy must be one of full, streaming-llm, snapkv, snapstream, got 'lru'"),
+        (("--queue-timeout", "-1"), "--queue-timeout must be a number of seconds of at least 0, got '-1'"),
+        (("--queue-timeout", "nan"), "--queue-timeout must be a number of seconds of at least 0, got 'nan'"),
+        (("--pooling-size", "4"), "--pooling-size must be odd and at least 1, got 4"),
+        (("--policy", "full", "--num-sink", "3"), "--num-sink is not an option of policy full"),
+        (("--slot-capacity", "3"), "--slot-capacity of"),
+        (("--observation-window", "4096"), "--observation-window must be at most the prompt window"),
+        (("--model", ""), "--model must be not empty"),
+        (("--api-key-file", "/does/not/exist"), "--api-key-file /does/not/exist cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_said_with_its_flag(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(OptionError, match="^" + re.escape(message)):
+        config_of(*flags)
+
+
+def test_a_wrong_variable_is_named() -> None:
+    with pytest.raises(OptionError, match=r"^SNAPSERVE_PORT must be a whole number"):
+        config_of(SNAPSERVE_PORT="http")
+
+
+def test_a_key_file_without_keys_is_refused(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("# none yet\n")
+    with pytest.raises(OptionError, match="has no key"):
+        config_of("--api-key-file", str(keys))
+
+
+def test_the_documented_tables_are_current() -> None:
+    assert options_table(GROUPS) in (DOCS / "configuration.md").read_text(), "put what `python -m server.config` prints into the file"

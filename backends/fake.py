@@ -177,13 +177,13 @@ class FakeBackend:
         assert row.index >= row.num_prompt_tokens, f"slot {row.slot} has no complete prompt"
         assert (row.index, row.num_prompt_tokens) == (len(place.token_ids), place.num_prompt_tokens), (row, place)
         assert len(place.token_ids) + num_steps <= self._spec.max_model_len, f"slot {row.slot} is over max_model_len"
-        draw, tokens = row.draw, [SampledToken(row.token_id)]
-        for step in range(num_steps):
-            if step > 0:
-                draw = Draw(draw.sampling, draw.choice, draw.output_index + 1, draw.banned_token_ids)
+        place.write((row.token_id,))
+        tokens, draw = [place.sample(row.draw, self._spec.vocab_size)], row.draw
+        for _ in range(num_steps - 1):
+            draw = Draw(draw.sampling, draw.choice, draw.output_index + 1, draw.banned_token_ids)
             place.write((tokens[-1].token_id,))
             tokens.append(place.sample(draw, self._spec.vocab_size))
-        return tuple(tokens[1:])
+        return tuple(tokens)
 
     def _check_prefill(self, batch: PrefillBatch) -> None:
         rows = batch.rows

@@ -86,7 +86,7 @@ class Request:
         """
         stop = self.add.stop
         for position, token in enumerate(sampled):
-            is_stop = self.may_stop and token.token_id in stop.stop_token_ids
+            is_stop = token.token_id in stop.stop_token_ids
             self.num_output_tokens += 1
             if is_stop or self.num_output_tokens == stop.max_tokens:
                 self.finish_reason = FinishReason.STOP if is_stop else FinishReason.LENGTH

@@ -212,8 +212,7 @@ class Scheduler:
     def _decode_batch(self) -> DecodeBatch | None:
         if not self._decoding:
             return None
-        rows = tuple(self._decoding[slot].decode_row() for slot in sorted(self._decoding))
-        return DecodeBatch(rows, self._num_decode_steps())
+        return DecodeBatch(tuple(request.decode_row() for request in self._decoding.values()), self._num_decode_steps())
 
     def _num_decode_steps(self) -> int:
         """A launch has one step when anyone waits, since any step may free a slot, and never goes beyond the shortest answer's length."""

@@ -1,6 +1,6 @@
 """The loop in a thread of its own: every sequence ends once, whatever becomes of steps, backend and scheduler."""
 
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
@@ -19,11 +19,14 @@ class Running:
         self.drive = drive
         self.outputs: list[EngineOutput] = []
         self.records: list[StepRecord] = []
+        self.has_died = Event()
         self.thread = Thread(target=drive.core.run, args=(self.deliver,))
 
     def deliver(self, outputs: list[EngineOutput], record: StepRecord) -> None:
         self.outputs += outputs
         self.records.append(record)
+        if self.drive.core.error is not None:
+            self.has_died.set()
 
     def reasons(self) -> dict[tuple[str, int], FinishReason]:
         finals = [(output.request_id, output.choice, output.final.reason) for output in self.outputs if output.final is not None]
@@ -70,6 +73,20 @@ def test_shutdown_ends_what_is_open_and_what_comes_behind_it() -> None:
     assert running.records[-1].stats.num_running == 0
 
 
+def test_what_is_added_while_the_engine_ends_is_answered() -> None:
+    drive = Drive()
+    running = Running(drive)
+
+    def deliver(outputs: list[EngineOutput], record: StepRecord) -> None:
+        running.deliver(outputs, record)
+        if ("open", 0) in running.reasons() and not any(output.request_id == "late" for output in running.outputs):
+            drive.send(request("late", num_choices=2))
+
+    drive.send(request("open"), Shutdown())
+    drive.core.run(deliver)
+    assert running.reasons() == dict.fromkeys([("open", 0), ("late", 0), ("late", 1)], FinishReason.ABORT)
+
+
 def test_shutdown_of_an_idle_engine() -> None:
     drive = Drive()
     drive.send(Shutdown())
@@ -90,6 +107,7 @@ def test_a_dead_engine_ends_everything_and_answers_what_comes_later() -> None:
     drive.send(request("a", num_choices=2), request("b"))
     running = Running(drive)
     running.thread.start()
+    assert running.has_died.wait(timeout=60)
     drive.send(request("c"), Finish("a", 0, 1), Shutdown())
     running.thread.join(timeout=60)
     assert running.reasons() == dict.fromkeys([("a", 0), ("a", 1), ("b", 0), ("c", 0)], FinishReason.ERROR)
@@ -128,9 +146,21 @@ def test_records_count_every_token() -> None:
     assert sum(batch.num_tokens for batch in decodes) == 5 * 6  # the first token of each comes from its prefill
 
 
+def test_deadlines_are_looked_at_in_every_turn() -> None:
+    drive = Drive(fake_spec(num_slots=1), step_time=lambda _batch: 1.0)
+    drive.run(request("running", max_tokens=50, timeout=3.0), request("waiting", queue_timeout=2.0), request("waiting too"))
+    reasons = {name: drive.final(name).reason for name in ("running", "waiting", "waiting too")}
+    assert reasons == {"running": FinishReason.TIMEOUT, "waiting": FinishReason.QUEUE_TIMEOUT, "waiting too": FinishReason.LENGTH}
+    assert (drive.final("running").timing.finished, drive.final("waiting").timing.finished) == (3.0, 2.0)
+
+
 @pytest.mark.parametrize("num_messages", [0, 1])
 def test_the_heartbeat_tells_idle_from_busy(num_messages: int) -> None:
-    drive = Drive(step_time=lambda _batch: 1.0)
+    def step_time(_batch: Batch) -> float:
+        assert not drive.core.is_idle
+        return 1.0
+
+    drive = Drive(step_time=step_time)
     assert drive.core.is_idle
     drive.run(*(request(f"r{i}") for i in range(num_messages)))
     assert drive.core.last_step_time == drive.clock.now() == 2.0 * num_messages  # one prefill, one launch

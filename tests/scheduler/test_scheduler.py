@@ -1,5 +1,7 @@
 """Admission, batches and ends, with no backend: batches are looked at, results are made by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from backends.clock import VirtualClock
@@ -14,6 +16,7 @@ from backends.interface import (
     PrefillShape,
     SampledToken,
     SamplingParams,
+    ScratchSpec,
 )
 from cache.policy import WindowScorer, snapkv, snapstream
 from scheduler.config import SchedulerConfig
@@ -121,6 +124,16 @@ def test_refuses_a_prompt_that_no_scratch_takes(num_scratch: int) -> None:
     direct, long = scheduler.take_outputs()
     assert direct.final is None
     assert (long.final is None) is (num_scratch == 1)
+
+
+def test_refuses_a_prompt_longer_than_the_scratch() -> None:
+    scheduler, _ = scheduler_of(replace(snapstream_spec(), scratch=ScratchSpec(1, 80)))
+    scheduler.add(request("fits", 80))
+    scheduler.add(request("does not", 81))
+    fits, does_not = scheduler.take_outputs()
+    assert fits.final is None
+    assert does_not.final is not None
+    assert does_not.final.message == "the prompt has 81 tokens, but the scratch it is read in holds at most 80"
 
 
 @pytest.mark.parametrize("missing", list(Feature))
@@ -251,6 +264,13 @@ def test_prompt_logprobs_are_complete_and_come_once_with_choice_0() -> None:
     assert [(output.choice, len(output.prompt_logprobs)) for output in outputs if output.prompt_logprobs] == [(0, 69)]
     (scored,) = [output.prompt_logprobs for output in outputs if output.prompt_logprobs]
     assert tuple(token.token_id for token in scored) == add.prompt_token_ids[1:]
+
+
+def test_a_prompt_read_again_for_its_other_choices_is_not_scored_again() -> None:
+    scheduler, _ = scheduler_of(snapstream_spec(num_slots=2))
+    scheduler.add(request("a", 10, max_tokens=1, num_choices=5, num_prompt_logprobs=0))
+    rows = [row for batch in iter_turns(scheduler) if isinstance(batch, PrefillBatch) for row in batch.rows]
+    assert [(len(row.slots), row.score is not None) for row in rows] == [(2, True), (2, False), (1, False)]
 
 
 def test_a_scored_prompt_takes_a_scratch_and_no_slot() -> None:

@@ -1,9 +1,15 @@
 """`/v1/chat/completions`: the request, and the shapes of its answers."""
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, NotRequired, Self, TypedDict
+from typing import (
+    Annotated,
+    Literal,
+    NotRequired,
+    Self,
+)
 
-from pydantic import AfterValidator, FailFast, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+from typing_extensions import TypedDict
 
 from server.errors import invalid_value
 from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Inert, RequestBody, Text, Unsupported, only
@@ -20,7 +26,7 @@ class Message(RequestBody):
     """One turn. The fields that are null here are those that an answer of the API carries, so that it can be sent back as it came."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], FailFast(), Field(min_length=1)]
+    content: Text | Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
     name: Text | None = None
     refusal: Unsupported = None
     audio: Unsupported = None
@@ -37,7 +43,7 @@ class Message(RequestBody):
 class ChatTurns(RequestBody):
     """Messages, and how they become a prompt."""
 
-    messages: Annotated[list[Message], FailFast(), Field(min_length=1)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[object, AfterValidator(only({}))] = None

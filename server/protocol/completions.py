@@ -1,8 +1,14 @@
 """`/v1/completions`: the request, and the shapes of its answers."""
 
-from typing import Annotated, Literal, NotRequired, Self, TypedDict
+from typing import (
+    Annotated,
+    Literal,
+    NotRequired,
+    Self,
+)
 
-from pydantic import AfterValidator, FailFast, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
+from typing_extensions import TypedDict
 
 from server.errors import invalid_value
 from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Text, TokenId, Unsupported, only
@@ -13,9 +19,9 @@ from server.protocol.usage import Usage
 class CompletionRequest(GenerationRequest):
     prompt: (
         Text
-        | Annotated[list[Text], FailFast()]
-        | Annotated[list[TokenId], FailFast()]
-        | Annotated[list[Annotated[list[TokenId], FailFast()]], FailFast()]
+        | Annotated[list[Text], Field(fail_fast=True)]
+        | Annotated[list[TokenId], Field(fail_fast=True)]
+        | Annotated[list[Annotated[list[TokenId], Field(fail_fast=True)]], Field(fail_fast=True)]
     )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Self, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, FailFast, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from backends.interface import SamplingParams
@@ -47,7 +47,7 @@ class GenerationRequest(RequestBody):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     max_tokens: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
-    stop: Text | Annotated[list[Text], FailFast()] | None = None
+    stop: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -62,7 +62,7 @@ class GenerationRequest(RequestBody):
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[TokenId], FailFast()] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None

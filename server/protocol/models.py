@@ -1,6 +1,8 @@
 """`/v1/models`."""
 
-from typing import Literal, TypedDict
+from typing import Literal
+
+from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 
 class Model(TypedDict):

@@ -1,11 +1,12 @@
 """`/tokenize` and `/detokenize`: text to token ids and back."""
 
-from typing import Annotated, TypedDict
+from typing import Annotated, TypeAlias
 
-from pydantic import FailFast, Field
+from pydantic import AfterValidator, Discriminator, Field, Tag
+from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from server.protocol.chat import ChatTurns
-from server.protocol.fields import RequestBody, Text, TokenId
+from server.protocol.fields import RequestBody, Text, TokenId, only
 
 
 class TokenizeTextRequest(RequestBody):
@@ -17,8 +18,17 @@ class TokenizeTextRequest(RequestBody):
 
 class TokenizeChatRequest(ChatTurns):
     model: Text | None = None
-    add_special_tokens: bool = False
+    add_special_tokens: Annotated[object, AfterValidator(only(False))] = False  # a chat template writes them
     return_token_strs: bool | None = None
+
+
+def _kind(body: object) -> str:
+    return "chat" if isinstance(body, dict) and "messages" in body else "text"
+
+
+TokenizeRequest: TypeAlias = Annotated[
+    Annotated[TokenizeTextRequest, Tag("text")] | Annotated[TokenizeChatRequest, Tag("chat")], Discriminator(_kind)
+]
 
 
 class TokenizeAnswer(TypedDict):
@@ -30,7 +40,7 @@ class TokenizeAnswer(TypedDict):
 
 class DetokenizeRequest(RequestBody):
     model: Text | None = None
-    tokens: Annotated[list[TokenId], FailFast(), Field(max_length=2**20)]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=2**20)]
 
 
 class DetokenizeAnswer(TypedDict):

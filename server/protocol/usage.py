@@ -1,6 +1,6 @@
 """Token counts, as the API reports them."""
 
-from typing import TypedDict
+from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 
 class PromptTokensDetails(TypedDict):

@@ -16,6 +16,7 @@ from server.protocol.chat import (
     ChatCompletionRequest,
     ChatDelta,
     ChatLogprobs,
+    ChatTokenLogprob,
     TopLogprob,
 )
 from server.renderer import Renderer
@@ -94,10 +95,7 @@ class ChatAnswer(Answer):
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         if self.num_logprobs is None:
             return None
-        return {
-            "content": [{**_top_logprob(token), "top_logprobs": list(map(_top_logprob, token.top))} for token in tokens],
-            "refusal": None,
-        }
+        return {"content": [_token_logprob(token) for token in tokens], "refusal": None}
 
 
 def _chunk_choice(index: int, delta: ChatDelta) -> ChatChunkChoice:
@@ -106,3 +104,7 @@ def _chunk_choice(index: int, delta: ChatDelta) -> ChatChunkChoice:
 
 def _top_logprob(token: TokenLogprob) -> TopLogprob:
     return {"token": token.token, "logprob": finite(token.logprob), "bytes": list(token.bytes)}
+
+
+def _token_logprob(token: TokenLogprob) -> ChatTokenLogprob:
+    return {**_top_logprob(token), "top_logprobs": [_top_logprob(other) for other in token.top]}

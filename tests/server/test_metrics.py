@@ -1,0 +1,119 @@
+"""What is exported, against what the clients of a real engine saw."""
+
+import asyncio
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from backends.fake import fake_spec
+from cache.policy import WindowScorer, snapstream
+from scheduler.messages import Final, FinishReason
+from server.client import QueueFullError
+from server.instruments import LABELS
+from server.metrics import Metrics, table
+from tests.server.engines import add_of, running
+
+DOCS = Path(__file__).parents[2] / "docs"
+SPEC = fake_spec(num_slots=4, policy=snapstream(2, 8, 8, WindowScorer(observation_window=4)), max_model_len=512)
+
+
+class Samples:
+    """An exposition, by name and the labels beyond those that all have."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.families = list(text_string_to_metric_families(metrics.render().decode()))
+        self._values = {
+            (sample.name, frozenset((k, v) for k, v in sample.labels.items() if k not in LABELS)): sample.value
+            for family in self.families
+            for sample in family.samples
+        }
+
+    def __call__(self, name: str, **labels: str) -> float:
+        return self._values[name, frozenset(labels.items())]
+
+
+async def test_counts_agree_with_what_clients_saw() -> None:
+    metrics = Metrics("tiny")
+    adds = [add_of(range(1, 4 + 9 * i), 5 + 3 * i, num_choices=1 + i % 3) for i in range(6)]
+    async with running(metrics, spec=SPEC, max_num_waiting=16, max_decode_steps=4) as engine:
+
+        async def client(number: int) -> list[Final]:
+            async with aclosing(engine.generate(adds[number])) as outputs:
+                return [output.final async for output in outputs if output.final is not None]
+
+        finals = [final for finals in await asyncio.gather(*map(client, range(6))) for final in finals]
+        with pytest.raises(QueueFullError):
+            engine.reserve(21)
+        late = engine.generate(add_of(max_tokens=300))
+        await anext(late)
+        await late.aclose()
+    samples = Samples(metrics)
+    assert samples("vllm:prompt_tokens_total") >= sum(len(add.prompt_token_ids) for add in adds)
+    assert samples("vllm:request_success_total", finished_reason="length") == len(finals) == sum(add.num_choices for add in adds)
+    assert samples("vllm:request_success_total", finished_reason="abort") == 1
+    assert samples("snapserve:requests_total", outcome="abort") == 1
+    assert samples("vllm:request_generation_tokens_sum") == sum(final.num_output_tokens for final in finals)
+    assert samples("vllm:generation_tokens_total") >= samples("vllm:request_generation_tokens_sum")
+    assert samples("vllm:admission_rejections_total") == 1
+    assert samples("vllm:e2e_request_latency_seconds_count") == len(finals)
+    assert samples("vllm:request_params_n_count") == len(adds) + 1
+    assert samples("vllm:request_params_n_sum") == sum(add.num_choices for add in adds) + 1
+    assert samples("snapserve:slots_total") == 4
+    assert samples("snapserve:slots_in_use") == samples("vllm:num_requests_running") == samples("vllm:num_requests_waiting") == 0
+    caches = [final.cache for final in finals if final.cache is not None]
+    assert samples("snapserve:ring_wraps_total") >= sum(cache.num_ring_wraps for cache in caches) > 0
+    assert samples("snapserve:cache_entries_evicted_total") >= sum(cache.num_evicted for cache in caches) > 0
+    assert samples("snapserve:engine_steps_total", kind="prefill") >= len(adds) / 4
+    assert samples("snapserve:step_time_seconds_count", kind="decode") == samples("snapserve:engine_steps_total", kind="decode") > 0
+
+
+async def test_a_load_of_nothing_but_plain_requests_is_counted_to_the_token() -> None:
+    metrics = Metrics("tiny")
+    async with running(metrics, spec=SPEC) as engine:
+        for number in (1, 2, 3):
+            async for output in engine.generate(add_of(range(1, 11), 4 * number)):
+                if output.tokens and number == 3:
+                    engine.finish(output.request_id, 0, 1)
+    samples = Samples(metrics)
+    assert samples("vllm:prompt_tokens_total") == 30
+    assert samples("vllm:generation_tokens_total") == 4 + 8 + 1
+    assert samples("vllm:request_success_total", finished_reason="stop") == 1
+    assert samples("vllm:time_to_first_token_seconds_count") == 3
+    assert samples("vllm:inter_token_latency_seconds_count") >= 3 + 7
+    assert samples("vllm:request_time_per_output_token_seconds_count") == 2  # one answer has no second token
+    assert samples("snapserve:compression_ratio_count") == 3
+
+
+def test_cache_settings_are_labels() -> None:
+    metrics = Metrics("tiny")
+    metrics.loaded(SPEC)
+    settings = {"policy": "snapstream", "num_slots": "4", "slot_capacity": "18", "num_sink": "2", "num_recent": "8", "num_kept": "8"}
+    assert Samples(metrics)("vllm:cache_config_info", **settings, num_scratch="2", max_model_len="512") == 1
+
+
+def test_every_outcome_is_there_from_the_start() -> None:
+    samples = Samples(Metrics("tiny"))
+    assert all(samples("snapserve:requests_total", outcome=reason.value) == 0 for reason in FinishReason)
+
+
+def test_servers_do_not_share_counts() -> None:
+    one, other = Metrics("one"), Metrics("other")
+    one.generated(5)
+    assert Samples(one)("vllm:generation_tokens_total") == 5
+    assert Samples(other)("vllm:generation_tokens_total") == 0
+
+
+def test_the_documented_table_is_what_is_exported() -> None:
+    assert table() in (DOCS / "metrics.md").read_text(), "put what `python -m server.metrics` prints into the file"
+    metrics = Metrics("tiny")
+    metrics.loaded(SPEC)
+    metrics.answered("GET", "/health", 200, 0.1)
+    exported = {
+        f"{family.name}_total" if family.type == "counter" else family.name
+        for family in Samples(metrics).families
+        if not family.name.endswith("_created")
+    }
+    documented = {line.split("`")[1] for line in table().splitlines() if line.startswith("| `")}
+    assert exported == documented

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 
@@ -39,7 +40,7 @@ class Answer:
     @property
     def itls(self) -> list[float]:
         """Inter-token latencies: the gaps between chunks, each of which may hold several tokens."""
-        return [later - earlier for earlier, later in zip(self.contents, self.contents[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(self.contents)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,12 +97,12 @@ async def test_choices_do_not_mix(renderer: Renderer) -> None:
 async def test_stop_strings_wherever_they_lie(max_decode_steps: int, include: bool) -> None:
     tokenizer = metaspace()  # whose tokens are whole characters, so that any of its texts can be cut anywhere
     renderer, vocab_size, seen = Renderer(Tokenizer(tokenizer)), len(tokenizer), Observations()
-    ids = expected_tokens(PROMPT[:2], GREEDY, 24, vocab_size=vocab_size)
+    ids = expected_tokens((5, 6), GREEDY, 24, vocab_size=vocab_size)
     texts = [text_of(tokenizer, ids[:n], skip_special_tokens=True) for n in range(25)]
     async with running(seen, spec=fake_spec(vocab_size=vocab_size), max_decode_steps=max_decode_steps) as engine:
         for start in range(len(texts[-1]) - 2):
             stop = texts[-1][start : start + 3]
-            (answer,) = await answers_of(engine, renderer, add_of(PROMPT[:2], 24), stop, "not there", include_stop_str_in_output=include)
+            (answer,) = await answers_of(engine, renderer, add_of((5, 6), 24), stop, "not there", include_stop_str_in_output=include)
             end = texts[-1].index(stop) + 3
             num_tokens = next(n for n, text in enumerate(texts) if len(text) >= end)
             assert answer.text == texts[-1][: end if include else end - 3]

@@ -71,6 +71,7 @@ def test_shutdown_ends_what_is_open_and_what_comes_behind_it() -> None:
     running = run_to_the_end(drive)
     assert running.reasons() == dict.fromkeys([("running", 0), ("running", 1), ("waiting", 0), ("late", 0)], FinishReason.ABORT)
     assert running.records[-1].stats.num_running == 0
+    assert not drive.scheduler.has_work
 
 
 def test_what_is_added_while_the_engine_ends_is_answered() -> None:

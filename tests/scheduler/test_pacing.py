@@ -79,6 +79,21 @@ def test_the_bound_holds_nearly_while_the_context_grows() -> None:
     assert longest_gap(engine, "stream") <= 0.3 * 1.05
 
 
+def test_estimates_follow_a_device_that_slows_down() -> None:
+    """At a third of its speed, chunks of 1,024 tokens no longer fit the bound: it is broken once, and then kept again."""
+
+    def slowing_time(batch: Batch) -> float:
+        return step_time(batch) * (3 if engine.clock.now() > 5.0 else 1)
+
+    engine = drive(0.6, step_time=slowing_time)
+    engine.send(request("stream", 10, max_tokens=2000))
+    engine.step()
+    engine.run(request("long", 30_000, max_tokens=1))
+    gaps = [later - earlier for earlier, later in pairwise(engine.token_times["stream", 0])]
+    assert 1 <= sum(gap > 0.6 for gap in gaps) <= 5
+    assert engine.token_times["long", 0][0] > 25.0
+
+
 def test_idle_time_is_no_gap() -> None:
     """Nobody waited for a token before the first sequence went live, so the next prompt is read on before the first decode step."""
     engine = drive(0.6)

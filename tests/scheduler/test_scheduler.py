@@ -147,13 +147,13 @@ def test_refuses_an_undeclared_feature_by_name(missing: Feature) -> None:
 
 def test_queue_is_bounded_beyond_the_free_slots() -> None:
     scheduler, _ = scheduler_of(fake_spec(num_slots=2), SchedulerConfig(max_num_waiting=3))
-    for name in "abcde":
+    for name in "abcd":
         scheduler.add(request(name))
-    scheduler.add(request("f", num_choices=2))
-    outputs = scheduler.take_outputs()
-    assert [output.final for output in outputs[:5]] == [None] * 5
-    refused = [output.final for output in outputs[5:]]
-    assert [final is not None and final.reason for final in refused] == [FinishReason.QUEUE_FULL] * 2
+    scheduler.add(request("two more", num_choices=2))
+    scheduler.add(request("one more"))
+    scheduler.add(request("yet another"))
+    refused = [(output.request_id, output.final.reason) for output in scheduler.take_outputs() if output.final is not None]
+    assert refused == [(name, FinishReason.QUEUE_FULL) for name in ("two more", "two more", "yet another")]
     turn(scheduler)
     assert scheduler.stats().num_waiting == 3
 

@@ -1,6 +1,5 @@
 """A transformers model on a device of torch's, decoding over SnapStream slots."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +27,7 @@ from backends.torch_backend.loading import load_model
 from backends.torch_backend.logprobs import log_probabilities, steps_to_host
 from backends.torch_backend.model_cache import CacheLayer, ModelCache
 from backends.torch_backend.probe import probe_layers
-from backends.torch_backend.sampler import Sampler
+from backends.torch_backend.sampler import Sampler, check_token_ids
 from backends.torch_backend.steps import ForwardPass, decode_plan, prefill_pass
 
 _SCORED_AT_ONCE = 64  # prompt tokens whose log-probabilities are held at once
@@ -111,7 +110,8 @@ class TorchBackend:
         return logits
 
     def _prefill(self, batch: PrefillBatch) -> tuple[tuple[tuple[SampledToken, ...], ...], tuple[tuple[SampledToken, ...], ...]]:
-        self._check_token_ids(token for row in batch.rows for token in row.token_ids)
+        for row in batch.rows:
+            check_token_ids(row.token_ids + (row.score.target_ids if row.score else ()), self._spec.vocab_size)
         for row in batch.rows:
             self._begin_chunk(row)
         is_scored = any(row.score for row in batch.rows)
@@ -167,7 +167,7 @@ class TorchBackend:
         return tuple(scored)
 
     def _decode(self, batch: DecodeBatch) -> tuple[tuple[SampledToken, ...], ...]:
-        self._check_token_ids(row.token_id for row in batch.rows)
+        check_token_ids((row.token_id for row in batch.rows), self._spec.vocab_size)
         plan, token_ids = decode_plan(batch.rows, self._kinds, self._spec.pools[0].num_slots, self._spec.max_model_len, self._device)
         draws = self._sampler.plan({row.slot: row.draw for row in batch.rows})
         steps = []
@@ -177,12 +177,6 @@ class TorchBackend:
             token_ids = steps[-1].token_ids
         tokens = steps_to_host(steps, {row.slot: row.draw.sampling.num_logprobs for row in batch.rows})
         return tuple(tokens[row.slot] for row in batch.rows)
-
-    def _check_token_ids(self, token_ids: Iterator[int]) -> None:
-        """A device would answer an embedding that does not exist by failing for good."""
-        for token_id in token_ids:
-            if not 0 <= token_id < self._spec.vocab_size:
-                raise ValueError(f"token id {token_id} is not in the vocabulary of {self._spec.vocab_size}")
 
 
 def _failure(error: Exception) -> BackendError:

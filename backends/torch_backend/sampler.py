@@ -4,7 +4,7 @@ All of it runs over all slots at once, live or not, and row by row: what one slo
 state a slot has here is which tokens its prompt holds, how often it has drawn each since, and its `logit_bias`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -89,6 +89,8 @@ class Sampler:
 
     def plan(self, draws: Mapping[int, Draw]) -> DrawPlan:
         """Return the plan for one draw of each of these slots, or for as many as a batch has steps."""
+        for draw in draws.values():
+            check_token_ids(draw.banned_token_ids, self._vocab_size)
         self._hold(draws)
         params = [draw.sampling for draw in draws.values()]
         output_index = [-1] * len(self._held)
@@ -122,6 +124,8 @@ class Sampler:
     def _hold(self, draws: Mapping[int, Draw]) -> None:
         """Bring the slots' parameters up to date. They change with a slot's sequence, hardly ever from step to step."""
         changed = [slot for slot, d in draws.items() if self._held[slot][0] is not d.sampling or self._held[slot][1] != d.choice]
+        for slot in changed:
+            check_token_ids((token for token, _ in draws[slot].sampling.logit_bias), self._vocab_size)
         for slot in changed:
             bias = draws[slot].sampling.logit_bias
             if bias or self._held[slot][0].logit_bias:
@@ -178,6 +182,13 @@ class Sampler:
 
     def _slots(self, slots: Sequence[int]) -> Tensor | None:
         return torch.tensor(slots, device=self._device) if slots else None
+
+
+def check_token_ids(token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raise ValueError for a token that does not exist: a CUDA device would answer by failing for good."""
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise ValueError(f"token id {token_id} is not in the vocabulary of {vocab_size}")
 
 
 def _is_filtered(params: SamplingParams) -> bool:

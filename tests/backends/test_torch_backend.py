@@ -11,6 +11,7 @@ from backends.clock import VirtualClock
 from backends.interface import (
     BackendError,
     BackendUnusableError,
+    Batch,
     DecodeBatch,
     DecodeRow,
     Draw,
@@ -18,8 +19,8 @@ from backends.interface import (
     PrefillBatch,
     PrefillRow,
     PrefillShape,
+    PromptScore,
 )
-from backends.registry import create_backend
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, TorchBackendConfig
 from cache.policy import PolicyName, PolicyOptions, WindowScorer
@@ -127,7 +128,12 @@ def test_a_token_that_does_not_exist_fails_its_step_only(backend: TorchBackend, 
     draw = Draw(GREEDY)
     bad_prompt = PrefillRow("bad", (1, token_id), 0, 2, slots=(1,), draws=(draw,))
     bad_token = DecodeRow("bad", slot=0, token_id=token_id, index=12, num_prompt_tokens=12, draw=draw)
-    for batch in (PrefillBatch((bad_prompt,), PrefillShape(1, 8)), DecodeBatch((bad_token,))):
+    bad_target = replace(bad_prompt, token_ids=(1, 2), score=PromptScore((token_id,), 0))
+    bad_bias = replace(bad_token, token_id=1, slot=1, draw=Draw(replace(GREEDY, logit_bias=((token_id, 1.0),))))
+    bad_ban = replace(bad_token, token_id=1, slot=1, draw=Draw(GREEDY, banned_token_ids=(token_id,)))
+    prefills = [PrefillBatch((row,), PrefillShape(1, 8)) for row in (bad_prompt, bad_target)]
+    batches: list[Batch] = [*prefills, *(DecodeBatch((row,)) for row in (bad_token, bad_bias, bad_ban))]
+    for batch in batches:
         with pytest.raises(BackendError, match=f"{token_id} is not in the vocabulary of {VOCAB_SIZE}") as raised:
             backend.submit(batch).result()
         assert not isinstance(raised.value, BackendUnusableError)
@@ -151,12 +157,3 @@ def test_elapsed_is_by_the_backends_clock(config: TorchBackendConfig) -> None:
     backend = TorchBackend(config, clock)
     batch = DecodeBatch((DecodeRow("x", 0, 1, 1, 1, Draw(GREEDY)),))
     assert backend.submit(batch).result().elapsed == 0
-
-
-def test_registry(config: TorchBackendConfig) -> None:
-    clock = VirtualClock()
-    torch_backend, fake = (create_backend(name, config, clock) for name in ("torch", "fake"))
-    assert torch_backend.spec.pools[0].policy == fake.spec.pools[0].policy
-    assert torch_backend.spec.scratch == fake.spec.scratch
-    with pytest.raises(ValueError, match="choose from torch, fake"):
-        create_backend("abacus", config, clock)

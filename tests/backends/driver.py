@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from backends.torch_backend.backend import TorchBackend
-
 from backends.interface import (
     Backend,
     Batch,
@@ -19,6 +17,7 @@ from backends.interface import (
     SampledToken,
     SamplingParams,
 )
+from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
 from cache.policy import PolicyOptions
 
@@ -77,10 +76,10 @@ class Driver:
         self.backend = backend
         self.chunk = chunk
 
-    def run(self, *requests: Request, num_tokens: int) -> None:
+    def run(self, *requests: Request, num_tokens: int, steps_a_launch: int = 1) -> None:
         """Read the prompts and decode until every request has `num_tokens` tokens."""
         self.read(*requests)
-        self.decode(*requests, num_steps=num_tokens - 1)
+        self.decode(*requests, num_steps=num_tokens - 1, steps_a_launch=steps_a_launch)
 
     def read(self, *requests: Request) -> None:
         """Read the prompts to their ends."""
@@ -96,7 +95,8 @@ class Driver:
                 self._prefill(chosen[first : first + limit])
 
     def decode(self, *requests: Request, num_steps: int = 1, steps_a_launch: int = 1) -> None:
-        """Decode `num_steps` tokens of every choice of every request, each step one batch."""
+        """Decode `num_steps` tokens of every choice of every request, `steps_a_launch` of them in each batch."""
+        assert num_steps % steps_a_launch == 0
         choices = [(request, choice) for request in requests for choice in range(len(request.slots))]
         for _ in range(num_steps // steps_a_launch):
             rows = tuple(_decode_row(request, choice) for request, choice in choices)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from transformers import PreTrainedModel
@@ -47,7 +48,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("length", LENGTHS)
 def test_alone(subject: Subject, length: int) -> None:
     request = subject.request(random_prompt(length), slot=length % NUM_SLOTS)
-    Driver(subject.backend, CHUNK).run(request, num_tokens=12)
+    Driver(subject.backend, CHUNK).run(request, num_tokens=13, steps_a_launch=1 + length % 2)
     subject.check(request)
 
 
@@ -93,6 +94,20 @@ def test_prompt_logprobs_across_chunks(subject: Subject, length: int) -> None:
     expected = continue_greedily(subject.oracle, request.prompt, 4)
     _check_prompt(request, expected, NUM_TOP)
     _check_prompt(scored, expected, 5)
+
+
+def test_long_prompts(tmp_path: Path) -> None:
+    """Lengths at which more of a slot or a scratch begins to be read, straight and through scratch (the sliding window's)."""
+    for architecture in ("llama", "gemma3"):
+        path = save_checkpoint(architecture, tmp_path)
+        subject = Subject(open_backend(path, PolicyOptions(PolicyName.FULL), max_model_len=512), load_oracle(path))
+        requests = [subject.request(random_prompt(length, seed=5), slot) for slot, length in enumerate((250, 256, 257, 500))]
+        driver = Driver(subject.backend, chunk=32)
+        for request in requests:
+            driver.read(request)
+        driver.decode(*requests, num_steps=11)
+        for request in requests:
+            subject.check(request)
 
 
 def _check_prompt(request: Request, expected: Continuation, num_top: int) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
-from transformers import PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from backends.torch_backend.backend import TorchBackend
 from cache.policy import HeadReduction, PolicyName, PolicyOptions, Pooling, SoftmaxDomain, WindowScorer
@@ -24,7 +24,8 @@ POLICY = PolicyOptions(
 )
 # Around the sinks, the window, the kept entries and the chunks; 20 and 26 have an observation window on both sides of a chunk's border.
 LENGTHS = (1, 2, 3, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 26, 41)
-# ("llama", 4 heads on 2), ("qwen2", 4 on 1), ("phi3", 4 on 4), and sliding-window layers of 11 tokens beside compressed ones
+FEWER_LENGTHS = (2, 10, 11, 15, 16, 20, 41)
+# Four query heads on two KV heads, on one and on four, and compressed layers beside sliding windows of 11 tokens, Gemma 2's with a softcap.
 ARCHITECTURES = ("llama", "qwen2", "phi3", "gemma3", "gemma2")
 
 
@@ -34,6 +35,10 @@ class Subject:
 
     backend: TorchBackend
     reference: PreTrainedModel
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return LENGTHS if isinstance(self.reference, LlamaForCausalLM) else FEWER_LENGTHS
 
     def start(self, request: Request) -> Sequence:
         return Sequence(self.reference, recipe_of(self.backend.spec.pools[0].policy), request.prompt)
@@ -47,9 +52,9 @@ class Subject:
         assert_same_contents(self.backend, request.slots[0], sequence, is_packed=is_packed)
 
 
-def _open(architecture: str, folder: pytest.TempPathFactory, policy: PolicyOptions, num_slots: int = 2) -> Subject:
+def _open(architecture: str, folder: pytest.TempPathFactory, policy: PolicyOptions, num_slots: int = 2, max_model_len: int = 96) -> Subject:
     path = save_checkpoint(architecture, folder.mktemp("checkpoint"))
-    return Subject(open_backend(path, policy, max_model_len=96, num_slots=num_slots), load_reference(path))
+    return Subject(open_backend(path, policy, max_model_len, num_slots), load_reference(path))
 
 
 @pytest.fixture(scope="module", params=itertools.product(ARCHITECTURES, (False, True)), ids=lambda pair: f"{pair[0]}-lend={pair[1]}")
@@ -63,7 +68,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_every_boundary_in_one_crowd(subject: Subject) -> None:
     """All lengths at once: each slot is compared when its prompt is read, and again when its ring was overwritten twice."""
     driver = Driver(subject.backend, CHUNK)
-    requests = [Request(random_prompt(n), slots=(slot,), sampling=OBSERVED) for slot, n in enumerate(LENGTHS)]
+    requests = [Request(random_prompt(n), slots=(slot,), sampling=OBSERVED) for slot, n in enumerate(subject.lengths)]
     sequences = [subject.start(request) for request in requests]
     for request, sequence in zip(requests, sequences, strict=True):
         driver.read(request)
@@ -106,9 +111,42 @@ def test_slot_sizes(sizes: tuple[int, int, int], tmp_path_factory: pytest.TempPa
     _check_pair("mistral", policy, (13, 33), tmp_path_factory)
 
 
-def _check_pair(architecture: str, policy: PolicyOptions, lengths: tuple[int, int], folder: pytest.TempPathFactory) -> None:
-    subject = _open(architecture, folder, policy)
+@pytest.mark.parametrize("chunk", [1, 5, 8, 32])
+def test_chunks_change_nothing(chunk: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Token by token, with borders inside the observation window, and in one piece (the longer one nearly so)."""
+    _check_pair("llama", POLICY, (20, 37), tmp_path_factory, chunk)
+
+
+def test_prompt_after_one_that_was_given_up(subject: Subject) -> None:
+    """The votes and tokens of an unfinished prompt, left behind in slot and scratch, count for nothing."""
     driver = Driver(subject.backend, CHUNK)
+    abandoned, request = Request(random_prompt(26, seed=2)), Request(random_prompt(25, seed=3), sampling=OBSERVED)
+    for _ in range(4):
+        driver.read_chunk(abandoned)
+    assert abandoned.num_read == 24 > len(abandoned.prompt) - 4  # half of its observation window has voted
+    driver.run(request, num_tokens=4)
+    sequence = subject.start(request)
+    sequence.extend(4)
+    subject.check(request, sequence)
+
+
+def test_long_prompts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Slots and scratches of which only a part is read: prompts that fit, just and with room to spare, and one that does not."""
+    policy = replace(POLICY, num_sink=4, num_recent=60, num_kept=250)
+    _check_pair("llama", policy, (300, 330), tmp_path_factory, chunk=32, max_model_len=512)
+    _check_pair("llama", policy, (60, 257), tmp_path_factory, chunk=32, max_model_len=512)
+
+
+def _check_pair(
+    architecture: str,
+    policy: PolicyOptions,
+    lengths: tuple[int, int],
+    folder: pytest.TempPathFactory,
+    chunk: int = CHUNK,
+    max_model_len: int = 96,
+) -> None:
+    subject = _open(architecture, folder, policy, max_model_len=max_model_len)
+    driver = Driver(subject.backend, chunk)
     requests = [Request(random_prompt(n, seed=1), slots=(slot,), sampling=OBSERVED, scratch=slot) for slot, n in enumerate(lengths)]
     driver.run(*requests, num_tokens=2 * R + 4)
     for request in requests:

@@ -152,7 +152,7 @@ TARGET = OptionGroup(
         BenchOption("endpoint", path, "/v1/completions", "Path to call, of text or of chat completions.", "PATH"),
         BenchOption("model", text, None, "Model to ask for.", "NAME", "the first that the server lists"),
         BenchOption("api-key", text, None, "Key to send.", "KEY", "none"),
-        BenchOption("extra-body", json_object, None, "Fields to add to every request, or to put in place of ours.", "JSON", "none"),
+        BenchOption("extra-body", json_object, None, "Fields to add to every request, or to put in place of ours; null takes one out.", "JSON", "none"),
         BenchOption("compare", url, None, "Second server; the two are loaded in turns.", "URL", "none"),
         BenchOption("compare-model", text, None, "Model to ask the second server for.", "NAME", "the first that it lists"),
         BenchOption("rounds", integer(1), 3, "Turns that each of two servers gets.", "N"),

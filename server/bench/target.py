@@ -77,7 +77,7 @@ class Target:
         return read_answer(sent, time.perf_counter(), received)
 
     def _body(self, prompt: Prompt) -> dict[str, Any]:
-        return {
+        body = {
             "model": self.model,
             **self._wording(prompt.content),
             "max_tokens": prompt.max_tokens,
@@ -86,6 +86,7 @@ class Target:
             "stream_options": {"include_usage": True},
             **self._extra,
         }
+        return {name: value for name, value in body.items() if value is not None}
 
     def _wording(self, content: str | Sequence[int]) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": content}]} if self.address.is_chat else {"prompt": content}

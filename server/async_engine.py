@@ -138,7 +138,7 @@ class AsyncEngine:
             while stream.num_untold:
                 output = await stream.outputs.get()
                 if output.final is None or output.tokens or output.prompt_logprobs:
-                    yield replace(output, final=None)
+                    yield output if output.final is None else replace(output, final=None)
                     self._observer.generated(stream.take(output.choice, len(output.tokens)))
                 if output.final is not None:
                     yield EngineOutput(

@@ -20,6 +20,7 @@ from server.async_engine import AsyncEngine
 from server.client import Health
 from server.config import Config, LogLevel
 from server.http_meter import HttpMeter
+from server.http_protocol import BoundedHttpProtocol
 from server.metrics import Metrics
 from server.renderer import Renderer
 
@@ -119,7 +120,7 @@ def run_process(config: Config, listener: socket.socket) -> int:
 def _uvicorn_config(config: Config, app: HttpMeter) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=BoundedHttpProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from backends.sn40l.calibration import fit
 from backends.sn40l.figures import Comparison, compare
 from backends.sn40l.hardware import Machine, MachineFile
-from backends.sn40l.published import TABLE_5, published_figures, table_5_batch
+from backends.sn40l.measures import TABLE_5, table_5_batch
+from backends.sn40l.published import published_figures
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """What a published figure is: a value or a range, where it was read, and how this model computes the same."""
 
+import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -8,12 +9,20 @@ from backends.sn40l.hardware import Machine
 Machines = Mapping[str, Machine]
 
 
+class Role(enum.StrEnum):
+    """What a figure is to the calibration."""
+
+    FITTED = "fitted"
+    IMPLIED = "implied"
+    HELD_OUT = "held out"
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One published figure. `low` and `high` are equal for a value; `fits` names the one parameter that was fitted on it.
 
     `tolerance` is relative to the published value, or in its unit where `is_absolute`. A figure with a `miss` is known not to be met, for
-    the reason given there.
+    the reason given there. One `is_implied` if a fitted figure leaves it no room.
     """
 
     key: str
@@ -27,6 +36,13 @@ class Figure:
     fits: str | None = None  # "machine.parameter"
     note: str = ""
     miss: str = ""
+    is_implied: bool = False
+
+    @property
+    def role(self) -> Role:
+        if self.fits is not None:
+            return Role.FITTED
+        return Role.IMPLIED if self.is_implied else Role.HELD_OUT
 
     @property
     def published(self) -> str:
@@ -62,3 +78,41 @@ class Comparison:
 def compare(figures: tuple[Figure, ...], machines: Machines) -> tuple[Comparison, ...]:
     """Compute every figure."""
     return tuple(Comparison(figure, figure.compute(machines)) for figure in figures)
+
+
+def value(
+    key: str,
+    source: str,
+    unit: str,
+    published: float,
+    tolerance: float,
+    compute: Callable[[Machines], float],
+    *,
+    fits: str | None = None,
+    note: str = "",
+    miss: str = "",
+    is_absolute: bool = False,
+) -> Figure:
+    """Return a figure of one value."""
+    return Figure(key, source, unit, published, published, compute, tolerance, is_absolute, fits, note, miss)
+
+
+def span(
+    key: str,
+    source: str,
+    unit: str,
+    low: float,
+    high: float,
+    tolerance: float,
+    compute: Callable[[Machines], float],
+    *,
+    note: str = "",
+    miss: str = "",
+) -> Figure:
+    """Return a figure that is a range."""
+    return Figure(key, source, unit, low, high, compute, tolerance, note=note, miss=miss)
+
+
+def bind(function: Callable[..., float], *arguments: object) -> Callable[[Machines], float]:
+    """Return `function` with all arguments but the machines bound now rather than when a loop has gone on."""
+    return lambda machines: function(machines, *arguments)

@@ -7,7 +7,7 @@ from backends.sn40l.cost_model import compression_of
 from backends.sn40l.decode import decode_placement, decode_step
 from backends.sn40l.deployment import DecodeShape, Deployment, Execution
 from backends.sn40l.kernels import bottleneck
-from backends.sn40l.placement import DoesNotFitError, Placement, fitting, max_batch
+from backends.sn40l.placement import Placement, fitting, max_batch
 from backends.sn40l.prefill import Chunk, prefill_step
 from cache.policy import CachePolicy
 
@@ -82,16 +82,10 @@ def plan(deployment: Deployment, policies: Iterable[CachePolicy], context: int, 
 
     Every power of two of sockets and slots is tried, `deployment` giving the rest. Raises DoesNotFitError when no way fits the memories.
     """
-    machine = deployment.machine
-    sized = [replace(deployment, num_sockets=count) for count in socket_counts(machine.max_sockets)]
+    policies = tuple(policies)
+    sized = [replace(deployment, num_sockets=count) for count in socket_counts(deployment.machine.max_sockets)]
     found = [option for policy in policies for one in sized for option in options(one, policy, context)]
     if not found:
-        raise_misfit(sized[-1], context)
+        fitting(sized[-1], DecodeShape(1, min(policy.layout.capacity for policy in policies)))  # says what is missing
     met = [option for option in found if level.is_met(option)]
     return tuple(sorted(met, key=lambda option: (option.deployment.num_sockets, -option.rate)))
-
-
-def raise_misfit(deployment: Deployment, capacity: int) -> None:
-    """Raise the DoesNotFitError of a single slot."""
-    fitting(deployment, DecodeShape(1, capacity))
-    raise DoesNotFitError("HBM", 0.0, 0.0, "no number of slots")

@@ -65,7 +65,8 @@ class _PrefillGraph:
         if self._execution is Execution.OPERATORS:
             yield from (Call((kernel,)) for kernel in (*kernels, *self._spills(layer)))
         elif layer.experts is None:
-            yield Call((merge("layer", kernels),), self._machine.kernels_per_layer)
+            yield Call((merge("layer", [kernel for kernel in kernels if not kernel.gather_bytes]),), self._machine.kernels_per_layer)
+            yield from (Call((kernel,)) for kernel in kernels if kernel.gather_bytes)
         else:
             yield from (Call((kernel,)) for kernel in kernels)
 

@@ -9,8 +9,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from backends.clock import VirtualClock
-from backends.interface import BackendSpec, Batch, BatchResult, DecodeBatch, PrefillBatch, SampledToken, SamplingParams
+from backends.interface import (
+    BackendSpec,
+    Batch,
+    BatchResult,
+    DecodeBatch,
+    Feature,
+    PrefillBatch,
+    PrefillShape,
+    SampledToken,
+    SamplingParams,
+    ScratchSpec,
+    SlotPoolSpec,
+)
 from backends.timed import CostModel
+from cache.policy import CachePolicy
 from scheduler.config import SchedulerConfig
 from scheduler.messages import Add, Final, FinishReason, StopCriteria
 from scheduler.scheduler import Scheduler
@@ -20,6 +33,20 @@ from server.simulate.arrivals import Arrival
 _TOKEN = SampledToken(0)
 _GREEDY = SamplingParams(temperature=0.0)
 _UNBOUNDED = 10**9
+
+
+def replay_spec(num_slots: int, policy: CachePolicy, max_model_len: int) -> BackendSpec:
+    """Return the spec of a simulated machine: one pool, prompts one at a time, two long ones being read."""
+    shapes = (256, 1024, 4096, 16384)
+    return BackendSpec(
+        vocab_size=1,
+        max_model_len=max_model_len,
+        pools=(SlotPoolSpec(num_slots, policy, policy.max_direct_tokens),),
+        scratch=ScratchSpec(2, max_model_len),
+        prefill_shapes=tuple(PrefillShape(1, size) for size in shapes if size <= max(max_model_len, shapes[0])),
+        features=frozenset(Feature),
+        simulated=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,90 @@
+"""Quantities that published figures are about, from this model. Models are named, decode is at batch 1 and 4k unless said otherwise."""
+
+from functools import lru_cache
+
+from backends.sn40l.decode import decode_step
+from backends.sn40l.deployment import DecodeShape, Deployment, Execution
+from backends.sn40l.hardware import Machine
+from backends.sn40l.kernels import Step
+from backends.sn40l.model_config import Model, load_model
+from backends.sn40l.placement import max_batch
+from backends.sn40l.prefill import Chunk, Compression, prefill_step
+
+MULTI_TOKEN = 2.4  # the factor in every throughput of table 5: multi-token prediction assumed, not measured
+TABLE_5 = (  # prompt, cache, batch and tokens/s without and with SnapStream
+    (131072, 32768, 16, 64, 434, 1832),
+    (65536, 16384, 32, 128, 908, 3928),
+    (32768, 8192, 64, 256, 1832, 7903),
+)
+LISTED_MODELS = (
+    "gpt-oss-120b",
+    "deepseek-r1",
+    "llama-4-maverick",
+    "llama-4-scout",
+    "llama-3.1-8b",
+    "llama-3.1-70b",
+    "llama-3.1-405b",
+    "mixtral-8x7b",
+    "qwen2.5-7b",
+    "qwen2.5-72b",
+)
+DENSE_MODELS = ("llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "qwen2.5-7b", "qwen2.5-72b")
+
+
+@lru_cache(maxsize=64)
+def model_of(name: str) -> Model:
+    """Return a model that ships."""
+    return load_model(name)
+
+
+def decode_of(machine: Machine, name: str, sockets: int, execution: Execution, batch: int = 1, context: int = 4096) -> Step:
+    """Return a decode step."""
+    return decode_step(Deployment(model_of(name), machine, sockets, execution), DecodeShape(batch, context))
+
+
+def rate_of(machine: Machine, name: str, sockets: int, execution: Execution, context: int = 4096) -> float:
+    """Return tokens/s of one sequence."""
+    return 1 / decode_of(machine, name, sockets, execution, context=context).seconds
+
+
+def token_bytes(model: Model, context: int) -> float:
+    """Return the bytes of all weights and of one sequence's cache."""
+    return model.weight_bytes + model.cache_bytes(context)
+
+
+def roofline(machine: Machine, model: Model, sockets: int, context: int) -> float:
+    """Return tokens/s at batch 1 of a dense model if all its weights and its cache were read at peak bandwidth (the sources' equation)."""
+    return sockets * machine.hbm_bandwidth / token_bytes(model, context)
+
+
+def attained(machine: Machine, name: str, sockets: int, execution: Execution, context: int = 4096) -> float:
+    """Return the share of its roofline that a dense model reaches at batch 1, in percent."""
+    return 100 * rate_of(machine, name, sockets, execution, context) / roofline(machine, model_of(name), sockets, context)
+
+
+def looping_gain(machine: Machine, name: str, sockets: int = 16) -> float:
+    """Return how many times faster a token is when the layers are looped."""
+    return rate_of(machine, name, sockets, Execution.LOOPED) / rate_of(machine, name, sockets, Execution.FUSED)
+
+
+def table_5_rate(machine: Machine, batch: int, capacity: int) -> float:
+    """Return tokens/s of DeepSeek-R1 on 16 sockets, the paper's factor for multi-token prediction included."""
+    return MULTI_TOKEN * batch / decode_of(machine, "deepseek-r1", 16, Execution.FUSED, batch, capacity).seconds
+
+
+def table_5_batch(machine: Machine, capacity: int) -> int:
+    """Return the largest batch of DeepSeek-R1 on 16 sockets."""
+    return max_batch(Deployment(model_of("deepseek-r1"), machine, 16), capacity)
+
+
+def r1_prefill(machine: Machine, num_tokens: int, compression: Compression | None = None) -> Step:
+    """Return the prefill of one prompt by DeepSeek-R1 on 16 sockets."""
+    return prefill_step(Deployment(model_of("deepseek-r1"), machine, 16), Chunk(num_tokens, compression=compression))
+
+
+def expert_layer_shares(machine: Machine) -> dict[str, float]:
+    """Return the shares of one expert layer's prefill of DeepSeek-R1 at 128k on 16 sockets, in percent."""
+    step = r1_prefill(machine, 131072, Compression(16384, 16384))
+    kernels = [event for event in step.events if event.kernel][-8:-1]  # the last layer, without the classifier
+    total = sum(event.end - event.start for event in kernels)
+    return {event.name: 100 * (event.end - event.start) / total for event in kernels}

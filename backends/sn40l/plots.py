@@ -1,0 +1,139 @@
+"""Pictures of the simulator: for the docs, and of a sweep. Needs matplotlib, which only development installs have."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from backends.sn40l.decode import decode_step
+from backends.sn40l.deployment import DecodeShape, Deployment, Execution
+from backends.sn40l.figures import Comparison, Machines, Role
+from backends.sn40l.measures import DENSE_MODELS, TABLE_5, attained, expert_layer_shares, table_5_rate
+from backends.sn40l.model_config import load_model
+from backends.sn40l.sweep import SweepRow
+from backends.sn40l.trace import bandwidth
+
+_OURS, _PUBLISHED, _PLAIN = "#1f6fb4", "#9aa5b1", "#d9822b"
+_TABLE_4 = {"projections": 4.10, "ring": 0.32, "selection": 2.52, "attention": 69.40, "output": 5.84, "router": 3.15, "experts": 14.67}
+
+
+def draw_figures(folder: Path, machines: Machines, comparisons: Sequence[Comparison]) -> tuple[Path, ...]:
+    """Draw every picture of the docs into a folder and return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return (
+        _bandwidth(folder / "bandwidth.png", machines),
+        _table_5(folder / "table5.png", machines),
+        _prefill(folder / "prefill.png", machines),
+        _looping(folder / "looping.png", machines),
+        _residuals(folder / "residuals.png", comparisons),
+    )
+
+
+def draw_sweep(path: Path, rows: Sequence[SweepRow]) -> Path:
+    """Draw tokens a second of the node over batch, a line for each combination of the other axes."""
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for row in rows:
+        if row.option is not None:
+            label = f"{row.policy} {row.capacity:,}, context {row.context:,}, {row.num_sockets} sockets, {row.execution}"
+            lines.setdefault(label, []).append((row.batch, row.option.rate))
+    figure, axes = _subplots(9, 5)
+    for label, points in lines.items():
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
+    axes.set(xscale="log", yscale="log", xlabel="slots", ylabel="tokens/s of the node")
+    axes.legend(fontsize=6)
+    return _save(figure, axes, path, "Sweep")
+
+
+def draw_replay(path: Path, times: Sequence[float], waiting: Sequence[int], in_use: Sequence[int]) -> Path:
+    """Draw the queue and the slots in use over a replay."""
+    figure, axes = _subplots(9, 3.5)
+    axes.plot(times, in_use, color=_OURS, label="slots in use")
+    axes.plot(times, waiting, color=_PLAIN, label="waiting")
+    axes.set(xlabel="seconds", ylabel="requests")
+    axes.legend(fontsize=8)
+    return _save(figure, axes, path, "Replay")
+
+
+def _bandwidth(path: Path, machines: Machines) -> Path:
+    figure, axes = _subplots(9, 3.5)
+    interval, shown = 1e-6, 500e-6
+    for execution, color in ((Execution.FUSED, _PLAIN), (Execution.LOOPED, _OURS)):
+        step = decode_step(Deployment(load_model("llama-3.1-8b"), machines["sn40l"], 16, execution), DecodeShape(1, 4096))
+        series = [rate / 1e12 for rate in bandwidth(step, interval)][: int(shown / interval)]
+        axes.step([index * interval * 1e6 for index in range(len(series))], series, color=color, label=execution, linewidth=0.9)
+    axes.axhline(16 * machines["sn40l"].hbm_bandwidth / 1e12, color=_PUBLISHED, linestyle="--", linewidth=0.8)
+    axes.set(xlabel="µs since the step's start", ylabel="HBM traffic, TB/s", ylim=(0, 28))
+    axes.legend(loc="lower right", fontsize=8)
+    return _save(figure, axes, path, "Llama 3.1 8B, batch 1, 16 sockets: layers as calls, and looped")
+
+
+def _table_5(path: Path, machines: Machines) -> Path:
+    cells = [
+        (f"{entries // 1024}k × {batch}", rate, table_5_rate(machines["sn40l"], batch, entries))
+        for prompt, cache, full_batch, batch, full_rate, rate in TABLE_5
+        for entries, batch, rate in ((prompt, full_batch, full_rate), (cache, batch, rate))
+    ]
+    figure, axes = _subplots(8, 3.5)
+    _pairs(axes, cells)
+    axes.set(xlabel="cache entries × slots", ylabel="tokens/s (×2.4)")
+    return _save(figure, axes, path, "DeepSeek-R1 decode on 16 sockets (arXiv 2511.03092, table 5)")
+
+
+def _prefill(path: Path, machines: Machines) -> Path:
+    shares = expert_layer_shares(machines["sn40l"])
+    figure, axes = _subplots(8, 3.5)
+    _pairs(axes, [(name, published, shares[name]) for name, published in _TABLE_4.items()])
+    axes.set(yscale="log", ylabel="% of a layer's prefill")
+    return _save(figure, axes, path, "DeepSeek-R1 prefill of 128k, one expert layer (arXiv 2511.03092, table 4)")
+
+
+def _looping(path: Path, machines: Machines) -> Path:
+    figure, axes = _subplots(8, 3.5)
+    names = sorted(DENSE_MODELS, key=lambda name: load_model(name).num_params)
+    for offset, execution, color in ((-0.2, Execution.FUSED, _PLAIN), (0.2, Execution.LOOPED, _OURS)):
+        values = [attained(machines["sn40l"], name, 16, execution) for name in names]
+        axes.bar([position + offset for position in range(len(names))], values, 0.4, color=color, label=execution)
+    axes.set_xticks(range(len(names)), names, fontsize=8)
+    axes.set(ylabel="% of the roofline", ylim=(0, 100))
+    axes.legend(fontsize=8)
+    return _save(figure, axes, path, "Decode at batch 1 and 4k on 16 sockets")
+
+
+def _residuals(path: Path, comparisons: Sequence[Comparison]) -> Path:
+    shown = [comparison for comparison in reversed(comparisons) if not comparison.figure.is_absolute]
+    figure, axes = _subplots(8, 0.16 * len(shown) + 1)
+    colors = [_color(comparison) for comparison in shown]
+    axes.scatter([100 * comparison.error for comparison in shown], range(len(shown)), c=colors, s=18)
+    axes.set_yticks(range(len(shown)), [comparison.figure.key for comparison in shown], fontsize=6)
+    axes.axvline(0, color=_PUBLISHED, linewidth=0.8)
+    axes.grid(axis="y", linewidth=0.2)
+    axes.set(xlabel="error, %: fitted or implied grey, held out blue, beyond tolerance orange")
+    return _save(figure, axes, path, "Every relative figure beside ours")
+
+
+def _color(comparison: Comparison) -> str:
+    if not comparison.is_met:
+        return _PLAIN
+    return _OURS if comparison.figure.role is Role.HELD_OUT else _PUBLISHED
+
+
+def _pairs(axes: Any, cells: Sequence[tuple[str, float, float]]) -> None:
+    positions = range(len(cells))
+    axes.bar([position - 0.2 for position in positions], [published for _, published, _ in cells], 0.4, color=_PUBLISHED, label="published")
+    axes.bar([position + 0.2 for position in positions], [ours for _, _, ours in cells], 0.4, color=_OURS, label="simulated")
+    axes.set_xticks(positions, [name for name, _, _ in cells], fontsize=8)
+    axes.legend(fontsize=8)
+
+
+def _subplots(width: float, height: float) -> tuple[Any, Any]:
+    import matplotlib.figure  # not at the top: serving must not need it
+
+    figure = matplotlib.figure.Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()
+
+
+def _save(figure: Any, axes: Any, path: Path, title: str) -> Path:
+    axes.set_title(f"{title} — simulated", fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    metadata: Mapping[str, str | None] = {"Software": None}  # the same picture at every run
+    figure.savefig(path, dpi=110, metadata=metadata)
+    return path

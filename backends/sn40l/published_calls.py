@@ -1,0 +1,64 @@
+"""Published figures of kernel calls and memories: fusion, orchestration, and what fits where."""
+
+import math
+import statistics
+
+from backends.sn40l.decode import decode_step
+from backends.sn40l.deployment import DecodeShape, Deployment, Execution
+from backends.sn40l.figures import Figure, Machines, span, value
+from backends.sn40l.hardware import Machine
+from backends.sn40l.measures import model_of
+from backends.sn40l.placement import max_batch
+from backends.sn40l.prefill import Chunk, prefill_step
+
+SN40L = "arXiv 2405.07518"
+DATAFLOW = "successor of arXiv 2410.23668 (secondary)"
+
+
+def orchestration_figures() -> tuple[Figure, ...]:
+    source, names = f"{SN40L} figures 10 and 11", ("llama-3.1-8b", "llama-3.1-70b")
+
+    def seconds(machine: Machine, name: str, execution: Execution, host: bool, prefill: bool) -> float:
+        deployment = Deployment(model_of(name), machine, 8, execution, host_launched=host)
+        return (prefill_step(deployment, Chunk(4096)) if prefill else decode_step(deployment, DecodeShape(1, 4096))).seconds
+
+    def gains(machines: Machines, prefill: bool) -> list[float]:
+        sn40l, fused = machines["sn40l"], Execution.FUSED
+        return [seconds(sn40l, name, fused, True, prefill) / seconds(sn40l, name, fused, False, prefill) for name in names]
+
+    def fusions(machines: Machines, prefill: bool) -> list[float]:
+        sn40l, unfused, fused = machines["sn40l"], Execution.OPERATORS, Execution.FUSED
+        return [seconds(sn40l, name, unfused, True, prefill) / seconds(sn40l, name, fused, True, prefill) for name in names]
+
+    note = "8B and 70B on 8 sockets, 4k, batch 1"
+    bound = (
+        "at the compute efficiency that 46 s for 128k imply, a large model's prefill is bound by products, and spilling hides behind them"
+    )
+    centre = round(math.sqrt(1.4 * 8), 2)
+    return (
+        value("orchestration at decode, mean", source, "×", centre, 0.10, lambda m: statistics.geometric_mean(gains(m, False)),
+               fits="sn40l.host_launch", note="the geometric centre of 1.4 and 8"),
+        span("orchestration at decode, least", source, "×", 1.4, 8, 0.0, lambda m: min(gains(m, False)), note=note),
+        span("orchestration at decode, most", source, "×", 1.4, 8, 0.0, lambda m: max(gains(m, False)), note=note),
+        span("orchestration at prefill, most", source, "×", 1.0, 1.1, 0.0, lambda m: max(gains(m, True)), note=note),
+        span("fusion at decode, least", source, "×", 1, 13, 0.0, lambda m: min(fusions(m, False)), note=note),
+        span("fusion at decode, most", source, "×", 1, 13, 0.0, lambda m: max(fusions(m, False)), note=note),
+        span("fusion at prefill, least", source, "×", 1.5, 3, 0.0, lambda m: min(fusions(m, True)), note=note, miss=bound),
+        span("fusion at prefill, most", source, "×", 1.5, 3, 0.0, lambda m: max(fusions(m, True)), note=note),
+    )  # fmt: skip
+
+
+def memory_figures() -> tuple[Figure, ...]:
+    def switch(machines: Machines) -> float:
+        return 1e3 * model_of("llama-3.1-8b").weight_bytes / (16 * machines["sn40l"].ddr_bandwidth)
+
+    def fits_h100(machines: Machines) -> float:
+        return float(max_batch(Deployment(model_of("llama-3.1-405b"), machines["dgx-h100"], 8), 4096))
+
+    bound = "“more than 100 GB/s” a socket is taken as 100"
+    return (
+        value("8B switched in from DDR", "Hot Chips 2024", "ms", 10, 0.05, switch, note="16 sockets"),
+        value("DDR of 8 sockets over a DGX H100 host link", SN40L, "×", 15.5, 0.25,
+               lambda m: 8 * m["sn40l"].ddr_bandwidth / m["dgx-h100"].ddr_bandwidth, note=bound),
+        value("405B sequences on a DGX H100", DATAFLOW, "slots", 0, 0.0, fits_h100, is_absolute=True, note="it does not fit in BF16"),
+    )  # fmt: skip

@@ -1,0 +1,81 @@
+"""Published figures of DeepSeek-R1 on 16 sockets: SnapStream's tables 4 and 5, and times of whole prompts."""
+
+from backends.sn40l.figures import Figure, bind, span, value
+from backends.sn40l.hardware import Machine
+from backends.sn40l.measures import MULTI_TOKEN, TABLE_5, expert_layer_shares, r1_prefill, table_5_batch, table_5_rate
+
+SNAPSTREAM = "arXiv 2511.03092"
+
+
+def decode_figures() -> tuple[Figure, ...]:
+    source = f"{SNAPSTREAM} table 5"
+    fitted = {(131072, 16): "sn40l.pipeline_fill", (32768, 64): "sn40l.decode_attention_efficiency"}
+    figures: list[Figure] = []
+    for prompt, cache, full_batch, batch, full_rate, rate in TABLE_5:
+        column = f"R1 {prompt // 1024}k"
+        for label, entries, size, published in (
+            (f"{column} full", prompt, full_batch, full_rate),
+            (f"{column}→{cache // 1024}k", cache, batch, rate),
+        ):
+            fits = fitted.pop((entries, size), None)
+            note = f"batch {size}, ×{MULTI_TOKEN} included"
+            compute = bind(lambda m, b, c: table_5_rate(m["sn40l"], b, c), size, entries)
+            figures.append(value(f"{label}: rate", source, "tok/s", published, 0.10, compute, fits=fits, note=note))
+            figures.append(
+                value(f"{label}: batch", source, "slots", size, 0.0, bind(lambda m, c: float(table_5_batch(m["sn40l"], c)), entries))
+            )
+        gain = bind(
+            lambda m, b, c, fb, p: table_5_rate(m["sn40l"], b, c) / table_5_rate(m["sn40l"], fb, p), batch, cache, full_batch, prompt
+        )
+        figures.append(value(f"{column}: gain", source, "×", round(rate / full_rate, 2), 0.05, gain))
+    return tuple(figures)
+
+
+def prefill_figures() -> tuple[Figure, ...]:
+    source, ttft_source = f"{SNAPSTREAM} table 4", "arXiv 2603.02631 (secondary)"
+    shares = (  # published in percent of an expert layer's prefill at 128k
+        ("projections", 4.10, None),
+        ("attention", 69.40, None),
+        ("output", 5.84, "sn40l.link_bandwidth"),
+        ("router", 3.15, None),
+        ("experts", 14.67, "sn40l.gemm_efficiency"),
+        ("selection", 2.52, "sn40l.gather_efficiency"),
+        ("ring", 0.32, None),
+    )
+    rows = [
+        value(
+            f"R1 prefill: {name}",
+            source,
+            "%",
+            published,
+            0.5,
+            bind(lambda m, n: expert_layer_shares(m["sn40l"])[n], name),
+            fits=fits,
+            is_absolute=True,
+            note="tolerance in points",
+        )
+        for name, published, fits in shares
+    ]
+    draft = "the source's time includes a draft model's prefill; a third length gives the quadratic part another size than table 4 does"
+    return (
+        *rows,
+        span("R1 prefill: SnapStream", SNAPSTREAM, "%", 2, 5, 0.0, lambda m: _overhead(m["sn40l"])),
+        value(
+            "R1 prefill of 128k",
+            ttft_source,
+            "s",
+            46,
+            0.10,
+            lambda m: r1_prefill(m["sn40l"], 131072).seconds,
+            fits="sn40l.prefill_attention_efficiency",
+        ),
+        value("R1 prefill of 32k", ttft_source, "s", 4.3, 0.10, lambda m: r1_prefill(m["sn40l"], 32768).seconds, miss=draft),
+        value(
+            "R1 prefill of 16k", ttft_source, "s", 2.5, 0.20, lambda m: r1_prefill(m["sn40l"], 16384).seconds, note="draft included there"
+        ),
+    )
+
+
+def _overhead(machine: Machine) -> float:
+    shares = expert_layer_shares(machine)
+    return 100 * (shares["selection"] + shares["ring"]) / (100 - shares["selection"] - shares["ring"])

@@ -1,0 +1,21 @@
+"""The form of an answer."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Lines for people, values for programs, and the command's exit status."""
+
+    lines: Sequence[str]
+    values: dict[str, Any]
+    status: int = 0
+
+    def text(self) -> str:
+        return "\n".join(("simulated: true", "", *self.lines))
+
+    def json_text(self) -> str:
+        return json.dumps({"simulated": True, **self.values}, indent=1)

@@ -1,0 +1,45 @@
+"""Machine files: complete, sourced, and within their own ranges."""
+
+from pathlib import Path
+
+import pytest
+
+from backends.sn40l.hardware import MachineFileError, load_machine, load_machine_file, machine_names
+
+FOLDER = Path("backends/sn40l/data/machines")
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_every_number_has_a_source_and_lies_in_its_range(name: str) -> None:
+    for key, quantity in load_machine_file(name).quantities.items():
+        assert len(quantity.source) > 10, key
+        marked = quantity.source.startswith(("assumption", "fitted"))
+        assert marked is not quantity.is_published, f"{key}: what is not published needs a range, and what is published has none"
+        if quantity.low is not None and quantity.high is not None:
+            assert quantity.low <= quantity.value <= quantity.high, key
+
+
+def test_published_sums_of_a_node() -> None:
+    """As Hot Chips 2024 gives them for 16 sockets."""
+    socket = load_machine("sn40l")
+    assert 16 * socket.hbm_bandwidth == pytest.approx(25.6e12)
+    assert 16 * socket.hbm_capacity == pytest.approx(1.024e12)
+    assert 16 * socket.matrix_rate == pytest.approx(10.208e15)
+    assert 16 * socket.ddr_capacity == pytest.approx(24e12)
+    assert 16 * socket.sram_capacity == pytest.approx(8.3e9, rel=0.01)
+
+
+def test_a_machine_of_ones_own_is_a_file(tmp_path: Path) -> None:
+    text = (FOLDER / "sn40l.toml").read_text().replace("value = 1.6e12", "value = 3.2e12")
+    (tmp_path / "faster.toml").write_text(text)
+    assert load_machine(str(tmp_path / "faster.toml")).hbm_bandwidth == 3.2e12
+
+
+def test_incomplete_machines_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "half.toml").write_text(
+        'title = "half"\n[launch]\nvalue = 1\nsource = "nowhere in particular"\n[wings]\nvalue = 2\nsource = "x"\n'
+    )
+    with pytest.raises(MachineFileError, match=r"missing \[.*'hbm_bandwidth'.*unknown \['wings'\]"):
+        load_machine(str(tmp_path / "half.toml"))
+    with pytest.raises(MachineFileError, match="no machine 'tpu'"):
+        load_machine("tpu")

@@ -1,0 +1,134 @@
+"""Any backend with another machine's time, and faults."""
+
+import pytest
+
+from backends.clock import PacedClock, VirtualClock
+from backends.fake import FakeBackend, fake_spec
+from backends.interface import BackendError, Batch, DecodeBatch, DecodeRow, Draw, PrefillBatch, PrefillRow, PrefillShape, SamplingParams
+from backends.sn40l.backend import default_deployment, simulated_backend
+from backends.sn40l.cost_model import DeploymentCost, compression_of
+from backends.sn40l.decode import decode_step
+from backends.sn40l.deployment import DecodeShape
+from backends.sn40l.placement import DoesNotFitError
+from backends.sn40l.prefill import Chunk, Compression, prefill_step
+from backends.timed import FailedStep, Fault, SlowSocket, StalledLink, TimedBackend, parse_fault
+from cache.policy import PolicyOptions, full
+
+SHAPE = PrefillShape(1, 64)
+DRAW = Draw(SamplingParams(temperature=0.0))
+
+
+def prefill(num_tokens: int = 5) -> PrefillBatch:
+    return PrefillBatch((PrefillRow("a", tuple(range(num_tokens)), 0, num_tokens, (0,), draws=(DRAW,)),), SHAPE)
+
+
+def decode(token_id: int, index: int, num_steps: int = 1) -> DecodeBatch:
+    return DecodeBatch((DecodeRow("a", 0, token_id, index, 5, DRAW),), num_steps)
+
+
+class Linear:
+    """A second for each prompt token, ten for each decode step."""
+
+    def seconds(self, batch: Batch) -> float:
+        return 10.0 * batch.num_steps if isinstance(batch, DecodeBatch) else float(len(batch.rows[0].token_ids))
+
+
+def test_tokens_are_the_inner_backends_and_time_is_the_cost_models() -> None:
+    clock = VirtualClock()
+    timed, plain = TimedBackend(FakeBackend(), Linear(), clock), FakeBackend()
+    for batch, end in ((prefill(), 5.0), (decode(7, 5, num_steps=3), 35.0)):
+        result, expected = timed.submit(batch).result(), plain.submit(batch).result()
+        assert result.tokens == expected.tokens
+        assert (clock.now(), result.elapsed) == (end, end - (0 if end == 5.0 else 5))
+    assert timed.spec.simulated
+    assert not plain.spec.simulated
+
+
+def test_a_step_waits_for_the_one_before_it() -> None:
+    clock = VirtualClock()
+    timed = TimedBackend(FakeBackend(), Linear(), clock)
+    first, second = timed.submit(prefill()), timed.submit(decode(7, 5))
+    assert first.result().elapsed == 5.0
+    assert second.result().elapsed == 10.0
+    assert clock.now() == 15.0
+
+
+def test_the_inner_backends_own_time_is_part_of_the_step() -> None:
+    clock = VirtualClock()
+    inner = FakeBackend(clock=clock, step_time=lambda _: 2.0)
+    timed = TimedBackend(inner, Linear(), clock)
+    assert timed.submit(prefill()).result().elapsed == 5.0
+    assert clock.now() == 5.0
+
+
+def test_a_slow_socket_slows_every_step_and_a_stalled_link_some() -> None:
+    clock = VirtualClock()
+    timed = TimedBackend(FakeBackend(), Linear(), clock, [SlowSocket(2.0), StalledLink(every=2, stall=100.0)])
+    assert timed.submit(prefill()).result().elapsed == 10.0
+    assert timed.submit(decode(7, 5)).result().elapsed == 120.0
+    assert timed.submit(decode(7, 6)).result().elapsed == 20.0
+
+
+def test_a_failed_step_fails_and_the_next_one_does_not() -> None:
+    timed = TimedBackend(FakeBackend(), Linear(), VirtualClock(), [FailedStep(every=2)])
+    timed.submit(prefill()).result()
+    with pytest.raises(BackendError, match="step 2 failed"):
+        timed.submit(decode(7, 5)).result()
+    timed.submit(prefill()).result()
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [("slow-socket=1.5", SlowSocket(1.5)), ("stalled-link=100:0.5", StalledLink(100, 0.5)), ("failed-step=7", FailedStep(7))],
+)
+def test_faults_are_parsed(text: str, fault: Fault) -> None:
+    assert parse_fault(text) == fault
+
+
+@pytest.mark.parametrize("text", ["", "slow-socket", "slow-socket=0.5", "failed-step=0", "stalled-link=5", "fire=1"])
+def test_faults_that_cannot_be_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is none of slow-socket=FACTOR"):
+        parse_fault(text)
+
+
+def test_a_paced_clock_runs_at_its_scale() -> None:
+    clock = PacedClock(time_scale=1000)
+    before = clock.now()
+    clock.elapse(1.0)
+    assert clock.now() - before >= 1.0
+    with pytest.raises(ValueError, match="above 0"):
+        PacedClock(0)
+
+
+def test_a_deployment_times_batches_by_their_static_shapes() -> None:
+    policy = PolicyOptions(slot_capacity=256, num_sink=4).resolve(4096)
+    inner = FakeBackend(fake_spec(num_slots=8, policy=policy))
+    deployment = default_deployment("llama-3.1-8b", "sn40l", 16)
+    cost = DeploymentCost(deployment, inner.spec.pools[0])
+    step = decode_step(deployment, DecodeShape(8, 256)).seconds
+    assert cost.seconds(decode(7, 5, num_steps=3)) == pytest.approx(3 * step)
+    assert cost.seconds(prefill(3)) == cost.seconds(prefill(60)) == prefill_step(deployment, Chunk(64)).seconds
+
+
+def test_the_last_chunk_of_a_long_prompt_is_followed_by_its_compression() -> None:
+    policy = PolicyOptions(slot_capacity=256, num_sink=4).resolve(4096)
+    deployment = default_deployment("llama-3.1-8b", "sn40l", 16)
+    cost = DeploymentCost(deployment, fake_spec(policy=policy).pools[0])
+    rows = [PrefillRow("a", (0,) * 64, start, 640, (0,), scratch=0, draws=(DRAW,) * (start == 576)) for start in (512, 576)]
+    middle, last = (cost.seconds(PrefillBatch((row,), SHAPE)) for row in rows)
+    assert compression_of(policy) == Compression(126, 126, 32)
+    assert last > middle
+    assert compression_of(full(4096)) is None
+
+
+def test_a_dynamic_machine_is_timed_for_its_live_rows() -> None:
+    spec = fake_spec(num_slots=64)
+    cost = DeploymentCost(default_deployment("llama-3.1-8b", "dgx-h100", 8), spec.pools[0])
+    rows = tuple(DecodeRow(str(slot), slot, 1, 5, 5, DRAW) for slot in range(64))
+    assert cost.seconds(DecodeBatch(rows[:1])) < cost.seconds(DecodeBatch(rows))
+
+
+def test_slots_that_do_not_fit_the_simulated_machine_are_refused() -> None:
+    inner = FakeBackend(fake_spec(num_slots=64, max_model_len=131072))
+    with pytest.raises(DoesNotFitError, match="64 slots of 131072 entries"):
+        simulated_backend(inner, default_deployment("deepseek-r1", "sn40l", 16), VirtualClock())

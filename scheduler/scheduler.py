@@ -283,11 +283,12 @@ class Scheduler:
         prompt_logprobs: tuple[SampledToken, ...] = (),
     ) -> None:
         """Tell that the sequence has ended, and give back what it held."""
+        final = request.final(reason, self._clock.now(), self._pool.policy, message)
         choices = self._open[request.add.request_id]
         del choices[request.choice]
         if not choices:
             del self._open[request.add.request_id]
-        self._emit(request, tokens, prompt_logprobs, request.final(reason, self._clock.now(), self._pool.policy, message))
+        self._emit(request, tokens, prompt_logprobs, final)
         self._num_discarded_tokens += request.num_discarded_tokens
         self._release(request)
         request.status = RequestStatus.FINISHED

@@ -1,7 +1,5 @@
 """Admission, batches and ends, with no backend: batches are looked at, results are made by hand."""
 
-from dataclasses import replace
-
 import pytest
 
 from backends.clock import VirtualClock
@@ -11,16 +9,13 @@ from backends.interface import (
     Batch,
     BatchResult,
     DecodeBatch,
-    Feature,
     PrefillBatch,
     PrefillShape,
     SampledToken,
-    SamplingParams,
-    ScratchSpec,
 )
-from cache.policy import WindowScorer, snapkv, snapstream
+from cache.policy import WindowScorer, snapstream
 from scheduler.config import SchedulerConfig
-from scheduler.messages import Abort, Add, EngineOutput, Final, Finish, FinishReason
+from scheduler.messages import Abort, EngineOutput, Final, Finish, FinishReason
 from scheduler.scheduler import Scheduler
 from scheduler.waiting import QueueOrder
 from tests.scheduler.drive import request
@@ -74,75 +69,18 @@ def only_final(outputs: list[EngineOutput]) -> Final:
     return final
 
 
-# Refusals: the first output is final and says the numbers
+# Refusals
 
 
-@pytest.mark.parametrize(
-    ("add", "numbers"),
-    [
-        (request("a", 1000, 25), ("1000", "25", "1025", "1024")),
-        (request("a", 0), ("no tokens",)),
-        (Add("a", (3, 512), SamplingParams(), request("b").stop, 0.0), ("512",)),
-        (request("a", stop_token_ids=frozenset({999})), ("999", "512")),
-        (request("a", sampling=SamplingParams(logit_bias=((-1, 2.0),))), ("-1", "512")),
-    ],
-)
-def test_refuses_with_numbers(add: Add, numbers: tuple[str, ...]) -> None:
+def test_what_can_never_be_served_ends_every_choice_at_once() -> None:
     scheduler, _ = scheduler_of(snapstream_spec())
-    scheduler.add(add)
-    final = only_final(scheduler.take_outputs())
-    assert final.reason is FinishReason.REJECTED
-    assert final.message is not None
-    assert all(number in final.message for number in numbers), final.message
+    scheduler.add(request("a", 1000, 25, num_choices=2))
+    outputs = scheduler.take_outputs()
+    assert [(output.choice, output.final is not None and output.final.reason) for output in outputs] == [
+        (0, FinishReason.REJECTED),
+        (1, FinishReason.REJECTED),
+    ]
     assert not scheduler.has_work
-
-
-def test_the_longest_possible_request_is_accepted() -> None:
-    scheduler, _ = scheduler_of(snapstream_spec())
-    scheduler.add(request("a", 1000, 24))
-    assert scheduler.take_outputs() == [EngineOutput("a", 0)]
-
-
-def test_refuses_what_the_policy_cannot_hold() -> None:
-    spec = fake_spec(policy=snapkv(16, 20, WindowScorer(observation_window=8)), max_model_len=1024)
-    scheduler, _ = scheduler_of(spec)
-    scheduler.add(request("fits", 100, 16))
-    scheduler.add(request("does not", 100, 17))
-    accepted, refused = scheduler.take_outputs()
-    assert accepted == EngineOutput("fits", 0)
-    assert refused.final is not None
-    assert refused.final.message is not None
-    assert all(part in refused.final.message for part in ("17", "snapkv", "16", "100"))
-
-
-@pytest.mark.parametrize("num_scratch", [0, 1])
-def test_refuses_a_prompt_that_no_scratch_takes(num_scratch: int) -> None:
-    spec = snapstream_spec(num_scratch=num_scratch)
-    scheduler, _ = scheduler_of(spec)
-    scheduler.add(request("direct", 64))
-    scheduler.add(request("long", 65))
-    direct, long = scheduler.take_outputs()
-    assert direct.final is None
-    assert (long.final is None) is (num_scratch == 1)
-
-
-def test_refuses_a_prompt_longer_than_the_scratch() -> None:
-    scheduler, _ = scheduler_of(replace(snapstream_spec(), scratch=ScratchSpec(1, 80)))
-    scheduler.add(request("fits", 80))
-    scheduler.add(request("does not", 81))
-    fits, does_not = scheduler.take_outputs()
-    assert fits.final is None
-    assert does_not.final is not None
-    assert does_not.final.message == "the prompt has 81 tokens, but the scratch it is read in holds at most 80"
-
-
-@pytest.mark.parametrize("missing", list(Feature))
-def test_refuses_an_undeclared_feature_by_name(missing: Feature) -> None:
-    spec = fake_spec(features=frozenset(Feature) - {missing})
-    sampling = SamplingParams(temperature=1.0, presence_penalty=1.0, logit_bias=((1, 1.0),), num_logprobs=2)
-    scheduler, _ = scheduler_of(spec)
-    scheduler.add(request("a", sampling=sampling, min_tokens=1, stop_token_ids=frozenset({3}), num_prompt_logprobs=0))
-    assert only_final(scheduler.take_outputs()).message == f"the backend does not support {missing.value}"
 
 
 def test_queue_is_bounded_beyond_the_free_slots() -> None:

@@ -1,0 +1,67 @@
+"""What can never be served is refused, with the numbers; what just fits is not."""
+
+from dataclasses import replace
+
+import pytest
+
+from backends.fake import fake_spec
+from backends.interface import Feature, SamplingParams, ScratchSpec
+from cache.policy import WindowScorer, snapkv, snapstream
+from scheduler.admission import needs_scratch, refusal
+from scheduler.messages import Add
+from tests.scheduler.drive import request
+
+SCORER = WindowScorer(observation_window=8)
+SPEC = fake_spec(policy=snapstream(4, 32, 28, SCORER), max_model_len=1024)  # a slot takes up to 64 tokens directly
+
+
+@pytest.mark.parametrize(
+    ("add", "parts"),
+    [
+        (request("a", 1000, 25), ("1000 tokens", "up to 25", "1025 in all", "at most 1024")),
+        (request("a", 1025, 0), ("1025 tokens", "at most 1024")),
+        (request("a", 0), ("no tokens",)),
+        (Add("a", (3, 512), SamplingParams(), request("b").stop, 0.0), ("token id 512", "512 tokens")),
+        (request("a", stop_token_ids=frozenset({999})), ("token id 999",)),
+        (request("a", sampling=SamplingParams(logit_bias=((-1, 2.0),))), ("token id -1",)),
+    ],
+)
+def test_refuses_with_the_numbers(add: Add, parts: tuple[str, ...]) -> None:
+    message = refusal(add, SPEC)
+    assert message is not None
+    assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize("add", [request("a", 1000, 24), request("a", 1024, 0), request("a", 1, 1), request("a", 1, 1023)])
+def test_accepts_what_just_fits(add: Add) -> None:
+    assert refusal(add, SPEC) is None
+
+
+def test_refuses_what_the_policy_cannot_hold() -> None:
+    spec = fake_spec(policy=snapkv(16, 20, SCORER), max_model_len=1024)
+    assert refusal(request("a", 100, 16), spec) is None
+    message = "up to 17 tokens are asked for, but policy snapkv admits at most 16 after 100 prompt tokens"
+    assert refusal(request("a", 100, 17), spec) == message
+
+
+@pytest.mark.parametrize(("num_prompt_tokens", "max_tokens", "needs"), [(64, 1, False), (65, 1, True), (1, 0, True)])
+def test_scratch_is_for_long_prompts_and_for_those_without_a_slot(num_prompt_tokens: int, max_tokens: int, needs: bool) -> None:
+    add = request("a", num_prompt_tokens, max_tokens)
+    assert needs_scratch(add, SPEC) is needs
+    assert (refusal(add, replace(SPEC, scratch=ScratchSpec(0, 1024))) is not None) is needs
+    assert refusal(add, replace(SPEC, scratch=ScratchSpec(1, 1024))) is None
+
+
+def test_refuses_a_prompt_longer_than_the_scratch() -> None:
+    spec = replace(SPEC, scratch=ScratchSpec(1, 80))
+    assert refusal(request("a", 80), spec) is None
+    assert refusal(request("a", 81), spec) == "the prompt has 81 tokens, but the scratch it is read in holds at most 80"
+
+
+@pytest.mark.parametrize("missing", list(Feature))
+def test_refuses_an_undeclared_feature_by_name(missing: Feature) -> None:
+    sampling = SamplingParams(temperature=1.0, presence_penalty=1.0, logit_bias=((1, 1.0),), num_logprobs=2)
+    add = request("a", sampling=sampling, min_tokens=1, stop_token_ids=frozenset({3}), num_prompt_logprobs=0)
+    assert refusal(add, SPEC) is None
+    assert refusal(add, replace(SPEC, features=frozenset(Feature) - {missing})) == f"the backend does not support {missing.value}"
+    assert refusal(request("a"), replace(SPEC, features=frozenset())) is None

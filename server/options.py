@@ -72,10 +72,10 @@ class Option:
         if given is not None:
             return self._parse(given, self.flag)
         variable = environment.get(self.variable)
-        if not variable:
+        if variable is None:
             return self.default
         if self.is_list:
-            return tuple(self._parse(item.strip(), self.variable) for item in variable.split(",") if item.strip())
+            return tuple(self._parse(item.strip(), self.variable) for item in variable.split(","))
         return self._parse(variable, self.variable)
 
     def _parse(self, value: str, source: str) -> Any:

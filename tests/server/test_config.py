@@ -33,7 +33,6 @@ def test_a_flag_stands_before_its_variable_and_that_before_the_default() -> None
     assert config_of().backend.num_slots == 8
     assert config_of(SNAPSERVE_NUM_SLOTS="3").backend.num_slots == 3
     assert config_of("--num-slots", "5", SNAPSERVE_NUM_SLOTS="3").backend.num_slots == 5
-    assert config_of(SNAPSERVE_NUM_SLOTS="").backend.num_slots == 8
 
 
 def test_switches() -> None:
@@ -104,6 +103,13 @@ def test_what_cannot_be_is_said_with_its_flag(flags: tuple[str, ...], message: s
 def test_a_wrong_variable_is_named() -> None:
     with pytest.raises(OptionError, match=r"^SNAPSERVE_PORT must be a whole number"):
         config_of(SNAPSERVE_PORT="http")
+
+
+@pytest.mark.parametrize("value", ["", ",", "a,,b"])
+def test_a_variable_that_is_set_to_nothing_is_no_default(value: str) -> None:
+    """A key that was meant to be there must not leave the server open."""
+    with pytest.raises(OptionError, match=r"^SNAPSERVE_API_KEY must be not empty"):
+        config_of(SNAPSERVE_API_KEY=value)
 
 
 def test_a_key_file_without_keys_is_refused(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Any backend with another machine's time: tokens from the inner backend, seconds from a cost model, and faults on request.
 
-On a virtual clock steps take no real time; on a paced one a step lasts as long as the cost model says, the inner backend's own time included.
+On a virtual clock steps take no real time; on a paced one a step lasts as long as the cost model says, and the inner backend's own time is
+part of that.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """The SN40L as a backend: an inner backend's tokens with a deployment's time."""
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
-from backends.clock import Clock
+from backends.clock import Clock, PacedClock, VirtualClock
 from backends.interface import Backend
 from backends.sn40l.cost_model import DeploymentCost
 from backends.sn40l.deployment import Deployment, Execution
@@ -18,6 +18,23 @@ def default_deployment(model: str, machine: str, num_sockets: int, *, loops: boo
     return Deployment(load_model(model), described, num_sockets, execution, uses_ddr=uses_ddr)
 
 
-def simulated_backend(inner: Backend, deployment: Deployment, clock: Clock, faults: Sequence[Fault] = ()) -> TimedBackend:
-    """Return `inner` with the time that its slots would take on `deployment`. Raises DoesNotFitError."""
-    return TimedBackend(inner, DeploymentCost(deployment, inner.spec.pools[0]), clock, faults)
+@dataclass(frozen=True, slots=True)
+class SimulationConfig:
+    """What is simulated, and how its time passes: `time_scale` times as fast as it would, or without any waiting if that is None."""
+
+    model: str = "llama-3.1-8b"
+    machine: str = "sn40l"
+    num_sockets: int = 16
+    loops: bool = True
+    uses_ddr: bool = False
+    time_scale: float | None = 1.0
+    faults: tuple[Fault, ...] = ()
+
+    def clock(self) -> Clock:
+        """Return the clock that the scheduler and the backend must share."""
+        return VirtualClock() if self.time_scale is None else PacedClock(self.time_scale)
+
+    def backend(self, inner: Backend, clock: Clock) -> TimedBackend:
+        """Return `inner` with the time that its slots would take. Raises DoesNotFitError for slots that the machine cannot hold."""
+        deployment = default_deployment(self.model, self.machine, self.num_sockets, loops=self.loops, uses_ddr=self.uses_ddr)
+        return TimedBackend(inner, DeploymentCost(deployment, inner.spec.pools[0]), clock, self.faults)

@@ -5,7 +5,7 @@ import pytest
 from backends.clock import PacedClock, VirtualClock
 from backends.fake import FakeBackend, fake_spec
 from backends.interface import BackendError, Batch, DecodeBatch, DecodeRow, Draw, PrefillBatch, PrefillRow, PrefillShape, SamplingParams
-from backends.sn40l.backend import default_deployment, simulated_backend
+from backends.sn40l.backend import SimulationConfig, default_deployment
 from backends.sn40l.cost_model import DeploymentCost, compression_of
 from backends.sn40l.decode import decode_step
 from backends.sn40l.deployment import DecodeShape
@@ -131,4 +131,14 @@ def test_a_dynamic_machine_is_timed_for_its_live_rows() -> None:
 def test_slots_that_do_not_fit_the_simulated_machine_are_refused() -> None:
     inner = FakeBackend(fake_spec(num_slots=64, max_model_len=131072))
     with pytest.raises(DoesNotFitError, match="64 slots of 131072 entries"):
-        simulated_backend(inner, default_deployment("deepseek-r1", "sn40l", 16), VirtualClock())
+        SimulationConfig(model="deepseek-r1").backend(inner, VirtualClock())
+
+
+def test_a_configuration_makes_its_clock_and_backend() -> None:
+    config = SimulationConfig(time_scale=None, faults=(SlowSocket(2.0),))
+    clock = config.clock()
+    slow = config.backend(FakeBackend(), clock)
+    plain = SimulationConfig().backend(FakeBackend(), VirtualClock())
+    assert isinstance(clock, VirtualClock)
+    assert isinstance(SimulationConfig(time_scale=2.0).clock(), PacedClock)
+    assert slow.submit(prefill()).result().elapsed == pytest.approx(2 * plain.submit(prefill()).result().elapsed)

@@ -51,6 +51,14 @@ def check_vocabulary(request: GenerationRequest, vocab_size: int) -> None:
                 raise invalid_value(f"'{param}' has token id {token_id}, but the vocabulary has {vocab_size} tokens.", param)
 
 
+def check_prompt(token_ids: tuple[int, ...], vocab_size: int, param: str) -> None:
+    """Refuse a prompt that is none, or that has tokens which the model does not have. Raises `ApiError`."""
+    if not token_ids:
+        raise invalid_value(f"'{param}' has no tokens.", param)
+    if max(token_ids) >= vocab_size:
+        raise invalid_value(f"'{param}' has token id {max(token_ids)}, but the vocabulary has {vocab_size} tokens.", param)
+
+
 def check_features(request: GenerationRequest, add: Add, features: frozenset[Feature]) -> None:
     """Refuse what the backend cannot honour. Raises `ApiError`."""
     needed = set(add.sampling.required_features())

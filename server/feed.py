@@ -37,14 +37,13 @@ class EventFeed:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def accepted(self) -> None:
-        """Wait until the engine has taken every generation. Raises `GenerationError` if it refuses one."""
+        """Wait until the engine has taken every generation. Raises `GenerationError` if one of them has failed by then."""
         num_missing = len(self._generations)
-        while num_missing:
+        while num_missing or not self._queue.empty():
             item = await self._get()
-            assert item is not None, "a generation ended before it was accepted"
-            if isinstance(item[1], Accepted):
+            if item is not None and isinstance(item[1], Accepted):
                 num_missing -= 1
-            else:
+            elif item is not None:
                 self._early.append(item)
 
     async def next(self, deadline: float | None = None) -> tuple[int, Event] | None:

@@ -12,10 +12,13 @@ def invalid_body(error: RequestValidationError) -> ApiError:
     """Return the answer to a body that is not a valid request: about the error that lies deepest, which says most."""
     details = error.errors()
     paths = [_path(detail["loc"][1:], error.body, is_missing=detail["type"] == "missing") for detail in details]
-    deepest = max(range(len(paths)), key=lambda index: len(paths[index]))
+    # Of an option with several types, the arm whose type was right but not its value says more than the others.
+    deepest = max(range(len(paths)), key=lambda index: (len(paths[index]), not details[index]["type"].endswith("_type")))
     kind, message, path = str(details[deepest]["type"]), str(details[deepest]["msg"]), _joined(paths[deepest])
     if kind == "json_invalid":
         return invalid_value(f"The request's body is not valid JSON: {details[deepest]['ctx']['error']}.", None, code="invalid_json")
+    if not path and kind == "invalid_value":
+        return invalid_value(f"The request's body {message}.", None)
     if not path:
         return invalid_value("The request's body must be a JSON object of the fields that this route takes.", None, code="invalid_type")
     if kind == "unsupported_parameter":

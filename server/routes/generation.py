@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from scheduler.messages import Add, StopCriteria
-from server.admission import check_admissible, check_features, check_length, check_limits, check_vocabulary
+from server.admission import check_admissible, check_features, check_length, check_limits, check_prompt, check_vocabulary
 from server.answer import Answer, Tally
 from server.client import Ticket
 from server.disconnect import run_until_disconnect
@@ -85,6 +85,7 @@ class GenerationResponse(Response):
         options, answer = self._options, self._answer
         spec, settings = self._services.client.spec, self._services.settings
         stop_token_ids = frozenset() if options.ignore_eos else self._services.renderer.stop_token_ids
+        check_prompt(prompt, spec.vocab_size, answer.prompt_param)
         room = spec.pools[0].policy.max_output_tokens(len(prompt), spec.max_model_len)
         max_tokens = answer.max_tokens(max(room, 1))
         check_length(len(prompt), max_tokens, room, spec.max_model_len, answer.prompt_param)

@@ -6,8 +6,9 @@ import httpx
 import openai
 import pytest
 
+from server.config import DEMO_MODEL
 from server.renderer import Renderer
-from tests.server.serving import DEMO_MODEL, RunningServer, serve
+from tests.server.serving import RunningServer, serve
 
 
 @pytest.fixture(scope="session")

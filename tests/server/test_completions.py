@@ -1,0 +1,129 @@
+"""`/v1/completions` on the wire: prompts of every kind, `echo`, and log-probabilities as parallel lists."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from server.renderer import Renderer
+from tests.server.events import data
+from tests.server.serving import MODEL
+
+PATH = "/v1/completions"
+
+
+def ask(http: httpx.Client, **options: Any) -> Any:
+    body = {"model": MODEL, "prompt": "Anna keeps", "temperature": 0, "max_tokens": 4, "ignore_eos": True} | options
+    response = http.post(PATH, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def stream(http: httpx.Client, **options: Any) -> list[Any]:
+    body = {"model": MODEL, "prompt": "Anna keeps", "temperature": 0, "max_tokens": 4, "ignore_eos": True, "stream": True} | options
+    with http.stream("POST", PATH, json=body) as response:
+        assert response.status_code == 200
+        return list(data(response))
+
+
+def tokens_of(http: httpx.Client, text: str) -> list[int]:
+    tokens = http.post("/tokenize", json={"prompt": text}).json()["tokens"]
+    assert all(isinstance(token, int) for token in tokens)
+    return list(tokens)
+
+
+def test_token_ids_are_a_prompt_as_good_as_its_text(http: httpx.Client) -> None:
+    prompt = tokens_of(http, "Anna keeps")
+    from_text = ask(http)
+    assert ask(http, prompt=prompt)["choices"] == from_text["choices"]
+    assert ask(http, prompt=[prompt])["choices"] == from_text["choices"]
+    assert ask(http, prompt=["Anna keeps"])["choices"] == from_text["choices"]
+
+
+def test_usage_counts_every_prompt_once(http: httpx.Client) -> None:
+    answer = ask(http, prompt=[[5, 6, 7], [8, 9]], n=2)
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (5, 16)
+
+
+def test_an_omitted_limit_is_openais_sixteen(http: httpx.Client) -> None:
+    assert ask(http, max_tokens=None)["usage"]["completion_tokens"] == 16
+
+
+def test_an_omitted_limit_never_errs_near_the_end_of_the_context(http: httpx.Client) -> None:
+    assert ask(http, prompt=[5] * 1020, max_tokens=None)["usage"]["completion_tokens"] == 4
+
+
+def test_best_of_is_taken_when_it_chooses_nothing(http: httpx.Client) -> None:
+    assert len(ask(http, n=2, best_of=2)["choices"]) == 2
+
+
+def test_echo_puts_the_prompt_first(http: httpx.Client) -> None:
+    alone = ask(http)["choices"][0]["text"]
+    assert ask(http, echo=True)["choices"][0]["text"] == "Anna keeps" + alone
+    assert ask(http, prompt=tokens_of(http, " keeps")[1:], echo=True)["choices"][0]["text"].startswith(" keeps")
+
+
+def test_logprobs_are_parallel_lists(http: httpx.Client) -> None:
+    [choice] = ask(http, logprobs=2)["choices"]
+    logprobs = choice["logprobs"]
+    assert {len(values) for values in logprobs.values()} == {4}
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    for token, logprob, top in zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True):
+        assert top[token] == logprob == max(top.values())
+
+
+def test_zero_logprobs_are_those_of_the_tokens_alone(http: httpx.Client) -> None:
+    logprobs = ask(http, logprobs=0)["choices"][0]["logprobs"]
+    assert [list(top) for top in logprobs["top_logprobs"]] == [[token] for token in logprobs["tokens"]]
+
+
+def test_echoed_logprobs_cover_the_prompt_and_begin_with_null(http: httpx.Client) -> None:
+    prompt = tokens_of(http, "Anna keeps the lamp")
+    [choice] = ask(http, prompt=prompt, echo=True, logprobs=1, max_tokens=2)["choices"]
+    logprobs = choice["logprobs"]
+    assert {len(values) for values in logprobs.values()} == {len(prompt) + 2}
+    assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0], logprobs["text_offset"][0]) == (None, None, 0)
+    assert all(value <= 0 for value in logprobs["token_logprobs"][1:])
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        assert choice["text"][offset:].startswith(token)
+
+
+def test_a_prompt_can_be_scored_without_generating(http: httpx.Client) -> None:
+    prompts = [tokens_of(http, "Anna keeps the lamp"), tokens_of(http, "Ben")]
+    answer = ask(http, prompt=prompts, echo=True, logprobs=3, max_tokens=0)
+    assert answer["usage"]["completion_tokens"] == 0
+    longer = ask(http, prompt=prompts, echo=True, logprobs=3, max_tokens=1)
+    for scored, generated, prompt in zip(answer["choices"], longer["choices"], prompts, strict=True):
+        assert scored["finish_reason"] == "length"
+        assert scored["logprobs"]["token_logprobs"] == generated["logprobs"]["token_logprobs"][: len(prompt)]
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("logprobs", [None, 2])
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("prompt", ["Anna", ["Anna", "Ben keeps"], [5, 6], [[5, 6], [7]]])
+def test_a_stream_says_the_same_as_the_whole_answer(http: httpx.Client, prompt: Any, n: int, logprobs: int | None, echo: bool) -> None:
+    options = {"prompt": prompt, "n": n, "logprobs": logprobs, "echo": echo, "seed": 1, "temperature": 1}
+    chunks = stream(http, **options, stream_options={"include_usage": True})
+    whole = ask(http, **options)
+    assert chunks.pop()["usage"] == whole["usage"]
+    for expected in whole["choices"]:
+        pieces = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == expected["index"]]
+        assert "".join(piece["text"] for piece in pieces) == expected["text"]
+        assert [piece["finish_reason"] for piece in pieces if piece["finish_reason"]] == [expected["finish_reason"]]
+        if logprobs is not None:
+            parts = [piece["logprobs"] for piece in pieces if piece["logprobs"]]
+            for name, values in expected["logprobs"].items():
+                assert [value for part in parts for value in part[name]] == values
+
+
+def test_the_scoring_requests_of_evaluation_harnesses(http: httpx.Client, renderer: Renderer) -> None:
+    """They send token ids, one token to generate, and look for the last prompt tokens' alternatives."""
+    prompt = tokens_of(http, "Anna keeps the lamp")
+    [choice] = ask(http, prompt=[prompt], echo=True, logprobs=1, max_tokens=1)["choices"]
+    num_context = len(prompt) - 2
+    continuation = choice["logprobs"]["token_logprobs"][num_context:-1]
+    assert len(continuation) == 2
+    assert choice["logprobs"]["tokens"][num_context:-1] == [renderer.token_text(token) for token in prompt[num_context:]]
+    assert all(isinstance(top, dict) and top for top in choice["logprobs"]["top_logprobs"][num_context:-1])

@@ -1,0 +1,89 @@
+"""A client that goes away ends its request at the next step: streamed or not, running or queued; and no other request notices."""
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from scheduler.config import SchedulerConfig
+from scheduler.messages import FinishReason
+from server.renderer import Renderer
+from tests.server.serving import RunningServer, serve, spec
+
+LONG: dict[str, Any] = {"prompt": "Anna keeps", "max_tokens": 500, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.fixture
+def server(renderer: Renderer) -> Iterator[RunningServer]:
+    """One slot, one place in the queue, and a device that takes its steps when it is told to."""
+    config = SchedulerConfig(max_num_waiting=1)
+    with serve(renderer, backend_spec=spec(num_slots=1, max_decode_steps=1), config=config, is_open=False) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def sent(server: RunningServer, **body: Any) -> Iterator[socket.socket]:
+    """Send a request and leave without waiting for its answer."""
+    content = json.dumps(LONG | body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    address = urlsplit(server.url)
+    with socket.create_connection((str(address.hostname), int(address.port or 0)), timeout=30) as connection:
+        connection.sendall(head.encode() + content)
+        yield connection
+
+
+def wait_until_waiting(server: RunningServer, num_running: int, num_waiting: int) -> None:
+    def is_so() -> bool:
+        step = server.observed.last_step
+        return step is not None and (step.stats.num_running, step.stats.num_waiting) == (num_running, num_waiting)
+
+    server.observed.wait_until(is_so)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_running_request_ends(server: RunningServer, stream: bool, n: int) -> None:
+    with sent(server, stream=stream, n=n) as connection:
+        server.gate.let(3)
+        wait_until_waiting(server, 1, n - 1)
+        if stream:
+            assert connection.recv(12) == b"HTTP/1.1 200"
+    server.observed.wait_until(lambda: len(server.observed.statuses) == 1)
+    assert server.observed.statuses == [200 if stream else 499]
+    server.gate.open()
+    server.observed.wait_until(lambda: len(server.observed.finals) == n)
+    assert {final.reason for final in server.observed.finals} == {FinishReason.ABORT}
+    assert max(final.num_output_tokens for final in server.observed.finals) < 10
+    assert httpx.post(f"{server.url}/v1/completions", json=LONG | {"n": 2}, timeout=30).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_queued_request_ends_and_the_running_one_goes_on(server: RunningServer, stream: bool) -> None:
+    with sent(server) as first:
+        server.gate.let(2)
+        wait_until_waiting(server, 1, 0)
+        with sent(server, stream=stream):
+            server.gate.let(2)
+            wait_until_waiting(server, 1, 1)
+        server.observed.wait_until(lambda: len(server.observed.statuses) == 1)
+        server.gate.open()
+        body = b""
+        while b'"usage"' not in body:
+            body += first.recv(65536)
+    aborted, finished = server.observed.finals
+    assert (aborted.reason, aborted.timing.admitted) == (FinishReason.ABORT, None)
+    assert (finished.reason, finished.num_output_tokens) == (FinishReason.LENGTH, 500)
+
+
+def test_a_client_that_reads_nothing_gives_its_place_back(server: RunningServer) -> None:
+    """Its answer is larger than what sockets hold for it: the server can only wait, and must not hold a place meanwhile."""
+    with sent(server, stream=True, logprobs=20, n=2):
+        server.gate.open()
+        server.observed.wait_until(lambda: len(server.observed.finals) == 2)
+        assert httpx.post(f"{server.url}/v1/completions", json=LONG | {"n": 2}, timeout=30).status_code == 200
+    assert {final.reason for final in server.observed.finals} == {FinishReason.LENGTH}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 VOCAB_SIZE = 32000
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -50,7 +50,7 @@ def make_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=TURN_END, pad_token=END_OF_TEXT, chat_template=CHAT_TEMPLATE
     )
 
@@ -69,7 +69,7 @@ def main() -> None:
     directory: Path = parser.parse_args().directory
     tokenizer = make_tokenizer(library_source())
     torch.manual_seed(0)
-    model = LlamaForCausalLM(model_config()).to(torch.bfloat16)
+    model = AutoModelForCausalLM.from_config(model_config(), dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     print(f"{directory}: {model.num_parameters() / 1e6:.1f} M parameters, {len(tokenizer)} tokens")

@@ -1,0 +1,85 @@
+"""A closed loop around an engine: the next request goes out when one has ended. It runs in the engine's own thread."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from backends.clock import Clock
+from backends.interface import Backend, SamplingParams
+from scheduler.config import SchedulerConfig
+from scheduler.engine import EngineCore
+from scheduler.messages import Add, EngineInput, EngineOutput, Final, FinishReason, Shutdown, StopCriteria
+from scheduler.scheduler import Scheduler
+from scheduler.stats import StepRecord
+from server.bench.answer import Answer, Failure
+from server.bench.prompts import Prompt
+from server.bench.run import Run
+from server.bench.target import Outcome
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@dataclass(slots=True)
+class Sent:
+    """A request under way: when it was sent, and when tokens came."""
+
+    moment: float
+    contents: list[float] = field(default_factory=list)
+
+    def outcome(self, final: Final, now: float) -> Outcome:
+        if final.reason is FinishReason.LENGTH:
+            return Answer(self.moment, tuple(self.contents), now, final.num_prompt_tokens, final.num_output_tokens)
+        return Failure(final.reason.value, final.message or "")
+
+
+class ClosedLoop:
+    """Keeps `max_concurrency` requests under way until every prompt has its outcome, then shuts the engine down."""
+
+    def __init__(self, prompts: Sequence[Prompt], max_concurrency: int, inbox: "SimpleQueue[EngineInput]", clock: Clock) -> None:
+        self._prompts = prompts
+        self._inbox = inbox
+        self._clock = clock
+        self._num_sent = 0
+        self._open: dict[str, Sent] = {}
+        self.outcomes: dict[int, Outcome] = {}
+        for _ in range(min(max_concurrency, len(prompts))):
+            self._send()
+
+    def deliver(self, outputs: list[EngineOutput], _record: StepRecord) -> None:
+        """Take what a turn of the engine brought."""
+        now = time.perf_counter()
+        for output in outputs:
+            sent = self._open[output.request_id]
+            if output.tokens:
+                sent.contents.append(now)
+            if output.final is not None:
+                del self._open[output.request_id]
+                self.outcomes[int(output.request_id)] = sent.outcome(output.final, now)
+                self._go_on()
+
+    def _go_on(self) -> None:
+        if self._num_sent < len(self._prompts):
+            self._send()
+        elif not self._open:
+            self._inbox.put(Shutdown())
+
+    def _send(self) -> None:
+        """Send the next prompt. Without stop ids, its answer has full length."""
+        prompt, name = self._prompts[self._num_sent], str(self._num_sent)
+        assert not isinstance(prompt.content, str), "an engine takes token ids"
+        self._num_sent += 1
+        self._open[name] = Sent(time.perf_counter())
+        self._inbox.put(Add(name, prompt.content, GREEDY, StopCriteria(prompt.max_tokens), self._clock.now()))
+
+
+def run_engine(backend: Backend, config: SchedulerConfig, clock: Clock, prompts: Sequence[Prompt], max_concurrency: int | None) -> Run:
+    """Run an engine over these prompts to their end."""
+    inbox: SimpleQueue[EngineInput] = SimpleQueue()
+    core = EngineCore(Scheduler(backend.spec, config, clock), backend, clock, inbox)
+    start = time.perf_counter()
+    loop = ClosedLoop(prompts, max_concurrency or len(prompts), inbox, clock)
+    core.run(loop.deliver)
+    if core.error is not None:
+        raise core.error
+    return Run(tuple(loop.outcomes[index] for index in range(len(prompts))), time.perf_counter() - start)

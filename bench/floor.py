@@ -1,0 +1,215 @@
+"""The floors under a model's speed on this machine: bytes over measured bandwidth, operations over measured rate.
+
+A decode step cannot be faster than reading every weight and every live cache entry once, nor a prefill faster than its matrix products.
+Both rates are what torch reaches here in the best of several ways, so a floor is that of this machine and not of a data sheet: of a quiet
+machine, so the load found is told too. For dense decoders with grouped-query attention.
+
+Usage: `python -m bench.floor MODEL_DIR [--batch 8] [--entries 256] [--prompt 8192] [--json FILE]`.
+"""
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+SECONDS = 2.0  # of trying, for each way
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Measured rates, by the way that reached them: bytes moved per second, and floating-point operations per second in `dtype`.
+
+    `load` is the number of running threads just before (the load average over a minute); much above 0, the rates are too low.
+    """
+
+    device: str
+    num_threads: int
+    load: float
+    dtype: str
+    bandwidths: Mapping[str, float]
+    matrix_rates: Mapping[str, float]
+
+    @property
+    def bandwidth(self) -> float:
+        return max(self.bandwidths.values())
+
+    @property
+    def matrix_rate(self) -> float:
+        return max(self.matrix_rates.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a model needs, in numbers of its config. `num_matrix` are the weights of a token's products but for the output layer's."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_matrix: int
+    num_output: int  # weights of the output layer
+    num_other: int  # norms and biases, read but not multiplied
+    bytes_per_element: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """Read by a decode step; of an embedding that is not the output layer too, a step reads a few rows only."""
+        return (self.num_matrix + self.num_output + self.num_other) * self.bytes_per_element
+
+    @property
+    def entry_bytes(self) -> int:
+        """Key and value of one cache entry in every layer."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_element
+
+    def decode_bytes(self, batch: int, entries: int) -> int:
+        return self.weight_bytes + batch * entries * self.entry_bytes
+
+    def decode_operations(self, batch: int, entries: int) -> int:
+        attention = 4 * self.num_layers * self.num_heads * self.head_dim * entries
+        return batch * (2 * (self.num_matrix + self.num_output) + attention)
+
+    def prefill_operations(self, num_tokens: int) -> int:
+        """Operations for a prompt's first token: causal attention reads half of the square, the output layer sees the last token only."""
+        num_pairs = num_tokens * (num_tokens + 1) // 2
+        return 2 * self.num_matrix * num_tokens + 4 * self.num_layers * self.num_heads * self.head_dim * num_pairs + 2 * self.num_output
+
+
+class UnsupportedModelError(ValueError):
+    """A model whose work these formulas do not describe."""
+
+
+def work_of(config: PreTrainedConfig, bytes_per_element: int) -> Work:
+    """Count a model's weights without making them. Raises `UnsupportedModelError` for experts and for compressed or absent attention."""
+    for name in ("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank"):
+        if getattr(config, name, None):
+            raise UnsupportedModelError(f"the config has {name} = {getattr(config, name)}; only dense decoders are described")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    shapes = {parameter: parameter.shape for parameter in model.parameters()}  # tied ones once
+    embedding, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    layers = [parameter for parameter in shapes if parameter is not embedding and parameter is not output]
+    return Work(
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        num_matrix=sum(parameter.numel() for parameter in layers if parameter.ndim == 2),
+        num_output=output.numel(),
+        num_other=sum(parameter.numel() for parameter in layers if parameter.ndim != 2),
+        bytes_per_element=bytes_per_element,
+    )
+
+
+def decode_floor(work: Work, machine: Machine, batch: int, entries: int) -> float:
+    """Return the least seconds of a decode step of `batch` sequences with `entries` live cache entries each."""
+    return max(work.decode_bytes(batch, entries) / machine.bandwidth, work.decode_operations(batch, entries) / machine.matrix_rate)
+
+
+def prefill_floor(work: Work, machine: Machine, num_tokens: int) -> float:
+    """Return the least seconds until a prompt's first token, with exact attention."""
+    return max(work.weight_bytes / machine.bandwidth, work.prefill_operations(num_tokens) / machine.matrix_rate)
+
+
+def measure_machine(device: torch.device, dtype: torch.dtype, num_bytes: int, sizes: Sequence[int], seconds: float = SECONDS) -> Machine:
+    """Measure with buffers of `num_bytes`, far larger than any cache, and square matrices of `sizes`."""
+    return Machine(
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        num_threads=torch.get_num_threads(),
+        load=os.getloadavg()[0],
+        dtype=str(dtype).removeprefix("torch."),
+        bandwidths=_bandwidths(device, num_bytes, seconds),
+        matrix_rates=_matrix_rates(device, dtype, sizes, seconds),
+    )
+
+
+def _bandwidths(device: torch.device, num_bytes: int, seconds: float) -> dict[str, float]:
+    floats = torch.ones(num_bytes // 4, device=device)
+    target = torch.empty_like(floats)
+    return {
+        "sum of float32": num_bytes / _best_time(floats.sum, device, seconds),
+        "maximum of int32": num_bytes / _best_time(floats.view(torch.int32).max, device, seconds),
+        "copy, read and write": 2 * num_bytes / _best_time(lambda: target.copy_(floats), device, seconds),
+    }
+
+
+def _matrix_rates(device: torch.device, dtype: torch.dtype, sizes: Sequence[int], seconds: float) -> dict[str, float]:
+    rates = {}
+    for size in sizes:
+        one, other = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+        rates[f"{size} × {size} × {size}"] = 2 * size**3 / _best_time(partial(torch.matmul, one, other), device, seconds)
+    return rates
+
+
+def _best_time(way: Callable[[], object], device: torch.device, seconds: float) -> float:
+    """Return the shortest time of a call: what the machine can do, whatever else it does meanwhile."""
+    way()
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        _synchronise(device)
+        start = time.perf_counter()
+        way()
+        _synchronise(device)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
+    is_cpu = device.type == "cpu"
+    machine = measure_machine(device, dtype, 2**29 if is_cpu else 2**33, (1024, 2048) if is_cpu else (4096, 8192, 16384))
+    work = work_of(AutoConfig.from_pretrained(arguments.model), dtype.itemsize)
+    decode = [(batch, entries, decode_floor(work, machine, batch, entries)) for batch in arguments.batch for entries in arguments.entries]
+    prefill = [(num_tokens, prefill_floor(work, machine, num_tokens)) for num_tokens in arguments.prompt]
+    _print_table(machine, work, decode, prefill)
+    if arguments.json is not None:
+        document = {
+            "machine": asdict(machine) | {"bandwidth": machine.bandwidth, "matrix_rate": machine.matrix_rate},
+            "model": asdict(work) | {"weight_bytes": work.weight_bytes, "entry_bytes": work.entry_bytes},
+            "decode": [{"batch": batch, "entries": entries, "seconds": floor} for batch, entries, floor in decode],
+            "prefill": [{"num_tokens": num_tokens, "seconds": floor} for num_tokens, floor in prefill],
+        }
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _print_table(machine: Machine, work: Work, decode: Sequence[tuple[int, int, float]], prefill: Sequence[tuple[int, float]]) -> None:
+    print(f"{machine.device}, {machine.num_threads} threads, {machine.dtype}, load before {machine.load:.1f}")
+    print("\n| measured | rate |\n|---|---|")
+    for name, rate in machine.bandwidths.items():
+        print(f"| memory: {name} | {rate / 1e9:.1f} GB/s |")
+    for name, rate in machine.matrix_rates.items():
+        print(f"| matrix: {name} | {rate / 1e9:.0f} GFLOP/s |")
+    print(f"\nweights {work.weight_bytes / 1e6:.0f} MB, a cache entry {work.entry_bytes / 1e3:.1f} kB\n\n| step | floor |\n|---|---|")
+    for batch, entries, floor in decode:
+        print(f"| decode, {batch} × {entries} entries | {1000 * floor:.2f} ms |")
+    for num_tokens, floor in prefill:
+        print(f"| prefill of {num_tokens} tokens | {1000 * floor:.0f} ms |")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="folder with a config.json")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="sequences of a decode step")
+    parser.add_argument("--entries", type=int, nargs="+", default=[256, 2048, 8192], help="live cache entries of each")
+    parser.add_argument("--prompt", type=int, nargs="+", default=[128, 8192], help="tokens of a prompt")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

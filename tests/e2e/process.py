@@ -1,0 +1,77 @@
+"""A real `snapserve serve` process on a free loopback port, as a user starts it."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+START_LIMIT = 120.0  # seconds, for a machine that is busy with other things
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that answers: where it is, and how long it took from its start to `/ready`."""
+
+    url: str
+    seconds_to_ready: float
+    process: subprocess.Popen[bytes]
+
+    def metrics(self) -> dict[str, float]:
+        """Return each sample of `/metrics`, summed over its labels, under its name; samples of one label value as `name{value}`."""
+        totals: dict[str, float] = {}
+        for family in text_string_to_metric_families(httpx.get(f"{self.url}/metrics").text):
+            for sample in family.samples:
+                own_labels = [value for label, value in sample.labels.items() if label not in ("model_name", "engine", "le")]
+                for key in (sample.name, f"{sample.name}{{{','.join(own_labels)}}}"):
+                    totals[key] = totals.get(key, 0.0) + sample.value
+        return totals
+
+
+@contextmanager
+def serve(*arguments: str, log: Path) -> Iterator[Server]:
+    """Start a server, yield it once it is ready, and stop it."""
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SNAPSERVE_")}
+    start = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "server", "serve", "--port", str(port), *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+        try:
+            _wait_until_ready(url, process, start, log)
+            yield Server(url, time.monotonic() - start, process)
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes], start: float, log: Path) -> None:
+    while time.monotonic() - start < START_LIMIT:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with {process.returncode}:\n{log.read_text()}")
+        try:
+            if httpx.get(f"{url}/ready").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.05)
+    raise RuntimeError(f"the server was not ready within {START_LIMIT:.0f} s:\n{log.read_text()}")

@@ -180,22 +180,19 @@ class AsyncEngine:
     # The engine's thread
 
     def _run(self) -> None:
+        why = "loading failed"
         try:
             backend = self._load()
-            scheduler = Scheduler(backend.spec, self._config, self._clock)
-            core = EngineCore(scheduler, backend, self._clock, self._inbox)
-        except Exception as error:
-            logger.exception("loading failed")
-            self._post(self._end, f"loading failed: {error}")
-            return
-        try:
+            core = EngineCore(Scheduler(backend.spec, self._config, self._clock), backend, self._clock, self._inbox)
             self._post(self._take_over, core, backend.spec)
+            why = "the engine has stopped"
             core.run(lambda outputs, record: self._post(self._deliver, outputs, record))
             backend.close()
-        except Exception:
-            logger.exception("the engine's thread failed")
+        except Exception as error:
+            logger.exception("%s", why)
+            why = f"{why}: {error}"
         finally:
-            self._post(self._end, "the engine has stopped")
+            self._post(self._end, why)
 
     def _post(self, callback: Callable[[*_Args], None], *args: *_Args) -> None:
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 
 import httpx
@@ -23,7 +24,7 @@ async def test_a_crowd_gets_the_answers_of_the_lonely(small_slot_server: Server,
         expected = {i: await _answer(client, prompt, None) for i, prompt in enumerate(prompts) if i not in hangs_up}
         before = small_slot_server.metrics()
         answers = await asyncio.gather(*(_answer(client, prompt, hangs_up.get(i)) for i, prompt in enumerate(prompts)))
-    await _until_idle(small_slot_server)
+    await asyncio.to_thread(_wait_until_idle, small_slot_server)
     after = small_slot_server.metrics()
 
     assert {i: answer for i, answer in enumerate(answers) if i not in hangs_up} == expected
@@ -68,7 +69,7 @@ async def _answer(client: AsyncOpenAI, prompt: str, hang_up_after: int | None) -
     return text
 
 
-async def _until_idle(server: Server) -> None:
+def _wait_until_idle(server: Server) -> None:
     """Wait until the server holds no request, no slot and no scratch, and fail if it never does."""
     for _ in range(200):
         metrics = server.metrics()
@@ -76,5 +77,5 @@ async def _until_idle(server: Server) -> None:
         if not any(held.values()):
             assert httpx.get(f"{server.url}/ready").status_code == 200
             return
-        await asyncio.sleep(0.05)
+        time.sleep(0.05)
     raise AssertionError(f"still held after 10 s: {held}")

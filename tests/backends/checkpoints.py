@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    AfmoeConfig,
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
@@ -87,10 +88,13 @@ def _config(architecture: str) -> PreTrainedConfig:
             )
         case "gemma3":
             return Gemma3TextConfig(**common, head_dim=16, query_pre_attn_scalar=16, sliding_window=SLIDING_WINDOW, layer_types=alternating)
+        case "afmoe":  # a mixture of experts, and picky about the memory layout of what attention returns
+            experts: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "num_dense_layers": 1}
+            return AfmoeConfig(**common, **experts, head_dim=16, sliding_window=SLIDING_WINDOW, layer_types=alternating)
     raise ValueError(f"no tiny checkpoint of {architecture}")
 
 
-ARCHITECTURES = ("llama", "mistral", "mistral-sliding", "qwen2", "qwen3", "phi3", "granite", "olmo2", "gemma2", "gemma3")
+ARCHITECTURES = ("llama", "mistral", "mistral-sliding", "qwen2", "qwen3", "phi3", "granite", "olmo2", "gemma2", "gemma3", "afmoe")
 
 
 def save_checkpoint(architecture: str, folder: Path, seed: int = 0) -> Path:

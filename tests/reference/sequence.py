@@ -96,15 +96,15 @@ def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    _: None,
+    attention_mask: None,  # noqa: ARG001
     scaling: float,
     reference_sequence: Sequence,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **__: Any,
+    **_: Any,
 ) -> tuple[Tensor, None]:
     mixed = reference_sequence.attend(module.layer_idx, query[0], key[0], value[0], scaling, sliding_window, softcap)
-    return mixed.transpose(0, 1)[None], None
+    return mixed.transpose(0, 1)[None].contiguous(), None  # as transformers' own functions do, and some models need
 
 
 def _capped(logits: Tensor, softcap: float | None) -> Tensor:

@@ -189,7 +189,7 @@ class AsyncEngine:
             core.run(lambda outputs, record: self._post(self._deliver, outputs, record))
             backend.close()
         except Exception as error:
-            logger.exception("%s", why)
+            logger.debug("%s", why, exc_info=True)  # `EngineCore` logs its own; what loading meets is mostly a wrong option
             why = f"{why}: {error}"
         finally:
             self._post(self._end, why)

@@ -18,7 +18,7 @@ from backends.registry import create_backend
 from server.app import create_app
 from server.async_engine import AsyncEngine
 from server.client import Health
-from server.config import Config, LogLevel
+from server.config import Config, LogLevel, with_flags
 from server.http_meter import HttpMeter
 from server.http_protocol import BoundedHttpProtocol
 from server.metrics import Metrics
@@ -93,7 +93,7 @@ class Process:
         return f"snapserve is ready at {url} after {seconds:.1f} s: {self._config.server.model_names[0]}, {slots}"
 
     def _give_up(self, health: Health) -> None:
-        print(f"snapserve serve: {health.detail}", file=sys.stderr)
+        print(f"snapserve serve: {with_flags(health.detail)}", file=sys.stderr)
         self._status = 1
         self._server.should_exit = True
 

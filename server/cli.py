@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
-from server import serve
+from server import serve, simulate
 from server.bench import command as bench
 from server.options import OptionError
 from server.version import server_version
@@ -26,7 +26,7 @@ class Command(Protocol):
     def run(self, arguments: argparse.Namespace) -> int: ...
 
 
-COMMANDS: tuple[Command, ...] = (serve, bench)
+COMMANDS: tuple[Command, ...] = (serve, bench, simulate)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

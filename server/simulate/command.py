@@ -27,10 +27,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Answer; return 0, or 1 when the answer is no: a level that cannot be met, a published figure that is missed."""
     from server.simulate.capacity import plan_answer, sweep_answer
+    from server.simulate.kernels import step_answer
     from server.simulate.reproduce import reproduce_answer
     from server.simulate.traffic import replay_answer
 
-    answers = {"plan": plan_answer, "sweep": sweep_answer, "replay": replay_answer, "reproduce": reproduce_answer}
+    answers = {"plan": plan_answer, "sweep": sweep_answer, "step": step_answer, "replay": replay_answer, "reproduce": reproduce_answer}
     try:
         answer = answers[arguments.question](arguments)
     except (ValueError, OSError) as error:  # what was asked for cannot be: no such model, no room, no such trace
@@ -82,6 +83,15 @@ def _sweep_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", type=Path, help="draw tokens/s over batch into this PNG file")
 
 
+def _step_arguments(parser: argparse.ArgumentParser) -> None:
+    _machine_arguments(parser)
+    parser.add_argument("--sockets", type=_positive, default=16)
+    parser.add_argument("--batch", type=_positive, default=1)
+    parser.add_argument("--execution", type=Execution, default=Execution.FUSED, choices=tuple(Execution))
+    parser.add_argument("--prefill", type=_positive, help="tokens of a prompt to read, instead of a decode step")
+    parser.add_argument("--trace", type=Path, help="write the step in Chrome's trace format into this file")
+
+
 def _replay_arguments(parser: argparse.ArgumentParser) -> None:
     _machine_arguments(parser)
     parser.add_argument("--sockets", type=_positive, default=16)
@@ -109,6 +119,7 @@ def _reproduce_arguments(parser: argparse.ArgumentParser) -> None:
 _QUESTIONS = (
     ("plan", "Find the cheapest deployment that meets a service level.", _plan_arguments),
     ("sweep", "Tabulate batch × context × sockets × policy × execution.", _sweep_arguments),
+    ("step", "Show one decode or prefill step kernel by kernel.", _step_arguments),
     ("replay", "Play a trace of arrivals through the real scheduler on the virtual clock.", _replay_arguments),
     ("reproduce", "Print every published figure beside ours.", _reproduce_arguments),
 )

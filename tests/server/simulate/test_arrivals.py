@@ -19,7 +19,7 @@ from server.simulate.arrivals import SHAPES, Arrival, TraceError, Traffic, read_
         ),
         (
             "mooncake.jsonl",
-            '{"timestamp": 1500, "input_length": 7, "output_length": 3}\n{"timestamp": 2000, "input_length": 1, "output_length": 1, "hash_ids": [4]}',
+            '{"timestamp": 1500, "input_length": 7, "output_length": 3}\n{"timestamp": 2000, "input_length": 1, "output_length": 1}',
         ),
         (
             "burst.csv",

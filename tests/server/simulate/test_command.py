@@ -30,6 +30,7 @@ def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]
     [
         ("plan", "--context", "8192"),
         ("sweep", "--batches", "1", "--contexts", "8192", "--sockets", "16"),
+        ("step", "--model", "deepseek-r1"),
         ("replay", "--requests", "20", "--rate", "5", "--shape", "poisson"),
         ("reproduce",),
     ],
@@ -53,6 +54,15 @@ def test_sweep_has_a_row_a_combination(capsys: pytest.CaptureFixture[str], tmp_p
     assert len(rows) == 2 * 2 * 2 * 2
     assert any(row.get("missing_bytes_per_socket", 0) > 1e9 for row in rows)
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_step_writes_a_trace_of_the_same_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "step.json"
+    values = asked(capsys, "step", "--model", "deepseek-r1", "--batch", "64", "--slot-capacity", "32768", "--trace", str(trace))
+    written = json.loads(trace.read_text())
+    assert written["otherData"]["simulated"] is True
+    assert max(event.get("ts", 0) + event.get("dur", 0) for event in written["traceEvents"]) == pytest.approx(1e6 * values["seconds"])
+    assert asked(capsys, "step", "--prefill", "4096")["seconds"] > 0
 
 
 def test_replay_reads_a_trace_and_writes_its_series(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

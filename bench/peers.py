@@ -1,0 +1,174 @@
+"""Measure snapserve beside other software on the same machine, in turns, and write one table of ratios.
+
+Like is compared with like: servers through HTTP, engines in a process of their own. Each peer lives in an environment of its own; those that
+are not there are left out, by name. `docs/benchmarks.md` says how to make the model and to install the peers.
+
+Usage: `python -m bench.peers MODEL_DIR [--loads short one] [--rounds 3] [--json FILE]`.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench.servers import OWN_OPTIONS, Server, llama_cpp, serving, snapserve, transformers, vllm
+from bench.sides import HttpSide, OpenVinoEngine, OwnEngine, Side, SideError, in_turns
+from server.bench.comparison import medians, ratios
+from server.bench.config import Address, Load, PromptFormat
+from server.bench.report import Figure
+
+_COMMON = Load(output_len=128, vocab_size=31000, ignore_eos=True, seed=1)
+LOADS = {
+    "short": replace(_COMMON, num_prompts=32, input_len=128, max_concurrency=8, num_warmups=8),
+    "one": replace(_COMMON, num_prompts=4, input_len=128, max_concurrency=1, num_warmups=1),
+    "long": replace(_COMMON, num_prompts=8, input_len=8192, max_concurrency=4, num_warmups=1),
+}
+COLUMNS = {"output_throughput": "output tokens/s", "median_ttft_ms": "TTFT (ms)", "median_tpot_ms": "TPOT (ms)", "failed": "failed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One comparison: medians of both sides and the ratio ours / theirs, or why there is none."""
+
+    load: str
+    ours: str
+    theirs: str
+    our_medians: Mapping[str, Figure]
+    their_medians: Mapping[str, Figure]
+    ratios: Mapping[str, Figure]
+    error: str | None = None
+
+    def as_json(self) -> dict[str, object]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def compare(load_name: str, load: Load, ours: tuple[str, Side], theirs: tuple[str, Side], rounds: int) -> Row:
+    print(f"{load_name}: {ours[0]} beside {theirs[0]}", file=sys.stderr)
+    try:
+        one, other = in_turns(ours[1], theirs[1], load, rounds)
+    except SideError as error:
+        return Row(load_name, ours[0], theirs[0], {}, {}, {}, str(error))
+    return Row(load_name, ours[0], theirs[0], medians(one), medians(other), ratios(one, other))
+
+
+def http_rows(arguments: argparse.Namespace, logs: Path) -> Iterator[Row]:
+    """Compare our server with every server that is installed, and with our own engine."""
+    with serving(snapserve(arguments.model), logs / "snapserve.log") as (url, seconds):
+        print(f"snapserve was ready after {seconds:.1f} s", file=sys.stderr)
+        ours = HttpSide(Address(url))
+        engine = OwnEngine(("--model", str(arguments.model), *OWN_OPTIONS))
+        for name, load in _loads(arguments):
+            yield compare(name, load, ("snapserve, HTTP", ours), ("snapserve, engine alone", engine), arguments.rounds)
+        for server in installed_servers(arguments):
+            yield from _server_rows(arguments, ours, server, logs / f"{server.name.replace(' ', '-')}.log")
+
+
+def _server_rows(arguments: argparse.Namespace, ours: Side, server: Server, log: Path) -> Iterator[Row]:
+    try:
+        with serving(server, log) as (url, seconds):
+            print(f"{server.name} was ready after {seconds:.1f} s", file=sys.stderr)
+            theirs = HttpSide(Address(url, model=server.model, extra_body=server.extra_body))
+            for name, load in _loads(arguments):
+                worded = load if server.takes_token_ids else replace(load, prompt_format=PromptFormat.TEXT)
+                yield compare(name, worded, ("snapserve, HTTP", ours), (f"{server.name}, HTTP", theirs), arguments.rounds)
+    except SideError as error:
+        yield Row("start", "snapserve, HTTP", server.name, {}, {}, {}, str(error))
+
+
+def engine_rows(arguments: argparse.Namespace) -> Iterator[Row]:
+    """Compare our engine with OpenVINO GenAI's, at its own cache precision and at ours, and on long prompts with eviction too."""
+    if arguments.openvino_python is None:
+        print("OpenVINO GenAI is left out: no --openvino-python", file=sys.stderr)
+        return
+    model = arguments.openvino_model or arguments.model.with_name(f"{arguments.model.name}-openvino")
+    ours = ("snapserve, engine", OwnEngine(("--model", str(arguments.model), *OWN_OPTIONS)))
+    for name, load in _loads(arguments):
+        kinds = [("u8", None), ("bf16", None)] + ([("u8", (128, 1024, 2048))] if name == "long" else [])
+        for precision, eviction in kinds:
+            title = f"OpenVINO GenAI, engine, KV {precision}{', eviction at 2048' if eviction else ''}"
+            side = OpenVinoEngine(arguments.openvino_python, model, precision, eviction)
+            yield compare(name, load, ours, (title, side), arguments.rounds)
+
+
+def installed_servers(arguments: argparse.Namespace) -> Iterator[Server]:
+    gguf = arguments.gguf or arguments.model.with_name(f"{arguments.model.name}.gguf")
+    makers: tuple[tuple[str, Callable[[str, Path], Server], Path], ...] = (
+        (arguments.vllm, vllm, arguments.model),
+        (arguments.llama_server, llama_cpp, gguf),
+        (arguments.transformers, transformers, arguments.model),
+    )
+    for executable, make, model in makers:
+        found = shutil.which(executable)
+        if found is None:
+            print(f"{executable} is left out: not installed", file=sys.stderr)
+        else:
+            yield make(found, model)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the rows in Markdown, each figure as ours / theirs = ratio."""
+    lines = ["| load | ours | theirs | " + " | ".join(COLUMNS.values()) + " |", "|---|---|---|" + "---|" * len(COLUMNS)]
+    for row in rows:
+        cells = (
+            [_cell(row, name) for name in COLUMNS]
+            if row.error is None
+            else [f"no figures: {' '.join(row.error.split())[:200]}", "", "", ""]
+        )
+        lines.append(f"| {row.load} | {row.ours} | {row.theirs} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(row: Row, name: str) -> str:
+    one, other, ratio = (figures.get(name) for figures in (row.our_medians, row.their_medians, row.ratios))
+    both = " / ".join("-" if figure is None else f"{figure:.4g}" for figure in (one, other))
+    return both if ratio is None else f"{both} = **{ratio:.2f}**"
+
+
+def machine() -> dict[str, object]:
+    return {"machine": platform.machine(), "num_cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
+
+
+def main() -> int:
+    """Return 0, or 1 where a comparison brought no figures."""
+    arguments = _parser().parse_args()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as logs:
+        rows += http_rows(arguments, arguments.logs or Path(logs))
+    rows += engine_rows(arguments)
+    print(table(rows))
+    if arguments.json is not None:
+        document = {"date": datetime.now(UTC).isoformat(timespec="seconds"), **machine(), "rounds": arguments.rounds}
+        arguments.json.write_text(json.dumps({**document, "rows": [row.as_json() for row in rows]}, indent=2) + "\n")
+    return int(any(row.error is not None for row in rows))
+
+
+def _loads(arguments: argparse.Namespace) -> list[tuple[str, Load]]:
+    return [(name, replace(LOADS[name], timeout=arguments.timeout)) for name in arguments.loads]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="folder that bench.make_model wrote")
+    parser.add_argument("--loads", nargs="+", choices=tuple(LOADS), default=list(LOADS))
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each side (default: 3)")
+    parser.add_argument("--timeout", type=float, default=600.0, help="longest seconds of one run (default: 600)")
+    parser.add_argument("--vllm", default="vllm", help="vLLM's command")
+    parser.add_argument("--llama-server", default="llama-server", help="llama.cpp's server")
+    parser.add_argument("--gguf", type=Path, help="the model for llama.cpp (default: MODEL_DIR.gguf)")
+    parser.add_argument("--transformers", default="transformers", help="the command of transformers")
+    parser.add_argument("--openvino-python", help="a Python that has openvino_genai")
+    parser.add_argument("--openvino-model", type=Path, help="the model for OpenVINO (default: MODEL_DIR-openvino)")
+    parser.add_argument("--logs", type=Path, help="folder for the servers' output")
+    parser.add_argument("--json", type=Path, help="file for all figures")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Servers of other projects and our own: how each is started for the measurements, and how long it takes until it answers."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.sides import ROOT, SideError
+
+START_LIMIT = 300.0  # seconds
+OWN_OPTIONS = ("--num-slots", "8", "--slot-capacity", "2048", "--max-model-len", "16384")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A command that serves a model; `{port}` stands for the port in it. `extra_body` is what its requests need beyond ours."""
+
+    name: str
+    command: Sequence[str]
+    health: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    model: str | None = None
+    extra_body: Mapping[str, Any] | None = None
+    takes_token_ids: bool = True
+
+
+def snapserve(model: Path) -> Server:
+    command = (sys.executable, "-m", "server", "serve", "--model", str(model), "--port", "{port}", "--log-level", "warning", *OWN_OPTIONS)
+    return Server("snapserve", command, "/ready")
+
+
+def vllm(executable: str, model: Path) -> Server:
+    command = (executable, "serve", str(model), "--port", "{port}", "--dtype", "bfloat16", "--max-model-len", "16384")
+    return Server("vLLM", command, "/health", {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "4"})
+
+
+def llama_cpp(executable: str, gguf: Path) -> Server:
+    """Eight sequences of up to 8448 tokens, KV in bf16."""
+    sizes = ("-t", str(os.cpu_count()), "-np", "8", "-c", str(8 * 8448), "-ctk", "bf16", "-ctv", "bf16", "-fa", "on")
+    return Server("llama.cpp", (executable, "-m", str(gguf), "--port", "{port}", *sizes), "/health")
+
+
+def transformers(executable: str, model: Path) -> Server:
+    """It refuses `ignore_eos`, and takes its own kind of configuration instead; its prompts are text."""
+    sizes = ("--cb-block-size", "64", "--cb-num-blocks", "1024", "--cb-max-batch-tokens", "512")
+    command = (
+        executable,
+        "serve",
+        str(model),
+        "--port",
+        "{port}",
+        "--continuous-batching",
+        "--dtype",
+        "bfloat16",
+        "--device",
+        "cpu",
+        *sizes,
+    )
+    extra = {"ignore_eos": None, "temperature": None, "generation_config": '{"do_sample": false, "eos_token_id": -1}'}
+    return Server("transformers serve", command, "/health", model=str(model), extra_body=extra, takes_token_ids=False)
+
+
+@contextmanager
+def serving(server: Server, log: Path) -> Iterator[tuple[str, float]]:
+    """Start a server; yield its URL and the seconds until it was ready; end it. Raises `SideError`."""
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [part.replace("{port}", str(port)) for part in server.command]
+    start = time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **server.environment}, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            _wait_until_ready(server, url + server.health, process, log)
+            yield url, time.monotonic() - start
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _wait_until_ready(server: Server, url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    end = time.monotonic() + START_LIMIT
+    with httpx.Client(trust_env=False, timeout=5) as client:
+        while time.monotonic() < end:
+            if process.poll() is not None:
+                raise SideError(f"{server.name} ended with {process.returncode}: {log.read_text(errors='replace')[-500:]}")
+            try:
+                if client.get(url).status_code == 200:
+                    return
+            except httpx.HTTPError:
+                pass
+            time.sleep(0.1)
+    raise SideError(f"{server.name} was not ready after {START_LIMIT:.0f} s; its output is in {log}")
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

@@ -1,0 +1,130 @@
+"""What can be loaded and compared: servers through HTTP, engines in a process of their own. Each gives the figures of `snapserve bench`."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from server.bench.answer import Answer
+from server.bench.config import Address, BenchConfig, Load
+from server.bench.measure import measure
+from server.bench.prompts import make_prompts
+from server.bench.report import Figure, Report, make_report
+from server.bench.run import Run
+from server.bench.target import TargetError
+
+PERCENTILES = (90.0, 99.0)
+ROOT = Path(__file__).parents[1]
+
+
+class SideError(Exception):
+    """A side that gave no figures; the message says why."""
+
+
+class Side(Protocol):
+    """One side of a comparison."""
+
+    def measure(self, load: Load) -> Mapping[str, Figure]:
+        """Run a load once. Raises `SideError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSide:
+    """A server that runs already."""
+
+    address: Address
+
+    def measure(self, load: Load) -> Mapping[str, Figure]:
+        config = BenchConfig(self.address, None, 1, load, PERCENTILES, None, None, failures_are_allowed=True)
+        try:
+            result = asyncio.run(measure(config))
+        except TargetError as error:
+            raise SideError(str(error)) from error
+        assert isinstance(result.figures, Report)
+        for reason, count in result.figures.failures.items():
+            print(f"{self.address.base_url}: {count} × {reason}: {result.figures.examples[reason]}", file=sys.stderr)
+        return result.figures.figures
+
+
+@dataclass(frozen=True, slots=True)
+class OwnEngine:
+    """Our engine, with these options of `snapserve serve`."""
+
+    options: Sequence[str]
+
+    def measure(self, load: Load) -> Mapping[str, Figure]:
+        flags = {
+            "--num-prompts": load.num_prompts,
+            "--random-input-len": load.input_len,
+            "--random-output-len": load.output_len,
+            "--random-vocab-size": load.vocab_size,
+            "--max-concurrency": load.max_concurrency or load.num_prompts,
+            "--num-warmups": load.num_warmups,
+            "--seed": load.seed,
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            result = Path(folder) / "result.json"
+            command = [sys.executable, "-m", "bench.engine", *self.options, "--json", str(result)]
+            command += [part for flag, value in flags.items() for part in (flag, str(value))]
+            _call(command, load.timeout)
+            return _numbers(json.loads(result.read_text()))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenVinoEngine:
+    """OpenVINO GenAI in a Python that has it. `eviction`: sink, recent and all tokens that are held, or None to hold every token."""
+
+    python: str
+    model: Path
+    kv_precision: str
+    eviction: tuple[int, int, int] | None = None
+
+    def measure(self, load: Load) -> Mapping[str, Figure]:
+        job = {
+            "model": str(self.model),
+            "kv_precision": self.kv_precision,
+            "eviction": self.eviction,
+            "max_concurrency": load.max_concurrency or load.num_prompts,
+            "warmups": _token_prompts(load, f"warm-up {load.seed}", load.num_warmups),
+            "prompts": _token_prompts(load, str(load.seed), load.num_prompts),
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            task, result = Path(folder) / "job.json", Path(folder) / "result.json"
+            task.write_text(json.dumps(job))
+            _call([self.python, str(ROOT / "bench" / "openvino_engine.py"), str(task), str(result)], load.timeout)
+            told = json.loads(result.read_text())
+        answers = tuple(Answer(**{**record, "contents": tuple(record["contents"])}) for record in told["records"])
+        return {**make_report(Run(answers, told["duration"]), PERCENTILES).figures, "seconds_to_ready": told["seconds_to_ready"]}
+
+
+def in_turns(one: Side, other: Side, load: Load, rounds: int) -> tuple[list[Mapping[str, Figure]], list[Mapping[str, Figure]]]:
+    """Measure both sides once a round, with the same prompts in a round; who goes first changes. Raises `SideError`."""
+    figures: tuple[list[Mapping[str, Figure]], list[Mapping[str, Figure]]] = ([], [])
+    for number in range(rounds):
+        for index in (0, 1) if number % 2 == 0 else (1, 0):
+            figures[index].append((one, other)[index].measure(replace(load, seed=load.seed + number)))
+    return figures
+
+
+def _token_prompts(load: Load, seed: str, count: int) -> list[dict[str, Any]]:
+    return [{"token_ids": prompt.content, "max_tokens": prompt.max_tokens} for prompt in make_prompts(load, None, seed, count)]
+
+
+def _numbers(document: Mapping[str, Any]) -> dict[str, Figure]:
+    return {name: value for name, value in document.items() if value is None or isinstance(value, (int, float))}
+
+
+def _call(command: Sequence[str], time_limit: float) -> None:
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=time_limit, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SideError(str(error)) from error
+    if done.returncode != 0:
+        raise SideError(f"{' '.join(command[:3])} ended with {done.returncode}: {done.stderr[-500:]}")

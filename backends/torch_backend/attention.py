@@ -66,7 +66,7 @@ def _slot_attention(
         raise NotImplementedError("attention that is not causal, or has a learned bias of its own")
     layer: int = module.layer_idx  # type: ignore[assignment]
     output = slot_cache.attend(layer, query, key, value, scaling=scaling, softcap=softcap, sinks=s_aux, sliding_window=sliding_window)
-    return output, None
+    return output.contiguous(), None  # some models take a view of it
 
 
 def grouped_attention(

@@ -1,12 +1,11 @@
 """`GET /health`, `/ready`, `/version` and `/metrics`: what those who run the server look at."""
 
-from importlib.metadata import version
-
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from server.client import Health
 from server.services import Services
+from server.version import server_version
 
 
 def router(services: Services) -> APIRouter:
@@ -25,8 +24,8 @@ def router(services: Services) -> APIRouter:
         return _status(now, is_well=now.is_alive and now.is_ready)
 
     @routes.get("/version")
-    async def server_version() -> dict[str, str]:
-        return {"version": version("snapserve")}
+    async def version() -> dict[str, str]:
+        return {"version": server_version()}
 
     @routes.get("/metrics")
     async def metrics() -> Response:

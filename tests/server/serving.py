@@ -20,6 +20,7 @@ from server.app import create_app
 from server.async_engine import AsyncEngine
 from server.http_meter import HttpMeter
 from server.metrics import Metrics
+from server.places import PlacesTaken
 from server.renderer import Renderer
 from server.settings import ServerSettings
 from tests.server.engines import Gate
@@ -46,12 +47,21 @@ class Observed(Metrics):
         self.finals: list[Final] = []
         self.statuses: list[int] = []  # of requests that the server is done with; 499: gone before it was answered
         self.num_refused = 0
+        self.num_reserved = 0
         self.last_step: StepRecord | None = None
         self._changed = threading.Condition()
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
         with self._changed:
             assert self._changed.wait_for(is_so, timeout=30), (self.finals, self.statuses, self.last_step)
+
+    def wait_for_step_after(self, step: StepRecord | None) -> None:
+        self.wait_until(lambda: self.last_step is not step)
+
+    def reserved(self) -> None:
+        with self._changed:
+            self.num_reserved += 1
+            self._changed.notify_all()
 
     def refused(self) -> None:
         super().refused()
@@ -76,6 +86,17 @@ class Observed(Metrics):
             self._changed.notify_all()
 
 
+class ObservedEngine(AsyncEngine):
+    """The engine's client, which says when it has given a place away."""
+
+    observed: Observed
+
+    def reserve(self, num_sequences: int) -> PlacesTaken:
+        places = super().reserve(num_sequences)
+        self.observed.reserved()
+        return places
+
+
 @dataclass(frozen=True)
 class RunningServer:
     """What a test sees of the server that it runs against."""
@@ -83,7 +104,6 @@ class RunningServer:
     url: str
     gate: Gate
     observed: Observed
-    engine: AsyncEngine
 
 
 @contextlib.contextmanager
@@ -99,7 +119,8 @@ def serve(
     """Run a server until the block ends. Steps wait at its gate unless `is_open`."""
     gate, observed, listener = Gate(is_open=is_open), Observed(), socket.create_server(("127.0.0.1", 0))
     backend = FakeBackend(backend_spec or spec(), step_time=gate.step, faults=faults)
-    engine = AsyncEngine(lambda: backend, config or SchedulerConfig(), observed, WallClock(), stall_limit=60)
+    engine = ObservedEngine(lambda: backend, config or SchedulerConfig(), observed, WallClock(), stall_limit=60)
+    engine.observed = observed
     app = create_app(engine, renderer, server_settings or settings(), observed)
     metered = HttpMeter(app, observed, WallClock().now)
     server = uvicorn.Server(uvicorn.Config(metered, lifespan="off", log_config=None, timeout_graceful_shutdown=5))
@@ -116,7 +137,7 @@ def serve(
     thread.start()
     assert has_loaded.wait(timeout=30), "the server did not start"
     try:
-        yield RunningServer(f"http://127.0.0.1:{listener.getsockname()[1]}", gate, observed, engine)
+        yield RunningServer(f"http://127.0.0.1:{listener.getsockname()[1]}", gate, observed)
     finally:
         gate.open()
         server.should_exit = True

@@ -11,12 +11,8 @@ from tests.server.events import blocks, data
 from tests.server.serving import MODEL, serve, settings, spec
 
 PATH = "/v1/chat/completions"
-HELLO: dict[str, Any] = {
-    "model": MODEL,
-    "messages": [{"role": "user", "content": "Where is the lamp?"}],
-    "max_tokens": 4,
-    "ignore_eos": True,
-}
+MESSAGES = [{"role": "user", "content": "Where is the lamp?"}]
+HELLO: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 4, "ignore_eos": True}
 
 
 def stream(http: httpx.Client, **options: Any) -> list[Any]:
@@ -120,7 +116,7 @@ def test_text_parts_are_a_message(http: httpx.Client) -> None:
 
 def test_an_answer_can_be_sent_back_as_it_came(http: httpx.Client) -> None:
     first = ask(http)["choices"][0]["message"]
-    again = ask(http, messages=[*HELLO["messages"], first, {"role": "user", "content": "And now?"}])
+    again = ask(http, messages=[*MESSAGES, first, {"role": "user", "content": "And now?"}])
     assert again["choices"][0]["message"]["content"]
 
 

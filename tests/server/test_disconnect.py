@@ -37,20 +37,24 @@ def sent(server: RunningServer, **body: Any) -> Iterator[socket.socket]:
         yield connection
 
 
-def wait_until_waiting(server: RunningServer, num_running: int, num_waiting: int) -> None:
-    def is_so() -> bool:
-        step = server.observed.last_step
-        return step is not None and (step.stats.num_running, step.stats.num_waiting) == (num_running, num_waiting)
-
-    server.observed.wait_until(is_so)
+def step_until(server: RunningServer, num_requests: int, num_running: int, num_waiting: int) -> None:
+    """Wait until so many requests have a place, then let the device take steps until so many sequences run and wait."""
+    observed = server.observed
+    observed.wait_until(lambda: observed.num_reserved == num_requests)
+    for _ in range(100):
+        last = observed.last_step
+        if last is not None and (last.stats.num_running, last.stats.num_waiting) == (num_running, num_waiting):
+            return
+        server.gate.let(1)
+        observed.wait_for_step_after(last)
+    raise AssertionError(f"{num_running} running and {num_waiting} waiting did not come: {observed.last_step}")
 
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_running_request_ends(server: RunningServer, stream: bool, n: int) -> None:
     with sent(server, stream=stream, n=n) as connection:
-        server.gate.let(3)
-        wait_until_waiting(server, 1, n - 1)
+        step_until(server, 1, 1, n - 1)
         if stream:
             assert connection.recv(12) == b"HTTP/1.1 200"
     server.observed.wait_until(lambda: len(server.observed.statuses) == 1)
@@ -65,11 +69,9 @@ def test_a_running_request_ends(server: RunningServer, stream: bool, n: int) -> 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_queued_request_ends_and_the_running_one_goes_on(server: RunningServer, stream: bool) -> None:
     with sent(server) as first:
-        server.gate.let(2)
-        wait_until_waiting(server, 1, 0)
+        step_until(server, 1, 1, 0)
         with sent(server, stream=stream):
-            server.gate.let(2)
-            wait_until_waiting(server, 1, 1)
+            step_until(server, 2, 1, 1)
         server.observed.wait_until(lambda: len(server.observed.statuses) == 1)
         server.gate.open()
         body = b""

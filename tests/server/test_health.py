@@ -13,7 +13,6 @@ from backends.interface import Backend
 from scheduler.config import SchedulerConfig
 from server.app import create_app
 from server.async_engine import AsyncEngine
-from server.client import HealthStatus
 from server.renderer import Renderer
 from tests.server.engines import Gate
 from tests.server.serving import MODEL, Observed, settings, spec
@@ -110,9 +109,23 @@ async def test_a_draining_server_ends_what_it_has_and_takes_no_more(http: httpx.
     await draining
 
 
-@pytest.mark.parametrize("status", HealthStatus)
-async def test_only_one_state_is_ready(status: HealthStatus) -> None:
-    assert (status.value == "ready") == (status is HealthStatus.READY)
+async def test_an_engine_that_makes_no_progress_is_not_well(renderer: Renderer, loading: Loading) -> None:
+    loading.gate = Gate(is_open=False)
+    loading.may_end.set()
+    engine = AsyncEngine(loading, SchedulerConfig(), Observed(), WallClock(), stall_limit=0)
+    engine.start()
+    await engine.wait_loaded()
+    transport = httpx.ASGITransport(create_app(engine, renderer, settings(), Observed()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
+        assert await states(http) == (200, 200, "ready")
+        running = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))
+        await loading.gate.wait_for_step()
+        assert await states(http) == (503, 503, "stalled")
+        loading.gate.open()
+        loading.gate.let(100)
+        assert (await running).status_code == 200
+        assert await states(http) == (200, 200, "ready")
+    await engine.close()
 
 
 async def test_version_and_metrics(http: httpx.AsyncClient, loading: Loading, engine: AsyncEngine) -> None:

@@ -45,9 +45,7 @@ def test_a_body_may_have_so_many_bytes_and_no_more(http: httpx.Client, size: int
         assert response.json()["error"]["code"] == "request_too_large"
 
 
-@pytest.mark.parametrize(
-    "content_type", ["application/json", "application/json; charset=utf-8", "Application/JSON", "application/vnd.api+json"]
-)
+@pytest.mark.parametrize("content_type", ["application/json", "application/json; charset=utf-8", "Application/JSON", "application/a+json"])
 def test_json_by_any_of_its_names(http: httpx.Client, content_type: str) -> None:
     assert http.post(PATH, content=body(50), headers={"Content-Type": content_type}).status_code == 200
 

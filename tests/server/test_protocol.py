@@ -134,6 +134,24 @@ COMPLETION_ONLY: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+def name(value: object) -> str:
+    return str(value)[:60]
+
+
+NO_REQUESTS = [
+    b"",
+    b"{",
+    b"[]",
+    b"5",
+    b"null",
+    b'"x"',
+    b"[" * 100_000,
+    b"\xff\xfe",
+    b'{"max_tokens": ' + b"9" * 5000 + b"}",
+    b'{"\\ud800": 1}',
+]
+
+
 def refusal(http: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
     response = http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
     assert response.status_code == 400, response.text
@@ -147,7 +165,7 @@ def refusal(http: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, An
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("change", "param", "code"), [*BOTH, *CHAT_ONLY], ids=str)
+@pytest.mark.parametrize(("change", "param", "code"), [*BOTH, *CHAT_ONLY], ids=name)
 def test_chat_refuses(http: httpx.Client, change: dict[str, Any], param: str, code: str, stream: bool) -> None:
     body = CHAT | change if not stream or "stream_options" in change else CHAT | {"stream": True} | change
     error = refusal(http, "/v1/chat/completions", body)
@@ -155,7 +173,7 @@ def test_chat_refuses(http: httpx.Client, change: dict[str, Any], param: str, co
     assert error["code"] == (code or error["code"])
 
 
-@pytest.mark.parametrize(("change", "param", "code"), [*BOTH, *COMPLETION_ONLY], ids=str)
+@pytest.mark.parametrize(("change", "param", "code"), [*BOTH, *COMPLETION_ONLY], ids=name)
 def test_completions_refuse(http: httpx.Client, change: dict[str, Any], param: str, code: str) -> None:
     error = refusal(http, "/v1/completions", COMPLETION | change)
     assert error["param"] == param
@@ -163,10 +181,7 @@ def test_completions_refuse(http: httpx.Client, change: dict[str, Any], param: s
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"])
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"{", b"[]", b"5", b"null", b'"x"', b"[" * 100_000, b"\xff\xfe", b'{"max_tokens": ' + b"9" * 5000 + b"}", b'{"\\ud800": 1}'],
-)
+@pytest.mark.parametrize("body", NO_REQUESTS, ids=lambda body: body[:20])
 def test_no_body_is_more_than_wrong(http: httpx.Client, path: str, body: bytes) -> None:
     response = http.post(path, content=body, headers={"Content-Type": "application/json"})
     assert response.status_code == 400

@@ -1,0 +1,65 @@
+"""Answers held against OpenAI's published schema, where a copy of it is at hand: its path in SNAPSERVE_OPENAI_SCHEMA (JSON)."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from tests.server.events import data
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "logprobs": True, "top_logprobs": 2, "n": 2}
+COMPLETION: dict[str, Any] = {"prompt": ["Hello", "you"], "max_tokens": 4, "logprobs": 2}
+
+
+@pytest.fixture(scope="module")
+def document() -> Any:
+    path = os.environ.get("SNAPSERVE_OPENAI_SCHEMA")
+    if path is None:
+        pytest.skip("SNAPSERVE_OPENAI_SCHEMA does not say where OpenAI's schema is")
+    return json.loads(Path(path).read_text())
+
+
+def check(document: Any, name: str, value: Any) -> None:
+    """Validate as JSON Schema; `nullable`, of OpenAPI 3.0, is spelt out first."""
+    schema = with_null({"$ref": f"#/components/schemas/{name}", "components": document["components"]})
+    jsonschema.Draft202012Validator(schema).validate(value)
+
+
+def with_null(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [with_null(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    plain = {key: with_null(value) for key, value in schema.items() if key != "nullable"}
+    return {"anyOf": [plain, {"type": "null"}]} if schema.get("nullable") is True else plain
+
+
+def test_chat(http: httpx.Client, document: Any) -> None:
+    check(document, "CreateChatCompletionResponse", http.post("/v1/chat/completions", json=CHAT).json())
+
+
+def test_chat_chunks(http: httpx.Client, document: Any) -> None:
+    body = CHAT | {"stream": True, "stream_options": {"include_usage": True}}
+    with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        chunks = list(data(response))
+    assert len(chunks) > 4
+    for chunk in chunks:
+        check(document, "CreateChatCompletionStreamResponse", chunk)
+
+
+def test_completions(http: httpx.Client, document: Any) -> None:
+    check(document, "CreateCompletionResponse", http.post("/v1/completions", json=COMPLETION).json())
+
+
+def test_models(http: httpx.Client, document: Any) -> None:
+    check(document, "ListModelsResponse", http.get("/v1/models").json())
+    check(document, "Model", http.get("/v1/models/demo").json())
+
+
+@pytest.mark.parametrize("body", [{}, {"messages": []}, {"model": "other", "messages": CHAT["messages"]}])
+def test_errors(http: httpx.Client, document: Any, body: dict[str, Any]) -> None:
+    check(document, "ErrorResponse", http.post("/v1/chat/completions", json=body).json())

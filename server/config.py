@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from backends.sn40l.backend import SimulationConfig
 from backends.torch_backend.config import DEFAULT_MAX_MODEL_LEN, DeviceName, DtypeName, TorchBackendConfig
 from cache.policy import HeadReduction, PolicyName, PolicyOptions, Pooling, SoftmaxDomain, WindowScorer
 from scheduler.config import SchedulerConfig
 from scheduler.waiting import QueueOrder
 from server.options import Option, OptionError, OptionGroup, choices, integer, one_of, options_table, resolve_options, seconds, switch, text
 from server.settings import Limits, ServerSettings
+from server.simulation import SIMULATION, simulation_of
 
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 DEMO_MODEL_NAME = "snapserve-demo"
@@ -27,6 +29,7 @@ DEMO_MODEL_NAME = "snapserve-demo"
 class BackendName(enum.StrEnum):
     TORCH = "torch"
     FAKE = "fake"  # no model: made-up tokens at once, for tests of clients
+    SN40L = "sn40l"  # tokens of another backend, in the time of a simulated machine
 
 
 class LogLevel(enum.StrEnum):
@@ -50,13 +53,24 @@ class ProcessConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything that `snapserve serve` was told, resolved. The fake backend takes its sizes from `backend` too."""
+    """Everything that `snapserve serve` was told, resolved. The fake backend takes its sizes from `backend` too.
+
+    With a `simulation`, `backend_name` is that of the backend whose tokens it answers with.
+    """
 
     backend_name: BackendName
     backend: TorchBackendConfig
     scheduler: SchedulerConfig
     server: ServerSettings
     process: ProcessConfig
+    simulation: SimulationConfig | None = None
+
+
+def model(value: str) -> str:
+    """Return a hub id, or the path of a folder that is there."""
+    if not value or (value.startswith(("/", ".", "~")) and not Path(value).is_dir()):
+        raise ValueError("a hub id or a folder that exists")
+    return value
 
 
 _SCORER = WindowScorer()
@@ -66,7 +80,7 @@ _LIMITS = Limits()
 MODEL = OptionGroup(
     "Model",
     (
-        Option("model", text, str(DEMO_MODEL), "Local folder or hub id of a Hugging Face model.", "MODEL", "the demo model"),
+        Option("model", model, str(DEMO_MODEL), "Local folder or hub id of a Hugging Face model.", "MODEL", "the demo model"),
         Option(
             "served-model-name",
             text,
@@ -162,7 +176,7 @@ SERVER = OptionGroup(
     ),
 )
 
-GROUPS = (MODEL, CACHE, SCHEDULING, SERVER)
+GROUPS = (MODEL, CACHE, SCHEDULING, SERVER, SIMULATION)
 
 
 def read_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Config:
@@ -183,8 +197,10 @@ def with_flags(message: str) -> str:
 
 
 def _compose(values: Mapping[str, Any]) -> Config:
+    is_simulated = values["backend"] is BackendName.SN40L
     return Config(
-        backend_name=values["backend"],
+        backend_name=BackendName(values["inner"]) if is_simulated else values["backend"],
+        simulation=simulation_of(values) if is_simulated else None,
         backend=_backend(values),
         scheduler=SchedulerConfig(
             order=values["scheduling_order"],

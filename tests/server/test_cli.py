@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -60,8 +61,8 @@ def test_a_process_serves_drains_and_ends() -> None:
         assert process.wait(timeout=30) == 0
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_process() -> None:
-    with start("--model", "/does/not/exist") as process:
+def test_a_model_that_cannot_be_loaded_ends_the_process(tmp_path: Path) -> None:
+    with start("--model", str(tmp_path)) as process:
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 1
     assert "snapserve serve: loading failed:" in errors

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
+from starlette.types import ASGIApp
 
-from backends.clock import WallClock
+from backends.clock import Clock, WallClock
 from backends.interface import Backend, BackendSpec
 from backends.registry import create_backend
 from server.app import create_app
@@ -23,6 +24,7 @@ from server.http_meter import HttpMeter
 from server.http_protocol import BoundedHttpProtocol
 from server.metrics import Metrics
 from server.renderer import Renderer
+from server.simulation import SimulatedHeader
 
 CLOSING_TIME = 5  # seconds that connections get to close once their requests have ended or were aborted
 
@@ -47,13 +49,16 @@ class Process:
 
     def __init__(self, config: Config, listener: socket.socket) -> None:
         self._config, self._listener = config, listener
-        self._clock = WallClock()
-        self._start_time = self._clock.now()
+        simulation = config.simulation
+        self._clock: Clock = WallClock() if simulation is None else simulation.clock()
+        self._start_time = WallClock().now()
         self._renderer = Renderer()
         metrics = Metrics(config.server.model_names[0])
-        self._engine = AsyncEngine(self._load, config.scheduler, metrics, self._clock, config.process.stall_timeout)
-        app = HttpMeter(create_app(self._engine, self._renderer, config.server, metrics), metrics, self._clock.now)
-        self._server = HttpServer(_uvicorn_config(config, app), self._begin_to_end)
+        stall_limit = config.process.stall_timeout * (simulation.time_scale or 1 if simulation else 1)  # in seconds of the clock
+        self._engine = AsyncEngine(self._load, config.scheduler, metrics, self._clock, stall_limit)
+        app: ASGIApp = create_app(self._engine, self._renderer, config.server, metrics)
+        metered = HttpMeter(app if simulation is None else SimulatedHeader(app), metrics, self._clock.now)
+        self._server = HttpServer(_uvicorn_config(config, metered), self._begin_to_end)
         self._status = 0
 
     async def run(self) -> int:
@@ -75,6 +80,8 @@ class Process:
         self._renderer.load(self._config.backend.model)
         vocab_size = len(self._renderer.vocabulary)
         backend = create_backend(self._config.backend_name, self._config.backend, self._clock, fake_vocab_size=vocab_size)
+        if self._config.simulation is not None:
+            backend = self._config.simulation.backend(backend, self._clock)
         backend.warmup()
         return backend
 
@@ -88,9 +95,10 @@ class Process:
     def _ready_line(self, spec: BackendSpec) -> str:
         host, port = self._listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        pool, seconds = spec.pools[0], self._clock.now() - self._start_time
+        pool, seconds = spec.pools[0], WallClock().now() - self._start_time
         slots = f"{pool.num_slots} slots of {pool.policy.layout.capacity} entries, policy {pool.policy.name}"
-        return f"snapserve is ready at {url} after {seconds:.1f} s: {self._config.server.model_names[0]}, {slots}"
+        simulation = f", simulated: true ({self._config.simulation})" if self._config.simulation is not None else ""
+        return f"snapserve is ready at {url} after {seconds:.1f} s: {self._config.server.model_names[0]}, {slots}{simulation}"
 
     def _give_up(self, health: Health) -> None:
         print(f"snapserve serve: {with_flags(health.detail)}", file=sys.stderr)

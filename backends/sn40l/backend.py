@@ -30,6 +30,11 @@ class SimulationConfig:
     time_scale: float | None = 1.0
     faults: tuple[Fault, ...] = ()
 
+    def __str__(self) -> str:
+        pace = "without waiting" if self.time_scale is None else f"{self.time_scale:g} times as fast"
+        faults = "".join(f", {fault}" for fault in self.faults)
+        return f"{self.model} on {self.num_sockets} sockets of {self.machine}, {pace}{faults}"
+
     def clock(self) -> Clock:
         """Return the clock that the scheduler and the backend must share."""
         return VirtualClock() if self.time_scale is None else PacedClock(self.time_scale)

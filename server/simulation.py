@@ -1,0 +1,101 @@
+"""The options of simulated serving, and the header that says of every answer that its times are simulated."""
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from backends.sn40l.backend import SimulationConfig
+from backends.sn40l.hardware import machine_names
+from backends.sn40l.model_config import model_names
+from backends.timed import parse_fault
+from server.options import Option, OptionGroup, choices, integer, switch, text
+
+HEADER = "x-simulated"
+
+
+class InnerName(enum.StrEnum):
+    """Whose tokens a simulated backend answers with."""
+
+    TORCH = "torch"
+    FAKE = "fake"
+
+
+def _inner(value: str) -> InnerName:
+    if value not in list(InnerName):
+        raise ValueError(f"one of {', '.join(InnerName)}")
+    return InnerName(value)
+
+
+def _time_scale(value: str) -> float | None:
+    """Return how many times as fast as it would time passes; None for no waiting at all."""
+    if value == "virtual":
+        return None
+    try:
+        scale = float(value)
+    except ValueError:
+        scale = 0.0
+    if not 0 < scale < float("inf"):
+        raise ValueError("a number above 0, or virtual")
+    return scale
+
+
+_DEFAULT = SimulationConfig()
+
+SIMULATION = OptionGroup(
+    "Simulation (`--backend sn40l`)",
+    (
+        Option("inner", _inner, InnerName.TORCH, "What the tokens come from.", choices(InnerName)),
+        Option(
+            "simulate-model",
+            text,
+            _DEFAULT.model,
+            f"Model that is timed: a config.json, its folder, or {', '.join(model_names())}.",
+            "MODEL",
+        ),
+        Option(
+            "simulate-machine", text, _DEFAULT.machine, f"Machine that is timed: a .toml file, or {', '.join(machine_names())}.", "MACHINE"
+        ),
+        Option("sockets", integer(1), _DEFAULT.num_sockets, "Sockets of the machine.", "N"),
+        Option("looping", switch, _DEFAULT.loops, "Whether the kernels of all layers are one loop.", ""),
+        Option("time-scale", _time_scale, 1.0, "How many times as fast simulated time passes; virtual for no waiting.", "FACTOR|virtual"),
+        Option(
+            "fault",
+            parse_fault,
+            (),
+            "Faults: slow-socket=FACTOR, stalled-link=EVERY:SECONDS, failed-step=EVERY.",
+            "FAULT",
+            "none",
+            is_list=True,
+        ),
+    ),
+)
+
+
+def simulation_of(values: Mapping[str, Any]) -> SimulationConfig:
+    """Return what the options of the group say."""
+    return SimulationConfig(
+        model=values["simulate_model"],
+        machine=values["simulate_machine"],
+        num_sockets=values["sockets"],
+        loops=values["looping"],
+        time_scale=values["time_scale"],
+        faults=values["fault"],
+    )
+
+
+class SimulatedHeader:
+    """Middleware that marks every answer, errors too, with `x-simulated: true`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def marking(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[HEADER] = "true"
+            await send(message)
+
+        await self._app(scope, receive, marking)

@@ -1,0 +1,91 @@
+"""Simulated serving: its options, and a whole process under 64 clients."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+from backends.sn40l.backend import SimulationConfig
+from backends.timed import FailedStep, SlowSocket
+from server.config import BackendName
+from server.options import OptionError
+from tests.server.test_config import config_of
+
+
+def test_options_make_a_simulation() -> None:
+    config = config_of(
+        "--backend", "sn40l", "--inner", "fake", "--sockets", "8", "--simulate-model", "llama-3.1-70b", "--no-looping",
+        "--time-scale", "2.5", "--fault", "slow-socket=2", "failed-step=9",
+    )  # fmt: skip
+    assert config.backend_name is BackendName.FAKE
+    faults = (SlowSocket(2.0), FailedStep(9))
+    assert config.simulation == SimulationConfig("llama-3.1-70b", num_sockets=8, loops=False, time_scale=2.5, faults=faults)
+    assert config_of("--backend", "sn40l", "--time-scale", "virtual").simulation == SimulationConfig(time_scale=None)
+    assert config_of().simulation is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--time-scale", "0"), "--time-scale must be a number above 0, or virtual"),
+        (("--inner", "sn40l"), "--inner must be one of torch, fake"),
+        (("--fault", "fire=1"), "--fault must be .*slow-socket=FACTOR"),
+        (("--sockets", "0"), "--sockets must be a whole number of at least 1"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        config_of(*flags)
+
+
+NUM_TOKENS = 40
+SCALE = 20
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A DeepSeek-R1 of 64 slots on 16 sockets, twenty times as fast."""
+    flags = f"--inner fake --simulate-model deepseek-r1 --num-slots 64 --max-model-len 8192 --policy full --time-scale {SCALE}".split()
+    command = [sys.executable, "-m", "server", "serve", "--backend", "sn40l", "--port", "0", *flags]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "simulated: true (deepseek-r1 on 16 sockets of sn40l, 20 times as fast)" in line
+        yield next(word for word in line.split() if word.startswith("http://")).rstrip(":")
+        process.terminate()
+
+
+async def test_64_clients_are_served_at_the_simulated_pace(url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=60) as client:
+
+        async def ask(number: int) -> tuple[int, str]:
+            prompt = f"client {number}"
+            body = {"ignore_eos": True}
+            stream = await client.completions.create(
+                model="snapserve-demo", prompt=prompt, max_tokens=NUM_TOKENS, temperature=0, stream=True,
+                stream_options={"include_usage": True}, extra_body=body,
+            )  # fmt: skip
+            chunks = [chunk async for chunk in stream]
+            assert chunks[-1].usage is not None
+            return chunks[-1].usage.completion_tokens, "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
+
+        started = time.monotonic()
+        answers = await asyncio.gather(*(ask(number) for number in range(64)))
+        seconds = time.monotonic() - started
+        assert [num_tokens for num_tokens, _ in answers] == [NUM_TOKENS] * 64
+        assert await ask(7) == answers[7]
+    step = 0.04  # simulated seconds: a step of 64 slots of 8,192 entries takes a little longer
+    assert seconds >= (NUM_TOKENS - 1) * step / SCALE
+
+
+def test_every_answer_is_marked(url: str) -> None:
+    for path, status in (("/v1/models", 200), ("/health", 200), ("/metrics", 200), ("/nowhere", 404)):
+        answer = httpx.get(url + path, timeout=30)
+        assert (answer.status_code, answer.headers["x-simulated"]) == (status, "true")

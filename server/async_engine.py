@@ -174,6 +174,11 @@ class AsyncEngine:
             return Health(HealthStatus.STALLED, f"no step has ended for {silence:.0f} s, the limit is {self._stall_limit:g} s")
         return Health(HealthStatus.READY)
 
+    @property
+    def num_unfinished(self) -> int:
+        """Sequences that the engine was given and has not ended, by the loop's own account: right even when the engine is stuck."""
+        return sum(len(stream.open_choices) for stream in self._streams.values())
+
     def now(self) -> float:
         return self._clock.now()
 

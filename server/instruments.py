@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from scheduler.messages import FinishReason
 from scheduler.stats import StepKind
+from server.client import HealthStatus
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"  # one engine a process
@@ -64,6 +65,10 @@ class Instruments:
         def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
             return histograms(name, text, buckets, LABELS).labels(*own)
 
+        def gauge_by(label: str, values: Iterable[str], name: str, text: str) -> Mapping[str, Gauge]:
+            family = gauges(name, text, (*LABELS, label))
+            return {value: family.labels(*own, value) for value in values}
+
         def counter_by(label: str, values: Iterable[str], name: str, text: str) -> Mapping[str, Counter]:
             family = counters(name, text, (*LABELS, label))
             return {value: family.labels(*own, value) for value in values}
@@ -97,6 +102,9 @@ class Instruments:
         self.request_max_tokens = histogram("vllm:request_params_max_tokens", "The max_tokens of requests.", _TOKENS)
         self.request_n = histogram("vllm:request_params_n", "The n of requests.", (1, 2, 5, 10, 20))
 
+        states = [status.value for status in HealthStatus]
+        self.health = gauge_by("state", states, "snapserve:health", "1 for the state that the engine is in, 0 for the others.")
+        self.unfinished = gauge("snapserve:sequences_unfinished", "Sequences that the engine was given and has not ended.")
         self.slots_in_use = gauge("snapserve:slots_in_use", "Slots that hold a sequence.")
         self.slots_total = gauge("snapserve:slots_total", "Slots that there are.")
         self.scratch_in_use = gauge("snapserve:scratch_in_use", "Scratches in which a long prompt is being read.")

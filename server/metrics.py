@@ -4,13 +4,26 @@
 its own: there may be several servers in a process. `python -m server.metrics` prints the table of `docs/metrics.md`.
 """
 
+from functools import partial
+from typing import Protocol
+
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from backends.interface import BackendSpec
 from scheduler.messages import Add, CacheUse, Final, FinishReason, Timing
 from scheduler.stats import StepRecord
+from server.client import Health, HealthStatus
 from server.instruments import ENGINE, Instruments
+
+
+class WatchedEngine(Protocol):
+    """An engine that can be asked how it is at any moment, whatever has become of its thread."""
+
+    @property
+    def num_unfinished(self) -> int: ...
+
+    def health(self) -> Health: ...
 
 
 class Metrics:
@@ -27,6 +40,16 @@ class Metrics:
     def render(self) -> bytes:
         """Return everything in Prometheus' text format."""
         return generate_latest(self._registry)
+
+    def watch(self, engine: WatchedEngine) -> None:
+        """Ask this engine at every scrape: what it tells of itself ends when it is stuck."""
+
+        def is_in(status: HealthStatus) -> float:
+            return float(engine.health().status is status)
+
+        for status in HealthStatus:
+            self._instruments.health[status.value].set_function(partial(is_in, status))
+        self._instruments.unfinished.set_function(lambda: engine.num_unfinished)
 
     # The HTTP edge
 

@@ -56,6 +56,7 @@ class Process:
         metrics = Metrics(config.server.model_names[0])
         stall_limit = config.process.stall_timeout * (simulation.time_scale or 1 if simulation else 1)  # in seconds of the clock
         self._engine = AsyncEngine(self._load, config.scheduler, metrics, self._clock, stall_limit)
+        metrics.watch(self._engine)
         app: ASGIApp = create_app(self._engine, self._renderer, config.server, metrics)
         metered = HttpMeter(app if simulation is None else SimulatedHeader(app), metrics, self._clock.now)
         self._server = HttpServer(_uvicorn_config(config, metered), self._begin_to_end)

@@ -13,7 +13,7 @@ from scheduler.messages import Final, FinishReason
 from server.client import QueueFullError
 from server.instruments import LABELS
 from server.metrics import Metrics, table
-from tests.server.engines import add_of, running
+from tests.server.engines import Gate, add_of, running
 
 DOCS = Path(__file__).parents[2] / "docs"
 SPEC = fake_spec(num_slots=4, policy=snapstream(2, 8, 8, WindowScorer(observation_window=4)), max_model_len=512)
@@ -84,6 +84,28 @@ async def test_a_load_of_nothing_but_plain_requests_is_counted_to_the_token() ->
     assert samples("vllm:inter_token_latency_seconds_count") >= 3 + 7
     assert samples("vllm:request_time_per_output_token_seconds_count") == 2  # one answer has no second token
     assert samples("snapserve:compression_ratio_count") == 3
+
+
+async def test_health_and_what_is_unfinished_are_asked_for_at_every_scrape() -> None:
+    metrics, gate = Metrics("tiny"), Gate(is_open=False)
+    assert Samples(metrics)("snapserve:sequences_unfinished") == 0
+    async with running(metrics, gate=gate, spec=SPEC) as engine:
+        metrics.watch(engine)
+        outputs = engine.generate(add_of(num_choices=3))
+        reading = asyncio.ensure_future(anext(outputs))
+        await gate.wait_for_step()  # the engine is stuck in its first step: of its own accord it has told nothing yet
+        samples = Samples(metrics)
+        assert samples("snapserve:sequences_unfinished") == 3
+        assert samples("snapserve:slots_in_use") == 0
+        assert samples("snapserve:health", state="ready") == 1
+        gate.open()
+        await reading
+        async for _ in outputs:
+            pass
+        assert Samples(metrics)("snapserve:sequences_unfinished") == 0
+    samples = Samples(metrics)
+    assert samples("snapserve:health", state="dead") == 1
+    assert samples("snapserve:health", state="ready") == 0
 
 
 def test_cache_settings_are_labels() -> None:

@@ -1,0 +1,91 @@
+"""The counts of work against torch's own counter and against transformers' models."""
+
+import math
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, MixtralConfig, PreTrainedModel
+
+from bench.floor import Machine, UnsupportedModelError, Work, decode_floor, measure_machine, prefill_floor, work_of
+from bench.make_model import model_config
+
+
+def config(**changes: object) -> LlamaConfig:
+    sizes: dict[str, object] = {
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "vocab_size": 100,
+        "attn_implementation": "eager",
+    }
+    return LlamaConfig(**(sizes | changes))  # type: ignore[arg-type]
+
+
+def model(of: LlamaConfig) -> PreTrainedModel:
+    made: PreTrainedModel = AutoModelForCausalLM.from_config(of, attn_implementation="eager")  # type: ignore[no-untyped-call]
+    return made
+
+
+@pytest.mark.parametrize("num_entries", [1, 7, 40])
+def test_a_decode_step_has_the_operations_that_torch_counts(num_entries: int) -> None:
+    with torch.no_grad():
+        llama, cache = model(config()), DynamicCache()
+        if num_entries > 1:
+            llama(torch.zeros(1, num_entries - 1, dtype=torch.long), past_key_values=cache)
+        with FlopCounterMode(display=False) as counter:
+            llama(torch.zeros(1, 1, dtype=torch.long), past_key_values=cache)
+    assert counter.get_total_flops() == work_of(config(), 2).decode_operations(1, num_entries)
+
+
+def test_a_prompt_costs_what_its_tokens_cost_one_by_one_but_for_the_output_layer() -> None:
+    work = work_of(config(), 2)
+    one_by_one = sum(work.decode_operations(1, entries) - 2 * work.num_output for entries in range(1, 31))
+    assert work.prefill_operations(30) == one_by_one + 2 * work.num_output
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_step_reads_every_weight_but_an_embedding_of_its_own(is_tied: bool) -> None:
+    of = config(tie_word_embeddings=is_tied, attention_bias=True)
+    llama = model(of)
+    read = sum(parameter.numel() for parameter in llama.parameters()) - (0 if is_tied else 100 * 48)
+    assert work_of(of, 2).weight_bytes == 2 * read
+
+
+def test_cache_entries_have_the_bytes_of_transformers_cache() -> None:
+    with torch.no_grad():
+        cache = DynamicCache()
+        model(config())(torch.zeros(1, 5, dtype=torch.long), past_key_values=cache)
+    held = sum(getattr(layer, plane).numel() for layer in cache.layers for plane in ("keys", "values"))
+    assert 5 * work_of(config(), 2).entry_bytes == 2 * held
+
+
+def test_the_model_of_the_measurements_has_a_hundred_million_weights() -> None:
+    work = work_of(model_config(), 2)
+    assert work.weight_bytes == pytest.approx(200e6, rel=0.01)
+    assert work.entry_bytes == 12 * 2 * 4 * 64 * 2
+
+
+def test_a_floor_is_the_slower_of_reading_and_computing() -> None:
+    work = Work(1, 1, 1, 10, num_matrix=1000, num_output=0, num_other=0, bytes_per_element=2)
+    reads = Machine("", 1, 0.0, "", {"a": 50.0, "b": 100.0}, {"c": math.inf})
+    computes = Machine("", 1, 0.0, "", {"a": math.inf}, {"c": 10.0, "d": 100.0})
+    assert decode_floor(work, reads, batch=2, entries=5) == (2000 + 2 * 5 * 40) / 100
+    assert decode_floor(work, computes, batch=2, entries=5) == 2 * (2000 + 40 * 5) / 100
+    assert prefill_floor(work, reads, 3) == 2000 / 100
+    assert prefill_floor(work, computes, 3) == (2000 * 3 + 40 * 6) / 100
+
+
+def test_experts_are_refused_by_the_name_of_the_setting() -> None:
+    with pytest.raises(UnsupportedModelError, match="num_experts = 8"):
+        work_of(MixtralConfig(), 2)
+
+
+def test_a_machine_is_measured_in_every_way() -> None:
+    machine = measure_machine(torch.device("cpu"), torch.float32, 2**20, (32, 64), seconds=0.01)
+    assert len(machine.bandwidths) == 3
+    assert set(machine.matrix_rates) == {"32 × 32 × 32", "64 × 64 × 64"}
+    assert all(0 < rate < math.inf for rate in (*machine.bandwidths.values(), *machine.matrix_rates.values()))
+    assert machine.bandwidth == max(machine.bandwidths.values())

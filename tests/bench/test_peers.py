@@ -1,0 +1,100 @@
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from bench.peers import Row, compare, table
+from bench.servers import Server, serving
+from bench.sides import HttpSide, OwnEngine, Side, SideError
+from server.bench.config import Address, Load
+from server.bench.report import Figure
+from tests.server.bench.scripted import Reply, scripted, whole
+
+LOAD = Load(num_prompts=3, input_len=20, output_len=6, max_concurrency=2, seed=4)
+
+
+@dataclass
+class Written:
+    """A side whose figures are written down, one a round."""
+
+    throughputs: list[float]
+    seeds: list[int] = field(default_factory=list)
+
+    def measure(self, load: Load) -> Mapping[str, Figure]:
+        self.seeds.append(load.seed)
+        return {"output_throughput": self.throughputs[load.seed - 4], "failed": 0}
+
+
+class Broken:
+    def measure(self, load: Load) -> Mapping[str, Figure]:  # noqa: ARG002
+        raise SideError("no engine\nhere")
+
+
+def test_sides_get_the_same_seeds_and_ratios_are_taken_in_a_round() -> None:
+    ours, theirs = Written([10.0, 40.0, 90.0]), Written([10.0, 10.0, 30.0])
+    row = compare("short", LOAD, ("ours", ours), ("theirs", theirs), 3)
+    assert ours.seeds == theirs.seeds == [4, 5, 6]
+    assert (row.our_medians["output_throughput"], row.their_medians["output_throughput"]) == (40, 10)
+    assert row.ratios["output_throughput"] == 3
+    assert "| 40 / 10 = **3.00** | - / - | - / - | 0 / 0 |" in table([row])
+
+
+def test_a_side_without_figures_says_why() -> None:
+    row = compare("short", LOAD, ("ours", Written([1.0])), ("theirs", Broken()), 1)
+    assert row.error == "no engine\nhere"
+    assert "| no figures: no engine here |" in table([row])
+
+
+def test_an_engine_without_http_serves_the_load() -> None:
+    figures = OwnEngine(("--backend", "fake")).measure(LOAD)
+    assert (figures["completed"], figures["failed"], figures["total_input_tokens"], figures["total_output_tokens"]) == (3, 0, 60, 18)
+    assert figures["seconds_to_ready"] is not None
+
+
+def test_an_engine_that_cannot_start_says_why() -> None:
+    with pytest.raises(SideError, match="--backend must be one of"):
+        OwnEngine(("--backend", "nothing")).measure(LOAD)
+
+
+def test_a_server_gives_figures_and_its_failures_count(capsys: pytest.CaptureFixture[str]) -> None:
+    with scripted(lambda number, _body: Reply(whole()) if number != 2 else Reply([b"full"], status=429)) as server:
+        side: Side = HttpSide(Address(server.url))
+        figures = side.measure(LOAD)
+    assert (figures["completed"], figures["failed"]) == (2, 1)
+    assert "1 × HTTP 429: full" in capsys.readouterr().err
+
+
+def test_a_server_that_is_gone_is_a_side_without_figures() -> None:
+    with scripted(lambda _number, _body: Reply(whole())) as server:
+        pass
+    with pytest.raises(SideError, match="cannot be reached"):
+        HttpSide(Address(server.url)).measure(LOAD)
+
+
+def test_a_server_is_started_waited_for_and_ended(tmp_path: Path) -> None:
+    files = Server("files", (sys.executable, "-m", "http.server", "{port}", "--bind", "127.0.0.1"), "/")
+    with serving(files, tmp_path / "log") as (url, seconds):
+        assert url.startswith("http://127.0.0.1:")
+        assert seconds > 0
+    assert "GET / HTTP/1.1" in (tmp_path / "log").read_text()
+
+
+def test_a_server_that_ends_at_once_is_told_with_its_output(tmp_path: Path) -> None:
+    broken = Server("broken", (sys.executable, "-c", "raise SystemExit('no such model')"), "/")
+    with pytest.raises(SideError, match="broken ended with 1: no such model"), serving(broken, tmp_path / "log"):
+        pass
+
+
+def test_rows_are_written_whole() -> None:
+    row = Row("short", "a", "b", {"x": 1}, {"x": 2}, {"x": 0.5})
+    assert row.as_json() == {
+        "load": "short",
+        "ours": "a",
+        "theirs": "b",
+        "our_medians": {"x": 1},
+        "their_medians": {"x": 2},
+        "ratios": {"x": 0.5},
+        "error": None,
+    }

@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that one request may ask for. Whatever exceeds a limit is refused before any work is done."""
+    """The most that one request may ask for. Whatever exceeds a limit is refused before any work is done.
+
+    Of anything there may be at most `server.protocol.fields.MAX_ITEMS`, whatever is said here.
+    """
 
     max_body_bytes: int = 4 * 1024 * 1024
     max_messages: int = 2048

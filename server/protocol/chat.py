@@ -1,18 +1,13 @@
 """`/v1/chat/completions`: the request, and the shapes of its answers."""
 
 from collections.abc import Mapping
-from typing import (
-    Annotated,
-    Literal,
-    NotRequired,
-    Self,
-)
+from typing import Annotated, Literal, NotRequired, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
 from server.errors import invalid_value
-from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Inert, RequestBody, Text, Unsupported, only
+from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Inert, RequestBody, Text, Unsupported, few, only
 from server.protocol.generation import GenerationRequest
 from server.protocol.usage import Usage
 
@@ -40,10 +35,18 @@ class Message(RequestBody):
         return self.model_dump(exclude_none=True, include={"role", "content", "name"})
 
 
+def few_parts(messages: object) -> object:
+    """Refuse more text parts than `MAX_ITEMS`, over all messages."""
+    if isinstance(messages, list):
+        contents = [message.get("content") for message in messages if isinstance(message, dict)]
+        few([part for content in contents if isinstance(content, list) for part in content])
+    return messages
+
+
 class ChatTurns(RequestBody):
     """Messages, and how they become a prompt."""
 
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1)]
+    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1), BeforeValidator(few_parts), BeforeValidator(few)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Annotated[object, AfterValidator(only({}))] = None

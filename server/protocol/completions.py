@@ -1,28 +1,23 @@
 """`/v1/completions`: the request, and the shapes of its answers."""
 
-from typing import (
-    Annotated,
-    Literal,
-    NotRequired,
-    Self,
-)
+from functools import cached_property
+from typing import Annotated, Literal, NotRequired, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
 from server.errors import invalid_value
-from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Text, TokenId, Unsupported, only
+from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Text, TokenId, Unsupported, few, only
 from server.protocol.generation import GenerationRequest
 from server.protocol.usage import Usage
 
+TokenIds: TypeAlias = Annotated[list[TokenId], Field(fail_fast=True)]
+Texts: TypeAlias = Annotated[list[Text], Field(fail_fast=True)]
+Prompt: TypeAlias = Annotated[Text | Texts | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)], BeforeValidator(few)]
+
 
 class CompletionRequest(GenerationRequest):
-    prompt: (
-        Text
-        | Annotated[list[Text], Field(fail_fast=True)]
-        | Annotated[list[TokenId], Field(fail_fast=True)]
-        | Annotated[list[Annotated[list[TokenId], Field(fail_fast=True)]], Field(fail_fast=True)]
-    )
+    prompt: Prompt
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
@@ -40,7 +35,7 @@ class CompletionRequest(GenerationRequest):
             raise invalid_value("'prompt' must not be empty.", "prompt")
         return self
 
-    @property
+    @cached_property
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
         """The prompts, each a text or token ids."""
         if isinstance(self.prompt, str):

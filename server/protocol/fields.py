@@ -12,7 +12,10 @@ from pydantic_core import PydanticCustomError
 
 MAX_INT32 = 2**31 - 1
 MAX_LOGPROBS = 20  # alternatives a token
-MAX_KEYS = 256  # of one JSON object: without a bound, a body full of unknown fields costs seconds in error messages
+
+# Bounds above every limit that a server may set: looking at each of a body's hundred thousand items would hold all other requests up.
+MAX_FIELDS = 256  # of an object
+MAX_ITEMS = 4096  # of a list or mapping, except of token ids
 
 
 class RequestBody(BaseModel):
@@ -22,8 +25,8 @@ class RequestBody(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_too_many_keys(cls, data: Any) -> Any:
-        if isinstance(data, dict) and len(data) > MAX_KEYS:
+    def _refuse_many_fields(cls, data: Any) -> Any:
+        if isinstance(data, dict) and len(data) > MAX_FIELDS:
             raise PydanticCustomError("invalid_value", "has {count} fields, far more than there are", {"count": len(data)})
         return data
 
@@ -37,6 +40,14 @@ def only(*neutral: object) -> Callable[[object], object]:
         return value
 
     return check
+
+
+def few(value: object) -> object:
+    """Refuse more than `MAX_ITEMS` items before anything looks at them one by one; token ids may be as many as a body holds."""
+    has_token_ids = isinstance(value, list) and bool(value) and isinstance(value[0], int)
+    if isinstance(value, list | dict) and len(value) > MAX_ITEMS and not has_token_ids:
+        raise PydanticCustomError("invalid_value", "has {count} items, more than {limit}", {"count": len(value), "limit": MAX_ITEMS})
+    return value
 
 
 def encodable(text: str) -> str:

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from backends.interface import SamplingParams
 from server.errors import invalid_value
-from server.protocol.fields import MAX_INT32, Inert, RequestBody, Seconds, Text, TokenId, Unsupported, only
+from server.protocol.fields import MAX_INT32, Inert, RequestBody, Seconds, Text, TokenId, Unsupported, few, only
 from server.renderer import GenerationDefaults
 
 T = TypeVar("T")
@@ -20,13 +20,6 @@ class StreamOptions(RequestBody):
     include_obfuscation: Inert = None
 
 
-def at_most_65536(biases: object) -> object:
-    """Refuse a huge object before every entry of it is looked at."""
-    if isinstance(biases, dict) and len(biases) > 65536:
-        raise PydanticCustomError("invalid_value", "has {count} entries, more than any vocabulary needs", {"count": len(biases)})
-    return biases
-
-
 def with_integer_keys(biases: dict[str, float]) -> dict[str, float]:
     for key in biases:
         if re.fullmatch(r"0|[1-9][0-9]{0,9}", key) is None:
@@ -35,7 +28,7 @@ def with_integer_keys(biases: dict[str, float]) -> dict[str, float]:
 
 
 LogitBias: TypeAlias = Annotated[
-    dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(at_most_65536), AfterValidator(with_integer_keys)
+    dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(few), AfterValidator(with_integer_keys)
 ]
 
 
@@ -47,7 +40,7 @@ class GenerationRequest(RequestBody):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     max_tokens: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
-    stop: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
+    stop: Annotated[Text | Annotated[list[Text], Field(fail_fast=True)] | None, BeforeValidator(few)] = None
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None

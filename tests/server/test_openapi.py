@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from tests.server.events import data

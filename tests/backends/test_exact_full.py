@@ -41,6 +41,7 @@ class Subject:
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
     path = save_checkpoint(request.param, tmp_path_factory.mktemp("checkpoint"))
     backend = open_backend(path, PolicyOptions(PolicyName.FULL), max_model_len=MAX_MODEL_LEN)
+    backend.warmup()  # leaves nothing behind
     yield Subject(backend, load_oracle(path))
     backend.close()
 

@@ -107,6 +107,7 @@ class Instruments:
         self.unfinished = gauge("snapserve:sequences_unfinished", "Sequences that the engine was given and has not ended.")
         self.slots_in_use = gauge("snapserve:slots_in_use", "Slots that hold a sequence.")
         self.slots_total = gauge("snapserve:slots_total", "Slots that there are.")
+        self.slot_capacity = gauge("snapserve:slot_capacity", "Entries of a slot.")
         self.scratch_in_use = gauge("snapserve:scratch_in_use", "Scratches in which a long prompt is being read.")
         self.scratch_total = gauge("snapserve:scratch_total", "Scratches that there are.")
         self.unread_prompt_tokens = gauge("snapserve:unread_prompt_tokens", "Tokens still to be read of the prompts being read.")

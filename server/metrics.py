@@ -66,6 +66,7 @@ class Metrics:
         self._instruments.slots_total.set(pool.num_slots)
         self._instruments.scratch_total.set(spec.scratch.num_scratch)
         layout = pool.policy.layout
+        self._instruments.slot_capacity.set(layout.capacity)
         sizes = (pool.num_slots, layout.capacity, layout.num_sink, layout.num_recent, layout.num_kept, spec.scratch.num_scratch)
         self._instruments.cache_config.labels(self._model_name, ENGINE, pool.policy.name.value, *sizes, spec.max_model_len).set(1)
 

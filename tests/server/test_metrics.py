@@ -113,6 +113,7 @@ def test_cache_settings_are_labels() -> None:
     metrics.loaded(SPEC)
     settings = {"policy": "snapstream", "num_slots": "4", "slot_capacity": "18", "num_sink": "2", "num_recent": "8", "num_kept": "8"}
     assert Samples(metrics)("vllm:cache_config_info", **settings, num_scratch="2", max_model_len="512") == 1
+    assert Samples(metrics)("snapserve:slot_capacity") == 18
 
 
 def test_every_outcome_is_there_from_the_start() -> None:

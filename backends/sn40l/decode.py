@@ -56,7 +56,7 @@ class _DecodeGraph:
         return (attention, merge("experts", [self._ffn(layer), self._experts(layer)]))
 
     def _operators(self, layer: Layer) -> Iterator[Kernel]:
-        """Yield the calls of a layer that nothing fuses: eleven, and two more with experts."""
+        """Yield the calls of a layer that nothing fuses: eleven."""
         batch, hidden, sockets = self._shape.batch, self._model.hidden_size, self._num_sockets
         attention, precision = layer.attention, self._model.precision
         row = 2.0 * batch * hidden
@@ -80,8 +80,7 @@ class _DecodeGraph:
             yield self._product("down", layer.ffn_params * precision.ffn / 3, layer.ffn_params // 3, 2 * row, num_collectives=1)
         else:
             yield self._router(layer)
-            yield self._ffn(layer)
-            yield self._experts(layer)
+            yield merge("experts", [self._ffn(layer), self._experts(layer)])
 
     def _projections(self, layer: Layer) -> Kernel:
         params = layer.attention.input_params + layer.attention.output_params

@@ -57,6 +57,7 @@ class Machine:
     decode_attention_efficiency: float
     pipeline_fill: float  # sequences' worth of time to fill the attention pipeline of a fused decode kernel
     hbm_reserve: float  # share of HBM for programs, arguments, activations and landing prompts
+    attention_tile: int  # queries and keys of a block in prefill
     kernels_per_layer: int  # calls into which a decoder layer is fused (an expert layer on a static machine needs one more)
     is_static: bool  # graphs have fixed trip counts, and consecutive calls can be looped
 
@@ -103,6 +104,6 @@ def _parse(name: str, text: str) -> MachineFile:
         missing, unknown = types.keys() - quantities.keys(), quantities.keys() - types.keys()
         raise MachineFileError(f"machine {name}: missing {sorted(missing)}, unknown {sorted(unknown)}")
     values: dict[str, Any] = {key: quantity.value for key, quantity in quantities.items()}
-    values |= {key: int(values[key]) for key in ("max_sockets", "kernels_per_layer")}
+    values |= {key: int(values[key]) for key in ("max_sockets", "attention_tile", "kernels_per_layer")}
     values["is_static"] = bool(values["is_static"])
     return MachineFile(name, title, Machine(**values), quantities)

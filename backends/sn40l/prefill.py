@@ -11,7 +11,6 @@ from backends.sn40l.deployment import Deployment, Execution
 from backends.sn40l.kernels import Call, Kernel, Step, merge, run
 from backends.sn40l.model_config import Layer
 
-ATTENTION_TILE = 8192  # arXiv 2511.03092 section 4: keys and values are tiled in blocks of 8192
 _OBSERVATION_WINDOW = 64  # assumption, 32 to 128: the paper does not tell its own
 
 
@@ -32,11 +31,10 @@ class Chunk:
     start: int = 0
     compression: Compression | None = None
 
-    @property
-    def num_pairs(self) -> float:
-        """Pairs of query and key that tiles compute: each block of queries meets every key up to the block's own end."""
-        full, rest = divmod(self.num_tokens, ATTENTION_TILE)
-        blocks = ATTENTION_TILE * (full * self.start + ATTENTION_TILE * full * (full + 1) // 2)
+    def num_pairs(self, tile: int) -> float:
+        """Return the pairs of query and key that tiles compute: each block of queries meets every key up to the block's own end."""
+        full, rest = divmod(self.num_tokens, tile)
+        blocks = tile * (full * self.start + tile * full * (full + 1) // 2)
         return float(blocks + rest * (self.start + self.num_tokens))
 
 
@@ -51,6 +49,7 @@ class _PrefillGraph:
     def __init__(self, deployment: Deployment, chunk: Chunk) -> None:
         self._model, self._machine, self._num_sockets = deployment.model, deployment.machine, deployment.num_sockets
         self._execution, self._chunk = deployment.execution, chunk
+        self._num_pairs = chunk.num_pairs(self._machine.attention_tile)
         self._activations = 2.0 * chunk.num_tokens * self._model.hidden_size
 
     def calls(self) -> Iterator[Call]:
@@ -116,12 +115,14 @@ class _PrefillGraph:
     def _attention(self, layer: Layer) -> Kernel:
         attention = layer.attention
         end = self._chunk.start + self._chunk.num_tokens
-        pairs = self._chunk.num_pairs if attention.window is None else self._chunk.num_tokens * min(end, attention.window + ATTENTION_TILE)
+        pairs = self._num_pairs
+        if attention.window is not None:
+            pairs = min(pairs, self._chunk.num_tokens * (attention.window + self._machine.attention_tile))
         head_share = -(-attention.num_heads // self._num_sockets) / attention.num_heads
         return Kernel(
             "attention",
             cache_bytes=2.0 * attention.expanded_width * end / self._num_sockets,
-            attention_operations=2.0 * attention.num_heads * attention.prefill_width * min(pairs, self._chunk.num_pairs) * head_share,
+            attention_operations=2.0 * attention.num_heads * attention.prefill_width * pairs * head_share,
             attention_efficiency=self._machine.prefill_attention_efficiency,
         )
 
@@ -143,6 +144,6 @@ class _PrefillGraph:
         row = self._activations / self._num_sockets
         for name in ("norm", "rotary", "add norm", "activation", "add"):
             yield Kernel(name, activation_bytes=3 * row)
-        scores = 2.0 * layer.attention.num_heads * self._chunk.num_pairs / self._num_sockets
+        scores = 2.0 * layer.attention.num_heads * self._num_pairs / self._num_sockets
         yield Kernel("softmax", activation_bytes=4 * scores)
         yield Kernel("values", activation_bytes=scores)

@@ -7,16 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.sn40l.deployment import Deployment, Execution
-from backends.sn40l.prefill import ATTENTION_TILE, Chunk, Compression, prefill_step
+from backends.sn40l.prefill import Chunk, Compression, prefill_step
 from tests.backends.sn40l.strategies import model, models, roomy
 
 ROUNDING = 1 + 1e-9
+ATTENTION_TILE = 8192
 
 
 @given(st.integers(1, 40_000), st.integers(0, 40_000))
 def test_tiles_cover_every_causal_pair_and_not_much_more(num_tokens: int, start: int) -> None:
     causal = num_tokens * start + num_tokens * (num_tokens + 1) // 2
-    pairs = Chunk(num_tokens, start).num_pairs
+    pairs = Chunk(num_tokens, start).num_pairs(ATTENTION_TILE)
     assert causal <= pairs <= causal + num_tokens * ATTENTION_TILE
 
 
@@ -26,7 +27,7 @@ def test_tiles_are_those_of_a_plain_loop(num_tiles: int, rest: int) -> None:
     for first in range(0, num_tokens, ATTENTION_TILE):
         size = min(ATTENTION_TILE, num_tokens - first)
         expected += size * (start + first + size)
-    assert Chunk(num_tokens, start).num_pairs == expected
+    assert Chunk(num_tokens, start).num_pairs(ATTENTION_TILE) == expected
 
 
 @given(models, st.sampled_from((1, 2, 4, 8)), st.integers(1, 140_000), st.integers(0, 100_000))

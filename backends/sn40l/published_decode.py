@@ -80,6 +80,7 @@ def looping_figures() -> tuple[Figure, ...]:
         return float(decode_of(machines["sn40l"], "llama-3.1-8b", 16, loops).num_calls)
 
     best = "the sources do not say which model gains most; 1042 tok/s of a looped 8B leave it 1.9, and a 3B would gain 2.4"
+    typical = "7B and 8B lie at 71, but with 70B and more nothing in the model keeps a loop from its 97 % of bandwidth"
     return (
         value("looping, best", LOOPING, "×", 2.2, 0.10, lambda m: max(gains(m)), note=listed, miss=best),
         value("looping, mean", LOOPING, "×", 1.6, 0.10, lambda m: statistics.geometric_mean(gains(m)), note=listed),
@@ -88,6 +89,8 @@ def looping_figures() -> tuple[Figure, ...]:
                note="read as: looped on 16 over not looped on 8; doubling alone never more than doubles"),
         span("share of peak, best", LOOPING, "%", 90, 100, 0.0, lambda m: max(shares(m)), note="dense models, 16 sockets"),
         span("share of peak, least", f"{LOOPING} (secondary)", "%", 70, 100, 0.0, lambda m: min(shares(m)), note="“generally over 70”"),
+        span("share of peak, typical", f"{LOOPING} (secondary)", "%", 70, 78, 0.05, lambda m: statistics.median(shares(m)),
+             note="median of the dense models", miss=typical),
         value("share of peak, 8B", f"{LOOPING} (secondary)", "%", 78, 0.10, lambda m: attained(m["sn40l"], "llama-3.1-8b", 16, loops),
                note="the source's model has 32 layers"),
         value("over DGX H100, best", LOOPING, "×", 3.7, 0.10, lambda m: max(over(m)), note="batch 1, 4k, models that fit 8 H100"),

@@ -222,7 +222,9 @@ def test_penalties_forget_the_slots_last_tenant(subject: Subject) -> None:
     """What an earlier prompt and output held, or its bias, weighs on nothing in the same slot."""
     request, again = (Request(random_prompt(9, seed=8), slots=(2,), sampling=replace(CHANCE, temperature=0.0)) for _ in range(2))
     subject.driver.run(request, num_tokens=12)
-    tenant = replace(CHANCE, logit_bias=((request.tokens[3], -100.0),))
-    subject.driver.run(Request(list(range(3, 50)), slots=(2,), sampling=tenant), num_tokens=NUM_STEPS)
+    unwanted = request.tokens[3]
+    tenant = Request(list(range(3, 50)), slots=(2,), sampling=replace(CHANCE, logit_bias=((unwanted, -100.0), (unwanted + 1, 100.0))))
+    subject.driver.run(tenant, num_tokens=NUM_STEPS)
+    assert set(tenant.tokens) == {unwanted + 1}
     subject.driver.run(again, num_tokens=12)
     assert again.tokens == request.tokens

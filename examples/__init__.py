@@ -1,0 +1,1 @@
+"""Worked examples: programs that use or feed the server and are no part of it."""

@@ -1,0 +1,88 @@
+"""The demo model's tokenizer: byte-level BPE over the made-up text, complete in bytes, with a chat template.
+
+It is trained on every word in each form it is used in, so that names and values are single tokens. Any other text falls apart into
+shorter tokens, in the end into bytes, so that every string survives encoding and decoding.
+"""
+
+import random
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from examples.demo_model import corpus, words
+
+BOS, EOS, PAD = "<|bos|>", "<|end|>", "<|pad|>"
+SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
+SPECIAL_TOKENS = (PAD, BOS, EOS, SYSTEM, USER, ASSISTANT)
+MAX_LENGTH = 16384
+
+CHAT_TEMPLATE = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message['role'] not in ['system', 'user', 'assistant'] %}
+        {{- raise_exception('unknown role ' ~ message['role'] ~ ': system, user and assistant are known') }}
+    {%- endif %}
+    {{- '<|' ~ message['role'] ~ '|>' }}
+    {%- if message['content'] is string %}
+        {{- message['content'] }}
+    {%- else %}
+        {%- for part in message['content'] %}
+            {{- part['text'] }}
+        {%- endfor %}
+    {%- endif %}
+    {{- eos_token }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|assistant|>' }}
+{%- endif %}
+"""
+
+
+def single_tokens() -> list[str]:
+    """The pieces of text that must be one token each."""
+    spaced = (*words.NAMES, *words.ADJECTIVES, *corpus.NOUNS, *words.PLACES, *words.THINGS, *words.DEEDS, *words.TIMES)
+    return [*(f" {word}" for word in spaced), *words.ADJECTIVES, *words.NAMES]
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Train the tokenizer; the same each time."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    trainer = trainers.BpeTrainer(
+        vocab_size=100_000,  # never reached: merging ends when each word of the text is one token
+        min_frequency=2,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_training_lines(), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
+    )
+    fast: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        bos_token=BOS,
+        eos_token=EOS,
+        pad_token=PAD,
+        additional_special_tokens=[SYSTEM, USER, ASSISTANT],
+        clean_up_tokenization_spaces=False,
+        model_max_length=MAX_LENGTH,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    broken = [text for text in single_tokens() if len(fast.encode(text, add_special_tokens=False)) != 1]
+    if broken:
+        raise RuntimeError(f"{len(broken)} words are not single tokens: {broken[:10]}")
+    return fast
+
+
+def _training_lines() -> list[str]:
+    rng = random.Random("tokenizer")
+    lines = single_tokens() * 2
+    for _ in range(200):
+        text = corpus.write_training_text(rng, num_facts=32, num_fillers=32, num_questions=32)
+        lines += [text.document, *(line for exchange in text.exchanges for line in exchange)]
+    lines += [line for exchange in corpus.SMALL_TALK for line in exchange] * 2
+    lines += list(corpus.SYSTEM_PROMPTS) * 2
+    return lines

@@ -19,6 +19,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until told to end; return 0, or 1 when the model cannot be loaded."""
     config = read_config(arguments, os.environ)
+    # PyTorch's threads would otherwise wait for each other spinning; where anything else wants a core, each step then loses a time slice.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with listen(config.process) as listener:
         from server.process import run_process
 

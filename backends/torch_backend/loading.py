@@ -1,9 +1,11 @@
 """Published checkpoints, and which of them can run on slots. Whatever cannot is refused by name before a request meets it."""
 
+import sys
 from typing import Any
 
 import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from backends.torch_backend.attention import ATTENTION_NAME, register_attention
 from backends.torch_backend.config import DeviceName, DtypeName
@@ -23,6 +25,8 @@ def load_model(name: str, device: DeviceName, dtype: DtypeName) -> PreTrainedMod
     check_config(config)
     model_class, target = _model_class(config), resolve_device(device)
     register_attention()
+    if not sys.stderr.isatty():
+        disable_progress_bar()  # type: ignore[no-untyped-call]  # nobody watches, and in a log it is noise
     try:
         loaded: Any = model_class.from_pretrained(
             name,

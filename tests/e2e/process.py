@@ -38,9 +38,9 @@ class Server:
 @contextmanager
 def serve(*arguments: str, log: Path) -> Iterator[Server]:
     """Start a server, yield it once it is ready, and stop it."""
-    port = _free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("SNAPSERVE_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SNAPSERVE_", "OMP_"))}
     start = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -57,7 +57,8 @@ def serve(*arguments: str, log: Path) -> Iterator[Server]:
             process.wait(timeout=60)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a loopback port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

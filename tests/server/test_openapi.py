@@ -11,6 +11,8 @@ import pytest
 
 from tests.server.events import data
 
+pytestmark = pytest.mark.openai_schema
+
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "logprobs": True, "top_logprobs": 2, "n": 2}
 COMPLETION: dict[str, Any] = {"prompt": ["Hello", "you"], "max_tokens": 4, "logprobs": 2}
 

@@ -12,10 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples.demo_model import corpus, words
+from examples.demo_model.batches import IGNORED, Writer
 from examples.demo_model.corpus import Difficulty, make_case
 from examples.demo_model.evaluate import Evaluator
+from examples.demo_model.model import hidden_states
+from examples.demo_model.stages import STAGES
 from examples.demo_model.tokenizer import SPECIAL_TOKENS, build_tokenizer, single_tokens
-from examples.demo_model.train import IGNORED, STAGES, Trainer, Writer, hidden_states
+from examples.demo_model.train import Trainer
 
 SHIPPED = Path(__file__).parents[2] / "server" / "demo_model"
 MAX_WEIGHT_BYTES = 12_000_000

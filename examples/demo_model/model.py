@@ -1,0 +1,101 @@
+"""The model: its shape, the weights it starts from, and running its layers in training."""
+
+from pathlib import Path
+
+import torch
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from examples.demo_model import words
+from examples.demo_model.tokenizer import MAX_LENGTH
+
+HEAD_DIM = 64
+LOCAL_FREQUENCY, LOCAL_GAIN = 1e-3, 1.7
+FAR_FREQUENCY, FAR_GAIN = 1e-2, 5.0
+EMBEDDING_SCALE, COPY_GAIN, OUTPUT_GAIN = 0.08, 1.5, 0.5
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """Make the untrained model."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=MAX_LENGTH,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        tie_word_embeddings=False,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    model = LlamaForCausalLM(config)
+    shape_start(model, tokenizer)
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
+    )
+    return model
+
+
+def shape_start(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Start the weights near the circuit they have to become, which saves the long plateau on which a random start only guesses.
+
+    Half of the residual stream begins as the tokens' own, half as what the first layer writes. First layer: head h looks h + 1 tokens back
+    and writes what is there into the second half; for that, every embedding gets the same large first component, from which the queries
+    and keys are made whose rotated products peak at that distance. Second layer: attends to positions whose second half is alike (queries
+    and keys begin as one projection, with most weight on the slow rotary pairs, which match at any distance), and copies their first half.
+    Output: what is copied is written, and an answer's first word, which has no leading space, begins as its twin with one. Training is
+    free to change all of it.
+    """
+    config = model.config
+    half = config.hidden_size // 2
+    frequencies = model.model.rotary_emb.inv_freq  # [pair]
+    with torch.no_grad():
+        embedding = model.model.embed_tokens.weight
+        embedding[:, :half].normal_(std=EMBEDDING_SCALE)
+        embedding[:, 0] = 3 * EMBEDDING_SCALE
+        embedding[:, half:] = 0
+        first = model.model.layers[0].self_attn
+        fast = frequencies > LOCAL_FREQUENCY
+        for head in range(config.num_attention_heads):
+            rows = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
+            angle = -(head + 1) * frequencies
+            first.q_proj.weight[rows, 0] = LOCAL_GAIN * torch.cat([angle.cos() * fast, angle.sin() * fast])
+            first.k_proj.weight[rows, 0] = LOCAL_GAIN * torch.cat([fast, torch.zeros_like(frequencies)])
+        first.o_proj.weight[:half] = 0
+        second = model.model.layers[1].self_attn
+        scale = torch.where(frequencies < FAR_FREQUENCY, FAR_GAIN, 1.0).repeat(2 * config.num_attention_heads)
+        second.q_proj.weight *= scale[:, None]
+        second.q_proj.weight[:, :half] = 0
+        second.k_proj.weight.copy_(second.q_proj.weight)
+        second.v_proj.weight[:, half:] = 0
+        second.v_proj.weight[:, 0] = 0  # common to all tokens
+        second.v_proj.weight *= COPY_GAIN
+        second.o_proj.weight.copy_(second.v_proj.weight.T)
+        output = model.lm_head.weight
+        output.copy_(OUTPUT_GAIN * embedding)
+        output[:, 0] = 0
+        for word in words.ADJECTIVES:
+            alone, spaced = (tokenizer.encode(text, add_special_tokens=False)[0] for text in (word, f" {word}"))
+            output[alone] = output[spaced]
+
+
+def hidden_states(model: LlamaForCausalLM, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Run the layers under plain causal attention.  # [sequence, position, hidden]
+
+    Not the model's own `forward`, which takes a skip in the positions for the border of a packed sequence and attends to nothing before it.
+    """
+    hidden = model.model.embed_tokens(ids)
+    rotary = model.model.rotary_emb(hidden, position_ids=positions)
+    for layer in model.model.layers:
+        hidden = layer(hidden, attention_mask=None, position_embeddings=rotary, position_ids=positions)
+    normed: torch.Tensor = model.model.norm(hidden)
+    return normed
+
+
+def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write model and tokenizer as `from_pretrained` reads them."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -127,8 +127,14 @@ def url(value: str) -> str:
     return value.rstrip("/")
 
 
+def key(value: str) -> str:
+    if not _is_printable(value) or not value.strip():
+        raise ValueError("printable ASCII")
+    return value
+
+
 def path(value: str) -> str:
-    if not value.startswith("/") or not value.endswith("completions"):
+    if not value.startswith("/") or not value.endswith("completions") or " " in value or not _is_printable(value):
         raise ValueError("a path like /v1/completions or /v1/chat/completions")
     return value
 
@@ -143,6 +149,10 @@ def json_object(value: str) -> dict[str, Any]:
     return parsed
 
 
+def _is_printable(value: str) -> bool:
+    return value.isascii() and value.isprintable()
+
+
 _LOAD = Load()
 
 TARGET = OptionGroup(
@@ -151,7 +161,7 @@ TARGET = OptionGroup(
         BenchOption("base-url", url, "http://127.0.0.1:8000", "Server to load.", "URL"),
         BenchOption("endpoint", path, "/v1/completions", "Path to call, of text or of chat completions.", "PATH"),
         BenchOption("model", text, None, "Model to ask for.", "NAME", "the first that the server lists"),
-        BenchOption("api-key", text, None, "Key to send.", "KEY", "none"),
+        BenchOption("api-key", key, None, "Key to send.", "KEY", "none"),
         BenchOption(
             "extra-body",
             json_object,

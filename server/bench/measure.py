@@ -3,7 +3,6 @@
 import math
 import sys
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -36,13 +35,12 @@ class Result:
 async def measure(config: BenchConfig) -> Result:
     """Load the server, or both in turns. Raises `TargetError` for one that cannot be, `OptionError` for an unfit file of prompts."""
     addresses = [config.base] if config.compare is None else [config.base, config.compare]
-    async with AsyncExitStack() as stack:
-        targets = [await stack.enter_async_context(Target(address, config.load.ignore_eos)) for address in addresses]
-        forms = await survey(targets, config.load)
-        description = _describe(config, targets, forms)
-        if config.compare is None:
-            return Result(description, await _turn(targets[0], forms[0], config, 0))
-        return Result(description, await _turns(targets, forms, config))
+    targets = [Target(address, config.load.ignore_eos) for address in addresses]
+    forms = await survey(targets, config.load)
+    description = _describe(config, targets, forms)
+    if config.compare is None:
+        return Result(description, await _turn(targets[0], forms[0], config, 0))
+    return Result(description, await _turns(targets, forms, config))
 
 
 async def _turns(targets: Sequence[Target], forms: Sequence[Form], config: BenchConfig) -> Comparison:

@@ -3,14 +3,11 @@
 import time
 from typing import TextIO
 
-from server.bench.answer import Failure
-from server.bench.target import Outcome
-
 INTERVAL = 0.2  # seconds between two states of the line
 
 
 class ProgressLine:
-    """Call it with every outcome. On anything but a terminal it writes nothing."""
+    """Call it when a request has ended. On anything but a terminal it writes nothing."""
 
     def __init__(self, output: TextIO, title: str, total: int) -> None:
         self._output = output
@@ -21,9 +18,9 @@ class ProgressLine:
         self._shown_until = 0.0
         self._is_shown = output.isatty()
 
-    def __call__(self, outcome: Outcome) -> None:
+    def __call__(self, went_well: bool) -> None:
         self._num_done += 1
-        self._num_failed += isinstance(outcome, Failure)
+        self._num_failed += not went_well
         now = time.monotonic()
         if self._is_shown and (now >= self._shown_until or self._num_done == self._total):
             self._shown_until = now + INTERVAL

@@ -4,12 +4,15 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from server.bench.answer import Failure
 from server.bench.prompts import Prompt
-from server.bench.target import Outcome, Target
+from server.bench.target import Outcome, Target, read_outcome
+from server.bench.wire import Recording
 
-Progress = Callable[[Outcome], None]
+Progress: TypeAlias = Callable[[bool], None]
+"""Told of every request that ends, and whether it went well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +28,13 @@ async def run_load(
 ) -> Run:
     """Send `prompts` at the moments `arrivals`, in seconds from now. A request's own time begins when it is sent: not while it waits."""
     places = asyncio.Semaphore(max_concurrency or len(prompts))
-    outcomes: dict[int, Outcome] = {}
+    late = Failure("time limit", f"unfinished after {time_limit:g} s")
+    recordings: list[Recording | Failure] = [late] * len(prompts)
 
     async def send(index: int) -> None:
         async with places:
-            outcomes[index] = await target.send(prompts[index])
-        progress(outcomes[index])
+            recordings[index] = recording = await target.send(prompts[index])
+        progress(not isinstance(recording, Failure) and recording.is_ok)
 
     start = time.perf_counter()
     try:
@@ -40,6 +44,6 @@ async def run_load(
                     await asyncio.sleep(wait)
                 group.create_task(send(index))
     except TimeoutError:
-        pass  # what has no outcome by now gets its own below
-    late = Failure("time limit", f"unfinished after {time_limit:g} s")
-    return Run(tuple(outcomes.get(index, late) for index in range(len(prompts))), time.perf_counter() - start)
+        pass  # what has no recording by now stays late
+    duration = time.perf_counter() - start
+    return Run(tuple(read_outcome(recording) for recording in recordings), duration)

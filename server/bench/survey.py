@@ -31,7 +31,7 @@ async def survey(targets: Sequence[Target], load: Load) -> list[Form]:
 async def _token_refusal(target: Target, load: Load) -> str | None:
     """Return why a server does not take token ids, or None if it does. Raises `TargetError` for failures of other kinds."""
     token_ids = random_token_ids(PROBE_TOKENS, load.vocab_size, random.Random(load.seed))
-    outcome = await target.send(Prompt(token_ids, 1))
+    outcome = await target.ask(Prompt(token_ids, 1))
     if isinstance(outcome, Answer):
         return None
     if outcome.reason not in _REFUSALS:
@@ -43,7 +43,7 @@ async def _word_scale(target: Target, load: Load) -> WordScale:
     """Measure how many tokens random words make, by two short requests."""
     source, counts = random.Random(load.seed), list[int]()
     for num_words in PROBE_WORDS:
-        outcome = await target.send(Prompt(random_words(num_words, source), 1))
+        outcome = await target.ask(Prompt(random_words(num_words, source), 1))
         if isinstance(outcome, Failure):
             raise _error(target, outcome)
         counts.append(outcome.num_input_tokens)

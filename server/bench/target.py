@@ -1,17 +1,16 @@
 """A server under load, as its client sees it: how a request is worded and sent, and what came of it."""
 
-import time
+import json
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 import httpx
 
 from server.bench.answer import Answer, Failure, read_answer, shortened
 from server.bench.config import Address
 from server.bench.prompts import Prompt
-
-CONNECT_TIMEOUT = 30.0  # seconds; the time of an answer is bounded by the run's
+from server.bench.wire import CONNECT_LIMIT, ConnectionCutError, Recording, exchange, post
 
 Outcome: TypeAlias = Answer | Failure
 
@@ -21,29 +20,14 @@ class TargetError(Exception):
 
 
 class Target:
-    """An open client of one server. `model` is set once the server has told it, or from the address."""
+    """One server. `model` is what requests ask for: that of the address, or what the server has told."""
 
     def __init__(self, address: Address, ignore_eos: bool) -> None:
         self.address = address
         self.model = address.model
+        self._url = urlsplit(address.base_url)
         self._extra = {**({"ignore_eos": True} if ignore_eos else {}), **(address.extra_body or {})}
-        headers = {"Accept-Encoding": "identity"}  # chunks as the server sends them
-        if address.api_key is not None:
-            headers["Authorization"] = f"Bearer {address.api_key}"
-        self._client = httpx.AsyncClient(
-            base_url=address.base_url,
-            headers=headers,
-            timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=False,  # a proxy would be measured too, and could not reach a loopback address
-        )
-
-    async def __aenter__(self) -> Self:
-        await self._client.__aenter__()
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self._client.__aexit__(kind, error, trace)
+        self._headers = [] if address.api_key is None else [("Authorization", f"Bearer {address.api_key}")]
 
     async def find_model(self) -> None:
         """Take the first model that the server lists, unless one was named. Raises `TargetError`."""
@@ -51,7 +35,9 @@ class Target:
             return
         place = self.address.base_url + self.address.models_path
         try:
-            response = await self._client.get(self.address.models_path, timeout=CONNECT_TIMEOUT)
+            # A proxy of the environment's could not reach a loopback address.
+            async with httpx.AsyncClient(headers=self._headers, timeout=CONNECT_LIMIT, trust_env=False) as client:
+                response = await client.get(place)
         except httpx.HTTPError as error:
             raise TargetError(f"{place} cannot be reached: {type(error).__name__} {error}") from error
         if response.status_code != 200:
@@ -61,20 +47,18 @@ class Target:
         except (ValueError, LookupError, TypeError) as error:
             raise TargetError(f"{place} names no model; name one by --model") from error
 
-    async def send(self, prompt: Prompt) -> Outcome:
-        """Send one request and read its answer to the end. Whatever goes wrong is a `Failure`."""
-        received: list[tuple[float, bytes]] = []
-        sent = time.perf_counter()
+    async def send(self, prompt: Prompt) -> Recording | Failure:
+        """Send one request and record its answer to the end."""
+        headers = [("Content-Type", "application/json"), ("Accept", "text/event-stream"), *self._headers]
+        request = post(self._url, self.address.endpoint, headers, json.dumps(self._body(prompt)).encode())
         try:
-            async with self._client.stream("POST", self.address.endpoint, json=self._body(prompt)) as response:
-                if response.status_code != 200:
-                    return Failure(f"HTTP {response.status_code}", shortened((await response.aread()).decode(errors="replace")))
-                # Parsing waits until the answer is complete, so as not to delay other streams' moments.
-                async for piece in response.aiter_raw():
-                    received.append((time.perf_counter(), piece))  # noqa: PERF401 (the moments count)
-        except httpx.HTTPError as error:
+            return await exchange(self._url, request)
+        except OSError as error:
             return Failure(f"connection: {type(error).__name__}", shortened(str(error)))
-        return read_answer(sent, time.perf_counter(), received)
+
+    async def ask(self, prompt: Prompt) -> Outcome:
+        """Send one request and read its answer."""
+        return read_outcome(await self.send(prompt))
 
     def _body(self, prompt: Prompt) -> dict[str, Any]:
         body = {
@@ -90,3 +74,16 @@ class Target:
 
     def _wording(self, content: str | Sequence[int]) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": content}]} if self.address.is_chat else {"prompt": content}
+
+
+def read_outcome(recording: Recording | Failure) -> Outcome:
+    """Return what a recording says. Whatever is not a whole answer is a `Failure`."""
+    if isinstance(recording, Failure):
+        return recording
+    try:
+        status, body = recording.read()
+    except ConnectionCutError as error:
+        return Failure("connection cut", shortened(str(error)))
+    if status != 200:
+        return Failure(f"HTTP {status}", shortened(b"".join(piece for _, piece in body).decode(errors="replace")))
+    return read_answer(recording.sent, recording.pieces[-1][0], body)

@@ -13,7 +13,7 @@ from server.bench.config import Address, Load
 from server.bench.prompts import Prompt
 from server.bench.run import Run, run_load
 from server.bench.survey import survey
-from server.bench.target import Outcome, Target, TargetError
+from server.bench.target import Target, TargetError
 from server.cli import main
 from tests.server.bench.scripted import DONE, Reply, ScriptedServer, event, scripted, text, usage, whole
 
@@ -26,8 +26,8 @@ async def load(
     server: ScriptedServer, count: int, max_concurrency: int | None = None, time_limit: float = 30.0, arrivals: list[float] | None = None
 ) -> Run:
     prompts = [Prompt((300, 301, index), 3) for index in range(count)]
-    async with Target(Address(server.url, model="scripted"), ignore_eos=True) as target:
-        return await run_load(target, prompts, arrivals or [0.0] * count, max_concurrency, time_limit, lambda _outcome: None)
+    target = Target(Address(server.url, model="scripted"), ignore_eos=True)
+    return await run_load(target, prompts, arrivals or [0.0] * count, max_concurrency, time_limit, lambda _went_well: None)
 
 
 def reasons(run: Run) -> list[str]:
@@ -37,8 +37,7 @@ def reasons(run: Run) -> list[str]:
 async def test_a_request_says_what_bench_promises() -> None:
     with scripted(always) as server:
         address = Address(server.url, "/v1/completions", "m", "secret", {"top_k": 5, "max_tokens": 9, "temperature": None})
-        async with Target(address, ignore_eos=True) as target:
-            outcome = await target.send(Prompt((300, 301), 3))
+        outcome = await Target(address, ignore_eos=True).ask(Prompt((300, 301), 3))
     assert isinstance(outcome, Answer)
     assert (outcome.num_input_tokens, outcome.num_output_tokens, len(outcome.contents)) == (7, 3, 3)
     assert server.bodies == [
@@ -84,7 +83,7 @@ async def test_every_kind_of_failure_is_told_from_the_others() -> None:
         "",
         "HTTP 429",
         "HTTP 503",
-        "connection: RemoteProtocolError",
+        "connection cut",
         "error in stream",
         "stream ended early",
         "no usage in stream",
@@ -139,13 +138,18 @@ async def test_a_run_ends_at_its_time_limit_and_what_is_unfinished_has_failed() 
     assert len(server.bodies) == 2
 
 
-async def test_progress_hears_of_every_outcome() -> None:
-    heard: list[Outcome] = []
+async def test_progress_hears_of_every_request() -> None:
+    heard: list[bool] = []
     with scripted(lambda number, _body: Reply(whole()) if number else Reply([b""], status=500)) as server:
-        async with Target(Address(server.url, model="scripted"), ignore_eos=False) as target:
-            run = await run_load(target, [Prompt("a", 1)] * 3, [0.0] * 3, None, 30.0, heard.append)
-    assert len(heard) == 3
-    assert {id(outcome) for outcome in heard} == {id(outcome) for outcome in run.outcomes}
+        target = Target(Address(server.url, model="scripted"), ignore_eos=False)
+        await run_load(target, [Prompt("a", 1)] * 3, [0.0] * 3, None, 30.0, heard.append)
+    assert sorted(heard) == [False, True, True]
+
+
+async def test_a_server_that_refuses_connections_is_a_failure_of_each_request() -> None:
+    with scripted(always) as server:
+        pass
+    assert reasons(await load(server, 2)) == ["connection: ConnectionRefusedError"] * 2
 
 
 def takes_text_alone(_number: int, body: dict[str, Any]) -> Reply:
@@ -158,26 +162,24 @@ def takes_text_alone(_number: int, body: dict[str, Any]) -> Reply:
 
 async def test_words_are_scaled_by_what_the_server_counts() -> None:
     with scripted(takes_text_alone) as server:
-        async with Target(Address(server.url), ignore_eos=False) as target:
-            (form,) = await survey([target], Load())
-            assert target.model == "scripted"
+        target = Target(Address(server.url), ignore_eos=False)
+        (form,) = await survey([target], Load())
+    assert target.model == "scripted"
     assert form is not None
     assert (form.overhead, form.tokens_per_word) == (10, 2)
 
 
 async def test_two_servers_get_prompts_of_one_kind() -> None:
     with scripted(always) as tokens, scripted(takes_text_alone) as words:
-        async with Target(Address(tokens.url), ignore_eos=False) as one, Target(Address(words.url), ignore_eos=False) as other:
-            with pytest.raises(TargetError, match="counts 7 tokens for 32 words, 7 for 256"):
-                await survey([one, other], Load())
-            assert await survey([one], Load()) == [None]
+        one, other = (Target(Address(server.url), ignore_eos=False) for server in (tokens, words))
+        with pytest.raises(TargetError, match="counts 7 tokens for 32 words, 7 for 256"):
+            await survey([one, other], Load())
+        assert await survey([one], Load()) == [None]
 
 
 async def test_a_busy_server_is_not_mistaken_for_one_that_wants_text() -> None:
-    with scripted(lambda _number, _body: Reply([b"busy"], status=503)) as server:
-        async with Target(Address(server.url), ignore_eos=False) as target:
-            with pytest.raises(TargetError, match="HTTP 503 busy"):
-                await survey([target], Load())
+    with scripted(lambda _number, _body: Reply([b"busy"], status=503)) as server, pytest.raises(TargetError, match="HTTP 503 busy"):
+        await survey([Target(Address(server.url), ignore_eos=False)], Load())
     assert len(server.bodies) == 1
 
 
@@ -248,6 +250,8 @@ def test_two_servers_take_turns_with_the_same_prompts(tmp_path: Path, capsys: py
         (["--extra-body", "[]"], "--extra-body must be a JSON object"),
         (["--base-url", "127.0.0.1:8000"], "--base-url must be a URL like"),
         (["--endpoint", "/v1/chat/completions", "--prompt-format", "tokens"], "--prompt-format tokens does not go with --endpoint"),
+        (["--api-key", "a\nb"], "--api-key must be printable ASCII"),
+        (["--endpoint", "/v1/a completions"], "--endpoint must be a path like"),
         (["--endpoint", "/v1/embeddings"], "--endpoint must be a path like"),
         (["--json", "/nowhere/at/all.json"], "--json /nowhere/at/all.json cannot be written"),
     ],

@@ -32,12 +32,16 @@ def whole(num_input: int = 7, num_output: int = 3) -> tuple[bytes, ...]:
 
 @dataclass(frozen=True)
 class Reply:
-    """What one request gets: a status, and pieces of a body, each after so many seconds. `is_cut`: the connection ends before the body."""
+    """What one request gets: a status, and pieces of a body, each after so many seconds. `is_cut`: the connection ends before the body.
+
+    `is_kept_open`: the connection stays open after the answer, whatever the client asked for.
+    """
 
     pieces: Sequence[bytes]
     status: int = 200
     delay: float = 0.0
     is_cut: bool = False
+    is_kept_open: bool = False
 
 
 @dataclass
@@ -92,6 +96,8 @@ def scripted(choose: Callable[[int, dict[str, Any]], Reply]) -> Iterator[Scripte
             for piece in reply.pieces:
                 time.sleep(reply.delay)
                 self.wfile.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+            if reply.is_kept_open:
+                self.close_connection = False
             if reply.is_cut:
                 self.close_connection = True
             else:

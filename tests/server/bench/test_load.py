@@ -94,6 +94,13 @@ async def test_every_kind_of_failure_is_told_from_the_others() -> None:
     assert "queue full" in refused.detail
 
 
+async def test_an_answer_ends_where_it_says_even_if_its_connection_does_not() -> None:
+    replies = {0: Reply(whole(), is_kept_open=True), 1: Reply([b"full"], status=429, is_kept_open=True)}
+    with scripted(lambda _number, body: replies[body["prompt"][2]]) as server:
+        run = await load(server, 2)
+    assert reasons(run) == ["", "HTTP 429"]
+
+
 async def test_a_closed_loop_keeps_its_places_filled_and_no_more() -> None:
     """Nobody is answered until three are there: four at once would show, two at once would break the barrier."""
     barrier = threading.Barrier(3)

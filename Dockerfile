@@ -1,33 +1,55 @@
-# syntax=docker/dockerfile:1
-# Two stages: the first installs into a virtual environment, the second holds that and nothing of the build.
-# Variants: the default is for CPUs; for NVIDIA GPUs build with --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130
+# The server in an image, in two stages: the first installs into a virtual environment, the second holds that and nothing of the build.
+#
+#     docker build -t snapserve .
+#     docker run --rm -p 127.0.0.1:8000:8000 -v snapserve:/cache --read-only snapserve
+#
+# For NVIDIA GPUs build with --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130. Any base image with Python 3.11 or newer, its
+# venv module and useradd will do. Every option of the server is an environment variable: docs/configuration.md.
 ARG BASE_IMAGE=docker.io/library/python:3.11-slim
 
 FROM ${BASE_IMAGE} AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /src
 RUN python3 -m venv /opt/snapserve
-COPY constraints.txt ./
-RUN /opt/snapserve/bin/pip install --no-cache-dir --extra-index-url "${TORCH_INDEX}" "$(grep '^torch==' constraints.txt)"
-COPY pyproject.toml README.md LICENSE ./
+# The dependencies have a layer of their own, by far the largest: it is built anew only when they change. The builds of PyTorch from
+# TORCH_INDEX have a local version (2.13.0+cpu), which pip takes for newer than the one without. Its own test programs are left out.
+COPY pyproject.toml constraints.txt ./
+RUN python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > requirements.txt \
+    && /opt/snapserve/bin/pip install --no-cache-dir --constraint constraints.txt --extra-index-url "${TORCH_INDEX}" --requirement requirements.txt \
+    && cd /opt/snapserve/lib/python3*/site-packages/torch && rm -rf test && find bin -type f ! -name torch_shm_manager -delete
+COPY README.md LICENSE ./
 COPY cache cache
 COPY backends backends
 COPY scheduler scheduler
 COPY server server
-RUN /opt/snapserve/bin/pip install --no-cache-dir --constraint constraints.txt .
+RUN /opt/snapserve/bin/pip install --no-cache-dir --no-deps . \
+    && /opt/snapserve/bin/pip uninstall --yes pip
 
 FROM ${BASE_IMAGE}
+LABEL org.opencontainers.image.title="snapserve" \
+      org.opencontainers.image.description="OpenAI-compatible LLM inference over fixed-size, SnapStream-compressed KV-cache slots" \
+      org.opencontainers.image.licenses="Apache-2.0"
+# A fixed, unprivileged user. Whatever is written at run time (models from a hub, compiled code) goes under its home, a volume, so that the
+# root file system may be read-only.
+RUN groupadd --gid 10001 snapserve && useradd --uid 10001 --gid 10001 --home-dir /cache --no-create-home --shell /usr/sbin/nologin snapserve \
+    && mkdir /cache && chown 10001:10001 /cache
 COPY --from=build /opt/snapserve /opt/snapserve
-# A fixed, unprivileged user; models fetched from a hub and compiled code live under /cache, a volume, so the root file system may be read-only.
-RUN groupadd --gid 10001 snapserve && useradd --uid 10001 --gid 10001 --home-dir /cache --no-create-home snapserve \
-    && mkdir /cache && chown snapserve:snapserve /cache
-ENV PATH=/opt/snapserve/bin:$PATH HOME=/cache HF_HOME=/cache/huggingface PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 SNAPSERVE_HOST=0.0.0.0
+ENV PATH=/opt/snapserve/bin:$PATH \
+    HOME=/cache \
+    HF_HOME=/cache/huggingface \
+    TORCHINDUCTOR_CACHE_DIR=/cache/torchinductor \
+    TRITON_CACHE_DIR=/cache/triton \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    SNAPSERVE_HOST=0.0.0.0
 USER 10001:10001
 WORKDIR /cache
 VOLUME /cache
 EXPOSE 8000
+# The server is process 1 and hears the signal itself: it lets running requests finish, for at most SNAPSERVE_DRAIN_TIMEOUT (30 s). Docker
+# kills after 10 s unless told `--stop-timeout 45`.
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=10s --timeout=3s --start-period=120s --retries=3 \
-    CMD ["python3", "-c", "import os, urllib.request as u; u.urlopen(f\"http://127.0.0.1:{os.environ.get('SNAPSERVE_PORT', '8000')}/health\", timeout=2)"]
+# /health is well while the model loads, and ill once the engine is stalled or dead. A port must be set by SNAPSERVE_PORT for this to find it.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 CMD ["python3", "-c", "import http.client as h, os; c = h.HTTPConnection('127.0.0.1', int(os.environ.get('SNAPSERVE_PORT', 8000)), timeout=4); c.request('GET', '/health'); raise SystemExit(c.getresponse().status != 200)"]
 ENTRYPOINT ["snapserve"]
 CMD ["serve"]

@@ -1,0 +1,61 @@
+"""Servers of several fates under one Prometheus, started once for all the tests that look at them."""
+
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.load import clients, eager, mixed
+from tests.deploy.prometheus import Prometheus, scraping
+from tests.e2e.process import Server, free_port, serve
+
+PROGRAMS = ("prometheus", "promtool")
+SIMULATED = ("--backend", "sn40l", "--inner", "fake")  # real processes, real seconds, no model to compute
+
+# Each server's options, how many clients it has, and what they do.
+HEALTHY = ("--slot-capacity", "256", "--num-slots", "4", "--served-model-name", "healthy", "*")
+OVERLOADED = ("--fault", "slow-socket=250", "--num-slots", "16", "--max-num-waiting", "32", "--served-model-name", "overloaded", "*")
+FAILING = ("--fault", "failed-step=20", "--served-model-name", "failing", "*")
+HANGING = ("--fault", "stalled-link=20:3600", "--stall-timeout", "15", "--served-model-name", "hanging", "*")
+FATES = {"healthy": (HEALTHY, 8, mixed), "overloaded": (OVERLOADED, 60, eager), "failing": (FAILING, 2, eager), "hanging": (HANGING, 2, eager)}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if item.get_closest_marker("prometheus") is not None and missing:
+        pytest.skip(f"needs {' and '.join(missing)} (Debian: apt-get install prometheus)")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Who is watched, by namespace, and who watches. In the namespace `gone` nothing listens."""
+
+    servers: dict[str, Server]
+    prometheus: Prometheus
+
+
+@contextmanager
+def killed_at_the_end(fate: str, folder: Path) -> Iterator[Server]:
+    with serve(*SIMULATED, *FATES[fate][0], log=folder / f"{fate}.log") as server:
+        try:
+            yield server
+        finally:
+            server.process.kill()  # one that hangs would take its drain timeout
+
+
+@pytest.fixture(scope="session")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    folder = tmp_path_factory.mktemp("scene")
+    with ExitStack() as stack:
+        with ThreadPoolExecutor(len(FATES)) as executor:
+            started = list(executor.map(lambda fate: stack.enter_context(killed_at_the_end(fate, folder)), FATES))
+        servers = dict(zip(FATES, started, strict=True))
+        addresses = {fate: server.url.removeprefix("http://") for fate, server in servers.items()}
+        prometheus = stack.enter_context(scraping(addresses | {"gone": f"127.0.0.1:{free_port()}"}, folder))
+        for fate, (_, num_clients, ask) in FATES.items():
+            stack.enter_context(clients(servers[fate].url, num_clients, ask))
+        yield Scene(servers, prometheus)

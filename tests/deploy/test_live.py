@@ -1,0 +1,89 @@
+"""What a real Prometheus sees of running servers: every query has data, and what goes wrong is told by the alert that is for it."""
+
+import math
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from server.instruments import Instruments
+from tests.deploy.conftest import Scene
+from tests.deploy.deployment import Query, alerts, panel_queries, rule_queries, scaler_queries
+from tests.deploy.prometheus import RATE_INTERVAL, sped_up
+
+pytestmark = pytest.mark.prometheus
+
+LIMIT = 60.0  # seconds for an alert to fire, on a machine that is busy with other things
+MUST_BE_EMPTY = set(alerts())  # for a server that is well, and nothing else
+
+FIRING = {
+    "healthy": set[str](),
+    "overloaded": {"SnapserveQueueWait", "SnapserveSlotsExhausted", "SnapserveRejections", "SnapserveTtftBurnFast", "SnapserveTpotBurnFast"},
+    "failing": {"SnapserveHttpErrors", "SnapserveFailedSequences"},
+    "hanging": {"SnapserveStuck", "SnapserveUnhealthy", "SnapserveNotReady"},
+    "gone": {"SnapserveDown"},
+}
+MAY_FIRE = {"overloaded": {"SnapserveTtftBurnSlow", "SnapserveTpotBurnSlow"}}  # a little later
+
+
+def vllm_queries() -> Iterator[Query]:
+    """The ways in which vLLM's published dashboards ask for its metrics, for each that we have: by the name and `model_name` alone."""
+    for family in Instruments(CollectorRegistry(), "").families:
+        name, own = family.name, '{model_name="$model_name"}'
+        if not name.startswith("vllm:"):
+            continue
+        if family.kind == "histogram":
+            buckets = f"{name}_bucket{own}[$__rate_interval]"
+            yield Query(f"{name} p99", f"histogram_quantile(0.99, sum by(le) (rate({buckets})))")
+            yield Query(f"{name} heat map", f"sum by(le) (increase({buckets}))")
+            yield Query(f"{name} mean", f"rate({name}_sum{own}[$__rate_interval])\n/\nrate({name}_count{own}[$__rate_interval])")
+        elif family.kind == "counter":
+            yield Query(name, f"rate({name}{own}[$__rate_interval])")
+        else:
+            yield Query(name, f"{name}{own}")
+    yield Query("finish reasons", 'sum by(finished_reason) (increase(vllm:request_success_total{model_name="$model_name"}[$__rate_interval]))')
+
+
+QUERIES = {query.place: query.text for query in (*panel_queries(), *rule_queries(), *scaler_queries(), *vllm_queries())}
+
+
+def as_for(scene: Scene, text: str) -> str:
+    """Return a query as Grafana would send it, about the healthy server."""
+    instance = re.escape(scene.servers["healthy"].url.removeprefix("http://")).replace("\\", "\\\\")
+    values = {"$__rate_interval": RATE_INTERVAL, "$model_name": "healthy", "$instance": instance}
+    text = sped_up(text)
+    for name, value in values.items():
+        text = text.replace(name, value)
+    assert "$" not in text, f"a variable that is not known: {text}"
+    return text
+
+
+@pytest.mark.parametrize("place", QUERIES)
+def test_a_query_has_data(scene: Scene, place: str) -> None:
+    query = as_for(scene, QUERIES[place])
+    if place in MUST_BE_EMPTY:
+        assert [labels for labels, _ in scene.prometheus.query(query) if labels.get("namespace") == "healthy"] == []
+        return
+    end = time.monotonic() + LIMIT
+    while not [value for _, value in scene.prometheus.query(query) if not math.isnan(value)]:
+        assert time.monotonic() < end, f"no data: {query}"
+        time.sleep(0.25)
+
+
+def test_a_stuck_engine_is_told_of_while_it_still_says_that_it_is_ready(scene: Scene) -> None:
+    scene.prometheus.wait_until_firing("hanging", {"SnapserveStuck"}, LIMIT)
+    both = 'ALERTS{alertname="SnapserveStuck",alertstate="firing"} and on (instance) snapserve:health{state="ready"} == 1'
+    assert scene.prometheus.query(f"max_over_time(({both})[10m:500ms])") != []
+
+
+@pytest.mark.parametrize("fate", FIRING)
+def test_the_right_alerts_fire_and_no_others(scene: Scene, fate: str) -> None:
+    firing = scene.prometheus.wait_until_firing(fate, FIRING[fate], LIMIT)
+    assert firing <= FIRING[fate] | MAY_FIRE.get(fate, set())
+
+
+def test_every_alert_is_driven_or_known_not_to_be() -> None:
+    driven = set().union(*FIRING.values(), *MAY_FIRE.values())
+    assert set(alerts()) - driven == {"SnapserveNoTargets", "SnapserveReplicaNotReady"}  # promtool's tests have them

@@ -37,9 +37,10 @@ class Side(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HttpSide:
-    """A server that runs already."""
+    """A server that runs already, and how long its start took."""
 
     address: Address
+    seconds_to_ready: float
 
     def measure(self, load: Load) -> Mapping[str, Figure]:
         config = BenchConfig(self.address, None, 1, load, PERCENTILES, None, None, failures_are_allowed=True)
@@ -50,7 +51,7 @@ class HttpSide:
         assert isinstance(result.figures, Report)
         for reason, count in result.figures.failures.items():
             print(f"{self.address.base_url}: {count} × {reason}: {result.figures.examples[reason]}", file=sys.stderr)
-        return result.figures.figures
+        return {**result.figures.figures, "seconds_to_ready": self.seconds_to_ready}
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,13 @@ LOADS = {
     "one": replace(_COMMON, num_prompts=4, input_len=128, max_concurrency=1, num_warmups=1),
     "long": replace(_COMMON, num_prompts=8, input_len=8192, max_concurrency=4, num_warmups=1),
 }
-COLUMNS = {"output_throughput": "output tokens/s", "median_ttft_ms": "TTFT (ms)", "median_tpot_ms": "TPOT (ms)", "failed": "failed"}
+COLUMNS = {
+    "output_throughput": "output tokens/s",
+    "median_ttft_ms": "TTFT (ms)",
+    "median_tpot_ms": "TPOT (ms)",
+    "failed": "failed",
+    "seconds_to_ready": "ready (s)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +67,7 @@ def compare(load_name: str, load: Load, ours: tuple[str, Side], theirs: tuple[st
 def http_rows(arguments: argparse.Namespace, logs: Path) -> Iterator[Row]:
     """Compare our server with every server that is installed, and with our own engine."""
     with serving(snapserve(arguments.model), logs / "snapserve.log") as (url, seconds):
-        print(f"snapserve was ready after {seconds:.1f} s", file=sys.stderr)
-        ours = HttpSide(Address(url))
+        ours = HttpSide(Address(url), seconds)
         engine = OwnEngine(("--model", str(arguments.model), *OWN_OPTIONS))
         for name, load in _loads(arguments):
             yield compare(name, load, ("snapserve, HTTP", ours), ("snapserve, engine alone", engine), arguments.rounds)
@@ -73,8 +78,7 @@ def http_rows(arguments: argparse.Namespace, logs: Path) -> Iterator[Row]:
 def _server_rows(arguments: argparse.Namespace, ours: Side, server: Server, log: Path) -> Iterator[Row]:
     try:
         with serving(server, log) as (url, seconds):
-            print(f"{server.name} was ready after {seconds:.1f} s", file=sys.stderr)
-            theirs = HttpSide(Address(url, model=server.model, extra_body=server.extra_body))
+            theirs = HttpSide(Address(url, model=server.model, extra_body=server.extra_body), seconds)
             for name, load in _loads(arguments):
                 worded = load if server.takes_token_ids else replace(load, prompt_format=PromptFormat.TEXT)
                 yield compare(name, worded, ("snapserve, HTTP", ours), (f"{server.name}, HTTP", theirs), arguments.rounds)
@@ -116,11 +120,9 @@ def table(rows: Sequence[Row]) -> str:
     """Return the rows in Markdown, each figure as ours / theirs = ratio."""
     lines = ["| load | ours | theirs | " + " | ".join(COLUMNS.values()) + " |", "|---|---|---|" + "---|" * len(COLUMNS)]
     for row in rows:
-        cells = (
-            [_cell(row, name) for name in COLUMNS]
-            if row.error is None
-            else [f"no figures: {' '.join(row.error.split())[:200]}", "", "", ""]
-        )
+        cells = [_cell(row, name) for name in COLUMNS]
+        if row.error is not None:
+            cells[0] = f"no figures: {' '.join(row.error.split())[:200]}"
         lines.append(f"| {row.load} | {row.ours} | {row.theirs} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

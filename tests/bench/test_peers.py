@@ -60,9 +60,9 @@ def test_an_engine_that_cannot_start_says_why() -> None:
 
 def test_a_server_gives_figures_and_its_failures_count(capsys: pytest.CaptureFixture[str]) -> None:
     with scripted(lambda number, _body: Reply(whole()) if number != 2 else Reply([b"full"], status=429)) as server:
-        side: Side = HttpSide(Address(server.url))
+        side: Side = HttpSide(Address(server.url), 1.5)
         figures = side.measure(LOAD)
-    assert (figures["completed"], figures["failed"]) == (2, 1)
+    assert (figures["completed"], figures["failed"], figures["seconds_to_ready"]) == (2, 1, 1.5)
     assert "1 × HTTP 429: full" in capsys.readouterr().err
 
 
@@ -70,7 +70,7 @@ def test_a_server_that_is_gone_is_a_side_without_figures() -> None:
     with scripted(lambda _number, _body: Reply(whole())) as server:
         pass
     with pytest.raises(SideError, match="cannot be reached"):
-        HttpSide(Address(server.url)).measure(LOAD)
+        HttpSide(Address(server.url), 1.5).measure(LOAD)
 
 
 def test_a_server_is_started_waited_for_and_ended(tmp_path: Path) -> None:

@@ -52,15 +52,12 @@ async def _open_stream(client: AsyncOpenAI, prompt: str) -> AsyncStream[ChatComp
 
 
 async def _answer(client: AsyncOpenAI, prompt: str, hang_up_after: int | None) -> str:
-    """Return the streamed answer, or what had come of it when the client hung up: after so many chunks, or at 0 before the headers."""
-    if hang_up_after == 0:
-        task = asyncio.ensure_future(_open_stream(client, prompt))
-        await asyncio.sleep(0.05)
-        task.cancel()
-        return ""
+    """Return the streamed answer, or what had come of it when the client hung up: after so many chunks, at 0 most likely in the queue."""
     stream = await _open_stream(client, prompt)
     text, num_chunks = "", 0
     async with stream:
+        if hang_up_after == 0:
+            return text
         async for chunk in stream:
             num_chunks += 1
             text += (chunk.choices[0].delta.content or "") if chunk.choices else ""

@@ -101,7 +101,7 @@ class _DecodeGraph:
         touched = experts.most_touched(batch) if self._machine.is_static else experts.expected_touched(batch)
         weight_bytes = touched * experts.expert_params * self._model.precision.experts
         # The shared part's all-reduce carries the experts' sums as well.
-        return self._product("experts", weight_bytes, experts.num_chosen * experts.expert_params, awaits_router=True)
+        return self._product("experts", weight_bytes, experts.num_chosen * experts.expert_params, is_routed=True)
 
     def _attention(self, layer: Layer) -> Kernel:
         attention, shape = layer.attention, self._shape
@@ -136,7 +136,7 @@ class _DecodeGraph:
         activation_bytes: float = 0.0,
         *,
         num_collectives: int = 0,
-        awaits_router: bool = False,
+        is_routed: bool = False,
     ) -> Kernel:
         """Return a tensor-parallel product of `params` weights with every token of the batch."""
         sockets = self._num_sockets
@@ -150,7 +150,8 @@ class _DecodeGraph:
             gemm_operations=2.0 * params * self._shape.batch / sockets,
             link_bytes=sent * num_collectives,
             num_collectives=num_collectives,
-            awaits_router=awaits_router,
+            awaits_router=is_routed,
+            loops_inside=is_routed,
         )
 
 

@@ -1,6 +1,7 @@
 """Kernels, calls and the time they take on one socket: the only place where work becomes seconds.
 
-Within a kernel everything streams at once (weights, cache, products, links), so that it takes as long as its slowest part and what of its
+A static kernel computes with what it has streamed. In a loop the next turn's weights stream while this turn computes, so that a turn takes
+as long as the slower of the two; a call that is no loop takes both, one after the other. Links work beside either, but for what of the
 collectives stays exposed. Between calls nothing streams. All sockets of a node do the same, so one stands for all; where work does not
 divide evenly, amounts are those of the busiest.
 """
@@ -29,6 +30,7 @@ class Kernel:
     exchange_bytes: float = 0.0  # moved over the links before it starts
     num_collectives: int = 0
     awaits_router: bool = False
+    loops_inside: bool = False  # over experts or tiles, whose bytes stream one turn ahead
 
     @property
     def hbm_bytes(self) -> float:
@@ -52,17 +54,19 @@ class Kernel:
             "links": self.link_bytes / machine.link_bandwidth,
         }
 
-    def seconds(self, machine: Machine) -> float:
-        """Return how long the kernel runs once it is launched."""
-        return _kernel_seconds(self, machine)
+    def seconds(self, machine: Machine, *, is_looped: bool = False) -> float:
+        """Return how long the kernel runs once it is launched, or as a turn of a loop over layers."""
+        return _kernel_seconds(self, machine, is_looped or self.loops_inside or not machine.is_static)
 
 
 @lru_cache(maxsize=4096)
-def _kernel_seconds(kernel: Kernel, machine: Machine) -> float:
+def _kernel_seconds(kernel: Kernel, machine: Machine, streams_ahead: bool) -> float:
     bound = kernel.bounds(machine)
-    memory = bound["weights"] + bound["cache"] + bound["activations"] + bound["gathers"]
-    streamed = max(memory, bound["ddr"], bound["products"], bound["attention"], bound["links"])
-    return kernel.exchange_bytes / machine.link_bandwidth + streamed + kernel.num_collectives * machine.collective_latency
+    memory = max(bound["weights"] + bound["cache"] + bound["activations"] + bound["gathers"], bound["ddr"])
+    computing = max(bound["products"], bound["attention"])
+    streamed = max(memory, computing) if streams_ahead else memory + computing
+    exposed = kernel.exchange_bytes / machine.link_bandwidth + kernel.num_collectives * machine.collective_latency
+    return exposed + max(streamed, bound["links"])
 
 
 def merge(name: str, kernels: Sequence[Kernel]) -> Kernel:
@@ -81,6 +85,7 @@ def merge(name: str, kernels: Sequence[Kernel]) -> Kernel:
         exchange_bytes=sum(kernel.exchange_bytes for kernel in kernels),
         num_collectives=sum(kernel.num_collectives for kernel in kernels),
         awaits_router=any(kernel.awaits_router for kernel in kernels),
+        loops_inside=any(kernel.loops_inside for kernel in kernels),
     )
 
 
@@ -148,7 +153,7 @@ def run(calls: Iterable[Call], machine: Machine, num_sockets: int, call_seconds:
         for kernel in call.kernels:
             if call.is_loop and kernel.awaits_router:
                 now = _append(events, "router", now, machine.drain, None)
-            now = _append(events, kernel.name, now, kernel.seconds(machine), kernel)
+            now = _append(events, kernel.name, now, kernel.seconds(machine, is_looped=call.is_loop), kernel)
     return Step(tuple(events), num_sockets, num_calls)
 
 

@@ -60,7 +60,7 @@ def _bandwidth(path: Path, machines: Machines) -> Path:
         step = decode_step(Deployment(load_model("llama-3.1-8b"), machines["sn40l"], 16, execution), DecodeShape(1, 4096))
         series = [rate / 1e12 for rate in bandwidth(step, interval)][: int(shown / interval)]
         axes.step([index * interval * 1e6 for index in range(len(series))], series, color=color, label=execution, linewidth=0.9)
-    axes.axhline(16 * machines["sn40l"].hbm_bandwidth / 1e12, color=_PUBLISHED, linestyle="--", linewidth=0.8)
+    axes.axhline(16 * machines["sn40l"].hbm_bandwidth / 1e12, color=_PUBLISHED, linestyle="--", linewidth=0.8, label="peak")
     axes.set(xlabel="µs since the step's start", ylabel="HBM traffic, TB/s", ylim=(0, 28))
     axes.legend(loc="lower right", fontsize=8)
     return _save(figure, axes, path, "Llama 3.1 8B, batch 1, 16 sockets: layers as calls, and looped")
@@ -105,6 +105,7 @@ def _residuals(path: Path, comparisons: Sequence[Comparison]) -> Path:
     axes.scatter([100 * comparison.error for comparison in shown], range(len(shown)), c=colors, s=18)
     axes.set_yticks(range(len(shown)), [comparison.figure.key for comparison in shown], fontsize=6)
     axes.axvline(0, color=_PUBLISHED, linewidth=0.8)
+    axes.set_ylim(-1, len(shown))
     axes.grid(axis="y", linewidth=0.2)
     axes.set(xlabel="error, %: fitted or implied grey, held out blue, beyond tolerance orange")
     return _save(figure, axes, path, "Every relative figure beside ours")

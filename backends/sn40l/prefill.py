@@ -89,7 +89,7 @@ class _PrefillGraph:
         routed = self._product("routed", experts.num_chosen * experts.expert_params, precision.experts, is_streamed=True)
         weight_bytes = (layer.ffn_params * precision.ffn + touched * experts.expert_params * precision.experts) / self._num_sockets
         operations = shared.gemm_operations + routed.gemm_operations
-        yield Kernel("experts", weight_bytes=weight_bytes, gemm_operations=operations, link_bytes=routed.link_bytes)
+        yield Kernel("experts", weight_bytes=weight_bytes, gemm_operations=operations, link_bytes=routed.link_bytes, loops_inside=True)
 
     def _product(
         self,
@@ -124,6 +124,7 @@ class _PrefillGraph:
             cache_bytes=2.0 * attention.expanded_width * end / self._num_sockets,
             attention_operations=2.0 * attention.num_heads * attention.prefill_width * pairs * head_share,
             attention_efficiency=self._machine.prefill_attention_efficiency,
+            loops_inside=True,
         )
 
     def _ring(self, layer: Layer, compression: Compression) -> Kernel:

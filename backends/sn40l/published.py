@@ -9,7 +9,9 @@ from dataclasses import replace
 from backends.sn40l import published_calls, published_decode, published_r1
 from backends.sn40l.figures import Figure
 
-_IMPLIED = (  # by a fitted figure: the same cell of table 5, the same measurement in another unit, or what a sum leaves
+# Implied by a fitted figure (the same cell of table 5, the same measurement in another unit, what a sum leaves), or by the model's form,
+# which was chosen with them in view.
+_IMPLIED = (
     "R1 128k: gain",
     "R1 32k full: rate",
     "R1 prefill: SnapStream",
@@ -17,6 +19,8 @@ _IMPLIED = (  # by a fitted figure: the same cell of table 5, the same measureme
     "share of peak, least",
     "looping, 8B",
     "8B on 8 H100, of peak",
+    "Qwen2.5-72B looping, large batch",
+    "fusion at prefill, launches",
 )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.sn40l.decode import decode_placement, decode_step
@@ -13,6 +13,7 @@ from backends.sn40l.placement import DoesNotFitError, fitting, max_batch
 from tests.backends.sn40l.strategies import deployments, model, shapes, sn40l
 
 
+@settings(deadline=None)
 @given(deployments(sn40l()), shapes, st.booleans())
 def test_no_tier_holds_more_than_it_can(deployment: Deployment, shape: DecodeShape, uses_ddr: bool) -> None:
     try:
@@ -27,6 +28,7 @@ def test_no_tier_holds_more_than_it_can(deployment: Deployment, shape: DecodeSha
         assert weights == pytest.approx(deployment.model.weight_bytes / deployment.num_sockets)
 
 
+@settings(deadline=None)
 @given(deployments(sn40l()), shapes)
 def test_what_is_missing_is_what_is_missing(deployment: Deployment, shape: DecodeShape) -> None:
     try:

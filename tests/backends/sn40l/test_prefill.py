@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.sn40l.deployment import Deployment, Execution
@@ -14,6 +14,7 @@ ROUNDING = 1 + 1e-9
 ATTENTION_TILE = 8192
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40_000), st.integers(0, 40_000))
 def test_tiles_cover_every_causal_pair_and_not_much_more(num_tokens: int, start: int) -> None:
     causal = num_tokens * start + num_tokens * (num_tokens + 1) // 2
@@ -21,6 +22,7 @@ def test_tiles_cover_every_causal_pair_and_not_much_more(num_tokens: int, start:
     assert causal <= pairs <= causal + num_tokens * ATTENTION_TILE
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5), st.integers(0, 3))
 def test_tiles_are_those_of_a_plain_loop(num_tiles: int, rest: int) -> None:
     num_tokens, start, expected = num_tiles * ATTENTION_TILE + rest, 100, 0
@@ -30,6 +32,7 @@ def test_tiles_are_those_of_a_plain_loop(num_tiles: int, rest: int) -> None:
     assert Chunk(num_tokens, start).num_pairs(ATTENTION_TILE) == expected
 
 
+@settings(deadline=None)
 @given(models, st.sampled_from((1, 2, 4, 8)), st.integers(1, 140_000), st.integers(0, 100_000))
 def test_doubling_sockets_never_more_than_doubles(which: Any, num_sockets: int, num_tokens: int, start: int) -> None:
     chunk = Chunk(num_tokens, start)
@@ -38,6 +41,7 @@ def test_doubling_sockets_never_more_than_doubles(which: Any, num_sockets: int, 
     assert 2 * two.seconds * ROUNDING >= one.seconds
 
 
+@settings(deadline=None)
 @given(models, st.integers(1, 50_000), st.integers(1, 5_000))
 def test_more_tokens_take_longer(which: Any, num_tokens: int, more: int) -> None:
     deployment = Deployment(which, roomy(), 16)

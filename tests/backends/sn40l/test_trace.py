@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.sn40l.decode import decode_step
@@ -12,6 +12,7 @@ from backends.sn40l.trace import bandwidth, chrome_trace
 from tests.backends.sn40l.strategies import deployments, model, roomy, sn40l
 
 
+@settings(deadline=None)
 @given(deployments(roomy()), st.integers(1, 64), st.floats(1e-6, 1e-3))
 def test_bandwidth_over_time_adds_up_to_the_bytes(deployment: Deployment, batch: int, interval: float) -> None:
     step = decode_step(deployment, DecodeShape(batch, 4096))

@@ -1,0 +1,52 @@
+"""What the README shows is what happens."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cache.policy import PolicyName
+from server.config import BackendName
+from tests.e2e.process import Server
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def _block(language: str, containing: str) -> str:
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+    (block,) = (block for block in blocks if containing in block)
+    return str(block)
+
+
+def _output(arguments: list[str]) -> str:
+    return subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_curl_answers(small_slot_server: Server) -> None:
+    command = _block("sh", "curl").replace("http://127.0.0.1:8000", small_slot_server.url)
+
+    assert '"content":"brave falcon"' in _output(["bash", "-c", command])
+
+
+def test_the_openai_sdk_streams(small_slot_server: Server) -> None:
+    program = _block("python", "openai").replace("http://127.0.0.1:8000", small_slot_server.url)
+
+    assert _output([sys.executable, "-c", program]) == "blue flute"
+
+
+def test_links_lead_somewhere() -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+
+    assert len(links) > 5
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_tables_name_every_policy_and_backend() -> None:
+    rows = set(re.findall(r"^\| `([a-z0-9-]+)`", README, flags=re.MULTILINE))
+
+    assert rows == {*map(str, PolicyName), *map(str, BackendName)}

@@ -149,11 +149,17 @@ class Trainer:
         if progress.num_measured == 0:
             return
         weight = 1.0 - ACCURACY_DECAY**progress.num_measured
-        progress.curve.append({
-            "step": progress.total_steps, "stage": stage.name, "tokens": progress.total_tokens, "seconds": round(progress.seconds, 1),
-            "loss": round(loss, 4), "first_token_accuracy": round(progress.accuracy / weight, 4),
-            "exact_accuracy": round(progress.exact / weight, 4),
-        })
+        progress.curve.append(
+            {
+                "step": progress.total_steps,
+                "stage": stage.name,
+                "tokens": progress.total_tokens,
+                "seconds": round(progress.seconds, 1),
+                "loss": round(loss, 4),
+                "first_token_accuracy": round(progress.accuracy / weight, 4),
+                "exact_accuracy": round(progress.exact / weight, 4),
+            }
+        )
 
 
 def _running_mean(mean: float, value: float) -> float:

@@ -2,16 +2,18 @@
 
 import enum
 from collections.abc import Mapping
+from json import JSONDecodeError
+from tomllib import TOMLDecodeError
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from backends.sn40l.backend import SimulationConfig
-from backends.sn40l.hardware import machine_names
-from backends.sn40l.model_config import model_names
+from backends.sn40l.hardware import MachineFileError, load_machine, machine_names
+from backends.sn40l.model_config import ModelConfigError, load_model, model_names
 from backends.timed import parse_fault
-from server.options import Option, OptionGroup, choices, integer, switch, text
+from server.options import Option, OptionError, OptionGroup, choices, integer, switch
 
 HEADER = "x-simulated"
 
@@ -27,6 +29,32 @@ def _inner(value: str) -> InnerName:
     if value not in list(InnerName):
         raise ValueError(f"one of {', '.join(InnerName)}")
     return InnerName(value)
+
+
+def model_name(value: str) -> str:
+    """Return a name or path that leads to a model."""
+    try:
+        load_model(value)
+    except OSError as error:
+        raise ValueError(f"a config.json that can be read ({error.strerror})") from error
+    except (ModelConfigError, JSONDecodeError) as error:
+        raise ValueError(f"a model ({error})") from error
+    return value
+
+
+def machine_name(value: str) -> str:
+    """Return a name or path that leads to a machine."""
+    try:
+        load_machine(value)
+    except OSError as error:
+        raise ValueError(f"a .toml file that can be read ({error.strerror})") from error
+    except (MachineFileError, TOMLDecodeError) as error:
+        raise ValueError(f"a machine ({error})") from error
+    return value
+
+
+MODEL_TEXT = f"Model that is timed: a config.json, its folder, or {', '.join(model_names())}."
+MACHINE_TEXT = f"Machine that is timed: a .toml file, or {', '.join(machine_names())}."
 
 
 def _time_scale(value: str) -> float | None:
@@ -48,16 +76,8 @@ SIMULATION = OptionGroup(
     "Simulation (`--backend sn40l`)",
     (
         Option("inner", _inner, InnerName.TORCH, "What the tokens come from.", choices(InnerName)),
-        Option(
-            "simulate-model",
-            text,
-            _DEFAULT.model,
-            f"Model that is timed: a config.json, its folder, or {', '.join(model_names())}.",
-            "MODEL",
-        ),
-        Option(
-            "simulate-machine", text, _DEFAULT.machine, f"Machine that is timed: a .toml file, or {', '.join(machine_names())}.", "MACHINE"
-        ),
+        Option("simulate-model", model_name, _DEFAULT.model, MODEL_TEXT, "MODEL"),
+        Option("simulate-machine", machine_name, _DEFAULT.machine, MACHINE_TEXT, "MACHINE"),
         Option("sockets", integer(1), _DEFAULT.num_sockets, "Sockets of the machine.", "N"),
         Option("looping", switch, _DEFAULT.loops, "Whether the kernels of all layers are one loop.", ""),
         Option("time-scale", _time_scale, 1.0, "How many times as fast simulated time passes; virtual for no waiting.", "FACTOR|virtual"),
@@ -75,7 +95,10 @@ SIMULATION = OptionGroup(
 
 
 def simulation_of(values: Mapping[str, Any]) -> SimulationConfig:
-    """Return what the options of the group say."""
+    """Return what the options of the group say. Raises `OptionError` for more sockets than the machine has."""
+    most = load_machine(values["simulate_machine"]).max_sockets
+    if values["sockets"] > most:
+        raise OptionError(f"--sockets must be from 1 to {most}, got {values['sockets']}")
     return SimulationConfig(
         model=values["simulate_model"],
         machine=values["simulate_machine"],

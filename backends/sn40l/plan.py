@@ -60,12 +60,9 @@ def evaluate(deployment: Deployment, policy: CachePolicy, context: int, num_slot
     )
 
 
-def socket_counts(max_sockets: int) -> Iterator[int]:
-    """Yield the powers of two up to a machine's sockets."""
-    count = 1
-    while count <= max_sockets:
-        yield count
-        count *= 2
+def socket_counts(max_sockets: int) -> tuple[int, ...]:
+    """Return the powers of two up to a machine's sockets."""
+    return tuple(2**power for power in range(max_sockets.bit_length()))
 
 
 def options(deployment: Deployment, policy: CachePolicy, context: int) -> Iterator[PlanOption]:
@@ -77,15 +74,14 @@ def options(deployment: Deployment, policy: CachePolicy, context: int) -> Iterat
         num_slots *= 2
 
 
-def plan(deployment: Deployment, policies: Iterable[CachePolicy], context: int, level: ServiceLevel) -> tuple[PlanOption, ...]:
-    """Return the ways that meet `level`, cheapest first: fewest sockets, then most tokens a second.
+def plan(deployment: Deployment, num_sockets: Iterable[int], policies: Iterable[CachePolicy], context: int) -> tuple[PlanOption, ...]:
+    """Return every way that fits, cheapest first: fewest sockets, then most tokens a second.
 
-    Every power of two of sockets and slots is tried, `deployment` giving the rest. Raises DoesNotFitError when no way fits the memories.
+    Every power of two of slots is tried, `deployment` giving the rest. Raises DoesNotFitError when no way fits the memories.
     """
     policies = tuple(policies)
-    sized = [replace(deployment, num_sockets=count) for count in socket_counts(deployment.machine.max_sockets)]
+    sized = [replace(deployment, num_sockets=count) for count in sorted(num_sockets)]
     found = [option for policy in policies for one in sized for option in options(one, policy, context)]
     if not found:
         fitting(sized[-1], DecodeShape(1, min(policy.layout.capacity for policy in policies)))  # says what is missing
-    met = [option for option in found if level.is_met(option)]
-    return tuple(sorted(met, key=lambda option: (option.deployment.num_sockets, -option.rate)))
+    return tuple(sorted(found, key=lambda option: (option.deployment.num_sockets, -option.rate)))

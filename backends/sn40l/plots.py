@@ -7,12 +7,15 @@ from typing import Any
 from backends.sn40l.decode import decode_step
 from backends.sn40l.deployment import DecodeShape, Deployment, Execution
 from backends.sn40l.figures import Comparison, Machines, Role
+from backends.sn40l.hardware import Machine
+from backends.sn40l.kernels import Step
 from backends.sn40l.measures import DENSE_MODELS, TABLE_5, attained, expert_layer_shares, table_5_rate
 from backends.sn40l.model_config import load_model
 from backends.sn40l.sweep import SweepRow
 from backends.sn40l.trace import bandwidth
 
 _OURS, _PUBLISHED, _PLAIN = "#1f6fb4", "#9aa5b1", "#d9822b"
+_EXECUTION_COLORS = {Execution.OPERATORS: _PUBLISHED, Execution.FUSED: _PLAIN, Execution.LOOPED: _OURS}
 _TABLE_4 = {"projections": 4.10, "ring": 0.32, "selection": 2.52, "attention": 69.40, "output": 5.84, "router": 3.15, "experts": 14.67}
 
 
@@ -43,6 +46,21 @@ def draw_sweep(path: Path, rows: Sequence[SweepRow]) -> Path:
     return _save(figure, axes, path, "Sweep")
 
 
+def draw_bandwidth(path: Path, steps: Mapping[Execution, Step], machine: Machine, title: str) -> Path:
+    """Draw the HBM traffic of the first half millisecond of steps."""
+    figure, axes = _subplots(9, 3.5)
+    interval, shown = 1e-6, 500e-6
+    for execution, step in steps.items():
+        series = [rate / 1e12 for rate in bandwidth(step, interval)][: int(shown / interval)]
+        times = [index * interval * 1e6 for index in range(len(series))]
+        axes.step(times, series, color=_EXECUTION_COLORS[execution], label=execution, linewidth=0.9)
+    peak = next(iter(steps.values())).num_sockets * machine.hbm_bandwidth / 1e12
+    axes.axhline(peak, color=_PUBLISHED, linestyle="--", linewidth=0.8, label="peak")
+    axes.set(xlabel="µs since the step's start", ylabel="HBM traffic, TB/s", ylim=(0, 1.1 * peak))
+    axes.legend(loc="lower right", fontsize=8)
+    return _save(figure, axes, path, title)
+
+
 def draw_replay(path: Path, times: Sequence[float], waiting: Sequence[int], in_use: Sequence[int]) -> Path:
     """Draw the queue and the slots in use over a replay."""
     figure, axes = _subplots(9, 3.5)
@@ -54,16 +72,11 @@ def draw_replay(path: Path, times: Sequence[float], waiting: Sequence[int], in_u
 
 
 def _bandwidth(path: Path, machines: Machines) -> Path:
-    figure, axes = _subplots(9, 3.5)
-    interval, shown = 1e-6, 500e-6
-    for execution, color in ((Execution.FUSED, _PLAIN), (Execution.LOOPED, _OURS)):
-        step = decode_step(Deployment(load_model("llama-3.1-8b"), machines["sn40l"], 16, execution), DecodeShape(1, 4096))
-        series = [rate / 1e12 for rate in bandwidth(step, interval)][: int(shown / interval)]
-        axes.step([index * interval * 1e6 for index in range(len(series))], series, color=color, label=execution, linewidth=0.9)
-    axes.axhline(16 * machines["sn40l"].hbm_bandwidth / 1e12, color=_PUBLISHED, linestyle="--", linewidth=0.8, label="peak")
-    axes.set(xlabel="µs since the step's start", ylabel="HBM traffic, TB/s", ylim=(0, 28))
-    axes.legend(loc="lower right", fontsize=8)
-    return _save(figure, axes, path, "Llama 3.1 8B, batch 1, 16 sockets: layers as calls, and looped")
+    steps = {
+        execution: decode_step(Deployment(load_model("llama-3.1-8b"), machines["sn40l"], 16, execution), DecodeShape(1, 4096))
+        for execution in (Execution.FUSED, Execution.LOOPED)
+    }
+    return draw_bandwidth(path, steps, machines["sn40l"], "Llama 3.1 8B, batch 1, 16 sockets: layers as calls, and looped")
 
 
 def _table_5(path: Path, machines: Machines) -> Path:
@@ -89,9 +102,9 @@ def _prefill(path: Path, machines: Machines) -> Path:
 def _looping(path: Path, machines: Machines) -> Path:
     figure, axes = _subplots(8, 3.5)
     names = sorted(DENSE_MODELS, key=lambda name: load_model(name).num_params)
-    for offset, execution, color in ((-0.2, Execution.FUSED, _PLAIN), (0.2, Execution.LOOPED, _OURS)):
+    for offset, execution in ((-0.2, Execution.FUSED), (0.2, Execution.LOOPED)):
         values = [attained(machines["sn40l"], name, 16, execution) for name in names]
-        axes.bar([position + offset for position in range(len(names))], values, 0.4, color=color, label=execution)
+        axes.bar([position + offset for position in range(len(names))], values, 0.4, color=_EXECUTION_COLORS[execution], label=execution)
     axes.set_xticks(range(len(names)), names, fontsize=8)
     axes.set(ylabel="% of the roofline", ylim=(0, 100))
     axes.legend(fontsize=8)

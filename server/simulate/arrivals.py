@@ -1,14 +1,15 @@
 """Traces of requests: who arrives when, with how long a prompt and how long an answer. Read from files, or drawn from a seed."""
 
 import csv
-import itertools
+import enum
 import json
 import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 
 class TraceError(ValueError):
@@ -30,25 +31,37 @@ def read_trace(path: Path) -> Iterator[Arrival]:
     JSON lines, ours (`time`, `num_prompt_tokens`, `num_output_tokens`) or Mooncake's (`timestamp` in milliseconds, `input_length`,
     `output_length`; vLLM's benchmark reads the same); or a CSV file with BurstGPT's columns.
     """
-    with path.open(newline="") as file:
-        rows: Iterator[dict[str, Any]] = (
-            csv.DictReader(file) if path.suffix == ".csv" else (json.loads(line) for line in file if line.strip())
-        )
+    with path.open(newline="", errors="replace") as file:
         last = -math.inf
-        for number in itertools.count(1):
+        for number, read in _csv_rows(file) if path.suffix == ".csv" else _json_rows(file):
             try:
-                arrival = _arrival(next(rows))
-            except StopIteration:
-                return
-            except (KeyError, TypeError, ValueError) as error:
-                raise TraceError(f"{path}, entry {number}: {error!r}") from error
+                arrival = _arrival(read())
+            except KeyError as error:
+                raise TraceError(f"{path}, line {number}: {error} is missing") from error
+            except (TypeError, ValueError) as error:
+                raise TraceError(f"{path}, line {number}: {error}") from error
             if arrival.time < last:
-                raise TraceError(f"{path}, entry {number}: time {arrival.time} lies before the entry above, {last}")
+                raise TraceError(f"{path}, line {number}: time {arrival.time} lies before that of the line above, {last}")
             last = arrival.time
             yield arrival
 
 
-def _arrival(row: dict[str, Any]) -> Arrival:
+def _json_rows(file: TextIO) -> Iterator[tuple[int, Callable[[], Any]]]:
+    """Yield the number of each line that is not empty, and what reads it."""
+    for number, line in enumerate(file, start=1):
+        if line.strip():
+            yield number, partial(json.loads, line)
+
+
+def _csv_rows(file: TextIO) -> Iterator[tuple[int, Callable[[], Any]]]:
+    reader = csv.DictReader(file)
+    for row in reader:
+        yield reader.line_num, partial(dict, row)
+
+
+def _arrival(row: Any) -> Arrival:
+    if not isinstance(row, dict):
+        raise TypeError(f"{row!r} is no object")
     if "timestamp" in row:
         return _checked(float(row["timestamp"]) / 1e3, row["input_length"], row["output_length"])
     if "Timestamp" in row:
@@ -59,8 +72,19 @@ def _arrival(row: dict[str, Any]) -> Arrival:
 def _checked(time: float, num_prompt_tokens: Any, num_output_tokens: Any) -> Arrival:
     arrival = Arrival(time, int(num_prompt_tokens), int(num_output_tokens))
     if not math.isfinite(time) or arrival.num_prompt_tokens < 1 or arrival.num_output_tokens < 1:
-        raise ValueError(f"{arrival} needs a finite time and at least one token each way")
+        raise ValueError(
+            f"a request needs a finite time and at least one token each way, "
+            f"got {time}, {arrival.num_prompt_tokens} and {arrival.num_output_tokens}"
+        )
     return arrival
+
+
+class ShapeName(enum.StrEnum):
+    """How the rate of drawn arrivals changes over time."""
+
+    POISSON = "poisson"
+    BURSTS = "bursts"
+    DAY = "day"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +95,16 @@ class Traffic:
     num_requests: int
     mean_prompt_tokens: float = 1000.0
     mean_output_tokens: float = 200.0
-    shape: str = "poisson"
+    shape: ShapeName = ShapeName.POISSON
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.shape not in SHAPES:
-            raise TraceError(f"a trace's shape is one of {', '.join(SHAPES)}, got {self.shape!r}")
-        if not self.rate > 0 or self.num_requests < 1 or min(self.mean_prompt_tokens, self.mean_output_tokens) < 1:
-            raise TraceError(f"a trace needs a rate above 0, a request, and lengths of at least one token: {self}")
+        if not 0 < self.rate < math.inf or self.num_requests < 1 or min(self.mean_prompt_tokens, self.mean_output_tokens) < 1:
+            raise TraceError(f"a trace needs a finite rate above 0, a request, and lengths of at least one token: {self}")
 
     def arrivals(self) -> Iterator[Arrival]:
         """Yield the arrivals: an inhomogeneous Poisson process, by thinning, with lengths of a gamma distribution."""
-        draw, intensity, peak = random.Random(self.seed), *SHAPES[self.shape]
+        draw, intensity, peak = random.Random(self.seed), *_SHAPES[self.shape]
         time = 0.0
         for _ in range(self.num_requests):
             time += draw.expovariate(self.rate * peak)
@@ -105,8 +127,8 @@ def _bursts(time: float) -> float:
     return 4.0 if time % 300 < 60 else 0.25
 
 
-SHAPES: dict[str, tuple[Callable[[float], float], float]] = {
-    "poisson": (lambda _: 1.0, 1.0),
-    "bursts": (_bursts, 4.0),
-    "day": (_day, 2.0),
+_SHAPES: dict[ShapeName, tuple[Callable[[float], float], float]] = {
+    ShapeName.POISSON: (lambda _: 1.0, 1.0),
+    ShapeName.BURSTS: (_bursts, 4.0),
+    ShapeName.DAY: (_day, 2.0),
 }

@@ -1,27 +1,42 @@
 """`plan` and `sweep`: what a deployment holds and how fast it is. The work is done in `backends.sn40l`."""
 
-import argparse
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from backends.sn40l.backend import default_deployment
-from backends.sn40l.plan import PlanOption, ServiceLevel, plan
+from backends.sn40l.plan import PlanOption, ServiceLevel, plan, socket_counts
 from backends.sn40l.sweep import SweepAxes, SweepRow, sweep
+from server.options import OptionError
 from server.simulate.answer import Answer
-from server.simulate.command import policies
+from server.simulate.deployment import deployment_of, policy_of
 from server.simulate.table import table
 
 
-def plan_answer(arguments: argparse.Namespace) -> Answer:
+def plan_answer(arguments: Namespace) -> Answer:
     """The cheapest deployment that meets the level, and the others."""
-    deployment = default_deployment(arguments.model, arguments.machine, 1, uses_ddr=arguments.uses_ddr)
+    deployment = deployment_of(arguments, arguments.sockets and max(arguments.sockets))
+    counts = arguments.sockets or socket_counts(deployment.machine.max_sockets)
     level = ServiceLevel(arguments.max_ttft, arguments.max_tpot, arguments.min_rate)
-    resolved = [options.resolve(arguments.context) for options in policies(arguments)]
-    found = plan(deployment, resolved, arguments.context, level)
-    lines = [f"{arguments.model} on {arguments.machine}, context {arguments.context:,}", ""]
+    resolved = [policy_of(name, arguments.slot_capacity).resolve(arguments.context) for name in arguments.policy]
+    fitting = plan(deployment, counts, resolved, arguments.context)
+    found = [option for option in fitting if level.is_met(option)]
     if not found:
-        return Answer([*lines, "No deployment meets the level."], {"options": []}, status=1)
+        raise OptionError(_unmet(arguments, fitting))
+    lines = [f"{arguments.model} on {arguments.machine}, context {arguments.context:,}", ""]
     lines += ["Cheapest:", "", *_placement_lines(found[0]), "", "All that meet the level, cheapest first:", ""]
     return Answer([*lines, table(_OPTION_HEADER, [_option_cells(option) for option in found])], {"options": [_values(o) for o in found]})
+
+
+def _unmet(arguments: Namespace, fitting: Sequence[PlanOption]) -> str:
+    """Return which limits no deployment meets together, and the best that each would find alone."""
+    limits = (
+        ("--max-ttft", arguments.max_ttft, min(option.ttft for option in fitting)),
+        ("--max-tpot", arguments.max_tpot, min(option.tpot for option in fitting)),
+        ("--min-rate", arguments.min_rate, max(option.rate for option in fitting)),
+    )
+    given = " and ".join(f"{flag} {limit:g} (best of any: {best:.4g})" for flag, limit, best in limits if limit is not None)
+    return f"none of {len(fitting)} deployments meets {given}"
 
 
 _OPTION_HEADER = ("sockets", "policy", "entries", "slots", "TTFT s", "TPOT ms", "tok/s", "tok/s/user", "bottleneck")
@@ -42,7 +57,9 @@ def _option_cells(option: PlanOption) -> tuple[str, ...]:
 
 
 def _placement_lines(option: PlanOption) -> list[str]:
-    slots = f"{option.num_slots} slots of {option.policy.layout.capacity:,} entries ({option.policy.name})"
+    layout = option.policy.layout
+    sections = f"{layout.num_sink} sink, {layout.num_recent:,} recent, {layout.num_kept:,} kept"
+    slots = f"{option.num_slots} slots of {layout.capacity:,} entries ({option.policy.name}: {sections})"
     how = f"attention over {option.placement.sharding}, {option.deployment.execution}"
     lines = [f"{option.deployment.num_sockets} sockets, {slots}, {how}"]
     for tier in option.placement.tiers:
@@ -57,6 +74,7 @@ def _values(option: PlanOption) -> dict[str, Any]:
         "execution": option.deployment.execution,
         "policy": option.policy.name,
         "slot_capacity": option.policy.layout.capacity,
+        "layout": asdict(option.policy.layout),
         "num_slots": option.num_slots,
         "ttft_seconds": option.ttft,
         "tpot_seconds": option.tpot,
@@ -67,10 +85,12 @@ def _values(option: PlanOption) -> dict[str, Any]:
     }
 
 
-def sweep_answer(arguments: argparse.Namespace) -> Answer:
+def sweep_answer(arguments: Namespace) -> Answer:
     """The table of all combinations."""
-    deployment = default_deployment(arguments.model, arguments.machine, 1, loops=False, uses_ddr=arguments.uses_ddr)
-    axes = SweepAxes(arguments.batches, arguments.contexts, arguments.sockets, policies(arguments), arguments.executions)
+    deployment = deployment_of(arguments, arguments.sockets and max(arguments.sockets), loops=False)
+    counts = arguments.sockets or socket_counts(deployment.machine.max_sockets)[-2:]
+    policies = [policy_of(name, arguments.slot_capacity) for name in arguments.policy]
+    axes = SweepAxes(arguments.batches, arguments.contexts, counts, policies, arguments.executions)
     rows = list(sweep(deployment, axes))
     if arguments.plot:
         from backends.sn40l.plots import draw_sweep

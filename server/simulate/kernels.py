@@ -3,35 +3,39 @@
 import argparse
 import json
 from collections import Counter, defaultdict
+from dataclasses import replace
 
-from backends.sn40l.backend import default_deployment
 from backends.sn40l.decode import decode_step
-from backends.sn40l.deployment import DecodeShape, Deployment
+from backends.sn40l.deployment import DecodeShape
 from backends.sn40l.kernels import Step, bottleneck
 from backends.sn40l.prefill import Chunk, prefill_step
 from backends.sn40l.trace import chrome_trace
 from server.simulate.answer import Answer
+from server.simulate.deployment import deployment_of
 from server.simulate.table import table
 
 
 def step_answer(arguments: argparse.Namespace) -> Answer:
     """What the step spends its time on."""
-    named = default_deployment(arguments.model, arguments.machine, arguments.sockets)
-    deployment = Deployment(named.model, named.machine, arguments.sockets, arguments.execution, uses_ddr=arguments.uses_ddr)
+    deployment = replace(deployment_of(arguments, arguments.sockets), execution=arguments.execution)
     if arguments.prefill:
         step = prefill_step(deployment, Chunk(arguments.prefill))
     else:
         step = decode_step(deployment, DecodeShape(arguments.batch, arguments.slot_capacity))
-    if arguments.trace:
-        arguments.trace.write_text(json.dumps(chrome_trace(step)))
+    if arguments.chrome_trace:
+        arguments.chrome_trace.write_text(json.dumps(chrome_trace(step)))
+    if arguments.plot:
+        from backends.sn40l.plots import draw_bandwidth
+
+        draw_bandwidth(arguments.plot, {arguments.execution: step}, deployment.machine, arguments.model)
     totals = {
         "seconds": step.seconds,
         "calls": step.num_calls,
         "hbm_bytes": step.hbm_bytes,
         "operations": step.operations,
-        "share_of_peak_bandwidth": step.hbm_bytes / step.seconds / (step.num_sockets * named.machine.hbm_bandwidth),
+        "share_of_peak_bandwidth": step.hbm_bytes / step.seconds / (step.num_sockets * deployment.machine.hbm_bandwidth),
     }
-    limit = bottleneck(step, named.machine)
+    limit = bottleneck(step, deployment.machine)
     lines = [*(f"{name:24} {value:,.6g}" for name, value in totals.items()), f"{'bottleneck':24} {limit}", "", _kernel_table(step)]
     return Answer(lines, {**totals, "bottleneck": limit})
 

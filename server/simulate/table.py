@@ -11,7 +11,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join((lines[0], "-" * len(lines[0]), *lines[1:]))
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the nearest-rank percentile; NaN of nothing."""
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """Return the nearest-rank percentile; None of nothing."""
     ordered = sorted(values)
-    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)] if ordered else math.nan
+    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)] if ordered else None

@@ -6,21 +6,19 @@ import statistics
 import time
 from collections.abc import Iterable
 
-from backends.sn40l.backend import default_deployment
 from backends.sn40l.cost_model import DeploymentCost
-from cache.policy import PolicyName, PolicyOptions
 from server.simulate.answer import Answer
 from server.simulate.arrivals import Arrival, Traffic, read_trace
+from server.simulate.deployment import deployment_of, policy_of
 from server.simulate.replay import Replay, ReplayRecord, replay_spec
 from server.simulate.table import percentile, table
 
 
 def replay_answer(arguments: argparse.Namespace) -> Answer:
     """What a trace's requests would have seen."""
-    slot_capacity = None if arguments.policy is PolicyName.FULL else arguments.slot_capacity
-    policy = PolicyOptions(arguments.policy, slot_capacity=slot_capacity).resolve(arguments.max_model_len)
+    policy = policy_of(arguments.policy, arguments.slot_capacity).resolve(arguments.max_model_len)
     spec = replay_spec(arguments.num_slots, policy, arguments.max_model_len)
-    deployment = default_deployment(arguments.model, arguments.machine, arguments.sockets, uses_ddr=arguments.uses_ddr)
+    deployment = deployment_of(arguments, arguments.sockets)
     started = time.perf_counter()
     replay = Replay(spec, DeploymentCost(deployment, spec.pools[0]), collapses=arguments.collapse)
     record = replay.run(_arrivals(arguments))

@@ -15,7 +15,9 @@ SNAPSTREAM = PolicyOptions(slot_capacity=8192)
 def test_cheapest_meets_the_level_with_fewest_sockets() -> None:
     deployment = default_deployment("llama-3.1-8b", "sn40l", 1)
     level = ServiceLevel(max_ttft=5, max_tpot=0.005, min_rate=1000)
-    found = plan(deployment, [SNAPSTREAM.resolve(32768), full(32768)], 32768, level)
+    ways = plan(deployment, socket_counts(16), [SNAPSTREAM.resolve(32768), full(32768)], 32768)
+    found = [option for option in ways if level.is_met(option)]
+    assert 0 < len(found) < len(ways)
     assert all(option.ttft <= 5 and option.tpot <= 0.005 and option.rate >= 1000 for option in found)
     fewest = min(option.deployment.num_sockets for option in found)
     assert found[0].deployment.num_sockets == fewest
@@ -25,17 +27,23 @@ def test_cheapest_meets_the_level_with_fewest_sockets() -> None:
 def test_nothing_cheaper_was_overlooked() -> None:
     deployment = default_deployment("llama-3.1-8b", "sn40l", 1)
     level = ServiceLevel(max_tpot=0.002)
-    (best, *_) = plan(deployment, [full(32768)], 32768, level)
+    best = next(option for option in plan(deployment, socket_counts(16), [full(32768)], 32768) if level.is_met(option))
     assert best.deployment.num_sockets > 1
     for count in socket_counts(best.deployment.num_sockets - 1):
         smaller = default_deployment("llama-3.1-8b", "sn40l", count)
         assert not any(level.is_met(option) for option in options(smaller, full(32768), 32768))
 
 
-def test_a_level_beyond_the_machine_gives_nothing_and_a_model_beyond_it_is_refused() -> None:
-    assert plan(default_deployment("llama-3.1-8b", "sn40l", 1), [full(4096)], 4096, ServiceLevel(max_tpot=1e-6)) == ()
+def test_only_the_sockets_that_are_asked_for_are_tried() -> None:
+    ways = plan(default_deployment("llama-3.1-8b", "sn40l", 1), [12, 4], [full(4096)], 4096)
+    assert [option.deployment.num_sockets for option in ways] == sorted(option.deployment.num_sockets for option in ways)
+    assert {option.deployment.num_sockets for option in ways} == {4, 12}
+    assert socket_counts(16) == (1, 2, 4, 8, 16)
+
+
+def test_a_model_beyond_the_machine_is_refused() -> None:
     with pytest.raises(DoesNotFitError, match="GB are missing"):
-        plan(default_deployment("llama-3.1-405b", "dgx-h100", 1), [full(4096)], 4096, ServiceLevel())
+        plan(default_deployment("llama-3.1-405b", "dgx-h100", 1), socket_counts(8), [full(4096)], 4096)
 
 
 def test_compression_multiplies_the_slots_of_deepseek_r1() -> None:

@@ -12,7 +12,7 @@ from backends.sn40l.backend import default_deployment
 from backends.sn40l.cost_model import DeploymentCost
 from cache.policy import PolicyOptions, full
 from scheduler.config import SchedulerConfig
-from server.simulate.arrivals import Arrival, Traffic
+from server.simulate.arrivals import Arrival, ShapeName, Traffic
 from server.simulate.replay import Replay, ReplayRecord, replay_spec
 
 
@@ -62,7 +62,7 @@ def test_collapsing_is_worth_it() -> None:
 
 
 def test_every_request_ends_once_and_no_token_is_lost() -> None:
-    traffic = Traffic(rate=20, num_requests=300, mean_prompt_tokens=300, mean_output_tokens=50, shape="bursts", seed=3)
+    traffic = Traffic(rate=20, num_requests=300, mean_prompt_tokens=300, mean_output_tokens=50, shape=ShapeName.BURSTS, seed=3)
     record = play(list(traffic.arrivals()), 8, collapses=True)
     assert len(record.end_times) == 300
     assert record.num_refused == 0

@@ -37,6 +37,7 @@ class Pacing:
         self._shapes = shapes
         self._max_inter_token_latency = max_inter_token_latency
         self._prefill_seconds: dict[tuple[PrefillShape, int], float] = {}
+        self._similar: dict[tuple[PrefillShape, int], tuple[PrefillShape, int]] = {}  # of those never timed, the most similar one that was
         self._decode_seconds = 0.0  # of one step
         self._has_read_since_decode = False
         self._decode_waits_since = 0.0
@@ -75,6 +76,8 @@ class Pacing:
             self._has_read_since_decode = False
             return
         key = (batch.shape, _magnitude(max(row.start + len(row.token_ids) for row in batch.rows)))
+        if key not in self._prefill_seconds:
+            self._similar.clear()
         self._prefill_seconds[key] = _blend(self._prefill_seconds.get(key), elapsed)
 
     def _plan(self, shape: PrefillShape, prompts: Sequence[Prefill]) -> _Plan:
@@ -93,8 +96,11 @@ class Pacing:
         """From the most similar step that was timed, in proportion to the shapes' tokens."""
         if not self._prefill_seconds:
             return _num_padded(shape) * _SECONDS_PER_TOKEN
-        similar, similar_magnitude = min(self._prefill_seconds, key=lambda timed: (timed[0] != shape, abs(timed[1] - magnitude)))
-        return self._prefill_seconds[similar, similar_magnitude] * _num_padded(shape) / _num_padded(similar)
+        similar = self._similar.get((shape, magnitude))
+        if similar is None:
+            similar = min(self._prefill_seconds, key=lambda timed: (timed[0] != shape, abs(timed[1] - magnitude)))
+            self._similar[shape, magnitude] = similar
+        return self._prefill_seconds[similar] * _num_padded(shape) / _num_padded(similar[0])
 
 
 def _blend(estimate: float | None, seconds: float) -> float:

@@ -85,16 +85,17 @@ class Request:
         The stop token counts as output, as it does with vLLM, but is not among the tokens returned.
         """
         stop = self.add.stop
-        for position, token in enumerate(sampled):
-            is_stop = token.token_id in stop.stop_token_ids
-            self.num_output_tokens += 1
-            if is_stop or self.num_output_tokens == stop.max_tokens:
-                self.finish_reason = FinishReason.STOP if is_stop else FinishReason.LENGTH
-                self.stop_token_id = token.token_id if is_stop else None
-                self.num_discarded_tokens += len(sampled) - position - 1
-                return sampled[: position if is_stop else position + 1]
-        self.last_token_id = sampled[-1].token_id
-        return sampled
+        taken = sampled[: stop.max_tokens - self.num_output_tokens]
+        end = next((i for i, token in enumerate(taken) if token.token_id in stop.stop_token_ids), None) if stop.stop_token_ids else None
+        if end is not None:
+            self.finish_reason, self.stop_token_id = FinishReason.STOP, taken[end].token_id
+            taken = taken[: end + 1]
+        elif self.num_output_tokens + len(taken) == stop.max_tokens:
+            self.finish_reason = FinishReason.LENGTH
+        self.num_output_tokens += len(taken)
+        self.num_discarded_tokens += len(sampled) - len(taken)
+        self.last_token_id = taken[-1].token_id
+        return taken[:end]
 
     def cut(self, num_tokens: int) -> None:
         """End the answer after its first `num_tokens` tokens."""

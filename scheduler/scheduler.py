@@ -216,10 +216,11 @@ class Scheduler:
 
     def _num_decode_steps(self) -> int:
         """A launch has one step when anyone waits, since any step may free a slot, and never goes beyond the shortest answer's length."""
-        if self._waiting or self._reading:
+        most = min(self._spec.max_decode_steps, self._config.max_decode_steps)
+        if most == 1 or self._waiting or self._reading:
             return 1
-        limits = [self._spec.max_decode_steps, self._config.max_decode_steps, *(r.max_decode_steps for r in self._decoding.values())]
-        return min(limit for limit in (*limits, self._pacing.max_decode_steps) if limit is not None)
+        limits = [most, self._pacing.max_decode_steps, *(request.max_decode_steps for request in self._decoding.values())]
+        return min(limit for limit in limits if limit is not None)
 
     def _update_prefill(self, batch: PrefillBatch, result: BatchResult, now: float) -> None:
         for position, (prefill, row) in enumerate(zip(self._in_flight, batch.rows, strict=True)):

@@ -106,7 +106,7 @@ def test_a_flag_stands_before_its_variable(monkeypatch: pytest.MonkeyPatch, caps
     rows = asked(capsys, "sweep", "--contexts", "4096", "--sockets", "16", "--policy", "full", "--batches", "8")["rows"]
     assert [(row["batch"], row["execution"]) for row in rows] == [(8, "looped")]
     monkeypatch.setenv("SNAPSERVE_SIMULATE_BATCHES", "two")
-    with pytest.raises(OptionError, match="SNAPSERVE_SIMULATE_BATCHES must be a whole number of at least 1, or several .* got 'two'"):
+    with pytest.raises(OptionError, match=r"SNAPSERVE_SIMULATE_BATCHES must be a whole number of at least 1, or several .* got 'two'"):
         ask("sweep")
 
 

@@ -21,7 +21,12 @@ HEALTHY = ("--slot-capacity", "256", "--num-slots", "4", "--served-model-name", 
 OVERLOADED = ("--fault", "slow-socket=250", "--num-slots", "16", "--max-num-waiting", "32", "--served-model-name", "overloaded", "*")
 FAILING = ("--fault", "failed-step=20", "--served-model-name", "failing", "*")
 HANGING = ("--fault", "stalled-link=20:3600", "--stall-timeout", "15", "--served-model-name", "hanging", "*")
-FATES = {"healthy": (HEALTHY, 8, mixed), "overloaded": (OVERLOADED, 60, eager), "failing": (FAILING, 2, eager), "hanging": (HANGING, 2, eager)}
+FATES = {
+    "healthy": (HEALTHY, 8, mixed),
+    "overloaded": (OVERLOADED, 60, eager),
+    "failing": (FAILING, 2, eager),
+    "hanging": (HANGING, 2, eager),
+}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -71,7 +71,12 @@ def scraping(targets: Mapping[str, str], folder: Path) -> Iterator[Prometheus]:
     (folder / "rules.yml").write_text(sped_up((PROMETHEUS / "rules.yml").read_text()))
     (folder / "prometheus.yml").write_text(yaml.safe_dump(_configuration(targets)))
     address = f"127.0.0.1:{free_port()}"
-    command = ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data", f"--web.listen-address={address}"]
+    command = [
+        "prometheus",
+        f"--config.file={folder}/prometheus.yml",
+        f"--storage.tsdb.path={folder}/data",
+        f"--web.listen-address={address}",
+    ]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:

@@ -20,7 +20,13 @@ MUST_BE_EMPTY = set(alerts())  # for a server that is well, and nothing else
 
 FIRING = {
     "healthy": set[str](),
-    "overloaded": {"SnapserveQueueWait", "SnapserveSlotsExhausted", "SnapserveRejections", "SnapserveTtftBurnFast", "SnapserveTpotBurnFast"},
+    "overloaded": {
+        "SnapserveQueueWait",
+        "SnapserveSlotsExhausted",
+        "SnapserveRejections",
+        "SnapserveTtftBurnFast",
+        "SnapserveTpotBurnFast",
+    },
     "failing": {"SnapserveHttpErrors", "SnapserveFailedSequences"},
     "hanging": {"SnapserveStuck", "SnapserveUnhealthy", "SnapserveNotReady"},
     "gone": {"SnapserveDown"},
@@ -43,7 +49,9 @@ def vllm_queries() -> Iterator[Query]:
             yield Query(name, f"rate({name}{own}[$__rate_interval])")
         else:
             yield Query(name, f"{name}{own}")
-    yield Query("finish reasons", 'sum by(finished_reason) (increase(vllm:request_success_total{model_name="$model_name"}[$__rate_interval]))')
+    yield Query(
+        "finish reasons", 'sum by(finished_reason) (increase(vllm:request_success_total{model_name="$model_name"}[$__rate_interval]))'
+    )
 
 
 QUERIES = {query.place: query.text for query in (*panel_queries(), *rule_queries(), *scaler_queries(), *vllm_queries())}

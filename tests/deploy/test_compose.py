@@ -1,0 +1,99 @@
+"""The image and the compose file against the server that they run: its options, its port, its paths, the time that it takes to end."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from server.config import GROUPS
+from server.process import CLOSING_TIME
+from tests.deploy.deployment import DEPLOY, PROMETHEUS, ROOT, load_yaml
+from tests.deploy.load import clients, eager
+from tests.e2e.process import serve
+
+OPTIONS = {option.variable: option for group in GROUPS for option in group.options}
+DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+
+
+def service(name: str = "snapserve", file: str = "docker-compose.yml") -> Any:
+    return load_yaml(DEPLOY / file)["services"][name]
+
+
+def test_every_variable_is_an_option() -> None:
+    paths = ("deploy/docker-compose.yml", "deploy/docker-compose.gpu.yml", "deploy/.env.example", "docs/runbook.md", "docs/deploy.md")
+    texts = [DOCKERFILE, *((ROOT / path).read_text() for path in paths)]
+    named = {name for text in texts for name in re.findall(r"\bSNAPSERVE_[A-Z_]+", text)}
+    assert named
+    assert named <= set(OPTIONS)
+
+
+def test_the_server_has_its_time_to_drain() -> None:
+    grace = int(service()["stop_grace_period"].removesuffix("s"))
+    assert grace > OPTIONS["SNAPSERVE_DRAIN_TIMEOUT"].default + CLOSING_TIME
+
+
+def test_prometheus_asks_the_server_where_it_listens() -> None:
+    (job,) = load_yaml(PROMETHEUS / "prometheus.yml")["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["snapserve:8000"]}]
+    assert service()["environment"]["SNAPSERVE_PORT"] == "8000"
+    assert [port.rsplit(":", 1)[1] for port in service()["ports"]] == ["8000"]
+
+
+def test_the_root_file_system_is_read_only_and_the_cache_is_a_volume() -> None:
+    assert service()["read_only"] is True
+    assert "cache:/cache" in service()["volumes"]
+    assert re.search(r"^VOLUME /cache$", DOCKERFILE, re.MULTILINE)
+    assert re.search(r"^USER 10001:10001$", DOCKERFILE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["prometheus", "grafana"])
+def test_what_is_mounted_is_there(name: str) -> None:
+    for volume in service(name)["volumes"]:
+        outside = volume.split(":")[0]
+        assert not outside.startswith(".") or (DEPLOY / outside).is_dir()
+
+
+def test_the_image_holds_the_packages_of_the_wheel() -> None:
+    copied = set(re.findall(r"^COPY (\w+) \1$", DOCKERFILE, re.MULTILINE))
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    assert copied == set(json.loads(re.findall(r'^packages = (\["server".*\])$', pyproject, re.MULTILINE)[0]))
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert copied | {"pyproject.toml", "constraints.txt", "README.md", "LICENSE"} == {line[1:] for line in ignored if line.startswith("!")}
+
+
+def healthcheck(port: str) -> int:
+    """Run the image's HEALTHCHECK here, on this Python, and return its status."""
+    command = json.loads(re.findall(r"^HEALTHCHECK .*? CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)[0])
+    return subprocess.run([sys.executable, *command[1:]], env={"SNAPSERVE_PORT": port}, stderr=subprocess.DEVNULL, timeout=30).returncode
+
+
+def test_healthcheck_is_well_until_the_engine_stalls(tmp_path: Path) -> None:
+    options = (
+        "--backend",
+        "sn40l",
+        "--inner",
+        "fake",
+        "--fault",
+        "stalled-link=1:3600",
+        "--stall-timeout",
+        "0.5",
+        "--served-model-name",
+        "stalling",
+        "*",
+    )
+    with serve(*options, log=tmp_path / "log") as server, clients(server.url, 1, eager):
+        port = server.url.rsplit(":", 1)[1]
+        assert healthcheck(port) == 0
+        for _ in range(600):
+            if httpx.get(f"{server.url}/health").status_code == 503:
+                break
+            time.sleep(0.05)
+        assert healthcheck(port) == 1
+        server.process.kill()
+    assert healthcheck(port) == 1  # nobody listens

@@ -1,0 +1,161 @@
+"""The manifests against the server that they run, and against each other. Whether they are valid Kubernetes is for the cluster's own tools.
+
+What is checked is what a schema cannot know: that probes ask routes that exist, that a pod has time to drain, that options are options,
+that labels, names and ports meet.
+"""
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from backends.clock import WallClock
+from backends.fake import FakeBackend
+from scheduler.config import SchedulerConfig
+from server.app import OPEN_PATHS, create_app
+from server.async_engine import AsyncEngine
+from server.config import GROUPS
+from server.metrics import Metrics
+from server.process import CLOSING_TIME
+from server.renderer import Renderer
+from server.settings import ServerSettings
+from tests.deploy.deployment import KUBERNETES, PROMETHEUS, ROOT, load_yaml, manifests
+
+OPTIONS = {option.variable: option for group in GROUPS for option in group.options}
+FOLDERS = ("base", "gpu", "monitoring", "autoscaling")
+
+
+def deployment() -> Any:
+    (document,) = manifests("base/deployment.yaml")
+    return document
+
+
+def pod() -> Any:
+    return deployment()["spec"]["template"]["spec"]
+
+
+def container() -> Any:
+    (only,) = pod()["containers"]
+    return only
+
+
+def literals(folder: str) -> dict[str, str]:
+    (generator,) = load_yaml(KUBERNETES / folder / "kustomization.yaml")["configMapGenerator"]
+    return dict(literal.split("=", 1) for literal in generator["literals"])
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_kustomizations_name_files_that_are_there(folder: str) -> None:
+    kustomization = load_yaml(KUBERNETES / folder / "kustomization.yaml")
+    for resource in kustomization["resources"]:
+        assert (KUBERNETES / folder / resource).exists()
+    listed = {resource for resource in kustomization["resources"] if resource.endswith(".yaml")}
+    assert listed == {path.name for path in (KUBERNETES / folder).glob("*.yaml")} - {"kustomization.yaml"}
+
+
+def labelled_and_selected() -> Iterator[tuple[str, Any]]:
+    yield "deployment", deployment()["spec"]["selector"]["matchLabels"]
+    yield "service", manifests("base/service.yaml")[0]["spec"]["selector"]
+    yield "disruption budget", manifests("base/poddisruptionbudget.yaml")[0]["spec"]["selector"]["matchLabels"]
+    yield "pod monitor", manifests("monitoring/podmonitor.yaml")[0]["spec"]["selector"]["matchLabels"]
+
+
+def test_selectors_choose_the_pods() -> None:
+    labels = deployment()["spec"]["template"]["metadata"]["labels"]
+    for name, selector in labelled_and_selected():
+        assert selector == labels, name
+
+
+def test_ports_meet() -> None:
+    (port,) = container()["ports"]
+    assert str(port["containerPort"]) == next(variable["value"] for variable in container()["env"] if variable["name"] == "SNAPSERVE_PORT")
+    (served,) = manifests("base/service.yaml")[0]["spec"]["ports"]
+    (scraped,) = manifests("monitoring/podmonitor.yaml")[0]["spec"]["podMetricsEndpoints"]
+    asked = {container()[probe]["httpGet"]["port"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")}
+    assert {served["targetPort"], scraped["port"]} | asked == {port["name"]}
+
+
+def test_probes_ask_what_they_are_for() -> None:
+    asked = {probe: container()[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "readiness", "liveness")}
+    assert asked == {"startup": "/ready", "readiness": "/ready", "liveness": "/health"}
+    assert set(asked.values()) <= OPEN_PATHS, "a probe has no API key"
+
+
+async def test_a_draining_pod_is_alive_and_not_ready() -> None:
+    metrics = Metrics("m")
+    engine = AsyncEngine(FakeBackend, SchedulerConfig(), metrics, WallClock(), stall_limit=60)
+    app = create_app(engine, Renderer(), ServerSettings(("m",), created=0), metrics)
+    engine.start()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://pod") as kubelet:
+
+        async def probed() -> tuple[int, int]:
+            paths = (container()[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe"))
+            ready, alive = await asyncio.gather(*(kubelet.get(path) for path in paths))
+            return ready.status_code, alive.status_code
+
+        await engine.wait_loaded()
+        assert await probed() == (200, 200)
+        await engine.drain(1)
+        assert await probed() == (503, 200)
+    await engine.close()
+
+
+def test_a_pod_has_its_time_to_drain() -> None:
+    command, seconds = container()["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == "sleep"
+    drain = OPTIONS["SNAPSERVE_DRAIN_TIMEOUT"].default
+    assert pod()["terminationGracePeriodSeconds"] > int(seconds) + drain + CLOSING_TIME
+
+
+def test_options_are_options_and_are_not_overwritten_by_kubernetes() -> None:
+    given = {variable["name"] for variable in container()["env"]} | set(literals("base")) | set(literals("gpu"))
+    assert given <= set(OPTIONS)
+    assert pod()["enableServiceLinks"] is False, "a Service named snapserve would set SNAPSERVE_PORT"
+    for name, value in (literals("base") | literals("gpu")).items():
+        OPTIONS[name].parse(value)
+
+
+def test_nothing_is_more_than_it_needs_to_be() -> None:
+    security = pod()["securityContext"] | container()["securityContext"]
+    assert security == {
+        "runAsNonRoot": True,
+        "runAsUser": 10001,
+        "runAsGroup": 10001,
+        "fsGroup": 10001,
+        "seccompProfile": {"type": "RuntimeDefault"},
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert pod()["automountServiceAccountToken"] is False
+    assert "USER 10001:10001" in (ROOT / "Dockerfile").read_text()
+    assert {mount["mountPath"] for mount in container()["volumeMounts"]} == {"/cache", "/tmp"}
+    assert {mount["name"] for mount in container()["volumeMounts"]} == {volume["name"] for volume in pod()["volumes"]}
+
+
+def test_monitored_pods_have_the_job_that_rules_select() -> None:
+    (monitor,) = manifests("monitoring/podmonitor.yaml")
+    assert deployment()["spec"]["template"]["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "snapserve"
+    (scraped,) = monitor["spec"]["podMetricsEndpoints"]
+    assert scraped["path"] == "/metrics"
+
+
+def test_replicas_follow_slots_and_queue() -> None:
+    (scaler,) = manifests("autoscaling/scaledobject.yaml")
+    assert scaler["spec"]["scaleTargetRef"]["name"] == deployment()["metadata"]["name"]
+    assert "replicas" not in deployment()["spec"], "applying the deployment would undo the scaling"
+    slots, queue = (trigger["metadata"] for trigger in scaler["spec"]["triggers"])
+    assert "snapserve:slots_in_use" in slots["query"]
+    assert "vllm:num_requests_waiting" in queue["query"]
+    assert float(slots["threshold"]) == 0.75 * int(literals("base")["SNAPSERVE_NUM_SLOTS"])
+
+
+def test_the_operators_rules_are_prometheus_rules() -> None:
+    printed = subprocess.run([KUBERNETES / "monitoring" / "prometheusrule"], capture_output=True, text=True, check=True).stdout
+    document = yaml.safe_load(printed)
+    assert (document["apiVersion"], document["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
+    assert document["spec"] == load_yaml(PROMETHEUS / "rules.yml")

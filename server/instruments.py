@@ -110,6 +110,7 @@ class Instruments:
         self.slot_capacity = gauge("snapserve:slot_capacity", "Entries of a slot.")
         self.scratch_in_use = gauge("snapserve:scratch_in_use", "Scratches in which a long prompt is being read.")
         self.scratch_total = gauge("snapserve:scratch_total", "Scratches that there are.")
+        self.simulated = gauge("snapserve:simulated", "1 when all times are those of a simulated machine, else 0.")
         self.unread_prompt_tokens = gauge("snapserve:unread_prompt_tokens", "Tokens still to be read of the prompts being read.")
         self.entries_kept = counter("snapserve:cache_entries_kept", "Entries that sequences held in their slots when they ended.")
         self.entries_evicted = counter("snapserve:cache_entries_evicted", "Tokens that sequences' slots no longer held when they ended.")

@@ -65,6 +65,7 @@ class Metrics:
         self._num_slots = pool.num_slots
         self._instruments.slots_total.set(pool.num_slots)
         self._instruments.scratch_total.set(spec.scratch.num_scratch)
+        self._instruments.simulated.set(spec.simulated)
         layout = pool.policy.layout
         self._instruments.slot_capacity.set(layout.capacity)
         sizes = (pool.num_slots, layout.capacity, layout.num_sink, layout.num_recent, layout.num_kept, spec.scratch.num_scratch)

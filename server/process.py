@@ -24,7 +24,7 @@ from server.http_meter import HttpMeter
 from server.http_protocol import BoundedHttpProtocol
 from server.metrics import Metrics
 from server.renderer import Renderer
-from server.simulation import SimulatedHeader
+from server.simulation import SimulatedMark
 
 CLOSING_TIME = 5  # seconds that connections get to close once their requests have ended or were aborted
 
@@ -58,7 +58,7 @@ class Process:
         self._engine = AsyncEngine(self._load, config.scheduler, metrics, self._clock, stall_limit)
         metrics.watch(self._engine)
         app: ASGIApp = create_app(self._engine, self._renderer, config.server, metrics)
-        metered = HttpMeter(app if simulation is None else SimulatedHeader(app), metrics, self._clock.now)
+        metered = HttpMeter(app if simulation is None else SimulatedMark(app), metrics, self._clock.now)
         self._server = HttpServer(_uvicorn_config(config, metered), self._begin_to_end)
         self._status = 0
 

@@ -10,11 +10,14 @@ from collections.abc import Iterator
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
+from starlette.types import Receive, Scope, Send
 
 from backends.sn40l.backend import SimulationConfig
 from backends.timed import FailedStep, SlowSocket
 from server.config import BackendName
 from server.options import OptionError
+from server.simulation import SimulatedMark
 from tests.server.test_config import config_of
 
 
@@ -86,6 +89,47 @@ async def test_64_clients_are_served_at_the_simulated_pace(url: str) -> None:
 
 
 def test_every_answer_is_marked(url: str) -> None:
-    for path, status in (("/v1/models", 200), ("/health", 200), ("/metrics", 200), ("/nowhere", 404)):
+    for path, status in (("/v1/models", 200), ("/v1/models/snapserve-demo", 200), ("/health", 200), ("/version", 200), ("/nowhere", 404)):
         answer = httpx.get(url + path, timeout=30)
-        assert (answer.status_code, answer.headers["x-simulated"]) == (status, "true")
+        assert (answer.status_code, answer.headers["x-simulated"], answer.json()["simulated"]) == (status, "true", True)
+    metrics = httpx.get(url + "/metrics", timeout=30)
+    assert metrics.headers["x-simulated"] == "true"
+    assert 'snapserve:simulated{engine="0",model_name="snapserve-demo"} 1.0' in metrics.text
+    assert "simulated" not in httpx.get(url + "/openapi.json", timeout=30).json()
+
+
+def test_clients_of_the_sdk_see_the_mark(url: str) -> None:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=60) as client:
+        messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
+        whole = client.chat.completions.create(model="snapserve-demo", messages=messages, max_tokens=3)
+        assert whole.model_extra == {"simulated": True}
+        chunks = list(client.chat.completions.create(model="snapserve-demo", messages=messages, max_tokens=3, stream=True))
+        assert len(chunks) > 1
+        assert all(chunk.model_extra == {"simulated": True} for chunk in chunks)
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="another", prompt="Hello")
+
+
+async def test_a_body_without_members_or_in_pieces_stays_what_it_is() -> None:
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        for piece, more in ((b"{", True), (b"}", False)):
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+    transport = httpx.ASGITransport(SimulatedMark(app))
+    async with httpx.AsyncClient(transport=transport, base_url="http://simulated") as client:
+        answer = await client.get("/")
+    assert (answer.json(), answer.headers["x-simulated"]) == ({}, "true")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--simulate-model", "gpt-9"), "--simulate-model must be a model .*there are"),
+        (("--simulate-machine", "none.toml"), "--simulate-machine must be a .toml file that can be read"),
+        (("--simulate-machine", "h100", "--sockets", "2", "--backend", "sn40l"), "--sockets must be from 1 to 1, got 2"),
+    ],
+)
+def test_what_cannot_be_simulated_is_said_before_anything_is_loaded(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        config_of(*flags)

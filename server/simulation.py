@@ -1,17 +1,15 @@
 """The options of simulated serving, and the mark that says of every answer that its times are simulated."""
 
 import enum
-from collections.abc import Mapping
-from json import JSONDecodeError
-from tomllib import TOMLDecodeError
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from backends.sn40l.backend import SimulationConfig
-from backends.sn40l.hardware import MachineFileError, load_machine, machine_names
-from backends.sn40l.model_config import ModelConfigError, load_model, model_names
+from backends.sn40l.hardware import load_machine, machine_names
+from backends.sn40l.model_config import load_model, model_names
 from backends.timed import parse_fault
 from server.options import Option, OptionError, OptionGroup, choices, integer, switch
 
@@ -31,28 +29,23 @@ def _inner(value: str) -> InnerName:
     return InnerName(value)
 
 
-def model_name(value: str) -> str:
-    """Return a name or path that leads to a model."""
-    try:
-        load_model(value)
-    except OSError as error:
-        raise ValueError(f"a config.json that can be read ({error.strerror})") from error
-    except (ModelConfigError, JSONDecodeError) as error:
-        raise ValueError(f"a model ({error})") from error
-    return value
+def _that_leads_to(load: Callable[[str], object], kind: str, file: str) -> Callable[[str], str]:
+    """Return the parser of names and paths that `load` takes."""
+
+    def parse(value: str) -> str:
+        try:
+            load(value)
+        except OSError as error:
+            raise ValueError(f"{file} that can be read ({error.strerror})") from error
+        except ValueError as error:
+            raise ValueError(f"{kind} ({error})") from error
+        return value
+
+    return parse
 
 
-def machine_name(value: str) -> str:
-    """Return a name or path that leads to a machine."""
-    try:
-        load_machine(value)
-    except OSError as error:
-        raise ValueError(f"a .toml file that can be read ({error.strerror})") from error
-    except (MachineFileError, TOMLDecodeError) as error:
-        raise ValueError(f"a machine ({error})") from error
-    return value
-
-
+model_name = _that_leads_to(load_model, "a model", "a config.json")
+machine_name = _that_leads_to(load_machine, "a machine", "a .toml file")
 MODEL_TEXT = f"Model that is timed: a config.json, its folder, or {', '.join(model_names())}."
 MACHINE_TEXT = f"Machine that is timed: a .toml file, or {', '.join(machine_names())}."
 
@@ -112,7 +105,8 @@ def simulation_of(values: Mapping[str, Any]) -> SimulationConfig:
 class SimulatedMark:
     """Middleware that marks every answer, errors too: with `x-simulated: true`, and JSON objects with `"simulated": true`.
 
-    So it does with the events of streams. Clients of the OpenAI API keep or overlook members that they do not know. The description of the API itself is none of its answers.
+    So it does with the events of streams. Clients of the OpenAI API keep or overlook members that they do not know. The description of the API
+    itself is none of its answers.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from backends.sn40l.deployment import DecodeShape, Deployment, Execution, Sharding
+from backends.sn40l.deployment import DecodeShape, Deployment, Execution
 from backends.sn40l.kernels import Call, Kernel, Step, merge, run
 from backends.sn40l.model_config import Layer
-from backends.sn40l.placement import Placement, fitting, slots_share
+from backends.sn40l.placement import Placement, fitting, num_sequences, slots_share
 
 
 def decode_step(deployment: Deployment, shape: DecodeShape) -> Step:
-    """Return one step of a static graph, sharded in the faster of the ways that fit. Raises DoesNotFitError."""
+    """Return one step of a static graph, its attention split in the fastest of the ways that fit. Raises DoesNotFitError."""
     steps = (_step(deployment, shape, placement) for placement in fitting(deployment, shape))
     return min(steps, key=lambda step: step.seconds)
 
@@ -28,7 +28,8 @@ class _DecodeGraph:
 
     def __init__(self, deployment: Deployment, shape: DecodeShape, placement: Placement) -> None:
         self._model, self._machine, self._num_sockets = deployment.model, deployment.machine, deployment.num_sockets
-        self._execution, self._shape, self._sharding = deployment.execution, shape, placement.sharding
+        self._execution, self._shape = deployment.execution, shape
+        self._sockets_per_sequence = placement.sockets_per_sequence
         self._ddr_share = placement.ddr_weight_share
 
     def calls(self) -> Iterator[Call]:
@@ -104,17 +105,15 @@ class _DecodeGraph:
         return self._product("experts", weight_bytes, experts.num_chosen * experts.expert_params, is_routed=True)
 
     def _attention(self, layer: Layer) -> Kernel:
-        attention, shape = layer.attention, self._shape
+        attention, shape, split = layer.attention, self._shape, self._sockets_per_sequence
         entries = attention.num_entries(shape.capacity)
-        share = slots_share(attention, shape, self._num_sockets, self._sharding)
-        is_batch = self._sharding is Sharding.BATCH
-        num_sequences = shape.batch * share if is_batch else shape.batch
-        head_share = share if is_batch else -(-attention.num_heads // self._num_sockets) / attention.num_heads
-        operations = 2.0 * shape.batch * attention.num_heads * attention.decode_width * entries * head_share
+        share = slots_share(attention, shape, self._num_sockets, split)
+        sequences, heads = num_sequences(shape.batch, self._num_sockets, split), -(-attention.num_heads // split)
+        operations = 2.0 * sequences * heads * attention.decode_width * entries
         return Kernel(
             "attention",
             cache_bytes=shape.batch * entries * attention.cache_width * self._model.precision.cache * share,
-            attention_operations=operations * (1 + self._machine.pipeline_fill / num_sequences),
+            attention_operations=operations * (1 + self._machine.pipeline_fill / sequences),
             attention_efficiency=self._machine.decode_attention_efficiency,
         )
 

@@ -15,13 +15,6 @@ class Execution(enum.StrEnum):
     LOOPED = "looped"  # the calls of all layers are one (arXiv 2410.23668)
 
 
-class Sharding(enum.StrEnum):
-    """What attention splits over the sockets; everything else is tensor-parallel. A head of the cache is never split, only repeated."""
-
-    HEADS = "heads"
-    BATCH = "batch"
-
-
 class DeploymentError(ValueError):
     """What was asked for is none of the machine's ways."""
 
@@ -44,6 +37,11 @@ class Deployment:
             raise DeploymentError("only a machine with static graphs can loop over its layers' kernels")
         if self.execution is Execution.LOOPED and self.host_launched:
             raise DeploymentError("a loop over layers is launched by the device, not by the host")
+
+    @property
+    def sequence_splits(self) -> tuple[int, ...]:
+        """How many sockets may share the heads of one sequence's attention; such groups share out the sequences."""
+        return tuple(count for count in range(1, self.num_sockets + 1) if self.num_sockets % count == 0)
 
     @property
     def call_seconds(self) -> float:

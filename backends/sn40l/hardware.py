@@ -4,6 +4,7 @@ Every number of a machine file carries its source; a number that nobody publishe
 the range in which it may lie. There is nothing of models or of kernels here.
 """
 
+import math
 import tomllib
 from dataclasses import dataclass, fields
 from importlib.resources import files
@@ -95,15 +96,31 @@ def load_machine(name_or_path: str) -> Machine:
     return load_machine_file(name_or_path).machine
 
 
+_MAY_BE_ZERO = frozenset(
+    {"ddr_capacity", "launch", "drain", "host_launch", "collective_latency", "pipeline_fill", "hbm_reserve", "is_static"}
+)
+
+
 def _parse(name: str, text: str) -> MachineFile:
     data = tomllib.loads(text)
-    title = data.pop("title")
-    quantities = {key: Quantity(**entry) for key, entry in data.items()}
+    title = str(data.pop("title", name))
     types = {field.name: field.type for field in fields(Machine)}
-    if quantities.keys() != types.keys():
-        missing, unknown = types.keys() - quantities.keys(), quantities.keys() - types.keys()
+    if data.keys() != types.keys():
+        missing, unknown = types.keys() - data.keys(), data.keys() - types.keys()
         raise MachineFileError(f"machine {name}: missing {sorted(missing)}, unknown {sorted(unknown)}")
+    quantities = {key: _quantity(name, key, entry) for key, entry in data.items()}
     values: dict[str, Any] = {key: quantity.value for key, quantity in quantities.items()}
     values |= {key: int(values[key]) for key in ("max_sockets", "attention_tile", "kernels_per_layer")}
     values["is_static"] = bool(values["is_static"])
     return MachineFile(name, title, Machine(**values), quantities)
+
+
+def _quantity(machine: str, key: str, entry: Any) -> Quantity:
+    try:
+        quantity = Quantity(**entry)
+        is_fit = 0 < quantity.value < math.inf or (quantity.value == 0 and key in _MAY_BE_ZERO)
+    except TypeError as error:
+        raise MachineFileError(f"machine {machine}: {key} needs a value and a source, and has {entry}") from error
+    if not is_fit:
+        raise MachineFileError(f"machine {machine}: {key} must be a number above 0, got {quantity.value}")
+    return quantity

@@ -154,8 +154,8 @@ def load_model(name_or_path: str) -> Model:
 
 def model_from_config(name: str, config: dict[str, Any]) -> Model:
     """Return the model that a Hugging Face configuration describes. Raises ModelConfigError for what is missing."""
-    text = {**config, **config.get("text_config", {})}
     try:
+        text = {**config, **config.get("text_config", {})}
         num_layers = int(text["num_hidden_layers"])
         return Model(
             name=name,
@@ -168,6 +168,8 @@ def model_from_config(name: str, config: dict[str, Any]) -> Model:
         )
     except KeyError as error:
         raise ModelConfigError(f"the configuration of {name} has no {error}") from error
+    except (AttributeError, TypeError) as error:
+        raise ModelConfigError(f"the configuration of {name} is none of a decoder: {error}") from error
 
 
 _DATA = "data/models"

@@ -6,7 +6,7 @@ What does not fit is refused, with the bytes that are missing. Amounts are those
 import math
 from dataclasses import dataclass
 
-from backends.sn40l.deployment import DecodeShape, Deployment, Sharding
+from backends.sn40l.deployment import DecodeShape, Deployment
 from backends.sn40l.model_config import Attention, Model
 
 
@@ -36,32 +36,36 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A deployment's parts in the tiers of one socket."""
+    """A deployment's parts in the tiers of one socket; each sequence's attention is split over `sockets_per_sequence`."""
 
-    sharding: Sharding
+    sockets_per_sequence: int
     tiers: tuple[Tier, ...]
     ddr_weight_share: float  # of all weights, those that stream from DDR
 
 
-def slots_share(attention: Attention, shape: DecodeShape, num_sockets: int, sharding: Sharding) -> float:
-    """Return the part of all slots that the busiest socket holds and reads: sequences and cache heads are never split, only repeated."""
-    if sharding is Sharding.BATCH:
-        return math.ceil(shape.batch / num_sockets) / shape.batch
-    return math.ceil(attention.num_kv_heads / num_sockets) / attention.num_kv_heads
+def num_sequences(batch: int, num_sockets: int, sockets_per_sequence: int) -> int:
+    """Return how many sequences' attention the busiest socket has a part in."""
+    return math.ceil(batch * sockets_per_sequence / num_sockets)
 
 
-def slot_bytes(model: Model, shape: DecodeShape, num_sockets: int, sharding: Sharding) -> float:
+def slots_share(attention: Attention, shape: DecodeShape, num_sockets: int, sockets_per_sequence: int) -> float:
+    """Return the part of all slots that the busiest socket holds and reads: heads of the cache are never split, only repeated."""
+    heads = math.ceil(attention.num_kv_heads / sockets_per_sequence) / attention.num_kv_heads
+    return heads * num_sequences(shape.batch, num_sockets, sockets_per_sequence) / shape.batch
+
+
+def slot_bytes(model: Model, shape: DecodeShape, num_sockets: int, sockets_per_sequence: int) -> float:
     """Return the bytes of slots on the busiest socket."""
     entries = sum(
         layer.attention.num_entries(shape.capacity)
         * layer.attention.cache_width
-        * slots_share(layer.attention, shape, num_sockets, sharding)
+        * slots_share(layer.attention, shape, num_sockets, sockets_per_sequence)
         for layer in model.layers
     )
     return entries * model.precision.cache * shape.batch
 
 
-def place(deployment: Deployment, shape: DecodeShape, sharding: Sharding) -> Placement:
+def place(deployment: Deployment, shape: DecodeShape, sockets_per_sequence: int) -> Placement:
     """Return where everything lies. Raises DoesNotFitError."""
     model, machine, num_sockets = deployment.model, deployment.machine, deployment.num_sockets
     activations = 2 * 2.0 * shape.batch * (model.hidden_size + model.vocab_size / num_sockets)  # double-buffered, 16 bits
@@ -69,7 +73,7 @@ def place(deployment: Deployment, shape: DecodeShape, sharding: Sharding) -> Pla
         raise DoesNotFitError("SRAM", activations, machine.sram_capacity, f"activations of {shape.batch} sequences")
     reserve = machine.hbm_reserve * machine.hbm_capacity
     weights = model.weight_bytes / num_sockets
-    slots = slot_bytes(model, shape, num_sockets, sharding)
+    slots = slot_bytes(model, shape, num_sockets, sockets_per_sequence)
     in_ddr = max(0.0, weights + slots + reserve - machine.hbm_capacity) if deployment.uses_ddr else 0.0
     kept = weights - in_ddr
     available = machine.hbm_capacity - reserve
@@ -82,16 +86,16 @@ def place(deployment: Deployment, shape: DecodeShape, sharding: Sharding) -> Pla
         Tier("HBM", machine.hbm_capacity, (("weights", kept), ("slots", slots), ("reserve", reserve))),
         Tier("DDR", machine.ddr_capacity, (("weights", in_ddr),)),
     )
-    return Placement(sharding, tiers, in_ddr / weights)
+    return Placement(sockets_per_sequence, tiers, in_ddr / weights)
 
 
 def fitting(deployment: Deployment, shape: DecodeShape) -> tuple[Placement, ...]:
-    """Return the placements that fit, one a sharding. Raises DoesNotFitError, of the one that misses least, when there is none."""
+    """Return the placements that fit, one a way to split attention. Raises DoesNotFitError, of the one that misses least, when there is none."""
     placements: list[Placement] = []
     refusals: list[DoesNotFitError] = []
-    for sharding in Sharding:
+    for sockets_per_sequence in deployment.sequence_splits:
         try:
-            placements.append(place(deployment, shape, sharding))
+            placements.append(place(deployment, shape, sockets_per_sequence))
         except DoesNotFitError as refusal:
             refusals.append(refusal)
     if not placements:

@@ -41,7 +41,10 @@ def draw_sweep(path: Path, rows: Sequence[SweepRow]) -> Path:
     figure, axes = _subplots(9, 5)
     for label, points in lines.items():
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=label)
+    batches = sorted({row.batch for row in rows})
     axes.set(xscale="log", yscale="log", xlabel="slots", ylabel="tokens/s of the node")
+    axes.set_xticks(batches, [str(batch) for batch in batches])
+    axes.minorticks_off()
     axes.legend(fontsize=6)
     return _save(figure, axes, path, "Sweep")
 

@@ -60,7 +60,8 @@ def _placement_lines(option: PlanOption) -> list[str]:
     layout = option.policy.layout
     sections = f"{layout.num_sink} sink, {layout.num_recent:,} recent, {layout.num_kept:,} kept"
     slots = f"{option.num_slots} slots of {layout.capacity:,} entries ({option.policy.name}: {sections})"
-    how = f"attention over {option.placement.sharding}, {option.deployment.execution}"
+    split = option.placement.sockets_per_sequence
+    how = f"attention of a sequence on {split} {'socket' if split == 1 else 'sockets'}, {option.deployment.execution}"
     lines = [f"{option.deployment.num_sockets} sockets, {slots}, {how}"]
     for tier in option.placement.tiers:
         parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in tier.parts if size)
@@ -80,7 +81,7 @@ def _values(option: PlanOption) -> dict[str, Any]:
         "tpot_seconds": option.tpot,
         "tokens_per_second": option.rate,
         "bottleneck": option.bottleneck,
-        "sharding": option.placement.sharding,
+        "sockets_per_sequence": option.placement.sockets_per_sequence,
         "bytes_per_socket": {tier.name: dict(tier.parts) for tier in option.placement.tiers},
     }
 

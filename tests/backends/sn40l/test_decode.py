@@ -57,7 +57,7 @@ def test_looping_is_never_slower_and_reads_the_same(which: Any, num_sockets: int
     assert looped.seconds <= fused.seconds * ROUNDING
     assert looped.num_calls < fused.num_calls
     assert _weight_bytes(looped) == pytest.approx(_weight_bytes(fused))
-    if len({decode_placement(deployment, shape).sharding for deployment in deployments}) == 1:
+    if len({decode_placement(deployment, shape).sockets_per_sequence for deployment in deployments}) == 1:
         assert looped.hbm_bytes == pytest.approx(fused.hbm_bytes)
         assert looped.operations == pytest.approx(fused.operations)
 
@@ -70,6 +70,23 @@ def test_looping_streams_while_it_computes() -> None:
         for execution in (Execution.FUSED, Execution.LOOPED)
     )
     assert 1.8 < fused / looped <= 2
+
+
+@settings(deadline=None)
+@given(models, st.sampled_from((2, 4, 8, 16)), executions, st.integers(1, 100_000))
+def test_a_second_sequence_at_most_doubles_a_step(which: Any, num_sockets: int, execution: Execution, capacity: int) -> None:
+    """On sockets that hold both it takes no longer than one after the other."""
+    one, two = (decode_step(Deployment(which, roomy(), num_sockets, execution), DecodeShape(batch, capacity)) for batch in (1, 2))
+    assert two.seconds <= 2 * one.seconds * ROUNDING
+
+
+def test_sequences_that_do_not_fit_every_socket_are_shared_out_among_groups() -> None:
+    """Two slots of 128k of DeepSeek-R1 do not fit one socket, and need not leave fourteen idle."""
+    deployment = Deployment(model("deepseek-r1"), load_machine("sn40l"), 16)
+    splits = [decode_placement(deployment, DecodeShape(batch, 131072)).sockets_per_sequence for batch in (1, 2, 4, 16)]
+    assert splits == [16, 8, 4, 1]
+    rates = [batch / decode_step(deployment, DecodeShape(batch, 131072)).seconds for batch in (1, 2, 4, 8, 16)]
+    assert rates == sorted(rates)
 
 
 @settings(deadline=None)

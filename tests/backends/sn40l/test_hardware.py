@@ -43,3 +43,18 @@ def test_incomplete_machines_are_refused(tmp_path: Path) -> None:
         load_machine(str(tmp_path / "half.toml"))
     with pytest.raises(MachineFileError, match="no machine 'tpu'"):
         load_machine("tpu")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("value = 1.6e12", "value = 0", "hbm_bandwidth must be a number above 0, got 0"),
+        ("value = 1.6e12", "value = -1.0", "hbm_bandwidth must be a number above 0, got -1.0"),
+        ("value = 1.6e12", 'value = "fast"', "hbm_bandwidth needs a value and a source"),
+        ("value = 1.6e12", "wert = 1.6e12", "hbm_bandwidth needs a value and a source"),
+    ],
+)
+def test_numbers_that_are_no_machines_are_named(tmp_path: Path, old: str, new: str, message: str) -> None:
+    (tmp_path / "odd.toml").write_text((FOLDER / "sn40l.toml").read_text().replace(old, new))
+    with pytest.raises(MachineFileError, match=message):
+        load_machine(str(tmp_path / "odd.toml"))

@@ -101,3 +101,9 @@ def test_models_come_from_folders_and_unknown_names_are_refused() -> None:
     assert demo.num_params > 0
     with pytest.raises(ModelConfigError, match=r"no model 'gpt-9'.*llama-3\.1-8b"):
         load_model("gpt-9")
+
+
+@pytest.mark.parametrize("config", [[], {"num_hidden_layers": None}, {"num_hidden_layers": 2, "hidden_size": "wide"}])
+def test_a_config_that_is_none_is_refused(config: Any) -> None:
+    with pytest.raises(ModelConfigError, match="the configuration of x "):
+        model_from_config("x", config)

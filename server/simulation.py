@@ -105,8 +105,8 @@ def simulation_of(values: Mapping[str, Any]) -> SimulationConfig:
 class SimulatedMark:
     """Middleware that marks every answer, errors too: with `x-simulated: true`, and JSON objects with `"simulated": true`.
 
-    So it does with the events of streams. Clients of the OpenAI API keep or overlook members that they do not know. The description of the API
-    itself is none of its answers.
+    So it does with the events of streams. Clients of the OpenAI API keep or overlook members that they do not know. The description of
+    the API itself is none of its answers.
     """
 
     def __init__(self, app: ASGIApp) -> None:

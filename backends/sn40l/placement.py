@@ -90,7 +90,7 @@ def place(deployment: Deployment, shape: DecodeShape, sockets_per_sequence: int)
 
 
 def fitting(deployment: Deployment, shape: DecodeShape) -> tuple[Placement, ...]:
-    """Return the placements that fit, one a way to split attention. Raises DoesNotFitError, of the one that misses least, when there is none."""
+    """Return the placements that fit, one a way to split attention. Raises DoesNotFitError, of the one that misses least, if none does."""
     placements: list[Placement] = []
     refusals: list[DoesNotFitError] = []
     for sockets_per_sequence in deployment.sequence_splits:

@@ -44,7 +44,7 @@ def draw_sweep(path: Path, rows: Sequence[SweepRow]) -> Path:
     batches = sorted({row.batch for row in rows})
     axes.set(xscale="log", yscale="log", xlabel="slots", ylabel="tokens/s of the node")
     axes.set_xticks(batches, [str(batch) for batch in batches])
-    axes.minorticks_off()
+    axes.tick_params(axis="x", which="minor", bottom=False)
     axes.legend(fontsize=6)
     return _save(figure, axes, path, "Sweep")
 

@@ -39,9 +39,11 @@ class Machine:
     """
 
     max_sockets: int
-    matrix_rate: float  # BF16 operations a second
-    sram_capacity: float
-    sram_bandwidth: float
+    compute_units: int
+    compute_unit_rate: float  # BF16 operations a second
+    memory_units: int  # of the SRAM
+    memory_unit_capacity: float
+    sram_bandwidth: float  # of all units together: what streams from HBM passes them
     hbm_capacity: float
     hbm_bandwidth: float
     ddr_capacity: float
@@ -61,6 +63,14 @@ class Machine:
     attention_tile: int  # queries and keys of a block in prefill
     kernels_per_layer: int  # calls into which a decoder layer is fused (an expert layer on a static machine needs one more)
     is_static: bool  # graphs have fixed trip counts, and consecutive calls can be looped
+
+    @property
+    def matrix_rate(self) -> float:
+        return self.compute_units * self.compute_unit_rate
+
+    @property
+    def sram_capacity(self) -> float:
+        return self.memory_units * self.memory_unit_capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +110,8 @@ _MAY_BE_ZERO = frozenset(
     {"ddr_capacity", "launch", "drain", "host_launch", "collective_latency", "pipeline_fill", "hbm_reserve", "is_static"}
 )
 
+_WHOLE = ("max_sockets", "compute_units", "memory_units", "attention_tile", "kernels_per_layer")
+
 
 def _parse(name: str, text: str) -> MachineFile:
     data = tomllib.loads(text)
@@ -110,7 +122,7 @@ def _parse(name: str, text: str) -> MachineFile:
         raise MachineFileError(f"machine {name}: missing {sorted(missing)}, unknown {sorted(unknown)}")
     quantities = {key: _quantity(name, key, entry) for key, entry in data.items()}
     values: dict[str, Any] = {key: quantity.value for key, quantity in quantities.items()}
-    values |= {key: int(values[key]) for key in ("max_sockets", "attention_tile", "kernels_per_layer")}
+    values |= {key: int(values[key]) for key in _WHOLE}
     values["is_static"] = bool(values["is_static"])
     return MachineFile(name, title, Machine(**values), quantities)
 

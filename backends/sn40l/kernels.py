@@ -52,6 +52,7 @@ class Kernel:
             "products": self.gemm_operations / (machine.matrix_rate * machine.gemm_efficiency),
             "attention": self.attention_operations / (machine.matrix_rate * self.attention_efficiency),
             "links": self.link_bytes / machine.link_bandwidth,
+            "sram": (self.hbm_bytes + self.ddr_bytes) / machine.sram_bandwidth,
         }
 
     def seconds(self, machine: Machine, *, is_looped: bool = False) -> float:
@@ -62,7 +63,7 @@ class Kernel:
 @lru_cache(maxsize=4096)
 def _kernel_seconds(kernel: Kernel, machine: Machine, streams_ahead: bool) -> float:
     bound = kernel.bounds(machine)
-    memory = max(bound["weights"] + bound["cache"] + bound["activations"] + bound["gathers"], bound["ddr"])
+    memory = max(bound["weights"] + bound["cache"] + bound["activations"] + bound["gathers"], bound["ddr"], bound["sram"])
     computing = max(bound["products"], bound["attention"])
     streamed = max(memory, computing) if streams_ahead else memory + computing
     exposed = kernel.exchange_bytes / machine.link_bandwidth + kernel.num_collectives * machine.collective_latency

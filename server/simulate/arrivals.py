@@ -54,9 +54,11 @@ def _json_rows(file: TextIO) -> Iterator[tuple[int, Callable[[], Any]]]:
 
 
 def _csv_rows(file: TextIO) -> Iterator[tuple[int, Callable[[], Any]]]:
+    """As `_json_rows`; BurstGPT's failed requests, whose answers have no token, are left out."""
     reader = csv.DictReader(file)
     for row in reader:
-        yield reader.line_num, partial(dict, row)
+        if row.get("Response tokens") != "0":
+            yield reader.line_num, partial(dict, row)
 
 
 def _arrival(row: Any) -> Arrival:

@@ -25,7 +25,7 @@ def sn40l() -> Machine:
 @cache
 def roomy() -> Machine:
     """An SN40L that holds any model on any number of sockets, so that times can be compared freely."""
-    return replace(sn40l(), hbm_capacity=1e15, sram_capacity=1e15)
+    return replace(sn40l(), hbm_capacity=1e15, memory_unit_capacity=1e12)
 
 
 models = st.sampled_from(MODELS).map(model)

@@ -17,7 +17,8 @@ ROUNDING = 1 + 1e-9
 MORE_IS_FASTER = (
     "hbm_bandwidth",
     "link_bandwidth",
-    "matrix_rate",
+    "sram_bandwidth",
+    "compute_unit_rate",
     "stream_efficiency",
     "gemm_efficiency",
     "decode_attention_efficiency",

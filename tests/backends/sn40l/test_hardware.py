@@ -26,7 +26,7 @@ def test_published_sums_of_a_node() -> None:
     assert 16 * socket.hbm_capacity == pytest.approx(1.024e12)
     assert 16 * socket.matrix_rate == pytest.approx(10.208e15)
     assert 16 * socket.ddr_capacity == pytest.approx(24e12)
-    assert 16 * socket.sram_capacity == pytest.approx(8.3e9, rel=0.01)
+    assert socket.sram_capacity == pytest.approx(520 * 2**20)
 
 
 def test_a_machine_of_ones_own_is_a_file(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from server.simulate.arrivals import Arrival, ShapeName, TraceError, Traffic, re
         ),
         (
             "burst.csv",
-            "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n1.5,ChatGPT,7,3,10,API log\n2,GPT-4,1,1,2,API log\n",
+            "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+            "1.5,ChatGPT,7,3,10,API log\n1.7,ChatGPT,9,0,9,API log\n2,GPT-4,1,1,2,API log\n",
         ),
     ],
 )

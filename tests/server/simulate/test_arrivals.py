@@ -23,8 +23,7 @@ from server.simulate.arrivals import Arrival, ShapeName, TraceError, Traffic, re
         ),
         (
             "burst.csv",
-            "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-            "1.5,ChatGPT,7,3,10,API log\n1.7,ChatGPT,9,0,9,API log\n2,GPT-4,1,1,2,API log\n",
+            "Timestamp,Request tokens,Response tokens,Log Type\n1.5,7,3,API log\n1.7,9,0,API log\n2,1,1,API log\n",
         ),
     ],
 )

@@ -26,6 +26,8 @@ from server.stream import Stream
 
 logger = logging.getLogger(__name__)
 
+CLOSING_TIME = 5.0  # seconds that the engine's thread gets for its last step
+
 _Args = TypeVarTuple("_Args")
 
 
@@ -106,11 +108,16 @@ class AsyncEngine:
                 self.abort(request_id)
 
     async def close(self) -> None:
-        """End the engine's thread, and with it whatever is still open. A model that is still being loaded is not waited for."""
+        """End the engine's thread, and with it whatever is still open.
+
+        Not waited for are a model that is still being loaded, and a step that does not end within `CLOSING_TIME`.
+        """
         self._is_draining = True
         self._inbox.put(Shutdown())
         if self._has_loaded.is_set():
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, CLOSING_TIME)
+            if self._thread.is_alive():
+                logger.warning("the engine's step has not ended within %g s and is left behind", CLOSING_TIME)
             await asyncio.sleep(0)  # the thread's last words are on the loop by now: let them be heard
 
     # EngineClient

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from server import async_engine
 from server.config import GROUPS
 from server.process import CLOSING_TIME
 from tests.deploy.deployment import DEPLOY, PROMETHEUS, ROOT, load_yaml
@@ -35,7 +36,7 @@ def test_every_variable_is_an_option() -> None:
 
 def test_the_server_has_its_time_to_drain() -> None:
     grace = int(service()["stop_grace_period"].removesuffix("s"))
-    assert grace > OPTIONS["SNAPSERVE_DRAIN_TIMEOUT"].default + CLOSING_TIME
+    assert grace > OPTIONS["SNAPSERVE_DRAIN_TIMEOUT"].default + CLOSING_TIME + async_engine.CLOSING_TIME
 
 
 def test_prometheus_asks_the_server_where_it_listens() -> None:
@@ -73,7 +74,7 @@ def healthcheck(port: str) -> int:
     return subprocess.run([sys.executable, *command[1:]], env={"SNAPSERVE_PORT": port}, stderr=subprocess.DEVNULL, timeout=30).returncode
 
 
-def test_healthcheck_is_well_until_the_engine_stalls(tmp_path: Path) -> None:
+def test_healthcheck_is_well_until_the_engine_stalls_and_even_then_a_signal_ends_it(tmp_path: Path) -> None:
     options = (
         "--backend",
         "sn40l",
@@ -82,6 +83,8 @@ def test_healthcheck_is_well_until_the_engine_stalls(tmp_path: Path) -> None:
         "--fault",
         "stalled-link=1:3600",
         "--stall-timeout",
+        "0.5",
+        "--drain-timeout",
         "0.5",
         "--served-model-name",
         "stalling",
@@ -95,5 +98,6 @@ def test_healthcheck_is_well_until_the_engine_stalls(tmp_path: Path) -> None:
                 break
             time.sleep(0.05)
         assert healthcheck(port) == 1
-        server.process.kill()
+        server.process.terminate()
+        assert server.process.wait(timeout=0.5 + CLOSING_TIME + async_engine.CLOSING_TIME + 10) == 0
     assert healthcheck(port) == 1  # nobody listens

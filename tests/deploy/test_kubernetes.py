@@ -16,6 +16,7 @@ import yaml
 from backends.clock import WallClock
 from backends.fake import FakeBackend
 from scheduler.config import SchedulerConfig
+from server import async_engine
 from server.app import OPEN_PATHS, create_app
 from server.async_engine import AsyncEngine
 from server.config import GROUPS
@@ -108,7 +109,7 @@ def test_a_pod_has_its_time_to_drain() -> None:
     command, seconds = container()["lifecycle"]["preStop"]["exec"]["command"]
     assert command == "sleep"
     drain = OPTIONS["SNAPSERVE_DRAIN_TIMEOUT"].default
-    assert pod()["terminationGracePeriodSeconds"] > int(seconds) + drain + CLOSING_TIME
+    assert pod()["terminationGracePeriodSeconds"] > int(seconds) + drain + CLOSING_TIME + async_engine.CLOSING_TIME
 
 
 def test_options_are_options_and_are_not_overwritten_by_kubernetes() -> None:

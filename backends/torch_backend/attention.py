@@ -78,6 +78,9 @@ def grouped_attention(
     `sinks` [head]: a score that takes part in the softmax and has no value. Long queries are taken in blocks, which bounds the memory.
     """
     rows, heads, length, _ = query.shape
+    if key.device.type == "cpu" and key.dtype is not torch.float32:
+        # oneDNN's products would transpose a strided view entry by entry; in float32, MKL reads it where it lies.
+        key, value = key.contiguous(), value.contiguous()
     limit = _MAX_SCORES_CPU if query.device.type == "cpu" else _MAX_SCORES_GPU
     block = max(limit // (rows * heads * key.shape[2]), 16)
     outputs = [

@@ -56,7 +56,7 @@ class Step:
     places: Tensor  # [row]: slots, or scratches
     kinds: tuple[KindStep, ...]
     into_scratch: bool = False
-    reads_all: bool = False  # `places` are all of them, in order
+    reads_first: bool = False  # `places` are the first ones, in order
     query_index: Tensor | None = None  # [row, query]: the tokens' indices in their sequences, −1 for padding; only for observations
     observations: tuple[Observation, ...] = ()
 
@@ -81,7 +81,8 @@ class CacheLayer(CacheLayerMixin):
         kind = step.kinds[self.kind_index]
         cache.write(step.places, kind.entries, (key_states, value_states))
         keys, values = (plane[:, :, : kind.bias.shape[2]] for plane in cache.planes)
-        return (keys, values) if step.reads_all else (keys[step.places], values[step.places])
+        read = slice(step.places.shape[0]) if step.reads_first else step.places  # the first ones are read where they lie
+        return keys[read], values[read]
 
     def observe(self, step: Step, query: Tensor, key: Tensor, scaling: float, softcap: float | None) -> None:
         """Add up the votes of the observation windows' queries."""

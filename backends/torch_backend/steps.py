@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.interface import DecodeRow, PrefillBatch, PrefillRow
+from backends.interface import DecodeBatch, DecodeRow, PrefillBatch, PrefillRow
 from backends.torch_backend.attention import HIDDEN
 from backends.torch_backend.model_cache import KindStep, LayerKind, Observation, Step
 from cache.slots import decode_entries, direct_entries, direct_index, live_mask
 
 _SMALLEST_READ = 256  # entries
+_FEWEST_SLOTS = 2  # a product with a single row may round differently from the same row in company
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def _observations(rows: Sequence[PrefillRow], kinds: Sequence[LayerKind]) -> Ite
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """What stays the same over the steps of a decode batch; every tensor is over all slots."""
+    """What stays the same over the steps of a decode batch; every tensor is over the first slots, as many as hold all live ones."""
 
     kinds: tuple[LayerKind, ...]
     is_live: Tensor  # bool [slot]
@@ -124,26 +125,30 @@ class DecodePlan:
     window_starts: tuple[Tensor, ...]  # a kind each, [slot]
     ring_sizes: tuple[Tensor, ...]
     places: Tensor
+    read_lengths: tuple[int, ...]  # a kind each
     max_position: int
 
     def forward_pass(self, token_ids: Tensor, number: int) -> ForwardPass:
         """Return the `number`th step's pass, which reads `token_ids` [slot]."""
         index = self.first_index + number * self.is_live
         kind_steps = []
-        for kind, window_start, ring_size in zip(self.kinds, self.window_starts, self.ring_sizes, strict=True):
+        for kind, window_start, ring_size, read_length in zip(
+            self.kinds, self.window_starts, self.ring_sizes, self.read_lengths, strict=True
+        ):
             layout = kind.policy.layout
             entries = torch.where(self.is_live, decode_entries(layout, index, ring_size), layout.capacity)
-            is_seen = live_mask(layout, index + 1, window_start, ring_size)
+            is_seen = live_mask(layout, index + 1, window_start, ring_size)[:, :read_length]
             kind_steps.append(KindStep(entries[:, None], _bias(is_seen)[:, None]))
-        step = Step(self.places, tuple(kind_steps), reads_all=True)
+        step = Step(self.places, tuple(kind_steps), reads_first=True)
         # A launch may run past the end of a sequence, for nothing; a learned position beyond the last would be an error.
         return ForwardPass(token_ids[:, None], index.clamp(0, self.max_position)[:, None], step)
 
 
 def decode_plan(
-    rows: Sequence[DecodeRow], kinds: Sequence[LayerKind], num_slots: int, max_model_len: int, device: torch.device
+    batch: DecodeBatch, kinds: Sequence[LayerKind], num_slots: int, max_model_len: int, device: torch.device
 ) -> tuple[DecodePlan, Tensor]:
     """Return the plan of a decode batch, and the tokens [slot] that its first step reads."""
+    rows, num_slots = batch.rows, _num_slots_read(batch.rows, num_slots)
     idle = [0] * num_slots
     token_ids, index = idle.copy(), [-1] * num_slots
     starts, sizes = [idle.copy() for _ in kinds], [[1] * num_slots for _ in kinds]
@@ -160,6 +165,21 @@ def decode_plan(
         window_starts=tuple(placements[: len(kinds)]),
         ring_sizes=tuple(placements[len(kinds) :]),
         places=torch.arange(num_slots, device=device),
+        read_lengths=tuple(_decode_read_length(kind, batch) for kind in kinds),
         max_position=max_model_len - 1,
     )
     return plan, tokens
+
+
+def _num_slots_read(rows: Sequence[DecodeRow], num_slots: int) -> int:
+    """Return how many of the slots take part: few numbers, and the lowest free slot is always the next to be taken."""
+    highest = max(row.slot for row in rows) + 1
+    return min(max(1 << (highest - 1).bit_length(), _FEWEST_SLOTS), num_slots)
+
+
+def _decode_read_length(kind: LayerKind, batch: DecodeBatch) -> int:
+    """Return how many entries hold all that these sequences see; kept ones lie at a slot's end."""
+    layout = kind.policy.layout
+    if any(kind.policy.place(row.num_prompt_tokens).num_kept_used for row in batch.rows):
+        return layout.capacity
+    return _read_length(max(row.index for row in batch.rows) + batch.num_steps, layout.capacity)

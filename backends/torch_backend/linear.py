@@ -5,6 +5,7 @@ slower the fewer the rows; oneDNN's, given the weight in its own layout, comes n
 become one product of their joined weights, which the first of them computes for the others too.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -67,18 +68,23 @@ class JointPart(nn.Module):
 def reorder_linears(model: PreTrainedModel) -> None:
     """Replace the model's linear layers where that is faster: those of the usual names, and the output layer."""
     for module in list(model.modules()):
-        for names in JOINED:
-            linears = list(_linears(module, names))
-            if len(linears) == len(names) and _are_joinable(linears):
-                joint = Joint(linears)
-                for part, name in enumerate(names):
-                    setattr(module, name, JointPart(joint, part))
-        for name in (*(name for names in JOINED for name in names), *ALONE):
-            for linear in _linears(module, (name,)):
-                setattr(module, name, ReorderedLinear([linear]))
+        replace_linears(module)
     output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if type(output) is nn.Linear and _is_reorderable(output):
         model.set_output_embeddings(ReorderedLinear([output]))  # type: ignore[no-untyped-call]
+
+
+def replace_linears(module: nn.Module) -> None:
+    """Replace a module's own linear layers: the joinable by parts of a joint, the others one by one."""
+    for names in JOINED:
+        linears = list(_linears(module, names))
+        if len(linears) == len(names) and _are_joinable(linears):
+            joint = Joint(linears)
+            for part, name in enumerate(names):
+                setattr(module, name, JointPart(joint, part))
+    for name in (*itertools.chain(*JOINED), *ALONE):
+        for linear in _linears(module, (name,)):
+            setattr(module, name, ReorderedLinear([linear]))
 
 
 def _linears(module: nn.Module, names: Sequence[str]) -> Iterator[nn.Linear]:

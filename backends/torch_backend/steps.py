@@ -36,7 +36,7 @@ def prefill_pass(batch: PrefillBatch, kinds: Sequence[LayerKind], scratch_tokens
     places = torch.tensor([_place(row) for row in rows] + padding, device=device)
     longest = max(row.start + len(row.token_ids) for row in rows)
     if into_scratch:
-        kind_steps = [_scratch_step(kind, index, scratch_tokens, longest) for kind in kinds]
+        kind_steps = [_sequential_step(kind, index, rows, scratch_tokens, longest) for kind in kinds]
     else:
         kind_steps = [_direct_step(kind, index, rows, longest) for kind in kinds]
     observations = tuple(_observations(rows, kinds))
@@ -67,20 +67,23 @@ def _read_length(longest: int, limit: int) -> int:
     return min(octave * 3 // 4 if longest <= octave * 3 // 4 else octave, limit)
 
 
-def _scratch_step(kind: LayerKind, index: Tensor, scratch_tokens: int, longest: int) -> KindStep:
-    """A scratch holds the token of each index in the entry of that number."""
-    entry = torch.arange(_read_length(longest, scratch_tokens), device=index.device)
+def _sequential_step(kind: LayerKind, index: Tensor, rows: Sequence[PrefillRow], capacity: int, longest: int) -> KindStep:
+    """The entry of each token has its index's number, in a scratch always, in a slot where there is nothing to choose from."""
+    num_open = min(row.start for row in rows) if kind.sliding_window is None else 0
+    entry = torch.arange(num_open, longest, device=index.device)
     query = index[..., None]
     is_seen = entry <= query
     if kind.sliding_window is not None:
         is_seen &= entry > query - kind.sliding_window
-    return KindStep(torch.where(index >= 0, index, scratch_tokens), _bias(is_seen))
+    return KindStep(torch.where(index >= 0, index, capacity), _bias(is_seen), num_open, is_causal=True)
 
 
 def _direct_step(kind: LayerKind, index: Tensor, rows: Sequence[PrefillRow], longest: int) -> KindStep:
     """The slots lose nothing of these prompts, so that a query sees what is there and not after it."""
     layout = kind.policy.layout
     placements = [kind.policy.place(row.num_prompt_tokens) for row in rows]
+    if all(placement.window_start <= layout.num_sink for placement in placements):
+        return _sequential_step(kind, index, rows, layout.capacity, longest)
     padding = index.shape[0] - len(rows)
     num_tokens, window_start, ring_size = torch.tensor(
         [

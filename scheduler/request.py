@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from backends.interface import DecodeRow, Draw, SampledToken
 from cache.policy import CachePolicy
+from scheduler.constraints import Allowed, ConstraintError, Matcher
 from scheduler.messages import Add, CacheUse, Final, FinishReason, Timing
 
 
@@ -38,10 +39,16 @@ class Request:
     stop_token_id: int | None = None
     admitted_time: float | None = None
     first_token_time: float | None = None
+    matcher: Matcher | None = None  # of the request's grammar
     banned_token_ids: tuple[int, ...] = field(init=False)
+    allowed: Allowed | None = field(init=False, default=None)  # what the grammar lets follow
 
     def __post_init__(self) -> None:
         self.banned_token_ids = tuple(sorted(self.add.stop.stop_token_ids))
+        if self.matcher is not None:
+            self.allowed = self.matcher.allowed()
+            if self.allowed.must_end:
+                raise ConstraintError("the grammar allows no text")
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -63,14 +70,20 @@ class Request:
 
     @property
     def max_decode_steps(self) -> int:
-        """Steps until the sequence's length ends it or the tokens banned from it change."""
+        """Steps until the sequence's length ends it or what it may draw changes."""
+        if self.matcher is not None:
+            return 1
         stop = self.add.stop
         end = stop.max_tokens if self.may_stop else min(stop.max_tokens, stop.min_tokens)
         return end - self.num_output_tokens
 
     def draw(self) -> Draw:
         """Return the choice of the next token."""
-        return Draw(self.add.sampling, self.choice, self.num_output_tokens, () if self.may_stop else self.banned_token_ids)
+        banned = () if self.may_stop else self.banned_token_ids
+        if self.allowed is None:
+            return Draw(self.add.sampling, self.choice, self.num_output_tokens, banned)
+        mask = self.allowed.token_mask(self.add.stop.stop_token_ids if self.may_stop else (), banned)
+        return Draw(self.add.sampling, self.choice, self.num_output_tokens, allowed_mask=mask)
 
     def decode_row(self) -> DecodeRow:
         """Return the next decode step of this sequence."""
@@ -82,19 +95,27 @@ class Request:
     def append(self, sampled: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
         """Take over sampled tokens up to the sequence's end, set `finish_reason` if it is there, and return the answer's new tokens.
 
-        The stop token counts as output, as it does with vLLM, but is not among the tokens returned.
+        The stop token counts as output, as it does with vLLM, but is not among the tokens returned. Raises `ConstraintError`.
         """
-        stop = self.add.stop
         for position, token in enumerate(sampled):
-            is_stop = token.token_id in stop.stop_token_ids
+            is_stop = token.token_id in self.add.stop.stop_token_ids
             self.num_output_tokens += 1
-            if is_stop or self.num_output_tokens == stop.max_tokens:
-                self.finish_reason = FinishReason.STOP if is_stop else FinishReason.LENGTH
+            self.finish_reason = FinishReason.STOP if is_stop else self._reason_to_end(token.token_id)
+            if self.finish_reason is not None:
                 self.stop_token_id = token.token_id if is_stop else None
                 self.num_discarded_tokens += len(sampled) - position - 1
                 return sampled[: position if is_stop else position + 1]
         self.last_token_id = sampled[-1].token_id
         return sampled
+
+    def _reason_to_end(self, token_id: int) -> FinishReason | None:
+        """Return why nothing follows this token of the answer: its grammar is complete, whatever `min_tokens` says, or its length is."""
+        if self.matcher is not None:
+            self.matcher.advance(token_id)
+            self.allowed = self.matcher.allowed()
+            if self.allowed.must_end:
+                return FinishReason.STOP
+        return FinishReason.LENGTH if self.num_output_tokens == self.add.stop.max_tokens else None
 
     def cut(self, num_tokens: int) -> None:
         """End the answer after its first `num_tokens` tokens."""

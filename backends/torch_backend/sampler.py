@@ -61,6 +61,7 @@ class DrawPlan:
     is_live: Tensor  # bool [slot]
     output_index: Tensor  # [slot]: of the first step's draw
     banned: tuple[Tensor, Tensor] | None  # slots and tokens
+    forbidden: Tensor | None  # bool [slot, token]: what a mask leaves out
     filtered: Tensor | None  # the slots whose draw has a top_k, top_p or min_p
     is_random: bool
     has_penalties: bool
@@ -111,6 +112,7 @@ class Sampler:
             is_live=indices >= 0,
             output_index=indices,
             banned=self._pairs([(slot, token) for slot, draw in draws.items() for token in draw.banned_token_ids]),
+            forbidden=self._forbidden({slot: d.allowed_mask for slot, d in draws.items() if d.allowed_mask is not None}, num_slots),
             filtered=self._slots([slot for slot, draw in draws.items() if _is_filtered(draw.sampling)]),
             is_random=not all(p.is_greedy for p in params),
             has_penalties=any(p.has_penalties for p in params),
@@ -152,11 +154,13 @@ class Sampler:
             self._bias[slot, token] = value
 
     def _adjusted(self, logits: Tensor, plan: DrawPlan) -> Tensor:
-        """Return the logits after penalties, bias and bans."""
+        """Return the logits after penalties, bias, masks and bans."""
         scores = self._penalised(logits, plan.params) if plan.has_penalties else logits
         if plan.has_bias:
             assert self._bias is not None, "a slot with a bias has written it"
             scores = scores + self._bias[: len(scores)]
+        if plan.forbidden is not None:
+            scores = scores.masked_fill(plan.forbidden, -torch.inf)
         return scores if plan.banned is None else scores.index_put(plan.banned, scores.new_full((), -torch.inf))
 
     def _penalised(self, scores: Tensor, params: SlotParams) -> Tensor:
@@ -189,6 +193,18 @@ class Sampler:
             return None
         slots, tokens = torch.tensor(pairs, device=self._device).unbind(1)
         return slots, tokens
+
+    def _forbidden(self, masks: Mapping[int, bytes], num_slots: int) -> Tensor | None:
+        """Unpack the masks' bits; a slot without a mask may draw anything."""
+        if not masks:
+            return None
+        num_bytes = -(-self._vocab_size // 8)
+        packed = bytearray(b"\xff" * (num_bytes * num_slots))
+        for slot, mask in masks.items():
+            packed[slot * num_bytes : (slot + 1) * num_bytes] = mask[:num_bytes].ljust(num_bytes, b"\0")
+        rows = torch.frombuffer(packed, dtype=torch.uint8).to(self._device).view(num_slots, num_bytes, 1)
+        bits = rows.bitwise_right_shift(torch.arange(8, dtype=torch.uint8, device=self._device)) & 1
+        return (bits == 0).flatten(1)[:, : self._vocab_size]
 
     def _slots(self, slots: Sequence[int]) -> Tensor | None:
         return torch.tensor(slots, device=self._device) if slots else None

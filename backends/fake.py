@@ -169,6 +169,7 @@ class FakeBackend:
         assert 1 <= batch.num_steps <= self._spec.max_decode_steps, batch.num_steps
         slots = [row.slot for row in batch.rows]
         assert len(slots) == len(set(slots)), f"a slot has two rows: {slots}"
+        assert batch.num_steps == 1 or all(row.draw.allowed_mask is None for row in batch.rows), "a mask for more than one step"
         return BatchResult(tuple(self._decode_row(row, batch.num_steps) for row in batch.rows), elapsed)
 
     def _decode_row(self, row: DecodeRow, num_steps: int) -> tuple[SampledToken, ...]:

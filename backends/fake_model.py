@@ -45,7 +45,8 @@ def expected_tokens(
 def choose(state: int, draw: Draw, vocab_size: int, token_ids: Sequence[int], num_prompt_tokens: int) -> int:
     """Return the id of the token that follows `token_ids`, whose state is `state`."""
     sampling = draw.sampling
-    if sampling.is_greedy and not (draw.banned_token_ids or sampling.logit_bias or sampling.has_penalties):
+    is_free = draw.allowed_mask is None and not draw.banned_token_ids
+    if is_free and sampling.is_greedy and not (sampling.logit_bias or sampling.has_penalties):
         return _leader(state, vocab_size)
     logits = _adjusted_logits(state, draw, vocab_size, token_ids, num_prompt_tokens)
     ranked = sorted(logits, key=lambda token: (-logits[token], token))
@@ -75,7 +76,7 @@ def _logit(state: int, token_id: int, vocab_size: int) -> float:
 
 
 def _adjusted_logits(state: int, draw: Draw, vocab_size: int, token_ids: Sequence[int], num_prompt_tokens: int) -> dict[int, float]:
-    """Logits after penalties and bias, of the leaders and of enough others that some are neither banned nor penalised."""
+    """Logits after penalties and bias: of the tokens a mask allows, or of the leaders and of enough others that some are free of both."""
     sampling = draw.sampling
     counts = Counter(token_ids[num_prompt_tokens:] if sampling.has_penalties else ())
     seen = set(token_ids if sampling.has_penalties else ())
@@ -83,13 +84,20 @@ def _adjusted_logits(state: int, draw: Draw, vocab_size: int, token_ids: Sequenc
     num_leaders = min(_NUM_LEADERS + len(bias) + len(draw.banned_token_ids) + len(seen), vocab_size)
     leader = _leader(state, vocab_size)
     logits = {}
-    for token in ({(leader + rank) % vocab_size for rank in range(num_leaders)} | bias.keys()) - set(draw.banned_token_ids):
+    tokens = {(leader + rank) % vocab_size for rank in range(num_leaders)} | bias.keys()
+    if draw.allowed_mask is not None:
+        tokens = _allowed_tokens(draw.allowed_mask)
+    for token in tokens - set(draw.banned_token_ids):
         logit = _logit(state, token, vocab_size)
         if token in seen:
             logit = logit / sampling.repetition_penalty if logit > 0 else logit * sampling.repetition_penalty
         logit -= sampling.frequency_penalty * counts[token] + (sampling.presence_penalty if token in counts else 0.0)
         logits[token] = logit + bias.get(token, 0.0)
     return logits
+
+
+def _allowed_tokens(mask: bytes) -> set[int]:
+    return {8 * place + bit for place, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1}
 
 
 def _truncated(weights: list[float], sampling: SamplingParams) -> list[float]:

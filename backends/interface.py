@@ -29,6 +29,7 @@ class Feature(enum.Enum):
     BANNED_TOKENS = "banned_tokens"  # needed by min_tokens
     LOGPROBS = "logprobs"
     PROMPT_LOGPROBS = "prompt_logprobs"
+    TOKEN_MASK = "token_mask"  # needed by structured output
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +72,17 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One token to be chosen. The random number depends on (`sampling.seed`, `choice`, `output_index`) and on nothing else."""
+    """One token to be chosen. The random number depends on (`sampling.seed`, `choice`, `output_index`) and on nothing else.
+
+    With an `allowed_mask`, token t may be chosen if bit t % 8 of byte t // 8 is set, and none that lies beyond the mask's end; at least one
+    may. Such a draw's batch has one step, since the next mask follows from the token.
+    """
 
     sampling: SamplingParams
     choice: int = 0
     output_index: int = 0
     banned_token_ids: tuple[int, ...] = ()  # never chosen at this draw
+    allowed_mask: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

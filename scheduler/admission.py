@@ -20,6 +20,8 @@ def _feature_refusal(add: Add, spec: BackendSpec) -> str | None:
         needed.add(Feature.BANNED_TOKENS)
     if add.num_prompt_logprobs is not None:
         needed.add(Feature.PROMPT_LOGPROBS)
+    if add.grammar is not None:
+        needed.add(Feature.TOKEN_MASK)
     lacking = sorted(feature.value for feature in needed - spec.features)
     return f"the backend does not support {', '.join(lacking)}" if lacking else None
 

@@ -47,6 +47,7 @@ class Add:
     queue_timeout: float | None = None
     timeout: float | None = None
     num_prompt_logprobs: int | None = None  # None: not asked
+    grammar: str | None = None  # what the answer must follow, as `scheduler.constraints.Constraints` reads it
 
     @property
     def queue_deadline(self) -> float | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from backends.interface import DecodeRow, Draw, SampledToken
 from cache.policy import CachePolicy
+from scheduler.constraints import Allowed, ConstraintError, Matcher
 from scheduler.messages import Add, CacheUse, Final, FinishReason, Timing
 
 
@@ -38,10 +39,16 @@ class Request:
     stop_token_id: int | None = None
     admitted_time: float | None = None
     first_token_time: float | None = None
+    matcher: Matcher | None = None  # of the request's grammar
     banned_token_ids: tuple[int, ...] = field(init=False)
+    allowed: Allowed | None = field(init=False, default=None)  # what the grammar lets follow
 
     def __post_init__(self) -> None:
         self.banned_token_ids = tuple(sorted(self.add.stop.stop_token_ids))
+        if self.matcher is not None:
+            self.allowed = self.matcher.allowed()
+            if self.allowed.must_end:
+                raise ConstraintError("the grammar allows no text")
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -63,14 +70,20 @@ class Request:
 
     @property
     def max_decode_steps(self) -> int:
-        """Steps until the sequence's length ends it or the tokens banned from it change."""
+        """Steps until the sequence's length ends it or what it may draw changes."""
+        if self.matcher is not None:
+            return 1
         stop = self.add.stop
         end = stop.max_tokens if self.may_stop else min(stop.max_tokens, stop.min_tokens)
         return end - self.num_output_tokens
 
     def draw(self) -> Draw:
         """Return the choice of the next token."""
-        return Draw(self.add.sampling, self.choice, self.num_output_tokens, () if self.may_stop else self.banned_token_ids)
+        banned = () if self.may_stop else self.banned_token_ids
+        if self.allowed is None:
+            return Draw(self.add.sampling, self.choice, self.num_output_tokens, banned)
+        mask = self.allowed.token_mask(self.add.stop.stop_token_ids if self.may_stop else (), banned)
+        return Draw(self.add.sampling, self.choice, self.num_output_tokens, allowed_mask=mask)
 
     def decode_row(self) -> DecodeRow:
         """Return the next decode step of this sequence."""
@@ -82,7 +95,7 @@ class Request:
     def append(self, sampled: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
         """Take over sampled tokens up to the sequence's end, set `finish_reason` if it is there, and return the answer's new tokens.
 
-        The stop token counts as output, as it does with vLLM, but is not among the tokens returned.
+        The stop token counts as output, as it does with vLLM, but is not among the tokens returned. Raises `ConstraintError`.
         """
         stop = self.add.stop
         taken = sampled[: stop.max_tokens - self.num_output_tokens]
@@ -90,12 +103,23 @@ class Request:
         if end is not None:
             self.finish_reason, self.stop_token_id = FinishReason.STOP, taken[end].token_id
             taken = taken[: end + 1]
+        elif self._completes_grammar(taken):
+            self.finish_reason = FinishReason.STOP  # whatever `min_tokens` says
         elif self.num_output_tokens + len(taken) == stop.max_tokens:
             self.finish_reason = FinishReason.LENGTH
         self.num_output_tokens += len(taken)
         self.num_discarded_tokens += len(sampled) - len(taken)
         self.last_token_id = taken[-1].token_id
         return taken[:end]
+
+    def _completes_grammar(self, tokens: tuple[SampledToken, ...]) -> bool:
+        """Follow the answer's grammar, if it has one, and return whether no token may follow these."""
+        if self.matcher is None:
+            return False
+        for token in tokens:
+            self.matcher.advance(token.token_id)
+        self.allowed = self.matcher.allowed()
+        return self.allowed.must_end
 
     def cut(self, num_tokens: int) -> None:
         """End the answer after its first `num_tokens` tokens."""

@@ -12,12 +12,14 @@ is missing, and then it gets the first slot after its scratch is free.
 import heapq
 import itertools
 from collections import deque
+from collections.abc import Sequence
 
 from backends.clock import Clock
 from backends.interface import BackendSpec, Batch, BatchResult, DecodeBatch, PrefillBatch, SampledToken
 from cache.pool import SlotPool
 from scheduler.admission import needs_scratch, refusal
 from scheduler.config import SchedulerConfig
+from scheduler.constraints import ConstraintError, Constraints, Matcher
 from scheduler.messages import Abort, Add, EngineOutput, Final, Finish, FinishReason, Timing
 from scheduler.pacing import Pacing
 from scheduler.prefill import Prefill
@@ -27,12 +29,16 @@ from scheduler.waiting import WaitingQueue
 
 
 class Scheduler:
-    """Used by one thread; one batch is under way at a time, and `update` or `fail` follows each `schedule` that returned one."""
+    """Used by one thread; one batch is under way at a time, and `update` or `fail` follows each `schedule` that returned one.
 
-    def __init__(self, spec: BackendSpec, config: SchedulerConfig, clock: Clock) -> None:
+    Without `constraints`, requests that have a grammar are refused.
+    """
+
+    def __init__(self, spec: BackendSpec, config: SchedulerConfig, clock: Clock, constraints: Constraints | None = None) -> None:
         self._spec = spec
         self._config = config
         self._clock = clock
+        self._constraints = constraints
         self._pool = spec.pools[0]
         self._slots = SlotPool(self._pool.num_slots)
         self._scratches = SlotPool(spec.scratch.num_scratch)
@@ -62,7 +68,10 @@ class Scheduler:
         elif len(self._waiting) + add.num_choices > self._config.max_num_waiting + self._slots.num_free:
             self.refuse(add, FinishReason.QUEUE_FULL, self._queue_full_message(add))
         else:
-            self._accept(add)
+            try:
+                self._accept(add)
+            except ConstraintError as error:
+                self.refuse(add, FinishReason.REJECTED, str(error))
 
     def finish(self, finish: Finish) -> None:
         """End a choice by a stop string. Comes too late, and means nothing, for one that has ended."""
@@ -153,7 +162,8 @@ class Scheduler:
 
     def _accept(self, add: Add) -> None:
         is_long = needs_scratch(add, self._spec)
-        requests = [Request(add, choice, is_long, next(self._arrival_order)) for choice in range(add.num_choices)]
+        matchers = self._matchers(add)
+        requests = [Request(add, choice, is_long, next(self._arrival_order), matcher=matcher) for choice, matcher in enumerate(matchers)]
         self._open[add.request_id] = {request.choice: request for request in requests}
         for request in requests:
             self._waiting.push(request)
@@ -161,6 +171,13 @@ class Scheduler:
         for deadline in (add.queue_deadline, add.deadline):
             if deadline is not None:
                 heapq.heappush(self._deadlines, (deadline, add.request_id))
+
+    def _matchers(self, add: Add) -> Sequence[Matcher | None]:
+        if add.grammar is None:
+            return [None] * add.num_choices
+        if self._constraints is None:
+            raise ConstraintError("this engine follows no grammar")
+        return self._constraints.matchers(add.grammar, add.num_choices)
 
     def _queue_full_message(self, add: Add) -> str:
         return (
@@ -255,7 +272,11 @@ class Scheduler:
             self._take_tokens(request, sampled, ())
 
     def _take_tokens(self, request: Request, sampled: tuple[SampledToken, ...], prompt_logprobs: tuple[SampledToken, ...]) -> None:
-        tokens = request.append(sampled)
+        try:
+            tokens = request.append(sampled)
+        except ConstraintError as error:
+            self._end(request, FinishReason.REJECTED, str(error))
+            return
         if request.finish_reason is not None:
             self._end(request, request.finish_reason, tokens=tokens, prompt_logprobs=prompt_logprobs)
         else:

@@ -11,6 +11,7 @@ from scheduler.messages import Add
 from server.errors import ApiError, invalid_value, model_not_found, unsupported_parameter
 from server.protocol.generation import GenerationRequest
 from server.settings import Limits, ServerSettings
+from server.structure import Structure
 
 
 def served_model(name: str | None, settings: ServerSettings) -> str:
@@ -57,6 +58,12 @@ def check_prompt(token_ids: tuple[int, ...], vocab_size: int, param: str) -> Non
         raise invalid_value(f"'{param}' has no tokens.", param)
     if max(token_ids) >= vocab_size:
         raise invalid_value(f"'{param}' has token id {max(token_ids)}, but the vocabulary has {vocab_size} tokens.", param)
+
+
+def check_structure(structure: Structure, features: frozenset[Feature]) -> None:
+    """Refuse a form of the answer that the backend cannot keep to. Raises `ApiError`."""
+    if Feature.TOKEN_MASK not in features:
+        raise unsupported_parameter(structure.param, "is not supported by this server's backend")
 
 
 def check_features(request: GenerationRequest, add: Add, features: frozenset[Feature]) -> None:

@@ -10,6 +10,7 @@ from server.output import ChoiceDelta, TokenLogprob
 from server.protocol.generation import GenerationRequest
 from server.protocol.usage import Usage, usage
 from server.renderer import Renderer
+from server.structure import Structure
 
 
 @dataclass(slots=True)
@@ -66,6 +67,11 @@ class Answer(abc.ABC):
     @abc.abstractmethod
     def continues_prompt(self) -> bool:
         """Whether the answer's text goes on where the prompt's ends."""
+
+    @property
+    def structure(self) -> Structure | None:
+        """What the answer must look like."""
+        return self.options.structure
 
     @abc.abstractmethod
     async def render(self, renderer: Renderer) -> tuple[tuple[int, ...], ...]:

@@ -9,6 +9,7 @@ from server.auth import KeyGuard, KeyRing
 from server.client import EngineClient, QueueFullError, UnavailableError
 from server.errors import ApiError
 from server.failures import as_api_error
+from server.grammars import Grammars
 from server.limits import BodyGuard
 from server.output import GenerationError
 from server.renderer import Renderer
@@ -20,9 +21,9 @@ from server.settings import ServerSettings
 OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
 
 
-def create_app(client: EngineClient, renderer: Renderer, settings: ServerSettings, metrics: Exposition) -> ASGIApp:
+def create_app(client: EngineClient, renderer: Renderer, settings: ServerSettings, metrics: Exposition, grammars: Grammars) -> ASGIApp:
     """Return the ASGI application that serves this engine."""
-    services = Services(client, renderer, settings, metrics)
+    services = Services(client, renderer, grammars, settings, metrics)
     # Redirects would be built from the Host header; the documentation pages would load scripts from elsewhere.
     app = FastAPI(title="snapserve", docs_url=None, redoc_url=None, redirect_slashes=False)
     for family in (chat, completions, models, tokens, status):

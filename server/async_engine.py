@@ -16,6 +16,7 @@ from typing import Protocol, TypeVarTuple
 from backends.clock import Clock
 from backends.interface import Backend, BackendSpec
 from scheduler.config import SchedulerConfig
+from scheduler.constraints import Constraints
 from scheduler.engine import EngineCore
 from scheduler.messages import Abort, Add, EngineInput, EngineOutput, Final, Finish, FinishReason, Shutdown, Timing
 from scheduler.scheduler import Scheduler
@@ -66,14 +67,21 @@ class EngineObserver(Protocol):
 class AsyncEngine:
     """`start` it in the running loop; then `drain` and `close`.
 
-    `load` builds the backend, warmed up, in the engine's thread. The engine counts as stalled when there is work and no step has ended for
-    `stall_limit` seconds.
+    `load` builds the backend, warmed up, in the engine's thread; `constraints` reads grammars there. The engine counts as stalled when
+    there is work and no step has ended for `stall_limit` seconds.
     """
 
     def __init__(
-        self, load: Callable[[], Backend], config: SchedulerConfig, observer: EngineObserver, clock: Clock, stall_limit: float
+        self,
+        load: Callable[[], Backend],
+        config: SchedulerConfig,
+        observer: EngineObserver,
+        clock: Clock,
+        stall_limit: float,
+        constraints: Constraints | None = None,
     ) -> None:
         self._load, self._config, self._observer, self._clock, self._stall_limit = load, config, observer, clock, stall_limit
+        self._constraints = constraints
         self._inbox: SimpleQueue[EngineInput] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)  # a load under way must not keep the process alive
         self._streams: dict[str, Stream] = {}
@@ -195,7 +203,8 @@ class AsyncEngine:
         why = "loading failed"
         try:
             backend = self._load()
-            core = EngineCore(Scheduler(backend.spec, self._config, self._clock), backend, self._clock, self._inbox)
+            scheduler = Scheduler(backend.spec, self._config, self._clock, self._constraints)
+            core = EngineCore(scheduler, backend, self._clock, self._inbox)
             self._post(self._take_over, core, backend.spec)
             why = "the engine has stopped"
             core.run(lambda outputs, record: self._post(self._deliver, outputs, record))

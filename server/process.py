@@ -20,6 +20,7 @@ from server.app import create_app
 from server.async_engine import AsyncEngine
 from server.client import Health
 from server.config import Config, LogLevel, with_flags
+from server.grammars import Grammars
 from server.http_meter import HttpMeter
 from server.http_protocol import BoundedHttpProtocol
 from server.metrics import Metrics
@@ -55,9 +56,10 @@ class Process:
         self._renderer = Renderer()
         metrics = Metrics(config.server.model_names[0])
         stall_limit = config.process.stall_timeout * (simulation.time_scale or 1 if simulation else 1)  # in seconds of the clock
-        self._engine = AsyncEngine(self._load, config.scheduler, metrics, self._clock, stall_limit)
+        self._grammars = Grammars(self._renderer)
+        self._engine = AsyncEngine(self._load, config.scheduler, metrics, self._clock, stall_limit, self._grammars)
         metrics.watch(self._engine)
-        app: ASGIApp = create_app(self._engine, self._renderer, config.server, metrics)
+        app: ASGIApp = create_app(self._engine, self._renderer, config.server, metrics, self._grammars)
         metered = HttpMeter(app if simulation is None else SimulatedMark(app), metrics, self._clock.now)
         self._server = HttpServer(_uvicorn_config(config, metered), self._begin_to_end)
         self._status = 0
@@ -74,6 +76,7 @@ class Process:
                 task.cancel()
             await self._engine.close()
             self._renderer.close()
+            self._grammars.close()
         return self._status
 
     def _load(self) -> Backend:

@@ -7,13 +7,16 @@ Whoever holds a ticket of the engine (`server.client`) may use it. It knows no r
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from server.generation_config import GenerationDefaults
-from server.tokenizer import RenderError, Tokenizer, TokenizerInfo
+from server.tokenizer import RenderError, Tokenizer, TokenizerInfo, UnsupportedTokenizerError
 from server.vocabulary import Vocabulary
 
-__all__ = ["GenerationDefaults", "RenderError", "Renderer", "TokenizerInfo"]
+__all__ = ["GenerationDefaults", "RenderError", "Renderer", "TokenizerInfo", "UnsupportedTokenizerError"]
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
 
 _Result = TypeVar("_Result")
 
@@ -67,6 +70,10 @@ class Renderer:
     def token_text(self, token_id: int) -> str:
         """Return what a token adds to a text, with U+FFFD for bytes that are not a character by themselves."""
         return self.vocabulary.token_text(token_id)
+
+    def grammar_tokenizer(self) -> "LLTokenizer":
+        """Return the vocabulary as the grammar library wants it. Takes up to a second. Raises `UnsupportedTokenizerError`."""
+        return self._tokenizer.grammar_tokenizer()
 
     @property
     def vocabulary(self) -> Vocabulary:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from server.client import EngineClient
+from server.grammars import Grammars
 from server.renderer import Renderer
 from server.settings import ServerSettings
 
@@ -21,5 +22,6 @@ class Exposition(Protocol):
 class Services:
     client: EngineClient
     renderer: Renderer
+    grammars: Grammars
     settings: ServerSettings
     metrics: Exposition

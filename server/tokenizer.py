@@ -14,11 +14,16 @@ from server.generation_config import GenerationDefaults, eos_token_ids, generati
 from server.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    from llguidance import LLTokenizer
     from transformers import PreTrainedTokenizerBase
 
 
 class RenderError(ValueError):
     """The messages or the text cannot be rendered; the message is fit for a client."""
+
+
+class UnsupportedTokenizerError(Exception):
+    """The tokenizer cannot tell a grammar which bytes its tokens stand for, or has no token that ends an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,16 @@ class Tokenizer:
             chat_template=inner.chat_template if isinstance(inner.chat_template, str) else None,
             added_tokens=dict(inner.added_tokens_encoder),
         )
+
+    def grammar_tokenizer(self) -> "LLTokenizer":
+        """Return the vocabulary as the grammar library wants it; its `eos_token` is a stop token. Raises `UnsupportedTokenizerError`."""
+        from llguidance.hf import from_tokenizer
+        from transformers import PreTrainedTokenizerFast
+
+        ends = self.stop_token_ids & self.vocabulary.special_token_ids
+        if not ends or not isinstance(self._tokenizer, PreTrainedTokenizerFast):
+            raise UnsupportedTokenizerError("this model's tokenizer cannot be used with grammars")
+        return from_tokenizer(self._tokenizer, eos_token=min(ends))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Return the ids of a raw prompt, in which control tokens mean what they say. Raises `RenderError`."""

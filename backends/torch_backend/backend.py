@@ -23,6 +23,7 @@ from backends.interface import (
 )
 from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.limits import backend_spec, layer_kinds, resolve_max_model_len
+from backends.torch_backend.linear import reorder_linears
 from backends.torch_backend.loading import load_model
 from backends.torch_backend.logprobs import log_probabilities, steps_to_host
 from backends.torch_backend.model_cache import CacheLayer, ModelCache
@@ -52,6 +53,7 @@ class TorchBackend:
         self._clock = clock or WallClock()
         self._model = load_model(config.model, config.device, config.dtype)
         self._device = self._model.device
+        reorder_linears(self._model)
         layers = probe_layers(self._model)
         max_model_len = resolve_max_model_len(config, self._model.config)
         self._kinds, kind_of = layer_kinds(config, layers, max_model_len)
@@ -168,8 +170,8 @@ class TorchBackend:
 
     def _decode(self, batch: DecodeBatch) -> tuple[tuple[SampledToken, ...], ...]:
         check_token_ids((row.token_id for row in batch.rows), self._spec.vocab_size)
-        plan, token_ids = decode_plan(batch.rows, self._kinds, self._spec.pools[0].num_slots, self._spec.max_model_len, self._device)
-        draws = self._sampler.plan({row.slot: row.draw for row in batch.rows})
+        plan, token_ids = decode_plan(batch, self._kinds, self._spec.pools[0].num_slots, self._spec.max_model_len, self._device)
+        draws = self._sampler.plan({row.slot: row.draw for row in batch.rows}, len(token_ids))
         steps = []
         for number in range(batch.num_steps):
             logits = self._forward(plan.forward_pass(token_ids, number), 1)[:, -1]

@@ -37,7 +37,13 @@ class KindStep:
     """A forward pass as the layers of one kind see it."""
 
     entries: Tensor  # [row, token]: where each token is written
-    bias: Tensor  # float32 [row, query, entry]: 0 where a query sees an entry, `HIDDEN` where not
+    bias: Tensor  # float32 [row, query, entry]: 0 where a query sees an entry, `HIDDEN` where not; of the last of the entries read
+    num_open: int = 0  # entries before them, which every query sees
+    is_causal: bool = False  # entries are in the order of the sequence, and the last one read is the last query's own
+
+    @property
+    def read_length(self) -> int:
+        return self.num_open + self.bias.shape[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,7 @@ class Step:
     places: Tensor  # [row]: slots, or scratches
     kinds: tuple[KindStep, ...]
     into_scratch: bool = False
-    reads_all: bool = False  # `places` are all of them, in order
+    reads_first: bool = False  # `places` are the first ones, in order
     query_index: Tensor | None = None  # [row, query]: the tokens' indices in their sequences, −1 for padding; only for observations
     observations: tuple[Observation, ...] = ()
 
@@ -80,8 +86,9 @@ class CacheLayer(CacheLayerMixin):
         cache = self.scratch if step.into_scratch else self.slots
         kind = step.kinds[self.kind_index]
         cache.write(step.places, kind.entries, (key_states, value_states))
-        keys, values = (plane[:, :, : kind.bias.shape[2]] for plane in cache.planes)
-        return (keys, values) if step.reads_all else (keys[step.places], values[step.places])
+        keys, values = (plane[:, :, : kind.read_length] for plane in cache.planes)
+        read = slice(step.places.shape[0]) if step.reads_first else step.places  # the first ones are read where they lie
+        return keys[read], values[read]
 
     def observe(self, step: Step, query: Tensor, key: Tensor, scaling: float, softcap: float | None) -> None:
         """Add up the votes of the observation windows' queries."""
@@ -183,5 +190,5 @@ class ModelCache(Cache):
         assert step is not None, "a forward pass has a step"
         if step.observations:
             own.observe(step, query, key, scaling, softcap)
-        bias = step.kinds[own.kind_index].bias
-        return grouped_attention(query, key, value, bias, scaling=scaling, softcap=softcap, sinks=sinks)
+        kind = step.kinds[own.kind_index]
+        return grouped_attention(query, key, value, kind.bias, scaling=scaling, softcap=softcap, sinks=sinks, is_causal=kind.is_causal)

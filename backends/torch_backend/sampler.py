@@ -1,11 +1,11 @@
 """How the next token of every slot is chosen, on the device that made the logits.
 
-All of it runs over all slots at once, live or not, and row by row: what one slot draws depends on its own logits and parameters only. The
-state a slot has here is which tokens its prompt holds, how often it has drawn each since, and its `logit_bias`.
+All of it runs over the first slots at once, live or not, and row by row: what one slot draws depends on its own logits and parameters
+only. The state a slot has here is which tokens its prompt holds, how often it has drawn each since, and its `logit_bias`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -43,6 +43,10 @@ class SlotParams:
         integers = torch.tensor([(p.top_k, _signed(p.seed), choice) for p, choice in held], dtype=torch.int64, device=device)
         return cls(*numbers.unbind(1), *integers.unbind(1))
 
+    def first(self, num_slots: int) -> "SlotParams":
+        """Return the parameters of the first slots."""
+        return SlotParams(*(getattr(self, field.name)[:num_slots] for field in fields(self)))
+
 
 def _signed(seed: int) -> int:
     """Return the int64 that has the low 64 bits of `seed`."""
@@ -51,11 +55,13 @@ def _signed(seed: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DrawPlan:
-    """The draws of one batch. The booleans say what any of them needs, so that a step does no more."""
+    """The draws of one batch, over the first slots. The booleans say what any of them needs, so that a step does no more."""
 
+    params: SlotParams
     is_live: Tensor  # bool [slot]
     output_index: Tensor  # [slot]: of the first step's draw
     banned: tuple[Tensor, Tensor] | None  # slots and tokens
+    forbidden: Tensor | None  # bool [slot, token]: what a mask leaves out
     filtered: Tensor | None  # the slots whose draw has a top_k, top_p or min_p
     is_random: bool
     has_penalties: bool
@@ -87,20 +93,26 @@ class Sampler:
         for slot in slots:
             self._is_in_prompt[slot].index_fill_(0, tokens, True)
 
-    def plan(self, draws: Mapping[int, Draw]) -> DrawPlan:
-        """Return the plan for one draw of each of these slots, or for as many as a batch has steps."""
+    def plan(self, draws: Mapping[int, Draw], num_slots: int | None = None) -> DrawPlan:
+        """Return the plan for one draw of each of these slots, or for as many as a batch has steps.
+
+        `num_slots` is how many of the slots, from the first on, will have logits; None: all.
+        """
         for draw in draws.values():
             check_token_ids(draw.banned_token_ids, self._vocab_size)
         self._hold(draws)
         params = [draw.sampling for draw in draws.values()]
-        output_index = [-1] * len(self._held)
+        num_slots = len(self._held) if num_slots is None else num_slots
+        output_index = [-1] * num_slots
         for slot, draw in draws.items():
             output_index[slot] = draw.output_index
         indices = torch.tensor(output_index, device=self._device)
         return DrawPlan(
+            params=self._params.first(num_slots),
             is_live=indices >= 0,
             output_index=indices,
             banned=self._pairs([(slot, token) for slot, draw in draws.items() for token in draw.banned_token_ids]),
+            forbidden=self._forbidden({slot: d.allowed_mask for slot, d in draws.items() if d.allowed_mask is not None}, num_slots),
             filtered=self._slots([slot for slot, draw in draws.items() if _is_filtered(draw.sampling)]),
             is_random=not all(p.is_greedy for p in params),
             has_penalties=any(p.has_penalties for p in params),
@@ -115,8 +127,8 @@ class Sampler:
         token_ids = scores.argmax(dim=-1)
         if plan.is_random:
             drawn = self._draw(scores, plan, number)
-            token_ids = torch.where(self._params.temperature > 0, drawn, token_ids)
-        self._counts.scatter_add_(1, token_ids[:, None], plan.is_live[:, None].int())
+            token_ids = torch.where(plan.params.temperature > 0, drawn, token_ids)
+        self._counts[: len(logits)].scatter_add_(1, token_ids[:, None], plan.is_live[:, None].int())
         if plan.num_logprobs is None:
             return Sampled(token_ids)
         return log_probabilities(logits, token_ids, plan.num_logprobs)
@@ -142,19 +154,21 @@ class Sampler:
             self._bias[slot, token] = value
 
     def _adjusted(self, logits: Tensor, plan: DrawPlan) -> Tensor:
-        """Return the logits after penalties, bias and bans."""
-        scores = self._penalised(logits) if plan.has_penalties else logits
+        """Return the logits after penalties, bias, masks and bans."""
+        scores = self._penalised(logits, plan.params) if plan.has_penalties else logits
         if plan.has_bias:
             assert self._bias is not None, "a slot with a bias has written it"
-            scores = scores + self._bias
+            scores = scores + self._bias[: len(scores)]
+        if plan.forbidden is not None:
+            scores = scores.masked_fill(plan.forbidden, -torch.inf)
         return scores if plan.banned is None else scores.index_put(plan.banned, scores.new_full((), -torch.inf))
 
-    def _penalised(self, scores: Tensor) -> Tensor:
+    def _penalised(self, scores: Tensor, params: SlotParams) -> Tensor:
         """Repetition penalises what the prompt or the output holds, the two others the output alone."""
-        params, counts = self._params, self._counts
+        counts, is_in_prompt = self._counts[: len(scores)], self._is_in_prompt[: len(scores)]
         repetition = params.repetition_penalty[:, None]
         repeated = torch.where(scores > 0, scores / repetition, scores * repetition)
-        scores = torch.where(self._is_in_prompt | (counts > 0), repeated, scores)
+        scores = torch.where(is_in_prompt | (counts > 0), repeated, scores)
         return scores - params.frequency_penalty[:, None] * counts - params.presence_penalty[:, None] * (counts > 0)
 
     def _draw(self, scores: Tensor, plan: DrawPlan, number: int) -> Tensor:
@@ -162,7 +176,7 @@ class Sampler:
 
         The order is the same whatever filters a neighbour has, and sums in float64 make their rounding immaterial.
         """
-        params = self._params
+        params = plan.params
         temperature = torch.where(params.temperature > 0, params.temperature, 1.0)[:, None]
         scores = (scores - scores.amax(dim=-1, keepdim=True)) / temperature
         if plan.filtered is not None:
@@ -179,6 +193,18 @@ class Sampler:
             return None
         slots, tokens = torch.tensor(pairs, device=self._device).unbind(1)
         return slots, tokens
+
+    def _forbidden(self, masks: Mapping[int, bytes], num_slots: int) -> Tensor | None:
+        """Unpack the masks' bits; a slot without a mask may draw anything."""
+        if not masks:
+            return None
+        num_bytes = -(-self._vocab_size // 8)
+        packed = bytearray(b"\xff" * (num_bytes * num_slots))
+        for slot, mask in masks.items():
+            packed[slot * num_bytes : (slot + 1) * num_bytes] = mask[:num_bytes].ljust(num_bytes, b"\0")
+        rows = torch.frombuffer(packed, dtype=torch.uint8).to(self._device).view(num_slots, num_bytes, 1)
+        bits = rows.bitwise_right_shift(torch.arange(8, dtype=torch.uint8, device=self._device)) & 1
+        return (bits == 0).flatten(1)[:, : self._vocab_size]
 
     def _slots(self, slots: Sequence[int]) -> Tensor | None:
         return torch.tensor(slots, device=self._device) if slots else None

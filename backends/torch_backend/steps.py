@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from backends.interface import DecodeRow, PrefillBatch, PrefillRow
+from backends.interface import DecodeBatch, DecodeRow, PrefillBatch, PrefillRow
 from backends.torch_backend.attention import HIDDEN
 from backends.torch_backend.model_cache import KindStep, LayerKind, Observation, Step
 from cache.slots import decode_entries, direct_entries, direct_index, live_mask
 
 _SMALLEST_READ = 256  # entries
+_FEWEST_SLOTS = 2  # a product with a single row may round differently from the same row in company
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ def prefill_pass(batch: PrefillBatch, kinds: Sequence[LayerKind], scratch_tokens
     places = torch.tensor([_place(row) for row in rows] + padding, device=device)
     longest = max(row.start + len(row.token_ids) for row in rows)
     if into_scratch:
-        kind_steps = [_scratch_step(kind, index, scratch_tokens, longest) for kind in kinds]
+        kind_steps = [_sequential_step(kind, index, rows, scratch_tokens, longest) for kind in kinds]
     else:
         kind_steps = [_direct_step(kind, index, rows, longest) for kind in kinds]
     observations = tuple(_observations(rows, kinds))
@@ -66,20 +67,23 @@ def _read_length(longest: int, limit: int) -> int:
     return min(octave * 3 // 4 if longest <= octave * 3 // 4 else octave, limit)
 
 
-def _scratch_step(kind: LayerKind, index: Tensor, scratch_tokens: int, longest: int) -> KindStep:
-    """A scratch holds the token of each index in the entry of that number."""
-    entry = torch.arange(_read_length(longest, scratch_tokens), device=index.device)
+def _sequential_step(kind: LayerKind, index: Tensor, rows: Sequence[PrefillRow], capacity: int, longest: int) -> KindStep:
+    """The entry of each token has its index's number, in a scratch always, in a slot where there is nothing to choose from."""
+    num_open = min(row.start for row in rows) if kind.sliding_window is None else 0
+    entry = torch.arange(num_open, longest, device=index.device)
     query = index[..., None]
     is_seen = entry <= query
     if kind.sliding_window is not None:
         is_seen &= entry > query - kind.sliding_window
-    return KindStep(torch.where(index >= 0, index, scratch_tokens), _bias(is_seen))
+    return KindStep(torch.where(index >= 0, index, capacity), _bias(is_seen), num_open, is_causal=True)
 
 
 def _direct_step(kind: LayerKind, index: Tensor, rows: Sequence[PrefillRow], longest: int) -> KindStep:
     """The slots lose nothing of these prompts, so that a query sees what is there and not after it."""
     layout = kind.policy.layout
     placements = [kind.policy.place(row.num_prompt_tokens) for row in rows]
+    if all(placement.window_start <= layout.num_sink for placement in placements):
+        return _sequential_step(kind, index, rows, layout.capacity, longest)
     padding = index.shape[0] - len(rows)
     num_tokens, window_start, ring_size = torch.tensor(
         [
@@ -116,7 +120,7 @@ def _observations(rows: Sequence[PrefillRow], kinds: Sequence[LayerKind]) -> Ite
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """What stays the same over the steps of a decode batch; every tensor is over all slots."""
+    """What stays the same over the steps of a decode batch; every tensor is over the first slots, as many as hold all live ones."""
 
     kinds: tuple[LayerKind, ...]
     is_live: Tensor  # bool [slot]
@@ -124,26 +128,30 @@ class DecodePlan:
     window_starts: tuple[Tensor, ...]  # a kind each, [slot]
     ring_sizes: tuple[Tensor, ...]
     places: Tensor
+    read_lengths: tuple[int, ...]  # a kind each
     max_position: int
 
     def forward_pass(self, token_ids: Tensor, number: int) -> ForwardPass:
         """Return the `number`th step's pass, which reads `token_ids` [slot]."""
         index = self.first_index + number * self.is_live
         kind_steps = []
-        for kind, window_start, ring_size in zip(self.kinds, self.window_starts, self.ring_sizes, strict=True):
+        for kind, window_start, ring_size, read_length in zip(
+            self.kinds, self.window_starts, self.ring_sizes, self.read_lengths, strict=True
+        ):
             layout = kind.policy.layout
             entries = torch.where(self.is_live, decode_entries(layout, index, ring_size), layout.capacity)
-            is_seen = live_mask(layout, index + 1, window_start, ring_size)
+            is_seen = live_mask(layout, index + 1, window_start, ring_size)[:, :read_length]
             kind_steps.append(KindStep(entries[:, None], _bias(is_seen)[:, None]))
-        step = Step(self.places, tuple(kind_steps), reads_all=True)
+        step = Step(self.places, tuple(kind_steps), reads_first=True)
         # A launch may run past the end of a sequence, for nothing; a learned position beyond the last would be an error.
         return ForwardPass(token_ids[:, None], index.clamp(0, self.max_position)[:, None], step)
 
 
 def decode_plan(
-    rows: Sequence[DecodeRow], kinds: Sequence[LayerKind], num_slots: int, max_model_len: int, device: torch.device
+    batch: DecodeBatch, kinds: Sequence[LayerKind], num_slots: int, max_model_len: int, device: torch.device
 ) -> tuple[DecodePlan, Tensor]:
     """Return the plan of a decode batch, and the tokens [slot] that its first step reads."""
+    rows, num_slots = batch.rows, _num_slots_read(batch.rows, num_slots)
     idle = [0] * num_slots
     token_ids, index = idle.copy(), [-1] * num_slots
     starts, sizes = [idle.copy() for _ in kinds], [[1] * num_slots for _ in kinds]
@@ -160,6 +168,21 @@ def decode_plan(
         window_starts=tuple(placements[: len(kinds)]),
         ring_sizes=tuple(placements[len(kinds) :]),
         places=torch.arange(num_slots, device=device),
+        read_lengths=tuple(_decode_read_length(kind, batch) for kind in kinds),
         max_position=max_model_len - 1,
     )
     return plan, tokens
+
+
+def _num_slots_read(rows: Sequence[DecodeRow], num_slots: int) -> int:
+    """Return how many of the slots take part: few numbers, and the lowest free slot is always the next to be taken."""
+    highest = max(row.slot for row in rows) + 1
+    return min(max(1 << (highest - 1).bit_length(), _FEWEST_SLOTS), num_slots)
+
+
+def _decode_read_length(kind: LayerKind, batch: DecodeBatch) -> int:
+    """Return how many entries hold all that these sequences see; kept ones lie at a slot's end."""
+    layout = kind.policy.layout
+    if any(kind.policy.place(row.num_prompt_tokens).num_kept_used for row in batch.rows):
+        return layout.capacity
+    return _read_length(max(row.index for row in batch.rows) + batch.num_steps, layout.capacity)

@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 from backends.interface import SamplingParams
 from server.errors import invalid_value
 from server.protocol.fields import MAX_INT32, Inert, RequestBody, Seconds, Text, TokenId, Unsupported, few, only
+from server.protocol.structured import StructuredFields
 from server.renderer import GenerationDefaults
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ LogitBias: TypeAlias = Annotated[
 ]
 
 
-class GenerationRequest(RequestBody):
+class GenerationRequest(StructuredFields):
     """Fields of both families. None is an option left out."""
 
     model: Text | None = None
@@ -74,12 +75,6 @@ class GenerationRequest(RequestBody):
     prompt_cache_options: Inert = None
     cache_salt: Inert = None
 
-    response_format: Annotated[object, AfterValidator(only({"type": "text"}))] = None
-    structured_outputs: Unsupported = None
-    guided_json: Unsupported = None
-    guided_regex: Unsupported = None
-    guided_choice: Unsupported = None
-    guided_grammar: Unsupported = None
     logits_processors: Unsupported = None
     allowed_token_ids: Unsupported = None
     bad_words: Annotated[object, AfterValidator(only([]))] = None

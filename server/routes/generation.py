@@ -13,7 +13,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from scheduler.messages import Add, StopCriteria
-from server.admission import check_admissible, check_features, check_length, check_limits, check_prompt, check_vocabulary
+from server.admission import (
+    check_admissible,
+    check_features,
+    check_length,
+    check_limits,
+    check_prompt,
+    check_structure,
+    check_vocabulary,
+)
 from server.answer import Answer, Tally
 from server.client import Ticket
 from server.disconnect import run_until_disconnect
@@ -24,6 +32,7 @@ from server.output import Accepted, ChoiceDelta, Event, Generation, Progress, Pr
 from server.renderer import RenderError
 from server.services import Services
 from server.sse import EventStream
+from server.structure import StructureError
 
 logger: Final = logging.getLogger(__name__)
 
@@ -78,10 +87,22 @@ class GenerationResponse(Response):
             prompts = await self._answer.render(self._services.renderer)
         except RenderError as error:
             raise invalid_value(str(error), self._answer.prompt_param) from error
+        grammar = await self._grammar()
         seed = random.getrandbits(63)
-        return [self._add(number, prompt, seed, arrival_time) for number, prompt in enumerate(prompts)]
+        return [self._add(number, prompt, seed, arrival_time, grammar) for number, prompt in enumerate(prompts)]
 
-    def _add(self, number: int, prompt: tuple[int, ...], seed: int, arrival_time: float) -> Add:
+    async def _grammar(self) -> str | None:
+        """Return the grammar that the answers must follow."""
+        structure = self._answer.structure
+        if structure is None:
+            return None
+        check_structure(structure, self._services.client.spec.features)
+        try:
+            return await self._services.grammars.compile(structure)
+        except StructureError as error:
+            raise invalid_value(f"'{structure.param}' cannot be followed: {error}.", structure.param) from error
+
+    def _add(self, number: int, prompt: tuple[int, ...], seed: int, arrival_time: float, grammar: str | None) -> Add:
         options, answer = self._options, self._answer
         spec, settings = self._services.client.spec, self._services.settings
         stop_token_ids = frozenset() if options.ignore_eos else self._services.renderer.stop_token_ids
@@ -103,6 +124,7 @@ class GenerationResponse(Response):
             queue_timeout=_shorter(options.queue_timeout, settings.queue_timeout),
             timeout=_shorter(options.request_timeout, settings.request_timeout),
             num_prompt_logprobs=answer.num_prompt_logprobs,
+            grammar=grammar,
         )
         check_features(options, add, spec.features)
         check_admissible(add, spec, answer.prompt_param)

@@ -16,6 +16,7 @@ from backends.fake import FakeBackend, fake_spec
 from backends.interface import Backend, Feature, PrefillShape, SampledToken, SamplingParams
 from cache.policy import PolicyName, PolicyOptions, WindowScorer
 from scheduler.config import SchedulerConfig
+from scheduler.constraints import Allowed
 from scheduler.engine import EngineCore
 from scheduler.messages import Abort, Add, EngineInput, EngineOutput, FinishReason, StopCriteria
 from scheduler.scheduler import Scheduler
@@ -87,12 +88,38 @@ CROWD = (
 )
 
 
+class ResidueMatcher:
+    """A grammar of numbers: the first token is a multiple of 3, the second is 1 modulo 3, the third 2, and so on."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size, self._num_tokens = vocab_size, 0
+
+    def allowed(self) -> Allowed:
+        mask = bytearray(-(-self._vocab_size // 8))
+        for token_id in range(self._num_tokens % 3, self._vocab_size, 3):
+            mask[token_id // 8] |= 1 << token_id % 8
+        return Allowed(bytes(mask), may_end=False)
+
+    def advance(self, token_id: int) -> None:
+        assert token_id % 3 == self._num_tokens % 3
+        self._num_tokens += 1
+
+
+class Residues:
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def matchers(self, grammar: str, number: int) -> list[ResidueMatcher]:
+        assert grammar == "residues"
+        return [ResidueMatcher(self._vocab_size) for _ in range(number)]
+
+
 class Conversation:
     """An engine over `backend`, and what it answers."""
 
     def __init__(self, backend: Backend, max_decode_steps: int = 4) -> None:
         clock, config = VirtualClock(), SchedulerConfig(max_decode_steps=max_decode_steps)
-        self.scheduler = Scheduler(backend.spec, config, clock)
+        self.scheduler = Scheduler(backend.spec, config, clock, Residues(backend.spec.vocab_size))
         self.inbox: SimpleQueue[EngineInput] = SimpleQueue()
         self.core = EngineCore(self.scheduler, backend, clock, self.inbox)
         self.outputs: list[EngineOutput] = []
@@ -250,6 +277,19 @@ def test_repetition_penalty_is_of_prompt_and_output(backend: Backend) -> None:
     tokens = converse(backend, replace(plain, sampling=replace(GREEDY, repetition_penalty=1e3)))["a", 0]
     assert not set(tokens) & set(plain.prompt_token_ids)
     assert len(set(tokens)) == len(tokens)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED, SamplingParams(temperature=2.0, top_p=0.9, top_k=40, presence_penalty=1.0, seed=2)])
+def test_a_mask_binds_its_own_row_and_no_other(backend: Backend, sampling: SamplingParams) -> None:
+    bound = [replace(ask(f"bound{size}", size, sampling=sampling, num_choices=2), grammar="residues") for size in (9, 100)]
+    others = [ask("a", 9, sampling=sampling), ask("b", 60)]
+    together = converse(backend, *bound, *others)
+    for add in bound:
+        for choice in range(2):
+            tokens = together[add.request_id, choice]
+            assert [token % 3 for token in tokens] == [index % 3 for index in range(24)]
+            assert tokens == converse(backend, add)[add.request_id, choice]
+    assert {key: together[key] for key in [("a", 0), ("b", 0)]} == converse(backend, *others)
 
 
 def test_what_is_not_declared_is_refused_by_name() -> None:

@@ -142,6 +142,40 @@ def test_banned_tokens_are_never_drawn(sampler: Sampler, params: SamplingParams)
     assert _drawn(sampler, logits, {0: Draw(params)})[0] == best
 
 
+def _mask(*token_ids: int) -> bytes:
+    mask = bytearray(max(token_ids) // 8 + 1)
+    for token_id in token_ids:
+        mask[token_id // 8] |= 1 << token_id % 8
+    return bytes(mask)
+
+
+@pytest.mark.parametrize("params", [GREEDY, replace(CHANCE, temperature=2.0), SamplingParams(seed=1)])
+@pytest.mark.parametrize("allowed", [(0,), (59,), (3, 8, 31, 32), tuple(range(60))])
+def test_a_mask_leaves_the_tokens_that_it_has_and_their_order(sampler: Sampler, params: SamplingParams, allowed: tuple[int, ...]) -> None:
+    for seed in range(10):
+        logits = _logits(seed)
+        drawn = _drawn(sampler, logits, {0: Draw(params, allowed_mask=_mask(*allowed)), 2: Draw(params)})
+        assert drawn[0] in allowed
+        assert drawn[2] == _drawn(sampler, logits, {2: Draw(params)})[2]
+        if params.is_greedy:
+            assert drawn[0] == max(allowed, key=lambda token: float(logits[0, token]))
+
+
+def test_a_mask_and_a_ban_both_hold(sampler: Sampler) -> None:
+    draw = Draw(replace(GREEDY, logit_bias=((3, 100.0), (4, 90.0))), banned_token_ids=(3,), allowed_mask=_mask(3, 4, 5))
+    assert _drawn(sampler, _logits(), {1: draw})[1] == 4
+
+
+def test_masked_draws_follow_what_is_left_of_the_distribution() -> None:
+    logits, allowed = _logits()[0], [2, 9, 17, 40]
+    sampler = Sampler(500, VOCAB_SIZE, torch.device("cpu"))
+    plan = sampler.plan({slot: Draw(SamplingParams(seed=4), choice=slot, allowed_mask=_mask(*allowed)) for slot in range(500)})
+    drawn = torch.cat([sampler.sample(logits.repeat(500, 1), plan, number).token_ids for number in range(20)])
+    expected = 10_000 * logits[allowed].softmax(dim=-1)
+    observed = torch.bincount(drawn, minlength=VOCAB_SIZE)[allowed]
+    assert float(((observed - expected) ** 2 / expected).sum()) < 16.27  # chi-square of 3 degrees of freedom, 99.9 %
+
+
 def test_logprobs_are_those_of_the_model(sampler: Sampler) -> None:
     logits = _logits()
     bias = ((11, 50.0),)

@@ -20,6 +20,7 @@ from server import async_engine
 from server.app import OPEN_PATHS, create_app
 from server.async_engine import AsyncEngine
 from server.config import GROUPS
+from server.grammars import Grammars
 from server.metrics import Metrics
 from server.process import CLOSING_TIME
 from server.renderer import Renderer
@@ -89,7 +90,8 @@ def test_probes_ask_what_they_are_for() -> None:
 async def test_a_draining_pod_is_alive_and_not_ready() -> None:
     metrics = Metrics("m")
     engine = AsyncEngine(FakeBackend, SchedulerConfig(), metrics, WallClock(), stall_limit=60)
-    app = create_app(engine, Renderer(), ServerSettings(("m",), created=0), metrics)
+    renderer = Renderer()
+    app = create_app(engine, renderer, ServerSettings(("m",), created=0), metrics, Grammars(renderer))
     engine.start()
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://pod") as kubelet:
 

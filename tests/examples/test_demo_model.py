@@ -44,7 +44,8 @@ def test_any_text_survives_the_tokenizer(evaluator: Evaluator, text: str) -> Non
 HARD_TEXTS = (
     "naïve café",
     "漢字かな",
-    "👩‍👩‍👧‍👦🏳️‍🌈", "\x00\x01\x7f\t\r\n \n\n  x  ",
+    "👩‍👩‍👧‍👦🏳️‍🌈",
+    "\x00\x01\x7f\t\r\n \n\n  x  ",
     "a\u0301 \u202e \ufeff",
     "".join(map(chr, range(256))),
 )
@@ -77,9 +78,7 @@ def test_the_template_writes_all_roles_and_turns(evaluator: Evaluator) -> None:
         {"role": "user", "content": [{"type": "text", "text": "Who are "}, {"type": "text", "text": "you?"}]},
     ]
     text = evaluator.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert text == (
-        "<|bos|><|system|>Be brief.<|end|><|user|>Hello!<|end|><|assistant|>Hi.<|end|><|user|>Who are you?<|end|><|assistant|>"
-    )
+    assert text == ("<|bos|><|system|>Be brief.<|end|><|user|>Hello!<|end|><|assistant|>Hi.<|end|><|user|>Who are you?<|end|><|assistant|>")
     assert not evaluator.tokenizer.apply_chat_template(messages, tokenize=False).endswith("<|assistant|>")
 
 

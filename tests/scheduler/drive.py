@@ -8,6 +8,7 @@ from backends.fake import FakeBackend
 from backends.fake_model import expected_tokens
 from backends.interface import BackendError, BackendSpec, Batch, SamplingParams
 from scheduler.config import SchedulerConfig
+from scheduler.constraints import Constraints
 from scheduler.engine import EngineCore
 from scheduler.messages import Add, EngineInput, EngineOutput, Final, StopCriteria
 from scheduler.scheduler import Scheduler
@@ -31,6 +32,7 @@ def request(
     queue_timeout: float | None = None,
     timeout: float | None = None,
     num_prompt_logprobs: int | None = None,
+    grammar: str | None = None,
 ) -> Add:
     """A request whose prompt depends on its id, so that mixed-up sequences show."""
     base = sum(map(ord, request_id))
@@ -45,6 +47,7 @@ def request(
         queue_timeout=queue_timeout,
         timeout=timeout,
         num_prompt_logprobs=num_prompt_logprobs,
+        grammar=grammar,
     )
 
 
@@ -81,11 +84,12 @@ class Drive:
         backend: FakeBackend | None = None,
         step_time: Callable[[Batch], float] = no_time,
         faults: Mapping[int, BackendError] | None = None,
+        constraints: Constraints | None = None,
     ) -> None:
         self.clock = VirtualClock()
         self.backend = backend or FakeBackend(spec, clock=self.clock, step_time=step_time, faults=faults)
         self.spec = self.backend.spec
-        self.scheduler = Scheduler(self.spec, config if config is not None else SchedulerConfig(), self.clock)
+        self.scheduler = Scheduler(self.spec, config if config is not None else SchedulerConfig(), self.clock, constraints)
         self.inbox: SimpleQueue[EngineInput] = SimpleQueue()
         self.core = EngineCore(self.scheduler, self.backend, self.clock, self.inbox)
         self.outputs: dict[Key, list[EngineOutput]] = {}

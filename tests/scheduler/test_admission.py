@@ -61,7 +61,7 @@ def test_refuses_a_prompt_longer_than_the_scratch() -> None:
 @pytest.mark.parametrize("missing", list(Feature))
 def test_refuses_an_undeclared_feature_by_name(missing: Feature) -> None:
     sampling = SamplingParams(temperature=1.0, presence_penalty=1.0, logit_bias=((1, 1.0),), num_logprobs=2)
-    add = request("a", sampling=sampling, min_tokens=1, stop_token_ids=frozenset({3}), num_prompt_logprobs=0)
+    add = request("a", sampling=sampling, min_tokens=1, stop_token_ids=frozenset({3}), num_prompt_logprobs=0, grammar="g")
     assert refusal(add, SPEC) is None
     assert refusal(add, replace(SPEC, features=frozenset(Feature) - {missing})) == f"the backend does not support {missing.value}"
     assert refusal(request("a"), replace(SPEC, features=frozenset())) is None

@@ -18,6 +18,7 @@ from scheduler.messages import Add, Final
 from scheduler.stats import StepRecord
 from server.app import create_app
 from server.async_engine import AsyncEngine
+from server.grammars import Grammars
 from server.http_meter import HttpMeter
 from server.metrics import Metrics
 from server.places import PlacesTaken
@@ -119,9 +120,10 @@ def serve(
     """Run a server until the block ends. Steps wait at its gate unless `is_open`."""
     gate, observed, listener = Gate(is_open=is_open), Observed(), socket.create_server(("127.0.0.1", 0))
     backend = FakeBackend(backend_spec or spec(), step_time=gate.step, faults=faults)
-    engine = ObservedEngine(lambda: backend, config or SchedulerConfig(), observed, WallClock(), stall_limit=60)
+    grammars = Grammars(renderer)
+    engine = ObservedEngine(lambda: backend, config or SchedulerConfig(), observed, WallClock(), stall_limit=60, constraints=grammars)
     engine.observed = observed
-    app = create_app(engine, renderer, server_settings or settings(), observed)
+    app = create_app(engine, renderer, server_settings or settings(), observed, grammars)
     metered = HttpMeter(app, observed, WallClock().now)
     server = uvicorn.Server(uvicorn.Config(metered, lifespan="off", log_config=None, timeout_graceful_shutdown=5))
     has_loaded = threading.Event()
@@ -143,4 +145,5 @@ def serve(
         server.should_exit = True
         thread.join(timeout=30)
         listener.close()
+        grammars.close()
         assert not thread.is_alive(), "the server did not end"

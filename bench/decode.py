@@ -1,0 +1,200 @@
+"""Time the torch backend's own steps against the machine's floors, with no scheduler between: decode, prefill, and the scoring's share.
+
+Every figure is a median over rounds, and the memory's rate is measured in every round beside the steps: on a machine that others use too,
+only ratios taken together mean something. Slots hold zeros, on whose values no time depends. The backend's options are those of
+`snapserve serve`.
+
+Usage: `python -m bench.decode --model DIR [--decode 8x256 1x256 4x2048] [--prefill 128x8 8192x1] [--rounds 7] [--json FILE]`.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `snapserve serve` sets it, before torch reads it
+
+import torch
+from transformers import AutoConfig
+
+from backends.interface import Batch, DecodeBatch, DecodeRow, Draw, PrefillBatch, PrefillRow, SamplingParams
+from backends.torch_backend.backend import TorchBackend
+from backends.torch_backend.config import TorchBackendConfig
+from bench.floor import decode_floor, measure_machine, prefill_floor, work_of
+from server.config import GROUPS, read_config
+from server.options import OptionError, add_options
+
+Pair = tuple[int, int]
+
+GREEDY = Draw(SamplingParams(temperature=0.0))
+BUFFER_BYTES = 2**28  # far beyond any cache, and quickly summed
+
+
+def decode_batch(num_rows: int, num_entries: int, num_steps: int = 1) -> DecodeBatch:
+    """Return a step of `num_rows` sequences that hold `num_entries` tokens when it ends."""
+    rows = tuple(DecodeRow(f"row {slot}", slot, 7, num_entries - num_steps, 1, GREEDY) for slot in range(num_rows))
+    return DecodeBatch(rows, num_steps)
+
+
+def prefill_batches(backend: TorchBackend, num_tokens: int, num_prompts: int) -> list[PrefillBatch]:
+    """Return the steps that read `num_prompts` prompts as the scheduler would: short ones together, a long one in the largest chunks."""
+    pool, shapes = backend.spec.pools[0], backend.spec.prefill_shapes
+    if num_tokens > pool.max_direct_tokens:
+        return [batch for slot in range(num_prompts) for batch in _chunks(backend, num_tokens, slot)]
+    shape = max((shape for shape in shapes if shape.num_tokens >= num_tokens), key=lambda shape: (shape.num_rows, -shape.num_tokens))
+    prompt = _prompt(backend, num_tokens)
+    rows = [PrefillRow(f"prompt {slot}", prompt, 0, num_tokens, (slot,), draws=(GREEDY,)) for slot in range(num_prompts)]
+    return [PrefillBatch(tuple(rows[first : first + shape.num_rows]), shape) for first in range(0, num_prompts, shape.num_rows)]
+
+
+def _chunks(backend: TorchBackend, num_tokens: int, slot: int) -> list[PrefillBatch]:
+    shape, prompt = backend.spec.prefill_shapes[-1], _prompt(backend, num_tokens)
+    batches = []
+    for start in range(0, num_tokens, shape.num_tokens):
+        chunk = prompt[start : start + shape.num_tokens]
+        draws = (GREEDY,) if start + len(chunk) == num_tokens else ()
+        batches.append(PrefillBatch((PrefillRow("prompt", chunk, start, num_tokens, (slot,), 0, draws),), shape))
+    return batches
+
+
+def _prompt(backend: TorchBackend, num_tokens: int) -> tuple[int, ...]:
+    return tuple(7 + number % (backend.spec.vocab_size - 7) for number in range(num_tokens))
+
+
+def run(backend: TorchBackend, batches: Sequence[Batch]) -> float:
+    """Return the seconds that the batches take, host work and all."""
+    start = time.perf_counter()
+    for batch in batches:
+        backend.submit(batch).result()
+    return time.perf_counter() - start
+
+
+class ScoringClock:
+    """Adds up the seconds that layers spend on the window's votes and on packing, by standing in front of the two methods."""
+
+    def __init__(self, backend: TorchBackend) -> None:
+        self.seconds = 0.0
+        for layer in backend.cache.layers:
+            for name in ("observe", "pack"):
+                setattr(layer, name, self._timed(getattr(layer, name)))
+
+    def _timed(self, method: Callable[..., None]) -> Callable[..., None]:
+        def timed(*arguments: object) -> None:
+            start = time.perf_counter()
+            method(*arguments)
+            self.seconds += time.perf_counter() - start
+
+        return timed
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0, or 2 for options that cannot be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--decode", type=_pair, nargs="+", default=[(8, 256), (1, 256), (4, 2048)], help="sequences × entries of each")
+    parser.add_argument("--prefill", type=_pair, nargs="+", default=[(128, 8), (8192, 1)], help="tokens × prompts")
+    parser.add_argument("--num-steps", type=int, default=1, help="decode steps of a launch")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    add_options(parser, GROUPS)
+    parsed = parser.parse_args(arguments)
+    try:
+        config = read_config(parsed, os.environ).backend
+    except OptionError as error:
+        print(f"bench.decode: {error}", file=sys.stderr)
+        return 2
+    document = measure(config, parsed.decode, parsed.prefill, parsed.rounds, parsed.num_steps)
+    print(_table(document))
+    if parsed.json is not None:
+        parsed.json.write_text(json.dumps(document, indent=2) + "\n")
+    return 0
+
+
+def measure(config: TorchBackendConfig, decode: Sequence[Pair], prefill: Sequence[Pair], rounds: int, num_steps: int) -> dict[str, Any]:
+    """Return the figures as the JSON document has them."""
+    backend = TorchBackend(replace(config, num_slots=max(config.num_slots, *(rows for rows, _ in decode))))
+    try:
+        start = time.perf_counter()
+        backend.warmup()
+        seconds_to_warm = time.perf_counter() - start
+        steps: dict[Pair, Sequence[Batch]] = {case: [decode_batch(*case, num_steps)] * 5 for case in decode}
+        reads: dict[Pair, Sequence[Batch]] = {case: prefill_batches(backend, *case) for case in prefill}
+        return _figures(backend, config, steps, reads, rounds, num_steps) | {"seconds_to_warm": seconds_to_warm}
+    finally:
+        backend.close()
+
+
+def _figures(
+    backend: TorchBackend,
+    config: TorchBackendConfig,
+    decode: Mapping[Pair, Sequence[Batch]],
+    prefill: Mapping[Pair, Sequence[Batch]],
+    rounds: int,
+    num_steps: int,
+) -> dict[str, Any]:
+    plane = backend.cache.layers[0].slots.planes[0]
+    work, scoring = work_of(AutoConfig.from_pretrained(config.model), plane.element_size()), ScoringClock(backend)
+    seconds: dict[Pair, list[tuple[float, float]]] = {case: [] for case in (*decode, *prefill)}  # of a step or a prompt; and its floor
+    shares: dict[Pair, list[float]] = {case: [] for case in prefill}
+    for number in range(rounds + 1):
+        machine = measure_machine(plane.device, plane.dtype, BUFFER_BYTES, (1024,), seconds=0.1)
+        for case, batches in decode.items():
+            floor = decode_floor(work, machine, case[0], min(case[1], plane.shape[2] - 1))
+            seconds[case].append((run(backend, batches) / len(batches) / num_steps, floor))
+        for case, batches in prefill.items():
+            scoring.seconds = 0.0
+            elapsed = run(backend, batches)
+            seconds[case].append((elapsed, case[1] * prefill_floor(work, machine, case[0])))
+            shares[case].append(scoring.seconds / elapsed)
+        print(f"round {number} of {rounds}", file=sys.stderr)  # the first one warms up, and does not count
+    return {
+        "model": config.model,
+        "dtype": str(plane.dtype).removeprefix("torch."),
+        "num_threads": torch.get_num_threads(),
+        "num_steps_a_launch": num_steps,
+        "decode": [{"rows": rows, "entries": entries} | _medians(seconds[rows, entries][1:]) for rows, entries in decode],
+        "prefill": [
+            {"tokens": tokens, "prompts": prompts, "scoring_share": statistics.median(shares[tokens, prompts][1:])}
+            | {"tokens_per_second": tokens * prompts / _medians(seconds[tokens, prompts][1:])["seconds"]}
+            | _medians(seconds[tokens, prompts][1:])
+            for tokens, prompts in prefill
+        ],
+    }
+
+
+def _medians(rounds: Sequence[tuple[float, float]]) -> dict[str, float]:
+    return {
+        "seconds": statistics.median(seconds for seconds, _ in rounds),
+        "best_seconds": min(seconds for seconds, _ in rounds),
+        "floor_seconds": statistics.median(floor for _, floor in rounds),
+        "over_floor": statistics.median(seconds / floor for seconds, floor in rounds),
+    }
+
+
+def _table(document: dict[str, Any]) -> str:
+    lines = ["| step | ms | best | floor | over the floor | tokens/s | scoring |", "|---|---|---|---|---|---|---|"]
+    lines += [
+        f"| decode {row['rows']} × {row['entries']} | {_times(row)} | {row['rows'] / row['seconds']:.0f} | |" for row in document["decode"]
+    ]
+    for row in document["prefill"]:
+        name = f"prefill {row['prompts']} × {row['tokens']}"
+        lines.append(f"| {name} | {_times(row)} | {row['tokens_per_second']:.0f} | {row['scoring_share']:.1%} |")
+    return "\n".join(lines)
+
+
+def _times(row: Mapping[str, float]) -> str:
+    return f"{1e3 * row['seconds']:.2f} | {1e3 * row['best_seconds']:.2f} | {1e3 * row['floor_seconds']:.2f} | {row['over_floor']:.2f}"
+
+
+def _pair(text: str) -> Pair:
+    first, _, second = text.partition("x")
+    return int(first), int(second)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Does structured output keep its word? Random schemas and prompts against a running server, each answer validated by `jsonschema`.
+
+    python -m bench.structured http://127.0.0.1:8000 --schemas 1000
+
+An answer that ends in `stop` must satisfy its schema. How many end in `length`, and how many schemas are refused and why, is told.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import httpx
+import jsonschema  # type: ignore[import-untyped]
+
+from bench.random_schemas import WORDS, Schema, random_schema
+
+TEMPERATURES = (0.0, 1.0, 2.0)
+
+
+@dataclass(slots=True)
+class Findings:
+    """What came of a survey."""
+
+    reasons: Counter[str] = field(default_factory=Counter)  # finish reasons, and "refused"
+    refusals: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        total = sum(self.reasons.values())
+        shares = [f"{reason} {number} ({number / total:.1%})" for reason, number in self.reasons.most_common()]
+        refusals = [f"  refused {number} ×: {message}" for message, number in self.refusals.most_common()]
+        return "\n".join([f"{total} answers: {', '.join(shares)}; {len(self.violations)} violations", *refusals, *self.violations])
+
+
+async def survey(url: str, num_schemas: int, max_tokens: int = 256, concurrency: int = 8, first_seed: int = 0) -> Findings:
+    """Ask for one answer to each schema, at the temperatures in turn."""
+    findings, places = Findings(), asyncio.Semaphore(concurrency)
+
+    async def ask(client: httpx.AsyncClient, seed: int) -> None:
+        async with places:
+            await _ask(client, seed, max_tokens, findings)
+
+    async with httpx.AsyncClient(base_url=url, timeout=600) as client, asyncio.TaskGroup() as group:
+        for seed in range(first_seed, first_seed + num_schemas):
+            group.create_task(ask(client, seed))
+    return findings
+
+
+async def _ask(client: httpx.AsyncClient, seed: int, max_tokens: int, findings: Findings) -> None:
+    schema = random_schema(seed)
+    response = await client.post("/v1/chat/completions", json=_request(schema, seed, max_tokens))
+    if response.status_code == 400:
+        findings.reasons["refused"] += 1
+        findings.refusals[response.json()["error"]["message"]] += 1
+        return
+    response.raise_for_status()
+    choice = response.json()["choices"][0]
+    findings.reasons[choice["finish_reason"]] += 1
+    if choice["finish_reason"] == "stop":
+        violation = _violation(choice["message"]["content"], schema)
+        if violation is not None:
+            findings.violations.append(f"  seed {seed}: {violation}")
+
+
+def _request(schema: Schema, seed: int, max_tokens: int) -> dict[str, Any]:
+    random = Random(seed)
+    prompt = " ".join(random.choices([*WORDS, "Where", "is", "the", "lamp?", "{", "[1,"], k=random.randrange(1, 30)))
+    return {
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "seed": seed,
+        "temperature": TEMPERATURES[seed % len(TEMPERATURES)],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "random", "schema": schema, "strict": True}},
+    }
+
+
+def _violation(text: str, schema: Schema) -> str | None:
+    """Return what is wrong with an answer."""
+    checker = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
+    try:
+        checker.validate(json.loads(text))
+    except (ValueError, jsonschema.ValidationError) as error:
+        return f"{str(error).splitlines()[0]} in {text[:200]!r}"
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url")
+    parser.add_argument("--schemas", type=int, default=1000)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--first-seed", type=int, default=0)
+    options = parser.parse_args()
+    findings = asyncio.run(survey(options.url, options.schemas, options.max_tokens, options.concurrency, options.first_seed))
+    print(findings)
+    return 1 if findings.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""What a request says about the form of its answer: OpenAI's `response_format`, and vLLM's ways of saying it."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from server.errors import invalid_value
+from server.protocol.fields import Inert, RequestBody, Text, Unsupported, few, only
+from server.structure import Structure, StructureKind
+
+Schema: TypeAlias = dict[str, Any]
+Choices: TypeAlias = Annotated[list[Annotated[Text, Field(min_length=1)]], Field(fail_fast=True, min_length=1), BeforeValidator(few)]
+
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+class TextFormat(RequestBody):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(RequestBody):
+    type: Literal["json_object"]
+
+
+class NamedSchema(RequestBody):
+    """A schema is followed whether `strict` or not."""
+
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    description: Text | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(RequestBody):
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
+
+
+ResponseFormat: TypeAlias = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputs(RequestBody):
+    """One of these; which is checked where all ways of saying it come together."""
+
+    json_: Annotated[Schema | Text | None, Field(alias="json")] = None
+    regex: Annotated[Text, Field(min_length=1)] | None = None
+    choice: Choices | None = None
+    grammar: Annotated[Text, Field(min_length=1)] | None = None
+    json_object: bool | None = None
+    structural_tag: Unsupported = None
+    disable_any_whitespace: Annotated[object, AfterValidator(only(False))] = None
+    disable_additional_properties: Annotated[object, AfterValidator(only(False))] = None
+    whitespace_pattern: Unsupported = None
+    disable_fallback: Inert = None
+
+
+class StructuredFields(RequestBody):
+    """The fields of a request that say what its answer must look like."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | Text | None = None
+    guided_regex: Annotated[Text, Field(min_length=1)] | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Annotated[Text, Field(min_length=1)] | None = None
+    guided_decoding_backend: Unsupported = None
+    guided_whitespace_pattern: Unsupported = None
+
+    @model_validator(mode="after")
+    def _check_structures(self) -> Self:
+        structures = list(self._structures())
+        if len(structures) > 1:
+            first, second = structures[:2]
+            raise invalid_value(f"'{first.param}' and '{second.param}' exclude each other.", second.param)
+        if self.structured_outputs is not None and not structures:
+            raise invalid_value("'structured_outputs' says nothing about the answer.", "structured_outputs")
+        return self
+
+    @property
+    def structure(self) -> Structure | None:
+        return next(self._structures(), None)
+
+    def _structures(self) -> Iterator[Structure]:
+        if isinstance(self.response_format, JsonObjectFormat):
+            yield Structure(StructureKind.JSON, ANY_OBJECT, "response_format")
+        if isinstance(self.response_format, JsonSchemaFormat):
+            schema = self.response_format.json_schema.schema_
+            yield Structure(StructureKind.JSON, ANY_OBJECT if schema is None else schema, "response_format")
+        options = self.structured_outputs
+        if options is not None:
+            if options.json_object:
+                yield Structure(StructureKind.JSON, ANY_OBJECT, "structured_outputs.json_object")
+            yield from _of("structured_outputs.", options.json_, options.regex, options.choice, options.grammar)
+        yield from _of("guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+
+
+def _of(prefix: str, schema: Schema | str | None, regex: str | None, choice: list[str] | None, grammar: str | None) -> Iterator[Structure]:
+    for kind, value in zip(StructureKind, (schema, regex, choice, grammar), strict=True):
+        if value is not None:
+            yield Structure(kind, value, f"{prefix}{kind.value}")

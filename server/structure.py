@@ -1,0 +1,152 @@
+"""What a client may ask an answer to look like, and the grammar that says it: in the words of llguidance, whose matcher follows it.
+
+Everything here is bounded before the library sees it. Knows no tokenizer, no thread and no HTTP.
+"""
+
+import enum
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+_WHITESPACE = (
+    r" |\n([ ]{0,24}|\t{0,8})"  # once between two JSON tokens: all that printers of JSON use, and no model can fill its answer with it
+)
+_OWN_OPTIONS = "x-guidance"  # the library's own options, which are this server's to choose
+_NUMBERS = int | float
+
+
+class StructureError(ValueError):
+    """A structure that cannot be supported; the message says why, to a client."""
+
+
+class StructureKind(enum.Enum):
+    JSON = "json"  # a JSON schema, as a mapping or as text
+    REGEX = "regex"
+    CHOICE = "choice"  # one of several texts
+    GRAMMAR = "grammar"  # Lark, or the GBNF of llama.cpp
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What was asked for, and the parameter that asked."""
+
+    kind: StructureKind
+    value: str | Sequence[str] | Mapping[str, Any]
+    param: str
+
+
+@dataclass(frozen=True, slots=True)
+class StructureLimits:
+    """The largest structure that is looked at."""
+
+    max_chars: int = 65536  # of a schema as JSON, a regular expression or a grammar
+    max_depth: int = 64  # of a schema's JSON
+    max_values: int = 8192  # in a schema's JSON
+    max_choices: int = 1024
+    max_multiple: int = 100_000  # product of a schema's different `multipleOf`: a matcher has that many states
+
+
+def grammar_of(structure: Structure, limits: StructureLimits) -> str:
+    """Return the grammar of a structure as text. Raises `StructureError`. May take many milliseconds: not for an event loop."""
+    from llguidance import LLMatcher
+
+    match structure.kind, structure.value:
+        case StructureKind.JSON, value:
+            return json_grammar(value, limits)
+        case StructureKind.REGEX, str(regex):
+            _check_size(regex, limits)
+            return LLMatcher.grammar_from_regex(regex)
+        case StructureKind.GRAMMAR, str(grammar):
+            return _written_grammar(grammar, limits)
+        case _, choices:
+            return _choice_grammar(list(choices), limits)
+
+
+def json_grammar(schema: object, limits: StructureLimits) -> str:
+    """Return the grammar of the JSON values that satisfy a schema, given as a value or as text. Raises `StructureError`."""
+    from llguidance import LLMatcher
+
+    if isinstance(schema, str):
+        schema = _parsed(schema, limits)
+    if not isinstance(schema, Mapping):
+        raise StructureError("a JSON schema must be an object")
+    check_schema(schema, limits)
+    try:
+        text = json.dumps(schema, allow_nan=False)
+        _check_size(text, limits)
+        return LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _WHITESPACE, "lenient": False})
+    except StructureError:
+        raise
+    except ValueError as error:
+        raise StructureError(f"the schema has a value that cannot be read: {error}") from error
+
+
+def check_schema(schema: Mapping[str, object], limits: StructureLimits) -> None:
+    """Refuse a schema whose size alone makes it expensive. Raises `StructureError`."""
+    if _OWN_OPTIONS in schema:
+        raise StructureError(f"the keyword '{_OWN_OPTIONS}' is not supported")
+    num_values, multiples = 0, set[Fraction]()
+    unseen: list[tuple[object, int]] = [(schema, 1)]
+    while unseen:
+        value, depth = unseen.pop()
+        num_values += 1
+        if num_values > limits.max_values:
+            raise StructureError(f"the schema has more than {limits.max_values} values")
+        if depth > limits.max_depth:
+            raise StructureError(f"the schema is nested more than {limits.max_depth} levels deep")
+        if isinstance(value, Mapping):
+            if isinstance(multiple := value.get("multipleOf"), _NUMBERS):
+                multiples.add(_fraction(multiple))
+            unseen += [(item, depth + 1) for item in value.values()]
+        elif isinstance(value, list):
+            unseen += [(item, depth + 1) for item in value]
+    _check_multiples(multiples, limits)
+
+
+def _check_multiples(multiples: set[Fraction], limits: StructureLimits) -> None:
+    product = 1
+    for multiple in multiples:
+        product *= max(multiple.numerator, multiple.denominator)
+        if product > limits.max_multiple:
+            raise StructureError(f"the values of 'multipleOf' multiply to more than {limits.max_multiple}")
+
+
+def _fraction(number: float) -> Fraction:
+    try:
+        return Fraction(str(number))
+    except (ValueError, OverflowError) as error:
+        raise StructureError(f"'multipleOf' cannot be {str(number)[:32]}") from error
+
+
+def _parsed(text: str, limits: StructureLimits) -> object:
+    _check_size(text, limits)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StructureError("the schema is not valid JSON") from error
+
+
+def _choice_grammar(choices: Sequence[str], limits: StructureLimits) -> str:
+    from llguidance import LLMatcher
+
+    if len(choices) > limits.max_choices:
+        raise StructureError(f"there are {len(choices)} choices, more than {limits.max_choices}")
+    _check_size("".join(choices), limits)
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices))
+
+
+def _written_grammar(grammar: str, limits: StructureLimits) -> str:
+    from llguidance import grammar_from
+
+    _check_size(grammar, limits)
+    try:
+        return grammar_from("grammar", grammar)
+    except (ValueError, RecursionError) as error:
+        raise StructureError(f"the grammar is neither Lark nor GBNF: {str(error)[:200]}") from error
+
+
+def _check_size(text: str, limits: StructureLimits) -> None:
+    if len(text) > limits.max_chars:
+        raise StructureError(f"it has {len(text)} characters, more than {limits.max_chars}")

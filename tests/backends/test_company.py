@@ -1,0 +1,56 @@
+"""A request's numbers, to the last bit, do not depend on how many slots and entries its neighbours make a decode step read."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from backends.interface import SampledToken
+from backends.torch_backend.backend import TorchBackend
+from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from cache.policy import PolicyName, PolicyOptions, WindowScorer
+from tests.backends.checkpoints import save_checkpoint
+from tests.backends.driver import GREEDY, Driver, Request
+from tests.backends.oracle import random_prompt
+
+CHUNK = 64
+SNAPSTREAM = PolicyOptions(num_sink=4, num_recent=200, num_kept=180, scorer=WindowScorer(observation_window=8))
+DTYPES = [DtypeName.FLOAT32]
+if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    DTYPES.append(DtypeName.BFLOAT16)
+
+
+def _answer(backend: TorchBackend, neighbours: int, slot: int) -> list[SampledToken]:
+    """Answer one short request, the prompts all read one by one, beside longer and longer ones in the slots around its own."""
+    driver = Driver(backend, CHUNK)
+    others = [other for other in range(neighbours + 1) if other != slot]
+    request = Request(random_prompt(20), slots=(slot,), sampling=replace(GREEDY, num_logprobs=5))
+    beside = [Request(random_prompt(100 * (number + 1), seed=1), slots=(other,)) for number, other in enumerate(others)]
+    for one in (request, *beside):
+        driver.read(one)
+    for one in beside:
+        driver.decode(request, one)
+    driver.decode(request, *beside, num_steps=8)
+    driver.decode(request, num_steps=16 - len(beside))
+    return request.outputs[0]
+
+
+@pytest.mark.parametrize("policy", [PolicyOptions(PolicyName.FULL), SNAPSTREAM], ids=["full", "snapstream"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_bit_is_the_same_in_any_company(tmp_path: Path, dtype: DtypeName, policy: PolicyOptions) -> None:
+    backend = TorchBackend(
+        TorchBackendConfig(
+            str(save_checkpoint("llama", tmp_path)),
+            DeviceName.CPU,
+            dtype,
+            num_slots=6,
+            policy=policy,
+            max_model_len=512,
+            prefill_chunk=CHUNK,
+        )
+    )
+    alone = _answer(backend, neighbours=0, slot=0)
+    assert _answer(backend, neighbours=1, slot=0) == alone
+    assert _answer(backend, neighbours=4, slot=1) == alone
+    assert _answer(backend, neighbours=0, slot=0) == alone

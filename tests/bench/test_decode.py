@@ -1,0 +1,41 @@
+"""The steps that are timed are those that a scheduler would submit, and every figure is told."""
+
+import pytest
+
+from backends.torch_backend.backend import TorchBackend
+from backends.torch_backend.config import DeviceName, TorchBackendConfig
+from bench.decode import decode_batch, measure, prefill_batches
+from cache.policy import PolicyOptions, WindowScorer
+from tests.backends.checkpoints import save_checkpoint
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> TorchBackendConfig:
+    policy = PolicyOptions(slot_capacity=48, num_sink=2, scorer=WindowScorer(observation_window=4))
+    path = save_checkpoint("llama", tmp_path_factory.mktemp("checkpoint"))
+    return TorchBackendConfig(str(path), device=DeviceName.CPU, num_slots=2, policy=policy, prefill_chunk=32, max_model_len=128)
+
+
+def test_prompts_are_read_whole(config: TorchBackendConfig) -> None:
+    backend = TorchBackend(config)
+    short, long = prefill_batches(backend, 8, 2), prefill_batches(backend, 100, 1)
+    assert [len(batch.rows) for batch in short] == [2]
+    assert [row.scratch for batch in short for row in batch.rows] == [None, None]
+    assert [len(batch.rows[0].token_ids) for batch in long] == [32, 32, 32, 4]
+    assert [batch.rows[0].is_last for batch in long] == [False, False, False, True]
+    for batch in (*short, *long):
+        backend.submit(batch).result()
+
+
+def test_a_launch_ends_with_the_entries_asked_for() -> None:
+    batch = decode_batch(3, 40, num_steps=4)
+    assert [(row.slot, row.index) for row in batch.rows] == [(0, 36), (1, 36), (2, 36)]
+
+
+def test_every_figure_is_told(config: TorchBackendConfig) -> None:
+    document = measure(config, [(4, 16), (1, 40)], [(8, 2), (100, 1)], rounds=2, num_steps=2)
+    assert [(row["rows"], row["entries"]) for row in document["decode"]] == [(4, 16), (1, 40)]
+    assert [(row["tokens"], row["prompts"]) for row in document["prefill"]] == [(8, 2), (100, 1)]
+    assert all(row["seconds"] >= row["best_seconds"] > row["floor_seconds"] > 0 for row in document["decode"] + document["prefill"])
+    assert document["prefill"][0]["scoring_share"] == 0  # nothing was to be chosen
+    assert 0 < document["prefill"][1]["scoring_share"] < 1

@@ -4,7 +4,8 @@ Every figure is a median over rounds, and the memory's rate is measured in every
 only ratios taken together mean something. Slots hold zeros, on whose values no time depends. The backend's options are those of
 `snapserve serve`.
 
-Usage: `python -m bench.decode --model DIR [--decode 8x256 1x256 4x2048] [--prefill 128x8 8192x1] [--rounds 7] [--json FILE]`.
+Usage: `OMP_WAIT_POLICY=PASSIVE python -m bench.decode --model DIR [--decode 8x256 1x256 4x2048] [--prefill 128x8 8192x1]
+[--rounds 7] [--json FILE]`.
 """
 
 import argparse
@@ -17,8 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `snapserve serve` sets it, before torch reads it
 
 import torch
 from transformers import AutoConfig

@@ -116,8 +116,9 @@ def json_grammar(schema: object, limits: StructureLimits) -> str:
     if not isinstance(schema, Mapping):
         raise StructureError("a JSON schema must be an object")
     check_schema(schema, limits)
+    text = schema_text(schema, limits)
     try:
-        return LLMatcher.grammar_from_json_schema(schema_text(schema, limits), overrides=JSON_OPTIONS)
+        return LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS)
     except ValueError as error:
         raise StructureError(f"the schema has a value that cannot be read: {error}") from error
 

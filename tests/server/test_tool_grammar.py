@@ -83,7 +83,7 @@ async def test_a_form_begins_after_the_preamble(
     assert await follows(renderer, structure, thought + good) is True
     assert await follows(renderer, structure, thought + bad) is None
     assert await follows(renderer, structure, thought) is False
-    assert await follows(renderer, structure, good) is (False if is_open else True)
+    assert await follows(renderer, structure, good) is (not is_open)
 
 
 async def test_calls_may_follow_a_preamble(renderer: Renderer) -> None:
@@ -98,7 +98,18 @@ async def test_special_tokens_stand_in_a_grammar_by_their_ids(renderer: Renderer
     assert await follows(renderer, structure, "hm<|system|>ab") is None
 
 
-async def test_a_schema_of_a_function_is_checked_as_others_are(renderer: Renderer) -> None:
-    grammar = ToolGrammar(TOOL_FORMATS["hermes"], (("f", {"not": {}}),), is_parallel=True)
-    with pytest.raises(StructureError, match="not"):
+@pytest.mark.parametrize(
+    ("schemas", "why"),
+    [
+        ([{"not": {}}], "not"),
+        ([{"x-guidance": {"lenient": True}}], "x-guidance"),
+        ([{"type": "number", "minimum": float("nan")}], "number"),
+        ([{"enum": ["x" * 70_000]}], "characters"),
+        ([{"enum": ["x" * 60_000]}] * 5, "characters"),
+    ],
+)
+async def test_the_schemas_of_functions_are_checked_as_others_are(renderer: Renderer, schemas: list[dict[str, Any]], why: str) -> None:
+    functions = tuple((f"f{number}", schema) for number, schema in enumerate(schemas))
+    grammar = ToolGrammar(TOOL_FORMATS["hermes"], functions, is_parallel=True)
+    with pytest.raises(StructureError, match=why):
         await Grammars(renderer).compile(Structure(StructureKind.CALLS, grammar, "tools"))

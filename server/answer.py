@@ -69,6 +69,11 @@ class Answer(abc.ABC):
         """Whether the answer's text goes on where the prompt's ends."""
 
     @property
+    def kept_token_ids(self) -> frozenset[int]:
+        """Special tokens whose text belongs to the answer's form."""
+        return frozenset()
+
+    @property
     def structure(self) -> Structure | None:
         """What the answer must look like."""
         return self.options.structure

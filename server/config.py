@@ -19,7 +19,7 @@ from cache.policy import HeadReduction, PolicyName, PolicyOptions, Pooling, Soft
 from scheduler.config import SchedulerConfig
 from scheduler.waiting import QueueOrder
 from server.options import Option, OptionError, OptionGroup, choices, integer, one_of, options_table, resolve_options, seconds, switch, text
-from server.settings import Limits, ServerSettings
+from server.settings import Limits, ReasoningParserName, ServerSettings, ToolParserName
 from server.simulation import SIMULATION, simulation_of
 
 DEMO_MODEL = Path(__file__).parent / "demo_model"
@@ -168,6 +168,20 @@ SERVER = OptionGroup(
         Option("api-key", text, (), "Keys of which requests must give one; prefer the file or the variable.", "KEY", "none", is_list=True),
         Option("api-key-file", text, None, "File with one key a line; lines with # are comments.", "FILE", "none"),
         Option("metrics-require-key", switch, True, "Whether `/metrics` needs a key when there are keys.", ""),
+        Option(
+            "tool-call-parser",
+            one_of(ToolParserName),
+            ToolParserName.AUTO,
+            "How the model writes calls of tools; auto is as its chat template does.",
+            choices(ToolParserName),
+        ),
+        Option(
+            "reasoning-parser",
+            one_of(ReasoningParserName),
+            ReasoningParserName.AUTO,
+            "How the model marks its reasoning; auto is as its chat template does.",
+            choices(ReasoningParserName),
+        ),
         Option("max-body-size", integer(1), _LIMITS.max_body_bytes, "Longest body of a request; a longer one gets a 413.", "BYTES"),
         Option("keepalive-interval", seconds, 10.0, "Time between comments on a silent stream.", "SECONDS"),
         Option("drain-timeout", seconds, 30.0, "Time that running requests get when the server is told to end.", "SECONDS"),
@@ -244,6 +258,8 @@ def _server(values: Mapping[str, Any]) -> ServerSettings:
         keepalive_interval=values["keepalive_interval"],
         queue_timeout=values["queue_timeout"],
         request_timeout=values["request_timeout"],
+        tool_call_parser=values["tool_call_parser"],
+        reasoning_parser=values["reasoning_parser"],
         limits=Limits(max_body_bytes=values["max_body_size"]),
     )
 

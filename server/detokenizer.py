@@ -27,7 +27,7 @@ class Detokenizer:
     """Text of one choice. After a stop string (`stop_string` says which) no token may follow.
 
     Stop strings count from the answer's token number `min_tokens` on. `continues_text` says that the tokens go on with a text instead of
-    beginning one.
+    beginning one. `kept_token_ids` are the special tokens that are not skipped.
     """
 
     def __init__(
@@ -37,6 +37,7 @@ class Detokenizer:
         *,
         include_stop_string: bool = False,
         skip_special_tokens: bool = True,
+        kept_token_ids: frozenset[int] = frozenset(),
         continues_text: bool = False,
         min_tokens: int = 0,
     ) -> None:
@@ -45,7 +46,7 @@ class Detokenizer:
         self._vocabulary = vocabulary
         self._matcher = StopMatcher(stop_strings)
         self._include_stop_string = include_stop_string
-        self._skipped = vocabulary.special_token_ids if skip_special_tokens else frozenset()
+        self._skipped = vocabulary.special_token_ids - kept_token_ids if skip_special_tokens else frozenset()
         self._has_begun = continues_text
         self._min_tokens = min_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")

@@ -91,6 +91,7 @@ class Generation:
 
     `Accepted` is the first event. Ends after every choice's last delta; raises `GenerationError` as soon as a choice ends in error.
     `continues_prompt` keeps a leading space that some tokenizers drop at the start of a text: right for raw completions.
+    `kept_token_ids` are special tokens whose text is wanted.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Generation:
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
         continues_prompt: bool = False,
+        kept_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self._client, self._vocabulary, self._add = client, renderer.vocabulary, add
         self._eos_token_ids = renderer.stop_token_ids
@@ -115,6 +117,7 @@ class Generation:
                     strings,
                     include_stop_string=include_stop_str_in_output,
                     skip_special_tokens=skip_special_tokens,
+                    kept_token_ids=kept_token_ids,
                     continues_text=continues_prompt,
                     min_tokens=add.stop.min_tokens,
                 )

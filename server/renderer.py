@@ -38,20 +38,31 @@ class Renderer:
         self._worker.shutdown(cancel_futures=True)
 
     async def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, continue_final_message: bool = False
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, object]] = (),
+        variables: Mapping[str, object] | None = None,
     ) -> tuple[int, ...]:
         """Return the prompt of a conversation: messages as in the OpenAI API, with a string or a list of text parts as content.
 
-        Control tokens typed in a message become ordinary text. Raises `RenderError`.
+        `variables` are the template's, and never a client's choice by name. Control tokens typed in a message become ordinary text.
+        Raises `RenderError`.
         """
         tokenizer = self._tokenizer
 
         def render() -> tuple[int, ...]:
             return tokenizer.render_chat(
-                messages, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
+                messages,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                tools=tools,
+                variables=variables,
             )
 
-        return await self._run(render, _num_chars(messages))
+        return await self._run(render, _num_chars(messages) + _num_chars(tools))
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Return the ids of a raw prompt, in which control tokens mean what they say. Raises `RenderError`."""

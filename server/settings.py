@@ -1,6 +1,30 @@
 """What the HTTP edge is told when it is built: names, keys, limits and intervals. It knows neither the environment nor a command line."""
 
+import enum
 from dataclasses import dataclass, field
+
+
+class ToolParserName(enum.StrEnum):
+    """Families of `server.parsers.tool_format`, or whichever the chat template shows."""
+
+    AUTO = "auto"
+    HERMES = "hermes"
+    LLAMA3_JSON = "llama3_json"
+    MISTRAL = "mistral"
+    MISTRAL_V11 = "mistral_v11"
+    DEEPSEEK_V3 = "deepseek_v3"
+    DEEPSEEK_V31 = "deepseek_v31"
+    JSON = "json"
+
+
+class ReasoningParserName(enum.StrEnum):
+    """Tags of `server.parsers.reasoning`, none, or whichever the chat template shows."""
+
+    AUTO = "auto"
+    NONE = "none"
+    THINK = "think"
+    MISTRAL = "mistral"
+    SEED = "seed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +36,7 @@ class Limits:
 
     max_body_bytes: int = 4 * 1024 * 1024
     max_messages: int = 2048
+    max_tools: int = 128
     max_prompts: int = 256  # of one completion request
     max_choices: int = 128  # `n`
     max_sequences: int = 256  # prompts × choices
@@ -37,4 +62,6 @@ class ServerSettings:
     keepalive_interval: float = 10.0
     queue_timeout: float | None = None
     request_timeout: float | None = None
+    tool_call_parser: ToolParserName = ToolParserName.AUTO
+    reasoning_parser: ReasoningParserName = ReasoningParserName.AUTO
     limits: Limits = Limits()

@@ -8,11 +8,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 _WHITESPACE = (
     r" |\n([ ]{0,24}|\t{0,8})"  # once between two JSON tokens: all that printers of JSON use, and no model can fill its answer with it
 )
+JSON_OPTIONS: "JsonCompileOptions" = {"whitespace_pattern": _WHITESPACE, "lenient": False}
 _OWN_OPTIONS = "x-guidance"  # the library's own options, which are this server's to choose
 _NUMBERS = int | float
 
@@ -26,15 +30,40 @@ class StructureKind(enum.Enum):
     REGEX = "regex"
     CHOICE = "choice"  # one of several texts
     GRAMMAR = "grammar"  # Lark, or the GBNF of llama.cpp
+    CALLS = "calls"  # of tools
+
+
+class LarkSource(Protocol):
+    """Something that can be written as a Lark grammar."""
+
+    def lark(self, limits: "StructureLimits") -> str:
+        """Return the grammar. Raises `StructureError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Preamble:
+    """Free text at an answer's start, up to `end`; it is optional and begins with `start`, or has begun already. Both in Lark."""
+
+    start: str
+    end: str
+    is_open: bool
+
+    def lark(self) -> str:
+        """Return a grammar that goes on with the one named `answer`."""
+        body = f"thought: /(?s:.*)/ {self.end}" if self.end.startswith("<[") else f"thought[suffix={self.end}]: /(?s:.*)/"
+        start = "start: thought SPACE? @answer" if self.is_open else f"start: ({self.start} thought SPACE?)? @answer"
+        return f"{start}\n{body}\nSPACE: /[ \\t\\n]{{1,8}}/"
 
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What was asked for, and the parameter that asked."""
+    """What was asked for, and the parameter that asked. A preamble may stand before it."""
 
     kind: StructureKind
-    value: str | Sequence[str] | Mapping[str, Any]
+    value: str | Sequence[str] | Mapping[str, Any] | LarkSource
     param: str
+    preamble: Preamble | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +71,7 @@ class StructureLimits:
     """The largest structure that is looked at."""
 
     max_chars: int = 65536  # of a schema as JSON, a regular expression or a grammar
+    max_call_chars: int = 262144  # of the grammar of all tools
     max_depth: int = 64  # of a schema's JSON
     max_values: int = 8192  # in a schema's JSON
     max_choices: int = 1024
@@ -50,18 +80,31 @@ class StructureLimits:
 
 def grammar_of(structure: Structure, limits: StructureLimits) -> str:
     """Return the grammar of a structure as text. Raises `StructureError`. May take many milliseconds: not for an event loop."""
+    grammar = _grammar_of(structure, limits)
+    if structure.preamble is None:
+        return grammar
+    answer, *others = json.loads(grammar)["grammars"]
+    return json.dumps({"grammars": [{"lark_grammar": structure.preamble.lark()}, {**answer, "name": "answer"}, *others]})
+
+
+def _grammar_of(structure: Structure, limits: StructureLimits) -> str:
     from llguidance import LLMatcher
 
     match structure.kind, structure.value:
         case StructureKind.JSON, value:
             return json_grammar(value, limits)
         case StructureKind.REGEX, str(regex):
-            _check_size(regex, limits)
+            _check_size(regex, limits.max_chars)
             return LLMatcher.grammar_from_regex(regex)
         case StructureKind.GRAMMAR, str(grammar):
             return _written_grammar(grammar, limits)
-        case _, choices:
-            return _choice_grammar(list(choices), limits)
+        case StructureKind.CHOICE, list(choices):
+            return _choice_grammar(choices, limits)
+        case StructureKind.CALLS, source if not isinstance(source, str | Sequence | Mapping):
+            grammar = source.lark(limits)
+            _check_size(grammar, limits.max_call_chars)
+            return _lark(grammar)
+    raise AssertionError(f"{structure.kind} cannot be {type(structure.value).__name__}")
 
 
 def json_grammar(schema: object, limits: StructureLimits) -> str:
@@ -73,14 +116,21 @@ def json_grammar(schema: object, limits: StructureLimits) -> str:
     if not isinstance(schema, Mapping):
         raise StructureError("a JSON schema must be an object")
     check_schema(schema, limits)
+    text = schema_text(schema, limits)
     try:
-        text = json.dumps(schema, allow_nan=False)
-        _check_size(text, limits)
-        return LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": _WHITESPACE, "lenient": False})
-    except StructureError:
-        raise
+        return LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS)
     except ValueError as error:
         raise StructureError(f"the schema has a value that cannot be read: {error}") from error
+
+
+def schema_text(schema: Mapping[str, object], limits: StructureLimits) -> str:
+    """Return a checked schema as JSON. Raises `StructureError`."""
+    try:
+        text = json.dumps(schema, allow_nan=False)
+    except ValueError as error:
+        raise StructureError("the schema has a number that is none") from error
+    _check_size(text, limits.max_chars)
+    return text
 
 
 def check_schema(schema: Mapping[str, object], limits: StructureLimits) -> None:
@@ -121,7 +171,7 @@ def _fraction(number: float) -> Fraction:
 
 
 def _parsed(text: str, limits: StructureLimits) -> object:
-    _check_size(text, limits)
+    _check_size(text, limits.max_chars)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -129,24 +179,26 @@ def _parsed(text: str, limits: StructureLimits) -> object:
 
 
 def _choice_grammar(choices: Sequence[str], limits: StructureLimits) -> str:
-    from llguidance import LLMatcher
-
     if len(choices) > limits.max_choices:
         raise StructureError(f"there are {len(choices)} choices, more than {limits.max_choices}")
-    _check_size("".join(choices), limits)
-    return LLMatcher.grammar_from_lark("start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices))
+    _check_size("".join(choices), limits.max_chars)
+    return _lark("start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices))
 
 
 def _written_grammar(grammar: str, limits: StructureLimits) -> str:
     from llguidance import grammar_from
 
-    _check_size(grammar, limits)
+    _check_size(grammar, limits.max_chars)
     try:
-        return grammar_from("grammar", grammar)
+        return _lark(grammar_from("grammar", grammar))
     except (ValueError, RecursionError) as error:
         raise StructureError(f"the grammar is neither Lark nor GBNF: {str(error)[:200]}") from error
 
 
-def _check_size(text: str, limits: StructureLimits) -> None:
-    if len(text) > limits.max_chars:
-        raise StructureError(f"it has {len(text)} characters, more than {limits.max_chars}")
+def _check_size(text: str, limit: int) -> None:
+    if len(text) > limit:
+        raise StructureError(f"it has {len(text)} characters, more than {limit}")
+
+
+def _lark(grammar: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": grammar}]})

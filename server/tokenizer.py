@@ -95,7 +95,13 @@ class Tokenizer:
         return self.vocabulary.decode(list(token_ids))
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool, continue_final_message: bool
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        tools: Sequence[Mapping[str, object]] = (),
+        variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
         """Return the prompt of a conversation, encoded as the model was trained: in one piece, no merge lost at a message's border.
 
@@ -107,11 +113,13 @@ class Tokenizer:
         try:
             ids = self._tokenizer.apply_chat_template(
                 plain,
+                tools=[dict(tool) for tool in tools] or None,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 sanitize_control_tokens=True,
                 return_dict=False,
                 tokenizer_kwargs={"verbose": False},
+                **(variables or {}),
             )
         except TemplateError as error:
             raise RenderError(f"the model's chat template does not take these messages: {error}") from error

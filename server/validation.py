@@ -11,7 +11,7 @@ from server.errors import ApiError, invalid_value, unsupported_parameter
 def invalid_body(error: RequestValidationError) -> ApiError:
     """Return the answer to a body that is not a valid request: about the error that lies deepest, which says most."""
     details = error.errors()
-    paths = [_path(detail["loc"][1:], error.body, is_missing=detail["type"] == "missing") for detail in details]
+    paths = [_path(_loc(detail), error.body, is_missing=detail["type"] in ("missing", "union_tag_not_found")) for detail in details]
     # Of an option with several types, the arm whose type was right but not its value says more than the others.
     deepest = max(range(len(paths)), key=lambda index: (len(paths[index]), not details[index]["type"].endswith("_type")))
     kind, message, path = str(details[deepest]["type"]), str(details[deepest]["msg"]), _joined(paths[deepest])
@@ -25,10 +25,17 @@ def invalid_body(error: RequestValidationError) -> ApiError:
         return unsupported_parameter(path)
     if kind == "extra_forbidden":
         return invalid_value(f"Unknown parameter: '{path}'.", path, code="unknown_parameter")
-    if kind == "missing":
+    if kind in ("missing", "union_tag_not_found"):
         return invalid_value(f"Missing required parameter: '{path}'.", path, code="missing_required_parameter")
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"
     return invalid_value(f"Invalid value for '{path}': {message[0].lower()}{message[1:]}.", path, code=code)
+
+
+def _loc(detail: Mapping[str, Any]) -> Sequence[str | int]:
+    """Return the steps to an error within the body; to the field that says which of several kinds an object is, if that is at fault."""
+    loc: tuple[str | int, ...] = detail["loc"][1:]
+    discriminator = detail.get("ctx", {}).get("discriminator")
+    return loc if discriminator is None else (*loc, discriminator.strip("'"))
 
 
 def _path(loc: Sequence[str | int], body: Any, *, is_missing: bool) -> list[str | int]:

@@ -3,53 +3,31 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal, NotRequired, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import TypedDict
 
 from server.errors import invalid_value
-from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Inert, RequestBody, Text, Unsupported, few, only
+from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Inert, RequestBody, Unsupported, only
 from server.protocol.generation import GenerationRequest
+from server.protocol.messages import Messages
+from server.protocol.tools import ToolFields
 from server.protocol.usage import Usage
 
 
-class TextPart(RequestBody):
-    type: Literal["text"]
-    text: Text
+class ChatTemplateOptions(RequestBody):
+    """The variables of chat templates that a client may set: switches of reasoning, which no template does anything else with."""
 
-
-class Message(RequestBody):
-    """One turn. The fields that are null here are those that an answer of the API carries, so that it can be sent back as it came."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
-    name: Text | None = None
-    refusal: Unsupported = None
-    audio: Unsupported = None
-    annotations: Annotated[object, AfterValidator(only([]))] = None
-    function_call: Unsupported = None
-    tool_calls: Unsupported = None
-    tool_call_id: Unsupported = None
-
-    def plain(self) -> Mapping[str, object]:
-        """Return the message with the fields that it has."""
-        return self.model_dump(exclude_none=True, include={"role", "content", "name"})
-
-
-def few_parts(messages: object) -> object:
-    """Refuse more text parts than `MAX_ITEMS`, over all messages."""
-    if isinstance(messages, list):
-        contents = [message.get("content") for message in messages if isinstance(message, dict)]
-        few([part for content in contents if isinstance(content, list) for part in content])
-    return messages
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
 
 
 class ChatTurns(RequestBody):
     """Messages, and how they become a prompt."""
 
-    messages: Annotated[list[Message], Field(fail_fast=True, min_length=1), BeforeValidator(few_parts), BeforeValidator(few)]
+    messages: Messages
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: Annotated[object, AfterValidator(only({}))] = None
+    chat_template_kwargs: ChatTemplateOptions | None = None
     chat_template: Unsupported = None
     documents: Unsupported = None
 
@@ -68,7 +46,7 @@ class ChatTurns(RequestBody):
         return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
 
-class ChatCompletionRequest(GenerationRequest, ChatTurns):
+class ChatCompletionRequest(GenerationRequest, ChatTurns, ToolFields):
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     logprobs: bool | None = None
@@ -76,14 +54,11 @@ class ChatCompletionRequest(GenerationRequest, ChatTurns):
 
     prediction: Inert = None  # a hint for speed alone
 
-    tools: Unsupported = None
-    tool_choice: Unsupported = None
-    parallel_tool_calls: Unsupported = None
     functions: Unsupported = None
     function_call: Unsupported = None
     modalities: Annotated[object, AfterValidator(only(["text"]))] = None
     audio: Unsupported = None
-    reasoning_effort: Unsupported = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Unsupported = None
     web_search_options: Unsupported = None
     moderation: Unsupported = None
@@ -99,6 +74,17 @@ class ChatCompletionRequest(GenerationRequest, ChatTurns):
                 "max_tokens",
             )
         return self
+
+    @property
+    def template_variables(self) -> Mapping[str, object]:
+        """What the chat template is told beside the conversation."""
+        options = self.chat_template_kwargs
+        variables = {} if options is None else options.model_dump(exclude_none=True)
+        if self.reasoning_effort == "none":
+            variables.setdefault("enable_thinking", False)
+        elif self.reasoning_effort is not None:
+            variables["reasoning_effort"] = self.reasoning_effort
+        return variables
 
     @property
     def token_limit(self) -> int | None:
@@ -124,15 +110,29 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
-class AssistantMessage(TypedDict):
+class FunctionCall(TypedDict):
+    name: str
+    arguments: str
+
+
+class MessageToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class AnswerMessage(TypedDict):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning: NotRequired[str]
+    reasoning_content: NotRequired[str]  # the older name of the same
+    tool_calls: NotRequired[list[MessageToolCall]]
 
 
 class ChatChoice(TypedDict):
     index: int
-    message: AssistantMessage
+    message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: str
     stop_reason: str | int | None
@@ -147,9 +147,26 @@ class ChatCompletion(TypedDict):
     usage: Usage
 
 
+class FunctionDelta(TypedDict, total=False):
+    name: str
+    arguments: str
+
+
+class ToolCallDelta(TypedDict):
+    """The first of a call has all fields and empty arguments, the others an index and more of the arguments."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: FunctionDelta
+
+
 class ChatDelta(TypedDict, total=False):
     role: Literal["assistant"]
     content: str
+    reasoning: str
+    reasoning_content: str
+    tool_calls: list[ToolCallDelta]
     refusal: None
 
 

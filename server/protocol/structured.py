@@ -96,6 +96,6 @@ class StructuredFields(RequestBody):
 
 
 def _of(prefix: str, schema: Schema | str | None, regex: str | None, choice: list[str] | None, grammar: str | None) -> Iterator[Structure]:
-    for kind, value in zip(StructureKind, (schema, regex, choice, grammar), strict=True):
+    for kind, value in zip(StructureKind, (schema, regex, choice, grammar), strict=False):
         if value is not None:
             yield Structure(kind, value, f"{prefix}{kind.value}")

@@ -6,8 +6,10 @@ from fastapi import APIRouter, Response
 
 from server.admission import served_model
 from server.answer import Answer, AnsweredChoice
+from server.conversation import Conversation
 from server.errors import invalid_value
 from server.logprobs import finite
+from server.message_reader import MessageReader
 from server.output import ChoiceDelta, TokenLogprob
 from server.protocol.chat import (
     ChatChoice,
@@ -22,6 +24,8 @@ from server.protocol.chat import (
 from server.renderer import Renderer
 from server.routes.generation import GenerationResponse
 from server.services import Services
+from server.settings import ServerSettings
+from server.structure import Structure
 
 
 def router(services: Services) -> APIRouter:
@@ -30,10 +34,14 @@ def router(services: Services) -> APIRouter:
     @routes.post("/v1/chat/completions", response_model=ChatCompletion)
     async def create_chat_completion(body: ChatCompletionRequest) -> Response:
         model = served_model(body.model, services.settings)
-        limit = services.settings.limits.max_messages
-        if len(body.messages) > limit:
-            raise invalid_value(f"'messages' is limited to {limit} by this server, got {len(body.messages)}.", "messages")
-        return GenerationResponse(services, ChatAnswer(body, model))
+        limits = services.settings.limits
+        for param, number, limit in (
+            ("messages", len(body.messages), limits.max_messages),
+            ("tools", len(body.tools or ()), limits.max_tools),
+        ):
+            if number > limit:
+                raise invalid_value(f"'{param}' is limited to {limit} by this server, got {number}.", param)
+        return GenerationResponse(services, ChatAnswer(body, model, services.settings))
 
     return routes
 
@@ -44,10 +52,12 @@ class ChatAnswer(Answer):
     chunk_name = "chat.completion.chunk"
     prompt_param = "messages"
 
-    def __init__(self, request: ChatCompletionRequest, model: str) -> None:
+    def __init__(self, request: ChatCompletionRequest, model: str, settings: ServerSettings) -> None:
         super().__init__(request, model)
         self._request = request
-        self._begun: set[int] = set()  # choices whose role was sent
+        self._settings = settings
+        self._conversation: Conversation | None = None
+        self._readers: dict[int, MessageReader] = {}  # of choices whose role was sent
 
     @property
     def num_prompts(self) -> int:
@@ -62,12 +72,16 @@ class ChatAnswer(Answer):
         return bool(self._request.continue_final_message)
 
     async def render(self, renderer: Renderer) -> tuple[tuple[int, ...], ...]:
-        prompt = await renderer.render_chat(
-            [message.plain() for message in self._request.messages],
-            add_generation_prompt=self._request.adds_generation_prompt,
-            continue_final_message=bool(self._request.continue_final_message),
-        )
-        return (prompt,)
+        self._conversation = Conversation(self._request, renderer, self._settings)
+        return (await self._conversation.render(),)
+
+    @property
+    def kept_token_ids(self) -> frozenset[int]:
+        return self._begun.kept_token_ids
+
+    @property
+    def structure(self) -> Structure | None:
+        return self._begun.structure
 
     def max_tokens(self, room: int) -> int:
         limit = self._request.token_limit
@@ -75,22 +89,35 @@ class ChatAnswer(Answer):
 
     def choice(self, index: int, choice: AnsweredChoice) -> ChatChoice:
         assert choice.finish_reason is not None, "an answer has a body once all of its choices have ended"
+        reader = MessageReader(self._begun.reader(), self._begun.new_call_id)
+        reader.read(choice.text, is_end=True)
         return {
             "index": index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": reader.message,
             "logprobs": self._logprobs(choice.logprobs),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self._begun.finish_reason(choice.finish_reason, reader.num_calls),
             "stop_reason": choice.stop_reason,
         }
 
     def chunk_choices(self, index: int, delta: ChoiceDelta) -> Iterator[ChatChunkChoice]:
-        if index not in self._begun:
-            self._begun.add(index)
+        if index not in self._readers:
+            self._readers[index] = MessageReader(self._begun.reader(), self._begun.new_call_id)
             yield _chunk_choice(index, {"role": "assistant", "content": "", "refusal": None})
-        if delta.text or delta.logprobs:
-            yield _chunk_choice(index, {"content": delta.text}) | {"logprobs": self._logprobs(delta.logprobs)}
-        if delta.final is not None:
-            yield _chunk_choice(index, {}) | {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+        reader = self._readers[index]
+        deltas = reader.read(delta.text, is_end=delta.final is not None)
+        if delta.logprobs and not deltas:
+            deltas = [{"content": ""}]
+        logprobs = self._logprobs(delta.logprobs)
+        for number, piece in enumerate(deltas):
+            yield _chunk_choice(index, piece) | {"logprobs": logprobs if number == 0 else None}
+        if delta.final is not None and delta.finish_reason is not None:
+            finish_reason = self._begun.finish_reason(delta.finish_reason, reader.num_calls)
+            yield _chunk_choice(index, {}) | {"finish_reason": finish_reason, "stop_reason": delta.stop_reason}
+
+    @property
+    def _begun(self) -> Conversation:
+        assert self._conversation is not None, "an answer is asked for once its prompt is rendered"
+        return self._conversation
 
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         if self.num_logprobs is None:

@@ -75,6 +75,7 @@ class GenerationResponse(Response):
                 include_stop_str_in_output=bool(options.include_stop_str_in_output),
                 skip_special_tokens=options.skip_special_tokens is not False,
                 continues_prompt=self._answer.continues_prompt,
+                kept_token_ids=self._answer.kept_token_ids,
             )
             for add in adds
         ]

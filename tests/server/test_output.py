@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,7 @@ async def events_of(generation: Generation) -> list[Event]:
         return [event async for event in generation]
 
 
-async def answers_of(engine: AsyncEngine, renderer: Renderer, add: Add, *stop: str, **options: bool) -> list[Answer]:
+async def answers_of(engine: AsyncEngine, renderer: Renderer, add: Add, *stop: str, **options: Any) -> list[Answer]:
     events = await events_of(Generation(engine, renderer, add, stop=stop, **options))
     assert isinstance(events[0], Accepted)
     answers = [Answer() for _ in range(add.num_choices)]

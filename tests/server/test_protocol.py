@@ -11,6 +11,7 @@ from tests.server.serving import MODEL, VOCAB_SIZE
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 COMPLETION: dict[str, Any] = {"model": MODEL, "prompt": "Hello", "max_tokens": 2}
 HUGE = 10**400
+FUNCTION = {"type": "function", "function": {"name": "f"}}
 
 BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": -0.1}, "temperature", "invalid_value"),
@@ -66,7 +67,8 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"request_timeout": -1}, "request_timeout", "invalid_value"),
     ({"model": 5}, "model", "invalid_type"),
     ({"temprature": 1}, "temprature", "unknown_parameter"),
-    ({"response_format": {"type": "xml"}}, "response_format", "invalid_value"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
+    ({"response_format": {}}, "response_format.type", "missing_required_parameter"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing_required_parameter"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}}, "response_format.json_schema.name", "invalid_value"),
     ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "invalid_value"),
@@ -101,6 +103,9 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "invalid_value"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content[0].type", "invalid_value"),
     ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages[0].tool_calls", "unsupported_parameter"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "missing_required_parameter"),
+    ({"messages": [{"role": "assistant"}]}, "messages", "invalid_value"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages[0].tool_calls[0].type", "missing_required_parameter"),
     ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages[0].mood", "unknown_parameter"),
     ({"messages": [{"role": "user", "content": "x"}] * 2049}, "messages", "invalid_value"),
     ({"max_completion_tokens": 3}, "max_tokens", "invalid_value"),
@@ -109,17 +114,30 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "invalid_value"),
     ({"logprobs": 3}, "logprobs", "invalid_type"),
-    ({"tools": []}, "tools", "unsupported_parameter"),
-    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
-    ({"tool_choice": "auto"}, "tool_choice", "unsupported_parameter"),
-    ({"parallel_tool_calls": True}, "parallel_tool_calls", "unsupported_parameter"),
+    ({"tools": []}, "tools", "invalid_value"),
+    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type", "invalid_value"),
+    ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools[0].function.name", "invalid_value"),
+    ({"tools": [FUNCTION] * 2}, "tools", "invalid_value"),
+    ({"tools": [{"type": "function", "function": {"name": f"f{number}"}} for number in range(129)]}, "tools", "invalid_value"),
+    ({"tools": [FUNCTION], "tool_choice": "always"}, "tool_choice", "invalid_value"),
+    ({"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "invalid_value"),
+    ({"tools": [FUNCTION], "response_format": {"type": "json_object"}}, "tools", "invalid_value"),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}], "tool_choice": "required"},
+        "tools",
+        "invalid_value",
+    ),
+    ({"tool_choice": "auto"}, "tool_choice", "invalid_value"),
+    ({"parallel_tool_calls": True}, "parallel_tool_calls", "invalid_value"),
     ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
     ({"audio": {"voice": "alloy"}}, "audio", "unsupported_parameter"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter"),
+    ({"reasoning_effort": "extreme"}, "reasoning_effort", "invalid_value"),
     ({"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
     ({"chat_template": "{{ x }}"}, "chat_template", "unsupported_parameter"),
-    ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "unsupported_parameter"),
+    ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize", "unknown_parameter"),
+    ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking", "unsupported_parameter"),
     ({"continue_final_message": True}, "continue_final_message", "invalid_value"),
     (
         {"messages": [{"role": "assistant", "content": "x"}], "continue_final_message": True, "add_generation_prompt": True},

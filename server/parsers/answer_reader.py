@@ -1,0 +1,39 @@
+"""One answer's text as reasoning, content and calls, in that order of reading."""
+
+from server.parsers.pieces import CallArguments, CallStart, Content, Piece
+from server.parsers.reasoning import ReasoningParser
+from server.parsers.tool_calls import ToolCallParser
+
+
+class AnswerReader:
+    """Without parsers, all is content. Calls beyond `max_calls` are left out."""
+
+    def __init__(self, reasoning: ReasoningParser | None, tools: ToolCallParser | None, max_calls: int | None = None) -> None:
+        self._reasoning, self._tools, self._max_calls = reasoning, tools, max_calls
+        self.num_calls = 0
+
+    def feed(self, text: str) -> list[Piece]:
+        """Return what is now certain."""
+        if not text:
+            return []
+        return self._calls(self._reasoning.feed(text) if self._reasoning is not None else [Content(text)])
+
+    def end(self) -> list[Piece]:
+        """Return what is left: no text follows."""
+        rest = self._calls(self._reasoning.end() if self._reasoning is not None else [])
+        return [*rest, *self._counted(self._tools.end() if self._tools is not None else [])]
+
+    def _calls(self, pieces: list[Piece]) -> list[Piece]:
+        read: list[Piece] = []
+        for piece in pieces:
+            read += self._tools.feed(piece.text) if isinstance(piece, Content) and self._tools is not None else [piece]
+        return self._counted(read)
+
+    def _counted(self, pieces: list[Piece]) -> list[Piece]:
+        kept: list[Piece] = []
+        for piece in pieces:
+            self.num_calls += isinstance(piece, CallStart)
+            is_beyond = self._max_calls is not None and self.num_calls > self._max_calls
+            if not (is_beyond and isinstance(piece, CallStart | CallArguments)):
+                kept.append(piece)
+        return kept

@@ -1,0 +1,115 @@
+"""The grammars of calls, of a preamble and of both together, followed token by token."""
+
+from typing import Any
+
+import pytest
+
+from scheduler.constraints import ConstraintError
+from server.grammars import Grammars
+from server.parsers.tool_format import TOOL_FORMATS
+from server.parsers.tool_grammar import ToolGrammar
+from server.renderer import Renderer
+from server.structure import Preamble, Structure, StructureError, StructureKind
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "a}b"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+GOOD, BAD = '{"city": "a}b"}', '{"city": "Rome"}'
+CALLS = [("f", GOOD), ("g", "{}"), ("f", '{"city": "Oslo"}')]
+
+
+async def follows(renderer: Renderer, structure: Structure, text: str) -> bool | None:
+    """Return whether a text may end as it does; None when it may not even begin so."""
+    grammars = Grammars(renderer)
+    [matcher] = grammars.matchers(await grammars.compile(structure), 1)
+    grammars.close()
+    for token_id in await renderer.encode(text, add_special_tokens=False):
+        try:
+            matcher.advance(token_id)
+        except ConstraintError:
+            return None
+    return matcher.allowed().may_end
+
+
+def calls_of(name: str, *, is_parallel: bool = True, is_optional: bool = False, preamble: Preamble | None = None) -> Structure:
+    functions = (("f", SCHEMA), ("g", {"type": "object", "additionalProperties": False}))
+    grammar = ToolGrammar(TOOL_FORMATS[name], functions, is_parallel, is_optional)
+    return Structure(StructureKind.CALLS, grammar, "tools", preamble)
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+async def test_calls_are_written_as_the_format_writes_them(renderer: Renderer, name: str) -> None:
+    write = TOOL_FORMATS[name].write
+    assert await follows(renderer, calls_of(name), write(CALLS)) is True
+    assert await follows(renderer, calls_of(name), write(CALLS[:1])) is True
+    assert await follows(renderer, calls_of(name), write(CALLS)[:-1]) is False
+    assert await follows(renderer, calls_of(name), write([("f", BAD)])) is None
+    assert await follows(renderer, calls_of(name), write([("h", "{}")])) is None
+    assert await follows(renderer, calls_of(name), "I will not.") is None
+    assert await follows(renderer, calls_of(name, is_parallel=False), write(CALLS[:1])) is True
+    assert await follows(renderer, calls_of(name, is_parallel=False), write(CALLS[:2])) is None
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+async def test_optional_calls_are_bound_once_they_have_begun(renderer: Renderer, name: str) -> None:
+    optional, tool_format = calls_of(name, is_optional=True), TOOL_FORMATS[name]
+    assert await follows(renderer, optional, tool_format.write(CALLS)) is True
+    assert await follows(renderer, optional, "I will not.") is True
+    assert await follows(renderer, optional, tool_format.write([("f", BAD)])) is None
+    if tool_format.opening:
+        assert await follows(renderer, optional, "Let me see.\n" + tool_format.write(CALLS)) is True
+        assert await follows(renderer, optional, "Let me see.\n" + tool_format.write([("f", BAD)])) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "good", "bad"),
+    [
+        (StructureKind.JSON, SCHEMA, GOOD, BAD),
+        (StructureKind.REGEX, "[a-c]{3}", "abc", "xyz"),
+        (StructureKind.CHOICE, ["yes", "no"], "no", "perhaps"),
+        (StructureKind.GRAMMAR, 'start: "a" "b"+', "abb", "ba"),
+        (StructureKind.GRAMMAR, 'root ::= "a" "b"+', "abb", "ba"),
+    ],
+)
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_a_form_begins_after_the_preamble(
+    renderer: Renderer, kind: StructureKind, value: Any, good: str, bad: str, is_open: bool
+) -> None:
+    structure = Structure(kind, value, "x", Preamble('"<think>"', '"</think>"', is_open))
+    thought = "hm {</thin >\n</think>\n\n" if is_open else "<think>hm {</thin >\n</think>\n\n"
+    assert await follows(renderer, structure, thought + good) is True
+    assert await follows(renderer, structure, thought + bad) is None
+    assert await follows(renderer, structure, thought) is False
+    assert await follows(renderer, structure, good) is (not is_open)
+
+
+async def test_calls_may_follow_a_preamble(renderer: Renderer) -> None:
+    structure = calls_of("hermes", preamble=Preamble('"<think>"', '"</think>"', is_open=True))
+    assert await follows(renderer, structure, "so</think>\n\n" + TOOL_FORMATS["hermes"].write(CALLS)) is True
+
+
+async def test_special_tokens_stand_in_a_grammar_by_their_ids(renderer: Renderer) -> None:
+    special = {"<|user|>": renderer.info.added_tokens["<|user|>"]}
+    structure = Structure(StructureKind.REGEX, "ab", "x", Preamble('"<"', f"<[{special['<|user|>']}]>", is_open=True))
+    assert await follows(renderer, structure, "hm<|user|>ab") is True
+    assert await follows(renderer, structure, "hm<|system|>ab") is None
+
+
+@pytest.mark.parametrize(
+    ("schemas", "why"),
+    [
+        ([{"not": {}}], "not"),
+        ([{"x-guidance": {"lenient": True}}], "x-guidance"),
+        ([{"type": "number", "minimum": float("nan")}], "number"),
+        ([{"enum": ["x" * 70_000]}], "characters"),
+        ([{"enum": ["x" * 60_000]}] * 5, "characters"),
+    ],
+)
+async def test_the_schemas_of_functions_are_checked_as_others_are(renderer: Renderer, schemas: list[dict[str, Any]], why: str) -> None:
+    functions = tuple((f"f{number}", schema) for number, schema in enumerate(schemas))
+    grammar = ToolGrammar(TOOL_FORMATS["hermes"], functions, is_parallel=True)
+    with pytest.raises(StructureError, match=why):
+        await Grammars(renderer).compile(Structure(StructureKind.CALLS, grammar, "tools"))

@@ -1,0 +1,210 @@
+"""Tools over HTTP and the SDK: calls that must be made are, in every format, streamed and not; what becomes of them in a conversation."""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal, cast
+
+import httpx
+import jsonschema  # type: ignore[import-untyped]
+import openai
+import pytest
+from pydantic import BaseModel, Field
+from transformers import AutoTokenizer
+
+from server.config import DEMO_MODEL
+from server.dialogue import Dialogue
+from server.parsers.tool_format import TOOL_FORMATS, tool_format_of
+from server.renderer import Renderer
+from server.settings import ToolParserName
+from server.tokenizer import Tokenizer
+from tests.server.events import data
+from tests.server.serving import MODEL, RunningServer, serve, settings
+
+CHAT = "/v1/chat/completions"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", 'St. "X"', "Zürich"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+WEATHER: dict[str, Any] = {"type": "function", "function": {"name": "get_weather", "description": "Forecast", "parameters": SCHEMA}}
+TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time"}}
+HELLO: Any = [{"role": "user", "content": "How is the weather?"}]
+BODY: dict[str, Any] = {"messages": HELLO, "tools": [WEATHER, TIME], "tool_choice": "required", "max_tokens": 400, "temperature": 1.5}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+# A template that knows tools and reasoning, and shows all that it was given.
+TEMPLATE = (
+    "{% if tools %}<|system|>{{ tools | tojson }}{{ reasoning_effort }}{{ enable_thinking }}<tool_call>{% endif %}"
+    "{% for message in messages %}<|{{ message.role if message.role != 'tool' else 'user' }}|>{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments.city }}{% endfor %}"
+    "{{ message.reasoning_content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% if enable_thinking %}<think>\n{% endif %}{% endif %}{# </think> #}"
+)
+
+
+@pytest.fixture(scope="module")
+def thinking() -> Iterator[RunningServer]:
+    """A server whose model reasons and knows tools."""
+    inner = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    inner.chat_template = TEMPLATE
+    own = Renderer(Tokenizer(inner, {"eos_token_id": 2}))
+    with serve(own) as server:
+        yield server
+    own.close()
+
+
+def checked(message: dict[str, Any]) -> list[str]:
+    """Return the names of a message's calls, whose arguments must be right."""
+    for call in message["tool_calls"]:
+        assert set(call) == {"id", "type", "function"}
+        arguments = json.loads(call["function"]["arguments"])
+        if call["function"]["name"] == "get_weather":
+            jsonschema.validate(arguments, SCHEMA)
+        else:
+            assert arguments == {}
+    ids = [call["id"] for call in message["tool_calls"]]
+    assert len(set(ids)) == len(ids)
+    return [call["function"]["name"] for call in message["tool_calls"]]
+
+
+def ask(http: httpx.Client, **options: Any) -> Any:
+    response = http.post(CHAT, json=BODY | options)
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_required_calls_are_made_in_every_format(renderer: Renderer, name: str) -> None:
+    with (
+        serve(renderer, settings(tool_call_parser=ToolParserName(name))) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
+        seen = set()
+        for seed in range(6):
+            choice = ask(http, seed=seed, parallel_tool_calls=False)
+            assert choice["finish_reason"] == "tool_calls", choice
+            assert choice["message"]["content"] is None
+            [called] = checked(choice["message"])
+            seen.add(called)
+            choice = ask(http, seed=seed, tool_choice=NAMED, tools=[WEATHER, TIME])
+            assert choice["finish_reason"] == "stop"
+            assert checked(choice["message"]) == ["get_weather"]
+        assert seen == {"get_weather", "get_time"}
+        several = [ask(http, seed=seed) for seed in range(20)]
+        assert max(len(checked(choice["message"])) for choice in several if choice["finish_reason"] != "length") > 1
+
+
+def test_a_stream_of_calls_says_what_the_whole_answer_says(http: httpx.Client) -> None:
+    whole = ask(http, seed=4, parallel_tool_calls=False)
+    with http.stream("POST", CHAT, json=BODY | {"seed": 4, "parallel_tool_calls": False, "stream": True}) as response:
+        choices = [chunk["choices"][0] for chunk in data(response)]
+    assert choices[0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
+    assert (choices[-1]["delta"], choices[-1]["finish_reason"]) == ({}, "tool_calls")
+    [first], *rest = [choice["delta"]["tool_calls"] for choice in choices[1:-1]]
+    assert (first["index"], first["type"], first["function"]["arguments"]) == (0, "function", "")
+    assert all(set(delta) == {"index", "function"} for [delta] in rest)
+    [call] = whole["message"]["tool_calls"]
+    assert first["function"]["name"] == call["function"]["name"]
+    assert "".join(delta["function"]["arguments"] for [delta] in rest) == call["function"]["arguments"]
+
+
+class GetWeather(BaseModel):
+    city: Literal["Oslo", "Bergen"]
+    days: int = Field(ge=1, le=9)
+
+
+def test_the_sdk_parses_arguments_into_models(sdk: openai.OpenAI) -> None:
+    tool = openai.pydantic_function_tool(GetWeather)
+    answer = sdk.chat.completions.parse(
+        model=MODEL, messages=HELLO, tools=[tool], tool_choice="required", parallel_tool_calls=False, max_tokens=300, temperature=1, seed=1
+    )
+    [call] = answer.choices[0].message.tool_calls or []
+    assert isinstance(call.function.parsed_arguments, GetWeather)
+    again = sdk.chat.completions.create(
+        model=MODEL,
+        messages=[*HELLO, cast("Any", answer.choices[0].message), {"role": "tool", "tool_call_id": call.id, "content": "rain"}],
+        tools=[tool],
+        max_tokens=4,
+        extra_body={"ignore_eos": True},
+    )
+    assert again.choices[0].message.content
+
+
+def test_the_sdk_streams_calls(sdk: openai.OpenAI) -> None:
+    tools: Any = [WEATHER]
+    with sdk.chat.completions.stream(
+        model=MODEL, messages=HELLO, tools=tools, tool_choice="required", parallel_tool_calls=False, max_tokens=400, temperature=1, seed=2
+    ) as stream:
+        message = stream.get_final_completion().choices[0].message
+    [call] = message.tool_calls or []
+    jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+
+
+def test_none_leaves_tools_out(http: httpx.Client) -> None:
+    without = http.post(CHAT, json={"messages": HELLO, "max_tokens": 4, "seed": 1, "ignore_eos": True}).json()
+    none = http.post(CHAT, json={**BODY, "tool_choice": "none", "max_tokens": 4, "seed": 1, "ignore_eos": True, "temperature": 0}).json()
+    assert none["usage"] == without["usage"]
+    assert "tool_calls" not in none["choices"][0]["message"]
+
+
+def test_reasoning_comes_apart_and_the_form_begins_after_it(thinking: RunningServer) -> None:
+    regex = {"guided_regex": "[0-9]{3}", "tools": None, "tool_choice": None}
+    with httpx.Client(base_url=thinking.url, timeout=30) as http:
+        choice = ask(http, **regex, stop=["</think>"], chat_template_kwargs={"enable_thinking": True}, max_tokens=60)
+        assert choice["message"]["content"] == ""
+        assert choice["message"]["reasoning"] == choice["message"]["reasoning_content"] != ""
+        choice = ask(http, **regex)  # without the tag at the prompt's end, reasoning is the model's choice
+        assert choice["message"]["content"].isdecimal() or "reasoning" in choice["message"]
+
+
+def test_a_template_gets_tools_calls_and_variables(thinking: RunningServer) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "c", "content": "rain"},
+    ]
+    with httpx.Client(base_url=thinking.url, timeout=30) as http:
+        plain = http.post(CHAT, json=BODY | {"max_tokens": 1}).json()["usage"]["prompt_tokens"]
+        longer = http.post(CHAT, json=BODY | {"max_tokens": 1, "messages": messages}).json()["usage"]["prompt_tokens"]
+        effort = http.post(CHAT, json=BODY | {"max_tokens": 1, "reasoning_effort": "high"}).json()["usage"]["prompt_tokens"]
+        quiet = http.post(CHAT, json=BODY | {"max_tokens": 1, "reasoning_effort": "none"})
+    assert plain < effort
+    assert plain + 10 < longer
+    assert quiet.status_code == 200
+
+
+def test_a_template_without_tools_is_told_of_them_in_words() -> None:
+    dialogue = Dialogue.of("{{ messages }}", settings())
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": "é"}}}
+    turns: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Go"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "done"},
+    ]
+    system, user, assistant, result = dialogue.with_tools(turns, [{"type": "function", "function": {"name": "f"}}])
+    assert system["content"].startswith("Be brief.\n\nYou may call")
+    assert '{"name": "f"}' in system["content"]
+    assert user == turns[1]
+    assert assistant == {"role": "assistant", "content": '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'}
+    assert result == {"role": "user", "content": "done"}
+    assert dialogue.with_tools(turns[1:2], [{"function": {}}])[0]["role"] == "system"
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{{ '<tool_call>' }}", "hermes"),
+        ("{{ '[TOOL_CALLS][' }}", "mistral"),
+        ("{{ '[TOOL_CALLS]' ~ name ~ '[ARGS]' }}", "mistral_v11"),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>x```json", "deepseek_v3"),
+        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>x<｜tool▁sep｜>", "deepseek_v31"),
+        ("{{ '\"parameters\": ' }}", "llama3_json"),
+        ("```json", "hermes"),
+        ("", "hermes"),
+    ],
+)
+def test_the_template_shows_the_format(template: str, name: str) -> None:
+    assert tool_format_of(template) is TOOL_FORMATS[name]

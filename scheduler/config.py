@@ -13,12 +13,15 @@ class SchedulerConfig:
     `max_inter_token_latency` bounds, in seconds, the time between two tokens of a live sequence while prompts are being read: between two
     decode steps, as many and as large chunks are read as are expected to fit. One step of the cheapest shape is run whatever it takes, so
     that reading never stops either.
+
+    `max_background_slots` are those that background sequences may hold at once; None: half of them, and at least one.
     """
 
     order: QueueOrder = QueueOrder.FCFS
     max_num_waiting: int = 256
     max_inter_token_latency: float = 0.2
     max_decode_steps: int = 4  # steps of one decode launch, when nothing waits
+    max_background_slots: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_num_waiting < 0:
@@ -27,3 +30,9 @@ class SchedulerConfig:
             raise ValueError(f"max_inter_token_latency must be at least 0 seconds, got {self.max_inter_token_latency}")
         if self.max_decode_steps < 1:
             raise ValueError(f"max_decode_steps must be at least 1, got {self.max_decode_steps}")
+        if self.max_background_slots is not None and self.max_background_slots < 1:
+            raise ValueError(f"max_background_slots must be at least 1, got {self.max_background_slots}")
+
+    def num_background_slots(self, num_slots: int) -> int:
+        """Return how many of a pool's slots background sequences may hold at once."""
+        return max(1, num_slots // 2) if self.max_background_slots is None else min(self.max_background_slots, num_slots)

@@ -34,7 +34,8 @@ class Add:
     """A new request. It has `num_choices` sequences, each of which ends with exactly one final `EngineOutput`.
 
     `stop.max_tokens` 0 means that the prompt is only scored. Deadlines are seconds from `arrival_time`, which is by the engine's clock.
-    Lower `priority` values go first.
+    Lower `priority` values go first. What runs in the background goes after all else, whatever the queue's order, and takes nobody's place:
+    it holds a share of the slots only (`SchedulerConfig.max_background_slots`) and is not counted among those that wait.
     """
 
     request_id: str
@@ -48,6 +49,7 @@ class Add:
     timeout: float | None = None
     num_prompt_logprobs: int | None = None  # None: not asked
     grammar: str | None = None  # what the answer must follow, as `scheduler.constraints.Constraints` reads it
+    is_background: bool = False
 
     @property
     def queue_deadline(self) -> float | None:

@@ -65,7 +65,7 @@ class Scheduler:
         message = refusal(add, self._spec)
         if message is not None:
             self.refuse(add, FinishReason.REJECTED, message)
-        elif len(self._waiting) + add.num_choices > self._config.max_num_waiting + self._slots.num_free:
+        elif not add.is_background and self._num_waiting + add.num_choices > self._config.max_num_waiting + self._slots.num_free:
             self.refuse(add, FinishReason.QUEUE_FULL, self._queue_full_message(add))
         else:
             try:
@@ -135,10 +135,14 @@ class Scheduler:
         outputs, self._outputs = self._outputs, []
         return outputs
 
+    def live(self) -> list[Request]:
+        """Return the sequences that were admitted and have not ended."""
+        return [*self._decoding.values(), *(request for prefill in self._reading for request in prefill.requests)]
+
     def stats(self) -> SchedulerStats:
         """Return the state of this moment."""
         return SchedulerStats(
-            num_running=len(self._decoding) + sum(len(prefill.requests) for prefill in self._reading),
+            num_running=len(self.live()),
             num_waiting=len(self._waiting),
             num_slots_in_use=self._slots.num_used,
             num_scratch_in_use=self._scratches.num_used,
@@ -150,7 +154,7 @@ class Scheduler:
         """Raise AssertionError unless every place is held by just who should hold it."""
         self._slots.check_integrity()
         self._scratches.check_integrity()
-        requests = [*self._decoding.values(), *(request for prefill in self._reading for request in prefill.requests)]
+        requests = self.live()
         slots = [request.slot for request in requests if request.slot is not None]
         scratches = [prefill.scratch for prefill in self._reading if prefill.scratch is not None]
         assert len(slots) == len(set(slots)) == self._slots.num_used, (slots, self._slots.num_used)
@@ -180,10 +184,14 @@ class Scheduler:
         return self._constraints.matchers(add.grammar, add.num_choices)
 
     def _queue_full_message(self, add: Add) -> str:
-        return (
-            f"{len(self._waiting)} sequences wait and {self._slots.num_free} slots are free; with {add.num_choices} more, "
-            f"over {self._config.max_num_waiting} would wait"
-        )
+        num_waiting = self._num_waiting + add.num_choices - self._slots.num_free
+        return f"with {add.num_choices} more sequences, {num_waiting} would wait, and at most {self._config.max_num_waiting} may"
+
+    @property
+    def _num_waiting(self) -> int:
+        """Sequences in the queue, as if those in the background were not there and the slots they hold were free."""
+        num_background = sum(len(choices) for choices in self._open.values() if next(iter(choices.values())).add.is_background)
+        return len(self._waiting) - num_background
 
     # Admission
 
@@ -196,14 +204,22 @@ class Scheduler:
             self._reading.append(prefill)
 
     def _has_room(self, request: Request) -> bool:
-        has_scratch = self._scratches.num_free > 0 or not request.needs_scratch
-        has_slot = self._slots.num_free > 0 or not request.needs_slot
+        num_spared = 1 if request.add.is_background and self._spec.scratch.num_scratch > 1 else 0
+        has_scratch = self._scratches.num_free > num_spared or not request.needs_scratch
+        has_slot = self._num_free_slots(request.add) > 0 or not request.needs_slot
         return has_scratch and has_slot
+
+    def _num_free_slots(self, add: Add) -> int:
+        """Return how many slots a request may take."""
+        if not add.is_background:
+            return self._slots.num_free
+        num_held = sum(request.add.is_background and request.slot is not None for request in self.live())
+        return min(self._slots.num_free, self._config.num_background_slots(self._pool.num_slots) - num_held)
 
     def _with_siblings(self, request: Request) -> list[Request]:
         """Return the choices that one reading of the prompt serves: all that wait, as far as there are slots."""
         siblings = [other for other in self._open[request.add.request_id].values() if other.status is RequestStatus.WAITING]
-        return siblings[: self._slots.num_free] if request.needs_slot else siblings
+        return siblings[: self._num_free_slots(request.add)] if request.needs_slot else siblings
 
     def _take_slot(self, request: Request) -> None:
         self._waiting.remove(request)

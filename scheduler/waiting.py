@@ -2,8 +2,11 @@
 
 import enum
 from collections import OrderedDict
+from typing import TypeAlias
 
 from scheduler.request import Request
+
+Level: TypeAlias = tuple[bool, int]  # background, priority: the lowest goes first
 
 
 class QueueOrder(enum.StrEnum):
@@ -19,7 +22,7 @@ class WaitingQueue:
 
     def __init__(self, order: QueueOrder) -> None:
         self._order = order
-        self._lines: dict[bool, dict[int, OrderedDict[int, Request]]] = {False: {}, True: {}}  # needs a scratch → priority → arrival order
+        self._lines: dict[bool, dict[Level, OrderedDict[int, Request]]] = {False: {}, True: {}}  # needs a scratch → level → arrival
         self._num_waiting = 0
 
     def __len__(self) -> int:
@@ -28,22 +31,22 @@ class WaitingQueue:
     def push(self, request: Request) -> None:
         """Put a sequence behind those that go before it."""
         levels = self._lines[request.needs_scratch]
-        levels.setdefault(self._priority(request), OrderedDict())[request.arrival_order] = request
+        levels.setdefault(self._level(request), OrderedDict())[request.arrival_order] = request
         self._num_waiting += 1
 
     def remove(self, request: Request) -> None:
         """Take a sequence out, wherever it stands."""
         levels = self._lines[request.needs_scratch]
-        priority = self._priority(request)
-        del levels[priority][request.arrival_order]
-        if not levels[priority]:
-            del levels[priority]
+        level = self._level(request)
+        del levels[level][request.arrival_order]
+        if not levels[level]:
+            del levels[level]
         self._num_waiting -= 1
 
     def heads(self) -> list[Request]:
         """Return the first of each line, the one that goes before the other first."""
         heads = [next(iter(levels[min(levels)].values())) for levels in self._lines.values() if levels]
-        return sorted(heads, key=lambda request: (self._priority(request), request.arrival_order))
+        return sorted(heads, key=lambda request: (self._level(request), request.arrival_order))
 
-    def _priority(self, request: Request) -> int:
-        return request.add.priority if self._order is QueueOrder.PRIORITY else 0
+    def _level(self, request: Request) -> Level:
+        return request.add.is_background, request.add.priority if self._order is QueueOrder.PRIORITY else 0

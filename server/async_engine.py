@@ -86,6 +86,7 @@ class AsyncEngine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)  # a load under way must not keep the process alive
         self._streams: dict[str, Stream] = {}
         self._places: Places | None = None
+        self._background_places: Places | None = None
         self._is_draining = False
         self._core: EngineCore | None = None
         self._spec: BackendSpec | None = None
@@ -105,11 +106,12 @@ class AsyncEngine:
     async def drain(self, limit: float) -> None:
         """Admit nothing more, wait up to `limit` seconds until every place is given back, and abort what goes on then."""
         self._is_draining = True
-        if self._places is None:
+        if self._places is None or self._background_places is None:
             return
         try:
             async with asyncio.timeout(limit):
                 await self._places.all_free.wait()
+                await self._background_places.all_free.wait()
         except TimeoutError:
             logger.warning("aborting %d requests that did not end within %g s", len(self._streams), limit)
             for request_id in self._streams:
@@ -136,13 +138,14 @@ class AsyncEngine:
             raise UnavailableError(self.health())
         return self._spec
 
-    def reserve(self, num_sequences: int) -> PlacesTaken:
+    def reserve(self, num_sequences: int, *, in_background: bool = False) -> PlacesTaken:
         health = self.health()
         if health.status not in (HealthStatus.READY, HealthStatus.STALLED):
             raise UnavailableError(health)
-        assert self._places is not None
+        places = self._background_places if in_background else self._places
+        assert places is not None
         try:
-            return self._places.take(num_sequences)
+            return places.take(num_sequences)
         except QueueFullError:
             self._observer.refused()
             raise
@@ -225,7 +228,8 @@ class AsyncEngine:
 
     def _take_over(self, core: EngineCore, spec: BackendSpec) -> None:
         self._core, self._spec = core, spec
-        self._places = Places(spec.pools[0].num_slots + self._config.max_num_waiting)
+        num_places = spec.pools[0].num_slots + self._config.max_num_waiting
+        self._places, self._background_places = Places(num_places), Places(num_places)
         self._observer.loaded(spec)
         self._has_loaded.set()
 

@@ -76,8 +76,8 @@ class EngineClient(Protocol):
         """What the backend can do. Raises `UnavailableError` while it is loading, or if loading failed."""
         ...
 
-    def reserve(self, num_sequences: int) -> Ticket:
-        """Take a place for each of these sequences (choices × prompts), before any rendering.
+    def reserve(self, num_sequences: int, *, in_background: bool = False) -> Ticket:
+        """Take a place for each of these sequences (choices × prompts), before any rendering. Those in the background have places apart.
 
         Hold the ticket until the last of them has ended: `with client.reserve(n): ...`. Raises `QueueFullError`; raises `UnavailableError`
         while the engine is loading, draining or dead, so that whoever has a ticket may use `spec` and the renderer.

@@ -33,6 +33,7 @@ def request(
     timeout: float | None = None,
     num_prompt_logprobs: int | None = None,
     grammar: str | None = None,
+    is_background: bool = False,
 ) -> Add:
     """A request whose prompt depends on its id, so that mixed-up sequences show."""
     base = sum(map(ord, request_id))
@@ -48,6 +49,7 @@ def request(
         timeout=timeout,
         num_prompt_logprobs=num_prompt_logprobs,
         grammar=grammar,
+        is_background=is_background,
     )
 
 

@@ -96,7 +96,36 @@ def test_queue_is_bounded_beyond_the_free_slots() -> None:
     assert scheduler.stats().num_waiting == 3
 
 
+def test_what_runs_in_the_background_takes_nobodys_place() -> None:
+    scheduler, _ = scheduler_of(fake_spec(num_slots=2), SchedulerConfig(max_num_waiting=1, max_background_slots=2))
+    for name in "abcd":
+        scheduler.add(request(name, is_background=True))
+    turn(scheduler)
+    assert scheduler.stats().num_waiting == 2
+    for name in "xyz!":  # two slots and one place to wait: three fit
+        scheduler.add(request(name))
+    refused = [(output.request_id, output.final.reason) for output in scheduler.take_outputs() if output.final is not None]
+    assert refused == [("!", FinishReason.QUEUE_FULL)]
+
+
 # Admission
+
+
+def test_the_background_leaves_slots_and_a_scratch_and_goes_last() -> None:
+    scheduler, _ = scheduler_of(snapstream_spec(num_slots=4, num_scratch=2))
+    for name in ("long 1", "long 2"):
+        scheduler.add(request(name, 100, is_background=True))
+    scheduler.add(request("short", is_background=True, num_choices=4))
+    turn(scheduler)
+    assert sorted(live.add.request_id for live in scheduler.live()) == ["long 1", "short"]
+    scheduler.add(request("long", 100))
+    scheduler.add(request("quick"))
+    turn(scheduler)
+    assert sorted(live.add.request_id for live in scheduler.live()) == ["long", "long 1", "quick", "short"]
+    scheduler.abort(Abort("quick"))
+    scheduler.add(request("late"))
+    turn(scheduler)
+    assert "late" in [live.add.request_id for live in scheduler.live()]
 
 
 def test_takes_the_lowest_free_slots_in_order() -> None:

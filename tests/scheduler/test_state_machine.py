@@ -75,6 +75,7 @@ class EngineMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         timeouts=st.tuples(*[st.none() | st.floats(0.0, 0.5)] * 2),
         num_prompt_logprobs=st.none() | st.integers(0, 2),
+        is_background=st.booleans(),
     )
     def add(
         self,
@@ -87,6 +88,7 @@ class EngineMachine(RuleBasedStateMachine):
         priority: int,
         timeouts: tuple[float | None, float | None],
         num_prompt_logprobs: int | None,
+        is_background: bool,
     ) -> None:
         name = f"r{len(self.adds)}"
         base = request(
@@ -115,6 +117,7 @@ class EngineMachine(RuleBasedStateMachine):
             timeouts[0],
             timeouts[1],
             num_prompt_logprobs,
+            is_background=is_background,
         )
         self.drive.send(self.adds[name])
 
@@ -136,6 +139,7 @@ class EngineMachine(RuleBasedStateMachine):
     def steps(self, num_steps: int) -> None:
         for _ in range(num_steps):
             self.drive.step()
+            self.check_background()
 
     @rule()
     def next_step_fails(self) -> None:
@@ -180,12 +184,17 @@ class EngineMachine(RuleBasedStateMachine):
             expected = [add.prompt_token_ids[1:]] if is_scored else []
             assert [tuple(token.token_id for token in score) for score in scores] == expected
 
+    def check_background(self) -> None:
+        """What runs in the background leaves half of the slots to the rest."""
+        holders = [request.add for request in self.drive.scheduler.live() if request.slot is not None]
+        assert sum(add.is_background for add in holders) <= max(1, self.drive.spec.pools[0].num_slots // 2)
+
     def check_order(self) -> None:
         """Within the direct and the scratch line, those of one priority are admitted as they came."""
-        lines: dict[tuple[bool, int], list[float]] = {}
+        lines: dict[tuple[bool, bool, int], list[float]] = {}
         for name, add in self.adds.items():
             needs_scratch = add.stop.max_tokens == 0 or len(add.prompt_token_ids) > POLICY.max_direct_tokens
-            line = (needs_scratch, add.priority if self.order is QueueOrder.PRIORITY else 0)
+            line = (needs_scratch, add.is_background, add.priority if self.order is QueueOrder.PRIORITY else 0)
             admitted = [self.drive.final(name, choice).timing.admitted for choice in range(add.num_choices)]
             lines.setdefault(line, []).extend(time for time in admitted if time is not None)
         assert all(times == sorted(times) for times in lines.values()), lines

@@ -9,7 +9,8 @@ import random
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from examples.demo_model import corpus, words
+from examples.demo_model import corpus
+from server.eval.tasks import words
 
 BOS, EOS, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from examples.demo_model import corpus, words
+from examples.demo_model import corpus
 from examples.demo_model.batches import IGNORED, Writer
 from examples.demo_model.corpus import Difficulty, make_case
 from examples.demo_model.evaluate import Evaluator
@@ -19,6 +19,7 @@ from examples.demo_model.model import hidden_states
 from examples.demo_model.stages import STAGES
 from examples.demo_model.tokenizer import SPECIAL_TOKENS, build_tokenizer, single_tokens
 from examples.demo_model.train import Trainer
+from server.eval.tasks import words
 
 SHIPPED = Path(__file__).parents[2] / "server" / "demo_model"
 MAX_WEIGHT_BYTES = 12_000_000

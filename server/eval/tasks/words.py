@@ -1,8 +1,7 @@
-"""The words of the made-up documents: names (keys), adjectives and nouns (values) and the words of the filler sentences.
+"""The words of the made-up texts: names, adjectives and nouns (keys and values) and the words of the filler sentences.
 
-Every name and every value word is one token with a leading space, and every adjective one without (an answer begins with it):
-`tokenizer.py` checks this. Adjectives and nouns begin with a consonant, so that "a" is always the right article. No word of a value
-occurs in the filler.
+Adjectives, nouns and jobs begin with a consonant, so that "a" is always the right article. No word of a key or value occurs in the filler.
+The demo model's tokenizer has each name, adjective and noun as one token with a leading space.
 """
 
 
@@ -108,4 +107,19 @@ TIMES = _words(
     """
     afternoon autumn evening month morning night spring summer week winter year
     """
+)
+
+NOUNS = (*PETS, *INSTRUMENTS, *GARMENTS, *VEHICLES, *HOMES, *TOOLS)
+JOBS = _words(
+    """
+    barber blacksmith bookbinder brewer broker butcher cellist chemist clerk cobbler composer cook cooper courier dancer dentist
+    diver fisher florist forester glazier grocer hatter joiner judge jurist lawyer librarian locksmith mason mechanic merchant
+    midwife painter pilot plumber poet porter potter printer ranger roofer sailor sculptor secretary smith surgeon surveyor tailor
+    tanner tiler translator vintner waiter warden watchmaker weaver welder writer
+    """
+)
+TOWNS = tuple(
+    start + end
+    for start in _words("Ash Brook Clay Dun Elm Fair Glen Hart Kings Lang Mill North Oak Red Stan Thorn West Win Wood Lind")
+    for end in _words("bury field ford ham ton wick")
 )

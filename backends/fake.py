@@ -5,7 +5,7 @@ any spec, but evicts nothing: whatever the policy, its sequences are exact. Impo
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from backends.clock import Clock, VirtualClock
 from backends.fake_model import choose, fold, with_logprobs
@@ -57,6 +57,7 @@ class _Place:
     """What a slot or a scratch holds."""
 
     num_prompt_tokens: int
+    num_forced: int = 0  # tokens of the prompt that were drawn
     state: int = 0
     token_ids: list[int] = field(default_factory=list)
 
@@ -65,14 +66,17 @@ class _Place:
         self.token_ids += token_ids
 
     def copy(self) -> "_Place":
-        return _Place(self.num_prompt_tokens, self.state, self.token_ids.copy())
+        return _Place(self.num_prompt_tokens, self.num_forced, self.state, self.token_ids.copy())
 
     def sample(self, draw: Draw, vocab_size: int) -> SampledToken:
         """Draw the token that follows."""
-        token_id = choose(self.state, draw, vocab_size, self.token_ids, self.num_prompt_tokens)
-        if draw.sampling.num_logprobs is None:
-            return SampledToken(token_id)
-        return with_logprobs(self.state, token_id, draw.sampling.num_logprobs, vocab_size)
+        if draw.forced_token_ids:
+            token_id = draw.forced_token_ids[0]
+            self.num_forced += 1
+        else:
+            token_id = choose(self.state, draw, vocab_size, self.token_ids, self.num_prompt_tokens + self.num_forced)
+        num_logprobs = draw.num_logprobs(0)
+        return SampledToken(token_id) if num_logprobs is None else with_logprobs(self.state, token_id, num_logprobs, vocab_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +150,7 @@ class FakeBackend:
         if row.scratch is not None:
             del self._scratches[row.scratch]
             self._slots.update({slot: places[0].copy() for slot in row.slots})
-        return tuple(places[0].sample(draw, self._spec.vocab_size) for draw in row.draws)
+        return tuple(self._slots[slot].sample(draw, self._spec.vocab_size) for slot, draw in zip(row.slots, row.draws, strict=True))
 
     def _places(self, row: PrefillRow) -> list[_Place]:
         """Return where a chunk is written, emptied first if it is a prompt's first chunk."""
@@ -181,7 +185,7 @@ class FakeBackend:
         place.write((row.token_id,))
         tokens, draw = [place.sample(row.draw, self._spec.vocab_size)], row.draw
         for _ in range(num_steps - 1):
-            draw = Draw(draw.sampling, draw.choice, draw.output_index + 1, draw.banned_token_ids)
+            draw = replace(draw, output_index=draw.output_index + 1, forced_token_ids=draw.forced_token_ids[1:])
             place.write((tokens[-1].token_id,))
             tokens.append(place.sample(draw, self._spec.vocab_size))
         return tuple(tokens)

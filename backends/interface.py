@@ -30,6 +30,7 @@ class Feature(enum.Enum):
     LOGPROBS = "logprobs"
     PROMPT_LOGPROBS = "prompt_logprobs"
     TOKEN_MASK = "token_mask"  # needed by structured output
+    FORCED_TOKENS = "forced_tokens"  # needed to take the rest of a prompt through decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,10 @@ class Draw:
 
     With an `allowed_mask`, token t may be chosen if bit t % 8 of byte t // 8 is set, and none that lies beyond the mask's end; at least one
     may. Such a draw's batch has one step, since the next mask follows from the token.
+
+    The first steps of a launch may yield `forced_token_ids` instead of choosing: tokens of the prompt that are read by decode. They come
+    with log-probabilities if `num_forced_logprobs` says so, as `SamplingParams.num_logprobs` does for the others, stand at negative output
+    indices, and count as prompt for the penalties.
     """
 
     sampling: SamplingParams
@@ -83,6 +88,12 @@ class Draw:
     output_index: int = 0
     banned_token_ids: tuple[int, ...] = ()  # never chosen at this draw
     allowed_mask: bytes | None = None
+    forced_token_ids: tuple[int, ...] = ()
+    num_forced_logprobs: int | None = None
+
+    def num_logprobs(self, number: int) -> int | None:
+        """Return how many alternatives the `number`th step's token comes with; None: without log-probabilities."""
+        return self.num_forced_logprobs if number < len(self.forced_token_ids) else self.sampling.num_logprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,13 @@ def refusal(add: Add, spec: BackendSpec) -> str | None:
 
 def needs_scratch(add: Add, spec: BackendSpec) -> bool:
     """Whether the prompt is read in a scratch: it loses something in a slot, or it gets none because it is only scored."""
-    return add.stop.max_tokens == 0 or len(add.prompt_token_ids) > spec.pools[0].max_direct_tokens
+    return not add.needs_slot or len(add.prompt_token_ids) - add.num_forced_tokens > spec.pools[0].max_direct_tokens
+
+
+def max_output_tokens(num_prompt_tokens: int, num_forced_tokens: int, spec: BackendSpec) -> int:
+    """Return how many tokens may follow a prompt whose last `num_forced_tokens` decode reads; negative when it is too long itself."""
+    num_prefill_tokens = num_prompt_tokens - num_forced_tokens
+    return spec.pools[0].policy.max_output_tokens(num_prefill_tokens, spec.max_model_len) - num_forced_tokens
 
 
 def _feature_refusal(add: Add, spec: BackendSpec) -> str | None:
@@ -20,6 +26,8 @@ def _feature_refusal(add: Add, spec: BackendSpec) -> str | None:
         needed.add(Feature.BANNED_TOKENS)
     if add.num_prompt_logprobs is not None:
         needed.add(Feature.PROMPT_LOGPROBS)
+    if add.num_forced_tokens > 0:
+        needed.add(Feature.FORCED_TOKENS)
     if add.grammar is not None:
         needed.add(Feature.TOKEN_MASK)
     lacking = sorted(feature.value for feature in needed - spec.features)
@@ -29,6 +37,8 @@ def _feature_refusal(add: Add, spec: BackendSpec) -> str | None:
 def _token_refusal(add: Add, spec: BackendSpec) -> str | None:
     if not add.prompt_token_ids:
         return "the prompt has no tokens"
+    if add.num_prefill_tokens is not None and not 1 <= add.num_prefill_tokens <= len(add.prompt_token_ids):
+        return f"num_prefill_tokens must be from 1 to the prompt's {len(add.prompt_token_ids)} tokens, got {add.num_prefill_tokens}"
     biased = (token_id for token_id, _ in add.sampling.logit_bias)
     for token_id in (min(add.prompt_token_ids), max(add.prompt_token_ids), *add.stop.stop_token_ids, *biased):
         if not 0 <= token_id < spec.vocab_size:
@@ -44,11 +54,11 @@ def _length_refusal(add: Add, spec: BackendSpec) -> str | None:
             f"but a sequence may have at most {spec.max_model_len}"
         )
     policy = spec.pools[0].policy
-    limit = policy.max_output_tokens(num_prompt, spec.max_model_len)
+    limit = max_output_tokens(num_prompt, add.num_forced_tokens, spec)
     if max_tokens > limit:
         return f"up to {max_tokens} tokens are asked for, but policy {policy.name} admits at most {limit} after {num_prompt} prompt tokens"
     if needs_scratch(add, spec):
-        return _scratch_refusal(num_prompt, spec)
+        return _scratch_refusal(num_prompt - add.num_forced_tokens, spec)
     return None
 
 

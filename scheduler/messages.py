@@ -33,6 +33,8 @@ class StopCriteria:
 class Add:
     """A new request. It has `num_choices` sequences, each of which ends with exactly one final `EngineOutput`.
 
+    After `num_prefill_tokens` tokens (None: all) the prompt counts as read: its slot is filled then, and the rest of the prompt takes
+    decode steps, whose log-probabilities are what the slot makes of them.
     `stop.max_tokens` 0 means that the prompt is only scored. Deadlines are seconds from `arrival_time`, which is by the engine's clock.
     Lower `priority` values go first. What runs in the background goes after all else, whatever the queue's order, and takes nobody's place:
     it holds a share of the slots only (`SchedulerConfig.max_background_slots`) and is not counted among those that wait.
@@ -48,8 +50,19 @@ class Add:
     queue_timeout: float | None = None
     timeout: float | None = None
     num_prompt_logprobs: int | None = None  # None: not asked
+    num_prefill_tokens: int | None = None
     grammar: str | None = None  # what the answer must follow, as `scheduler.constraints.Constraints` reads it
     is_background: bool = False
+
+    @property
+    def num_forced_tokens(self) -> int:
+        """How many tokens of the prompt are left to decode, which yields them instead of choosing."""
+        return 0 if self.num_prefill_tokens is None else len(self.prompt_token_ids) - self.num_prefill_tokens
+
+    @property
+    def needs_slot(self) -> bool:
+        """False for what prefill alone scores."""
+        return self.stop.max_tokens > 0 or self.num_forced_tokens > 0
 
     @property
     def queue_deadline(self) -> float | None:
@@ -90,7 +103,7 @@ EngineInput: TypeAlias = Add | Finish | Abort | Shutdown
 class CacheUse:
     """What a sequence's slot held at its end, in entries of a full-attention layer: integers of the layout, not measured."""
 
-    num_prompt_tokens: int
+    num_prompt_tokens: int  # that prefill read
     num_tokens: int  # written into the cache over the sequence's life
     num_live: int  # entries still held
     num_evicted: int  # tokens no longer held
@@ -120,6 +133,8 @@ class Final:
     timing: Timing
     num_prompt_tokens: int
     num_output_tokens: int  # with the stop token, which is not among any output's `tokens`
+    num_packed_prompt_tokens: int = 0  # tokens of the prompt whose log-probabilities were read from the slot
+    num_prefill_output_tokens: int = 0  # 1 if prefill, and not the slot, chose the first token of the output
     num_discarded_tokens: int = 0  # made by the device beyond the end, never counted in usage
     cache: CacheUse | None = None  # None when no slot ever held the whole prompt
     stop_token_id: int | None = None
@@ -133,6 +148,6 @@ class EngineOutput:
     request_id: str
     choice: int
     tokens: tuple[SampledToken, ...] = ()
-    num_computed_prompt_tokens: int = 0  # progress of its prefill
+    num_computed_prompt_tokens: int = 0  # progress of reading the prompt
     prompt_logprobs: tuple[SampledToken, ...] = field(default=())  # with choice 0, complete, once the prompt is read
     final: Final | None = None

@@ -20,23 +20,22 @@ class Prefill:
 
     @property
     def num_remaining_tokens(self) -> int:
-        return self.requests[0].num_prompt_tokens - self.num_computed_tokens
+        return self.requests[0].num_prefill_tokens - self.num_computed_tokens
 
     def row(self, max_tokens: int) -> PrefillRow:
         """Return the prompt's next chunk, of at most `max_tokens` tokens."""
-        add = self.requests[0].add
-        start = self.num_computed_tokens
-        chunk = add.prompt_token_ids[start : start + max_tokens]
-        is_last = start + len(chunk) == len(add.prompt_token_ids)
+        add, start = self.requests[0].add, self.num_computed_tokens
+        end = start + min(max_tokens, self.num_remaining_tokens)
+        is_last = end == self.requests[0].num_prefill_tokens
         return PrefillRow(
             request_id=add.request_id,
-            token_ids=chunk,
+            token_ids=add.prompt_token_ids[start:end],
             start=start,
-            num_prompt_tokens=len(add.prompt_token_ids),
+            num_prompt_tokens=self.requests[0].num_prefill_tokens,
             slots=tuple(request.slot for request in self.requests if request.slot is not None),
             scratch=self.scratch,
-            draws=tuple(request.draw() for request in self.requests if request.needs_slot) if is_last else (),
-            score=self._score(start, len(chunk)),
+            draws=tuple(request.draw() for request in self.requests) if is_last and add.needs_slot else (),
+            score=self._score(start, end),
         )
 
     def advance(self, num_tokens: int, prompt_logprobs: tuple[SampledToken, ...]) -> None:
@@ -45,9 +44,10 @@ class Prefill:
         for request in self.requests:
             request.num_computed_tokens += num_tokens
 
-    def _score(self, start: int, num_tokens: int) -> PromptScore | None:
+    def _score(self, start: int, end: int) -> PromptScore | None:
         """Prompt log-probabilities are reported once a request, so only the prefill of choice 0 asks for them."""
         add = self.requests[0].add
         if add.num_prompt_logprobs is None or all(request.choice != 0 for request in self.requests):
             return None
-        return PromptScore(add.prompt_token_ids[start + 1 : start + num_tokens + 1], add.num_prompt_logprobs)
+        last = min(end + 1, self.requests[0].num_prefill_tokens)  # the token after it comes with the first draw
+        return PromptScore(add.prompt_token_ids[start + 1 : last], add.num_prompt_logprobs)

@@ -103,7 +103,7 @@ class Scheduler:
         if isinstance(batch, PrefillBatch):
             self._update_prefill(batch, result, now)
         else:
-            self._update_decode(batch, result)
+            self._update_decode(batch, result, now)
         self._pacing.observe(batch, result.elapsed, now)
 
     def fail(self, batch: Batch, error: Exception) -> None:
@@ -206,7 +206,7 @@ class Scheduler:
     def _has_room(self, request: Request) -> bool:
         num_spared = 1 if request.add.is_background and self._spec.scratch.num_scratch > 1 else 0
         has_scratch = self._scratches.num_free > num_spared or not request.needs_scratch
-        has_slot = self._num_free_slots(request.add) > 0 or not request.needs_slot
+        has_slot = self._num_free_slots(request.add) > 0 or not request.add.needs_slot
         return has_scratch and has_slot
 
     def _num_free_slots(self, add: Add) -> int:
@@ -219,13 +219,13 @@ class Scheduler:
     def _with_siblings(self, request: Request) -> list[Request]:
         """Return the choices that one reading of the prompt serves: all that wait, as far as there are slots."""
         siblings = [other for other in self._open[request.add.request_id].values() if other.status is RequestStatus.WAITING]
-        return siblings[: self._num_free_slots(request.add)] if request.needs_slot else siblings
+        return siblings[: self._num_free_slots(request.add)] if request.add.needs_slot else siblings
 
     def _take_slot(self, request: Request) -> None:
         self._waiting.remove(request)
         request.status = RequestStatus.PREFILL
         request.admitted_time = self._clock.now()
-        if request.needs_slot:
+        if request.add.needs_slot:
             request.slot = self._slots.acquire(request.add.request_id)
 
     # Steps
@@ -245,12 +245,15 @@ class Scheduler:
     def _decode_batch(self) -> DecodeBatch | None:
         if not self._decoding:
             return None
-        return DecodeBatch(tuple(request.decode_row() for request in self._decoding.values()), self._num_decode_steps())
+        num_steps = self._num_decode_steps()
+        return DecodeBatch(tuple(request.decode_row(num_steps) for request in self._decoding.values()), num_steps)
 
     def _num_decode_steps(self) -> int:
-        """A launch has one step when anyone waits, since any step may free a slot, and never goes beyond the shortest answer's length."""
+        """A launch never goes beyond the shortest answer's length, and when anyone waits it has no step after one that may free a slot."""
         most = min(self._spec.max_decode_steps, self._config.max_decode_steps)
-        if most == 1 or self._waiting or self._reading:
+        if self._waiting:
+            most = min(most, *(request.num_forced_left for request in self._decoding.values()))
+        if most <= 1 or self._reading:
             return 1
         limits = [most, self._pacing.max_decode_steps, *(request.max_decode_steps for request in self._decoding.values())]
         return min(limit for limit in limits if limit is not None)
@@ -272,31 +275,33 @@ class Scheduler:
         if not self._decoding:
             self._pacing.start_waiting(now)
         for position, request in enumerate(prefill.requests):
-            prompt_logprobs = tuple(prefill.prompt_logprobs) if request.choice == 0 else ()
+            if request.choice == 0:
+                request.prompt_logprobs = prefill.prompt_logprobs
             request.status = RequestStatus.DECODE
             if request.slot is None:
-                self._end(request, FinishReason.LENGTH, prompt_logprobs=prompt_logprobs)
+                self._end(request, FinishReason.LENGTH)
             else:
                 self._decoding[request.slot] = request
-                request.first_token_time = now
-                self._take_tokens(request, sampled[position : position + 1], prompt_logprobs)
+                self._take_tokens(request, sampled[position : position + 1], now)
 
-    def _update_decode(self, batch: DecodeBatch, result: BatchResult) -> None:
+    def _update_decode(self, batch: DecodeBatch, result: BatchResult, now: float) -> None:
         for row, sampled in zip(batch.rows, result.tokens, strict=True):
             request = self._decoding[row.slot]
             request.num_computed_tokens += batch.num_steps
-            self._take_tokens(request, sampled, ())
+            self._take_tokens(request, sampled, now)
 
-    def _take_tokens(self, request: Request, sampled: tuple[SampledToken, ...], prompt_logprobs: tuple[SampledToken, ...]) -> None:
+    def _take_tokens(self, request: Request, sampled: tuple[SampledToken, ...], now: float) -> None:
         try:
             tokens = request.append(sampled)
         except ConstraintError as error:
             self._end(request, FinishReason.REJECTED, str(error))
             return
+        if request.num_output_tokens > 0 and request.first_token_time is None:
+            request.first_token_time = now
         if request.finish_reason is not None:
-            self._end(request, request.finish_reason, tokens=tokens, prompt_logprobs=prompt_logprobs)
+            self._end(request, request.finish_reason, tokens=tokens)
         else:
-            self._emit(request, tokens, prompt_logprobs)
+            self._emit(request, tokens)
 
     # The end of a sequence
 
@@ -318,7 +323,6 @@ class Scheduler:
         message: str | None = None,
         *,
         tokens: tuple[SampledToken, ...] = (),
-        prompt_logprobs: tuple[SampledToken, ...] = (),
     ) -> None:
         """Tell that the sequence has ended, and give back what it held."""
         final = request.final(reason, self._clock.now(), self._pool.policy, message)
@@ -326,7 +330,7 @@ class Scheduler:
         del choices[request.choice]
         if not choices:
             del self._open[request.add.request_id]
-        self._emit(request, tokens, prompt_logprobs, final)
+        self._emit(request, tokens, final)
         self._num_discarded_tokens += request.num_discarded_tokens
         self._release(request)
         request.status = RequestStatus.FINISHED
@@ -350,13 +354,7 @@ class Scheduler:
             if prefill.scratch is not None:
                 self._scratches.release(prefill.scratch)
 
-    def _emit(
-        self,
-        request: Request,
-        tokens: tuple[SampledToken, ...] = (),
-        prompt_logprobs: tuple[SampledToken, ...] = (),
-        final: Final | None = None,
-    ) -> None:
-        add = request.add
-        num_read = min(request.num_computed_tokens, len(add.prompt_token_ids))
-        self._outputs.append(EngineOutput(add.request_id, request.choice, tokens, num_read, prompt_logprobs, final))
+    def _emit(self, request: Request, tokens: tuple[SampledToken, ...] = (), final: Final | None = None) -> None:
+        prompt_logprobs = request.take_prompt_logprobs()
+        num_read = request.num_read_prompt_tokens
+        self._outputs.append(EngineOutput(request.add.request_id, request.choice, tokens, num_read, prompt_logprobs, final))

@@ -60,6 +60,15 @@ def check_prompt(token_ids: tuple[int, ...], vocab_size: int, param: str) -> Non
         raise invalid_value(f"'{param}' has token id {max(token_ids)}, but the vocabulary has {vocab_size} tokens.", param)
 
 
+def check_prefill(num_prefill_tokens: int | None, num_prompt_tokens: int, param: str) -> None:
+    """Refuse to read more of a prompt than there is. Raises `ApiError`."""
+    if num_prefill_tokens is not None and num_prefill_tokens > num_prompt_tokens:
+        raise invalid_value(
+            f"'num_prefill_tokens' may be at most {num_prompt_tokens}, the tokens of '{param}', got {num_prefill_tokens}.",
+            "num_prefill_tokens",
+        )
+
+
 def check_structure(structure: Structure, features: frozenset[Feature]) -> None:
     """Refuse a form of the answer that the backend cannot keep to. Raises `ApiError`."""
     if Feature.TOKEN_MASK not in features:
@@ -73,6 +82,8 @@ def check_features(request: GenerationRequest, add: Add, features: frozenset[Fea
         needed.add(Feature.BANNED_TOKENS)
     if add.num_prompt_logprobs is not None:
         needed.add(Feature.PROMPT_LOGPROBS)
+    if add.num_forced_tokens > 0:
+        needed.add(Feature.FORCED_TOKENS)
     for feature in sorted(needed - features, key=lambda feature: feature.value):
         raise unsupported_parameter(_param_of(feature, request), "is not supported by this server's backend")
 
@@ -85,7 +96,8 @@ def _param_of(feature: Feature, request: GenerationRequest) -> str:
         Feature.LOGIT_BIAS: "logit_bias",
         Feature.BANNED_TOKENS: "min_tokens",
         Feature.LOGPROBS: "logprobs",
-        Feature.PROMPT_LOGPROBS: "echo",
+        Feature.PROMPT_LOGPROBS: "echo" if request.prompt_logprobs is None else "prompt_logprobs",
+        Feature.FORCED_TOKENS: "num_prefill_tokens",
     }[feature]
 
 

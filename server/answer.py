@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from server.output import ChoiceDelta, TokenLogprob
 from server.protocol.generation import GenerationRequest
-from server.protocol.usage import Usage, usage
+from server.protocol.prompt_logprobs import PromptLogprobs, prompt_logprobs
+from server.protocol.usage import CacheUsage, Usage, usage
 from server.renderer import Renderer
 from server.structure import Structure
 
@@ -22,6 +23,8 @@ class AnsweredChoice:
     num_tokens: int = 0
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    num_packed_prompt_tokens: int = 0
+    num_packed_tokens: int = 0
 
     @property
     def text(self) -> str:
@@ -34,6 +37,8 @@ class AnsweredChoice:
         if delta.final is not None:
             self.num_tokens = delta.final.num_output_tokens
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+            self.num_packed_prompt_tokens = delta.final.num_packed_prompt_tokens
+            self.num_packed_tokens = self.num_tokens - min(delta.final.num_prefill_output_tokens, self.num_tokens)
 
 
 class Answer(abc.ABC):
@@ -49,6 +54,7 @@ class Answer(abc.ABC):
         self.id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         self._model = model
         self._created = int(time.time())
+        self._prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}  # by prompt
 
     @property
     @abc.abstractmethod
@@ -61,7 +67,7 @@ class Answer(abc.ABC):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        return None
+        return self.options.prompt_logprobs
 
     @property
     @abc.abstractmethod
@@ -88,7 +94,7 @@ class Answer(abc.ABC):
 
     def take_prompt_logprobs(self, prompt: int, tokens: tuple[TokenLogprob, ...]) -> None:
         """Remember what was asked for with `num_prompt_logprobs`."""
-        raise AssertionError(f"log-probabilities of prompt {prompt} came unasked: {len(tokens)}")
+        self._prompt_logprobs[prompt] = tokens
 
     @abc.abstractmethod
     def choice(self, index: int, choice: AnsweredChoice) -> Mapping[str, object]:
@@ -104,6 +110,13 @@ class Answer(abc.ABC):
 
     def chunk(self, *choices: Mapping[str, object]) -> dict[str, object]:
         return self._envelope(self.chunk_name) | {"choices": list(choices)}
+
+    def prompt_logprobs(self, prompt: int) -> PromptLogprobs | None:
+        """Return vLLM's field, if it was asked for. A prompt of one token has nothing to tell but that token."""
+        num_top, tokens = self.options.prompt_logprobs, self._prompt_logprobs.get(prompt)
+        if num_top is None:
+            return None
+        return [None] if tokens is None else prompt_logprobs(tokens, num_top)
 
     def _envelope(self, name: str) -> dict[str, object]:
         return {"id": self.id, "object": name, "created": self._created, "model": self._model}
@@ -124,7 +137,12 @@ class Tally:
 
     @property
     def usage(self) -> Usage:
-        return usage(sum(self.num_prompt_tokens), sum(choice.num_tokens for choice in self.choices))
+        num_choices = len(self.choices) // len(self.num_prompt_tokens)
+        cache: CacheUsage = {
+            "packed_prompt_tokens": sum(choice.num_packed_prompt_tokens for choice in self.choices[::num_choices]),
+            "packed_completion_tokens": sum(choice.num_packed_tokens for choice in self.choices),
+        }
+        return usage(sum(self.num_prompt_tokens), sum(choice.num_tokens for choice in self.choices), cache)
 
     @property
     def progress(self) -> str:

@@ -152,8 +152,8 @@ class TorchBackend:
             for slot in row.slots:
                 row_of[slot] = number
         sampled = self._sampler.sample(logits[torch.tensor(row_of, device=self._device)], self._sampler.plan(draws))
-        tokens = sampled.to_host({slot: draw.sampling.num_logprobs for slot, draw in draws.items()})
-        return tuple(tuple(tokens[slot] for slot in row.slots) if row.draws else () for row in batch.rows)
+        tokens = steps_to_host([sampled], draws)
+        return tuple(tuple(tokens[slot][0] for slot in row.slots) if row.draws else () for row in batch.rows)
 
     def _scores(self, row: PrefillRow, logits: Tensor) -> tuple[SampledToken, ...]:
         """Return the log-probabilities of a chunk's targets from its logits [token, vocabulary], aligned to the right."""
@@ -171,13 +171,14 @@ class TorchBackend:
     def _decode(self, batch: DecodeBatch) -> tuple[tuple[SampledToken, ...], ...]:
         check_token_ids((row.token_id for row in batch.rows), self._spec.vocab_size)
         plan, token_ids = decode_plan(batch, self._kinds, self._spec.pools[0].num_slots, self._spec.max_model_len, self._device)
-        draws = self._sampler.plan({row.slot: row.draw for row in batch.rows}, len(token_ids))
+        draws = {row.slot: row.draw for row in batch.rows}
+        draw_plan = self._sampler.plan(draws, len(token_ids))
         steps = []
         for number in range(batch.num_steps):
             logits = self._forward(plan.forward_pass(token_ids, number), 1)[:, -1]
-            steps.append(self._sampler.sample(logits, draws, number))
+            steps.append(self._sampler.sample(logits, draw_plan, number))
             token_ids = steps[-1].token_ids
-        tokens = steps_to_host(steps, {row.slot: row.draw.sampling.num_logprobs for row in batch.rows})
+        tokens = steps_to_host(steps, draws)
         return tuple(tokens[row.slot] for row in batch.rows)
 
 

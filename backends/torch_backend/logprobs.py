@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from backends.interface import SampledToken
+from backends.interface import Draw, SampledToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def log_probabilities(logits: Tensor, token_ids: Tensor, num_top: int) -> Sample
     return Sampled(token_ids, logprobs.gather(1, token_ids[:, None])[:, 0], top.indices, top.values)
 
 
-def steps_to_host(steps: Sequence[Sampled], num_logprobs: Mapping[int, int | None]) -> dict[int, tuple[SampledToken, ...]]:
+def steps_to_host(steps: Sequence[Sampled], draws: Mapping[int, Draw]) -> dict[int, tuple[SampledToken, ...]]:
     """Return the tokens of these rows over several steps."""
-    columns = [step.to_host(num_logprobs) for step in steps]
-    return {row: tuple(column[row] for column in columns) for row in num_logprobs}
+    columns = [step.to_host({row: draw.num_logprobs(number) for row, draw in draws.items()}) for number, step in enumerate(steps)]
+    return {row: tuple(column[row] for column in columns) for row in draws}

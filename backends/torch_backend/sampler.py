@@ -62,6 +62,7 @@ class DrawPlan:
     output_index: Tensor  # [slot]: of the first step's draw
     banned: tuple[Tensor, Tensor] | None  # slots and tokens
     forbidden: Tensor | None  # bool [slot, token]: what a mask leaves out
+    forced: tuple[Tensor, ...]  # a step each, [slot]: the token that is yielded, −1 where one is drawn
     filtered: Tensor | None  # the slots whose draw has a top_k, top_p or min_p
     is_random: bool
     has_penalties: bool
@@ -99,25 +100,26 @@ class Sampler:
         `num_slots` is how many of the slots, from the first on, will have logits; None: all.
         """
         for draw in draws.values():
-            check_token_ids(draw.banned_token_ids, self._vocab_size)
+            check_token_ids(draw.banned_token_ids + draw.forced_token_ids, self._vocab_size)
         self._hold(draws)
         params = [draw.sampling for draw in draws.values()]
         num_slots = len(self._held) if num_slots is None else num_slots
-        output_index = [-1] * num_slots
+        output_index, is_live = [0] * num_slots, [False] * num_slots
         for slot, draw in draws.items():
-            output_index[slot] = draw.output_index
-        indices = torch.tensor(output_index, device=self._device)
+            output_index[slot], is_live[slot] = draw.output_index, True
+        num_logprobs = [*(p.num_logprobs for p in params), *(draw.num_forced_logprobs for draw in draws.values())]
         return DrawPlan(
             params=self._params.first(num_slots),
-            is_live=indices >= 0,
-            output_index=indices,
+            is_live=torch.tensor(is_live, device=self._device),
+            output_index=torch.tensor(output_index, device=self._device),
             banned=self._pairs([(slot, token) for slot, draw in draws.items() for token in draw.banned_token_ids]),
             forbidden=self._forbidden({slot: d.allowed_mask for slot, d in draws.items() if d.allowed_mask is not None}, num_slots),
+            forced=self._forced({slot: draw.forced_token_ids for slot, draw in draws.items()}, num_slots),
             filtered=self._slots([slot for slot, draw in draws.items() if _is_filtered(draw.sampling)]),
             is_random=not all(p.is_greedy for p in params),
             has_penalties=any(p.has_penalties for p in params),
             has_bias=any(p.logit_bias for p in params),
-            num_logprobs=max((p.num_logprobs for p in params if p.num_logprobs is not None), default=None),
+            num_logprobs=max((number for number in num_logprobs if number is not None), default=None),
         )
 
     def sample(self, logits: Tensor, plan: DrawPlan, number: int = 0) -> Sampled:
@@ -128,7 +130,14 @@ class Sampler:
         if plan.is_random:
             drawn = self._draw(scores, plan, number)
             token_ids = torch.where(plan.params.temperature > 0, drawn, token_ids)
-        self._counts[: len(logits)].scatter_add_(1, token_ids[:, None], plan.is_live[:, None].int())
+        is_output = plan.is_live
+        if number < len(plan.forced):
+            is_forced = plan.forced[number] >= 0
+            token_ids = torch.where(is_forced, plan.forced[number], token_ids)
+            is_output = is_output & ~is_forced
+            is_in_prompt = self._is_in_prompt[: len(logits)]
+            is_in_prompt.scatter_(1, token_ids[:, None], is_in_prompt.gather(1, token_ids[:, None]) | is_forced[:, None])
+        self._counts[: len(logits)].scatter_add_(1, token_ids[:, None], is_output[:, None].int())
         if plan.num_logprobs is None:
             return Sampled(token_ids)
         return log_probabilities(logits, token_ids, plan.num_logprobs)
@@ -205,6 +214,12 @@ class Sampler:
         rows = torch.frombuffer(packed, dtype=torch.uint8).to(self._device).view(num_slots, num_bytes, 1)
         bits = rows.bitwise_right_shift(torch.arange(8, dtype=torch.uint8, device=self._device)) & 1
         return (bits == 0).flatten(1)[:, : self._vocab_size]
+
+    def _forced(self, forced: Mapping[int, Sequence[int]], num_slots: int) -> tuple[Tensor, ...]:
+        num_steps = max(map(len, forced.values()), default=0)
+        rows = [list(forced.get(slot, ())) for slot in range(num_slots)]
+        padded = [row + [-1] * (num_steps - len(row)) for row in rows]
+        return torch.tensor(padded, device=self._device).unbind(1) if num_steps else ()
 
     def _slots(self, slots: Sequence[int]) -> Tensor | None:
         return torch.tensor(slots, device=self._device) if slots else None

@@ -10,6 +10,7 @@ from server.errors import invalid_value
 from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Inert, RequestBody, Unsupported, only
 from server.protocol.generation import GenerationRequest
 from server.protocol.messages import Messages
+from server.protocol.prompt_logprobs import PromptLogprobs
 from server.protocol.tools import ToolFields
 from server.protocol.usage import Usage
 
@@ -145,6 +146,7 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class FunctionDelta(TypedDict, total=False):

@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 from server.errors import invalid_value
 from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Text, TokenId, Unsupported, few, only
 from server.protocol.generation import GenerationRequest
+from server.protocol.prompt_logprobs import PromptLogprobs
 from server.protocol.usage import Usage
 
 TokenIds: TypeAlias = Annotated[list[TokenId], Field(fail_fast=True)]
@@ -27,8 +28,8 @@ class CompletionRequest(GenerationRequest):
 
     @model_validator(mode="after")
     def _check_completion_options(self) -> Self:
-        if self.max_tokens == 0 and not self.echo:
-            raise invalid_value("'max_tokens' may be 0 only when 'echo' is true.", "max_tokens")
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise invalid_value("'max_tokens' may be 0 only when 'echo' is true or 'prompt_logprobs' is given.", "max_tokens")
         if self.best_of is not None and self.best_of != self.num_choices:
             raise invalid_value(f"'best_of' is supported only when it equals 'n', which is {self.num_choices}.", "best_of")
         if not self.prompts or any(not prompt for prompt in self.prompts):
@@ -65,6 +66,7 @@ class CompletionChoice(TypedDict):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: NotRequired[str | int | None]
+    prompt_logprobs: NotRequired[PromptLogprobs]
 
 
 class Completion(TypedDict):

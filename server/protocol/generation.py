@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from backends.interface import SamplingParams
 from server.errors import invalid_value
-from server.protocol.fields import MAX_INT32, Inert, RequestBody, Seconds, Text, TokenId, Unsupported, few, only
+from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Inert, RequestBody, Seconds, Text, TokenId, Unsupported, few, only
 from server.protocol.structured import StructuredFields
 from server.renderer import GenerationDefaults
 
@@ -61,7 +61,11 @@ class GenerationRequest(StructuredFields):
     skip_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
 
-    # Ours: this request waits at most `queue_timeout` seconds for a slot, and takes at most `request_timeout` seconds in all.
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    # Ours: prefill reads the prompt's first `num_prefill_tokens` tokens, decode the others.
+    num_prefill_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    # This request waits at most `queue_timeout` seconds for a slot, and takes at most `request_timeout` seconds in all.
     queue_timeout: Seconds | None = None
     request_timeout: Seconds | None = None
 
@@ -81,7 +85,6 @@ class GenerationRequest(StructuredFields):
     use_beam_search: Annotated[object, AfterValidator(only(False))] = None
     length_penalty: Annotated[object, AfterValidator(only(1))] = None
     truncate_prompt_tokens: Unsupported = None
-    prompt_logprobs: Unsupported = None
     return_token_ids: Annotated[object, AfterValidator(only(False))] = None
     return_tokens_as_token_ids: Annotated[object, AfterValidator(only(False))] = None
     spaces_between_special_tokens: Annotated[object, AfterValidator(only(True))] = None
@@ -92,6 +95,8 @@ class GenerationRequest(StructuredFields):
             raise invalid_value("The 'stream_options' parameter is only allowed when 'stream' is enabled.", "stream_options")
         if "" in self.stop_strings:
             raise invalid_value("'stop' must not contain an empty string.", "stop")
+        if self.stream and self.prompt_logprobs is not None:
+            raise invalid_value("'prompt_logprobs' is not available when 'stream' is true.", "prompt_logprobs")
         return self
 
     @property

@@ -11,19 +11,28 @@ class CompletionTokensDetails(TypedDict):
     reasoning_tokens: int
 
 
+class CacheUsage(TypedDict):
+    """Ours: how many tokens were predicted from a slot, and not by the full attention of prefill; of the choices that have ended."""
+
+    packed_prompt_tokens: int
+    packed_completion_tokens: int
+
+
 class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
+    cache: CacheUsage
 
 
-def usage(num_prompt_tokens: int, num_output_tokens: int) -> Usage:
+def usage(num_prompt_tokens: int, num_output_tokens: int, cache: CacheUsage) -> Usage:
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
         "total_tokens": num_prompt_tokens + num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": 0},
+        "cache": cache,
     }

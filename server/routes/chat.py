@@ -21,6 +21,7 @@ from server.protocol.chat import (
     ChatTokenLogprob,
     TopLogprob,
 )
+from server.protocol.usage import Usage
 from server.renderer import Renderer
 from server.routes.generation import GenerationResponse
 from server.services import Services
@@ -86,6 +87,10 @@ class ChatAnswer(Answer):
     def max_tokens(self, room: int) -> int:
         limit = self._request.token_limit
         return room if limit is None else limit
+
+    def body(self, choices: list[AnsweredChoice], counts: Usage) -> dict[str, object]:
+        prompt_logprobs = self.prompt_logprobs(0)
+        return super().body(choices, counts) | ({} if prompt_logprobs is None else {"prompt_logprobs": prompt_logprobs})
 
     def choice(self, index: int, choice: AnsweredChoice) -> ChatChoice:
         assert choice.finish_reason is not None, "an answer has a body once all of its choices have ended"

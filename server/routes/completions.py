@@ -37,7 +37,6 @@ class CompletionAnswer(Answer):
         self._request = request
         self._prompts = request.prompts
         self._prompt_texts: list[str] = []
-        self._prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}
         self._offsets: dict[int, int] = {}  # of choices that have begun to be streamed: characters of the tokens sent
 
     @property
@@ -50,7 +49,8 @@ class CompletionAnswer(Answer):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        return self._request.logprobs if self._request.echo else None
+        asked = (self._request.logprobs if self._request.echo else None, self._request.prompt_logprobs)
+        return max((number for number in asked if number is not None), default=None)
 
     @property
     def continues_prompt(self) -> bool:
@@ -70,18 +70,19 @@ class CompletionAnswer(Answer):
         limit = self._request.max_tokens
         return min(room, DEFAULT_MAX_TOKENS) if limit is None else limit
 
-    def take_prompt_logprobs(self, prompt: int, tokens: tuple[TokenLogprob, ...]) -> None:
-        self._prompt_logprobs[prompt] = tokens
-
     def choice(self, index: int, choice: AnsweredChoice) -> CompletionChoice:
         text, logprobs = self._echo(index)
-        return {
+        answered: CompletionChoice = {
             "index": index,
             "text": text + choice.text,
             "logprobs": self._logprobs((*logprobs, *choice.logprobs), 0),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
+        prompt_logprobs = self.prompt_logprobs(index // self._request.num_choices)
+        if prompt_logprobs is not None:
+            answered["prompt_logprobs"] = prompt_logprobs
+        return answered
 
     def chunk_choices(self, index: int, delta: ChoiceDelta) -> Iterator[CompletionChoice]:
         if index not in self._offsets:
@@ -113,7 +114,8 @@ class CompletionAnswer(Answer):
 
     def _logprobs(self, tokens: Sequence[TokenLogprob], offset: int) -> CompletionLogprobs | None:
         """Return the parallel lists of these tokens, whose text begins at `offset`."""
-        if self.num_logprobs is None:
+        num_top = self.num_logprobs
+        if num_top is None:
             return None
         offsets = []
         for token in tokens:
@@ -122,16 +124,16 @@ class CompletionAnswer(Answer):
         return {
             "tokens": [token.token for token in tokens],
             "token_logprobs": [None if token.logprob is None else finite(token.logprob) for token in tokens],
-            "top_logprobs": [_top_logprobs(token) for token in tokens],
+            "top_logprobs": [_top_logprobs(token, num_top) for token in tokens],
             "text_offset": offsets,
         }
 
 
-def _top_logprobs(token: TokenLogprob) -> dict[str, float] | None:
+def _top_logprobs(token: TokenLogprob, num_top: int) -> dict[str, float] | None:
     """Return the likeliest texts at a token's place, and its own; of tokens with the same text the likeliest counts."""
     if token.logprob is None:
         return None
     likeliest: dict[str, float] = {}
-    for other in (*token.top, token):
+    for other in (*token.top[:num_top], token):
         likeliest.setdefault(other.token, finite(other.logprob))
     return likeliest

@@ -12,12 +12,14 @@ from typing import Final
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from scheduler.admission import max_output_tokens
 from scheduler.messages import Add, StopCriteria
 from server.admission import (
     check_admissible,
     check_features,
     check_length,
     check_limits,
+    check_prefill,
     check_prompt,
     check_structure,
     check_vocabulary,
@@ -108,7 +110,9 @@ class GenerationResponse(Response):
         spec, settings = self._services.client.spec, self._services.settings
         stop_token_ids = frozenset() if options.ignore_eos else self._services.renderer.stop_token_ids
         check_prompt(prompt, spec.vocab_size, answer.prompt_param)
-        room = spec.pools[0].policy.max_output_tokens(len(prompt), spec.max_model_len)
+        check_prefill(options.num_prefill_tokens, len(prompt), answer.prompt_param)
+        num_forced = 0 if options.num_prefill_tokens is None else len(prompt) - options.num_prefill_tokens
+        room = max_output_tokens(len(prompt), num_forced, spec)
         max_tokens = answer.max_tokens(max(room, 1))
         check_length(len(prompt), max_tokens, room, spec.max_model_len, answer.prompt_param)
         min_tokens = options.min_tokens or 0
@@ -125,6 +129,7 @@ class GenerationResponse(Response):
             queue_timeout=_shorter(options.queue_timeout, settings.queue_timeout),
             timeout=_shorter(options.request_timeout, settings.request_timeout),
             num_prompt_logprobs=answer.num_prompt_logprobs,
+            num_prefill_tokens=options.num_prefill_tokens,
             grammar=grammar,
         )
         check_features(options, add, spec.features)

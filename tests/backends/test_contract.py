@@ -75,7 +75,8 @@ def ask(name: str, num_prompt_tokens: int = 9, max_tokens: int = 24, sampling: S
     return Add(name, prompt(name, num_prompt_tokens), sampling, StopCriteria(max_tokens), 0.0, num_choices)
 
 
-# Prompts that fit a slot, that need several chunks, and that go through scratch; greedy, seeded, with penalties; of several choices.
+# Prompts that fit a slot, that need several chunks, and that go through scratch; greedy, seeded, with penalties; of several choices;
+# and two of which decode reads a part.
 CROWD = (
     ask("a", 1),
     ask("b", 9, sampling=SEEDED),
@@ -85,6 +86,8 @@ CROWD = (
     ask("f", 100, sampling=SEEDED),
     ask("g", 150, max_tokens=5),
     ask("h", 12, num_choices=6, max_tokens=10, sampling=SamplingParams(temperature=1.3, min_p=0.02, seed=9)),
+    replace(ask("i", 60, max_tokens=10, sampling=SEEDED), num_prefill_tokens=20),
+    replace(ask("j", 70, num_choices=2, sampling=replace(SEEDED, repetition_penalty=1.2, presence_penalty=0.5)), num_prefill_tokens=45),
 )
 
 
@@ -243,6 +246,40 @@ def test_prompt_logprobs_foretell_what_greedy_decoding_would_do(backend: Backend
     assert tuple(score.token_id for score in scores) == longer.prompt_token_ids[1:]
     assert scores[-1].top_logprobs[0][0] == next_token
     assert all(score.logprob is not None and score.logprob <= 0.0 and len(score.top_logprobs) == 3 for score in scores)
+
+
+@pytest.mark.parametrize("max_decode_steps", [1, 4])
+@pytest.mark.parametrize("num_prefill_tokens", [1, 7, 20, 29, 30])
+def test_what_decode_reads_of_a_prompt_is_part_of_it(backend: Backend, num_prefill_tokens: int, max_decode_steps: int) -> None:
+    """Nothing is lost of these, so that the answer and all log-probabilities are those of a prompt that prefill reads."""
+    sampling = replace(GREEDY, repetition_penalty=1.5, frequency_penalty=0.5, num_logprobs=1)
+    whole = replace(ask("a", 30, max_tokens=2, sampling=sampling), num_prompt_logprobs=3)
+    placement = backend.spec.pools[0].policy.place(num_prefill_tokens)
+    num_held = placement.window_start + placement.ring_size - 1  # with one token of the answer
+    whole = replace(whole, prompt_token_ids=whole.prompt_token_ids[: max(num_prefill_tokens, num_held)])
+    parted = replace(whole, num_prefill_tokens=num_prefill_tokens)
+    outputs = []
+    for add in (whole, parted):
+        conversation = Conversation(backend, max_decode_steps)
+        conversation.send(add)
+        outputs.append(conversation.finish().outputs)
+    (scores, tokens), (expected_scores, expected_tokens) = (
+        [[token for output in told for token in getattr(output, name)] for name in ("prompt_logprobs", "tokens")] for told in outputs
+    )
+    for found, expected in ((scores, expected_scores), (tokens, expected_tokens)):
+        assert [token.token_id for token in found] == [token.token_id for token in expected]
+        assert [token.logprob for token in found] == pytest.approx([token.logprob for token in expected], abs=1e-4)
+        assert [len(token.top_logprobs) for token in found] == [len(token.top_logprobs) for token in expected]
+
+
+def test_a_prompt_may_be_scored_from_its_slot_alone(backend: Backend) -> None:
+    conversation = Conversation(backend)
+    conversation.send(replace(ask("a", 40, max_tokens=0, num_choices=2), num_prompt_logprobs=0, num_prefill_tokens=33))
+    outputs = conversation.finish().outputs
+    (scores,) = [output.prompt_logprobs for output in outputs if output.prompt_logprobs]
+    assert tuple(score.token_id for score in scores) == prompt("a", 40)[1:]
+    finals = [output.final for output in outputs if output.final is not None]
+    assert [(final.num_packed_prompt_tokens, final.num_output_tokens) for final in finals] == [(6, 0)] * 2
 
 
 def test_stop_tokens_are_banned_until_min_tokens(backend: Backend) -> None:

@@ -44,10 +44,19 @@ class Sequence:
     def extend(self, num_tokens: int) -> list[int]:
         """Draw `num_tokens` more tokens, each the most likely, and return all that were drawn; all but the last are held by the slots."""
         for _ in range(num_tokens):
-            if self.tokens:
-                self.logits.append(self._forward(self.tokens[-1:])[-1])
+            self._predict()
             self.tokens.append(int(self.logits[-1].argmax()))
         return self.tokens
+
+    def follow(self, token_ids: list[int]) -> None:
+        """Go on with these tokens instead of drawing any."""
+        for token_id in token_ids:
+            self._predict()
+            self.tokens.append(token_id)
+
+    def _predict(self) -> None:
+        if self.tokens:
+            self.logits.append(self._forward(self.tokens[-1:])[-1])
 
     @torch.no_grad()
     def _forward(self, token_ids: list[int]) -> Tensor:

@@ -32,6 +32,7 @@ def request(
     queue_timeout: float | None = None,
     timeout: float | None = None,
     num_prompt_logprobs: int | None = None,
+    num_prefill_tokens: int | None = None,
     grammar: str | None = None,
     is_background: bool = False,
 ) -> Add:
@@ -48,6 +49,7 @@ def request(
         queue_timeout=queue_timeout,
         timeout=timeout,
         num_prompt_logprobs=num_prompt_logprobs,
+        num_prefill_tokens=num_prefill_tokens,
         grammar=grammar,
         is_background=is_background,
     )

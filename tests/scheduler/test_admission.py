@@ -21,6 +21,9 @@ SPEC = fake_spec(policy=snapstream(4, 32, 28, SCORER), max_model_len=1024)  # a 
         (request("a", 1000, 25), ("1000 tokens", "up to 25", "1025 in all", "at most 1024")),
         (request("a", 1025, 0), ("1025 tokens", "at most 1024")),
         (request("a", 0), ("no tokens",)),
+        (request("a", 1020, 5, num_prefill_tokens=10), ("1020 tokens", "1025 in all", "at most 1024")),
+        (request("a", 10, num_prefill_tokens=0), ("num_prefill_tokens", "from 1 to the prompt's 10 tokens", "got 0")),
+        (request("a", 10, num_prefill_tokens=11), ("num_prefill_tokens", "10 tokens", "got 11")),
         (Add("a", (3, 512), SamplingParams(), request("b").stop, 0.0), ("token id 512", "512 tokens")),
         (request("a", stop_token_ids=frozenset({999})), ("token id 999",)),
         (request("a", sampling=SamplingParams(logit_bias=((-1, 2.0),))), ("token id -1",)),
@@ -42,6 +45,8 @@ def test_refuses_what_the_policy_cannot_hold() -> None:
     assert refusal(request("a", 100, 16), spec) is None
     message = "up to 17 tokens are asked for, but policy snapkv admits at most 16 after 100 prompt tokens"
     assert refusal(request("a", 100, 17), spec) == message
+    assert refusal(request("a", 100, 9, num_prefill_tokens=93), spec) is None
+    assert refusal(request("a", 100, 10, num_prefill_tokens=93), spec) == message.replace("17", "10").replace("16", "9")
 
 
 @pytest.mark.parametrize(("num_prompt_tokens", "max_tokens", "needs"), [(64, 1, False), (65, 1, True), (1, 0, True)])
@@ -50,6 +55,13 @@ def test_scratch_is_for_long_prompts_and_for_those_without_a_slot(num_prompt_tok
     assert needs_scratch(add, SPEC) is needs
     assert (refusal(add, replace(SPEC, scratch=ScratchSpec(0, 1024))) is not None) is needs
     assert refusal(add, replace(SPEC, scratch=ScratchSpec(1, 1024))) is None
+
+
+@pytest.mark.parametrize(("num_prefill_tokens", "max_tokens", "needs"), [(64, 1, False), (65, 1, True), (64, 0, False), (100, 0, True)])
+def test_what_decode_reads_needs_no_scratch_but_a_slot(num_prefill_tokens: int, max_tokens: int, needs: bool) -> None:
+    add = request("a", 100, max_tokens, num_prefill_tokens=num_prefill_tokens)
+    assert needs_scratch(add, SPEC) is needs
+    assert add.needs_slot is (num_prefill_tokens < 100 or max_tokens > 0)
 
 
 def test_refuses_a_prompt_longer_than_the_scratch() -> None:
@@ -62,6 +74,7 @@ def test_refuses_a_prompt_longer_than_the_scratch() -> None:
 def test_refuses_an_undeclared_feature_by_name(missing: Feature) -> None:
     sampling = SamplingParams(temperature=1.0, presence_penalty=1.0, logit_bias=((1, 1.0),), num_logprobs=2)
     add = request("a", sampling=sampling, min_tokens=1, stop_token_ids=frozenset({3}), num_prompt_logprobs=0, grammar="g")
+    add = replace(add, num_prefill_tokens=5)
     assert refusal(add, SPEC) is None
     assert refusal(add, replace(SPEC, features=frozenset(Feature) - {missing})) == f"the backend does not support {missing.value}"
     assert refusal(request("a"), replace(SPEC, features=frozenset())) is None

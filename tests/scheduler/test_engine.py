@@ -165,3 +165,11 @@ def test_the_heartbeat_tells_idle_from_busy(num_messages: int) -> None:
     assert drive.core.is_idle
     drive.run(*(request(f"r{i}") for i in range(num_messages)))
     assert drive.core.last_step_time == drive.clock.now() == 2.0 * num_messages  # one prefill, one launch
+
+
+def test_what_is_forced_takes_launches_of_several_steps_even_when_others_wait() -> None:
+    """No slot can come free in them. The first of 21 tokens is yielded by prefill's draw, the answer comes one by one."""
+    drive = Drive(fake_spec(num_slots=1, max_decode_steps=5))
+    drive.run(request("a", 30, 3, num_prefill_tokens=9), request("b", 10, 1))
+    assert [batch.num_steps for batch in drive.batches if batch.kind is StepKind.DECODE] == [4, 4, 4, 4, 4, 1, 1, 1]
+    assert drive.tokens("a") == answer(request("a", 30, 3), drive.spec)

@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from backends.fake import fake_spec
+from backends.fake_model import expected_tokens
 from backends.interface import BackendError, Batch, DecodeBatch, PrefillShape, SamplingParams
 from cache.policy import WindowScorer, snapstream
 from scheduler.config import SchedulerConfig
 from scheduler.messages import Abort, Add, Finish, FinishReason
 from scheduler.waiting import QueueOrder
-from tests.scheduler.drive import Drive, Key, answer, request
+from tests.scheduler.drive import GREEDY, Drive, Key, answer, request
 
 POLICY = snapstream(2, 16, 14, WindowScorer(observation_window=4))  # prompts over 32 tokens go through scratch
 SHAPES = (PrefillShape(1, 16), PrefillShape(3, 16), PrefillShape(2, 48))
@@ -76,6 +77,7 @@ class EngineMachine(RuleBasedStateMachine):
         timeouts=st.tuples(*[st.none() | st.floats(0.0, 0.5)] * 2),
         num_prompt_logprobs=st.none() | st.integers(0, 2),
         is_background=st.booleans(),
+        prefill_share=st.none() | st.floats(0.0, 1.0),
     )
     def add(
         self,
@@ -89,6 +91,7 @@ class EngineMachine(RuleBasedStateMachine):
         timeouts: tuple[float | None, float | None],
         num_prompt_logprobs: int | None,
         is_background: bool,
+        prefill_share: float | None,
     ) -> None:
         name = f"r{len(self.adds)}"
         base = request(
@@ -117,6 +120,7 @@ class EngineMachine(RuleBasedStateMachine):
             timeouts[0],
             timeouts[1],
             num_prompt_logprobs,
+            num_prefill_tokens=None if prefill_share is None else max(1, round(prefill_share * num_prompt_tokens)),
             is_background=is_background,
         )
         self.drive.send(self.adds[name])
@@ -183,6 +187,10 @@ class EngineMachine(RuleBasedStateMachine):
         if final.timing.first_token is not None or final.reason is FinishReason.LENGTH:
             expected = [add.prompt_token_ids[1:]] if is_scored else []
             assert [tuple(token.token_id for token in score) for score in scores] == expected
+            assert final.num_packed_prompt_tokens == max(add.num_forced_tokens - 1, 0)
+            assert final.num_prefill_output_tokens == (add.num_forced_tokens == 0 and final.num_output_tokens > 0)
+        if scores and add.num_prompt_logprobs:
+            assert [token.top_logprobs[0][0] for token in scores[0]] == likeliest(add)
 
     def check_background(self) -> None:
         """What runs in the background leaves half of the slots to the rest."""
@@ -193,11 +201,16 @@ class EngineMachine(RuleBasedStateMachine):
         """Within the direct and the scratch line, those of one priority are admitted as they came."""
         lines: dict[tuple[bool, bool, int], list[float]] = {}
         for name, add in self.adds.items():
-            needs_scratch = add.stop.max_tokens == 0 or len(add.prompt_token_ids) > POLICY.max_direct_tokens
+            needs_scratch = not add.needs_slot or len(add.prompt_token_ids) - add.num_forced_tokens > POLICY.max_direct_tokens
             line = (needs_scratch, add.is_background, add.priority if self.order is QueueOrder.PRIORITY else 0)
             admitted = [self.drive.final(name, choice).timing.admitted for choice in range(add.num_choices)]
             lines.setdefault(line, []).extend(time for time in admitted if time is not None)
         assert all(times == sorted(times) for times in lines.values()), lines
+
+
+def likeliest(add: Add) -> list[int]:
+    """The token that would have followed each of the prompt's tokens but the last."""
+    return [expected_tokens(add.prompt_token_ids[:end], GREEDY, 1, vocab_size=16)[0] for end in range(1, len(add.prompt_token_ids))]
 
 
 TestEngineMachine = EngineMachine.TestCase

@@ -88,7 +88,9 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "invalid_value"),
     ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "unsupported_parameter"),
     ({"logits_processors": ["x"]}, "logits_processors", "unsupported_parameter"),
-    ({"prompt_logprobs": 1}, "prompt_logprobs", "unsupported_parameter"),
+    ({"prompt_logprobs": -1}, "prompt_logprobs", "invalid_value"),
+    ({"num_prefill_tokens": 0}, "num_prefill_tokens", "invalid_value"),
+    ({"num_prefill_tokens": 10_000}, "num_prefill_tokens", "invalid_value"),
     ({"use_beam_search": True}, "use_beam_search", "unsupported_parameter"),
 ]
 

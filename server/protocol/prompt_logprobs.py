@@ -1,0 +1,34 @@
+"""The log-probabilities of a prompt in vLLM's shape: an entry a token, null for the first, else the token and the likeliest ones by id."""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from typing_extensions import TypedDict
+
+from server.logprobs import finite
+from server.output import TokenLogprob
+
+
+class PromptLogprob(TypedDict):
+    """`rank` is 1 for the likeliest token, null for a token below the alternatives that were asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
+
+
+def prompt_logprobs(tokens: Sequence[TokenLogprob], num_top: int) -> PromptLogprobs:
+    """Return the entries of a prompt's tokens with `num_top` alternatives each."""
+    return [None if token.logprob is None else _entry(token, num_top) for token in tokens]
+
+
+def _entry(token: TokenLogprob, num_top: int) -> dict[str, PromptLogprob]:
+    ranks = {other.token_id: rank for rank, other in enumerate(token.top, start=1)}
+    listed = {other.token_id: other for other in (token, *token.top[:num_top])}
+    return {
+        str(token_id): {"logprob": finite(other.logprob), "rank": ranks.get(token_id), "decoded_token": other.token}
+        for token_id, other in listed.items()
+    }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from backends.clock import Clock, VirtualClock
-from backends.fake_model import choose, fold, with_logprobs
+from backends.fake_model import choose, fold, hidden_state, with_logprobs
 from backends.interface import (
     BackendError,
     BackendSpec,
@@ -21,6 +21,7 @@ from backends.interface import (
     PrefillBatch,
     PrefillRow,
     PrefillShape,
+    PromptPooling,
     SampledToken,
     ScratchSpec,
     SlotPoolSpec,
@@ -38,6 +39,7 @@ def fake_spec(
     vocab_size: int = 512,
     max_decode_steps: int = 4,
     features: frozenset[Feature] = frozenset(Feature),
+    embedding_size: int = 8,
 ) -> BackendSpec:
     """Return a spec that the fake backend can have; the policy is `full` unless given."""
     policy = policy if policy is not None else full(max_model_len)
@@ -49,6 +51,7 @@ def fake_spec(
         prefill_shapes=tuple(sorted(prefill_shapes, key=lambda shape: (shape.num_tokens, shape.num_rows))),
         features=features,
         max_decode_steps=max_decode_steps,
+        embedding_size=embedding_size,
     )
 
 
@@ -138,7 +141,8 @@ class FakeBackend:
     def _prefill(self, batch: PrefillBatch, elapsed: float) -> BatchResult:
         self._check_prefill(batch)
         scores = tuple(self._score(row) for row in batch.rows)  # before the chunk is written
-        return BatchResult(tuple(self._read(row) for row in batch.rows), elapsed, scores)
+        hidden = tuple(self._pooled(row) for row in batch.rows)
+        return BatchResult(tuple(self._read(row) for row in batch.rows), elapsed, scores, hidden)
 
     def _read(self, row: PrefillRow) -> tuple[SampledToken, ...]:
         """Write a chunk; pack it and draw the first tokens when it is the last."""
@@ -169,6 +173,15 @@ class FakeBackend:
             scores.append(with_logprobs(state, target, row.score.num_top, self._spec.vocab_size))
         return tuple(scores)
 
+    def _pooled(self, row: PrefillRow) -> tuple[float, ...]:
+        if row.pooling is None:
+            return ()
+        state, vectors = self._places(row)[0].state, list[tuple[float, ...]]()
+        for token_id in row.token_ids:
+            state = fold(state, (token_id,))
+            vectors.append(hidden_state(state, self._spec.embedding_size))
+        return vectors[-1] if row.pooling is PromptPooling.LAST else tuple(map(sum, zip(*vectors, strict=True)))
+
     def _decode(self, batch: DecodeBatch, elapsed: float) -> BatchResult:
         assert 1 <= batch.num_steps <= self._spec.max_decode_steps, batch.num_steps
         slots = [row.slot for row in batch.rows]
@@ -195,6 +208,7 @@ class FakeBackend:
         assert batch.shape in self._spec.prefill_shapes, batch.shape
         assert 0 < len(rows) <= batch.shape.num_rows, (len(rows), batch.shape)
         assert len({row.scratch is None for row in rows}) == 1, "rows with and without scratch in one batch"
+        assert len({row.pooling is None for row in rows}) == 1, "rows with and without pooling in one batch"
         places = [slot for row in rows for slot in row.slots]
         scratches = [row.scratch for row in rows if row.scratch is not None]
         assert len(places) == len(set(places)), f"a slot has two rows: {places}"

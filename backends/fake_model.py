@@ -66,6 +66,11 @@ def with_logprobs(state: int, token_id: int, num_top: int, vocab_size: int) -> S
     return SampledToken(token_id, pairs[0][1], tuple(pairs[1:]))
 
 
+def hidden_state(state: int, size: int) -> tuple[float, ...]:
+    """Return the vector, of numbers from −1 to 1, that stands for a state in pooled prompts."""
+    return tuple((fold(state, (place,)) >> 11) / (1 << 52) - 1 for place in range(size))
+
+
 def _leader(state: int, vocab_size: int) -> int:
     return (state >> 16) % vocab_size
 

@@ -12,6 +12,13 @@ from typing import Protocol, TypeAlias
 from cache.policy import CachePolicy
 
 
+class PromptPooling(enum.StrEnum):
+    """How the last layer's hidden states of a prompt's tokens become one vector."""
+
+    MEAN = "mean"
+    LAST = "last"  # the last token's
+
+
 class BackendError(Exception):
     """A step failed; the requests of its batch are lost, the backend can go on."""
 
@@ -124,6 +131,7 @@ class PrefillRow:
     scratch: int | None = None
     draws: tuple[Draw, ...] = ()
     score: PromptScore | None = None
+    pooling: PromptPooling | None = None  # the chunk's hidden states are asked for
 
     @property
     def is_last(self) -> bool:
@@ -132,7 +140,10 @@ class PrefillRow:
 
 @dataclass(frozen=True, slots=True)
 class PrefillBatch:
-    """Chunks of different prompts, read in one step of shape `shape`. Either all rows have a scratch or none has."""
+    """Chunks of different prompts, read in one step of shape `shape`.
+
+    Either all rows have a scratch or none has, and either all are pooled (then none is scored or drawn from) or none is.
+    """
 
     rows: tuple[PrefillRow, ...]
     shape: "PrefillShape"
@@ -177,12 +188,14 @@ class BatchResult:
     """What a step brought, row by row as in its batch.
 
     `tokens[row]` has one token a draw (prefill) or one a step (decode); `prompt_logprobs[row]` (prefill) one a target asked for.
-    `elapsed` is in seconds of the backend's clock.
+    `hidden[row]` (prefill, pooled rows) has `BackendSpec.embedding_size` numbers: the sum over the chunk's tokens of their hidden states
+    after the last layer's norm, or the last token's. `elapsed` is in seconds of the backend's clock.
     """
 
     tokens: tuple[tuple[SampledToken, ...], ...]
     elapsed: float
     prompt_logprobs: tuple[tuple[SampledToken, ...], ...] = ()
+    hidden: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +238,7 @@ class BackendSpec:
     features: frozenset[Feature]
     max_decode_steps: int = 1
     simulated: bool = False
+    embedding_size: int = 0  # numbers of a pooled prompt; 0: pooling is not supported
 
 
 class Pending(Protocol):

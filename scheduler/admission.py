@@ -31,6 +31,8 @@ def _feature_refusal(add: Add, spec: BackendSpec) -> str | None:
     if add.grammar is not None:
         needed.add(Feature.TOKEN_MASK)
     lacking = sorted(feature.value for feature in needed - spec.features)
+    if add.pooling is not None and spec.embedding_size == 0:
+        lacking.append("embeddings")
     return f"the backend does not support {', '.join(lacking)}" if lacking else None
 
 

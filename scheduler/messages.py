@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from backends.interface import SampledToken, SamplingParams
+from backends.interface import PromptPooling, SampledToken, SamplingParams
 
 
 class FinishReason(enum.Enum):
@@ -35,9 +35,10 @@ class Add:
 
     After `num_prefill_tokens` tokens (None: all) the prompt counts as read: its slot is filled then, and the rest of the prompt takes
     decode steps, whose log-probabilities are what the slot makes of them.
-    `stop.max_tokens` 0 means that the prompt is only scored. Deadlines are seconds from `arrival_time`, which is by the engine's clock.
-    Lower `priority` values go first. What runs in the background goes after all else, whatever the queue's order, and takes nobody's place:
-    it holds a share of the slots only (`SchedulerConfig.max_background_slots`) and is not counted among those that wait.
+    `stop.max_tokens` 0 means that the prompt is only scored, or pooled. Deadlines are seconds from `arrival_time`, which is by the
+    engine's clock. Lower `priority` values go first. What runs in the background goes after all else, whatever the queue's order, and
+    takes nobody's place: it holds a share of the slots only (`SchedulerConfig.max_background_slots`) and is not counted among those
+    that wait.
     """
 
     request_id: str
@@ -51,6 +52,7 @@ class Add:
     timeout: float | None = None
     num_prompt_logprobs: int | None = None  # None: not asked
     num_prefill_tokens: int | None = None
+    pooling: PromptPooling | None = None  # the prompt's hidden states are asked for, as one vector
     grammar: str | None = None  # what the answer must follow, as `scheduler.constraints.Constraints` reads it
     is_background: bool = False
 
@@ -150,4 +152,5 @@ class EngineOutput:
     tokens: tuple[SampledToken, ...] = ()
     num_computed_prompt_tokens: int = 0  # progress of reading the prompt
     prompt_logprobs: tuple[SampledToken, ...] = field(default=())  # with choice 0, complete, once the prompt is read
+    embedding: tuple[float, ...] = ()  # with the end of a prompt that was pooled
     final: Final | None = None

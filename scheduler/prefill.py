@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from backends.interface import PrefillRow, PromptScore, SampledToken
+from backends.interface import PrefillRow, PromptPooling, PromptScore, SampledToken
 from scheduler.request import Request
 
 
@@ -13,6 +13,7 @@ class Prefill:
     requests: list[Request]
     scratch: int | None
     prompt_logprobs: list[SampledToken] = field(default_factory=list)
+    hidden: tuple[float, ...] = ()  # pooled so far: the sum over the tokens read, or the last one's
 
     @property
     def num_computed_tokens(self) -> int:
@@ -21,6 +22,17 @@ class Prefill:
     @property
     def num_remaining_tokens(self) -> int:
         return self.requests[0].num_prefill_tokens - self.num_computed_tokens
+
+    @property
+    def goes_with(self) -> tuple[bool, bool]:
+        """What the rows of one batch have in common."""
+        return self.scratch is not None, self.requests[0].add.pooling is not None
+
+    @property
+    def embedding(self) -> tuple[float, ...]:
+        """The prompt as one vector, once it is read and if that was asked for."""
+        num_tokens = self.num_computed_tokens if self.requests[0].add.pooling is PromptPooling.MEAN else 1
+        return tuple(number / num_tokens for number in self.hidden)
 
     def row(self, max_tokens: int) -> PrefillRow:
         """Return the prompt's next chunk, of at most `max_tokens` tokens."""
@@ -36,11 +48,14 @@ class Prefill:
             scratch=self.scratch,
             draws=tuple(request.draw() for request in self.requests) if is_last and add.needs_slot else (),
             score=self._score(start, end),
+            pooling=add.pooling,
         )
 
-    def advance(self, num_tokens: int, prompt_logprobs: tuple[SampledToken, ...]) -> None:
+    def advance(self, num_tokens: int, prompt_logprobs: tuple[SampledToken, ...], hidden: tuple[float, ...]) -> None:
         """Account for a chunk that was read."""
         self.prompt_logprobs.extend(prompt_logprobs)
+        is_sum = self.requests[0].add.pooling is PromptPooling.MEAN and self.hidden
+        self.hidden = tuple(map(sum, zip(self.hidden, hidden, strict=True))) if is_sum else hidden
         for request in self.requests:
             request.num_computed_tokens += num_tokens
 

@@ -34,6 +34,7 @@ class Request:
     num_computed_tokens: int = 0  # tokens written into the cache, and so the index of the one to be written next
     num_forced_left: int = field(init=False)  # tokens of the prompt that are still to be yielded by decode
     prompt_logprobs: list[SampledToken] = field(default_factory=list)  # until they are complete and told
+    embedding: tuple[float, ...] = ()  # of a prompt that was pooled, at its end
     num_output_tokens: int = 0
     num_discarded_tokens: int = 0
     last_token_id: int = -1

@@ -231,11 +231,10 @@ class Scheduler:
     # Steps
 
     def _prefill_batch(self) -> PrefillBatch | None:
-        """Read on in the prompts whose turn it is: those like the first, since the rows of a batch all have a scratch or none has."""
+        """Read on in the prompts whose turn it is: the first and those that go with it in one batch."""
         if not self._reading:
             return None
-        has_scratch = self._reading[0].scratch is not None
-        prompts = [prefill for prefill in self._reading if (prefill.scratch is not None) == has_scratch]
+        prompts = [prefill for prefill in self._reading if prefill.goes_with == self._reading[0].goes_with]
         shape = self._pacing.choose_shape(prompts, self._clock.now(), is_decoding=bool(self._decoding))
         if shape is None:
             return None
@@ -260,7 +259,8 @@ class Scheduler:
 
     def _update_prefill(self, batch: PrefillBatch, result: BatchResult, now: float) -> None:
         for position, (prefill, row) in enumerate(zip(self._in_flight, batch.rows, strict=True)):
-            prefill.advance(len(row.token_ids), result.prompt_logprobs[position] if row.score is not None else ())
+            scores = result.prompt_logprobs[position] if row.score is not None else ()
+            prefill.advance(len(row.token_ids), scores, result.hidden[position] if row.pooling is not None else ())
             self._reading.remove(prefill)
             if row.is_last:
                 self._finish_prefill(prefill, result.tokens[position], now)
@@ -279,6 +279,7 @@ class Scheduler:
                 request.prompt_logprobs = prefill.prompt_logprobs
             request.status = RequestStatus.DECODE
             if request.slot is None:
+                request.embedding = prefill.embedding
                 self._end(request, FinishReason.LENGTH)
             else:
                 self._decoding[request.slot] = request
@@ -357,4 +358,6 @@ class Scheduler:
     def _emit(self, request: Request, tokens: tuple[SampledToken, ...] = (), final: Final | None = None) -> None:
         prompt_logprobs = request.take_prompt_logprobs()
         num_read = request.num_read_prompt_tokens
-        self._outputs.append(EngineOutput(request.add.request_id, request.choice, tokens, num_read, prompt_logprobs, final))
+        self._outputs.append(
+            EngineOutput(request.add.request_id, request.choice, tokens, num_read, prompt_logprobs, request.embedding, final)
+        )

@@ -14,7 +14,7 @@ from server.limits import BodyGuard
 from server.output import GenerationError
 from server.renderer import Renderer
 from server.request_id import RequestId
-from server.routes import chat, completions, models, status, tokens
+from server.routes import chat, completions, embeddings, models, status, tokens
 from server.services import Exposition, Services
 from server.settings import ServerSettings
 
@@ -26,7 +26,7 @@ def create_app(client: EngineClient, renderer: Renderer, settings: ServerSetting
     services = Services(client, renderer, grammars, settings, metrics)
     # Redirects would be built from the Host header; the documentation pages would load scripts from elsewhere.
     app = FastAPI(title="snapserve", docs_url=None, redoc_url=None, redirect_slashes=False)
-    for family in (chat, completions, models, tokens, status):
+    for family in (chat, completions, embeddings, models, tokens, status):
         app.include_router(family.router(services))
     for kind in (ApiError, RequestValidationError, HTTPException, QueueFullError, UnavailableError, GenerationError, Exception):
         app.add_exception_handler(kind, _tell)

@@ -163,6 +163,7 @@ class AsyncEngine:
                         add.request_id,
                         output.choice,
                         num_computed_prompt_tokens=output.num_computed_prompt_tokens,
+                        embedding=output.embedding,
                         final=self._settle(stream, output.choice, output.final),
                     )
         finally:

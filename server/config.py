@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from backends.interface import PromptPooling
 from backends.sn40l.backend import SimulationConfig
 from backends.torch_backend.config import DEFAULT_MAX_MODEL_LEN, DeviceName, DtypeName, TorchBackendConfig
 from cache.policy import HeadReduction, PolicyName, PolicyOptions, Pooling, SoftmaxDomain, WindowScorer
@@ -182,6 +183,13 @@ SERVER = OptionGroup(
             "How the model marks its reasoning; auto is as its chat template does.",
             choices(ReasoningParserName),
         ),
+        Option(
+            "embedding-pooling",
+            one_of(PromptPooling),
+            PromptPooling.MEAN,
+            "What an embedding is made of: the mean of all tokens' last hidden states, or the last token's.",
+            choices(PromptPooling),
+        ),
         Option("max-body-size", integer(1), _LIMITS.max_body_bytes, "Longest body of a request; a longer one gets a 413.", "BYTES"),
         Option("keepalive-interval", seconds, 10.0, "Time between comments on a silent stream.", "SECONDS"),
         Option("drain-timeout", seconds, 30.0, "Time that running requests get when the server is told to end.", "SECONDS"),
@@ -260,6 +268,7 @@ def _server(values: Mapping[str, Any]) -> ServerSettings:
         request_timeout=values["request_timeout"],
         tool_call_parser=values["tool_call_parser"],
         reasoning_parser=values["reasoning_parser"],
+        embedding_pooling=values["embedding_pooling"],
         limits=Limits(max_body_bytes=values["max_body_size"]),
     )
 

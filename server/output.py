@@ -48,6 +48,13 @@ class PromptLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Embedding:
+    """The prompt as one vector; comes once, at its end, if the request asked for it."""
+
+    vector: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceDelta:
     """The next piece of one choice's answer.
 
@@ -67,7 +74,7 @@ class ChoiceDelta:
     final: Final | None = None
 
 
-Event: TypeAlias = Accepted | Progress | PromptLogprobs | ChoiceDelta
+Event: TypeAlias = Accepted | Progress | PromptLogprobs | Embedding | ChoiceDelta
 
 
 class GenerationError(Exception):
@@ -159,6 +166,8 @@ class Generation:
             events.append(PromptLogprobs((first, *map(self._token_logprob, output.prompt_logprobs))))
         if output.tokens:
             events += self._push(output)
+        if output.embedding:
+            events.append(Embedding(output.embedding))
         if output.final is not None:
             events.append(self._last_delta(output.choice, output.final))
         return events

@@ -3,6 +3,8 @@
 import enum
 from dataclasses import dataclass, field
 
+from backends.interface import PromptPooling
+
 
 class ToolParserName(enum.StrEnum):
     """Families of `server.parsers.tool_format`, or whichever the chat template shows."""
@@ -38,6 +40,7 @@ class Limits:
     max_messages: int = 2048
     max_tools: int = 128
     max_prompts: int = 256  # of one completion request
+    max_embedding_inputs: int = 2048
     max_choices: int = 128  # `n`
     max_sequences: int = 256  # prompts × choices
     max_stop_strings: int = 16
@@ -64,4 +67,5 @@ class ServerSettings:
     request_timeout: float | None = None
     tool_call_parser: ToolParserName = ToolParserName.AUTO
     reasoning_parser: ReasoningParserName = ReasoningParserName.AUTO
+    embedding_pooling: PromptPooling = PromptPooling.MEAN
     limits: Limits = Limits()

@@ -1,9 +1,10 @@
 """A transformers model on a device of torch's, decoding over SnapStream slots."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from backends.clock import Clock, WallClock
 from backends.interface import (
@@ -18,6 +19,7 @@ from backends.interface import (
     Pending,
     PrefillBatch,
     PrefillRow,
+    PromptPooling,
     SampledToken,
     SamplingParams,
 )
@@ -46,6 +48,15 @@ class Finished:
         return self.outcome
 
 
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What a `BatchResult` tells, without the time it took."""
+
+    tokens: tuple[tuple[SampledToken, ...], ...]
+    prompt_logprobs: tuple[tuple[SampledToken, ...], ...] = ()
+    hidden: tuple[tuple[float, ...], ...] = ()
+
+
 class TorchBackend:
     """Raises ModelLoadError for a model that cannot be served, ValueError for sizes that do not go together."""
 
@@ -57,7 +68,7 @@ class TorchBackend:
         layers = probe_layers(self._model)
         max_model_len = resolve_max_model_len(config, self._model.config)
         self._kinds, kind_of = layer_kinds(config, layers, max_model_len)
-        self._spec = backend_spec(config, self._model.config.vocab_size, max_model_len, self._kinds)
+        self._spec = backend_spec(config, self._model.config, max_model_len, self._kinds)
         self.cache = ModelCache(
             [
                 CacheLayer(layer, kind, self._kinds[kind], config.num_slots, config.num_scratch, max_model_len, self._device)
@@ -85,12 +96,12 @@ class TorchBackend:
         started = self._clock.now()
         try:
             with torch.inference_mode():
-                tokens, prompt_logprobs = self._prefill(batch) if isinstance(batch, PrefillBatch) else (self._decode(batch), ())
+                outcome = self._prefill(batch) if isinstance(batch, PrefillBatch) else _Outcome(self._decode(batch))
                 if self._device.type == "cuda":
                     torch.cuda.synchronize(self._device)
         except Exception as error:
             return Finished(_failure(error))
-        return Finished(BatchResult(tokens, self._clock.now() - started, prompt_logprobs))
+        return Finished(BatchResult(outcome.tokens, self._clock.now() - started, outcome.prompt_logprobs, outcome.hidden))
 
     def close(self) -> None:
         """Give the device's memory back."""
@@ -100,28 +111,36 @@ class TorchBackend:
 
     def _forward(self, forward_pass: ForwardPass, num_logits: int) -> Tensor:
         """Return the logits of each row's last `num_logits` tokens, [row, token, vocabulary]; 0: of all."""
+        logits: Tensor = self._call(self._model, forward_pass, logits_to_keep=num_logits).logits
+        return logits
+
+    def _call(self, model: nn.Module, forward_pass: ForwardPass, **options: int) -> Any:
+        """Run the model, or the part of it that ends at its last norm."""
         self.cache.step = forward_pass.step
-        logits: Tensor = self._model(
+        return model(
             input_ids=forward_pass.token_ids,
             position_ids=forward_pass.positions,
             past_key_values=self.cache,
             use_cache=True,
-            logits_to_keep=num_logits,
             slot_cache=self.cache,
-        ).logits
-        return logits
+            **options,
+        )
 
-    def _prefill(self, batch: PrefillBatch) -> tuple[tuple[tuple[SampledToken, ...], ...], tuple[tuple[SampledToken, ...], ...]]:
+    def _prefill(self, batch: PrefillBatch) -> _Outcome:
         for row in batch.rows:
             check_token_ids(row.token_ids + (row.score.target_ids if row.score else ()), self._spec.vocab_size)
         for row in batch.rows:
             self._begin_chunk(row)
+        forward_pass = prefill_pass(batch, self._kinds, self._spec.scratch.max_tokens, self._device)
+        if batch.rows[0].pooling is not None:
+            return _Outcome(((),) * len(batch.rows), hidden=self._pooled(batch, forward_pass))
         is_scored = any(row.score for row in batch.rows)
-        logits = self._forward(prefill_pass(batch, self._kinds, self._spec.scratch.max_tokens, self._device), 0 if is_scored else 1)
+        logits = self._forward(forward_pass, 0 if is_scored else 1)
         for row in batch.rows:
             if row.is_last and row.slots:
                 self._place_prompt(row)
-        return self._first_tokens(batch, logits[:, -1]), tuple(self._scores(row, logits[number]) for number, row in enumerate(batch.rows))
+        scores = tuple(self._scores(row, logits[number]) for number, row in enumerate(batch.rows))
+        return _Outcome(self._first_tokens(batch, logits[:, -1]), scores)
 
     def _begin_chunk(self, row: PrefillRow) -> None:
         """Clear what a new prompt takes, and let the penalties know its tokens."""
@@ -154,6 +173,13 @@ class TorchBackend:
         sampled = self._sampler.sample(logits[torch.tensor(row_of, device=self._device)], self._sampler.plan(draws))
         tokens = steps_to_host([sampled], draws)
         return tuple(tuple(tokens[slot][0] for slot in row.slots) if row.draws else () for row in batch.rows)
+
+    def _pooled(self, batch: PrefillBatch, forward_pass: ForwardPass) -> tuple[tuple[float, ...], ...]:
+        """Return what each row's tokens, aligned to the right, leave behind the last layer: in float32, as sums of many are asked for."""
+        hidden = self._call(self._model.base_model, forward_pass).last_hidden_state.float()  # [row, token, hidden]
+        chunks = (hidden[number, hidden.shape[1] - len(row.token_ids) :] for number, row in enumerate(batch.rows))
+        pooled = (chunk.sum(0) if row.pooling is PromptPooling.MEAN else chunk[-1] for row, chunk in zip(batch.rows, chunks, strict=True))
+        return tuple(tuple(vector.tolist()) for vector in pooled)
 
     def _scores(self, row: PrefillRow, logits: Tensor) -> tuple[SampledToken, ...]:
         """Return the log-probabilities of a chunk's targets from its logits [token, vocabulary], aligned to the right."""

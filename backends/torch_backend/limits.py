@@ -45,16 +45,17 @@ def prefill_shapes(config: TorchBackendConfig, max_model_len: int) -> tuple[Pref
     return tuple(sorted(shapes, key=lambda shape: (shape.num_tokens, shape.num_rows)))
 
 
-def backend_spec(config: TorchBackendConfig, vocab_size: int, max_model_len: int, kinds: Sequence[LayerKind]) -> BackendSpec:
+def backend_spec(config: TorchBackendConfig, model: PreTrainedConfig, max_model_len: int, kinds: Sequence[LayerKind]) -> BackendSpec:
     """Return the limits of a backend with these layers."""
     policy = config.policy.resolve(max_model_len)
     max_direct_tokens = min(min(kind.policy.max_direct_tokens for kind in kinds), policy.max_direct_tokens, max_model_len)
     return BackendSpec(
-        vocab_size=vocab_size,
+        vocab_size=model.vocab_size,
         max_model_len=max_model_len,
         pools=(SlotPoolSpec(config.num_slots, policy, max_direct_tokens),),
         scratch=ScratchSpec(config.num_scratch, max_model_len),
         prefill_shapes=prefill_shapes(config, max_model_len),
         features=frozenset(Feature),
         max_decode_steps=MAX_DECODE_STEPS,
+        embedding_size=model.hidden_size,
     )

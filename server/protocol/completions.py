@@ -17,6 +17,16 @@ Texts: TypeAlias = Annotated[list[Text], Field(fail_fast=True)]
 Prompt: TypeAlias = Annotated[Text | Texts | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)], BeforeValidator(few)]
 
 
+def each_prompt(prompt: Prompt) -> tuple[str | tuple[int, ...], ...]:
+    """Return the prompts that a request has, each a text or token ids."""
+    if isinstance(prompt, str):
+        return (prompt,)
+    token_ids = tuple(item for item in prompt if isinstance(item, int))
+    if token_ids:
+        return (token_ids,)
+    return tuple(item if isinstance(item, str) else tuple(item) for item in prompt if not isinstance(item, int))
+
+
 class CompletionRequest(GenerationRequest):
     prompt: Prompt
     echo: bool | None = None
@@ -38,13 +48,7 @@ class CompletionRequest(GenerationRequest):
 
     @cached_property
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
-        """The prompts, each a text or token ids."""
-        if isinstance(self.prompt, str):
-            return (self.prompt,)
-        token_ids = tuple(item for item in self.prompt if isinstance(item, int))
-        if token_ids:
-            return (token_ids,)
-        return tuple(item if isinstance(item, str) else tuple(item) for item in self.prompt if not isinstance(item, int))
+        return each_prompt(self.prompt)
 
     @property
     def token_limit(self) -> int | None:

@@ -57,6 +57,10 @@ def test_completions(http: httpx.Client, document: Any) -> None:
     check(document, "CreateCompletionResponse", http.post("/v1/completions", json=COMPLETION).json())
 
 
+def test_embeddings(http: httpx.Client, document: Any) -> None:
+    check(document, "CreateEmbeddingResponse", http.post("/v1/embeddings", json={"input": ["one", "two"]}).json())
+
+
 def test_models(http: httpx.Client, document: Any) -> None:
     check(document, "ListModelsResponse", http.get("/v1/models").json())
     check(document, "Model", http.get("/v1/models/demo").json())

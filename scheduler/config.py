@@ -8,7 +8,8 @@ from scheduler.waiting import QueueOrder
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """`max_num_waiting` counts sequences (choices) beyond those for which a slot is free.
+    """`max_num_waiting` counts sequences (choices) beyond those for which a slot is free; one tenant may have as many as there are slots
+    and `max_num_waiting_per_tenant` more, which is counted where places are given away.
 
     `max_inter_token_latency` bounds, in seconds, the time between two tokens of a live sequence while prompts are being read: between two
     decode steps, as many and as large chunks are read as are expected to fit. One step of the cheapest shape is run whatever it takes, so
@@ -17,8 +18,9 @@ class SchedulerConfig:
     `max_background_slots` are those that background sequences may hold at once; None: half of them, and at least one.
     """
 
-    order: QueueOrder = QueueOrder.FCFS
+    order: QueueOrder = QueueOrder.FAIR
     max_num_waiting: int = 256
+    max_num_waiting_per_tenant: int | None = None  # None: no share, the queue is for whoever comes first
     max_inter_token_latency: float = 0.2
     max_decode_steps: int = 4  # steps of one decode launch, when nothing waits
     max_background_slots: int | None = None

@@ -36,9 +36,9 @@ class Add:
     After `num_prefill_tokens` tokens (None: all) the prompt counts as read: its slot is filled then, and the rest of the prompt takes
     decode steps, whose log-probabilities are what the slot makes of them.
     `stop.max_tokens` 0 means that the prompt is only scored, or pooled. Deadlines are seconds from `arrival_time`, which is by the
-    engine's clock. Lower `priority` values go first. What runs in the background goes after all else, whatever the queue's order, and
-    takes nobody's place: it holds a share of the slots only (`SchedulerConfig.max_background_slots`) and is not counted among those
-    that wait.
+    engine's clock. Lower `priority` values go first, if the queue's order is by priority; if it is fair, it is so between tenants. What
+    runs in the background goes after all else, whatever the queue's order, and takes nobody's place: it holds a share of the slots only
+    (`SchedulerConfig.max_background_slots`) and is not counted among those that wait.
     """
 
     request_id: str
@@ -55,6 +55,7 @@ class Add:
     pooling: PromptPooling | None = None  # the prompt's hidden states are asked for, as one vector
     grammar: str | None = None  # what the answer must follow, as `scheduler.constraints.Constraints` reads it
     is_background: bool = False
+    tenant: str = ""  # whom it is for: an opaque name
 
     @property
     def num_forced_tokens(self) -> int:

@@ -201,6 +201,7 @@ class Scheduler:
             prefill = Prefill(self._with_siblings(request), scratch)
             for admitted in prefill.requests:
                 self._take_slot(admitted)
+            self._waiting.charge(request.add, num_input=prefill.num_remaining_tokens)
             self._reading.append(prefill)
 
     def _has_room(self, request: Request) -> bool:
@@ -292,11 +293,13 @@ class Scheduler:
             self._take_tokens(request, sampled, now)
 
     def _take_tokens(self, request: Request, sampled: tuple[SampledToken, ...], now: float) -> None:
+        num_before = request.num_output_tokens - request.num_forced_left
         try:
             tokens = request.append(sampled)
         except ConstraintError as error:
             self._end(request, FinishReason.REJECTED, str(error))
             return
+        self._waiting.charge(request.add, num_output=request.num_output_tokens - request.num_forced_left - num_before)
         if request.num_output_tokens > 0 and request.first_token_time is None:
             request.first_token_time = now
         if request.finish_reason is not None:
@@ -352,6 +355,7 @@ class Scheduler:
         prefill.requests.remove(request)
         if not prefill.requests:
             self._reading.remove(prefill)
+            self._waiting.charge(request.add, num_input=request.num_computed_tokens - request.num_prefill_tokens)
             if prefill.scratch is not None:
                 self._scratches.release(prefill.scratch)
 

@@ -4,12 +4,15 @@ import enum
 from collections import OrderedDict
 from typing import TypeAlias
 
+from scheduler.fairness import TokenCounters
+from scheduler.messages import Add
 from scheduler.request import Request
 
-Level: TypeAlias = tuple[bool, int]  # background, priority: the lowest goes first
+Level: TypeAlias = tuple[bool, int | str]  # background; priority or tenant: those of one level go as they came
 
 
 class QueueOrder(enum.StrEnum):
+    FAIR = "fair"  # the tenant goes first that was given least; first come, first served within each, and so with one tenant
     FCFS = "fcfs"
     PRIORITY = "priority"  # lower values first, and first come, first served among equals
 
@@ -17,13 +20,14 @@ class QueueOrder(enum.StrEnum):
 class WaitingQueue:
     """Sequences that wait to be admitted, in two lines: those that need a scratch besides their slot, and those that do not.
 
-    The head of each line is found, and anything in a line removed, without looking at the others.
+    The head of each line is found by looking at one sequence a level, and anything is removed without looking at the others.
     """
 
     def __init__(self, order: QueueOrder) -> None:
         self._order = order
         self._lines: dict[bool, dict[Level, OrderedDict[int, Request]]] = {False: {}, True: {}}  # needs a scratch → level → arrival
         self._num_waiting = 0
+        self._counters = {False: TokenCounters(), True: TokenCounters()}  # of the background apart: it takes nobody's turn
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -33,6 +37,7 @@ class WaitingQueue:
         levels = self._lines[request.needs_scratch]
         levels.setdefault(self._level(request), OrderedDict())[request.arrival_order] = request
         self._num_waiting += 1
+        self._counters[request.add.is_background].join(request.add.tenant)
 
     def remove(self, request: Request) -> None:
         """Take a sequence out, wherever it stands."""
@@ -42,11 +47,25 @@ class WaitingQueue:
         if not levels[level]:
             del levels[level]
         self._num_waiting -= 1
+        self._counters[request.add.is_background].leave(request.add.tenant)
+
+    def charge(self, add: Add, *, num_input: int = 0, num_output: int = 0) -> None:
+        """Tell what was read and made for a request, so that other tenants go before its own; negative: what was charged and not done."""
+        self._counters[add.is_background].charge(add.tenant, num_input=num_input, num_output=num_output)
 
     def heads(self) -> list[Request]:
         """Return the first of each line, the one that goes before the other first."""
-        heads = [next(iter(levels[min(levels)].values())) for levels in self._lines.values() if levels]
-        return sorted(heads, key=lambda request: (self._level(request), request.arrival_order))
+        firsts = [[next(iter(level.values())) for level in levels.values()] for levels in self._lines.values() if levels]
+        return sorted((min(requests, key=self._rank) for requests in firsts), key=self._rank)
 
     def _level(self, request: Request) -> Level:
-        return request.add.is_background, request.add.priority if self._order is QueueOrder.PRIORITY else 0
+        return request.add.is_background, request.add.tenant if self._order is QueueOrder.FAIR else self._priority(request)
+
+    def _rank(self, request: Request) -> tuple[bool, int, int]:
+        """Return what the first of a level stands by: the lowest goes first."""
+        add = request.add
+        served = self._counters[add.is_background][add.tenant]
+        return add.is_background, served if self._order is QueueOrder.FAIR else self._priority(request), request.arrival_order
+
+    def _priority(self, request: Request) -> int:
+        return request.add.priority if self._order is QueueOrder.PRIORITY else 0

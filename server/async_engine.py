@@ -138,14 +138,14 @@ class AsyncEngine:
             raise UnavailableError(self.health())
         return self._spec
 
-    def reserve(self, num_sequences: int, *, in_background: bool = False) -> PlacesTaken:
+    def reserve(self, num_sequences: int, tenant: str = "", *, in_background: bool = False) -> PlacesTaken:
         health = self.health()
         if health.status not in (HealthStatus.READY, HealthStatus.STALLED):
             raise UnavailableError(health)
         places = self._background_places if in_background else self._places
         assert places is not None
         try:
-            return places.take(num_sequences)
+            return places.take(num_sequences, tenant)
         except QueueFullError:
             self._observer.refused()
             raise
@@ -229,8 +229,9 @@ class AsyncEngine:
 
     def _take_over(self, core: EngineCore, spec: BackendSpec) -> None:
         self._core, self._spec = core, spec
-        num_places = spec.pools[0].num_slots + self._config.max_num_waiting
-        self._places, self._background_places = Places(num_places), Places(num_places)
+        num_slots, share = spec.pools[0].num_slots, self._config.max_num_waiting_per_tenant
+        limits = num_slots + self._config.max_num_waiting, None if share is None else num_slots + share
+        self._places, self._background_places = Places(*limits), Places(*limits)
         self._observer.loaded(spec)
         self._has_loaded.set()
 

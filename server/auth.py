@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import invalid_api_key
+from server.request_record import RequestRecord
 
 MISSING_KEY = "You did not provide an API key. Send it in an Authorization header: 'Authorization: Bearer YOUR_KEY'."
 WRONG_KEY = "Incorrect API key provided."
@@ -18,10 +19,11 @@ class KeyRing:
     def __init__(self, keys: Sequence[str]) -> None:
         self._digests = tuple(_digest(key.encode()) for key in keys)
 
-    def admits(self, key: bytes) -> bool:
-        """Whether this is one of the keys, in a time that depends on neither the key nor which one it is."""
+    def name_of(self, key: bytes) -> str | None:
+        """Return the name of this key if it is one of them, in a time that depends on neither the key nor which one it is."""
         digest = _digest(key)
-        return any([hmac.compare_digest(digest, known) for known in self._digests])  # noqa: C419 (a generator would stop at the first)
+        is_known = any([hmac.compare_digest(digest, known) for known in self._digests])  # noqa: C419 (a generator would stop at the first)
+        return _name(digest) if is_known else None
 
 
 class KeyGuard:
@@ -37,7 +39,9 @@ class KeyGuard:
             await self._app(scope, receive, send)
             return
         key = _bearer(scope)
-        if key is not None and self._keys.admits(key):
+        name = None if key is None else self._keys.name_of(key)
+        if name is not None:
+            RequestRecord.of(scope).tenant = name
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -53,6 +57,15 @@ def _bearer(scope: Scope) -> bytes | None:
     scheme, _, key = values[0].strip().partition(b" ")
     key = key.strip()
     return key if scheme.lower() == b"bearer" and key else None
+
+
+def name_of_key(key: str) -> str:
+    """Return what a key is called in logs and queues: a short hash of it."""
+    return _name(_digest(key.encode()))
+
+
+def _name(digest: bytes) -> str:
+    return digest.hex()[:12]
 
 
 def _digest(key: bytes) -> bytes:

@@ -41,7 +41,7 @@ class Health:
 
 
 class QueueFullError(Exception):
-    """Every slot and every place in the queue is taken: the client may try again soon (429)."""
+    """Every slot and every place in the queue is taken, or a tenant's share of them: the client may try again soon (429)."""
 
     def __init__(self, num_sequences: int, num_held: int, limit: int) -> None:
         super().__init__(f"{num_sequences} more sequences do not fit: {num_held} of {limit} places are taken")
@@ -76,8 +76,8 @@ class EngineClient(Protocol):
         """What the backend can do. Raises `UnavailableError` while it is loading, or if loading failed."""
         ...
 
-    def reserve(self, num_sequences: int, *, in_background: bool = False) -> Ticket:
-        """Take a place for each of these sequences (choices × prompts), before any rendering. Those in the background have places apart.
+    def reserve(self, num_sequences: int, tenant: str = "", *, in_background: bool = False) -> Ticket:
+        """Take a place for each of these sequences (choices × prompts) of a tenant, before any rendering. The background has places apart.
 
         Hold the ticket until the last of them has ended: `with client.reserve(n): ...`. Raises `QueueFullError`; raises `UnavailableError`
         while the engine is loading, draining or dead, so that whoever has a ticket may use `spec` and the renderer.

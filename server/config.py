@@ -6,6 +6,7 @@ The one place where flags and environment variables get their meaning. `python -
 
 import argparse
 import enum
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -146,8 +147,22 @@ CACHE = OptionGroup(
 SCHEDULING = OptionGroup(
     "Scheduling",
     (
-        Option("scheduling-order", one_of(QueueOrder), _SCHEDULER.order, "Who is admitted first.", choices(QueueOrder)),
+        Option(
+            "scheduling-order",
+            one_of(QueueOrder),
+            _SCHEDULER.order,
+            "Who is admitted first: fair is by what each API key was given, and first come, first served within each.",
+            choices(QueueOrder),
+        ),
         Option("max-num-waiting", integer(0), _SCHEDULER.max_num_waiting, "Sequences that may wait for a slot; more get a 429.", "N"),
+        Option(
+            "max-num-waiting-per-key",
+            integer(0),
+            None,
+            "Sequences of one API key that may wait beyond as many as there are slots; more get a 429.",
+            "N",
+            "half of --max-num-waiting when there are several keys, otherwise all",
+        ),
         Option("queue-timeout", seconds, None, "Longest wait for a slot.", "SECONDS", "none"),
         Option("request-timeout", seconds, None, "Longest time for a whole request.", "SECONDS", "none"),
         Option(
@@ -220,6 +235,7 @@ def with_flags(message: str) -> str:
 
 def _compose(values: Mapping[str, Any]) -> Config:
     is_simulated = values["backend"] is BackendName.SN40L
+    server = _server(values)
     return Config(
         backend_name=BackendName(values["inner"]) if is_simulated else values["backend"],
         simulation=simulation_of(values) if is_simulated else None,
@@ -227,10 +243,11 @@ def _compose(values: Mapping[str, Any]) -> Config:
         scheduler=SchedulerConfig(
             order=values["scheduling_order"],
             max_num_waiting=values["max_num_waiting"],
+            max_num_waiting_per_tenant=_share(values, len(server.api_keys)),
             max_inter_token_latency=values["max_inter_token_latency"],
             max_decode_steps=values["max_decode_steps"],
         ),
-        server=_server(values),
+        server=server,
         process=ProcessConfig(
             host=values["host"],
             port=values["port"],
@@ -271,6 +288,12 @@ def _server(values: Mapping[str, Any]) -> ServerSettings:
         embedding_pooling=values["embedding_pooling"],
         limits=Limits(max_body_bytes=values["max_body_size"]),
     )
+
+
+def _share(values: Mapping[str, Any], num_keys: int) -> int | None:
+    """Return how many places of the queue one key may take: no key may keep the others out."""
+    given: int | None = values["max_num_waiting_per_key"]
+    return math.ceil(values["max_num_waiting"] / 2) if given is None and num_keys > 1 else given
 
 
 def _keys_of(path: str | None) -> tuple[str, ...]:

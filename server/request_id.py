@@ -1,4 +1,7 @@
-"""The headers that every answer has: the request's id, the client's own if it sent one, and how long the server took to begin."""
+"""The headers that every answer has: the request's id, the client's own if it sent one, and how long the server took to begin.
+
+Here a request's record begins, and the headers that it gathers are sent.
+"""
 
 import re
 import time
@@ -7,9 +10,11 @@ import uuid
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.request_record import RequestRecord
+
 
 class RequestId:
-    """Middleware that adds `x-request-id` and `openai-processing-ms`."""
+    """Middleware that adds `x-request-id`, `openai-processing-ms` and the headers of the record."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -19,12 +24,14 @@ class RequestId:
             await self._app(scope, receive, send)
             return
         began = time.monotonic()
-        request_id = _given(scope) or uuid.uuid4().hex
+        record = RequestRecord(_given(scope) or uuid.uuid4().hex)
+        record.attach(scope)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = request_id
+                headers.update(record.headers)
+                headers["x-request-id"] = record.request_id
                 headers["openai-processing-ms"] = str(round((time.monotonic() - began) * 1000))
             await send(message)
 

@@ -69,7 +69,7 @@ class GenerationRequest(StructuredFields):
     queue_timeout: Seconds | None = None
     request_timeout: Seconds | None = None
 
-    user: Inert = None
+    user: Text | None = None  # whom it is for, where no API keys tell: the queue is fair between users
     metadata: Inert = None
     store: Inert = None
     service_tier: Inert = None

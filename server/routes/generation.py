@@ -32,6 +32,7 @@ from server.failures import as_api_error
 from server.feed import EventFeed
 from server.output import Accepted, ChoiceDelta, Event, Generation, Progress, PromptLogprobs
 from server.renderer import RenderError
+from server.request_record import RequestRecord
 from server.services import Services
 from server.sse import EventStream
 from server.structure import StructureError
@@ -54,8 +55,9 @@ class GenerationResponse(Response):
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrival_time = self._services.client.now()
         check_limits(self._options, self._answer.num_prompts, self._services.settings)
-        with self._services.client.reserve(self._answer.num_prompts * self._options.num_choices) as ticket:
-            adds = await self._adds(arrival_time)
+        tenant = RequestRecord.of(scope).tenant or self._options.user or ""
+        with self._services.client.reserve(self._answer.num_prompts * self._options.num_choices, tenant) as ticket:
+            adds = await self._adds(arrival_time, tenant)
             tally = Tally.start(tuple(len(add.prompt_token_ids) for add in adds), self._options.num_choices)
             async with self._feed(adds, ticket) as feed:
                 await feed.accepted()
@@ -83,7 +85,7 @@ class GenerationResponse(Response):
         ]
         return EventFeed(generations, ticket)
 
-    async def _adds(self, arrival_time: float) -> list[Add]:
+    async def _adds(self, arrival_time: float, tenant: str) -> list[Add]:
         """Return what the engine is asked for, one request a prompt."""
         check_vocabulary(self._options, self._services.client.spec.vocab_size)
         try:
@@ -92,7 +94,7 @@ class GenerationResponse(Response):
             raise invalid_value(str(error), self._answer.prompt_param) from error
         grammar = await self._grammar()
         seed = random.getrandbits(63)
-        return [self._add(number, prompt, seed, arrival_time, grammar) for number, prompt in enumerate(prompts)]
+        return [self._add(number, prompt, seed, arrival_time, grammar, tenant) for number, prompt in enumerate(prompts)]
 
     async def _grammar(self) -> str | None:
         """Return the grammar that the answers must follow."""
@@ -105,7 +107,7 @@ class GenerationResponse(Response):
         except StructureError as error:
             raise invalid_value(f"'{structure.param}' cannot be followed: {error}.", structure.param) from error
 
-    def _add(self, number: int, prompt: tuple[int, ...], seed: int, arrival_time: float, grammar: str | None) -> Add:
+    def _add(self, number: int, prompt: tuple[int, ...], seed: int, arrival_time: float, grammar: str | None, tenant: str) -> Add:
         options, answer = self._options, self._answer
         spec, settings = self._services.client.spec, self._services.settings
         stop_token_ids = frozenset() if options.ignore_eos else self._services.renderer.stop_token_ids
@@ -131,6 +133,7 @@ class GenerationResponse(Response):
             num_prompt_logprobs=answer.num_prompt_logprobs,
             num_prefill_tokens=options.num_prefill_tokens,
             grammar=grammar,
+            tenant=tenant,
         )
         check_features(options, add, spec.features)
         check_admissible(add, spec, answer.prompt_param)

@@ -35,6 +35,7 @@ def request(
     num_prefill_tokens: int | None = None,
     grammar: str | None = None,
     is_background: bool = False,
+    tenant: str = "",
 ) -> Add:
     """A request whose prompt depends on its id, so that mixed-up sequences show."""
     base = sum(map(ord, request_id))
@@ -52,6 +53,7 @@ def request(
         num_prefill_tokens=num_prefill_tokens,
         grammar=grammar,
         is_background=is_background,
+        tenant=tenant,
     )
 
 

@@ -78,6 +78,7 @@ class EngineMachine(RuleBasedStateMachine):
         num_prompt_logprobs=st.none() | st.integers(0, 2),
         is_background=st.booleans(),
         prefill_share=st.none() | st.floats(0.0, 1.0),
+        tenant=st.sampled_from("ab"),
     )
     def add(
         self,
@@ -92,6 +93,7 @@ class EngineMachine(RuleBasedStateMachine):
         num_prompt_logprobs: int | None,
         is_background: bool,
         prefill_share: float | None,
+        tenant: str,
     ) -> None:
         name = f"r{len(self.adds)}"
         base = request(
@@ -122,6 +124,7 @@ class EngineMachine(RuleBasedStateMachine):
             num_prompt_logprobs,
             num_prefill_tokens=None if prefill_share is None else max(1, round(prefill_share * num_prompt_tokens)),
             is_background=is_background,
+            tenant=tenant,
         )
         self.drive.send(self.adds[name])
 
@@ -198,11 +201,12 @@ class EngineMachine(RuleBasedStateMachine):
         assert sum(add.is_background for add in holders) <= max(1, self.drive.spec.pools[0].num_slots // 2)
 
     def check_order(self) -> None:
-        """Within the direct and the scratch line, those of one priority are admitted as they came."""
-        lines: dict[tuple[bool, bool, int], list[float]] = {}
+        """Within the direct and the scratch line, those of one priority or one tenant are admitted as they came."""
+        lines: dict[tuple[bool, bool, int | str], list[float]] = {}
         for name, add in self.adds.items():
             needs_scratch = not add.needs_slot or len(add.prompt_token_ids) - add.num_forced_tokens > POLICY.max_direct_tokens
-            line = (needs_scratch, add.is_background, add.priority if self.order is QueueOrder.PRIORITY else 0)
+            levels: dict[QueueOrder, int | str] = {QueueOrder.FAIR: add.tenant, QueueOrder.PRIORITY: add.priority, QueueOrder.FCFS: 0}
+            line = (needs_scratch, add.is_background, levels[self.order])
             admitted = [self.drive.final(name, choice).timing.admitted for choice in range(add.num_choices)]
             lines.setdefault(line, []).extend(time for time in admitted if time is not None)
         assert all(times == sorted(times) for times in lines.values()), lines

@@ -127,6 +127,7 @@ async def running(
     max_num_waiting: int = 64,
     max_decode_steps: int = 1,
     clock: Clock | None = None,
+    config: SchedulerConfig | None = None,
 ) -> AsyncIterator[AsyncEngine]:
     """Run an engine that is ready."""
     gate, clock = gate or Gate(), clock or WallClock()
@@ -134,9 +135,8 @@ async def running(
     def load() -> Backend:
         return FakeBackend(spec or fake_spec(), step_time=gate.step, faults=faults, clock=clock)
 
-    engine = AsyncEngine(
-        load, SchedulerConfig(max_num_waiting=max_num_waiting, max_decode_steps=max_decode_steps), observer, clock, stall_limit=10.0
-    )
+    config = config or SchedulerConfig(max_num_waiting=max_num_waiting, max_decode_steps=max_decode_steps)
+    engine = AsyncEngine(load, config, observer, clock, stall_limit=10.0)
     engine.start()
     health = await engine.wait_loaded()
     assert health.is_ready, health

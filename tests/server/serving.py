@@ -92,8 +92,8 @@ class ObservedEngine(AsyncEngine):
 
     observed: Observed
 
-    def reserve(self, num_sequences: int, *, in_background: bool = False) -> PlacesTaken:
-        places = super().reserve(num_sequences, in_background=in_background)
+    def reserve(self, num_sequences: int, tenant: str = "", *, in_background: bool = False) -> PlacesTaken:
+        places = super().reserve(num_sequences, tenant, in_background=in_background)
         self.observed.reserved()
         return places
 

@@ -78,6 +78,20 @@ async def test_places_are_counted_once_and_given_back_once() -> None:
             pass
 
 
+async def test_a_tenant_has_its_share_of_the_places() -> None:
+    config = SchedulerConfig(max_num_waiting=8, max_num_waiting_per_tenant=2)
+    async with running(Observations(), spec=fake_spec(num_slots=4), config=config) as engine:
+        with engine.reserve(6, "heavy") as ticket:
+            with pytest.raises(QueueFullError) as full:
+                engine.reserve(1, "heavy")
+            assert (full.value.num_held, full.value.limit) == (6, 6)
+            with engine.reserve(6, "light"), pytest.raises(QueueFullError):
+                engine.reserve(1, "third")
+            ticket.release()
+            with engine.reserve(6, "heavy"):
+                pass
+
+
 async def test_whoever_has_a_place_is_never_turned_away_by_the_scheduler() -> None:
     """Requests come and are abandoned at random: those with a ticket are accepted, whatever was aborted a moment before."""
     seen, rng = Observations(), random.Random(5)

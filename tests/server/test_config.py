@@ -35,6 +35,15 @@ def test_a_flag_stands_before_its_variable_and_that_before_the_default() -> None
     assert config_of("--num-slots", "5", SNAPSERVE_NUM_SLOTS="3").backend.num_slots == 5
 
 
+def test_no_key_may_fill_the_queue_where_there_are_several() -> None:
+    def share(*flags: str) -> int | None:
+        return config_of("--max-num-waiting", "5", *flags).scheduler.max_num_waiting_per_tenant
+
+    assert share() is share("--api-key", "one") is None
+    assert share("--api-key", "one", "two") == 3
+    assert share("--api-key", "one", "two", "--max-num-waiting-per-key", "1") == 1
+
+
 def test_switches() -> None:
     assert config_of("--lend-kept").backend.policy.lend_kept
     assert config_of(SNAPSERVE_LEND_KEPT="true").backend.policy.lend_kept

@@ -1,0 +1,143 @@
+"""Turns between tenants: the counters by themselves, and what they do to waiting times on a virtual clock."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.fake import fake_spec
+from backends.interface import Batch, DecodeBatch, PrefillShape
+from scheduler.config import SchedulerConfig
+from scheduler.fairness import INPUT_WEIGHT, MAX_ABSENT, OUTPUT_WEIGHT, TokenCounters
+from scheduler.messages import Abort
+from scheduler.waiting import QueueOrder
+from tests.scheduler.drive import Drive, request
+
+NUM_SLOTS = 2
+MAX_PROMPT, MAX_OUTPUT = 40, 12
+
+
+def step_time(batch: Batch) -> float:
+    return 0.01 * batch.num_steps if isinstance(batch, DecodeBatch) else 0.02
+
+
+def drive_of(order: QueueOrder = QueueOrder.FAIR) -> Drive:
+    return Drive(
+        fake_spec(num_slots=NUM_SLOTS), SchedulerConfig(order=order, max_num_waiting=1000, max_decode_steps=1), step_time=step_time
+    )
+
+
+def admissions(drive: Drive) -> list[str]:
+    """Requests in the order in which they got a slot."""
+    times = {name: drive.final(name).timing.admitted for name, _ in drive.outputs}
+    return sorted((name for name, time in times.items() if time is not None), key=lambda name: times[name] or 0.0)
+
+
+def test_who_comes_back_is_lifted_to_the_lowest_of_those_who_wait() -> None:
+    counters = TokenCounters()
+    counters.join("a")
+    counters.charge("a", num_input=10, num_output=5)
+    counters.join("b")
+    assert counters["a"] == counters["b"] == 10 * INPUT_WEIGHT + 5 * OUTPUT_WEIGHT
+    counters.charge("b", num_input=100)
+    counters.leave("a")
+    counters.join("a")
+    assert counters["a"] == counters["b"]
+
+
+def test_an_empty_queue_is_no_occasion_to_start_over() -> None:
+    counters = TokenCounters()
+    for tenant in ("a", "b"):
+        counters.join(tenant)
+        counters.charge(tenant, num_input=50)
+        counters.leave(tenant)
+    counters.join("new")
+    assert counters["new"] == counters["b"] > 0
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    counters = TokenCounters()
+    for number in range(2 * MAX_ABSENT):
+        counters.join(str(number))
+        counters.charge(str(number), num_input=1)
+        counters.leave(str(number))
+        counters.charge(str(number), num_output=1)  # still running
+    assert sum(counters[str(number)] > 0 for number in range(2 * MAX_ABSENT)) == MAX_ABSENT
+    assert sum(map(len, vars(counters).values())) <= 2 * MAX_ABSENT + 1
+
+
+sizes = st.tuples(st.integers(1, MAX_PROMPT), st.integers(1, MAX_OUTPUT))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(sizes, min_size=100, max_size=100), sizes, st.integers(0, 60))
+def test_a_light_tenant_waits_for_one_slot_whatever_a_heavy_one_has_queued(
+    heavy: list[tuple[int, int]], light: tuple[int, int], num_steps: int
+) -> None:
+    drive = drive_of()
+    drive.send(*(request(f"h{i}", *size, tenant="heavy") for i, size in enumerate(heavy)))
+    for _ in range(num_steps):
+        drive.step()
+    arrival = drive.clock.now()
+    drive.run(request("light", *light, tenant="light", arrival_time=arrival))
+    admitted = drive.final("light").timing.admitted
+    assert admitted is not None
+    overtaking = [name for name in admissions(drive) if name != "light" and arrival < (drive.final(name).timing.admitted or 0.0) < admitted]
+    assert len(overtaking) <= NUM_SLOTS
+    longest = MAX_OUTPUT * 0.01 + 2 * NUM_SLOTS * 0.02  # a whole answer, and prompts read in between
+    assert admitted - arrival <= 2 * longest
+
+
+def test_first_come_first_served_lets_the_light_tenant_wait_for_all() -> None:
+    """What the fair order is for: the same traffic without it."""
+    drive = drive_of(QueueOrder.FCFS)
+    drive.run(*(request(f"h{i}", tenant="heavy") for i in range(100)), request("light", tenant="light"))
+    assert admissions(drive)[-1] == "light"
+
+
+def test_with_one_tenant_the_fair_order_is_first_come_first_served() -> None:
+    orders = []
+    for order in (QueueOrder.FAIR, QueueOrder.FCFS):
+        drive = drive_of(order)
+        drive.run(*(request(f"r{i}", 1 + 7 * i % 40, 1 + 5 * i % 12, tenant="one") for i in range(50)))
+        orders.append(admissions(drive))
+    assert orders[0] == orders[1]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.dictionaries(st.sampled_from("abc"), sizes, min_size=2), st.integers(50, 150))
+def test_tenants_with_always_something_waiting_are_served_alike(shapes: dict[str, tuple[int, int]], num_steps: int) -> None:
+    """The paper's theorem 4.4: between two such tenants, service differs by at most 2 × max(a prompt, a full batch's tokens), weighted."""
+    drive = drive_of()
+    drive.send(*(request(f"{tenant}{i}", *size, tenant=tenant) for i in range(200) for tenant, size in shapes.items()))
+    for _ in range(num_steps):
+        drive.step()
+    served = dict.fromkeys(shapes, 0)
+    for (name, _), outputs in drive.outputs.items():
+        num_tokens = sum(len(output.tokens) for output in outputs)
+        num_read = max(output.num_computed_prompt_tokens for output in outputs)
+        served[name[0]] += INPUT_WEIGHT * num_read + OUTPUT_WEIGHT * num_tokens
+    bound = 2 * max(INPUT_WEIGHT * MAX_PROMPT, OUTPUT_WEIGHT * NUM_SLOTS * MAX_OUTPUT)
+    assert max(served.values()) - min(served.values()) <= bound + NUM_SLOTS * INPUT_WEIGHT * MAX_PROMPT  # charged ahead, at admission
+
+
+def test_tokens_are_charged_as_they_were_made_and_not_as_they_were_asked_for() -> None:
+    """Both ask for the same; the answers of one end early, so it gets more of them."""
+    drive = drive_of()
+    stops: dict[str, frozenset[int]] = {"brief": frozenset(range(512)), "long": frozenset()}
+    for i in range(60):
+        drive.send(*(request(f"{name}{i}", 10, MAX_OUTPUT, tenant=name, stop_token_ids=stop) for name, stop in stops.items()))
+    drive.run()
+    order = admissions(drive)[:60]
+    num_brief, num_long = (sum(name.startswith(tenant) for name in order) for tenant in ("brief", "long"))
+    each_brief, each_long = 10 * INPUT_WEIGHT + 1 * OUTPUT_WEIGHT, 10 * INPUT_WEIGHT + MAX_OUTPUT * OUTPUT_WEIGHT
+    assert abs(num_brief * each_brief - num_long * each_long) <= 2 * NUM_SLOTS * each_long
+
+
+def test_a_prompt_is_charged_as_far_as_it_was_read() -> None:
+    """Who gives up a long prompt early is not made to wait as if it had been read."""
+    spec = fake_spec(num_slots=1, prefill_shapes=(PrefillShape(1, 16),))
+    drive = Drive(spec, step_time=step_time)
+    drive.send(request("given up", 200, 5, tenant="a"), request("a1", 10, 5, tenant="a"))
+    drive.send(*(request(name, 100, 1, tenant="b") for name in ("b1", "b2")))
+    drive.step()
+    drive.run(Abort("given up"))
+    assert admissions(drive) == ["given up", "b1", "a1", "b2"]

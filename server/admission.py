@@ -96,7 +96,7 @@ def _param_of(feature: Feature, request: GenerationRequest) -> str:
         Feature.LOGIT_BIAS: "logit_bias",
         Feature.BANNED_TOKENS: "min_tokens",
         Feature.LOGPROBS: "logprobs",
-        Feature.PROMPT_LOGPROBS: "echo" if request.prompt_logprobs is None else "prompt_logprobs",
+        Feature.PROMPT_LOGPROBS: "echo" if getattr(request, "prompt_logprobs", None) is None else "prompt_logprobs",
         Feature.FORCED_TOKENS: "num_prefill_tokens",
     }[feature]
 

@@ -1,13 +1,14 @@
-"""An answer in the making: what chat and text completions have in common between the events of an engine and the bodies of the API."""
+"""An answer in the making: what the families have in common between the events of an engine and the bodies of the API."""
 
 import abc
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from server.errors import ApiError
 from server.output import ChoiceDelta, TokenLogprob
-from server.protocol.generation import GenerationRequest
+from server.protocol.generation import ChoicesRequest, GenerationRequest
 from server.protocol.prompt_logprobs import PromptLogprobs, prompt_logprobs
 from server.protocol.usage import CacheUsage, Usage, usage
 from server.renderer import Renderer
@@ -21,6 +22,7 @@ class AnsweredChoice:
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     num_tokens: int = 0
+    num_reasoning_tokens: int = 0
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     num_packed_prompt_tokens: int = 0
@@ -41,17 +43,46 @@ class AnsweredChoice:
             self.num_packed_tokens = self.num_tokens - min(delta.final.num_prefill_output_tokens, self.num_tokens)
 
 
+@dataclass(slots=True)
+class Tally:
+    """Tokens read and made so far, over all prompts and choices of a request."""
+
+    num_prompt_tokens: tuple[int, ...]
+    num_read: list[int]
+    choices: list[AnsweredChoice]
+
+    @classmethod
+    def start(cls, num_prompt_tokens: tuple[int, ...], num_choices: int) -> "Tally":
+        choices = [AnsweredChoice() for _ in range(len(num_prompt_tokens) * num_choices)]
+        return cls(num_prompt_tokens, [0] * len(num_prompt_tokens), choices)
+
+    @property
+    def usage(self) -> Usage:
+        num_choices = len(self.choices) // len(self.num_prompt_tokens)
+        cache: CacheUsage = {
+            "packed_prompt_tokens": sum(choice.num_packed_prompt_tokens for choice in self.choices[::num_choices]),
+            "packed_completion_tokens": sum(choice.num_packed_tokens for choice in self.choices),
+        }
+        num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in self.choices)
+        return usage(sum(self.num_prompt_tokens), sum(choice.num_tokens for choice in self.choices), num_reasoning_tokens, cache)
+
+    @property
+    def progress(self) -> str:
+        """What is being done, for whoever waits."""
+        total = sum(self.num_prompt_tokens)
+        return f"prefill {sum(self.num_read)}/{total}" if sum(self.num_read) < total else "decode"
+
+
 class Answer(abc.ABC):
     """The answer to one request of a family. Its choices are numbered prompt by prompt, `n` to each."""
 
     id_prefix: str
-    object_name: str
-    chunk_name: str
+    names_events: bool = False  # whether events carry their type as the protocol's own, and no mark ends the stream
     prompt_param: str  # the parameter that a prompt comes from
 
     def __init__(self, request: GenerationRequest, model: str) -> None:
         self.options = request
-        self.id = f"{self.id_prefix}-{uuid.uuid4().hex}"
+        self.id = f"{self.id_prefix}{uuid.uuid4().hex}"
         self._model = model
         self._created = int(time.time())
         self._prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}  # by prompt
@@ -67,7 +98,7 @@ class Answer(abc.ABC):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        return self.options.prompt_logprobs
+        return None
 
     @property
     @abc.abstractmethod
@@ -97,55 +128,74 @@ class Answer(abc.ABC):
         self._prompt_logprobs[prompt] = tokens
 
     @abc.abstractmethod
+    def read(self, index: int, delta: ChoiceDelta, tally: Tally) -> Iterable[Mapping[str, object]]:
+        """Take a delta, which `tally` has counted, into account and return the events that tell it, which need not be taken."""
+
+    @abc.abstractmethod
+    def body(self, tally: Tally) -> Mapping[str, object]:
+        """Return the whole answer."""
+
+    def opening(self) -> Iterable[Mapping[str, object]]:
+        """Return the events that a stream begins with, once the engine has accepted."""
+        return ()
+
+    @abc.abstractmethod
+    def closing(self, tally: Tally) -> Iterable[Mapping[str, object]]:
+        """Return the events that a complete stream ends with."""
+
+    @abc.abstractmethod
+    def failure(self, error: ApiError, tally: Tally) -> Iterable[Mapping[str, object]]:
+        """Return the events that a stream ends with when it cannot be completed."""
+
+
+class ChoicesAnswer(Answer):
+    """An answer in OpenAI's older shape: numbered choices in an envelope, streamed as chunks."""
+
+    object_name: str
+    chunk_name: str
+
+    def __init__(self, request: ChoicesRequest, model: str) -> None:
+        super().__init__(request, model)
+        self._choices_request = request
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self._choices_request.prompt_logprobs
+
+    @abc.abstractmethod
     def choice(self, index: int, choice: AnsweredChoice) -> Mapping[str, object]:
         """Return a whole choice."""
 
     @abc.abstractmethod
-    def chunk_choices(self, index: int, delta: ChoiceDelta) -> Iterator[Mapping[str, object]]:
+    def chunk_choices(self, index: int, delta: ChoiceDelta) -> Iterable[Mapping[str, object]]:
         """Return the next pieces of a streamed choice, one a chunk."""
 
-    def body(self, choices: list[AnsweredChoice], counts: Usage) -> dict[str, object]:
-        whole = [self.choice(index, choice) for index, choice in enumerate(choices)]
-        return self._envelope(self.object_name) | {"choices": whole, "usage": counts}
+    def read(self, index: int, delta: ChoiceDelta, tally: Tally) -> Iterable[Mapping[str, object]]:
+        return (self.chunk(choice) | self._counts(tally) for choice in self.chunk_choices(index, delta))
+
+    def body(self, tally: Tally) -> dict[str, object]:
+        whole = [self.choice(index, choice) for index, choice in enumerate(tally.choices)]
+        return self._envelope(self.object_name) | {"choices": whole, "usage": tally.usage}
+
+    def closing(self, tally: Tally) -> Iterable[Mapping[str, object]]:
+        return (self.chunk() | {"usage": tally.usage},) if self._choices_request.includes_usage else ()
+
+    def failure(self, error: ApiError, tally: Tally) -> Iterable[Mapping[str, object]]:  # noqa: ARG002
+        return (error.body(),)
 
     def chunk(self, *choices: Mapping[str, object]) -> dict[str, object]:
         return self._envelope(self.chunk_name) | {"choices": list(choices)}
 
     def prompt_logprobs(self, prompt: int) -> PromptLogprobs | None:
         """Return vLLM's field, if it was asked for. A prompt of one token has nothing to tell but that token."""
-        num_top, tokens = self.options.prompt_logprobs, self._prompt_logprobs.get(prompt)
+        num_top, tokens = self._choices_request.prompt_logprobs, self._prompt_logprobs.get(prompt)
         if num_top is None:
             return None
         return [None] if tokens is None else prompt_logprobs(tokens, num_top)
 
+    def _counts(self, tally: Tally) -> dict[str, object]:
+        options = self._choices_request
+        return {"usage": tally.usage if options.includes_continuous_usage else None} if options.includes_usage else {}
+
     def _envelope(self, name: str) -> dict[str, object]:
         return {"id": self.id, "object": name, "created": self._created, "model": self._model}
-
-
-@dataclass(slots=True)
-class Tally:
-    """Tokens read and made so far, over all prompts and choices of a request."""
-
-    num_prompt_tokens: tuple[int, ...]
-    num_read: list[int]
-    choices: list[AnsweredChoice]
-
-    @classmethod
-    def start(cls, num_prompt_tokens: tuple[int, ...], num_choices: int) -> "Tally":
-        choices = [AnsweredChoice() for _ in range(len(num_prompt_tokens) * num_choices)]
-        return cls(num_prompt_tokens, [0] * len(num_prompt_tokens), choices)
-
-    @property
-    def usage(self) -> Usage:
-        num_choices = len(self.choices) // len(self.num_prompt_tokens)
-        cache: CacheUsage = {
-            "packed_prompt_tokens": sum(choice.num_packed_prompt_tokens for choice in self.choices[::num_choices]),
-            "packed_completion_tokens": sum(choice.num_packed_tokens for choice in self.choices),
-        }
-        return usage(sum(self.num_prompt_tokens), sum(choice.num_tokens for choice in self.choices), cache)
-
-    @property
-    def progress(self) -> str:
-        """What is being done, for whoever waits."""
-        total = sum(self.num_prompt_tokens)
-        return f"prefill {sum(self.num_read)}/{total}" if sum(self.num_read) < total else "decode"

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from server.parsers.answer_reader import AnswerReader
+from server.choice_reader import ChoiceReader
+from server.output import ChoiceDelta
 from server.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from server.protocol.chat import AnswerMessage, ChatDelta, FunctionDelta, MessageToolCall
 
@@ -10,7 +11,7 @@ from server.protocol.chat import AnswerMessage, ChatDelta, FunctionDelta, Messag
 class MessageReader:
     """Gives each call an id from `new_call_id`."""
 
-    def __init__(self, reader: AnswerReader, new_call_id: Callable[[], str]) -> None:
+    def __init__(self, reader: ChoiceReader, new_call_id: Callable[[], str]) -> None:
         self._reader, self._new_call_id = reader, new_call_id
         self._content: list[str] = []
         self._reasoning: list[str] = []
@@ -20,12 +21,13 @@ class MessageReader:
     def num_calls(self) -> int:
         return len(self._calls)
 
-    def read(self, text: str, *, is_end: bool) -> list[ChatDelta]:
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return self._reader.num_reasoning_tokens
+
+    def read(self, delta: ChoiceDelta) -> list[ChatDelta]:
         """Take more of the answer and return what can be told of it."""
-        pieces = self._reader.feed(text)
-        if is_end:
-            pieces += self._reader.end()
-        return [self._delta(piece) for piece in pieces]
+        return [self._delta(piece) for piece in self._reader.read(delta)]
 
     @property
     def message(self) -> AnswerMessage:

@@ -24,8 +24,10 @@ class EventStream:
         """Send status 200 and the headers."""
         await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
 
-    async def data(self, payload: Mapping[str, object]) -> None:
-        await self._write(b"data: " + ascii_json(payload) + b"\n\n")
+    async def data(self, payload: Mapping[str, object], event: str | None = None) -> None:
+        """Send an object, as an event of this name."""
+        head = b"" if event is None else f"event: {event}\n".encode()
+        await self._write(head + b"data: " + ascii_json(payload) + b"\n\n")
 
     async def comment(self, text: str) -> None:
         """Send a line that clients ignore."""

@@ -109,7 +109,7 @@ class Tokenizer:
         """
         if self._tokenizer.chat_template is None:
             raise RenderError("the model has no chat template: it serves completions of raw prompts only")
-        plain = [_with_plain_content(message) for message in messages]
+        plain = [self._as_known(_with_plain_content(message)) for message in messages]
         try:
             ids = self._tokenizer.apply_chat_template(
                 plain,
@@ -126,6 +126,11 @@ class Tokenizer:
         except Exception as error:  # a template is code of the model's: whatever it raises, it is about these messages
             raise RenderError("the model's chat template does not take these messages") from error
         return tuple(ids)
+
+    def _as_known(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message with the older name of OpenAI's role `developer` where the template knows no other."""
+        is_unknown = message.get("role") == "developer" and "developer" not in str(self._tokenizer.chat_template)
+        return message | {"role": "system"} if is_unknown else message
 
 
 def _with_plain_content(message: Mapping[str, Any]) -> dict[str, Any]:

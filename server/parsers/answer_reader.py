@@ -12,6 +12,16 @@ class AnswerReader:
         self._reasoning, self._tools, self._max_calls = reasoning, tools, max_calls
         self.num_calls = 0
 
+    @property
+    def num_reasoning_chars(self) -> int:
+        """How many characters of the text so far are reasoning, with its tags."""
+        return self._reasoning.num_chars if self._reasoning is not None else 0
+
+    @property
+    def is_past_reasoning(self) -> bool:
+        """Whether no reasoning follows."""
+        return self._reasoning is None or self._reasoning.is_over
+
     def feed(self, text: str) -> list[Piece]:
         """Return what is now certain."""
         if not text:

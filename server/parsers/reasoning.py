@@ -36,14 +36,23 @@ class ReasoningParser:
         self._text = ""  # not told yet
         self._ends = StopMatcher([StopString(tags.end)])
         self._end = tags.end
+        self._num_fed = 0
+        self.num_chars = 0  # of the text so far that are reasoning, with its tags
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all that follows is content."""
+        return self._has_begun and not self.is_open
 
     def feed(self, text: str) -> list[Piece]:
         """Return what is now certain."""
+        self._num_fed += len(text)
         if not self._has_begun:
             text = self._read_start(text)
         pieces: list[Piece] = []
-        if self.is_open and text:
-            text = self._read_reasoning(text, pieces)
+        if self.is_open:
+            text = self._read_reasoning(text, pieces) if text else text
+            self.num_chars = self._num_fed - len(text)
         if self._has_begun and not self.is_open:
             text = self._without_border(text)
             pieces += [Content(text)] if text else []

@@ -1,6 +1,5 @@
 """`/v1/chat/completions`: the request, and the shapes of its answers."""
 
-from collections.abc import Mapping
 from typing import Annotated, Literal, NotRequired, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -8,7 +7,7 @@ from typing_extensions import TypedDict
 
 from server.errors import invalid_value
 from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Inert, RequestBody, Unsupported, only
-from server.protocol.generation import GenerationRequest
+from server.protocol.generation import ChoicesRequest, Effort
 from server.protocol.messages import Messages
 from server.protocol.prompt_logprobs import PromptLogprobs
 from server.protocol.tools import ToolFields
@@ -47,7 +46,7 @@ class ChatTurns(RequestBody):
         return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
 
-class ChatCompletionRequest(GenerationRequest, ChatTurns, ToolFields):
+class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     logprobs: bool | None = None
@@ -59,7 +58,7 @@ class ChatCompletionRequest(GenerationRequest, ChatTurns, ToolFields):
     function_call: Unsupported = None
     modalities: Annotated[object, AfterValidator(only(["text"]))] = None
     audio: Unsupported = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     verbosity: Unsupported = None
     web_search_options: Unsupported = None
     moderation: Unsupported = None
@@ -75,17 +74,6 @@ class ChatCompletionRequest(GenerationRequest, ChatTurns, ToolFields):
                 "max_tokens",
             )
         return self
-
-    @property
-    def template_variables(self) -> Mapping[str, object]:
-        """What the chat template is told beside the conversation."""
-        options = self.chat_template_kwargs
-        variables = {} if options is None else options.model_dump(exclude_none=True)
-        if self.reasoning_effort == "none":
-            variables.setdefault("enable_thinking", False)
-        elif self.reasoning_effort is not None:
-            variables["reasoning_effort"] = self.reasoning_effort
-        return variables
 
     @property
     def token_limit(self) -> int | None:

@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 
 from server.errors import invalid_value
 from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Text, TokenId, Unsupported, few, only
-from server.protocol.generation import GenerationRequest
+from server.protocol.generation import ChoicesRequest
 from server.protocol.prompt_logprobs import PromptLogprobs
 from server.protocol.usage import Usage
 
@@ -27,7 +27,7 @@ def each_prompt(prompt: Prompt) -> tuple[str | tuple[int, ...], ...]:
     return tuple(item if isinstance(item, str) else tuple(item) for item in prompt if not isinstance(item, int))
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(ChoicesRequest):
     prompt: Prompt
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None

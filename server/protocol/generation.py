@@ -1,7 +1,7 @@
-"""What chat and text completions have in common: how tokens are chosen, when to stop, how the answer is delivered."""
+"""What requests for text have in common: how tokens are chosen, when to stop, how the answer is delivered."""
 
 import re
-from typing import Annotated, Self, TypeAlias, TypeVar
+from typing import Annotated, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -9,10 +9,11 @@ from pydantic_core import PydanticCustomError
 from backends.interface import SamplingParams
 from server.errors import invalid_value
 from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Inert, RequestBody, Seconds, Text, TokenId, Unsupported, few, only
-from server.protocol.structured import StructuredFields
+from server.protocol.structured import ResponseFormatFields, StructuredFields
 from server.renderer import GenerationDefaults
 
 T = TypeVar("T")
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]  # of reasoning
 
 
 class StreamOptions(RequestBody):
@@ -34,13 +35,10 @@ LogitBias: TypeAlias = Annotated[
 
 
 class GenerationRequest(StructuredFields):
-    """Fields of both families. None is an option left out."""
+    """Fields of all families. None is an option left out."""
 
     model: Text | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
     stop: Annotated[Text | Annotated[list[Text], Field(fail_fast=True)] | None, BeforeValidator(few)] = None
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -61,8 +59,6 @@ class GenerationRequest(StructuredFields):
     skip_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
 
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-
     # Ours: prefill reads the prompt's first `num_prefill_tokens` tokens, decode the others.
     num_prefill_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     # This request waits at most `queue_timeout` seconds for a slot, and takes at most `request_timeout` seconds in all.
@@ -70,8 +66,6 @@ class GenerationRequest(StructuredFields):
     request_timeout: Seconds | None = None
 
     user: Text | None = None  # whom it is for, where no API keys tell: the queue is fair between users
-    metadata: Inert = None
-    store: Inert = None
     service_tier: Inert = None
     safety_identifier: Inert = None
     prompt_cache_key: Inert = None
@@ -91,31 +85,19 @@ class GenerationRequest(StructuredFields):
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise invalid_value("The 'stream_options' parameter is only allowed when 'stream' is enabled.", "stream_options")
         if "" in self.stop_strings:
             raise invalid_value("'stop' must not contain an empty string.", "stop")
-        if self.stream and self.prompt_logprobs is not None:
-            raise invalid_value("'prompt_logprobs' is not available when 'stream' is true.", "prompt_logprobs")
         return self
 
     @property
     def num_choices(self) -> int:
-        return self.n if self.n is not None else 1
+        return 1
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         if self.stop is None:
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-
-    @property
-    def includes_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
-    def includes_continuous_usage(self) -> bool:
-        return self.includes_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def sampling_params(self, defaults: GenerationDefaults, seed: int, num_logprobs: int | None) -> SamplingParams:
         """Return how to choose tokens: `defaults` are the model's for what is left out, `seed` is used where the client gave none."""
@@ -131,6 +113,39 @@ class GenerationRequest(StructuredFields):
             seed=_given(self.seed, seed) % 2**63,
             num_logprobs=num_logprobs,
         )
+
+
+class ChoicesRequest(GenerationRequest, ResponseFormatFields):
+    """Fields of the two families whose answers are numbered choices."""
+
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
+
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    metadata: Inert = None
+    store: Inert = None
+
+    @model_validator(mode="after")
+    def _check_delivery(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise invalid_value("The 'stream_options' parameter is only allowed when 'stream' is enabled.", "stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise invalid_value("'prompt_logprobs' is not available when 'stream' is true.", "prompt_logprobs")
+        return self
+
+    @property
+    def num_choices(self) -> int:
+        return self.n if self.n is not None else 1
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def includes_continuous_usage(self) -> bool:
+        return self.includes_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
 
 def _given(value: T | None, default: T) -> T:

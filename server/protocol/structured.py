@@ -56,9 +56,8 @@ class StructuredOutputs(RequestBody):
 
 
 class StructuredFields(RequestBody):
-    """The fields of a request that say what its answer must look like."""
+    """vLLM's fields, which every family takes."""
 
-    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | Text | None = None
     guided_regex: Annotated[Text, Field(min_length=1)] | None = None
@@ -82,17 +81,30 @@ class StructuredFields(RequestBody):
         return next(self._structures(), None)
 
     def _structures(self) -> Iterator[Structure]:
-        if isinstance(self.response_format, JsonObjectFormat):
-            yield Structure(StructureKind.JSON, ANY_OBJECT, "response_format")
-        if isinstance(self.response_format, JsonSchemaFormat):
-            schema = self.response_format.json_schema.schema_
-            yield Structure(StructureKind.JSON, ANY_OBJECT if schema is None else schema, "response_format")
+        yield from self._formats()
         options = self.structured_outputs
         if options is not None:
             if options.json_object:
                 yield Structure(StructureKind.JSON, ANY_OBJECT, "structured_outputs.json_object")
             yield from _of("structured_outputs.", options.json_, options.regex, options.choice, options.grammar)
         yield from _of("guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+
+    def _formats(self) -> Iterator[Structure]:
+        """Return what is said in OpenAI's way."""
+        yield from ()
+
+
+class ResponseFormatFields(StructuredFields):
+    """OpenAI's field of chat completions, which text completions take too."""
+
+    response_format: ResponseFormat | None = None
+
+    def _formats(self) -> Iterator[Structure]:
+        if isinstance(self.response_format, JsonObjectFormat):
+            yield Structure(StructureKind.JSON, ANY_OBJECT, "response_format")
+        if isinstance(self.response_format, JsonSchemaFormat):
+            schema = self.response_format.json_schema.schema_
+            yield Structure(StructureKind.JSON, ANY_OBJECT if schema is None else schema, "response_format")
 
 
 def _of(prefix: str, schema: Schema | str | None, regex: str | None, choice: list[str] | None, grammar: str | None) -> Iterator[Structure]:

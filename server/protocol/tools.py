@@ -1,9 +1,11 @@
 """Tools in a request: the functions that a model may call, and whether it may, must or must not."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from server.errors import invalid_value
 from server.protocol.fields import RequestBody, Text, few
@@ -19,28 +21,113 @@ class FunctionDefinition(RequestBody):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
-
-class Tool(RequestBody):
-    type: Literal["function"]
-    function: FunctionDefinition
-
     def plain(self) -> Mapping[str, object]:
-        """Return the tool as chat templates want it."""
-        return self.model_dump(exclude_none=True, exclude={"function": {"strict"}})
+        """Return the function as chat templates want it."""
+        return {"type": "function", "function": self.model_dump(exclude_none=True, include={"name", "description", "parameters"})}
 
 
 class FunctionReference(RequestBody):
     name: FunctionName
 
 
+def only_functions(kind: object) -> object:
+    """Refuse what OpenAI runs itself, and calls whose arguments are no JSON, by name."""
+    if isinstance(kind, str) and kind != "function":
+        raise PydanticCustomError(
+            "invalid_value", "tools of type {kind} are not supported by this server, only 'function'", {"kind": repr(kind[:64])}
+        )
+    return kind
+
+
+FunctionType: TypeAlias = Annotated[Literal["function"], BeforeValidator(only_functions)]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether the answer must call, or must not, and which functions alone it may call; `is_named`: exactly this one, once."""
+
+    mode: Literal["none", "auto", "required"] = "auto"
+    names: tuple[str, ...] | None = None
+    is_named: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What a request says about tools, whichever way its API writes it."""
+
+    functions: tuple[FunctionDefinition, ...] = ()
+    choice: ToolChoice = ToolChoice()
+    is_parallel: bool = True
+
+    def check(self) -> None:
+        """Raises `ApiError`."""
+        names = [function.name for function in self.functions]
+        if len(set(names)) < len(names):
+            raise invalid_value("Each of 'tools' must have a name of its own.", "tools")
+        for name in self.choice.names or ():
+            if name not in names:
+                raise invalid_value(f"'tool_choice' names '{name}', which is not among 'tools'.", "tool_choice")
+
+    @property
+    def told(self) -> tuple[FunctionDefinition, ...]:
+        """The functions that the model is told of: those that it may call, and what a named one stands among."""
+        if self.choice.mode == "none":
+            return ()
+        return self.functions if self.choice.is_named else self._chosen
+
+    @property
+    def enforced(self) -> tuple[FunctionDefinition, ...]:
+        """The functions of which the answer must call one."""
+        return self._chosen if self.choice.mode == "required" else ()
+
+    @property
+    def is_one_call(self) -> bool:
+        """Whether the answer may have one call at most: a named function is called once."""
+        return not self.is_parallel or self.choice.is_named
+
+    @property
+    def _chosen(self) -> tuple[FunctionDefinition, ...]:
+        names = self.choice.names
+        return self.functions if names is None else tuple(function for function in self.functions if function.name in names)
+
+
+class Tool(RequestBody):
+    type: FunctionType
+    function: FunctionDefinition
+
+
 class NamedToolChoice(RequestBody):
     type: Literal["function"]
     function: FunctionReference
 
+    def plain(self) -> ToolChoice:
+        return ToolChoice("required", (self.function.name,), is_named=True)
+
+
+class AllowedFunction(RequestBody):
+    type: FunctionType
+    function: FunctionReference
+
+
+class AllowedTools(RequestBody):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedFunction], Field(fail_fast=True, min_length=1), BeforeValidator(few)]
+
+
+class AllowedToolsChoice(RequestBody):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+    def plain(self) -> ToolChoice:
+        return ToolChoice(self.allowed_tools.mode, tuple(tool.function.name for tool in self.allowed_tools.tools))
+
+
+ChosenTools: TypeAlias = Annotated[NamedToolChoice | AllowedToolsChoice, Field(discriminator="type")]
+
 
 class ToolFields(RequestBody):
     tools: Annotated[list[Tool], Field(fail_fast=True, min_length=1), BeforeValidator(few)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTools | None = None
     parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
@@ -48,27 +135,11 @@ class ToolFields(RequestBody):
         for param in ("tool_choice", "parallel_tool_calls"):
             if self.tools is None and getattr(self, param) is not None:
                 raise invalid_value(f"'{param}' is only allowed when 'tools' are given.", param)
-        names = [tool.function.name for tool in self.tools or ()]
-        if len(set(names)) < len(names):
-            raise invalid_value("Each of 'tools' must have a name of its own.", "tools")
-        if isinstance(self.tool_choice, NamedToolChoice) and self.tool_choice.function.name not in names:
-            raise invalid_value(f"'tool_choice' names '{self.tool_choice.function.name}', which is not among 'tools'.", "tool_choice")
+        self.tool_use.check()
         return self
 
     @property
-    def callable_tools(self) -> tuple[Tool, ...]:
-        """The tools that the answer may call."""
-        return () if self.tool_choice == "none" else tuple(self.tools or ())
-
-    @property
-    def enforced_tools(self) -> tuple[Tool, ...]:
-        """The tools of which the answer must call one."""
-        if isinstance(self.tool_choice, NamedToolChoice):
-            name = self.tool_choice.function.name
-            return tuple(tool for tool in self.callable_tools if tool.function.name == name)
-        return self.callable_tools if self.tool_choice == "required" else ()
-
-    @property
-    def is_one_call(self) -> bool:
-        """Whether the answer may have one call at most: a named function is called once."""
-        return self.parallel_tool_calls is False or isinstance(self.tool_choice, NamedToolChoice)
+    def tool_use(self) -> ToolUse:
+        given = self.tool_choice
+        choice = ToolChoice(given or "auto") if given is None or isinstance(given, str) else given.plain()
+        return ToolUse(tuple(tool.function for tool in self.tools or ()), choice, self.parallel_tool_calls is not False)

@@ -27,12 +27,12 @@ class Usage(TypedDict):
     cache: CacheUsage
 
 
-def usage(num_prompt_tokens: int, num_output_tokens: int, cache: CacheUsage) -> Usage:
+def usage(num_prompt_tokens: int, num_output_tokens: int, num_reasoning_tokens: int, cache: CacheUsage) -> Usage:
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
         "total_tokens": num_prompt_tokens + num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
         "cache": cache,
     }

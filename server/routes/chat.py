@@ -1,12 +1,12 @@
 """`POST /v1/chat/completions`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fastapi import APIRouter, Response
 
 from server.admission import served_model
-from server.answer import Answer, AnsweredChoice
-from server.conversation import Conversation
+from server.answer import AnsweredChoice, ChoicesAnswer, Tally
+from server.conversation import Conversation, TurnRequest
 from server.errors import invalid_value
 from server.logprobs import finite
 from server.message_reader import MessageReader
@@ -21,7 +21,6 @@ from server.protocol.chat import (
     ChatTokenLogprob,
     TopLogprob,
 )
-from server.protocol.usage import Usage
 from server.renderer import Renderer
 from server.routes.generation import GenerationResponse
 from server.services import Services
@@ -47,8 +46,8 @@ def router(services: Services) -> APIRouter:
     return routes
 
 
-class ChatAnswer(Answer):
-    id_prefix = "chatcmpl"
+class ChatAnswer(ChoicesAnswer):
+    id_prefix = "chatcmpl-"
     object_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
     prompt_param = "messages"
@@ -58,7 +57,7 @@ class ChatAnswer(Answer):
         self._request = request
         self._settings = settings
         self._conversation: Conversation | None = None
-        self._readers: dict[int, MessageReader] = {}  # of choices whose role was sent
+        self._readers: dict[int, MessageReader] = {}  # of choices that have begun
 
     @property
     def num_prompts(self) -> int:
@@ -73,7 +72,7 @@ class ChatAnswer(Answer):
         return bool(self._request.continue_final_message)
 
     async def render(self, renderer: Renderer) -> tuple[tuple[int, ...], ...]:
-        self._conversation = Conversation(self._request, renderer, self._settings)
+        self._conversation = Conversation(_turn_request(self._request), renderer, self._settings)
         return (await self._conversation.render(),)
 
     @property
@@ -88,36 +87,48 @@ class ChatAnswer(Answer):
         limit = self._request.token_limit
         return room if limit is None else limit
 
-    def body(self, choices: list[AnsweredChoice], counts: Usage) -> dict[str, object]:
+    def body(self, tally: Tally) -> dict[str, object]:
         prompt_logprobs = self.prompt_logprobs(0)
-        return super().body(choices, counts) | ({} if prompt_logprobs is None else {"prompt_logprobs": prompt_logprobs})
+        return super().body(tally) | ({} if prompt_logprobs is None else {"prompt_logprobs": prompt_logprobs})
 
     def choice(self, index: int, choice: AnsweredChoice) -> ChatChoice:
         assert choice.finish_reason is not None, "an answer has a body once all of its choices have ended"
-        reader = MessageReader(self._begun.reader(), self._begun.new_call_id)
-        reader.read(choice.text, is_end=True)
+        reader = self._readers[index]
         return {
             "index": index,
             "message": reader.message,
             "logprobs": self._logprobs(choice.logprobs),
-            "finish_reason": self._begun.finish_reason(choice.finish_reason, reader.num_calls),
+            "finish_reason": self._finish_reason(choice.finish_reason, reader),
             "stop_reason": choice.stop_reason,
         }
 
-    def chunk_choices(self, index: int, delta: ChoiceDelta) -> Iterator[ChatChunkChoice]:
-        if index not in self._readers:
+    def read(self, index: int, delta: ChoiceDelta, tally: Tally) -> Iterable[Mapping[str, object]]:
+        chunks = super().read(index, delta, tally)
+        tally.choices[index].num_reasoning_tokens = self._readers[index].num_reasoning_tokens
+        return chunks
+
+    def chunk_choices(self, index: int, delta: ChoiceDelta) -> Iterable[ChatChunkChoice]:
+        is_first = index not in self._readers
+        if is_first:
             self._readers[index] = MessageReader(self._begun.reader(), self._begun.new_call_id)
-            yield _chunk_choice(index, {"role": "assistant", "content": "", "refusal": None})
-        reader = self._readers[index]
-        deltas = reader.read(delta.text, is_end=delta.final is not None)
+        deltas = self._readers[index].read(delta)
         if delta.logprobs and not deltas:
             deltas = [{"content": ""}]
+        return self._chunk_choices(index, delta, deltas, is_first=is_first)
+
+    def _chunk_choices(self, index: int, delta: ChoiceDelta, deltas: list[ChatDelta], *, is_first: bool) -> Iterator[ChatChunkChoice]:
+        if is_first:
+            yield _chunk_choice(index, {"role": "assistant", "content": "", "refusal": None})
         logprobs = self._logprobs(delta.logprobs)
         for number, piece in enumerate(deltas):
             yield _chunk_choice(index, piece) | {"logprobs": logprobs if number == 0 else None}
         if delta.final is not None and delta.finish_reason is not None:
-            finish_reason = self._begun.finish_reason(delta.finish_reason, reader.num_calls)
+            finish_reason = self._finish_reason(delta.finish_reason, self._readers[index])
             yield _chunk_choice(index, {}) | {"finish_reason": finish_reason, "stop_reason": delta.stop_reason}
+
+    def _finish_reason(self, reason: str, reader: MessageReader) -> str:
+        """Return why a choice ended, as OpenAI tells it: a named call's end is a stop."""
+        return "tool_calls" if reason == "stop" and reader.num_calls and not self._request.tool_use.choice.is_named else reason
 
     @property
     def _begun(self) -> Conversation:
@@ -128,6 +139,19 @@ class ChatAnswer(Answer):
         if self.num_logprobs is None:
             return None
         return {"content": [_token_logprob(token) for token in tokens], "refusal": None}
+
+
+def _turn_request(request: ChatCompletionRequest) -> TurnRequest:
+    options = request.chat_template_kwargs
+    return TurnRequest(
+        messages=[message.plain() for message in request.messages],
+        tools=request.tool_use,
+        structure=request.structure,
+        effort=request.reasoning_effort,
+        template_options={} if options is None else options.model_dump(exclude_none=True),
+        adds_generation_prompt=request.adds_generation_prompt,
+        continues_final_message=bool(request.continue_final_message),
+    )
 
 
 def _chunk_choice(index: int, delta: ChatDelta) -> ChatChunkChoice:

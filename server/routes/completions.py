@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from fastapi import APIRouter, Response
 
 from server.admission import served_model
-from server.answer import Answer, AnsweredChoice
+from server.answer import AnsweredChoice, ChoicesAnswer
 from server.logprobs import finite
 from server.output import ChoiceDelta, TokenLogprob
 from server.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
@@ -26,8 +26,8 @@ def router(services: Services) -> APIRouter:
     return routes
 
 
-class CompletionAnswer(Answer):
-    id_prefix = "cmpl"
+class CompletionAnswer(ChoicesAnswer):
+    id_prefix = "cmpl-"
     object_name = "text_completion"
     chunk_name = "text_completion"
     prompt_param = "prompt"

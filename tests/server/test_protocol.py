@@ -12,6 +12,7 @@ CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content":
 COMPLETION: dict[str, Any] = {"model": MODEL, "prompt": "Hello", "max_tokens": 2}
 HUGE = 10**400
 FUNCTION = {"type": "function", "function": {"name": "f"}}
+NAMED_G = {"type": "function", "function": {"name": "g"}}
 
 BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": -0.1}, "temperature", "invalid_value"),
@@ -123,6 +124,16 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "function", "function": {"name": f"f{number}"}} for number in range(129)]}, "tools", "invalid_value"),
     ({"tools": [FUNCTION], "tool_choice": "always"}, "tool_choice", "invalid_value"),
     ({"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "invalid_value"),
+    (
+        {"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED_G]}}},
+        "tool_choice",
+        "invalid_value",
+    ),
+    (
+        {"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": [FUNCTION]}}},
+        "tool_choice.allowed_tools.mode",
+        "invalid_value",
+    ),
     ({"tools": [FUNCTION], "response_format": {"type": "json_object"}}, "tools", "invalid_value"),
     (
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}], "tool_choice": "required"},

@@ -62,7 +62,7 @@ def test_the_empty_text(http: httpx.Client) -> None:
         ("/tokenize", {"prompt": "x", "add_special_tokens": "no"}, "add_special_tokens"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "add_special_tokens": True}, "add_special_tokens"),
-        ("/tokenize", {"messages": [{"role": "developer", "content": "x"}]}, "messages"),
+        ("/tokenize", {"messages": [{"role": "tool", "tool_call_id": "c", "content": "x"}]}, "messages"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": ["x"]}, "tokens[0]"),
         ("/detokenize", {"tokens": [10**30]}, "tokens[0]"),
@@ -79,3 +79,11 @@ def test_tokenizer_info(http: httpx.Client, tokenizer: Any) -> None:
     info = http.get("/tokenizer_info").json()
     assert (info["bos_token"], info["eos_token"], info["pad_token"]) == (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token)
     assert info["chat_template"] == tokenizer.chat_template
+
+
+def test_a_developer_is_the_system_of_templates_that_know_no_other(http: httpx.Client) -> None:
+    tokens = [
+        http.post("/tokenize", json={"messages": [{"role": role, "content": "x"}, {"role": "user", "content": "y"}]}).json()["tokens"]
+        for role in ("developer", "system")
+    ]
+    assert tokens[0] == tokens[1]

@@ -158,6 +158,42 @@ def test_reasoning_comes_apart_and_the_form_begins_after_it(thinking: RunningSer
         assert choice["message"]["content"].isdecimal() or "reasoning" in choice["message"]
 
 
+def test_tokens_of_reasoning_are_counted(thinking: RunningServer) -> None:
+    options: dict[str, Any] = {
+        "tools": None,
+        "tool_choice": None,
+        "chat_template_kwargs": {"enable_thinking": True},
+        "max_tokens": 30,
+        "n": 2,
+    }
+    with httpx.Client(base_url=thinking.url, timeout=30) as http:
+        whole = http.post(CHAT, json=BODY | options | {"seed": 1, "ignore_eos": True}).json()
+        streamed = BODY | options | {"seed": 1, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+        with http.stream("POST", CHAT, json=streamed) as response:
+            *_, last = data(response)
+        quiet = http.post(CHAT, json=BODY | options | {"chat_template_kwargs": None, "guided_choice": ["yes"], "max_tokens": 20}).json()
+    assert not any(choice["message"]["content"] for choice in whole["choices"])
+    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == whole["usage"]["completion_tokens"] == 60
+    assert last["usage"] == whole["usage"]
+    for choice in quiet["choices"]:  # whether to reason is the model's choice here
+        assert choice["message"]["content"] == "yes" or "reasoning" in choice["message"]
+    assert quiet["usage"]["completion_tokens_details"]["reasoning_tokens"] < quiet["usage"]["completion_tokens"]
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_only_allowed_tools_are_called(http: httpx.Client) -> None:
+    for seed in range(6):
+        choice = ask(http, seed=seed, parallel_tool_calls=False, tool_choice=allowed("required", "get_time"))
+        assert checked(choice["message"]) == ["get_time"]
+    alone = http.post(CHAT, json=BODY | {"tools": [WEATHER], "tool_choice": "auto", "seed": 1}).json()
+    among = http.post(CHAT, json=BODY | {"tool_choice": allowed("auto", "get_weather"), "seed": 1}).json()
+    assert (among["choices"], among["usage"]) == (alone["choices"], alone["usage"])
+
+
 def test_a_template_gets_tools_calls_and_variables(thinking: RunningServer) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}
     messages = [

@@ -1,0 +1,147 @@
+"""One request on its way through the engine, of whichever family: checked, rendered, handed in, and its events counted."""
+
+import random
+from collections.abc import Iterable, Mapping
+
+from scheduler.admission import max_output_tokens
+from scheduler.messages import Add, StopCriteria
+from server.admission import (
+    check_admissible,
+    check_features,
+    check_length,
+    check_limits,
+    check_prefill,
+    check_prompt,
+    check_structure,
+    check_vocabulary,
+)
+from server.answer import Answer, Tally
+from server.client import Ticket
+from server.errors import invalid_value
+from server.feed import EventFeed
+from server.output import Accepted, ChoiceDelta, Event, Generation, Progress, PromptLogprobs
+from server.renderer import RenderError
+from server.services import Services
+from server.structure import StructureError
+
+
+class RequestRun:
+    """Use it in this order: `reserve`, `prepare`, `feed`, and `take` for each event; any of the first three may refuse the request."""
+
+    def __init__(self, services: Services, answer: Answer, tenant: str) -> None:
+        self._services = services
+        self._answer = answer
+        self._tenant = tenant
+        self._options = answer.options
+        self._arrival_time = services.client.now()
+        self._adds: list[Add] = []
+        self.tally = Tally.start((), 0)
+
+    def reserve(self) -> Ticket:
+        """Take the places that the request needs. Raises `ApiError`, `QueueFullError` and `UnavailableError`."""
+        check_limits(self._options, self._answer.num_prompts, self._services.settings)
+        return self._services.client.reserve(self._answer.num_prompts * self._options.num_choices, self._tenant)
+
+    async def prepare(self) -> None:
+        """Find out what the engine is to be asked for. Raises `ApiError`."""
+        self._adds = await self._find_adds(self._arrival_time)
+        self.tally = Tally.start(tuple(len(add.prompt_token_ids) for add in self._adds), self._options.num_choices)
+
+    def take(self, prompt: int, event: Event) -> Iterable[Mapping[str, object]]:
+        """Take an event into account and return the events of the answer that tell it, which need not be taken."""
+        tally = self.tally
+        match event:
+            case Progress(num_computed_prompt_tokens=num_read):
+                tally.num_read[prompt] = num_read
+            case PromptLogprobs(tokens=tokens):
+                self._answer.take_prompt_logprobs(prompt, tokens)
+            case ChoiceDelta():
+                index = prompt * self._options.num_choices + event.choice
+                tally.num_read[prompt] = tally.num_prompt_tokens[prompt]
+                tally.choices[index].add(event)
+                return self._answer.read(index, event, tally)
+            case Accepted():
+                pass
+        return ()
+
+    async def finish(self, feed: EventFeed) -> None:
+        """Take all events that are to come."""
+        while (item := await feed.next()) is not None:
+            self.take(*item)
+
+    def feed(self, ticket: Ticket) -> EventFeed:
+        """Return the events, to be entered as a context: there the engine is asked."""
+        options, services = self._options, self._services
+        generations = [
+            Generation(
+                services.client,
+                services.renderer,
+                add,
+                stop=options.stop_strings,
+                include_stop_str_in_output=bool(options.include_stop_str_in_output),
+                skip_special_tokens=options.skip_special_tokens is not False,
+                continues_prompt=self._answer.continues_prompt,
+                kept_token_ids=self._answer.kept_token_ids,
+            )
+            for add in self._adds
+        ]
+        return EventFeed(generations, ticket)
+
+    async def _find_adds(self, arrival_time: float) -> list[Add]:
+        """Return what the engine is asked for, one request a prompt."""
+        check_vocabulary(self._options, self._services.client.spec.vocab_size)
+        try:
+            prompts = await self._answer.render(self._services.renderer)
+        except RenderError as error:
+            raise invalid_value(str(error), self._answer.prompt_param) from error
+        grammar = await self._grammar()
+        seed = random.getrandbits(63)
+        return [self._add(number, prompt, seed, arrival_time, grammar) for number, prompt in enumerate(prompts)]
+
+    async def _grammar(self) -> str | None:
+        """Return the grammar that the answers must follow."""
+        structure = self._answer.structure
+        if structure is None:
+            return None
+        check_structure(structure, self._services.client.spec.features)
+        try:
+            return await self._services.grammars.compile(structure)
+        except StructureError as error:
+            raise invalid_value(f"'{structure.param}' cannot be followed: {error}.", structure.param) from error
+
+    def _add(self, number: int, prompt: tuple[int, ...], seed: int, arrival_time: float, grammar: str | None) -> Add:
+        options, answer = self._options, self._answer
+        spec, settings = self._services.client.spec, self._services.settings
+        stop_token_ids = frozenset() if options.ignore_eos else self._services.renderer.stop_token_ids
+        check_prompt(prompt, spec.vocab_size, answer.prompt_param)
+        check_prefill(options.num_prefill_tokens, len(prompt), answer.prompt_param)
+        num_forced = 0 if options.num_prefill_tokens is None else len(prompt) - options.num_prefill_tokens
+        room = max_output_tokens(len(prompt), num_forced, spec)
+        max_tokens = answer.max_tokens(max(room, 1))
+        check_length(len(prompt), max_tokens, room, spec.max_model_len, answer.prompt_param)
+        min_tokens = options.min_tokens or 0
+        if min_tokens > max_tokens:
+            raise invalid_value(f"'min_tokens' is {min_tokens}, but at most {max_tokens} tokens may be generated.", "min_tokens")
+        add = Add(
+            request_id=f"{answer.id}-{number}",
+            prompt_token_ids=prompt,
+            sampling=options.sampling_params(self._services.renderer.defaults, seed, answer.num_logprobs),
+            stop=StopCriteria(max_tokens, min_tokens, stop_token_ids | frozenset(options.stop_token_ids or ())),
+            arrival_time=arrival_time,
+            num_choices=options.num_choices,
+            priority=options.priority or 0,
+            queue_timeout=_shorter(options.queue_timeout, settings.queue_timeout),
+            timeout=_shorter(options.request_timeout, settings.request_timeout),
+            num_prompt_logprobs=answer.num_prompt_logprobs,
+            num_prefill_tokens=options.num_prefill_tokens,
+            grammar=grammar,
+            tenant=self._tenant,
+        )
+        check_features(options, add, spec.features)
+        check_admissible(add, spec, answer.prompt_param)
+        return add
+
+
+def _shorter(given: float | None, bound: float | None) -> float | None:
+    """Return the shorter of two times, of which None is endless."""
+    return min((seconds for seconds in (given, bound) if seconds is not None), default=None)

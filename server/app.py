@@ -5,6 +5,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
+from backends.clock import WallClock
 from server.auth import KeyGuard, KeyRing
 from server.client import EngineClient, QueueFullError, UnavailableError
 from server.errors import ApiError
@@ -12,11 +13,12 @@ from server.failures import as_api_error
 from server.grammars import Grammars
 from server.limits import BodyGuard
 from server.output import GenerationError
+from server.rate_limits import RateLimits
 from server.renderer import Renderer
 from server.request_id import RequestId
 from server.routes import chat, completions, embeddings, models, status, tokens
 from server.services import Exposition, Services
-from server.settings import ServerSettings
+from server.settings import RateLimit, ServerSettings
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
 
@@ -31,6 +33,8 @@ def create_app(client: EngineClient, renderer: Renderer, settings: ServerSetting
     for kind in (ApiError, RequestValidationError, HTTPException, QueueFullError, UnavailableError, GenerationError, Exception):
         app.add_exception_handler(kind, _tell)
     guarded: ASGIApp = BodyGuard(app, settings.limits.max_body_bytes)
+    if settings.rate_limit != RateLimit() or settings.key_rate_limits:
+        guarded = RateLimits(guarded, settings.rate_limit, settings.key_rate_limits, WallClock().now)
     if settings.api_keys:
         open_paths = OPEN_PATHS | {"/metrics"} if settings.metrics_are_open else OPEN_PATHS
         guarded = KeyGuard(guarded, KeyRing(settings.api_keys), open_paths)

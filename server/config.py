@@ -20,8 +20,10 @@ from backends.torch_backend.config import DEFAULT_MAX_MODEL_LEN, DeviceName, Dty
 from cache.policy import HeadReduction, PolicyName, PolicyOptions, Pooling, SoftmaxDomain, WindowScorer
 from scheduler.config import SchedulerConfig
 from scheduler.waiting import QueueOrder
+from server.auth import name_of_key
+from server.key_file import read_key_file
 from server.options import Option, OptionError, OptionGroup, choices, integer, one_of, options_table, resolve_options, seconds, switch, text
-from server.settings import Limits, ReasoningParserName, ServerSettings, ToolParserName
+from server.settings import Limits, RateLimit, ReasoningParserName, ServerSettings, ToolParserName
 from server.simulation import SIMULATION, simulation_of
 
 DEMO_MODEL = Path(__file__).parent / "demo_model"
@@ -182,7 +184,16 @@ SERVER = OptionGroup(
         Option("host", text, "127.0.0.1", "Address to listen on; 0.0.0.0 for all.", "ADDRESS"),
         Option("port", integer(0, 65535), 8000, "Port to listen on; 0 for a free one.", "PORT"),
         Option("api-key", text, (), "Keys of which requests must give one; prefer the file or the variable.", "KEY", "none", is_list=True),
-        Option("api-key-file", text, None, "File with one key a line; lines with # are comments.", "FILE", "none"),
+        Option(
+            "api-key-file",
+            text,
+            None,
+            "File with one key a line, which `requests=N` and `tokens=N` may follow: its own limits a minute. Lines with # are comments.",
+            "FILE",
+            "none",
+        ),
+        Option("rate-limit-requests", integer(1), None, "Requests that one key may send a minute; more get a 429.", "N", "none"),
+        Option("rate-limit-tokens", integer(1), None, "Tokens of prompts and answers that one key may use a minute.", "N", "none"),
         Option("metrics-require-key", switch, True, "Whether `/metrics` needs a key when there are keys.", ""),
         Option(
             "tool-call-parser",
@@ -274,10 +285,14 @@ def _backend(values: Mapping[str, Any]) -> TorchBackendConfig:
 def _server(values: Mapping[str, Any]) -> ServerSettings:
     own_name = DEMO_MODEL_NAME if values["model"] == str(DEMO_MODEL) else values["model"]
     names = values["served_model_name"] or (own_name,)
+    rate_limit = RateLimit(values["rate_limit_requests"], values["rate_limit_tokens"])
+    file_keys = {} if values["api_key_file"] is None else read_key_file(values["api_key_file"], rate_limit)
     return ServerSettings(
         model_names=(own_name, *names) if names[0] == "*" else names,
         created=int(time.time()),
-        api_keys=values["api_key"] + _keys_of(values["api_key_file"]),
+        api_keys=(*values["api_key"], *file_keys),
+        rate_limit=rate_limit,
+        key_rate_limits={name_of_key(key): limit for key, limit in file_keys.items()},
         metrics_are_open=not values["metrics_require_key"],
         priority_is_honoured=values["scheduling_order"] is QueueOrder.PRIORITY,
         keepalive_interval=values["keepalive_interval"],
@@ -294,20 +309,6 @@ def _share(values: Mapping[str, Any], num_keys: int) -> int | None:
     """Return how many places of the queue one key may take: no key may keep the others out."""
     given: int | None = values["max_num_waiting_per_key"]
     return math.ceil(values["max_num_waiting"] / 2) if given is None and num_keys > 1 else given
-
-
-def _keys_of(path: str | None) -> tuple[str, ...]:
-    """Return a key file's keys. A file without any is an error: whoever names one does not want to be open to all."""
-    if path is None:
-        return ()
-    try:
-        lines = [line.strip() for line in Path(path).read_text().splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"--api-key-file {path} cannot be read: {error}") from error
-    keys = tuple(line for line in lines if line and not line.startswith("#"))
-    if not keys:
-        raise OptionError(f"--api-key-file {path} has no key")
-    return keys
 
 
 if __name__ == "__main__":

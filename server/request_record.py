@@ -1,10 +1,32 @@
 """What is known of one HTTP request: put together while it is answered, by whoever learns it, and read by what tells of requests."""
 
+import uuid
 from dataclasses import dataclass, field
+from typing import Final, Protocol
 
 from starlette.types import Scope
 
-_KEY = "snapserve.record"
+_KEY: Final = "snapserve.record"
+
+
+class Quota(Protocol):
+    """What a request may take from the limits of its key."""
+
+    def admit(self) -> None:
+        """Count the request. Raises `ApiError`."""
+        ...
+
+    def reserve(self, num_tokens: int) -> None:
+        """Reserve tokens until the request's end. Raises `ApiError`."""
+        ...
+
+
+class NoQuota:
+    """Whatever is asked for, it may be had."""
+
+    def admit(self) -> None: ...
+
+    def reserve(self, num_tokens: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -13,11 +35,16 @@ class RequestRecord:
 
     request_id: str
     tenant: str = ""
+    quota: Quota = field(default_factory=NoQuota)
     headers: dict[str, str] = field(default_factory=dict)  # to be sent with the answer, whatever becomes of it
+    num_prompt_tokens: int = 0  # that the engine accepted
+    num_output_tokens: int = 0  # made and taken so far
 
     @classmethod
     def of(cls, scope: Scope) -> "RequestRecord":
-        """Return the record of the request that this scope is about."""
+        """Return the record of the request that this scope is about; one that the server sends to itself may begin without."""
+        if _KEY not in scope:
+            cls(uuid.uuid4().hex).attach(scope)
         record = scope[_KEY]
         assert isinstance(record, cls)
         return record

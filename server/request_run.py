@@ -20,7 +20,9 @@ from server.client import Ticket
 from server.errors import invalid_value
 from server.feed import EventFeed
 from server.output import Accepted, ChoiceDelta, Event, Generation, Progress, PromptLogprobs
+from server.rate_limits import UNSAID_MAX_TOKENS
 from server.renderer import RenderError
+from server.request_record import RequestRecord
 from server.services import Services
 from server.structure import StructureError
 
@@ -28,10 +30,11 @@ from server.structure import StructureError
 class RequestRun:
     """Use it in this order: `reserve`, `prepare`, `feed`, and `take` for each event; any of the first three may refuse the request."""
 
-    def __init__(self, services: Services, answer: Answer, tenant: str) -> None:
+    def __init__(self, services: Services, answer: Answer, record: RequestRecord) -> None:
         self._services = services
         self._answer = answer
-        self._tenant = tenant
+        self._record = record
+        self._tenant = record.tenant or answer.options.user or ""
         self._options = answer.options
         self._arrival_time = services.client.now()
         self._adds: list[Add] = []
@@ -40,12 +43,18 @@ class RequestRun:
     def reserve(self) -> Ticket:
         """Take the places that the request needs. Raises `ApiError`, `QueueFullError` and `UnavailableError`."""
         check_limits(self._options, self._answer.num_prompts, self._services.settings)
+        self._record.quota.admit()
         return self._services.client.reserve(self._answer.num_prompts * self._options.num_choices, self._tenant)
 
     async def prepare(self) -> None:
         """Find out what the engine is to be asked for. Raises `ApiError`."""
         self._adds = await self._find_adds(self._arrival_time)
+        self._record.quota.reserve(sum(map(self._cost, self._adds)))
         self.tally = Tally.start(tuple(len(add.prompt_token_ids) for add in self._adds), self._options.num_choices)
+
+    def _cost(self, add: Add) -> int:
+        """Return how many tokens a prompt and its choices may come to, as far as the request says so."""
+        return len(add.prompt_token_ids) + add.num_choices * self._answer.max_tokens(min(add.stop.max_tokens, UNSAID_MAX_TOKENS))
 
     def take(self, prompt: int, event: Event) -> Iterable[Mapping[str, object]]:
         """Take an event into account and return the events of the answer that tell it, which need not be taken."""
@@ -58,10 +67,12 @@ class RequestRun:
             case ChoiceDelta():
                 index = prompt * self._options.num_choices + event.choice
                 tally.num_read[prompt] = tally.num_prompt_tokens[prompt]
+                num_before = tally.choices[index].num_tokens
                 tally.choices[index].add(event)
+                self._record.num_output_tokens += tally.choices[index].num_tokens - num_before
                 return self._answer.read(index, event, tally)
             case Accepted():
-                pass
+                self._record.num_prompt_tokens += tally.num_prompt_tokens[prompt]
         return ()
 
     async def finish(self, feed: EventFeed) -> None:

@@ -1,6 +1,7 @@
 """What the HTTP edge is told when it is built: names, keys, limits and intervals. It knows neither the environment nor a command line."""
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from backends.interface import PromptPooling
@@ -50,6 +51,14 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class RateLimit:
+    """The most requests and tokens a minute; None: as many as there is room for."""
+
+    requests: int | None = None
+    tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Settings of the API.
 
@@ -60,6 +69,8 @@ class ServerSettings:
     model_names: tuple[str, ...]
     created: int  # when the model was loaded, in Unix seconds
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    rate_limit: RateLimit = RateLimit()  # of a key that has none of its own, and of all together where there are no keys
+    key_rate_limits: Mapping[str, RateLimit] = field(default_factory=dict)  # by the key's name
     metrics_are_open: bool = False  # /metrics needs no key
     priority_is_honoured: bool = False  # the scheduler's order is by priority
     keepalive_interval: float = 10.0

@@ -24,6 +24,7 @@ from server.errors import invalid_value, unsupported_parameter
 from server.output import Embedding, Generation
 from server.protocol.embeddings import EmbeddingList, EmbeddingObject, EmbeddingRequest
 from server.renderer import RenderError
+from server.request_record import RequestRecord
 from server.services import Services
 
 MAX_AT_ONCE = 8  # inputs of one request that are in the engine together
@@ -55,10 +56,14 @@ class EmbeddingResponse(Response):
             raise invalid_value(f"'input' is limited to {limit} by this server, got {num_inputs}.", "input")
         self._check_dimensions()
         num_at_once = min(num_inputs, MAX_AT_ONCE)
-        with self._services.client.reserve(num_at_once):
-            adds = await self._adds()
+        record = RequestRecord.of(scope)
+        record.quota.admit()
+        with self._services.client.reserve(num_at_once, record.tenant):
+            adds = await self._adds(record.tenant)
+            num_tokens = sum(len(add.prompt_token_ids) for add in adds)
+            record.quota.reserve(num_tokens)
+            record.num_prompt_tokens = num_tokens
             vectors = await self._vectors(adds, num_at_once)
-        num_tokens = sum(len(add.prompt_token_ids) for add in adds)
         body: EmbeddingList = {
             "object": "list",
             "data": [self._object(index, vector) for index, vector in enumerate(vectors)],
@@ -74,7 +79,7 @@ class EmbeddingResponse(Response):
         if dimensions is not None and dimensions > size:
             raise invalid_value(f"'dimensions' is {dimensions}, but this model's embeddings have {size}.", "dimensions")
 
-    async def _adds(self) -> list[Add]:
+    async def _adds(self, tenant: str) -> list[Add]:
         """Return what the engine is asked for, one request an input."""
         client, settings, name = self._services.client, self._services.settings, f"embd-{uuid.uuid4().hex}"
         adds = []
@@ -89,6 +94,7 @@ class EmbeddingResponse(Response):
                 queue_timeout=settings.queue_timeout,
                 timeout=settings.request_timeout,
                 pooling=settings.embedding_pooling,
+                tenant=tenant,
             )
             check_admissible(add, client.spec, "input")
             adds.append(add)

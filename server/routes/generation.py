@@ -36,8 +36,7 @@ class GenerationResponse(Response):
         await run_until_disconnect(receive, self._respond(scope, receive, send))
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        tenant = RequestRecord.of(scope).tenant or self._answer.options.user or ""
-        run = RequestRun(self._services, self._answer, tenant)
+        run = RequestRun(self._services, self._answer, RequestRecord.of(scope))
         with run.reserve() as ticket:
             await run.prepare()
             async with run.feed(ticket) as feed:

@@ -1,0 +1,40 @@
+"""A file of API keys, one a line, each with its own limits if it is to have any: `sk-abc requests=60 tokens=100000`."""
+
+from pathlib import Path
+
+from server.options import OptionError, integer
+from server.settings import RateLimit
+
+_AT_LEAST_ONE = integer(1)
+
+
+def read_key_file(path: str, default: RateLimit) -> dict[str, RateLimit]:
+    """Return each key's limits; what a line leaves out is as in `default`. Raises `OptionError`, which names the line.
+
+    A file without any key is an error: whoever names one does not want to be open to all.
+    """
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--api-key-file {path} cannot be read: {error}") from error
+    keys: dict[str, RateLimit] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if words and not words[0].startswith("#"):
+            keys[words[0]] = _limit(words[1:], default, f"--api-key-file {path}, line {number}")
+    if not keys:
+        raise OptionError(f"--api-key-file {path} has no key")
+    return keys
+
+
+def _limit(words: list[str], default: RateLimit, where: str) -> RateLimit:
+    limits = {"requests": default.requests, "tokens": default.tokens}
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in limits:  # it may be part of a key: it is not quoted
+            raise OptionError(f"{where}: a key may be followed by requests=N and tokens=N, with spaces between, and by nothing else")
+        try:
+            limits[name] = _AT_LEAST_ONE(value)
+        except ValueError as error:
+            raise OptionError(f"{where}: {name} must be {error}, got {value!r}") from error
+    return RateLimit(**limits)

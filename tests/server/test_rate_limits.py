@@ -1,0 +1,164 @@
+"""Requests and tokens a minute: the buckets on a virtual clock, and what clients are told, over HTTP."""
+
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backends.clock import VirtualClock
+from server.auth import name_of_key
+from server.errors import ApiError
+from server.key_file import read_key_file
+from server.options import OptionError
+from server.rate_limits import UNSAID_MAX_TOKENS, Account, Bucket, RateQuota, duration
+from server.renderer import Renderer
+from server.request_record import RequestRecord
+from server.settings import RateLimit
+from tests.server.serving import serve, settings
+
+PROMPT = {"prompt": "Anna keeps", "ignore_eos": True, "temperature": 0}
+
+
+@given(st.integers(1, 1000), st.lists(st.tuples(st.floats(0, 30), st.integers(1, 400)), max_size=60))
+def test_no_minute_sees_more_than_twice_the_limit_and_what_is_told_to_wait_suffices(limit: int, asks: list[tuple[float, int]]) -> None:
+    """A full bucket, and what flows in meanwhile."""
+    clock, taken = VirtualClock(), list[tuple[float, int]]()
+    bucket = Bucket("tokens", limit, clock.now)
+    for seconds, amount in asks:
+        clock.elapse(seconds)
+        if amount > bucket.level:
+            with pytest.raises(ApiError) as refused:
+                bucket.take(amount)
+            assert (refused.value.status, refused.value.code, refused.value.kind) == (429, "rate_limit_exceeded", "tokens")
+            assert ("Retry-After" in refused.value.headers) == (amount <= limit)
+            if amount > limit:
+                continue
+            clock.elapse(int(refused.value.headers["retry-after-ms"]) / 1000)
+        bucket.take(amount)
+        taken.append((clock.now(), amount))
+    for start, _ in taken:
+        assert sum(amount for time, amount in taken if start <= time < start + 60) <= 2 * limit + 1
+
+
+def test_tokens_are_reserved_and_settled_by_what_was_used() -> None:
+    clock, record = VirtualClock(), RequestRecord("x")
+    account = Account(RateLimit(tokens=600), clock.now)
+    quota = RateQuota(account, record)
+    quota.admit()
+    quota.reserve(500)
+    assert record.headers["x-ratelimit-remaining-tokens"] == "100"
+    with pytest.raises(ApiError, match="Used 500"):
+        RateQuota(account, RequestRecord("y")).reserve(101)
+    record.num_prompt_tokens, record.num_output_tokens = 20, 30
+    quota.settle()
+    assert account.headers()["x-ratelimit-remaining-tokens"] == "550"
+
+
+def test_who_used_more_than_was_reserved_waits_for_it_before_any_work() -> None:
+    clock, record = VirtualClock(), RequestRecord("x")
+    account = Account(RateLimit(requests=10, tokens=60), clock.now)
+    quota = RateQuota(account, record)
+    quota.reserve(50)
+    record.num_output_tokens = 90
+    quota.settle()
+    late = RateQuota(account, RequestRecord("y"))
+    with pytest.raises(ApiError) as refused:
+        late.admit()
+    assert (refused.value.kind, refused.value.headers["Retry-After"]) == ("tokens", "31")
+    assert account.headers()["x-ratelimit-remaining-tokens"] == "0"
+    assert account.headers()["x-ratelimit-remaining-requests"] == "10"
+    clock.elapse(31)
+    late.admit()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (0.0171, "18ms"), (1, "1s"), (8.64, "8.64s"), (59.9999, "1m0s"), (360, "6m0s"), (90.951, "1m30.951s"), (3600, "60m0s")],
+)
+def test_times_as_openai_writes_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_every_answer_tells_how_the_account_stands(renderer: Renderer) -> None:
+    with (
+        serve(renderer, settings(rate_limit=RateLimit(requests=3, tokens=10_000))) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
+        first = http.post("/v1/completions", json=PROMPT | {"max_tokens": 5})
+        used = first.json()["usage"]["total_tokens"]
+        server.observed.wait_until(lambda: len(server.observed.statuses) == 1)
+        assert first.headers["x-ratelimit-limit-requests"] == "3"
+        assert first.headers["x-ratelimit-remaining-requests"] == "2"
+        assert first.headers["x-ratelimit-limit-tokens"] == "10000"
+        assert first.headers["x-ratelimit-remaining-tokens"] == str(10_000 - used)
+        assert first.headers["x-ratelimit-reset-requests"].endswith("s")
+        refused = http.post("/v1/completions", json=PROMPT | {"max_tokens": -1})
+        assert (refused.status_code, refused.headers["x-ratelimit-remaining-requests"]) == (400, "2")
+        with http.stream("POST", "/v1/completions", json=PROMPT | {"stream": True}) as stream:
+            assert stream.headers["x-ratelimit-remaining-requests"] == "1"
+            stream.read()
+        assert http.post("/v1/embeddings", json={"input": "Anna"}).headers["x-ratelimit-remaining-requests"] == "0"
+        last = http.post("/v1/completions", json=PROMPT)
+    assert last.status_code == 429
+    assert last.json()["error"]["type"] == "requests"
+    assert last.json()["error"]["code"] == "rate_limit_exceeded"
+    assert 0 < int(last.headers["retry-after"]) <= 20
+    assert "x-request-id" in last.headers
+
+
+def test_without_limits_nothing_is_told(http: httpx.Client) -> None:
+    assert not any("ratelimit" in name for name in http.post("/v1/completions", json=PROMPT).headers)
+
+
+def test_keys_have_accounts_of_their_own(renderer: Renderer) -> None:
+    limits = {name_of_key("small"): RateLimit(requests=1)}
+    with serve(renderer, settings(api_keys=("small", "free"), key_rate_limits=limits)) as server:
+
+        def ask(key: str) -> openai.types.Completion:
+            with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=30) as sdk:
+                return sdk.completions.create(model="demo", prompt="Anna keeps", max_tokens=2)
+
+        ask("small")
+        with pytest.raises(openai.RateLimitError) as refused:
+            ask("small")
+        assert refused.value.type == "requests"
+        for _ in range(3):
+            ask("free")
+
+
+def test_what_a_request_may_cost_is_reserved_before_it_runs(renderer: Renderer) -> None:
+    with (
+        serve(renderer, settings(rate_limit=RateLimit(tokens=100))) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
+        large = http.post("/v1/completions", json=PROMPT | {"max_tokens": 30, "n": 4})
+        assert (large.status_code, large.json()["error"]["type"]) == (429, "tokens")
+        assert large.headers["x-should-retry"] == "false"
+        chat = {"messages": [{"role": "user", "content": "Hello"}]}
+        assert UNSAID_MAX_TOKENS > 100
+        assert http.post("/v1/chat/completions", json=chat).status_code == 429
+        assert http.post("/v1/completions", json=PROMPT | {"max_tokens": 30}).status_code == 200
+        assert not server.observed.finals[1:]
+
+
+def test_a_file_gives_keys_limits_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# keys\nplain\n\nsmall requests=5\n  both\ttokens=100 requests=7\n")
+    assert read_key_file(str(path), RateLimit(tokens=9)) == {
+        "plain": RateLimit(None, 9),
+        "small": RateLimit(5, 9),
+        "both": RateLimit(7, 100),
+    }
+
+
+@pytest.mark.parametrize(("line", "message"), [("key two", "requests=N"), ("key requests=0", "at least 1"), ("key tokens=many", "'many'")])
+def test_a_wrong_line_is_named_and_its_key_is_not(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"secret\n{line.replace('key', 'secret-key')}\n")
+    with pytest.raises(OptionError, match=message) as error:
+        read_key_file(str(path), RateLimit())
+    assert "line 2" in str(error.value)
+    assert "secret-key" not in str(error.value)

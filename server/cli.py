@@ -11,6 +11,7 @@ from typing import Protocol
 
 from server import serve, simulate
 from server.bench import command as bench
+from server.eval import command as evaluation
 from server.options import OptionError
 from server.version import server_version
 
@@ -26,7 +27,7 @@ class Command(Protocol):
     def run(self, arguments: argparse.Namespace) -> int: ...
 
 
-COMMANDS: tuple[Command, ...] = (serve, bench, simulate)
+COMMANDS: tuple[Command, ...] = (serve, bench, evaluation, simulate)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

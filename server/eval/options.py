@@ -1,0 +1,130 @@
+"""Every option of `snapserve eval`, by question. `python -m server.eval.options` prints the tables of `docs/evaluation.md`."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cache.policy import PolicyName
+from server.bench.config import key, number_above, url
+from server.config import DEMO_MODEL, model
+from server.eval.tasks.suite import TASKS
+from server.options import Option, OptionGroup, choices, integer, one_of, options_table, switch, text
+
+EVAL_PREFIX = "SNAPSERVE_EVAL_"
+
+
+class EvalOption(Option):
+    """An option whose variable is apart from those of `serve`, which has options of the same names."""
+
+    __slots__ = ()
+
+    @property
+    def variable(self) -> str:
+        return EVAL_PREFIX + self.key.upper()
+
+
+class Pack(StrEnum):
+    """Where prefill ends and the slot is packed; whatever follows is read and written by decode."""
+
+    BEFORE_ANSWER = "before-answer"  # the question decides what is kept
+    BEFORE_QUESTION = "before-question"  # nothing that is kept was chosen for the question
+
+
+def task_name(value: str) -> str:
+    if value not in TASKS:
+        raise ValueError(f"one of {', '.join(TASKS)}")
+    return value
+
+
+def compression(value: str) -> float:
+    number = float(number_above(0)(value))
+    if not 1 <= number < float("inf"):
+        raise ValueError("a number of at least 1")
+    return number
+
+
+_MODEL = EvalOption("model", model, str(DEMO_MODEL), "Folder or hub id of the model that is served.", "MODEL", "the demo model")
+_JSON = EvalOption("json", text, None, "File for the results as JSON; - for the standard output.", "FILE", "none")
+_PLOT = EvalOption("plot", text, None, "File for a plot: .png, .svg or .pdf. Needs matplotlib.", "FILE", "none")
+_POLICY = EvalOption(
+    "policy", one_of(PolicyName), (PolicyName.SNAPSTREAM,), "Policies to measure.", choices(PolicyName), "snapstream", is_list=True
+)
+_COMPRESSION = EvalOption(
+    "compression",
+    compression,
+    (4.0,),
+    "Prompt tokens for each entry of a slot; every policy but full is measured at each.",
+    "RATIO",
+    "4",
+    is_list=True,
+)
+_SERVE_OPTIONS = EvalOption(
+    "serve-options", text, "", 'More options of `snapserve serve`, as one text: `--serve-options="--pooling maximum"`.', "TEXT", "none"
+)
+
+_SERVED = OptionGroup(
+    "Model and policies",
+    (
+        _MODEL,
+        _POLICY,
+        _COMPRESSION,
+        EvalOption("control", switch, False, "Measure a slot of 4 sinks and a ring of 32 entries too: it must lose nearly everything.", ""),
+        _SERVE_OPTIONS,
+        EvalOption("base-url", url, None, "Server to ask instead of one that is started; its policy is what it is.", "URL", "none"),
+        EvalOption("api-key", key, None, "Key to send to that server.", "KEY", "none"),
+        EvalOption("served-model-name", text, None, "Model to ask that server for.", "NAME", "the first that it lists"),
+        EvalOption("tokenizer", model, None, "Folder or hub id of that server's tokenizer.", "MODEL", "that of --model"),
+        EvalOption("concurrency", integer(1), 8, "Cases that are asked at once, and slots of the engine that is started.", "N"),
+    ),
+)
+_CASES = OptionGroup(
+    "Cases",
+    (
+        EvalOption("tasks", task_name, tuple(TASKS), "Tasks to ask.", "TASK", "all", is_list=True),
+        EvalOption("num-cases", integer(1), 200, "Cases of each task.", "N"),
+        EvalOption("length", integer(128), 4096, "Tokens of a prompt.", "TOKENS"),
+        EvalOption("seed", integer(0), 0, "Of the cases: the same seed and length give the same cases.", "N"),
+        EvalOption("pack", one_of(Pack), Pack.BEFORE_ANSWER, "Where prefill ends and the slot is packed.", choices(Pack)),
+        EvalOption("chat-template", switch, False, "Ask through the model's chat template.", ""),
+    ),
+)
+_TEXT = OptionGroup(
+    "Text",
+    (
+        EvalOption("text", text, None, "File of plain text to read.", "FILE", "must be given"),
+        EvalOption("length", integer(2), 1024, "Tokens that are read before the slot is packed.", "TOKENS"),
+        EvalOption("num-scored", integer(1), 256, "Tokens after these whose predictions are compared.", "TOKENS"),
+        EvalOption("num-windows", integer(1), 8, "Such stretches of the text, at most.", "N"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What may be asked, and the options that it has."""
+
+    name: str
+    summary: str
+    groups: tuple[OptionGroup, ...]
+
+
+RULER = Question(
+    "ruler",
+    "Ask made-up questions over long contexts, read the answers from packed slots, and score them.",
+    (_SERVED, _CASES, OptionGroup("Report", (_JSON, _PLOT))),
+)
+FIDELITY = Question(
+    "fidelity",
+    "Compare the predictions that packed slots make along a text with those of the whole cache.",
+    (OptionGroup("Model and policies", (_MODEL, _POLICY, _COMPRESSION, _SERVE_OPTIONS)), _TEXT, OptionGroup("Report", (_JSON, _PLOT))),
+)
+COMPARE = Question("compare", "Compare two runs of `eval ruler` case by case.", (OptionGroup("Report", (_JSON,)),))
+QUESTIONS = (RULER, FIDELITY, COMPARE)
+
+
+def options_tables() -> str:
+    """Return the options of every question as Markdown."""
+    return "\n".join(f"## `snapserve eval {question.name}`: options\n\n{options_table(question.groups)}" for question in QUESTIONS)
+
+
+if __name__ == "__main__":
+    print(options_tables(), end="")

@@ -1,0 +1,78 @@
+"""One setting's scores, and how they are written down."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.eval.completer import Completion
+from server.eval.prompts import Prompt
+from server.eval.scoring import score
+from server.eval.setting import Setting
+from server.eval.statistics import bootstrap_interval, mean_of_means, score_interval
+
+
+@dataclass(frozen=True, slots=True)
+class TaskScores:
+    """A task's scores, 0 to 100, case by case, and how many tokens of its answers came from a packed slot (None: unknown)."""
+
+    scores: tuple[float, ...]
+    num_tokens: int
+    num_packed: int | None
+    example: Mapping[str, str]
+
+    @property
+    def mean(self) -> float:
+        return sum(self.scores) / len(self.scores)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "score": self.mean,
+            "interval": score_interval(self.scores),
+            "packed_share": packed_share([self]),
+            "example": self.example,
+            "scores": self.scores,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`options` are those that the engine was started with."""
+
+    setting: Setting
+    options: tuple[str, ...]
+    tasks: Mapping[str, TaskScores]
+
+    @property
+    def mean(self) -> float:
+        return mean_of_means([task.scores for task in self.tasks.values()])
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "label": self.setting.label,
+            "policy": self.setting.policy,
+            "compression": self.setting.compression,
+            "is_control": self.setting.is_control,
+            "serve_options": self.options,
+            "mean": self.mean,
+            "mean_interval": bootstrap_interval([task.scores for task in self.tasks.values()]),
+            "packed_share": packed_share(list(self.tasks.values())),
+            "tasks": {name: task.as_json() for name, task in self.tasks.items()},
+        }
+
+
+def task_scores(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> TaskScores:
+    """Score the answers of one task."""
+    packed = [completion.num_packed for completion in completions]
+    return TaskScores(
+        tuple(100 * score(prompt.case, completion.text) for prompt, completion in zip(prompts, completions, strict=True)),
+        sum(completion.num_tokens for completion in completions),
+        None if None in packed else sum(number for number in packed if number is not None),
+        {"expected": prompts[0].case.answer, "answer": completions[0].text},
+    )
+
+
+def packed_share(tasks: Sequence[TaskScores]) -> float | None:
+    """Return the share of the answers' tokens that were read from a packed slot; None where no server told."""
+    total = sum(task.num_tokens for task in tasks)
+    packed = [task.num_packed for task in tasks]
+    return None if None in packed or total == 0 else sum(number for number in packed if number is not None) / total

@@ -1,0 +1,80 @@
+"""What is measured: a policy with slots that are so many times smaller than a prompt, as options of `snapserve serve`."""
+
+import argparse
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cache.policy import PolicyName
+from server.config import GROUPS, Config, read_config
+from server.options import OptionError, add_options
+
+CONTROL_SINKS, CONTROL_RING = 4, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """`policy` None is whatever a server has that was not started here, `compression` None is none of our choosing."""
+
+    policy: PolicyName | None
+    compression: float | None = None
+    is_control: bool = False
+
+    @property
+    def label(self) -> str:
+        if self.is_control:
+            return "control"
+        if self.policy is None:
+            return "as served"
+        return str(self.policy) if self.compression is None else f"{self.policy} {self.compression:g}x"
+
+    def slot_options(self, length: int, num_decoded: int, observation_window: int) -> tuple[str, ...]:
+        """Return what makes the slots of prompts of `length` tokens, after which decode takes at most `num_decoded` tokens.
+
+        A slot has length / compression entries. SnapKV, which never gives an entry up, keeps as many of the prompt, and has room for what
+        decode takes besides: that is its way, and to its advantage. Raises `OptionError`.
+        """
+        if self.is_control:
+            return ("--policy", PolicyName.STREAMING_LLM, "--num-sink", str(CONTROL_SINKS), "--num-recent", str(CONTROL_RING))
+        assert self.policy is not None, "a server that is there already has its slots"
+        if self.compression is None:
+            return ("--policy", self.policy)
+        capacity = int(length / self.compression)
+        if self.policy is PolicyName.SNAPKV:
+            num_kept = capacity - observation_window
+            if num_kept < 0:
+                sizes = f"--compression {self.compression:g} at --length {length} leaves snapkv {capacity} entries"
+                raise OptionError(f"{sizes}: fewer than its window of {observation_window}")
+            return ("--policy", self.policy, "--num-kept", str(num_kept), "--num-recent", str(observation_window + num_decoded))
+        return ("--policy", self.policy, "--slot-capacity", str(capacity))
+
+
+def settings_of(policies: Sequence[PolicyName], compressions: Sequence[float], has_control: bool) -> list[Setting]:
+    """Return each policy at each compression; full has none."""
+    settings = [
+        Setting(policy, ratio)
+        for policy in dict.fromkeys(policies)
+        for ratio in ((None,) if policy is PolicyName.FULL else dict.fromkeys(compressions))
+    ]
+    return settings + [Setting(None, is_control=True)] * has_control
+
+
+def serve_config(options: Sequence[str]) -> Config:
+    """Return what `snapserve serve` makes of these options alone, without the environment's. Raises `OptionError`."""
+    parser = argparse.ArgumentParser(prog="--serve-options", add_help=False, exit_on_error=False, allow_abbrev=False)
+    add_options(parser, GROUPS)
+    try:
+        arguments, unknown = parser.parse_known_args(list(options))
+    except argparse.ArgumentError as error:
+        raise OptionError(f"--serve-options: {error}") from error
+    if unknown:
+        raise OptionError(f"--serve-options has {' '.join(unknown)}, which is not an option of snapserve serve")
+    return read_config(arguments, {})
+
+
+def split_options(value: str) -> tuple[str, ...]:
+    """Return the words of --serve-options. Raises `OptionError`."""
+    try:
+        return tuple(shlex.split(value))
+    except ValueError as error:
+        raise OptionError(f"--serve-options: {error}") from error

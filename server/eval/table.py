@@ -1,0 +1,35 @@
+"""Results of the suite as text for people."""
+
+from server.eval.ruler import RulerResult
+from server.eval.run import packed_share
+from server.eval.statistics import bootstrap_interval, score_interval
+from server.simulate.table import table
+
+NOT_PACKED = (
+    "These figures do not come from packed slots alone: this server does not say which tokens it read from its cache as it is after "
+    "prefill (`num_prefill_tokens` is an extension). The first token of each answer is prefill's, which sees the whole prompt."
+)
+
+
+def ruler_table(result: RulerResult) -> str:
+    """Return a row a task and a column a setting, with 95 % intervals."""
+    config = result.config
+    header = (
+        f"{result.model_id}: {config.num_cases} cases a task, prompts of {config.length} tokens, seed {config.seed}, packed {config.pack}"
+    )
+    rows = []
+    for name in result.runs[0].tasks:
+        tasks = [run.tasks[name] for run in result.runs]
+        rows.append([name, *(_cell(task.mean, score_interval(task.scores)) for task in tasks)])
+    rows.append(["mean", *(_cell(run.mean, bootstrap_interval([task.scores for task in run.tasks.values()])) for run in result.runs)])
+    rows.append(["from the packed slot", *(_share(packed_share(list(run.tasks.values()))) for run in result.runs)])
+    lines = [header, "", table(["", *(run.setting.label for run in result.runs)], rows)]
+    return "\n".join(lines if result.is_packed else [*lines, "", NOT_PACKED])
+
+
+def _cell(mean: float, interval: tuple[float, float]) -> str:
+    return f"{mean:5.1f} ({interval[0]:.1f} to {interval[1]:.1f})"
+
+
+def _share(share: float | None) -> str:
+    return "unknown" if share is None else f"{100 * share:5.1f} %"

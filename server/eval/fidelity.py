@@ -8,7 +8,7 @@ follow one by one through decode, each fed the text's own token whatever it pred
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from backends.clock import WallClock
 from backends.interface import Backend, BackendError, DecodeBatch, DecodeRow, Draw, PrefillBatch, PrefillRow, SampledToken, SamplingParams
 from backends.registry import create_backend
-from cache.policy import PolicyName
+from backends.torch_backend.config import TorchBackendConfig
+from cache.policy import PolicyName, PolicyOptions
 from server.bench.progress import ProgressLine
+from server.config import Config
 from server.eval.errors import EvalError
 from server.eval.setting import Setting, serve_config, settings_of, split_options
 from server.options import OptionError
@@ -78,11 +80,15 @@ class FidelityResult:
     num_windows: int
     runs: Sequence[Fidelity]
 
+    @property
+    def model_id(self) -> str:
+        return serve_config(("--model", self.config.model)).server.model_names[0]
+
     def as_json(self) -> dict[str, Any]:
         return {
             "suite": "fidelity",
             "version": server_version(),
-            "model": self.config.model,
+            "model": self.model_id,
             "length": self.config.length,
             "num_scored": self.config.num_scored,
             "num_windows": self.num_windows,
@@ -105,15 +111,14 @@ def fidelity_config(values: Mapping[str, Any]) -> FidelityConfig:
 
 def measure_fidelity(config: FidelityConfig) -> FidelityResult:
     """Read the text with every setting. Raises `OptionError` for a text or sizes that cannot be, `EvalError` for a model."""
+    every = [_options(config, setting) for setting in config.settings]
     windows = read_windows(config)
     runs = []
-    for setting in config.settings:
-        options = _options(config, setting)
+    for setting, options in zip(config.settings, every, strict=True):
         try:
-            with (
-                closing(_backend(config, options)) as packed,
-                closing(_backend(config, _options(config, Setting(PolicyName.FULL)))) as full,
-            ):
+            served = serve_config(("--model", config.model, *options))
+            whole = replace(served.backend, policy=PolicyOptions(PolicyName.FULL))
+            with closing(_backend(served, served.backend)) as packed, closing(_backend(served, whole)) as full:
                 runs.append(_compare(setting, options, packed, full, windows, config))
         except (BackendError, ValueError) as error:
             raise EvalError(f"{setting.label}: {error}") from error
@@ -138,15 +143,16 @@ def read_windows(config: FidelityConfig) -> list[tuple[int, ...]]:
 
 
 def _options(config: FidelityConfig, setting: Setting) -> tuple[str, ...]:
-    own = config.serve_options if setting.policy is not PolicyName.FULL else ()
-    window = serve_config(own).backend.policy.scorer.observation_window
+    window = serve_config(config.serve_options).backend.policy.scorer.observation_window
     slots = setting.slot_options(config.length, config.num_scored, window)
-    return (*own, *slots, "--num-slots", "1", "--num-scratch", "1", "--max-model-len", str(config.length + config.num_scored))
+    sizes = ("--num-slots", "1", "--num-scratch", "1", "--max-model-len", str(config.length + config.num_scored))
+    options = (*config.serve_options, *slots, *sizes)
+    serve_config(options)  # what cannot be is said before anything is measured
+    return options
 
 
-def _backend(config: FidelityConfig, options: tuple[str, ...]) -> Backend:
-    served = serve_config(("--model", config.model, *options))
-    return create_backend(served.backend_name, served.backend, WallClock())
+def _backend(served: Config, backend: TorchBackendConfig) -> Backend:
+    return create_backend(served.backend_name, backend, WallClock())
 
 
 def _compare(

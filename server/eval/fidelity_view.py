@@ -15,7 +15,7 @@ def fidelity_table(result: FidelityResult) -> str:
     """Return a row a setting, then where along the text its predictions stray."""
     config = result.config
     header = (
-        f"{config.model}: {result.num_windows} stretches of text, packed after {config.length} tokens, {config.num_scored} predictions "
+        f"{result.model_id}: {result.num_windows} stretches of text, packed after {config.length} tokens, {config.num_scored} predictions "
         "each from the packed slot, against policy full"
     )
     rows = []

@@ -28,8 +28,7 @@ def plot_scores(runs: Sequence[Run], path: str) -> None:
         axes.remove()
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels) or 1)
-    figure.supxlabel("prompt tokens for each entry of a slot")
-    figure.supylabel("score")
+    figure.suptitle("Score over compression: prompt tokens for each entry of a slot")
     save(figure, path)
 
 

@@ -41,7 +41,9 @@ class PromptWriter:
         token_ids = self._encode(case.context + case.question, case.answer_prefix)
         read = case.context if self._pack is Pack.BEFORE_QUESTION else case.context + case.question
         max_tokens = int(_SLACK * self._count(case.answer)) + _MORE
-        return Prompt(case, array("i", token_ids), _num_common(token_ids, self._encode(read, "")), max_tokens)
+        # Decode gets one token of the prompt at least: what prefill itself chooses has not seen the slot.
+        num_prefill_tokens = min(_num_common(token_ids, self._encode(read, "")), len(token_ids) - 1)
+        return Prompt(case, array("i", token_ids), num_prefill_tokens, max_tokens)
 
     def _count(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False))

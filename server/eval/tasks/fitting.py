@@ -8,7 +8,10 @@ from server.eval.tasks.case import Case, LengthError, TokenCounter
 
 T = TypeVar("T")
 
-_PROBE = 8  # units by which a second text is longer than the shortest: enough for a first slope
+_PROBE = 8  # units by which the second text is longer than the shortest
+_TRUST = 8
+_LEAST_SLOPE = 0.1  # tokens a unit
+_TOLERANCE = 0.004  # of a length need not be reached
 
 
 class Supply(Generic[T]):
@@ -29,23 +32,24 @@ def fit(write: Callable[[int], Case], num_tokens: int, count_tokens: TokenCounte
     A longer prompt is expected of a greater size. Raises `LengthError` when even the least is too long.
     """
     low, best = least, write(least)
-    low_tokens = count_tokens(best.prompt)
-    if low_tokens > num_tokens:
-        raise LengthError(f"{best.task} needs at least {low_tokens} tokens, got num_tokens {num_tokens}")
+    low_tokens = least_tokens = count_tokens(best.prompt)
+    if least_tokens > num_tokens:
+        raise LengthError(f"{best.task} needs at least {least_tokens} tokens, got num_tokens {num_tokens}")
     high: int | None = None  # the least size known to be too long
     size = least + _PROBE
-    slope = 0.0
     while high is None or high - low > 1:
         case = write(size)
         tokens = count_tokens(case.prompt)
-        slope = max((tokens - low_tokens) / (size - low), 0.1) if size > low else slope
+        slope = max((tokens - least_tokens) / (size - least), _LEAST_SLOPE)
         if tokens > num_tokens:
             high = size
         else:
             low, low_tokens, best = size, tokens, case
-            if num_tokens - tokens < slope:
+            if num_tokens - tokens < max(slope, _TOLERANCE * num_tokens):
                 break
-        size = low + max(int((num_tokens - low_tokens) / slope), 1)
+        step = max(int((num_tokens - low_tokens) / slope), 1)
+        # A slope is trusted for a few times the size that it was measured over.
+        size = low + min(step, _TRUST * (size - least))
         if high is not None and size >= high:
-            size = high - max(int((high - low) * 0.02), 1)
+            size = high - 1 - (high - low) // 50
     return best

@@ -1,0 +1,138 @@
+"""`snapserve eval ruler`: its own engine with the embedded model, servers that are there, and that a slot which forgets loses."""
+
+import asyncio
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cache.policy import PolicyName
+from examples.demo_model.corpus import make_case
+from server.cli import main
+from server.config import DEMO_MODEL
+from server.eval.options import Pack, options_tables
+from server.eval.ruler import RulerConfig, measure
+from server.eval.setting import settings_of
+from server.eval.tasks.case import Case, Scoring, TokenCounter
+from server.version import server_version
+from tests.server.bench.scripted import Reply, scripted
+from tests.server.serving import RunningServer
+
+DOCS = Path(__file__).parents[3] / "docs"
+SMALL = ("--num-cases", "2", "--length", "600", "--tasks", "niah_single_1", "qa_1")
+
+
+def test_its_own_engine_answers_from_packed_slots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plot = tmp_path / "plot.svg"
+    assert main(["eval", "ruler", *SMALL, "--compression", "4", "--json", "-", "--plot", str(plot)]) == 0
+    output = capsys.readouterr()
+    result = json.loads(output.out)
+    run = result["runs"][0]
+    assert (result["model"], result["version"], result["from_packed_slot"]) == ("snapserve-demo", server_version(), True)
+    assert (result["mean"], set(result["scores"])) == (run["mean"], {"niah_single_1", "qa_1"})
+    assert (run["policy"], run["compression"], run["packed_share"]) == ("snapstream", 4, 1)
+    assert [len(task["scores"]) for task in run["tasks"].values()] == [2, 2]
+    assert "snapstream 4x" in output.err
+    assert "<svg" in plot.read_text()
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """What the embedded model was trained for, as a task."""
+
+    name: str = "retrieval"
+
+    def make(self, rng: random.Random, num_tokens: int, count_tokens: TokenCounter) -> Case:
+        case = make_case(rng.randrange(10**6), num_tokens - 40, count_tokens)
+        return Case(self.name, f"{case.document}\n\n", case.question, "", case.answer, (case.answer,), Scoring.ALL)
+
+
+def test_a_slot_that_forgets_loses_heavily() -> None:
+    """Were an answer's tokens read from anything but the packed slot, the control would do as well as the others."""
+    config = RulerConfig(
+        model=str(DEMO_MODEL),
+        settings=settings_of([PolicyName.FULL, PolicyName.SNAPSTREAM], [4.0], has_control=True),
+        tasks=[Retrieval()],
+        num_cases=16,
+        length=1024,
+        seed=0,
+        pack=Pack.BEFORE_ANSWER,
+        uses_chat_template=True,
+        concurrency=8,
+    )
+    result = asyncio.run(measure(config))
+    full, snapstream, control = (run.mean for run in result.runs)
+    assert result.is_packed
+    assert full >= 90
+    assert snapstream >= full - 15
+    assert control <= 10
+
+
+def test_a_server_that_is_there_is_asked_as_it_is(running: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "ruler", *SMALL, "--base-url", running.url, "--json", "-"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["runs"][0]["label"], result["runs"][0]["policy"], result["from_packed_slot"]) == ("as served", None, True)
+    assert result["mean"] == 0  # it makes tokens up
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_of_a_server_without_the_extension_it_is_said_that_figures_are_not_packed(
+    is_strict: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(_: int, body: dict[str, Any]) -> Reply:
+        if is_strict and "num_prefill_tokens" in body:
+            return Reply([b'{"error": {"message": "unknown field"}}'], status=400)
+        usage = {"prompt_tokens": 4, "completion_tokens": 1}
+        return Reply([json.dumps({"choices": [{"text": " no"}], "usage": usage}).encode()])
+
+    with scripted(answer) as server:
+        assert main(["eval", "ruler", *SMALL, "--base-url", server.url, "--api-key", "mine", "--json", "-"]) == 0
+    output = capsys.readouterr()
+    assert "These figures do not come from packed slots alone" in output.err
+    assert json.loads(output.out)["from_packed_slot"] is False
+    assert all(headers["Authorization"] == "Bearer mine" for headers in server.headers)
+    assert not any("num_prefill_tokens" in body for body in server.bodies[-4:])
+
+
+def test_a_server_that_fails_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with scripted(lambda _, __: Reply([b"out of order"], status=500)) as server:
+        assert main(["eval", "ruler", *SMALL, "--base-url", server.url]) == 1
+    assert "snapserve eval: as served: " in capsys.readouterr().err
+
+
+def test_an_engine_that_does_not_start_is_told_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
+        (tmp_path / name).write_bytes((DEMO_MODEL / name).read_bytes())
+    assert main(["eval", "ruler", *SMALL, "--model", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert "snapserve eval: the engine did not start" in error
+    assert "safetensors" in error
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--tasks", "needle"), "--tasks must be one of niah_single_1, "),
+        (("--compression", "0.5"), "--compression must be a number of at least 1, got '0.5'"),
+        (("--length", "128", "--tasks", "fwe"), "--length 128 is too short: fwe needs at least"),
+        (("--serve-options=--pools 2",), "--serve-options has --pools 2"),
+        (("--base-url", "http://127.0.0.1:1", "--serve-options=--num-sink 2"), "--serve-options does not go with --base-url"),
+        (("--num-cases", "1", "--tasks", "passkey", "--compression", "2000"), "--slot-capacity of 2 leaves --num-sink 4"),
+    ],
+)
+def test_what_cannot_be_is_said_before_any_work(options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "ruler", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_variables_are_apart_from_those_of_serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("SNAPSERVE_EVAL_TASKS", "qa_1,needle")
+    assert main(["eval", "ruler"]) == 2
+    assert "SNAPSERVE_EVAL_TASKS must be one of" in capsys.readouterr().err
+
+
+def test_the_documented_tables_are_current() -> None:
+    assert options_tables() in (DOCS / "evaluation.md").read_text(), "put what `python -m server.eval.options` prints into the file"

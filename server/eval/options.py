@@ -1,5 +1,6 @@
 """Every option of `snapserve eval`, by question. `python -m server.eval.options` prints the tables of `docs/evaluation.md`."""
 
+import argparse
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -20,6 +21,16 @@ class EvalOption(Option):
     @property
     def variable(self) -> str:
         return EVAL_PREFIX + self.key.upper()
+
+
+class JsonOption(EvalOption):
+    """Names a file; alone it stands for the standard output."""
+
+    __slots__ = ()
+
+    def add_to(self, group: argparse._ArgumentGroup) -> None:
+        text = f"{self.text} (default: {self.default_text}; {self.variable})"
+        group.add_argument(self.flag, dest=self.key, nargs="?", const="-", metavar=self.metavar, help=text)
 
 
 class Pack(StrEnum):
@@ -43,7 +54,7 @@ def compression(value: str) -> float:
 
 
 _MODEL = EvalOption("model", model, str(DEMO_MODEL), "Folder or hub id of the model that is served.", "MODEL", "the demo model")
-_JSON = EvalOption("json", text, None, "File for the results as JSON; - for the standard output.", "FILE", "none")
+_JSON = JsonOption("json", text, None, "File for the results as JSON; without one, or -, the standard output.", "FILE", "none")
 _PLOT = EvalOption("plot", text, None, "File for a plot: .png, .svg or .pdf. Needs matplotlib.", "FILE", "none")
 _POLICY = EvalOption(
     "policy", one_of(PolicyName), (PolicyName.SNAPSTREAM,), "Policies to measure.", choices(PolicyName), "snapstream", is_list=True
@@ -92,7 +103,7 @@ _TEXT = OptionGroup(
     (
         EvalOption("text", text, None, "File of plain text to read.", "FILE", "must be given"),
         EvalOption("length", integer(2), 1024, "Tokens that are read before the slot is packed.", "TOKENS"),
-        EvalOption("num-scored", integer(1), 256, "Tokens after these whose predictions are compared.", "TOKENS"),
+        EvalOption("num-scored", integer(2), 256, "Tokens after these whose predictions are compared.", "TOKENS"),
         EvalOption("num-windows", integer(1), 8, "Such stretches of the text, at most.", "N"),
     ),
 )

@@ -27,7 +27,7 @@ SMALL = ("--num-cases", "2", "--length", "600", "--tasks", "niah_single_1", "qa_
 
 def test_its_own_engine_answers_from_packed_slots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plot = tmp_path / "plot.svg"
-    assert main(["eval", "ruler", *SMALL, "--compression", "4", "--json", "-", "--plot", str(plot)]) == 0
+    assert main(["eval", "ruler", *SMALL, "--compression", "4", "--plot", str(plot), "--json"]) == 0
     output = capsys.readouterr()
     result = json.loads(output.out)
     run = result["runs"][0]

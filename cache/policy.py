@@ -25,6 +25,13 @@ class Pooling(enum.StrEnum):
     MAXIMUM = "maximum"
 
 
+class QueryReduction(enum.StrEnum):
+    """How the votes of the observation window's queries become one."""
+
+    SUM = "sum"  # SnapKV and SnapStream
+    MAXIMUM = "maximum"  # one query that looks for a token is enough, however many look elsewhere
+
+
 class HeadReduction(enum.StrEnum):
     """How the votes of the query heads that share a KV head become one."""
 
@@ -34,19 +41,49 @@ class HeadReduction(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WindowScorer:
-    """Scores prompt tokens by the attention that the last `observation_window` prompt tokens pay to them (SnapKV, arXiv 2404.14469)."""
+    """Scores prompt tokens by the attention that the last `observation_window` prompt tokens pay to them (SnapKV, arXiv 2404.14469).
+
+    As it stands it is SnapStream's published recipe, as far as that is known; `DEFAULT_SCORERS` has what is used where nobody says more.
+    A token's score is pooled over `pooling_size` tokens centred `pooling_shift` tokens before it, so that a token that is attended to
+    lends its score to more of those that follow it. With a `selection_chunk` above 1, chunks of so many neighbouring tokens are kept
+    whole, those with the highest mean score (ChunkKV, arXiv 2502.00299). With an `observation_half_life`, the vote of a token so far from
+    the prompt's end counts half, since the question is more often there; 0: all count alike.
+    """
 
     observation_window: int = 32
+    observation_half_life: int = 0
     softmax_domain: SoftmaxDomain = SoftmaxDomain.CANDIDATES
     pooling: Pooling = Pooling.AVERAGE
     pooling_size: int = 5
+    pooling_shift: int = 0
     head_reduction: HeadReduction = HeadReduction.MEAN
+    query_reduction: QueryReduction = QueryReduction.SUM
+    selection_chunk: int = 1
 
     def __post_init__(self) -> None:
         if self.observation_window < 1:
             raise ValueError(f"observation_window must be at least 1, got {self.observation_window}")
+        if self.observation_half_life < 0:
+            raise ValueError(f"observation_half_life must be at least 0, got {self.observation_half_life}")
         if self.pooling_size < 1 or self.pooling_size % 2 == 0:
             raise ValueError(f"pooling_size must be odd and at least 1, got {self.pooling_size}")
+        if not 0 <= self.pooling_shift <= self.pooling_size // 2:
+            raise ValueError(f"pooling_shift must be from 0 to half the pooling_size of {self.pooling_size}, got {self.pooling_shift}")
+        if self.selection_chunk < 1:
+            raise ValueError(f"selection_chunk must be at least 1, got {self.selection_chunk}")
+
+
+# SnapKV's is as published. SnapStream's keeps what the question looks for, however little else does, together with what follows it.
+DEFAULT_SCORERS = {
+    PolicyName.SNAPKV: WindowScorer(softmax_domain=SoftmaxDomain.ALL),
+    PolicyName.SNAPSTREAM: WindowScorer(
+        observation_half_life=8,
+        pooling=Pooling.MAXIMUM,
+        pooling_size=25,
+        pooling_shift=8,
+        query_reduction=QueryReduction.MAXIMUM,
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +163,7 @@ class PolicyOptions:
     num_sink: int | None = None
     num_recent: int | None = None
     num_kept: int | None = None
-    scorer: WindowScorer = WindowScorer()
+    scorer: WindowScorer | None = None  # None: the policy's own of `DEFAULT_SCORERS`
     lend_kept: bool = False
 
     def resolve(self, max_model_len: int) -> CachePolicy:
@@ -137,14 +174,15 @@ class PolicyOptions:
         num_sink, num_recent, num_kept = self._sizes(max_model_len)
         if self.name is PolicyName.STREAMING_LLM:
             return streaming_llm(num_sink, num_recent)
+        scorer = self.scorer or DEFAULT_SCORERS[self.name]
         if self.name is PolicyName.SNAPSTREAM:
-            return snapstream(num_sink, num_recent, num_kept, self.scorer, lend_kept=self.lend_kept)
-        max_new_tokens = num_recent - self.scorer.observation_window
+            return snapstream(num_sink, num_recent, num_kept, scorer, lend_kept=self.lend_kept)
+        max_new_tokens = num_recent - scorer.observation_window
         if max_new_tokens < 1:
             raise ValueError(
-                f"policy snapkv needs num_recent above its observation_window of {self.scorer.observation_window}, got {num_recent}"
+                f"policy snapkv needs num_recent above its observation_window of {scorer.observation_window}, got {num_recent}"
             )
-        return snapkv(max_new_tokens, num_kept, self.scorer)
+        return snapkv(max_new_tokens, num_kept, scorer)
 
     def _check_applicable(self) -> None:
         allowed = _SIZES_OF[self.name]

@@ -1,15 +1,15 @@
 """Which tokens of a long prompt are kept: those to which the prompt's last queries attend most (SnapKV, arXiv 2404.14469, and SnapStream,
 arXiv 2511.03092, section 2.4 and equation 3).
 
-Two steps, because the observation window may straddle two chunks of a chunked prefill: `window_votes` of every chunk are added up, and
-`select` chooses once. The candidates are the tokens in [num_sink, window_start). Nothing is known here of slots or models.
+Two steps, because the observation window may straddle two chunks of a chunked prefill: `join_votes` gathers the `window_votes` of every
+chunk, and `select` chooses once. The candidates are the tokens in [num_sink, window_start). Nothing is known here of slots or models.
 """
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cache.policy import HeadReduction, Pooling, SoftmaxDomain, WindowScorer
+from cache.policy import HeadReduction, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 
 
 def window_votes(
@@ -24,7 +24,7 @@ def window_votes(
     num_prompt_tokens: Tensor | int,
     softcap: float | None = None,
 ) -> Tensor:
-    """Return the attention that the observation queries of one chunk pay to each key, summed over the queries: float32 [head, key].
+    """Return the attention that the observation queries of one chunk pay to each key, reduced over the queries: float32 [head, key].
 
     `query` is [head, query, width] and `key` [kv_head, key, width], both with their rotary positions applied; `key[:, i]` belongs to the
     token at index i. `query_index` [query] is the index of each query's token, negative for padding. Queries outside the prompt's last
@@ -42,8 +42,20 @@ def window_votes(
     is_seen = key_index <= index[:, None]  # [query, key]; none for an index of −1
     if scorer.softmax_domain is SoftmaxDomain.CANDIDATES:
         is_seen = is_seen & (key_index >= num_sink) & (key_index < window_start)
-    weights = logits.masked_fill(~is_seen, -torch.inf).softmax(-1)
-    return weights.masked_fill(~is_seen, 0).sum(-2).flatten(0, 1)  # a query that sees nothing has NaN weights
+    weights = logits.masked_fill(~is_seen, -torch.inf).softmax(-1).masked_fill(~is_seen, 0)  # NaN for a query that sees nothing
+    if scorer.observation_half_life > 0:
+        distance = (num_prompt_tokens - 1 - index).clamp(max=scorer.observation_window)  # further for padding, whose votes are zeros
+        weights = weights * torch.exp2(-distance / scorer.observation_half_life)[:, None]
+    votes = weights.sum(-2) if scorer.query_reduction is QueryReduction.SUM else weights.amax(-2)
+    return votes.flatten(0, 1)
+
+
+def join_votes(scorer: WindowScorer, votes: Tensor, more: Tensor) -> None:
+    """Let `votes` [head, key], of which 0 stands for none, count the queries of `more` too."""
+    if scorer.query_reduction is QueryReduction.SUM:
+        votes += more
+    else:
+        torch.maximum(votes, more, out=votes)
 
 
 def _grouped_logits(query: Tensor, key: Tensor) -> Tensor:
@@ -57,21 +69,32 @@ def _grouped_logits(query: Tensor, key: Tensor) -> Tensor:
 def select(scorer: WindowScorer, votes: Tensor, num_kv_heads: int, num_sink: int, window_start: int, num_kept: int) -> Tensor:
     """Return the indices of the tokens to keep, ascending: int64 [kv_head, min(window_start − num_sink, num_kept)].
 
-    `votes` is [head, key], the sum of `window_votes`. They are pooled along the candidates, reduced over the query heads of each KV head,
-    and the highest win; among equals the earlier token does.
+    `votes` is [head, key], all `window_votes` joined. They are pooled along the candidates, reduced over the query heads of each KV head,
+    and the highest win, chunk by chunk if the scorer says so; among equals the earlier token does, and of the last chunk that there is room
+    for its first tokens.
     """
     num_candidates = window_start - num_sink
     if num_candidates <= num_kept:
         return torch.arange(num_sink, window_start, device=votes.device).repeat(num_kv_heads, 1)
     pooled = _pool(scorer, votes[:, num_sink:window_start]).view(num_kv_heads, -1, num_candidates)
     scores = pooled.mean(1) if scorer.head_reduction is HeadReduction.MEAN else pooled.amax(1)
+    if scorer.selection_chunk > 1:
+        scores = _chunk_means(scores, scorer.selection_chunk)
     best = scores.sort(dim=-1, descending=True, stable=True).indices[:, :num_kept]
     return num_sink + best.sort(dim=-1).values
 
 
 def _pool(scorer: WindowScorer, votes: Tensor) -> Tensor:
-    """Pool along the sequence with stride 1 and a centred window; what lies beyond the borders takes no part."""
-    size, padding = scorer.pooling_size, scorer.pooling_size // 2
-    if scorer.pooling is Pooling.AVERAGE:
-        return functional.avg_pool1d(votes[None], size, stride=1, padding=padding, count_include_pad=False)[0]
-    return functional.max_pool1d(votes[None], size, stride=1, padding=padding)[0]
+    """Pool along the sequence with stride 1; what lies beyond the borders takes no part."""
+    size, shift = scorer.pooling_size, scorer.pooling_shift
+    beyond = (size // 2 + shift, size // 2 - shift)
+    if scorer.pooling is Pooling.MAXIMUM:
+        return functional.max_pool1d(functional.pad(votes, beyond, value=-torch.inf)[None], size, stride=1)[0]
+    sums, counts = (functional.pad(each, beyond).unfold(-1, size, 1).sum(-1) for each in (votes, torch.ones_like(votes[:1])))
+    return sums / counts
+
+
+def _chunk_means(scores: Tensor, size: int) -> Tensor:
+    """Give every token the mean score of its chunk; the last chunk may be shorter."""
+    means = functional.avg_pool1d(scores, size, stride=size, ceil_mode=True)
+    return means.repeat_interleave(size, dim=-1)[..., : scores.shape[-1]]

@@ -9,15 +9,15 @@ import enum
 import math
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from backends.interface import PromptPooling
 from backends.sn40l.backend import SimulationConfig
 from backends.torch_backend.config import DEFAULT_MAX_MODEL_LEN, DeviceName, DtypeName, TorchBackendConfig
-from cache.policy import HeadReduction, PolicyName, PolicyOptions, Pooling, SoftmaxDomain, WindowScorer
+from cache.policy import DEFAULT_SCORERS, HeadReduction, PolicyName, PolicyOptions, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 from scheduler.config import SchedulerConfig
 from scheduler.waiting import QueueOrder
 from server.auth import name_of_key
@@ -77,9 +77,15 @@ def model(value: str) -> str:
     return value
 
 
-_SCORER = WindowScorer()
 _SCHEDULER = SchedulerConfig()
 _LIMITS = Limits()
+
+
+def _scorer_option(name: str, parse: Callable[[str], Any], text: str, metavar: str) -> Option:
+    """Return an option whose default is that of the policy's scorer."""
+    own, other = (getattr(DEFAULT_SCORERS[policy], name.replace("-", "_")) for policy in (PolicyName.SNAPSTREAM, PolicyName.SNAPKV))
+    return Option(name, parse, None, text, metavar, str(own) if own == other else f"{own}; {other} for policy snapkv")
+
 
 MODEL = OptionGroup(
     "Model",
@@ -117,29 +123,26 @@ CACHE = OptionGroup(
         Option("num-sink", integer(0), None, "Entries for a sequence's first tokens.", "N", "4"),
         Option("num-recent", integer(1), None, "Entries for its newest tokens.", "N", "half of the rest"),
         Option("num-kept", integer(0), None, "Entries for the prompt's best tokens.", "N", "half of the rest"),
-        Option(
-            "observation-window",
-            integer(1),
-            _SCORER.observation_window,
-            "Tokens at a prompt's end whose attention scores the others.",
+        _scorer_option("observation-window", integer(1), "Tokens at a prompt's end whose attention scores the others.", "TOKENS"),
+        _scorer_option(
+            "observation-half-life",
+            integer(0),
+            "Distance from the prompt's end at which such a token's vote counts half; 0: all count alike.",
             "TOKENS",
         ),
-        Option(
-            "softmax-domain",
-            one_of(SoftmaxDomain),
-            _SCORER.softmax_domain,
-            "Keys over which the scoring attention is normalised.",
-            choices(SoftmaxDomain),
+        _scorer_option(
+            "softmax-domain", one_of(SoftmaxDomain), "Keys over which the scoring attention is normalised.", choices(SoftmaxDomain)
         ),
-        Option("pooling", one_of(Pooling), _SCORER.pooling, "How neighbouring scores are smoothed.", choices(Pooling)),
-        Option("pooling-size", integer(1), _SCORER.pooling_size, "Tokens over which they are smoothed; odd.", "TOKENS"),
-        Option(
-            "head-reduction",
-            one_of(HeadReduction),
-            _SCORER.head_reduction,
-            "How the query heads of a KV head agree on scores.",
-            choices(HeadReduction),
+        _scorer_option("query-reduction", one_of(QueryReduction), "How the observing tokens agree on scores.", choices(QueryReduction)),
+        _scorer_option("pooling", one_of(Pooling), "How neighbouring scores are smoothed.", choices(Pooling)),
+        _scorer_option("pooling-size", integer(1), "Tokens over which they are smoothed; odd.", "TOKENS"),
+        _scorer_option(
+            "pooling-shift", integer(0), "Tokens by which the smoothing is shifted, so that what follows a high score is kept.", "TOKENS"
         ),
+        _scorer_option(
+            "head-reduction", one_of(HeadReduction), "How the query heads of a KV head agree on scores.", choices(HeadReduction)
+        ),
+        _scorer_option("selection-chunk", integer(1), "Neighbouring tokens that are kept or dropped together.", "TOKENS"),
         Option("lend-kept", switch, False, "Let unused kept entries lengthen the ring.", ""),
         Option("num-scratch", integer(1), 2, "Prompts longer than a slot that are read at once.", "N"),
         Option("prefill-chunk", integer(1), 512, "Prompt tokens read in one step.", "TOKENS"),
@@ -270,16 +273,15 @@ def _compose(values: Mapping[str, Any]) -> Config:
 
 
 def _backend(values: Mapping[str, Any]) -> TorchBackendConfig:
-    scorer_fields = ("observation_window", "softmax_domain", "pooling", "pooling_size", "head_reduction")
     policy_fields = ("slot_capacity", "num_sink", "num_recent", "num_kept", "lend_kept")
-    policy = PolicyOptions(
-        name=values["policy"],
-        scorer=WindowScorer(**{name: values[name] for name in scorer_fields}),
-        **{name: values[name] for name in policy_fields},
-    )
+    scorer = DEFAULT_SCORERS.get(values["policy"])
+    if scorer is not None:
+        given = {field.name: values[field.name] for field in fields(WindowScorer)}
+        scorer = replace(scorer, **{name: value for name, value in given.items() if value is not None})
+    policy = PolicyOptions(name=values["policy"], scorer=scorer, **{name: values[name] for name in policy_fields})
     policy.resolve(values["max_model_len"] or DEFAULT_MAX_MODEL_LEN)  # what cannot be for any model is said at once
-    fields = ("model", "device", "dtype", "num_slots", "max_model_len", "num_scratch", "prefill_chunk")
-    return TorchBackendConfig(policy=policy, **{name: values[name] for name in fields})
+    names = ("model", "device", "dtype", "num_slots", "max_model_len", "num_scratch", "prefill_chunk")
+    return TorchBackendConfig(policy=policy, **{name: values[name] for name in names})
 
 
 def _server(values: Mapping[str, Any]) -> ServerSettings:

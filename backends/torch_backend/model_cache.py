@@ -15,7 +15,7 @@ from backends.torch_backend.attention import grouped_attention
 from backends.torch_backend.probe import LayerSpec
 from cache.layout import SlotLayout
 from cache.policy import CachePolicy, WindowScorer
-from cache.scoring import select, window_votes
+from cache.scoring import join_votes, select, window_votes
 from cache.slots import SlotCache
 
 
@@ -91,7 +91,7 @@ class CacheLayer(CacheLayerMixin):
         return keys[read], values[read]
 
     def observe(self, step: Step, query: Tensor, key: Tensor, scaling: float, softcap: float | None) -> None:
-        """Add up the votes of the observation windows' queries."""
+        """Gather the votes of the observation windows' queries."""
         scorer = self.kind.chooser
         if scorer is None or step.query_index is None:
             return
@@ -108,7 +108,7 @@ class CacheLayer(CacheLayerMixin):
                 num_prompt_tokens=seen.num_prompt_tokens,
                 softcap=softcap,
             )
-            self._votes[seen.scratch, :, : votes.shape[1]] += votes
+            join_votes(scorer, self._votes[seen.scratch, :, : votes.shape[1]], votes)
 
     @property
     def num_bytes(self) -> int:

@@ -16,10 +16,14 @@ def recipe_of(policy: CachePolicy) -> Recipe:
         return sizes
     return sizes.with_options(
         observation_window=scorer.observation_window,
+        observation_half_life=scorer.observation_half_life,
         softmax_over=scorer.softmax_domain.value,
         pooling=scorer.pooling.value,
         pooling_size=scorer.pooling_size,
+        pooling_shift=scorer.pooling_shift,
         head_reduction=scorer.head_reduction.value,
+        query_reduction=scorer.query_reduction.value,
+        selection_chunk=scorer.selection_chunk,
     )
 
 

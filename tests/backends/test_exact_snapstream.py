@@ -8,7 +8,7 @@ import pytest
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from backends.torch_backend.backend import TorchBackend
-from cache.policy import HeadReduction, PolicyName, PolicyOptions, Pooling, SoftmaxDomain, WindowScorer
+from cache.policy import DEFAULT_SCORERS, HeadReduction, PolicyName, PolicyOptions, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 from tests.backends.checkpoints import save_checkpoint
 from tests.backends.contents import assert_same_contents, recipe_of
 from tests.backends.driver import GREEDY, Driver, Request, open_backend
@@ -90,7 +90,7 @@ def test_scorer_options(
     domain: SoftmaxDomain, pooling: Pooling, reduction: HeadReduction, lend_kept: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Two prompts read side by side and decoded together, with one option of each kind."""
-    scorer = WindowScorer(4, domain, pooling, 3, reduction)
+    scorer = WindowScorer(4, softmax_domain=domain, pooling=pooling, pooling_size=3, head_reduction=reduction)
     _check_pair("llama", replace(POLICY, scorer=scorer, lend_kept=lend_kept), (20, 41), tmp_path_factory)
 
 
@@ -100,6 +100,19 @@ def test_scorer_sizes(observation_window: int, pooling_size: int, tmp_path_facto
     """From a single query to the whole window, over two chunks and more; a pooling window wider than the candidates are many."""
     scorer = WindowScorer(observation_window, pooling_size=pooling_size)
     _check_pair("qwen3", replace(POLICY, scorer=scorer), (16, 38), tmp_path_factory)
+
+
+@pytest.mark.parametrize("selection_chunk", [2, 3, 40])
+@pytest.mark.parametrize("reduction", QueryReduction)
+def test_selection_options(reduction: QueryReduction, selection_chunk: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Chunks of which several are kept, the last in part, and one that holds all candidates; windows over two chunks of the prompt."""
+    scorer = WindowScorer(4, pooling_size=3, pooling_shift=1, query_reduction=reduction, selection_chunk=selection_chunk)
+    _check_pair("qwen3", replace(POLICY, scorer=scorer), (20, 41), tmp_path_factory)
+
+
+def test_the_default_scorer(tmp_path_factory: pytest.TempPathFactory) -> None:
+    scorer = replace(DEFAULT_SCORERS[PolicyName.SNAPSTREAM], observation_window=4)
+    _check_pair("llama", replace(POLICY, scorer=scorer), (20, 61), tmp_path_factory)
 
 
 @pytest.mark.parametrize("sizes", [(0, 4, 3), (1, 1, 2), (3, 5, 0), (0, 13, 12)])

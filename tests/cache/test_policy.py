@@ -99,6 +99,17 @@ def test_a_pooling_window_has_a_centre(pooling_size: int) -> None:
         WindowScorer(pooling_size=pooling_size)
 
 
+@pytest.mark.parametrize("pooling_shift", [-1, 3])
+def test_a_shifted_window_still_holds_its_token(pooling_shift: int) -> None:
+    with pytest.raises(ValueError, match=f"pooling_shift must be from 0 to half the pooling_size of 5, got {pooling_shift}"):
+        WindowScorer(pooling_shift=pooling_shift)
+
+
+def test_a_chunk_has_a_token() -> None:
+    with pytest.raises(ValueError, match="selection_chunk must be at least 1, got 0"):
+        WindowScorer(selection_chunk=0)
+
+
 def test_someone_observes() -> None:
     with pytest.raises(ValueError, match="observation_window must be at least 1, got 0"):
         WindowScorer(observation_window=0)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from operator import mul
+from operator import add, mul
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from cache.policy import HeadReduction, Pooling, SoftmaxDomain, WindowScorer
-from cache.scoring import select, window_votes
+from cache.policy import HeadReduction, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
+from cache.scoring import join_votes, select, window_votes
 
 WIDTH, SCALE = 4, 0.7
 
@@ -42,6 +42,17 @@ def prompts(draw: st.DrawFn) -> Prompt:
     key = 2 * torch.randn(num_kv_heads, length, WIDTH, generator=generator)
     num_sink = draw(st.integers(0, 3))
     return Prompt(query, key, num_sink, draw(st.integers(num_sink, max(num_sink, length))))
+
+
+def scorers() -> st.SearchStrategy[WindowScorer]:
+    """Every way of voting."""
+    return st.builds(
+        WindowScorer,
+        observation_window=st.integers(1, 8),
+        observation_half_life=st.sampled_from([0, 1, 3]),
+        softmax_domain=st.sampled_from(SoftmaxDomain),
+        query_reduction=st.sampled_from(QueryReduction),
+    )
 
 
 def votes_of(
@@ -75,6 +86,7 @@ def plain_softmax(logits: Sequence[float]) -> list[float]:
 def plain_votes(scorer: WindowScorer, prompt: Prompt, softcap: float | None) -> list[list[float]]:
     query, key = prompt.query.double().tolist(), prompt.key.double().tolist()
     group = len(query) // len(key)
+    join: Callable[[float, float], float] = add if scorer.query_reduction is QueryReduction.SUM else max
     votes = [[0.0] * prompt.length for _ in query]
     for head, token in itertools.product(range(len(query)), range(prompt.length)[-scorer.observation_window :]):
         seen = list(range(token + 1))
@@ -85,15 +97,16 @@ def plain_votes(scorer: WindowScorer, prompt: Prompt, softcap: float | None) -> 
         logits = [SCALE * sum(map(mul, query[head][token], key[head // group][index])) for index in seen]
         if softcap is not None:
             logits = [softcap * math.tanh(logit / softcap) for logit in logits]
+        distance = prompt.length - 1 - token
+        strength = 0.5 ** (distance / scorer.observation_half_life) if scorer.observation_half_life else 1.0
         for index, weight in zip(seen, plain_softmax(logits), strict=True):
-            votes[head][index] += weight
+            votes[head][index] = join(votes[head][index], strength * weight)
     return votes
 
 
-@given(prompts(), st.sampled_from(SoftmaxDomain), st.integers(1, 8), st.none() | st.just(1.5))
+@given(prompts(), scorers(), st.none() | st.just(1.5))
 @settings(deadline=None)
-def test_votes_equal_plain_loops(prompt: Prompt, domain: SoftmaxDomain, observation_window: int, softcap: float | None) -> None:
-    scorer = WindowScorer(observation_window, domain)
+def test_votes_equal_plain_loops(prompt: Prompt, scorer: WindowScorer, softcap: float | None) -> None:
     votes = votes_of(scorer, prompt, softcap)
     assert votes.dtype == torch.float32
     torch.testing.assert_close(
@@ -108,18 +121,24 @@ def test_votes_over_all_keys_are_the_weights_of_torchs_attention(prompt: Prompt)
     identity = torch.eye(prompt.length).expand(prompt.query.shape[0], -1, -1)
     key = prompt.key.repeat_interleave(group, 0)
     weights = functional.scaled_dot_product_attention(prompt.query[None], key[None], identity[None], is_causal=True, scale=SCALE)[0]
-    votes = votes_of(WindowScorer(3, SoftmaxDomain.ALL), prompt)
+    votes = votes_of(WindowScorer(3, softmax_domain=SoftmaxDomain.ALL), prompt)
     torch.testing.assert_close(votes, weights[:, -3:].sum(1), rtol=1e-5, atol=1e-5)
 
 
-@given(prompts(), st.sampled_from(SoftmaxDomain), st.integers(1, 8), st.integers(1, 9), st.integers(0, 3), st.booleans())
+@given(
+    prompts(),
+    scorers(),
+    st.integers(1, 9),
+    st.integers(0, 3),
+    st.booleans(),
+)
 @settings(deadline=None)
-def test_votes_of_chunks_add_up_whatever_the_padding_and_the_unread_keys_hold(
-    prompt: Prompt, domain: SoftmaxDomain, observation_window: int, chunk: int, num_padding: int, padding_is_negative: bool
+def test_votes_of_chunks_join_whatever_the_padding_and_the_unread_keys_hold(
+    prompt: Prompt, scorer: WindowScorer, chunk: int, num_padding: int, padding_is_negative: bool
 ) -> None:
     """A chunk's places are filled up with NaN, the scratch beyond the chunk is NaN, and it is longer than the prompt."""
-    scorer, total = WindowScorer(observation_window, domain), torch.zeros(prompt.query.shape[0], prompt.length + 5)
-    prompt = replace(prompt, window_start=max(prompt.num_sink, min(prompt.window_start, prompt.length - observation_window)))
+    total = torch.zeros(prompt.query.shape[0], prompt.length + 5)
+    prompt = replace(prompt, window_start=max(prompt.num_sink, min(prompt.window_start, prompt.length - scorer.observation_window)))
     for start in range(0, prompt.length, chunk):
         end = min(start + chunk, prompt.length)
         places = chunk + num_padding
@@ -129,7 +148,7 @@ def test_votes_of_chunks_add_up_whatever_the_padding_and_the_unread_keys_hold(
         index = torch.where(index < end, index, -1 if padding_is_negative or end < prompt.length else index)
         scratch = torch.full((prompt.key.shape[0], prompt.length + 5, WIDTH), torch.nan)
         scratch[:, :end] = prompt.key[:, :end]
-        total += votes_of(scorer, replace(prompt, query=query, key=scratch), index=index, length=prompt.length)
+        join_votes(scorer, total, votes_of(scorer, replace(prompt, query=query, key=scratch), index=index, length=prompt.length))
     torch.testing.assert_close(total[:, : prompt.length], votes_of(scorer, prompt), rtol=1e-5, atol=1e-5)
     assert total[:, prompt.length :].eq(0).all()
 
@@ -140,7 +159,7 @@ def test_candidates_only_means_that_other_keys_change_nothing() -> None:
     spoiled = replace(prompt, key=prompt.key.clone())
     spoiled.key[:, :2] = torch.nan
     spoiled.key[:, 12:] = torch.nan
-    scorer = WindowScorer(4, SoftmaxDomain.CANDIDATES)
+    scorer = WindowScorer(4)
     assert torch.equal(votes_of(scorer, spoiled), votes_of(scorer, prompt))
 
 
@@ -151,9 +170,11 @@ def test_one_static_graph_serves_every_prompt() -> None:
         graphs.append(graph)
         return graph.forward
 
+    scorer = WindowScorer(3, observation_half_life=2)
+
     @torch.compile(backend=backend, fullgraph=True, dynamic=False)
     def votes(query: Tensor, key: Tensor, index: Tensor, window_start: Tensor, num_prompt_tokens: Tensor) -> Tensor:
-        return votes_of(WindowScorer(3), Prompt(query, key, 1, 1), index=index, window_start=window_start, length=num_prompt_tokens)
+        return votes_of(scorer, Prompt(query, key, 1, 1), index=index, window_start=window_start, length=num_prompt_tokens)
 
     generator = torch.Generator().manual_seed(0)
     query, key = torch.randn(4, 20, WIDTH, generator=generator), torch.randn(2, 20, WIDTH, generator=generator)
@@ -161,7 +182,7 @@ def test_one_static_graph_serves_every_prompt() -> None:
         index = torch.where(torch.arange(20) < length, torch.arange(20), -1)
         counted = votes(query, key, index, torch.tensor(length - 4), torch.tensor(length))
         prompt = Prompt(query[:, :length], key[:, :length], 1, length - 4)
-        torch.testing.assert_close(counted[:, :length], votes_of(WindowScorer(3), prompt))
+        torch.testing.assert_close(counted[:, :length], votes_of(scorer, prompt))
     assert len(graphs) == 1
 
 
@@ -170,16 +191,21 @@ def plain_select(
 ) -> list[list[int]]:
     def pool(of_head: Sequence[int], index: int) -> Fraction:
         reach = scorer.pooling_size // 2
-        near = [of_head[other] for other in candidates if abs(other - index) <= reach]
+        near = [of_head[other] for other in candidates if abs(other - (index - scorer.pooling_shift)) <= reach]
         return Fraction(sum(near), len(near)) if scorer.pooling is Pooling.AVERAGE else Fraction(max(near))
 
     def score(group: Sequence[Sequence[int]], index: int) -> Fraction:
         pooled = [pool(of_head, index) for of_head in group]
         return sum(pooled, Fraction()) / len(pooled) if scorer.head_reduction is HeadReduction.MEAN else max(pooled)
 
+    def of_chunk(group: Sequence[Sequence[int]], index: int) -> Fraction:
+        first = index - (index - candidates.start) % scorer.selection_chunk
+        chunk = range(first, min(first + scorer.selection_chunk, candidates.stop))
+        return sum((score(group, other) for other in chunk), Fraction()) / len(chunk)
+
     size = len(votes) // num_kv_heads
     groups = [votes[head * size : (head + 1) * size] for head in range(num_kv_heads)]
-    ranked = [sorted(candidates, key=lambda index: (-score(group, index), index)) for group in groups]
+    ranked = [sorted(candidates, key=lambda index: (-of_chunk(group, index), index)) for group in groups]
     return [sorted(best[:num_kept]) for best in ranked]
 
 
@@ -189,11 +215,13 @@ def plain_select(
 @settings(deadline=None)
 def test_selection_equals_plain_loops_ties_included(pooling: Pooling, reduction: HeadReduction, data: st.DataObject) -> None:
     """Few different votes, so that many are equal, and all of them multiples of what they are divided by, so that equal stays equal."""
-    scorer = WindowScorer(pooling=pooling, pooling_size=data.draw(st.sampled_from([1, 3, 5, 7])), head_reduction=reduction)
+    pooling_size, chunk = data.draw(st.sampled_from([1, 3, 5, 7])), data.draw(st.sampled_from([1, 2, 3, 7]))
+    shift = data.draw(st.integers(0, pooling_size // 2))
+    scorer = WindowScorer(pooling=pooling, pooling_size=pooling_size, pooling_shift=shift, head_reduction=reduction, selection_chunk=chunk)
     num_kv_heads, group, num_keys = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 20))
     num_sink = data.draw(st.integers(0, min(3, num_keys)))
     window_start, num_kept = data.draw(st.integers(num_sink, num_keys)), data.draw(st.integers(0, 6))
-    row = st.lists(st.integers(0, 4).map(lambda vote: vote * math.lcm(*range(1, 8)) * 6), min_size=num_keys, max_size=num_keys)
+    row = st.lists(st.integers(0, 4).map(lambda vote: vote * math.lcm(*range(1, 8)) ** 2 * 6), min_size=num_keys, max_size=num_keys)
     votes = data.draw(st.lists(row, min_size=num_kv_heads * group, max_size=num_kv_heads * group))
     kept = select(scorer, torch.tensor(votes, dtype=torch.float32), num_kv_heads, num_sink, window_start, num_kept)
     assert kept.dtype == torch.int64
@@ -222,3 +250,20 @@ def test_the_scorers_options_choose_differently() -> None:
     assert best(Pooling.MAXIMUM, 3, HeadReduction.MEAN) == [1]  # sees the 12 of one head and the 10 of the other
     assert best(Pooling.MAXIMUM, 3, HeadReduction.MAXIMUM) == [0]
     assert best(Pooling.AVERAGE, 3, HeadReduction.MAXIMUM) == [0]
+
+
+def test_chunks_are_kept_whole_as_far_as_there_is_room() -> None:
+    votes = torch.tensor([[9.0, 0, 0, 4, 4, 4, 5, 5, 0, 8]])  # chunks of three after the sink, in all 4, 13 and 13
+
+    def kept(num_kept: int) -> list[int]:
+        return select(WindowScorer(pooling_size=1, selection_chunk=3), votes, 1, 1, 10, num_kept)[0].tolist()
+
+    assert kept(3) == [4, 5, 6]
+    assert kept(5) == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+def test_a_shifted_window_keeps_what_follows(pooling: Pooling) -> None:
+    votes = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0]])
+    scorer = WindowScorer(pooling=pooling, pooling_size=5, pooling_shift=1)
+    assert select(scorer, votes, 1, 0, 7, 5).tolist() == [[1, 2, 3, 4, 5]]

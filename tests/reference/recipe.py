@@ -14,10 +14,14 @@ class Recipe:
     prompt_window: int  # this many of the prompt's last tokens go into the ring
     lend_kept: bool = False  # what the kept tokens leave empty is added to the ring
     observation_window: int = 1
+    observation_half_life: int = 0  # a vote so far from the prompt's end counts half; 0: all alike
     softmax_over: Literal["candidates", "all"] = "candidates"
     pooling: Literal["average", "maximum"] = "average"
     pooling_size: int = 1
+    pooling_shift: int = 0  # so much further back the pooled neighbours lie
     head_reduction: Literal["mean", "maximum"] = "mean"
+    query_reduction: Literal["sum", "maximum"] = "sum"
+    selection_chunk: int = 1  # so many neighbours are kept or dropped together
 
     @classmethod
     def full(cls, length: int) -> "Recipe":

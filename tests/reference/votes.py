@@ -15,7 +15,8 @@ def votes(recipe: Recipe, queries: list[Tensor], keys: Tensor, scaling: float, s
     """Return one KV head's score of every candidate; `queries` has a tensor [token, width] a query head, `keys` is [token, width]."""
     by_head = [_pooled(recipe, _attention_received(recipe, head, keys, scaling, softcap)) for head in queries]
     stacked = torch.stack(by_head)
-    return stacked.mean(0) if recipe.head_reduction == "mean" else stacked.amax(0)
+    reduced = stacked.mean(0) if recipe.head_reduction == "mean" else stacked.amax(0)
+    return _chunked(recipe, reduced)
 
 
 def top(scores: Tensor, candidate_indices: range, num_kept: int) -> list[int]:
@@ -33,13 +34,23 @@ def _attention_received(recipe: Recipe, queries: Tensor, keys: Tensor, scaling: 
         logits = keys[domain.start : domain.stop] @ queries[position] * scaling
         if softcap is not None:
             logits = softcap * torch.tanh(logits / softcap)
-        weights = logits.softmax(0)
-        received += weights[chosen.start - domain.start : chosen.stop - domain.start]
+        weights = logits.softmax(0)[chosen.start - domain.start : chosen.stop - domain.start]
+        if recipe.observation_half_life > 0:
+            weights = weights * 0.5 ** ((num_tokens - 1 - position) / recipe.observation_half_life)
+        received = received + weights if recipe.query_reduction == "sum" else torch.maximum(received, weights)
     return received
 
 
 def _pooled(recipe: Recipe, scores: Tensor) -> Tensor:
     """Each score and its neighbours as one; there are no neighbours beyond the first and the last candidate."""
     reach = recipe.pooling_size // 2
-    windows = [scores[max(0, centre - reach) : centre + reach + 1] for centre in range(len(scores))]
+    centres = range(-recipe.pooling_shift, len(scores) - recipe.pooling_shift)
+    windows = [scores[max(0, centre - reach) : centre + reach + 1] for centre in centres]
     return torch.stack([window.mean() if recipe.pooling == "average" else window.amax() for window in windows])
+
+
+def _chunked(recipe: Recipe, scores: Tensor) -> Tensor:
+    """Each score as the mean of its chunk; chunks are counted from the first candidate."""
+    size = recipe.selection_chunk
+    chunks = [scores[first : first + size] for first in range(0, len(scores), size)]
+    return torch.cat([chunk.mean().expand(len(chunk)) for chunk in chunks])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from backends.torch_backend.config import DtypeName
-from cache.policy import PolicyName, SoftmaxDomain
+from cache.policy import DEFAULT_SCORERS, PolicyName, Pooling, SoftmaxDomain, WindowScorer
 from scheduler.waiting import QueueOrder
 from server.cli import make_parser
 from server.config import DEMO_MODEL, GROUPS, Config, read_config
@@ -58,6 +58,7 @@ def test_options_reach_their_floor() -> None:
         *("--drain-timeout", "0", "--max-body-size", "100", "--max-num-waiting", "0", "--max-model-len", "64"),
     )
     assert config.backend.dtype is DtypeName.FLOAT32
+    assert config.backend.policy.scorer is not None
     assert config.backend.policy.scorer.softmax_domain is SoftmaxDomain.ALL
     assert config.backend.policy.resolve(64).layout.capacity == 18
     assert config.scheduler.order is QueueOrder.PRIORITY
@@ -66,6 +67,21 @@ def test_options_reach_their_floor() -> None:
     assert config.server.request_timeout == 1.5
     assert config.server.limits.max_body_bytes == 100
     assert config.process.drain_timeout == 0
+
+
+def test_each_policy_has_its_own_scorer() -> None:
+    snapkv = config_of("--policy", "snapkv", "--pooling", "maximum").backend.policy.scorer
+    assert snapkv == WindowScorer(softmax_domain=SoftmaxDomain.ALL, pooling=Pooling.MAXIMUM)
+    assert config_of().backend.policy.scorer == DEFAULT_SCORERS[PolicyName.SNAPSTREAM]
+    assert config_of("--policy", "full").backend.policy.scorer is None
+
+
+def test_the_papers_recipe() -> None:
+    scorer = config_of(
+        *("--observation-half-life", "0", "--query-reduction", "sum"),
+        *("--pooling", "average", "--pooling-size", "5", "--pooling-shift", "0"),
+    ).backend.policy.scorer
+    assert scorer == WindowScorer()
 
 
 def test_names_and_keys(tmp_path: Path) -> None:

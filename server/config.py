@@ -23,7 +23,7 @@ from scheduler.waiting import QueueOrder
 from server.auth import name_of_key
 from server.key_file import read_key_file
 from server.options import Option, OptionError, OptionGroup, choices, integer, one_of, options_table, resolve_options, seconds, switch, text
-from server.settings import Limits, RateLimit, ReasoningParserName, ServerSettings, ToolParserName
+from server.settings import BatchSettings, Limits, RateLimit, ReasoningParserName, ServerSettings, ToolParserName
 from server.simulation import SIMULATION, simulation_of
 
 DEMO_MODEL = Path(__file__).parent / "demo_model"
@@ -79,6 +79,7 @@ def model(value: str) -> str:
 
 _SCHEDULER = SchedulerConfig()
 _LIMITS = Limits()
+_BATCHES = BatchSettings(Path())
 
 
 def _scorer_option(name: str, parse: Callable[[str], Any], text: str, metavar: str) -> Option:
@@ -227,7 +228,20 @@ SERVER = OptionGroup(
     ),
 )
 
-GROUPS = (MODEL, CACHE, SCHEDULING, SERVER, SIMULATION)
+BATCHES = OptionGroup(
+    "Files and batches",
+    (
+        Option("batch-dir", text, None, "Folder for `/v1/files` and `/v1/batches`, of one server only.", "DIR", "none: neither is served"),
+        Option("batch-concurrency", integer(1), None, "Lines of batches under way, and slots they may hold.", "N", "half of the slots"),
+        Option("max-file-size", integer(1), _BATCHES.max_file_bytes, "Longest file; a longer one gets a 413.", "BYTES"),
+        Option("max-files", integer(1), _BATCHES.max_files, "Files there may be, of all keys together.", "N"),
+        Option(
+            "max-file-storage", integer(1), _BATCHES.max_disk_bytes, "Bytes of all files together; lines wait while it is full.", "BYTES"
+        ),
+    ),
+)
+
+GROUPS = (MODEL, CACHE, SCHEDULING, SERVER, BATCHES, SIMULATION)
 
 
 def read_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Config:
@@ -260,6 +274,7 @@ def _compose(values: Mapping[str, Any]) -> Config:
             max_num_waiting_per_tenant=_share(values, len(server.api_keys)),
             max_inter_token_latency=values["max_inter_token_latency"],
             max_decode_steps=values["max_decode_steps"],
+            max_background_slots=values["batch_concurrency"],
         ),
         server=server,
         process=ProcessConfig(
@@ -304,6 +319,19 @@ def _server(values: Mapping[str, Any]) -> ServerSettings:
         reasoning_parser=values["reasoning_parser"],
         embedding_pooling=values["embedding_pooling"],
         limits=Limits(max_body_bytes=values["max_body_size"]),
+        batches=_batches(values),
+    )
+
+
+def _batches(values: Mapping[str, Any]) -> BatchSettings | None:
+    if values["batch_dir"] is None:
+        return None
+    return BatchSettings(
+        folder=Path(values["batch_dir"]),
+        max_file_bytes=values["max_file_size"],
+        max_files=values["max_files"],
+        max_disk_bytes=values["max_file_storage"],
+        max_line_bytes=values["max_body_size"],
     )
 
 

@@ -66,6 +66,11 @@ def model_not_found(name: str) -> ApiError:
     return ApiError(404, "model_not_found", f"The model '{name}' does not exist or you do not have access to it.", param="model")
 
 
+def conflict(code: str, message: str, param: str) -> ApiError:
+    """It is in no state for that: the same request would be refused again."""
+    return ApiError(409, code, message, param=param, headers={"x-should-retry": "false"})
+
+
 def invalid_api_key(message: str) -> ApiError:
     return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
 

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from scheduler.messages import FinishReason
 from scheduler.stats import StepKind
+from server.batches.batch import BatchStatus
 from server.client import HealthStatus
 
 LABELS = ("model_name", "engine")
@@ -121,6 +122,11 @@ class Instruments:
         self.tokens_discarded = counter("snapserve:tokens_discarded", "Tokens made beyond an answer's end, counted nowhere else.")
         outcomes = [reason.value for reason in FinishReason]
         self.requests = counter_by("outcome", outcomes, "snapserve:requests", "Sequences that ended, refused and failed ones too.")
+        statuses = [status.value for status in BatchStatus]
+        self.batches = gauge_by("state", statuses, "snapserve:batches", "Batches in each state, as far back as they are remembered.")
+        self.batch_lines = counter_by(
+            "outcome", ("completed", "failed"), "snapserve:batch_lines", "Lines of batches that got their answer."
+        )
 
         self.http_requests = counters("http_requests", "HTTP requests answered.", ("method", "handler", "status"))
         self.http_duration = histograms(

@@ -1,9 +1,13 @@
-"""What a body may be, before anything parses it: JSON by its own account, and of a bounded size."""
+"""What a body may be, before anything parses it: JSON by its own account, of a bounded size. Uploads are read piece by piece instead."""
+
+from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import ApiError
+
+UPLOADS: Final = frozenset({"/v1/files"})
 
 
 class BodyGuard:
@@ -14,10 +18,14 @@ class BodyGuard:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "DELETE"):
             await self._app(scope, receive, send)
             return
         try:
+            if scope["path"] in UPLOADS:
+                _check_site(Headers(scope=scope))
+                await self._app(scope, receive, send)
+                return
             _check_content_type(Headers(scope=scope))
             body = await self._read(Headers(scope=scope), receive)
         except ApiError as error:
@@ -48,10 +56,18 @@ class BodyGuard:
 
 def _check_content_type(headers: Headers) -> None:
     given = headers.get("content-type", "")
+    if not given and headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+        return  # nothing is no JSON: there are routes that need no body
     media_type = given.partition(";")[0].strip().lower()
     is_json = media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json"))
     if not is_json:
         raise ApiError(415, "unsupported_content_type", f"Content-Type must be application/json, got {given[:100]!r}.")
+
+
+def _check_site(headers: Headers) -> None:
+    """Refuse a form from another site's page: browsers send those without asking, unlike JSON."""
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        raise ApiError(403, "cross_site_request", "Files are not taken from another site's pages.")
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -4,6 +4,7 @@
 its own: there may be several servers in a process. `python -m server.metrics` prints the table of `docs/metrics.md`.
 """
 
+from collections import Counter
 from functools import partial
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from backends.interface import BackendSpec
 from scheduler.messages import Add, CacheUse, Final, FinishReason, Timing
 from scheduler.stats import StepRecord
+from server.batches.batch import BatchStatus
 from server.client import Health, HealthStatus
 from server.instruments import ENGINE, Instruments
 
@@ -24,6 +26,12 @@ class WatchedEngine(Protocol):
     def num_unfinished(self) -> int: ...
 
     def health(self) -> Health: ...
+
+
+class WatchedBatches(Protocol):
+    """Batches that can be counted at any moment."""
+
+    def num_by_status(self) -> Counter[BatchStatus]: ...
 
 
 class Metrics:
@@ -51,12 +59,25 @@ class Metrics:
             self._instruments.health[status.value].set_function(partial(is_in, status))
         self._instruments.unfinished.set_function(lambda: engine.num_unfinished)
 
+    def watch_batches(self, batches: WatchedBatches) -> None:
+        """Ask for the batches' states at every scrape."""
+
+        def number_in(status: BatchStatus) -> float:
+            return float(batches.num_by_status()[status])
+
+        for status in BatchStatus:
+            self._instruments.batches[status.value].set_function(partial(number_in, status))
+
     # The HTTP edge
 
     def answered(self, method: str, handler: str, status: int, seconds: float) -> None:
         """An HTTP request was answered to its end; `handler` is its route's template."""
         self._instruments.http_requests.labels(method, handler, str(status)).inc()
         self._instruments.http_duration.labels(method, handler).observe(seconds)
+
+    def answered_line(self, *, is_error: bool) -> None:
+        """A line of a batch has its answer."""
+        self._instruments.batch_lines["failed" if is_error else "completed"].inc()
 
     # EngineObserver
 

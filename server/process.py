@@ -5,6 +5,7 @@ signal it admits nothing more and lets running requests finish; at the second it
 """
 
 import asyncio
+import logging
 import socket
 import sys
 from collections.abc import Callable
@@ -16,8 +17,11 @@ from starlette.types import ASGIApp
 from backends.clock import Clock, WallClock
 from backends.interface import Backend, BackendSpec
 from backends.registry import create_backend
-from server.app import create_app
+from server.app import create_app, guarded
 from server.async_engine import AsyncEngine
+from server.batches.dispatch import Dispatcher
+from server.batches.runner import BatchRunner
+from server.batches.service import Batches
 from server.client import Health
 from server.config import Config, LogLevel, with_flags
 from server.grammars import Grammars
@@ -25,7 +29,10 @@ from server.http_meter import HttpMeter
 from server.http_protocol import BoundedHttpProtocol
 from server.metrics import Metrics
 from server.renderer import Renderer
+from server.services import Services
 from server.simulation import SimulatedMark
+
+logger = logging.getLogger(__name__)
 
 CLOSING_TIME = 5  # seconds that connections get to close once their requests have ended or were aborted
 
@@ -48,8 +55,8 @@ class HttpServer(uvicorn.Server):
 class Process:
     """One server from its start to its end. `run` it in an event loop."""
 
-    def __init__(self, config: Config, listener: socket.socket) -> None:
-        self._config, self._listener = config, listener
+    def __init__(self, config: Config, listener: socket.socket, batches: Batches | None) -> None:
+        self._config, self._listener, self._batches = config, listener, batches
         simulation = config.simulation
         self._clock: Clock = WallClock() if simulation is None else simulation.clock()
         self._start_time = WallClock().now()
@@ -59,7 +66,14 @@ class Process:
         self._grammars = Grammars(self._renderer)
         self._engine = AsyncEngine(self._load, config.scheduler, metrics, self._clock, stall_limit, self._grammars)
         metrics.watch(self._engine)
-        app: ASGIApp = create_app(self._engine, self._renderer, config.server, metrics, self._grammars)
+        services = Services(self._engine, self._renderer, self._grammars, config.server, metrics, batches)
+        routes: ASGIApp = create_app(services)
+        routes = routes if simulation is None else SimulatedMark(routes)
+        self._runner: BatchRunner | None = None
+        if batches is not None:
+            self._runner = BatchRunner(batches, Dispatcher(routes), metrics)
+            metrics.watch_batches(batches.store)
+        app = guarded(routes, config.server)
         metered = HttpMeter(app if simulation is None else SimulatedMark(app), metrics, self._clock.now)
         self._server = HttpServer(_uvicorn_config(config, metered), self._begin_to_end)
         self._status = 0
@@ -67,13 +81,14 @@ class Process:
     async def run(self) -> int:
         """Serve until a signal has come and running requests have ended; return the exit status."""
         self._loop = asyncio.get_running_loop()
-        self._tasks = {asyncio.create_task(self._announce())}
+        self._tasks = {asyncio.create_task(self._announce()), asyncio.create_task(self._run_batches())}
         self._engine.start()
         try:
             await self._server.serve(sockets=[self._listener])
         finally:
             for task in self._tasks:
                 task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._engine.close()
             self._renderer.close()
             self._grammars.close()
@@ -96,6 +111,15 @@ class Process:
         else:
             self._give_up(health)
 
+    async def _run_batches(self) -> None:
+        health = await self._engine.wait_loaded()
+        if self._runner is None or not health.is_ready:
+            return
+        try:
+            await self._runner.run(self._config.scheduler.num_background_slots(self._engine.spec.pools[0].num_slots))
+        except Exception:
+            logger.exception("batches are not run any more")
+
     def _ready_line(self, spec: BackendSpec) -> str:
         host, port = self._listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -114,15 +138,17 @@ class Process:
         self._loop.call_soon_threadsafe(lambda: self._tasks.add(asyncio.create_task(self._end())))
 
     async def _end(self) -> None:
+        if self._runner is not None:
+            self._runner.drain()
         await self._engine.drain(self._config.process.drain_timeout)
         self._server.should_exit = True
 
 
-def run_process(config: Config, listener: socket.socket) -> int:
+def run_process(config: Config, listener: socket.socket, batches: Batches | None) -> int:
     """Run a server in an event loop of its own; return the exit status."""
 
     async def serve() -> int:
-        return await Process(config, listener).run()
+        return await Process(config, listener, batches).run()
 
     loop_factory = uvicorn.Config(serve, log_config=None).get_loop_factory()  # uvloop where there is one
     with asyncio.Runner(loop_factory=loop_factory) as runner:

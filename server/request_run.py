@@ -44,7 +44,8 @@ class RequestRun:
         """Take the places that the request needs. Raises `ApiError`, `QueueFullError` and `UnavailableError`."""
         check_limits(self._options, self._answer.num_prompts, self._services.settings)
         self._record.quota.admit()
-        return self._services.client.reserve(self._answer.num_prompts * self._options.num_choices, self._tenant)
+        num_sequences = self._answer.num_prompts * self._options.num_choices
+        return self._services.client.reserve(num_sequences, self._tenant, in_background=self._record.is_background)
 
     async def prepare(self) -> None:
         """Find out what the engine is to be asked for. Raises `ApiError`."""
@@ -147,6 +148,7 @@ class RequestRun:
             num_prefill_tokens=options.num_prefill_tokens,
             grammar=grammar,
             tenant=self._tenant,
+            is_background=self._record.is_background,
         )
         check_features(options, add, spec.features)
         check_admissible(add, spec, answer.prompt_param)

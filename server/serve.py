@@ -1,12 +1,17 @@
 """`snapserve serve`: its arguments, and a place to listen. What is served is made by `server.process`."""
 
 import argparse
+import contextlib
 import logging
 import os
 import socket
+from collections.abc import Iterator
 
-from server.config import GROUPS, ProcessConfig, read_config
+from server.batches.disk import FolderError
+from server.batches.service import Batches
+from server.config import GROUPS, ProcessConfig, read_config, with_flags
 from server.options import OptionError, add_options
+from server.settings import BatchSettings
 
 NAME = "serve"
 SUMMARY = "Serve a model over the OpenAI API."
@@ -21,11 +26,27 @@ def run(arguments: argparse.Namespace) -> int:
     config = read_config(arguments, os.environ)
     # PyTorch's threads would otherwise wait for each other spinning; where anything else wants a core, each step then loses a time slice.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with listen(config.process) as listener:
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listen(config.process))
+        batches = stack.enter_context(open_batches(config.server.batches))
         from server.process import run_process
 
         logging.basicConfig(level=config.process.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        return run_process(config, listener)
+        return run_process(config, listener, batches)
+
+
+@contextlib.contextmanager
+def open_batches(settings: BatchSettings | None) -> Iterator[Batches | None]:
+    """Take the folder of files and batches, where there is to be one. Raises `OptionError` when it cannot be had."""
+    if settings is None:
+        yield None
+        return
+    try:
+        batches = Batches(settings)
+    except FolderError as error:
+        raise OptionError(with_flags(str(error))) from error
+    with batches:
+        yield batches
 
 
 def listen(process: ProcessConfig) -> socket.socket:

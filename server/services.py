@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from server.batches.service import Batches
 from server.client import EngineClient
 from server.grammars import Grammars
 from server.renderer import Renderer
@@ -25,3 +26,4 @@ class Services:
     grammars: Grammars
     settings: ServerSettings
     metrics: Exposition
+    batches: Batches | None = None

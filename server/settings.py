@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from backends.interface import PromptPooling
 
@@ -59,6 +60,21 @@ class RateLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """Where files and batches are kept, and how many there may be, of all keys together."""
+
+    folder: Path
+    max_file_bytes: int = 200 * 1024 * 1024
+    max_files: int = 1000
+    max_disk_bytes: int = 10 * 1024 * 1024 * 1024
+    max_uploads: int = 8  # at once
+    max_lines: int = 50_000  # of one batch
+    max_line_bytes: int = 4 * 1024 * 1024
+    max_unfinished: int = 32
+    max_batches: int = 1000  # beyond it, the oldest that have ended are forgotten; their files are not
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Settings of the API.
 
@@ -80,3 +96,4 @@ class ServerSettings:
     reasoning_parser: ReasoningParserName = ReasoningParserName.AUTO
     embedding_pooling: PromptPooling = PromptPooling.MEAN
     limits: Limits = Limits()
+    batches: BatchSettings | None = None  # None: there are no files and batches

@@ -58,8 +58,8 @@ class EmbeddingResponse(Response):
         num_at_once = min(num_inputs, MAX_AT_ONCE)
         record = RequestRecord.of(scope)
         record.quota.admit()
-        with self._services.client.reserve(num_at_once, record.tenant):
-            adds = await self._adds(record.tenant)
+        with self._services.client.reserve(num_at_once, record.tenant, in_background=record.is_background):
+            adds = await self._adds(record)
             num_tokens = sum(len(add.prompt_token_ids) for add in adds)
             record.quota.reserve(num_tokens)
             record.num_prompt_tokens = num_tokens
@@ -79,7 +79,7 @@ class EmbeddingResponse(Response):
         if dimensions is not None and dimensions > size:
             raise invalid_value(f"'dimensions' is {dimensions}, but this model's embeddings have {size}.", "dimensions")
 
-    async def _adds(self, tenant: str) -> list[Add]:
+    async def _adds(self, record: RequestRecord) -> list[Add]:
         """Return what the engine is asked for, one request an input."""
         client, settings, name = self._services.client, self._services.settings, f"embd-{uuid.uuid4().hex}"
         adds = []
@@ -94,7 +94,8 @@ class EmbeddingResponse(Response):
                 queue_timeout=settings.queue_timeout,
                 timeout=settings.request_timeout,
                 pooling=settings.embedding_pooling,
-                tenant=tenant,
+                tenant=record.tenant,
+                is_background=record.is_background,
             )
             check_admissible(add, client.spec, "input")
             adds.append(add)

@@ -24,6 +24,7 @@ from server.grammars import Grammars
 from server.metrics import Metrics
 from server.process import CLOSING_TIME
 from server.renderer import Renderer
+from server.services import Services
 from server.settings import ServerSettings
 from tests.deploy.deployment import KUBERNETES, PROMETHEUS, ROOT, load_yaml, manifests
 
@@ -91,7 +92,7 @@ async def test_a_draining_pod_is_alive_and_not_ready() -> None:
     metrics = Metrics("m")
     engine = AsyncEngine(FakeBackend, SchedulerConfig(), metrics, WallClock(), stall_limit=60)
     renderer = Renderer()
-    app = create_app(engine, renderer, ServerSettings(("m",), created=0), metrics, Grammars(renderer))
+    app = create_app(Services(engine, renderer, Grammars(renderer), ServerSettings(("m",), created=0), metrics))
     engine.start()
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://pod") as kubelet:
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +16,17 @@ from backends.interface import BackendError, BackendSpec, Feature
 from scheduler.config import SchedulerConfig
 from scheduler.messages import Add, Final
 from scheduler.stats import StepRecord
-from server.app import create_app
+from server.app import create_app, guarded
 from server.async_engine import AsyncEngine
+from server.batches.dispatch import Dispatcher
+from server.batches.runner import BatchRunner
+from server.batches.service import Batches
 from server.grammars import Grammars
 from server.http_meter import HttpMeter
 from server.metrics import Metrics
 from server.places import PlacesTaken
 from server.renderer import Renderer
+from server.services import Services
 from server.settings import ServerSettings
 from tests.server.engines import Gate
 
@@ -116,23 +120,40 @@ def serve(
     config: SchedulerConfig | None = None,
     faults: Mapping[int, BackendError] | None = None,
     is_open: bool = True,
+    batches: Batches | None = None,
 ) -> Iterator[RunningServer]:
     """Run a server until the block ends. Steps wait at its gate unless `is_open`."""
     gate, observed, listener = Gate(is_open=is_open), Observed(), socket.create_server(("127.0.0.1", 0))
     backend = FakeBackend(backend_spec or spec(), step_time=gate.step, faults=faults)
     grammars = Grammars(renderer)
-    engine = ObservedEngine(lambda: backend, config or SchedulerConfig(), observed, WallClock(), stall_limit=60, constraints=grammars)
+    scheduling = config or SchedulerConfig()
+    engine = ObservedEngine(lambda: backend, scheduling, observed, WallClock(), stall_limit=60, constraints=grammars)
     engine.observed = observed
-    app = create_app(engine, renderer, server_settings or settings(), observed, grammars)
-    metered = HttpMeter(app, observed, WallClock().now)
+    server_settings = server_settings or settings()
+    routes = create_app(Services(engine, renderer, grammars, server_settings, observed, batches))
+    metered = HttpMeter(guarded(routes, server_settings), observed, WallClock().now)
     server = uvicorn.Server(uvicorn.Config(metered, lifespan="off", log_config=None, timeout_graceful_shutdown=5))
     has_loaded = threading.Event()
+
+    @contextlib.asynccontextmanager
+    async def running_batches() -> AsyncIterator[None]:
+        if batches is None:
+            yield
+            return
+        observed.watch_batches(batches.store)
+        runner = BatchRunner(batches, Dispatcher(routes), observed)
+        task = asyncio.create_task(runner.run(scheduling.num_background_slots(backend.spec.pools[0].num_slots)))
+        yield
+        runner.drain()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     async def main() -> None:
         engine.start()
         await engine.wait_loaded()
         has_loaded.set()
-        await server.serve(sockets=[listener])
+        async with running_batches():
+            await server.serve(sockets=[listener])
         await engine.close()
 
     thread = threading.Thread(target=asyncio.run, args=(main(),), name="server")

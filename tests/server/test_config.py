@@ -11,6 +11,7 @@ from scheduler.waiting import QueueOrder
 from server.cli import make_parser
 from server.config import DEMO_MODEL, GROUPS, Config, read_config
 from server.options import OptionError, options_table
+from server.settings import BatchSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -84,6 +85,16 @@ def test_the_papers_recipe() -> None:
     assert scorer == WindowScorer()
 
 
+def test_files_and_batches(tmp_path: Path) -> None:
+    assert config_of().server.batches is None
+    flags = ("--batch-dir", str(tmp_path), "--max-file-size", "9", "--max-files", "8", "--max-file-storage", "7", "--max-body-size", "6")
+    config = config_of(*flags, "--batch-concurrency", "5")
+    expected = BatchSettings(tmp_path, max_file_bytes=9, max_files=8, max_disk_bytes=7, max_line_bytes=6)
+    assert config.server.batches == expected
+    assert config.scheduler.num_background_slots(8) == 5
+    assert config_of().scheduler.num_background_slots(8) == 4
+
+
 def test_names_and_keys(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# mine\nalpha\n\n  beta \n")
@@ -107,6 +118,7 @@ def test_keys_are_not_shown() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        (("--batch-concurrency", "0"), "--batch-concurrency must be a whole number of at least 1, got '0'"),
         (("--num-slots", "0"), "--num-slots must be a whole number of at least 1, got '0'"),
         (("--port", "70000"), "--port must be a whole number from 0 to 65535, got '70000'"),
         (("--policy", "lru"), "--policy must be one of full, streaming-llm, snapkv, snapstream, got 'lru'"),

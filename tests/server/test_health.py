@@ -15,6 +15,7 @@ from server.app import create_app
 from server.async_engine import AsyncEngine
 from server.grammars import Grammars
 from server.renderer import Renderer
+from server.services import Services
 from tests.server.engines import Gate
 from tests.server.serving import MODEL, Observed, settings, spec
 
@@ -54,7 +55,7 @@ async def engine(loading: Loading) -> AsyncIterator[AsyncEngine]:
 
 @pytest.fixture
 async def http(engine: AsyncEngine, renderer: Renderer) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(create_app(engine, renderer, settings(), Observed(), Grammars(renderer)))
+    transport = httpx.ASGITransport(create_app(Services(engine, renderer, Grammars(renderer), settings(), Observed())))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         yield client
 
@@ -116,7 +117,7 @@ async def test_an_engine_that_makes_no_progress_is_not_well(renderer: Renderer, 
     engine = AsyncEngine(loading, SchedulerConfig(), Observed(), WallClock(), stall_limit=0)
     engine.start()
     await engine.wait_loaded()
-    transport = httpx.ASGITransport(create_app(engine, renderer, settings(), Observed(), Grammars(renderer)))
+    transport = httpx.ASGITransport(create_app(Services(engine, renderer, Grammars(renderer), settings(), Observed())))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
         assert await states(http) == (200, 200, "ready")
         running = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))

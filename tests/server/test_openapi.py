@@ -9,7 +9,12 @@ import httpx
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
+from server.batches.service import Batches
+from server.renderer import Renderer
+from tests.server.batches.inputs import CHAT as CHAT_PATH
+from tests.server.batches.inputs import client, jsonl, limits, line
 from tests.server.events import data
+from tests.server.serving import serve
 
 pytestmark = pytest.mark.openai_schema
 
@@ -69,3 +74,21 @@ def test_models(http: httpx.Client, document: Any) -> None:
 @pytest.mark.parametrize("body", [{}, {"messages": []}, {"model": "other", "messages": CHAT["messages"]}])
 def test_errors(http: httpx.Client, document: Any, body: dict[str, Any]) -> None:
     check(document, "ErrorResponse", http.post("/v1/chat/completions", json=body).json())
+
+
+def test_files_and_batches(renderer: Renderer, document: Any, tmp_path: Path) -> None:
+    with Batches(limits(tmp_path)) as batches, serve(renderer, batches=batches) as server, client(server) as sdk:
+        contents = (jsonl([line("right"), line("wrong", temperature=9)]), b"no line")
+        files = [sdk.files.create(file=("in", content), purpose="batch") for content in contents]
+        made = [sdk.batches.create(input_file_id=file.id, endpoint=CHAT_PATH, completion_window="24h") for file in files]
+        with httpx.Client(base_url=server.url, timeout=30) as http:
+            for batch in made:
+                while (now := http.get(f"/v1/batches/{batch.id}").json())["status"] not in ("completed", "failed"):
+                    check(document, "Batch", now)
+                check(document, "Batch", now)
+            check(document, "ListBatchesResponse", http.get("/v1/batches").json())
+            for query in ("", "?limit=1", "?purpose=batch_output", "?purpose=vision"):
+                check(document, "ListFilesResponse", http.get(f"/v1/files{query}").json())
+            check(document, "OpenAIFile", http.get(f"/v1/files/{now['input_file_id']}").json())
+            check(document, "DeleteFileResponse", http.delete(f"/v1/files/{now['input_file_id']}").json())
+            check(document, "ErrorResponse", http.get("/v1/files/none").json())

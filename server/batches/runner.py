@@ -1,0 +1,218 @@
+"""What moves batches from state to state and runs their lines: so many at a time, of several batches in turn.
+
+Each state's step can be broken off anywhere and begun again, by a cancellation, a full disk or the death of the process: the journal says
+which lines have their answer.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final, Protocol
+
+from server.batches.batch import Batch, BatchStatus, Counts
+from server.batches.dispatch import Dispatcher
+from server.batches.files import Purpose, StoredFile, new_file_id
+from server.batches.journal import Journal
+from server.batches.lines import Inspection, inspect_input, read_task
+from server.batches.service import Batches
+from server.jsontext import ascii_json
+
+logger: Final = logging.getLogger(__name__)
+
+SWEEP_INTERVAL: Final = 5.0  # seconds between two looks at what has expired
+RETRY_INTERVAL: Final = 5.0  # seconds before the disk is tried again
+EXPIRED: Final = {"code": "batch_expired", "message": "This request could not be executed before the completion window expired."}
+
+
+class LineObserver(Protocol):
+    def answered_line(self, *, is_error: bool) -> None: ...
+
+
+class BatchRunner:
+    """`run` it in a task; `drain` before the engine drains, then cancel the task and wait for its end."""
+
+    def __init__(self, batches: Batches, dispatcher: Dispatcher, observer: LineObserver) -> None:
+        self._disk, self._files, self._store = batches.disk, batches.files, batches.store
+        self._settings, self._now = batches.settings, batches.now
+        self._dispatcher, self._observer = dispatcher, observer
+        self._draining = asyncio.Event()
+        self._batches: dict[str, asyncio.Task[None]] = {}  # that are seen through, by id
+        self._steps: dict[str, asyncio.Task[None]] = {}  # that they are at
+        self._turns = asyncio.Semaphore(0)
+
+    async def run(self, num_lines: int) -> None:
+        """Take up the batches that have not ended, and whichever come; at most `num_lines` lines are under way at once."""
+        self._turns = asyncio.Semaphore(num_lines)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._sweep_now_and_then())
+            for batch in self._store.unfinished():
+                self._store.changed.put_nowait(batch.id)
+            while True:
+                batch_id = await self._store.changed.get()
+                if batch_id in self._steps:
+                    self._steps[batch_id].cancel()
+                elif batch_id not in self._batches and not self._store[batch_id].status.has_ended:
+                    self._batches[batch_id] = group.create_task(self._see_through(batch_id))
+
+    def drain(self) -> None:
+        """Begin no more lines; those under way may end."""
+        self._draining.set()
+
+    async def sweep(self) -> None:
+        """End the batches and remove the files whose time is over."""
+        now = self._now()
+        for batch in self._store.unfinished():
+            if batch.status.may_run and batch.expires_at <= now:
+                await self._store.put(replace(batch.entered(BatchStatus.FINALIZING, now), ending=BatchStatus.EXPIRED))
+                self._store.changed.put_nowait(batch.id)
+        await self._files.expire()
+
+    async def _sweep_now_and_then(self) -> None:
+        while True:
+            try:
+                await self.sweep()
+            except OSError:
+                logger.exception("what has expired could not be removed")
+            await asyncio.sleep(SWEEP_INTERVAL)
+
+    # One batch
+
+    async def _see_through(self, batch_id: str) -> None:
+        """Take a batch to its end, unless the server ends before."""
+        while not self._store[batch_id].status.has_ended and not self._draining.is_set():
+            step = self._steps[batch_id] = asyncio.create_task(self._step(self._store[batch_id]))
+            try:
+                await asyncio.wait({step})
+            finally:
+                step.cancel()
+                await asyncio.wait({step})
+            if not step.cancelled() and step.exception() is not None:
+                logger.error("batch %s is tried again in %g s", batch_id, RETRY_INTERVAL, exc_info=step.exception())
+                await self._pause(RETRY_INTERVAL)
+        self._steps.pop(batch_id, None)
+        del self._batches[batch_id]
+
+    async def _step(self, batch: Batch) -> None:
+        match batch.status:
+            case BatchStatus.VALIDATING:
+                await self._validate(batch)
+            case BatchStatus.IN_PROGRESS:
+                await self._answer_lines(batch)
+            case _:
+                await self._finalize(batch)
+
+    async def _validate(self, batch: Batch) -> None:
+        found = await self._inspect(batch, frozenset())
+        if found.errors:
+            await self._leave(batch, BatchStatus.FAILED, errors=tuple(found.errors))
+        else:
+            await self._leave(batch, BatchStatus.IN_PROGRESS, counts=Counts(found.num_lines), model=found.model)
+
+    async def _answer_lines(self, batch: Batch) -> None:
+        journal = await self._journal(batch)
+        found = await self._inspect(batch, await self._disk.run(journal.custom_ids))
+        self._store.count(batch.id, journal.num_completed, journal.num_failed)
+        async with asyncio.TaskGroup() as group:
+            for start in found.unanswered:
+                await self._turns.acquire()
+                if self._draining.is_set():
+                    self._turns.release()
+                    break
+                answering = group.create_task(self._answer(batch, journal, start))
+                answering.add_done_callback(lambda _: self._turns.release())
+        if not self._draining.is_set():
+            await self._leave(batch, BatchStatus.FINALIZING)
+
+    async def _leave(self, batch: Batch, status: BatchStatus, **changes: Any) -> None:
+        """Go on to another state, unless the batch was cancelled or expired meanwhile."""
+        now = self._store[batch.id]
+        if now.status is batch.status:
+            await self._store.put(replace(now.entered(status, self._now()), **changes))
+
+    async def _finalize(self, batch: Batch) -> None:
+        if not batch.is_sealed:
+            batch = await self._seal(batch)
+        folder, created_at = self._store.folder(batch.id), self._now()
+        for kind, file_id in (("output", batch.output_file_id), ("error", batch.error_file_id)):
+            path = folder / f"{kind}.jsonl"
+            if file_id is not None and file_id not in self._files:
+                expires_at = created_at + batch.output_lifetime
+                num_bytes = path.stat().st_size
+                name = f"{batch.id}_{kind}.jsonl"
+                file = StoredFile(file_id, batch.owner, name, Purpose.BATCH_OUTPUT, num_bytes, created_at, expires_at)
+                await self._files.keep(file, path)
+            await self._disk.run(partial(path.unlink, missing_ok=True))
+        await self._store.put(batch.entered(batch.ending, self._now()))
+
+    async def _seal(self, batch: Batch) -> Batch:
+        """Complete the journal, and fix what the batch's end will say."""
+        journal = await self._journal(batch)
+        num_lines = batch.counts.total
+        if batch.ending is BatchStatus.EXPIRED:
+            found = await self._inspect(batch, await self._disk.run(journal.custom_ids))
+            num_lines = found.num_lines
+            path = self._files.content_of(batch.input_file_id)
+            ids = await asyncio.to_thread(lambda: [read_task(path, start).custom_id for start in found.unanswered])
+            await self._record(journal, [_line(custom_id, None, EXPIRED) for custom_id in ids], is_error=True)
+        batch = replace(
+            batch,
+            is_sealed=True,
+            counts=Counts(num_lines, journal.num_completed, journal.num_failed),
+            output_file_id=new_file_id() if journal.num_completed else None,
+            error_file_id=new_file_id() if journal.num_failed else None,
+        )
+        await self._store.put(batch)
+        return batch
+
+    async def _journal(self, batch: Batch) -> Journal:
+        return await self._disk.run(Journal, self._store.folder(batch.id))
+
+    async def _inspect(self, batch: Batch, answered: frozenset[str] | set[str]) -> Inspection:
+        limits, path = self._settings, self._files.content_of(batch.input_file_id)
+        return await asyncio.to_thread(inspect_input, path, batch.endpoint, limits.max_lines, limits.max_line_bytes, answered)
+
+    # One line
+
+    async def _answer(self, batch: Batch, journal: Journal, start: int) -> None:
+        """Run a line and write its answer down; without one, it is for the next start."""
+        task = await asyncio.to_thread(read_task, self._files.content_of(batch.input_file_id), start)
+        while not self._draining.is_set():
+            if self._files.quota.is_full:
+                await self._pause(RETRY_INTERVAL)
+                continue
+            reply = await self._dispatcher.send(batch.endpoint, task, batch.owner)
+            if reply.is_answer:
+                response = {"status_code": reply.status, "request_id": reply.request_id, "body": reply.body}
+                is_error = reply.status != 200
+                await self._record(journal, [_line(task.custom_id, response, None)], is_error=is_error)
+                self._store.count(batch.id, journal.num_completed, journal.num_failed)
+                return
+            await self._pause(reply.retry_after)
+
+    async def _record(self, journal: Journal, lines: Iterable[bytes], *, is_error: bool) -> None:
+        lines = list(lines)
+        num_bytes = sum(map(len, lines)) + len(lines)
+        self._files.quota.add(num_bytes)
+        try:
+            await self._disk.run(partial(journal.append, lines, is_error=is_error))
+        except OSError:
+            self._files.quota.add(-num_bytes)
+            raise
+        for _ in lines:
+            self._observer.answered_line(is_error=is_error)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, at most until the server begins to end."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._draining.wait()
+        except TimeoutError:
+            pass
+
+
+def _line(custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
+    """Return a line of an output or error file."""
+    return ascii_json({"id": f"batch_req_{secrets.token_hex(16)}", "custom_id": custom_id, "response": response, "error": error})

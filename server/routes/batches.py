@@ -1,0 +1,67 @@
+"""`/v1/batches`: creation, lists and cancellation. Each key has its own."""
+
+from typing import Any, Final, cast
+
+from fastapi import APIRouter, Request
+
+from server.batches.batch import Batch
+from server.batches.dispatch import ENDPOINTS
+from server.batches.service import enabled
+from server.pages import page
+from server.protocol.batches import BatchList, BatchObject, BatchRequest
+from server.request_record import RequestRecord
+from server.services import Services
+
+DEFAULT_LISTED: Final = 20
+MAX_LISTED: Final = 100
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter()
+    batches = services.batches
+
+    @routes.post("/v1/batches")
+    async def create_batch(request: Request, body: BatchRequest) -> BatchObject:
+        endpoints = request.app.state.paths & set(ENDPOINTS)
+        return _batch_object(await enabled(batches).store.create(body, RequestRecord.of(request.scope).tenant, endpoints))
+
+    @routes.get("/v1/batches")
+    async def list_batches(request: Request) -> BatchList:
+        own = enabled(batches).store.of(RequestRecord.of(request.scope).tenant)
+        shown, has_more = page(request, own, default=DEFAULT_LISTED, most=MAX_LISTED)
+        listed: BatchList = {"object": "list", "data": [_batch_object(batch) for batch in shown], "has_more": has_more}
+        return {**listed, "first_id": shown[0].id, "last_id": shown[-1].id} if shown else listed
+
+    @routes.get("/v1/batches/{batch_id}")
+    async def retrieve_batch(request: Request, batch_id: str) -> BatchObject:
+        return _batch_object(enabled(batches).store.get(batch_id, RequestRecord.of(request.scope).tenant))
+
+    @routes.post("/v1/batches/{batch_id}/cancel")
+    async def cancel_batch(request: Request, batch_id: str) -> BatchObject:
+        return _batch_object(await enabled(batches).store.cancel(batch_id, RequestRecord.of(request.scope).tenant))
+
+    return routes
+
+
+def _batch_object(batch: Batch) -> BatchObject:
+    """Return what clients see: files once they are there, and of all else what has happened."""
+    has_files = batch.status.has_ended
+    errors = [{"code": error.code, "message": error.message, "line": error.line, "param": error.param} for error in batch.errors]
+    whole: dict[str, Any] = {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": batch.model,
+        "errors": {"object": "list", "data": errors} if errors else None,
+        "input_file_id": batch.input_file_id,
+        "completion_window": "24h",
+        "status": batch.status.value,
+        "output_file_id": batch.output_file_id if has_files else None,
+        "error_file_id": batch.error_file_id if has_files else None,
+        "created_at": int(batch.created_at),
+        "expires_at": int(batch.expires_at),
+        **{f"{status}_at": int(time) for status, time in batch.times.items()},
+        "request_counts": {"total": batch.counts.total, "completed": batch.counts.completed, "failed": batch.counts.failed},
+    }
+    present = {name: value for name, value in whole.items() if value is not None}
+    return cast(BatchObject, present | {"metadata": batch.metadata})

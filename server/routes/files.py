@@ -1,0 +1,90 @@
+"""`/v1/files`: uploads, lists, contents and deletions. Each key has its own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from fastapi import APIRouter, Request, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect
+from starlette.responses import StreamingResponse
+
+from server.batches.files import StoredFile, no_such_file
+from server.batches.service import enabled
+from server.batches.upload import Upload
+from server.pages import page
+from server.protocol.files import UPLOAD, FileDeleted, FileList, FileObject
+from server.request_record import RequestRecord
+from server.services import Services
+
+MAX_LISTED: Final = 10_000
+PIECE_BYTES: Final = 256 * 1024
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter()
+    batches = services.batches
+
+    @routes.post("/v1/files", response_model=FileObject, openapi_extra=UPLOAD)
+    async def create_file(request: Request) -> FileObject | Response:
+        here = enabled(batches)
+        try:
+            async with Upload(here.disk, here.files, here.settings.max_file_bytes) as upload:
+                form = await upload.receive(request.headers, request.stream())
+                return _file_object(await upload.keep(form, RequestRecord.of(request.scope).tenant, here.now()))
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
+
+    @routes.get("/v1/files")
+    async def list_files(request: Request) -> FileList:
+        purpose = request.query_params.get("purpose")
+        files = [file for file in enabled(batches).files.of(RequestRecord.of(request.scope).tenant) if purpose in (None, file.purpose)]
+        shown, has_more = page(request, files, default=MAX_LISTED, most=MAX_LISTED)
+        data = [_file_object(file) for file in shown]
+        first, last = (data[0]["id"], data[-1]["id"]) if data else ("", "")
+        return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
+
+    @routes.get("/v1/files/{file_id}")
+    async def retrieve_file(request: Request, file_id: str) -> FileObject:
+        return _file_object(enabled(batches).files.get(file_id, RequestRecord.of(request.scope).tenant))
+
+    @routes.get("/v1/files/{file_id}/content", response_class=StreamingResponse)
+    async def retrieve_content(request: Request, file_id: str) -> StreamingResponse:
+        files = enabled(batches).files
+        file = files.get(file_id, RequestRecord.of(request.scope).tenant)
+        try:
+            content = await run_in_threadpool(_open, files.content_of(file.id))
+        except FileNotFoundError as error:  # deleted this moment
+            raise no_such_file(file_id) from error
+        headers = {"Content-Length": str(file.num_bytes), "X-Content-Type-Options": "nosniff"}
+        return StreamingResponse(_pieces(content), media_type="application/octet-stream", headers=headers)
+
+    @routes.delete("/v1/files/{file_id}")
+    async def delete_file(request: Request, file_id: str) -> FileDeleted:
+        await enabled(batches).files.delete(file_id, RequestRecord.of(request.scope).tenant)
+        return {"id": file_id, "object": "file", "deleted": True}
+
+    return routes
+
+
+def _open(path: Path) -> BinaryIO:
+    return path.open("rb")
+
+
+def _pieces(content: BinaryIO) -> Iterator[bytes]:
+    with content:
+        while piece := content.read(PIECE_BYTES):
+            yield piece
+
+
+def _file_object(file: StoredFile) -> FileObject:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.num_bytes,
+        "created_at": int(file.created_at),
+        "expires_at": int(file.expires_at),
+        "filename": file.filename,
+        "purpose": file.purpose.value,
+        "status": "processed",
+    }

@@ -23,7 +23,7 @@ from scheduler.waiting import QueueOrder
 from server.auth import name_of_key
 from server.key_file import read_key_file
 from server.options import Option, OptionError, OptionGroup, choices, integer, one_of, options_table, resolve_options, seconds, switch, text
-from server.settings import BatchSettings, Limits, RateLimit, ReasoningParserName, ServerSettings, ToolParserName
+from server.settings import BatchSettings, Limits, RateLimit, ReasoningParserName, ServerSettings, StorageLimits, ToolParserName
 from server.simulation import SIMULATION, simulation_of
 
 DEMO_MODEL = Path(__file__).parent / "demo_model"
@@ -80,6 +80,7 @@ def model(value: str) -> str:
 _SCHEDULER = SchedulerConfig()
 _LIMITS = Limits()
 _BATCHES = BatchSettings(Path())
+_STORAGE = StorageLimits()
 
 
 def _scorer_option(name: str, parse: Callable[[str], Any], text: str, metavar: str) -> Option:
@@ -221,6 +222,9 @@ SERVER = OptionGroup(
             choices(PromptPooling),
         ),
         Option("max-body-size", integer(1), _LIMITS.max_body_bytes, "Longest body of a request; a longer one gets a 413.", "BYTES"),
+        Option("max-stored-responses", integer(0), _STORAGE.max_responses, "Responses of `/v1/responses` that are kept; 0 for none.", "N"),
+        Option("max-stored-response-bytes", integer(1), _STORAGE.max_bytes, "Bytes that they may have together, in JSON.", "BYTES"),
+        Option("stored-response-ttl", seconds, _STORAGE.ttl, "Time for which a response is kept.", "SECONDS"),
         Option("keepalive-interval", seconds, 10.0, "Time between comments on a silent stream.", "SECONDS"),
         Option("drain-timeout", seconds, 30.0, "Time that running requests get when the server is told to end.", "SECONDS"),
         Option("stall-timeout", seconds, 60.0, "Time without a finished step after which the engine counts as stalled.", "SECONDS"),
@@ -319,6 +323,7 @@ def _server(values: Mapping[str, Any]) -> ServerSettings:
         reasoning_parser=values["reasoning_parser"],
         embedding_pooling=values["embedding_pooling"],
         limits=Limits(max_body_bytes=values["max_body_size"]),
+        storage=StorageLimits(values["max_stored_responses"], values["max_stored_response_bytes"], values["stored_response_ttl"]),
         batches=_batches(values),
     )
 

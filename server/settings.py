@@ -75,6 +75,15 @@ class BatchSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class StorageLimits:
+    """The most that is kept of responses. With `max_responses` 0, none is."""
+
+    max_responses: int = 1000
+    max_bytes: int = 64 * 1024 * 1024
+    ttl: float = 24 * 3600.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Settings of the API.
 
@@ -97,3 +106,4 @@ class ServerSettings:
     embedding_pooling: PromptPooling = PromptPooling.MEAN
     limits: Limits = Limits()
     batches: BatchSettings | None = None  # None: there are no files and batches
+    storage: StorageLimits = StorageLimits()

@@ -136,7 +136,8 @@ class _MarkedSend:
         elif self._start is not None:
             message = await self._send_start(self._start, message)
         elif self._is_stream:
-            message = {**message, "body": _marked(message.get("body", b""), b"data: ")}
+            name, prefix, payload = message.get("body", b"").partition(b"data: ")
+            message = {**message, "body": name + prefix + _marked(payload)}
         await self._send(message)
 
     async def _send_start(self, start: Message, body: Message) -> Message:
@@ -150,7 +151,6 @@ class _MarkedSend:
         return {**body, "body": marked}
 
 
-def _marked(body: bytes, prefix: bytes = b"") -> bytes:
-    """Return a JSON object that follows `prefix` with one more member; what is none stays as it is."""
-    opening = prefix + b"{"
-    return opening + b'"simulated":true,' + body[len(opening) :] if body.startswith(opening + b'"') else body
+def _marked(body: bytes) -> bytes:
+    """Return a JSON object with one more member; what is none stays as it is."""
+    return b'{"simulated":true,' + body[1:] if body.startswith(b'{"') else body

@@ -8,7 +8,6 @@ from server.admission import served_model
 from server.answer import AnsweredChoice, ChoicesAnswer, Tally
 from server.conversation import Conversation, TurnRequest
 from server.errors import invalid_value
-from server.logprobs import finite
 from server.message_reader import MessageReader
 from server.output import ChoiceDelta, TokenLogprob
 from server.protocol.chat import (
@@ -18,14 +17,13 @@ from server.protocol.chat import (
     ChatCompletionRequest,
     ChatDelta,
     ChatLogprobs,
-    ChatTokenLogprob,
-    TopLogprob,
 )
 from server.renderer import Renderer
 from server.routes.generation import GenerationResponse
 from server.services import Services
 from server.settings import ServerSettings
 from server.structure import Structure
+from server.token_logprobs import token_logprob
 
 
 def router(services: Services) -> APIRouter:
@@ -138,7 +136,7 @@ class ChatAnswer(ChoicesAnswer):
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         if self.num_logprobs is None:
             return None
-        return {"content": [_token_logprob(token) for token in tokens], "refusal": None}
+        return {"content": [token_logprob(token) for token in tokens], "refusal": None}
 
 
 def _turn_request(request: ChatCompletionRequest) -> TurnRequest:
@@ -156,11 +154,3 @@ def _turn_request(request: ChatCompletionRequest) -> TurnRequest:
 
 def _chunk_choice(index: int, delta: ChatDelta) -> ChatChunkChoice:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-
-
-def _top_logprob(token: TokenLogprob) -> TopLogprob:
-    return {"token": token.token, "logprob": finite(token.logprob), "bytes": list(token.bytes)}
-
-
-def _token_logprob(token: TokenLogprob) -> ChatTokenLogprob:
-    return {**_top_logprob(token), "top_logprobs": [_top_logprob(other) for other in token.top]}

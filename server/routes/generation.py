@@ -9,13 +9,14 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.answer import Answer
 from server.disconnect import run_until_disconnect
 from server.failures import as_api_error
 from server.feed import EventFeed
+from server.jsontext import ascii_json
 from server.request_record import RequestRecord
 from server.request_run import RequestRun
 from server.services import Services
@@ -45,7 +46,7 @@ class GenerationResponse(Response):
                     await self._stream(run, feed, EventStream(send))
                     return
                 await run.finish(feed)
-        await JSONResponse(self._answer.body(run.tally))(scope, receive, send)
+        await Response(ascii_json(self._answer.body(run.tally)), media_type="application/json")(scope, receive, send)
 
     async def _stream(self, run: RequestRun, feed: EventFeed, stream: EventStream) -> None:
         """Send the events as they come. What goes wrong from here on can only be told inside the stream."""

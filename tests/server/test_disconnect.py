@@ -27,10 +27,10 @@ def server(renderer: Renderer) -> Iterator[RunningServer]:
 
 
 @contextlib.contextmanager
-def sent(server: RunningServer, **body: Any) -> Iterator[socket.socket]:
+def sent(server: RunningServer, path: str = "/v1/completions", **body: Any) -> Iterator[socket.socket]:
     """Send a request and leave without waiting for its answer."""
-    content = json.dumps(LONG | body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    content = json.dumps(LONG | body if path == "/v1/completions" else body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     address = urlsplit(server.url)
     with socket.create_connection((str(address.hostname), int(address.port or 0)), timeout=30) as connection:
         connection.sendall(head.encode() + content)
@@ -64,6 +64,20 @@ def test_a_running_request_ends(server: RunningServer, stream: bool, n: int) -> 
     assert {final.reason for final in server.observed.finals} == {FinishReason.ABORT}
     assert max(final.num_output_tokens for final in server.observed.finals) < 10
     assert httpx.post(f"{server.url}/v1/completions", json=LONG | {"n": 2}, timeout=30).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_ends_with_its_client_and_is_not_kept(server: RunningServer, stream: bool) -> None:
+    body: dict[str, Any] = {"input": "Anna keeps", "max_output_tokens": 500, "ignore_eos": True}
+    with sent(server, "/v1/responses", stream=stream, **body) as connection:
+        step_until(server, 1, 1, 0)
+        if stream:
+            assert connection.recv(12) == b"HTTP/1.1 200"
+    server.observed.wait_until(lambda: len(server.observed.statuses) == 1)
+    server.gate.open()
+    server.observed.wait_until(lambda: len(server.observed.finals) == 1)
+    assert server.observed.finals[0].reason is FinishReason.ABORT
+    assert httpx.post(f"{server.url}/v1/responses", json=body | {"max_output_tokens": 2}, timeout=30).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,0 +1,232 @@
+"""`/v1/responses`: the request, and the shape of the response."""
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, NotRequired, Self, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from typing_extensions import TypedDict
+
+from server.errors import invalid_value
+from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Inert, RequestBody, Text, Unsupported, few, only
+from server.protocol.generation import Effort, GenerationRequest
+from server.protocol.response_items import InputItems, OutputItem
+from server.protocol.structured import ANY_OBJECT, JsonObjectFormat, Schema, TextFormat
+from server.protocol.tools import FunctionDefinition, FunctionName, FunctionType, ToolChoice, ToolUse
+from server.structure import Structure, StructureKind
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+class JsonSchemaText(RequestBody):
+    """A schema is followed whether `strict` or not."""
+
+    type: Literal["json_schema"]
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+    schema_: Annotated[Schema, Field(alias="schema")]
+    description: Text | None = None
+    strict: bool | None = None
+
+
+class TextOptions(RequestBody):
+    format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaText, Field(discriminator="type")] | None = None
+    verbosity: Annotated[object, AfterValidator(only("medium"))] = None
+
+
+class ReasoningOptions(RequestBody):
+    """Reasoning is given whole, so that no summary is made: `auto` asks for none in particular."""
+
+    effort: Effort | None = None
+    summary: Annotated[object, AfterValidator(only("auto"))] = None
+    generate_summary: Annotated[object, AfterValidator(only("auto"))] = None
+    context: Annotated[object, AfterValidator(only("auto"))] = None
+    mode: Annotated[object, AfterValidator(only("standard"))] = None
+
+
+class _Typed(RequestBody):
+    type: FunctionType
+
+
+class FunctionTool(FunctionDefinition, _Typed):
+    """The type comes first: what is wrong with another kind of tool is its kind."""
+
+    defer_loading: Annotated[object, AfterValidator(only(False))] = None
+    allowed_callers: Unsupported = None
+    output_schema: Unsupported = None
+
+
+class NamedFunction(RequestBody):
+    type: FunctionType
+    name: FunctionName
+
+
+class FunctionChoice(RequestBody):
+    type: Literal["function"]
+    name: FunctionName
+
+    def plain(self) -> ToolChoice:
+        return ToolChoice("required", (self.name,), is_named=True)
+
+
+class AllowedFunctions(RequestBody):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(fail_fast=True, min_length=1), BeforeValidator(few)]
+
+    def plain(self) -> ToolChoice:
+        return ToolChoice(self.mode, tuple(tool.name for tool in self.tools))
+
+
+class ResponseStreamOptions(RequestBody):
+    include_obfuscation: Inert = None
+
+
+Include: TypeAlias = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+Metadata: TypeAlias = Annotated[dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]], Field(max_length=16)]
+
+
+class ResponsesRequest(GenerationRequest):
+    """What `include` may name beside log-probabilities belongs to tools that this server does not have, or is there anyway."""
+
+    input: Text | InputItems
+    instructions: Text | None = None
+    previous_response_id: Text | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None  # of tools that the server runs, which are none
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True), BeforeValidator(few)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | Annotated[FunctionChoice | AllowedFunctions, Field(discriminator="type")] | None = (
+        None
+    )
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    include: list[Include] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    metadata: Metadata | None = None
+    store: bool | None = None
+    background: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+
+    truncation: Annotated[object, AfterValidator(only("disabled"))] = None
+    conversation: Unsupported = None
+    prompt: Unsupported = None
+    context_management: Unsupported = None
+    moderation: Unsupported = None
+
+    @model_validator(mode="after")
+    def _check_responses_options(self) -> Self:
+        if self.top_logprobs and LOGPROBS not in (self.include or ()):
+            raise invalid_value(f"'top_logprobs' is only allowed when 'include' has '{LOGPROBS}'.", "top_logprobs")
+        if self.background and self.stream:
+            raise invalid_value("'stream' is not supported together with 'background': poll the response instead.", "stream")
+        if self.background and self.store is False:
+            raise invalid_value("'background' needs 'store': the response is fetched from there.", "background")
+        if self.tool_use.choice.mode == "required" and not self.tools:
+            raise invalid_value("'tool_choice' asks for a call, but no 'tools' are given.", "tool_choice")
+        self.tool_use.check()
+        return self
+
+    @property
+    def tool_use(self) -> ToolUse:
+        given = self.tool_choice
+        choice = ToolChoice(given or "auto") if given is None or isinstance(given, str) else given.plain()
+        return ToolUse(tuple(self.tools or ()), choice, self.parallel_tool_calls is not False)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
+
+    def _formats(self) -> Iterator[Structure]:
+        match None if self.text is None else self.text.format:
+            case JsonObjectFormat():
+                yield Structure(StructureKind.JSON, ANY_OBJECT, "text.format")
+            case JsonSchemaText(schema_=schema):
+                yield Structure(StructureKind.JSON, schema, "text.format")
+
+    def echo(self) -> dict[str, Any]:
+        """Return the members of a response that repeat its request."""
+        form = TextFormat(type="text") if self.text is None or self.text.format is None else self.text.format
+        reasoning = self.reasoning or ReasoningOptions()
+        choice = self.tool_choice
+        return {
+            "background": bool(self.background),
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": self.max_tool_calls,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "previous_response_id": self.previous_response_id,
+            "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
+            "service_tier": "default",
+            "text": {"format": form.model_dump(by_alias=True, exclude_none=True), "verbosity": "medium"},
+            "tool_choice": choice.model_dump() if isinstance(choice, RequestBody) else choice or "auto",
+            "tools": [_tool(tool) for tool in self.tools or ()],
+            "top_logprobs": self.top_logprobs or 0,
+            "truncation": "disabled",
+        } | ({} if self.user is None else {"user": self.user})
+
+
+def _tool(tool: FunctionTool) -> Mapping[str, object]:
+    return tool.model_dump(include={"type", "name", "description", "parameters", "strict"})
+
+
+class InputTokensDetails(TypedDict):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseFailure(TypedDict):
+    code: str
+    message: str
+
+
+class ResponseObject(TypedDict):
+    """What a response says of itself; it also repeats its request."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    error: ResponseFailure | None
+    incomplete_details: dict[str, str] | None
+    model: str
+    output: list[OutputItem]
+    temperature: float
+    top_p: float
+    store: bool
+    usage: NotRequired[ResponseUsage]
+
+
+class DeletedResponse(TypedDict):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ResponseItemList(TypedDict):
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str
+    last_id: str
+    has_more: bool

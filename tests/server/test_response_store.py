@@ -1,0 +1,103 @@
+"""What is kept of responses: bounded in number, bytes and age, and of nobody but its owner."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.response_store import ResponseStore, StoredResponse
+from server.settings import StorageLimits
+
+
+class Clock:
+    seconds = 0.0
+
+    def now(self) -> float:
+        return self.seconds
+
+
+def response(name: str, num_bytes: int = 10) -> StoredResponse:
+    return StoredResponse(name, b"x" * (num_bytes - num_bytes // 2), b"y" * (num_bytes // 2))
+
+
+def kept(store: ResponseStore, owner: str, names: str) -> str:
+    return "".join(name for name in names if store.get(owner, name) is not None)
+
+
+def test_the_oldest_goes_first() -> None:
+    store = ResponseStore(StorageLimits(max_responses=3))
+    for name in "abcde":
+        store.put("me", response(name))
+    assert kept(store, "me", "abcde") == "cde"
+
+
+def test_bytes_are_bounded_and_nothing_larger_is_kept() -> None:
+    store = ResponseStore(StorageLimits(max_bytes=100))
+    store.put("me", response("a", 60))
+    store.put("me", response("b", 101))
+    assert kept(store, "me", "ab") == "a"
+    store.put("me", response("c", 41))
+    assert kept(store, "me", "abc") == "c"
+    assert store.num_bytes == 41
+
+
+def test_age_is_bounded() -> None:
+    clock = Clock()
+    store = ResponseStore(StorageLimits(ttl=10), clock.now)
+    store.put("me", response("a"))
+    clock.seconds = 5
+    store.put("me", response("b"))
+    clock.seconds = 10
+    assert kept(store, "me", "ab") == "b"
+    clock.seconds = 15
+    assert kept(store, "me", "ab") == ""
+    assert store.num_bytes == 0
+    assert not store.delete("me", "b")
+
+
+def test_nobody_sees_or_pushes_out_what_others_keep() -> None:
+    store = ResponseStore(StorageLimits(max_responses=4))
+    store.put("you", response("a"))
+    for name in "bcdefgh":
+        store.put("me", response(name))
+    assert kept(store, "you", "abcdefgh") == "a"
+    assert kept(store, "me", "abcdefgh") == "fgh"
+    assert not store.delete("me", "a")
+    assert store.delete("you", "a")
+
+
+def test_what_one_owner_alone_keeps_is_there_once_put() -> None:
+    store = ResponseStore(StorageLimits(max_responses=3, max_bytes=100))
+    for number in range(1, 101):
+        store.put("me", response("a", number))
+        store.put("me", response("b", 101 - number))
+        assert kept(store, "me", "b") == "b"
+
+
+def test_nothing_is_kept_where_nothing_may_be() -> None:
+    store = ResponseStore(StorageLimits(max_responses=0))
+    store.put("me", response("a"))
+    assert store.num_responses == 0
+
+
+STEPS = st.tuples(st.sampled_from(["put", "get", "delete", "wait"]), st.sampled_from("xyz"), st.sampled_from("abcd"), st.integers(1, 60))
+
+
+@given(st.lists(STEPS))
+def test_limits_hold_and_counts_are_true_whatever_is_done(steps: list[tuple[str, str, str, int]]) -> None:
+    clock = Clock()
+    store = ResponseStore(StorageLimits(max_responses=4, max_bytes=100, ttl=50), clock.now)
+    for action, owner, name, number in steps:
+        match action:
+            case "put":
+                store.put(owner, response(name, number))
+                assert store.get(owner, name) in (response(name, number), None)  # None: this owner held the most
+            case "get":
+                store.get(owner, name)
+            case "delete":
+                store.delete(owner, name)
+                assert store.get(owner, name) is None
+            case "wait":
+                clock.seconds += number
+        found = [stored for owner in "xyz" for name in "abcd" if (stored := store.get(owner, name)) is not None]
+        assert (store.num_responses, store.num_bytes) == (len(found), sum(stored.num_bytes for stored in found))
+        assert store.num_responses <= 4
+        assert store.num_bytes <= 100

@@ -27,6 +27,7 @@ class BackgroundResponses:
         except BaseException:
             ticket.release()
             raise
+        run.detach()
         place = (owner, answer.id)
         task = asyncio.create_task(self._make(answer, run, ticket))
         self._running[place] = (answer, task)
@@ -56,6 +57,8 @@ class BackgroundResponses:
             raise
         except Exception as error:
             answer.fail(self._told(answer, error))
+        finally:
+            run.settle()
 
     def _told(self, answer: ResponseAnswer, error: Exception) -> ApiError:
         failure = as_api_error(error)

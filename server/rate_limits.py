@@ -126,7 +126,8 @@ class RateLimits:
         try:
             await self._app(scope, receive, send)
         finally:
-            quota.settle()
+            if not record.outlives_answer:
+                quota.settle()
 
     def _account(self, tenant: str) -> Account:
         if tenant not in self._accounts:

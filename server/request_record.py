@@ -20,6 +20,10 @@ class Quota(Protocol):
         """Reserve tokens until the request's end. Raises `ApiError`."""
         ...
 
+    def settle(self) -> None:
+        """The request has ended: what it used is known."""
+        ...
+
 
 class NoQuota:
     """Whatever is asked for, it may be had."""
@@ -27,6 +31,8 @@ class NoQuota:
     def admit(self) -> None: ...
 
     def reserve(self, num_tokens: int) -> None: ...
+
+    def settle(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -40,6 +46,7 @@ class RequestRecord:
     headers: dict[str, str] = field(default_factory=dict)  # to be sent with the answer, whatever becomes of it
     num_prompt_tokens: int = 0  # that the engine accepted
     num_output_tokens: int = 0  # made and taken so far
+    outlives_answer: bool = False  # its work goes on when it was answered, and whoever does it settles the quota
 
     @classmethod
     def of(cls, scope: Scope) -> "RequestRecord":

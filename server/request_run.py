@@ -57,6 +57,13 @@ class RequestRun:
         """Return how many tokens a prompt and its choices may come to, as far as the request says so."""
         return len(add.prompt_token_ids) + add.num_choices * self._answer.max_tokens(min(add.stop.max_tokens, UNSAID_MAX_TOKENS))
 
+    def detach(self) -> None:
+        """Go on when the HTTP request has been answered; `settle` it at the end."""
+        self._record.outlives_answer = True
+
+    def settle(self) -> None:
+        self._record.quota.settle()
+
     def take(self, prompt: int, event: Event) -> Iterable[Mapping[str, object]]:
         """Take an event into account and return the events of the answer that tell it, which need not be taken."""
         tally = self.tally

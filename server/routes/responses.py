@@ -83,7 +83,7 @@ def router(services: Services) -> APIRouter:
         answer = ResponseAnswer(body, model, services.settings, archive)
         if not body.background:
             return GenerationResponse(services, answer)
-        await background.start(archive.owner, answer, RequestRun(services, answer, archive.owner or body.user or ""))
+        await background.start(archive.owner, answer, RequestRun(services, answer, RequestRecord.of(request.scope)))
         return _json(answer.snapshot())
 
     @routes.get(PATH + "/{response_id}", response_model=ResponseObject)

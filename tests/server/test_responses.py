@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from backends.interface import BackendError
 from server.config import DEMO_MODEL
 from server.renderer import Renderer
-from server.settings import StorageLimits
+from server.settings import RateLimit, StorageLimits
 from server.tokenizer import Tokenizer
 from tests.server.events import blocks
 from tests.server.serving import MODEL, RunningServer, serve, settings, spec
@@ -292,6 +292,14 @@ def test_the_background(renderer: Renderer) -> None:
         refused = http.post(PATH, json=HELLO | {"background": True, "max_output_tokens": 5000})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input")
         assert ask(http)["status"] == "incomplete"  # no place was lost
+
+
+def test_tokens_of_the_background_count(renderer: Renderer) -> None:
+    limited = settings(rate_limit=RateLimit(tokens=100))
+    with serve(renderer, limited) as server, httpx.Client(base_url=server.url, timeout=30) as http:
+        ask(http, background=True, max_output_tokens=80)
+        server.observed.wait_until(lambda: len(server.observed.finals) == 1)
+        assert http.post(PATH, json=HELLO | {"max_output_tokens": 80}).status_code == 429
 
 
 def test_a_failing_step_fails_its_response_only(renderer: Renderer) -> None:

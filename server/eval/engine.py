@@ -7,7 +7,7 @@ import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from server.eval.errors import EvalError
 from server.options import PREFIX
@@ -49,7 +49,7 @@ async def _ready_url(process: Process) -> str | None:
 
 
 async def _end(process: Process) -> None:
-    if process.returncode is None:
+    with suppress(ProcessLookupError):  # it may have ended by itself just now
         process.terminate()
     try:
         async with asyncio.timeout(_END_LIMIT):

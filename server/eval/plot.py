@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.eval.run import Run
-from server.eval.statistics import Interval, bootstrap_interval, score_interval
+from server.eval.statistics import Interval, mean_interval, score_interval
 from server.options import OptionError
 
 _COLUMNS = 4
@@ -42,7 +42,7 @@ def save(figure: Any, path: str) -> None:
 
 def _point(run: Run, name: str) -> tuple[float, Interval]:
     if name == "mean":
-        return run.mean, bootstrap_interval([task.scores for task in run.tasks.values()])
+        return run.mean, mean_interval([task.scores for task in run.tasks.values()])
     return run.tasks[name].mean, score_interval(run.tasks[name].scores)
 
 

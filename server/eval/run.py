@@ -8,7 +8,7 @@ from server.eval.completer import Completion
 from server.eval.prompts import Prompt
 from server.eval.scoring import score
 from server.eval.setting import Setting
-from server.eval.statistics import bootstrap_interval, mean_of_means, score_interval
+from server.eval.statistics import mean_interval, mean_of_means, score_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Run:
             "is_control": self.setting.is_control,
             "serve_options": self.options,
             "mean": self.mean,
-            "mean_interval": bootstrap_interval([task.scores for task in self.tasks.values()]),
+            "mean_interval": mean_interval([task.scores for task in self.tasks.values()]),
             "packed_share": packed_share(list(self.tasks.values())),
             "tasks": {name: task.as_json() for name, task in self.tasks.items()},
         }

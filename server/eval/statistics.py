@@ -1,4 +1,4 @@
-"""95 % intervals: of one task's score, and of a mean over tasks or of a difference, paired case by case."""
+"""95 % intervals: of a task's score, of a mean over tasks, and of a difference paired case by case."""
 
 import math
 from collections.abc import Sequence
@@ -20,10 +20,22 @@ def score_interval(scores: Sequence[float]) -> Interval:
     return 100 * max(centre - half, 0.0), 100 * min(centre + half, 1.0)
 
 
+def mean_interval(groups: Sequence[Sequence[float]]) -> Interval:
+    """Return the interval of the mean of the groups' means, from the groups' own.
+
+    Their distances to the mean add up as errors do (MOVER: Zou and Donner 2008), which stays honest where every score is 0 or 100.
+    """
+    means = [sum(group) / len(group) for group in groups]
+    intervals = [score_interval(group) for group in groups]
+    below, above = (math.hypot(*(mean - interval[side] for mean, interval in zip(means, intervals, strict=True))) for side in (0, 1))
+    centre = sum(means) / len(means)
+    return centre - below / len(means), centre + above / len(means)
+
+
 def bootstrap_interval(groups: Sequence[Sequence[float]], seed: int = 0) -> Interval:
     """Return the percentile bootstrap of the mean of the groups' means: cases are drawn again within each group.
 
-    Given differences of the same cases it is the paired bootstrap.
+    Given the differences of the same cases it is the paired bootstrap.
     """
     source = np.random.default_rng(seed)
     means = np.zeros(NUM_RESAMPLES)

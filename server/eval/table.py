@@ -2,7 +2,7 @@
 
 from server.eval.ruler import RulerResult
 from server.eval.run import packed_share
-from server.eval.statistics import bootstrap_interval, score_interval
+from server.eval.statistics import mean_interval, score_interval
 from server.simulate.table import table
 
 NOT_PACKED = (
@@ -21,7 +21,7 @@ def ruler_table(result: RulerResult) -> str:
     for name in result.runs[0].tasks:
         tasks = [run.tasks[name] for run in result.runs]
         rows.append([name, *(_cell(task.mean, score_interval(task.scores)) for task in tasks)])
-    rows.append(["mean", *(_cell(run.mean, bootstrap_interval([task.scores for task in run.tasks.values()])) for run in result.runs)])
+    rows.append(["mean", *(_cell(run.mean, mean_interval([task.scores for task in run.tasks.values()])) for run in result.runs)])
     rows.append(["from the packed slot", *(_share(packed_share(list(run.tasks.values()))) for run in result.runs)])
     lines = [header, "", table(["", *(run.setting.label for run in result.runs)], rows)]
     return "\n".join(lines if result.is_packed else [*lines, "", NOT_PACKED])

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from server.eval.statistics import bootstrap_interval, mean_of_means, score_interval
+from server.eval.statistics import bootstrap_interval, mean_interval, mean_of_means, score_interval
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,13 @@ from server.eval.statistics import bootstrap_interval, mean_of_means, score_inte
 )
 def test_wilson(scores: list[float], low: float, high: float) -> None:
     assert score_interval(scores) == pytest.approx((low, high), abs=0.005)
+
+
+def test_the_interval_of_a_mean_over_tasks() -> None:
+    assert mean_interval([[100.0] * 10]) == pytest.approx(score_interval([100.0] * 10))
+    assert mean_interval([[100.0] * 10] * 4) == pytest.approx((100 - 27.753 / 2, 100), abs=0.005)  # the half of one task's, for four
+    groups = [[100.0] * 600 + [0.0] * 400, [100.0] * 300 + [0.0] * 700]
+    assert mean_interval(groups) == pytest.approx(bootstrap_interval(groups), abs=0.1)
 
 
 def test_the_bootstrap_of_two_cases_is_exact() -> None:

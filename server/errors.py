@@ -85,7 +85,7 @@ def unavailable(code: str, message: str, retry_after: int) -> ApiError:
 
 def timed_out(message: str) -> ApiError:
     """A request used up its time: sent again as it is, it would use it up again."""
-    return ApiError(504, "request_timeout", message, kind=SERVER_ERROR, headers={"x-should-retry": "false"})
+    return ApiError(408, "request_timeout", message, kind=SERVER_ERROR, headers={"x-should-retry": "false"})
 
 
 def internal_error() -> ApiError:

@@ -208,10 +208,10 @@ def test_deadlines_raise_what_the_sdk_should_or_should_not_try_again(renderer: R
         serve(renderer, backend_spec=spec(num_slots=1)) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=30) as sdk,
     ):
-        with pytest.raises(openai.InternalServerError) as caught:
+        with pytest.raises(openai.APIStatusError) as overdue:
             chat(sdk, extra_body={"request_timeout": 1e-6})
-        assert (caught.value.status_code, caught.value.code) == (504, "request_timeout")
-        assert caught.value.response.headers["x-should-retry"] == "false"
+        assert (overdue.value.status_code, overdue.value.code) == (408, "request_timeout")
+        assert overdue.value.response.headers["x-should-retry"] == "false"
         with pytest.raises(openai.InternalServerError) as caught:
             chat(sdk, extra_body={"queue_timeout": 1e-6})
         assert (caught.value.status_code, caught.value.code) == (503, "queue_timeout")

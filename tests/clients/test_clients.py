@@ -1,0 +1,40 @@
+"""The clients that users have, run as they are against a real server of the embedded model."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.clients.conftest import NODE_MODULES, PYTHON, run
+from tests.clients.questions import write_tasks
+from tests.e2e.conftest import DEMO_MODEL
+from tests.e2e.process import Server, free_port
+
+pytestmark = pytest.mark.clients
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@pytest.mark.parametrize("name", ["langchain_openai_client", "litellm_sdk", "instructor_client"])
+def test_python(client_server: Server, name: str) -> None:
+    run(PYTHON, SCRIPTS / f"{name}.py", client_server.url)
+
+
+def test_litellm_as_a_proxy(client_server: Server) -> None:
+    run(PYTHON, SCRIPTS / "litellm_proxy.py", client_server.url, str(free_port()))
+
+
+def test_lm_evaluation_harness(client_server: Server, tmp_path: Path) -> None:
+    write_tasks(tmp_path, DEMO_MODEL)
+    run(PYTHON, SCRIPTS / "lm_eval_client.py", client_server.url, tmp_path, environment={"HF_HOME": str(tmp_path / "home")})
+
+
+def test_npm(client_server: Server) -> None:
+    """Modules are looked for beside the script, so it runs from where they are installed."""
+    script = NODE_MODULES.parent / "openai_node.mjs"
+    script.write_text((SCRIPTS / "openai_node.mjs").read_text())
+    run("node", script, client_server.url)
+
+
+def test_schemathesis_finds_no_server_error(client_server: Server) -> None:
+    """Requests of every kind that our own schema lets be made, and of many that it does not."""
+    options = ("--checks", "not_a_server_error", "--phases", "coverage,fuzzing", "--max-examples", "20", "--seed", "1")
+    run(PYTHON.with_name("schemathesis"), "run", f"{client_server.url}/openapi.json", *options, says="")

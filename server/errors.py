@@ -75,8 +75,8 @@ def invalid_api_key(message: str) -> ApiError:
     return ApiError(401, "invalid_api_key", message, headers={"WWW-Authenticate": "Bearer"})
 
 
-def overloaded(message: str, retry_after: int) -> ApiError:
-    return ApiError(429, "rate_limit_exceeded", message, kind="rate_limit_error", headers={"Retry-After": str(retry_after)})
+def overloaded(message: str, retry_after: int, code: str = "rate_limit_exceeded") -> ApiError:
+    return ApiError(429, code, message, kind="rate_limit_error", headers={"Retry-After": str(retry_after)})
 
 
 def unavailable(code: str, message: str, retry_after: int) -> ApiError:

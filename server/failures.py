@@ -44,7 +44,7 @@ def _generation_error(error: GenerationError) -> ApiError:
         case FinishReason.QUEUE_FULL:
             return overloaded("The server is full. Please try again.", RETRY_SOON)
         case FinishReason.QUEUE_TIMEOUT:
-            return unavailable("queue_timeout", "The request waited for a slot as long as it was allowed to.", RETRY_SOON)
+            return overloaded("The request waited for a slot as long as it was allowed to.", RETRY_SOON, "queue_timeout")
         case FinishReason.TIMEOUT:
             return timed_out("The request was not finished within the time it was allowed to take.")
         case FinishReason.ABORT:

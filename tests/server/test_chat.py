@@ -165,5 +165,5 @@ def test_nothing_is_sent_before_the_engine_has_accepted(renderer: Renderer) -> N
     """A request that the queue's deadline ends has a status of its own although it asked for a stream."""
     with serve(renderer, backend_spec=spec(num_slots=1)) as server, httpx.Client(base_url=server.url, timeout=30) as http:
         response = http.post(PATH, json=HELLO | {"stream": True, "queue_timeout": 1e-6})
-        assert response.status_code == 503
+        assert response.status_code == 429
         assert response.json()["error"]["code"] == "queue_timeout"

@@ -84,7 +84,7 @@ def test_exceptions(error: Exception, status: int, code: str, retry_after: bool)
     [
         (FinishReason.REJECTED, 400, "invalid_value"),
         (FinishReason.QUEUE_FULL, 429, "rate_limit_exceeded"),
-        (FinishReason.QUEUE_TIMEOUT, 503, "queue_timeout"),
+        (FinishReason.QUEUE_TIMEOUT, 429, "queue_timeout"),
         (FinishReason.TIMEOUT, 408, "request_timeout"),
         (FinishReason.ABORT, 503, "server_shutting_down"),
         (FinishReason.ERROR, 500, "internal_error"),

@@ -212,9 +212,9 @@ def test_deadlines_raise_what_the_sdk_should_or_should_not_try_again(renderer: R
             chat(sdk, extra_body={"request_timeout": 1e-6})
         assert (overdue.value.status_code, overdue.value.code) == (408, "request_timeout")
         assert overdue.value.response.headers["x-should-retry"] == "false"
-        with pytest.raises(openai.InternalServerError) as caught:
+        with pytest.raises(openai.RateLimitError) as caught:
             chat(sdk, extra_body={"queue_timeout": 1e-6})
-        assert (caught.value.status_code, caught.value.code) == (503, "queue_timeout")
+        assert (caught.value.status_code, caught.value.code) == (429, "queue_timeout")
         assert "retry-after" in caught.value.response.headers
 
 

@@ -3,8 +3,8 @@
 import enum
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import astuple, dataclass, field, replace
+from typing import Any, Final
 
 COMPLETION_WINDOW: Final = 24 * 3600  # seconds
 
@@ -47,12 +47,37 @@ class Counts:
     failed: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of all answers together."""
+
+    input_tokens: int = 0
+    cached_tokens: int = 0  # of the input
+    output_tokens: int = 0
+    reasoning_tokens: int = 0  # of the output
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> "Usage":
+        """Return what a line of an output or error file cost, by whichever names its endpoint tells it."""
+        told = ((answer.get("response") or {}).get("body") or {}).get("usage") or {}
+        read, made = ("prompt", "completion") if "prompt_tokens" in told else ("input", "output")
+        return cls(
+            told.get(f"{read}_tokens", 0),
+            (told.get(f"{read}_tokens_details") or {}).get("cached_tokens", 0),
+            told.get(f"{made}_tokens", 0),
+            (told.get(f"{made}_tokens_details") or {}).get("reasoning_tokens", 0),
+        )
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """Times are Unix seconds.
 
-    Once it `is_sealed`, its journal is complete, and its counts and the ids of the files that it will have stand: what a crash interrupts
-    then is done again with the same outcome.
+    Once it `is_sealed`, its journal is complete, and its counts, its usage and the ids of the files that it will have stand: what a crash
+    interrupts then is done again with the same outcome.
     """
 
     id: str
@@ -69,6 +94,7 @@ class Batch:
     model: str | None = None
     errors: tuple[LineError, ...] = ()
     counts: Counts = Counts()
+    usage: Usage = Usage()
     output_file_id: str | None = None
     error_file_id: str | None = None
     is_sealed: bool = False

@@ -9,17 +9,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from server.batches.batch import Usage
 from server.batches.disk import private, sync_folder
 
 
 class Journal:
-    """Used in the disk's thread, except for its counts."""
+    """Used in the disk's thread, except for its counts and usage."""
 
     def __init__(self, folder: Path) -> None:
         """Take up what is there, mending its end."""
         folder.mkdir(mode=0o700, exist_ok=True)
         self.output_path, self.error_path = folder / "output.jsonl", folder / "error.jsonl"
-        self.num_bytes = 0
+        self.usage = Usage()
         self.num_completed, self.num_failed = (self._mend(path) for path in (self.output_path, self.error_path))
         sync_folder(folder)
 
@@ -32,7 +33,7 @@ class Journal:
         lines = [answer + b"\n" for answer in answers]
         path = self.error_path if is_error else self.output_path
         _append(path, b"".join(lines))
-        self.num_bytes += sum(map(len, lines))
+        self.usage = sum((Usage.of(json.loads(line)) for line in lines), self.usage)
         if is_error:
             self.num_failed += len(lines)
         else:
@@ -43,10 +44,10 @@ class Journal:
         num_lines = end = 0
         with open(path, "ab", opener=private):
             pass
-        for _, end in _whole_lines(path):  # noqa: B007
+        for answer, end in _whole_lines(path):  # noqa: B007 (the last end is used)
             num_lines += 1
+            self.usage += Usage.of(answer)
         os.truncate(path, end)
-        self.num_bytes += end
         return num_lines
 
 

@@ -114,7 +114,7 @@ class BatchRunner:
     async def _answer_lines(self, batch: Batch) -> None:
         journal = await self._journal(batch)
         found = await self._inspect(batch, await self._disk.run(journal.custom_ids))
-        self._store.count(batch.id, journal.num_completed, journal.num_failed)
+        self._store.count(batch.id, journal)
         async with asyncio.TaskGroup() as group:
             for start in found.unanswered:
                 await self._turns.acquire()
@@ -161,6 +161,7 @@ class BatchRunner:
             batch,
             is_sealed=True,
             counts=Counts(num_lines, journal.num_completed, journal.num_failed),
+            usage=journal.usage,
             output_file_id=new_file_id() if journal.num_completed else None,
             error_file_id=new_file_id() if journal.num_failed else None,
         )
@@ -188,7 +189,7 @@ class BatchRunner:
                 response = {"status_code": reply.status, "request_id": reply.request_id, "body": reply.body}
                 is_error = reply.status != 200
                 await self._record(journal, [_line(task.custom_id, response, None)], is_error=is_error)
-                self._store.count(batch.id, journal.num_completed, journal.num_failed)
+                self._store.count(batch.id, journal)
                 return
             await self._pause(reply.retry_after)
 

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from server.batches.batch import COMPLETION_WINDOW, Batch, BatchStatus, Counts, new_batch_id
 from server.batches.disk import Disk, write_whole
 from server.batches.files import DEFAULT_LIFETIME, FileStore, Purpose
+from server.batches.journal import Journal
 from server.errors import ApiError, conflict, invalid_value, overloaded
 from server.protocol.batches import BatchRequest
 from server.settings import BatchSettings
@@ -103,10 +104,11 @@ class BatchStore:
             self._files.let_go(batch.input_file_id)
         await self._disk.run(write_whole, self.folder(batch.id) / "batch.json", _RECORD.dump_json(batch))
 
-    def count(self, batch_id: str, num_completed: int, num_failed: int) -> None:
-        """Say how many lines have an answer; not written, since the journal knows."""
+    def count(self, batch_id: str, journal: Journal) -> None:
+        """Say how many lines have an answer; not written, since the journal is."""
         batch = self._batches[batch_id]
-        self._batches[batch_id] = replace(batch, counts=Counts(batch.counts.total, num_completed, num_failed))
+        counts = Counts(batch.counts.total, journal.num_completed, journal.num_failed)
+        self._batches[batch_id] = replace(batch, counts=counts, usage=journal.usage)
 
     async def _begin(self, batch: Batch) -> None:
         await self._disk.run(self.folder(batch.id).mkdir, 0o700)

@@ -51,6 +51,22 @@ class RequestCounts(TypedDict):
     failed: int
 
 
+class CachedTokens(TypedDict):
+    cached_tokens: int
+
+
+class ReasoningTokens(TypedDict):
+    reasoning_tokens: int
+
+
+class BatchUsage(TypedDict):
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: ReasoningTokens
+    total_tokens: int
+
+
 class BatchObject(TypedDict):
     """What has not happened is left out."""
 
@@ -74,6 +90,7 @@ class BatchObject(TypedDict):
     cancelling_at: NotRequired[int]
     cancelled_at: NotRequired[int]
     request_counts: RequestCounts
+    usage: BatchUsage
     metadata: dict[str, str] | None
 
 

@@ -4,11 +4,11 @@ from typing import Any, Final, cast
 
 from fastapi import APIRouter, Request
 
-from server.batches.batch import Batch
+from server.batches.batch import Batch, Usage
 from server.batches.dispatch import ENDPOINTS
 from server.batches.service import enabled
 from server.pages import page
-from server.protocol.batches import BatchList, BatchObject, BatchRequest
+from server.protocol.batches import BatchList, BatchObject, BatchRequest, BatchUsage
 from server.request_record import RequestRecord
 from server.services import Services
 
@@ -62,6 +62,17 @@ def _batch_object(batch: Batch) -> BatchObject:
         "expires_at": int(batch.expires_at),
         **{f"{status}_at": int(time) for status, time in batch.times.items()},
         "request_counts": {"total": batch.counts.total, "completed": batch.counts.completed, "failed": batch.counts.failed},
+        "usage": _usage(batch.usage),
     }
     present = {name: value for name, value in whole.items() if value is not None}
     return cast(BatchObject, present | {"metadata": batch.metadata})
+
+
+def _usage(usage: Usage) -> BatchUsage:
+    return {
+        "input_tokens": usage.input_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.input_tokens + usage.output_tokens,
+    }

@@ -47,6 +47,11 @@ def test_from_its_creation_to_its_answers(sdk: openai.OpenAI) -> None:
     assert (ended.status, ended.model) == ("completed", "demo")
     assert ended.request_counts is not None
     assert (ended.request_counts.total, ended.request_counts.completed, ended.request_counts.failed) == (22, 20, 2)
+    used = [answer["response"]["body"]["usage"] for answer in content(sdk, ended.output_file_id).values()]
+    assert ended.usage is not None
+    assert ended.usage.input_tokens == sum(each["prompt_tokens"] for each in used) > 0
+    assert ended.usage.output_tokens == sum(each["completion_tokens"] for each in used) == 80
+    assert ended.usage.total_tokens == ended.usage.input_tokens + 80
     assert ended.in_progress_at
     assert ended.finalizing_at
     assert ended.completed_at
@@ -76,6 +81,16 @@ async def test_the_asynchronous_client(keeping: RunningServer) -> None:
         output = await sdk.files.retrieve(str(batch.output_file_id))
         assert output.expires_at == output.created_at + 7200
         assert batch.id in [each.id async for each in sdk.batches.list()]
+
+
+def test_embeddings(sdk: openai.OpenAI) -> None:
+    lines = [{"custom_id": f"e{n}", "method": "POST", "url": "/v1/embeddings", "body": {"input": ["Anna", f"{n}"]}} for n in range(5)]
+    ended = wait(sdk, begin(sdk, lines, "/v1/embeddings"))
+    right = content(sdk, ended.output_file_id)
+    asked = sdk.embeddings.create(model="demo", input=["Anna", "3"], encoding_format="float")
+    assert [each["embedding"] for each in right["e3"]["response"]["body"]["data"]] == [each.embedding for each in asked.data]
+    assert ended.usage is not None
+    assert ended.usage.input_tokens == sum(answer["response"]["body"]["usage"]["prompt_tokens"] for answer in right.values()) > 0
 
 
 def test_a_wrong_input_fails_the_batch_with_the_numbers_of_its_lines(sdk: openai.OpenAI) -> None:

@@ -155,7 +155,7 @@ class Keeping:
 @pytest.fixture
 def small(renderer: Renderer, tmp_path: Path) -> Iterator[Keeping]:
     clock = Clock()
-    settings = limits(tmp_path, max_file_bytes=1000, max_files=4, max_disk_bytes=2500)
+    settings = limits(tmp_path, max_file_bytes=1000, max_files=4, max_uploads=2, max_disk_bytes=2500)
     with Batches(settings, clock.now) as batches, serve(renderer, batches=batches) as server:
         keeping = Keeping(server, batches, clock)
         yield keeping
@@ -222,15 +222,35 @@ def test_a_file_is_gone_when_its_time_is_over(small: Keeping) -> None:
     assert small.sdk.files.list().data == []
 
 
+def half_an_upload(small: Keeping) -> socket.socket:
+    """Return a connection on which an upload has begun."""
+    connection = socket.create_connection(("127.0.0.1", int(small.server.url.rpartition(":")[2])), timeout=30)
+    head = "POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: 900\r\n\r\n"
+    connection.sendall(head.encode() + b"--b\r\n")
+    return connection
+
+
 def test_an_upload_whose_sender_goes_away_leaves_nothing(small: Keeping) -> None:
-    port = int(small.server.url.rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        body = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 500
-        head = "POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: 900\r\n\r\n"
-        connection.sendall(head.encode() + body)
+    with half_an_upload(small) as connection:
+        connection.sendall(b'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 500)
     small.server.observed.wait_until(lambda: len(small.server.observed.statuses) == 1)
     assert small.kept == []
     assert (small.batches.files.quota.num_taken, small.batches.files.num_uploads) == (0, 0)
+
+
+def test_so_many_uploads_at_once(small: Keeping) -> None:
+    small.batches.files.num_uploads = small.batches.settings.max_uploads  # whose senders take their time
+    with pytest.raises(openai.RateLimitError):
+        upload(small.sdk)
+    small.batches.files.num_uploads = 0
+    upload(small.sdk)
+
+
+def test_an_upload_may_not_pause_for_long(small: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.batches.upload.MAX_PAUSE", 0)
+    with half_an_upload(small) as connection:
+        assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
+    assert small.kept == []
 
 
 def test_a_form_that_breaks_off_is_no_file(small: Keeping) -> None:

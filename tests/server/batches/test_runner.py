@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from server.batches.batch import Batch, BatchStatus
+from server.batches.batch import Batch, BatchStatus, Usage
 from server.batches.dispatch import Dispatcher
 from server.batches.files import DEFAULT_LIFETIME, Purpose, StoredFile, new_file_id
 from server.batches.journal import Journal
@@ -44,7 +44,11 @@ class Server:
         await self._answer(content, statuses.pop(0) if statuses else 200)(scope, receive, send)
 
     def _answer(self, content: str, status: int) -> Response:
-        return JSONResponse({"said": content}, status, headers={"Retry-After": "0"} if status != 200 else {})
+        return JSONResponse(
+            {"said": content, "usage": {"prompt_tokens": 2, "completion_tokens": 3}},
+            status,
+            headers={"Retry-After": "0"} if status != 200 else {},
+        )
 
 
 class Seen:
@@ -117,6 +121,41 @@ async def test_a_batch_is_answered_line_by_line(tmp_path: Path) -> None:
     assert seen.lines == {False: 8, True: 2}
 
 
+@pytest.mark.parametrize(
+    ("told", "usage"),
+    [
+        ({}, Usage()),
+        ({"prompt_tokens": 3, "total_tokens": 3}, Usage(3)),
+        (
+            {
+                "prompt_tokens": 3,
+                "completion_tokens": 4,
+                "prompt_tokens_details": {"cached_tokens": 1},
+                "completion_tokens_details": {"reasoning_tokens": 2},
+            },
+            Usage(3, 1, 4, 2),
+        ),
+        (
+            {
+                "input_tokens": 3,
+                "output_tokens": 4,
+                "input_tokens_details": {"cached_tokens": 1},
+                "output_tokens_details": {"reasoning_tokens": 2},
+            },
+            Usage(3, 1, 4, 2),
+        ),
+        ({"prompt_tokens": 3, "completion_tokens": 4, "prompt_tokens_details": None}, Usage(3, 0, 4)),
+    ],
+)
+def test_usage_by_the_names_of_every_endpoint(told: dict[str, Any], usage: Usage) -> None:
+    answer = {"response": {"body": {"usage": told}}}
+    assert Usage.of(answer) == usage
+    assert Usage.of(answer) + usage == Usage(
+        2 * usage.input_tokens, 2 * usage.cached_tokens, 2 * usage.output_tokens, 2 * usage.reasoning_tokens
+    )
+    assert Usage.of({"response": None, "error": {"code": "batch_expired"}}) == Usage()
+
+
 async def test_a_full_server_is_asked_again_and_is_no_answer(tmp_path: Path) -> None:
     server = Server()
     server.statuses = {"Hello r1": [429, 503, 429], "Hello r2": [503]}
@@ -165,6 +204,7 @@ async def test_a_restart_neither_loses_nor_repeats_an_answer(tmp_path: Path) -> 
         right, wrong = output(batches, batch)
         assert (len(right), wrong) == (10, {})
         await batches.files.delete(batch.input_file_id, "")
+        assert batches.store[batch.id].usage == Usage(20, 0, 30)
     assert server.asked.total() <= 11  # the line that was under way may be asked twice
 
 

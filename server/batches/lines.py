@@ -123,7 +123,8 @@ def _check_envelope(given: dict[str, Any], endpoint: str) -> None:
         raise _WrongLineError("invalid_method", "'method' must be 'POST'.", "method")
     if given["url"] != endpoint:
         raise _WrongLineError("mismatched_url", f"'url' must be the batch's endpoint, '{endpoint}'.", "url")
-    if given["body"].get("stream"):
-        raise _WrongLineError("unsupported_parameter", "'stream' is not supported in batches.", "body.stream")
+    for name in ("stream", "background"):  # what is answered before it is done has no place in a file
+        if given["body"].get(name):
+            raise _WrongLineError("unsupported_parameter", f"'{name}' is not supported in batches.", f"body.{name}")
     if not isinstance(given["body"].get("model"), str | None):
         raise _WrongLineError("invalid_type", "'model' must be a string.", "body.model")

@@ -11,6 +11,7 @@ import openai
 import pytest
 from openai.types import Batch
 from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
 
 from scheduler.config import SchedulerConfig
 from server.batches.service import Batches
@@ -91,6 +92,19 @@ def test_embeddings(sdk: openai.OpenAI) -> None:
     assert [each["embedding"] for each in right["e3"]["response"]["body"]["data"]] == [each.embedding for each in asked.data]
     assert ended.usage is not None
     assert ended.usage.input_tokens == sum(answer["response"]["body"]["usage"]["prompt_tokens"] for answer in right.values()) > 0
+
+
+def test_responses(sdk: openai.OpenAI) -> None:
+    body = {"input": "Who keeps the lamp?", "max_output_tokens": 16, "seed": 5, "ignore_eos": True}
+    lines = [{"custom_id": f"p{n}", "method": "POST", "url": "/v1/responses", "body": body | {"seed": n}} for n in range(3)]
+    ended = wait(sdk, begin(sdk, lines, "/v1/responses"))
+    right = content(sdk, ended.output_file_id)
+    for number in range(3):
+        asked = sdk.responses.create(input="Who keeps the lamp?", max_output_tokens=16, extra_body={"seed": number, "ignore_eos": True})
+        given = Response.model_validate_json(json.dumps(right[f"p{number}"]["response"]["body"]), strict=True)
+        assert given.output_text == asked.output_text
+    assert ended.usage is not None
+    assert ended.usage.output_tokens == 48
 
 
 def test_a_wrong_input_fails_the_batch_with_the_numbers_of_its_lines(sdk: openai.OpenAI) -> None:

@@ -57,6 +57,7 @@ GOOD = line("good")
         (line("other", model=None), "mismatched_model", "body.model"),
         (line("other", model=3), "invalid_type", "body.model"),
         (line("other", stream=True), "unsupported_parameter", "body.stream"),
+        (line("other", background=True), "unsupported_parameter", "body.background"),
     ],
 )
 def test_a_wrong_line_is_told_with_its_number(tmp_path: Path, wrong: Any, code: str, param: str | None) -> None:

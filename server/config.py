@@ -21,6 +21,7 @@ from cache.policy import DEFAULT_SCORERS, HeadReduction, PolicyName, PolicyOptio
 from scheduler.config import SchedulerConfig
 from scheduler.waiting import QueueOrder
 from server.auth import name_of_key
+from server.connection_options import CONNECTIONS, connection_limits_of
 from server.key_file import read_key_file
 from server.options import Option, OptionError, OptionGroup, choices, integer, one_of, options_table, resolve_options, seconds, switch, text
 from server.settings import BatchSettings, Limits, RateLimit, ReasoningParserName, ServerSettings, StorageLimits, ToolParserName
@@ -245,7 +246,7 @@ BATCHES = OptionGroup(
     ),
 )
 
-GROUPS = (MODEL, CACHE, SCHEDULING, SERVER, BATCHES, SIMULATION)
+GROUPS = (MODEL, CACHE, SCHEDULING, SERVER, BATCHES, CONNECTIONS, SIMULATION)
 
 
 def read_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Config:
@@ -323,6 +324,7 @@ def _server(values: Mapping[str, Any]) -> ServerSettings:
         reasoning_parser=values["reasoning_parser"],
         embedding_pooling=values["embedding_pooling"],
         limits=Limits(max_body_bytes=values["max_body_size"]),
+        connections=connection_limits_of(values),
         storage=StorageLimits(values["max_stored_responses"], values["max_stored_response_bytes"], values["stored_response_ttl"]),
         batches=_batches(values),
     )

@@ -88,5 +88,9 @@ def timed_out(message: str) -> ApiError:
     return ApiError(408, "request_timeout", message, kind=SERVER_ERROR, headers={"x-should-retry": "false"})
 
 
+def slow_reader(max_lag: float) -> ApiError:
+    return ApiError(408, "slow_reader", f"The stream was read too slowly: it lagged more than {max_lag:g} seconds behind its answer.")
+
+
 def internal_error() -> ApiError:
     return ApiError(500, "internal_error", "The server had an error while processing your request.", kind=SERVER_ERROR)

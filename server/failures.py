@@ -5,7 +5,8 @@ from starlette.exceptions import HTTPException
 
 from scheduler.messages import FinishReason
 from server.client import HealthStatus, QueueFullError, UnavailableError
-from server.errors import ApiError, internal_error, invalid_value, overloaded, timed_out, unavailable
+from server.errors import ApiError, internal_error, invalid_value, overloaded, slow_reader, timed_out, unavailable
+from server.feed import SlowReaderError
 from server.output import GenerationError
 from server.validation import invalid_body
 
@@ -26,6 +27,8 @@ def as_api_error(error: Exception) -> ApiError:
             return _full(error)
         case UnavailableError():
             return _unavailable(error.health.status)
+        case SlowReaderError():
+            return slow_reader(error.max_lag)
         case GenerationError():
             return _generation_error(error)
     return internal_error()

@@ -1,4 +1,4 @@
-"""The events of all the generations of one HTTP request, in the order in which they come."""
+"""The events of all the generations of one HTTP request, in the order in which they come, kept for a bounded time."""
 
 import asyncio
 from collections import deque
@@ -11,18 +11,29 @@ from server.client import Ticket
 from server.output import Accepted, Event, Generation
 
 
+class SlowReaderError(Exception):
+    """The client takes its answer more slowly than it is made, and has fallen too far behind."""
+
+    def __init__(self, max_lag: float) -> None:
+        super().__init__(f"the answer was read more than {max_lag:g} s after it was made")
+        self.max_lag = max_lag
+
+
 class EventFeed:
     """Several generations read at once; leaving it aborts what is unfinished.
 
     An event comes with the number of its generation. What a generation raises is raised by `next`. The ticket is given back when the last
-    generation has ended, though it may take a slow client long after that to be told so.
+    generation has ended, though it may take a slow client long after that to be told so. What is not taken within `max_lag` seconds is
+    thrown away: the generations are aborted, and `next` raises `SlowReaderError`.
     """
 
-    def __init__(self, generations: Sequence[Generation], ticket: Ticket) -> None:
+    def __init__(self, generations: Sequence[Generation], ticket: Ticket, max_lag: float) -> None:
         self._generations = generations
         self._ticket = ticket
+        self._max_lag = max_lag
         self._num_reading = len(generations)
         self._queue: asyncio.Queue[tuple[int, Event] | Exception | None] = asyncio.Queue()
+        self._times: deque[float] = deque()  # when what is in the queue came
         self._early: deque[tuple[int, Event]] = deque()
         self._num_open = len(generations)
         self._tasks: list[asyncio.Task[None]] = []
@@ -58,6 +69,7 @@ class EventFeed:
     async def _get(self) -> tuple[int, Event] | None:
         while self._num_open or not self._queue.empty():
             item = await self._queue.get()
+            self._times.popleft()
             if isinstance(item, Exception):
                 raise item
             if item is not None:
@@ -69,11 +81,24 @@ class EventFeed:
         try:
             async with aclosing(generation):
                 async for event in generation:
-                    self._queue.put_nowait((number, event))
-            self._queue.put_nowait(None)
+                    self._check_lag()
+                    self._put((number, event))
+            self._put(None)
         except Exception as error:
-            self._queue.put_nowait(error)
+            self._put(error)
         finally:
             self._num_reading -= 1
             if self._num_reading == 0:
                 self._ticket.release()
+
+    def _put(self, item: tuple[int, Event] | Exception | None) -> None:
+        self._times.append(asyncio.get_running_loop().time())
+        self._queue.put_nowait(item)
+
+    def _check_lag(self) -> None:
+        """Throw everything away if the oldest event has waited for too long. Raises `SlowReaderError`."""
+        if self._times and asyncio.get_running_loop().time() - self._times[0] > self._max_lag:
+            self._times.clear()
+            while not self._queue.empty():
+                self._queue.get_nowait()
+            raise SlowReaderError(self._max_lag)

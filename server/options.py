@@ -156,6 +156,14 @@ def seconds(value: str) -> float:
     return number
 
 
+def some_seconds(value: str) -> float:
+    """Parse a time that cannot be none at all."""
+    number = seconds(value)
+    if number == 0:
+        raise ValueError("a number of seconds above 0")
+    return number
+
+
 def one_of(kind: type[StrEnum]) -> Callable[[str], StrEnum]:
     def parse(value: str) -> StrEnum:
         if value not in list(kind):

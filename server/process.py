@@ -26,7 +26,7 @@ from server.client import Health
 from server.config import Config, LogLevel, with_flags
 from server.grammars import Grammars
 from server.http_meter import HttpMeter
-from server.http_protocol import BoundedHttpProtocol
+from server.http_protocol import protocol_with
 from server.metrics import Metrics
 from server.renderer import Renderer
 from server.services import Services
@@ -158,7 +158,7 @@ def run_process(config: Config, listener: socket.socket, batches: Batches | None
 def _uvicorn_config(config: Config, app: HttpMeter) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=BoundedHttpProtocol,
+        http=protocol_with(config.server.connections),
         ws="none",
         lifespan="off",
         log_config=None,

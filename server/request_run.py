@@ -104,7 +104,7 @@ class RequestRun:
             )
             for add in self._adds
         ]
-        return EventFeed(generations, ticket)
+        return EventFeed(generations, ticket, services.settings.connections.write_timeout)
 
     async def _find_adds(self, arrival_time: float) -> list[Add]:
         """Return what the engine is asked for, one request a prompt."""

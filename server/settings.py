@@ -52,6 +52,21 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What connections may cost; times in seconds.
+
+    A request's head has `read_timeout` to arrive, and so has each 64 KiB of its body. A client that takes nothing of what is sent to it
+    for `write_timeout` is cut off, and a stream may lag behind its answer by no more. `max_connections` should leave room below the limit
+    of open files.
+    """
+
+    read_timeout: float = 60.0
+    write_timeout: float = 60.0
+    idle_timeout: float = 75.0
+    max_connections: int = 900
+
+
+@dataclass(frozen=True, slots=True)
 class RateLimit:
     """The most requests and tokens a minute; None: as many as there is room for."""
 
@@ -107,3 +122,4 @@ class ServerSettings:
     limits: Limits = Limits()
     batches: BatchSettings | None = None  # None: there are no files and batches
     storage: StorageLimits = StorageLimits()
+    connections: ConnectionLimits = ConnectionLimits()

@@ -23,6 +23,7 @@ from server.batches.runner import BatchRunner
 from server.batches.service import Batches
 from server.grammars import Grammars
 from server.http_meter import HttpMeter
+from server.http_protocol import protocol_with
 from server.metrics import Metrics
 from server.places import PlacesTaken
 from server.renderer import Renderer
@@ -132,7 +133,11 @@ def serve(
     server_settings = server_settings or settings()
     routes = create_app(Services(engine, renderer, grammars, server_settings, observed, batches))
     metered = HttpMeter(guarded(routes, server_settings), observed, WallClock().now)
-    server = uvicorn.Server(uvicorn.Config(metered, lifespan="off", log_config=None, timeout_graceful_shutdown=5))
+    server = uvicorn.Server(
+        uvicorn.Config(
+            metered, http=protocol_with(server_settings.connections), lifespan="off", log_config=None, timeout_graceful_shutdown=5
+        )
+    )
     has_loaded = threading.Event()
 
     @contextlib.asynccontextmanager

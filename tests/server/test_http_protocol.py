@@ -1,54 +1,213 @@
-"""Heads of requests that do not end, over real sockets."""
+"""What one connection may cost, over real sockets: heads, slow requests, slow readers, idle connections, and how many there may be."""
 
 import asyncio
+import json
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import uvicorn
-from fastapi import FastAPI
+import uvloop
+from fastapi import FastAPI, Request
+from starlette.responses import StreamingResponse
 
-from server.http_protocol import MAX_HEAD_BYTES, BoundedHttpProtocol
+from server.http_protocol import MAX_HEAD_BYTES, MAX_REFUSED, protocol_with
+from server.settings import ConnectionLimits
 
 CLOSE = b"Connection: close\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
+LIMITS = ConnectionLimits()
+PIECE = b"x" * 65536
+
+Address = tuple[str, int]
+
+
+class Streams:
+    """What became of the endless streams of the application."""
+
+    def __init__(self) -> None:
+        self.num_sent = 0
+        self.has_ended = asyncio.Event()
+
+    async def endless(self) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                self.num_sent += len(PIECE)
+                yield PIECE
+                await asyncio.sleep(0)  # a server that sends into nothing would let nobody else run
+        finally:
+            self.has_ended.set()
 
 
 @asynccontextmanager
-async def connection() -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Connect to a server that knows `GET /` and `POST /`."""
-    app = FastAPI()
-    app.add_api_route("/", lambda: "yes", methods=["GET", "POST"])
+async def server(limits: ConnectionLimits = LIMITS) -> AsyncIterator[tuple[Address, Streams]]:
+    """Run a server that knows `GET /`, `POST /`, `POST /early`, which reads no body, and `GET /endless`."""
+    app, streams = FastAPI(), Streams()
+
+    async def read(request: Request) -> int:
+        return len(await request.body())
+
+    app.add_api_route("/", read, methods=["GET", "POST"])
+    app.add_api_route("/early", lambda: "yes", methods=["POST"])
+    app.add_api_route("/endless", lambda: StreamingResponse(streams.endless()), methods=["GET"])
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, http=BoundedHttpProtocol, log_config=None, lifespan="off"))
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+    uvicorn_server = uvicorn.Server(uvicorn.Config(app, http=protocol_with(limits), log_config=None, lifespan="off"))
+    serving = asyncio.create_task(uvicorn_server.serve(sockets=[listener]))
+    try:
+        yield listener.getsockname()[:2], streams
+    finally:
+        uvicorn_server.should_exit = True
+        await serving
+
+
+@asynccontextmanager
+async def connection(address: Address) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection(*address)
     try:
         yield reader, writer
     finally:
         writer.close()
-        server.should_exit = True
-        await serving
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
+    """Return all that comes until the server closes the connection."""
     async with asyncio.timeout(30):
         return await reader.read()
 
 
+def error_of(text: bytes) -> dict[str, Any]:
+    error: dict[str, Any] = json.loads(text.partition(b"\r\n\r\n")[2])["error"]
+    return error
+
+
 @pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: ", b"GET /"])
 async def test_a_head_that_does_not_end_is_refused(start: bytes) -> None:
-    async with connection() as (reader, writer):
+    async with server() as (address, _), connection(address) as (reader, writer):
         writer.write(start + b"a" * (MAX_HEAD_BYTES + 1 - len(start)))
         text = await answer(reader)
     assert text.startswith(b"HTTP/1.1 431 ")
-    assert b'"code":"headers_too_large"' in text
+    assert error_of(text)["code"] == "headers_too_large"
 
 
 async def test_heads_of_an_ordinary_size_and_long_bodies_pass() -> None:
-    async with connection() as (reader, writer):
+    async with server() as (address, _), connection(address) as (reader, writer):
         writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"a" * 20_000 + b"\r\n\r\n")
         body = b"a" * (4 * MAX_HEAD_BYTES)
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n" % len(body) + CLOSE + body)
         text = await answer(reader)
     assert text.count(b"HTTP/1.1 200 OK") == 2
+
+
+async def test_what_is_no_http_is_told_so_in_the_usual_shape() -> None:
+    async with server() as (address, _), connection(address) as (reader, writer):
+        writer.write(b"hello?\r\n\r\n")
+        text = await answer(reader)
+    assert text.startswith(b"HTTP/1.1 400 ")
+    assert error_of(text)["code"] == "invalid_http"
+
+
+@pytest.mark.parametrize("sent", [b"G", GET[:-2], POST, POST + b"half", GET + b"P", GET + POST])
+async def test_a_request_that_does_not_arrive_whole_is_given_up(sent: bytes) -> None:
+    async with server(replace(LIMITS, read_timeout=0.2)) as (address, _), connection(address) as (reader, writer):
+        writer.write(sent)
+        text = await answer(reader)
+    assert text.count(b"HTTP/1.1 408 Request Timeout") == 1
+    assert text.count(b"HTTP/1.1 200 OK") == sent.count(GET)
+    assert error_of(text[text.index(b"HTTP/1.1 408") :])["code"] == "request_timeout"
+
+
+async def test_a_request_that_trickles_in_is_given_up_too() -> None:
+    async with server(replace(LIMITS, read_timeout=0.3)) as (address, _), connection(address) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+        reading = asyncio.create_task(answer(reader))
+        while not reading.done():
+            writer.write(b"x")
+            await asyncio.wait((reading,), timeout=0.02)
+        assert (await reading).startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_body_that_nobody_wants_is_not_waited_for() -> None:
+    async with server(replace(LIMITS, read_timeout=0.2)) as (address, _), connection(address) as (reader, writer):
+        writer.write(POST.replace(b"POST /", b"POST /early"))
+        text = await answer(reader)
+    assert text.startswith(b"HTTP/1.1 200 OK")
+    assert b" 408 " not in text
+
+
+@pytest.mark.parametrize("sent", [b"", GET, b"\r\n\r\n"])
+async def test_an_idle_connection_is_closed(sent: bytes) -> None:
+    async with server(replace(LIMITS, idle_timeout=0.2)) as (address, _), connection(address) as (reader, writer):
+        writer.write(sent)
+        text = await answer(reader)
+    assert text.count(b"HTTP/1.1 200 OK") == sent.count(GET)
+
+
+async def test_connections_beyond_the_limit_are_told_so_and_those_far_beyond_it_are_not() -> None:
+    async with server(replace(LIMITS, max_connections=2)) as (address, _), AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(connection(address)) for _ in range(2 + MAX_REFUSED)]
+        for reader, writer in streams[:2]:
+            writer.write(GET)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK")
+        async with connection(address) as (reader, _):
+            assert await answer(reader) == b""
+        reader, writer = streams[2]
+        writer.write(GET)
+        text = await answer(reader)
+        assert text.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: " in text
+        assert error_of(text)["code"] == "too_many_connections"
+        streams[0][1].write(GET)
+        assert (await streams[0][0].readuntil(b"HTTP/1.1 200 OK")).endswith(b"HTTP/1.1 200 OK")
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("num_read", [0, 100_000])
+def test_a_client_that_stops_reading_is_dropped(new_loop: Callable[[], asyncio.AbstractEventLoop], num_read: int) -> None:
+    """It costs no more than what sockets hold, and the request ends."""
+
+    async def run() -> int:
+        async with server(replace(LIMITS, write_timeout=0.3)) as (address, streams):
+            with socket.create_connection(address) as client:
+                client.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+                await asyncio.to_thread(_read, client, num_read)
+                async with asyncio.timeout(30):
+                    await streams.has_ended.wait()
+            return streams.num_sent
+
+    assert _run(new_loop, run) < 64 * 1024 * 1024
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_client_that_reads_on_is_not(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def run() -> int:
+        async with server(replace(LIMITS, write_timeout=0.3, read_timeout=0.3, idle_timeout=0.3)) as (address, streams):
+            with socket.create_connection(address) as client:
+                client.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+                loop = asyncio.get_running_loop()
+                start = loop.time()
+                while loop.time() < start + 1.0:  # more than three times what a reader may lag
+                    assert await asyncio.to_thread(_read, client, 2_000_000) == 2_000_000
+                assert not streams.has_ended.is_set()
+            return streams.num_sent
+
+    assert _run(new_loop, run) >= 2_000_000
+
+
+def _run(new_loop: Callable[[], asyncio.AbstractEventLoop], run: Callable[[], Awaitable[int]]) -> int:
+    async def main() -> int:
+        return await run()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(main())
+
+
+def _read(client: socket.socket, num_bytes: int) -> int:
+    """Read so many bytes, or until the server ends the connection."""
+    num_read = 0
+    while num_read < num_bytes and (piece := client.recv(min(65536, num_bytes - num_read))):
+        num_read += len(piece)
+    return num_read

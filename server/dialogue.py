@@ -46,7 +46,7 @@ class Dialogue:
                 f"To call one, write: {example}",
             ]
         )
-        if turns[0]["role"] in ("system", "developer") and isinstance(turns[0]["content"], str):
+        if turns and turns[0]["role"] in ("system", "developer") and isinstance(turns[0]["content"], str):
             return [{**turns[0], "content": f"{turns[0]['content']}\n\n{told}"}, *turns[1:]]
         return [{"role": "system", "content": told}, *turns]
 

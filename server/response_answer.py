@@ -174,7 +174,7 @@ class ResponseAnswer(Answer):
         """Return all that the model is to see, and remember it as it will be given back."""
         request = self._request
         earlier = [] if request.previous_response_id is None else self._archive.conversation(request.previous_response_id)
-        given = [MessageItem(role="user", content=request.input)] if isinstance(request.input, str) else request.input
+        given = [MessageItem(role="user", content=request.input)] if isinstance(request.input, str) else request.input or []
         num_items, limit = len(earlier) + len(given), self._settings.limits.max_messages
         if num_items > limit:
             raise invalid_value(f"'input' is limited to {limit} items by this server, earlier ones included, got {num_items}.", "input")

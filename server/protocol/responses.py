@@ -96,7 +96,7 @@ Metadata: TypeAlias = Annotated[dict[Annotated[Text, Field(max_length=64)], Anno
 class ResponsesRequest(GenerationRequest):
     """What `include` may name beside log-probabilities belongs to tools that this server does not have, or is there anyway."""
 
-    input: Text | InputItems
+    input: Text | InputItems | None = None  # OpenAI's schema does not require it: instructions or an earlier response may be enough
     instructions: Text | None = None
     previous_response_id: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
@@ -216,6 +216,11 @@ class ResponseObject(TypedDict):
     top_p: float
     store: bool
     usage: NotRequired[ResponseUsage]
+
+
+class InputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class DeletedResponse(TypedDict):

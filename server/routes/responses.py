@@ -10,7 +10,8 @@ from server.admission import served_model
 from server.background import BackgroundResponses
 from server.errors import ApiError, invalid_value, unsupported_parameter
 from server.jsontext import ascii_json
-from server.protocol.responses import DeletedResponse, ResponseItemList, ResponseObject, ResponsesRequest
+from server.protocol.responses import DeletedResponse, InputTokens, ResponseItemList, ResponseObject, ResponsesRequest
+from server.renderer import RenderError
 from server.request_record import RequestRecord
 from server.request_run import RequestRun
 from server.response_answer import Resource, ResponseAnswer
@@ -85,6 +86,16 @@ def router(services: Services) -> APIRouter:
             return GenerationResponse(services, answer)
         await background.start(archive.owner, answer, RequestRun(services, answer, RequestRecord.of(request.scope)))
         return _json(answer.snapshot())
+
+    @routes.post(PATH + "/input_tokens")
+    async def count_input_tokens(request: Request, body: ResponsesRequest) -> InputTokens:
+        answer = ResponseAnswer(body, served_model(body.model, services.settings), services.settings, archive_of(request))
+        with services.client.reserve(0):
+            try:
+                [prompt] = await answer.render(services.renderer)
+            except RenderError as error:
+                raise invalid_value(str(error), answer.prompt_param) from error
+        return {"object": "response.input_tokens", "input_tokens": len(prompt)}
 
     @routes.get(PATH + "/{response_id}", response_model=ResponseObject)
     async def retrieve_response(request: Request, response_id: str, stream: bool = False) -> Response:

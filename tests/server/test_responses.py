@@ -187,6 +187,22 @@ def test_reasoning_is_an_item_of_its_own(thinking: RunningServer) -> None:
         assert ask(http, body, previous_response_id=whole["id"], store=False)["status"] == "incomplete"
 
 
+def test_an_input_may_be_left_out(http: httpx.Client) -> None:
+    told = [{"role": "system", "content": "Say something."}]
+    alone, as_item = (
+        ask(http, temperature=0, **options) for options in ({"input": None, "instructions": "Say something."}, {"input": told})
+    )
+    assert same(alone) == same(as_item)
+    alone_again = ask(http, temperature=0, input=None, previous_response_id=alone["id"])
+    assert same(alone_again) == same(ask(http, temperature=0, input=alone["output"]))
+
+
+def test_input_tokens_are_counted_without_an_answer(http: httpx.Client) -> None:
+    counted = http.post(f"{PATH}/input_tokens", json={"input": "Where?", "tools": [WEATHER]}).json()
+    assert counted["object"] == "response.input_tokens"
+    assert counted["input_tokens"] == ask(http, input="Where?", tools=[WEATHER])["usage"]["input_tokens"]
+
+
 def test_a_conversation_goes_on(http: httpx.Client) -> None:
     first = ask(http, temperature=0)
     told = [{"role": "user", "content": HELLO["input"]}, *first["output"], {"role": "user", "content": "And now?"}]
@@ -279,10 +295,13 @@ def test_the_background(renderer: Renderer) -> None:
         server.observed.wait_until(lambda: server.observed.last_step is not None)
         cancelled = http.post(f"{path}/cancel").json()
         assert (cancelled["status"], http.get(path).json()) == ("cancelled", cancelled)
+        deleted = ask(http, background=True)["id"]
+        assert http.delete(f"{PATH}/{deleted}").status_code == 200
+        assert http.get(f"{PATH}/{deleted}").status_code == 404
         server.gate.open()
-        server.observed.wait_until(lambda: len(server.observed.finals) == 1)
-        other = ask(http, background=True)
         server.observed.wait_until(lambda: len(server.observed.finals) == 2)
+        other = ask(http, background=True)
+        server.observed.wait_until(lambda: len(server.observed.finals) == 3)
         while http.get(f"{PATH}/{other['id']}").json()["status"] in ("queued", "in_progress"):
             pass
         done = http.get(f"{PATH}/{other['id']}").json()
@@ -323,7 +342,7 @@ def test_a_failing_step_fails_its_response_only(renderer: Renderer) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    ({"input": None}, "input", "invalid_type"),
+    ({"input": 5}, "input", "invalid_type"),
     ({"input": []}, "input", "invalid_value"),
     ({"input": [{"role": "user"}]}, "input[0].content", "missing_required_parameter"),
     ({"input": [{"role": "narrator", "content": "x"}]}, "input[0].role", "invalid_value"),

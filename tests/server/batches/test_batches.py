@@ -68,6 +68,13 @@ def test_from_its_creation_to_its_answers(sdk: openai.OpenAI) -> None:
         sdk.batches.create(input_file_id=output.id, endpoint=CHAT, completion_window="24h")
 
 
+def test_responses_are_made_in_batches_too(sdk: openai.OpenAI) -> None:
+    body = {"model": "demo", "input": "Hello", "max_output_tokens": 4, "ignore_eos": True}
+    batch = begin(sdk, [{"custom_id": "r", "method": "POST", "url": "/v1/responses", "body": body}], "/v1/responses")
+    [answer] = content(sdk, wait(sdk, batch).output_file_id).values()
+    assert sdk.responses.retrieve(answer["response"]["body"]["id"]).status == "incomplete"
+
+
 async def test_the_asynchronous_client(keeping: RunningServer) -> None:
     async with openai.AsyncOpenAI(base_url=f"{keeping.url}/v1", api_key=KEYS[1], max_retries=0) as sdk:
         body = {"model": "demo", "prompt": "Anna keeps", "max_tokens": 3}

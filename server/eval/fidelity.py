@@ -102,7 +102,7 @@ def fidelity_config(values: Mapping[str, Any]) -> FidelityConfig:
     if values["text"] is None:
         raise OptionError("--text must name a file")
     return FidelityConfig(
-        settings=settings_of(values["policy"], values["compression"], has_control=False),
+        settings=settings_of(values["policy"], values["compression"], values["control"]),
         text=Path(values["text"]),
         serve_options=split_options(values["serve_options"]),
         **{name: values[name] for name in ("model", "length", "num_scored", "num_windows")},
@@ -143,8 +143,7 @@ def read_windows(config: FidelityConfig) -> list[tuple[int, ...]]:
 
 
 def _options(config: FidelityConfig, setting: Setting) -> tuple[str, ...]:
-    window = serve_config(config.serve_options).backend.policy.scorer.observation_window
-    slots = setting.slot_options(config.length, config.num_scored, window)
+    slots = setting.slot_options(config.length, config.num_scored, config.serve_options)
     sizes = ("--num-slots", "1", "--num-scratch", "1", "--max-model-len", str(config.length + config.num_scored))
     options = (*config.serve_options, *slots, *sizes)
     serve_config(options)  # what cannot be is said before anything is measured

@@ -131,11 +131,9 @@ def _options(config: RulerConfig, setting: Setting, prompts: Mapping[str, Sequen
     if config.base_url is not None:
         return ()
     every = [prompt for task in prompts.values() for prompt in task]
-    base = (*config.serve_options, "--num-slots", str(config.concurrency))
-    window = serve_config(base).backend.policy.scorer.observation_window
-    slots = setting.slot_options(config.length, max(prompt.num_decoded for prompt in every), window)
+    slots = setting.slot_options(config.length, max(prompt.num_decoded for prompt in every), config.serve_options)
     longest = max(len(prompt.token_ids) + prompt.max_tokens for prompt in every)
-    options = (*base, *slots, "--max-model-len", str(longest))
+    options = (*config.serve_options, "--num-slots", str(config.concurrency), *slots, "--max-model-len", str(longest))
     serve_config(options)  # what cannot be is said before anything is measured
     return options
 

@@ -8,11 +8,11 @@ from cache.policy import CachePolicy, PolicyName
 from server.eval.setting import Setting, serve_config, settings_of, split_options
 from server.options import OptionError
 
-LENGTH, NUM_DECODED, WINDOW = 4096, 60, 32
+LENGTH, NUM_DECODED = 4096, 60
 
 
 def policy_of(setting: Setting) -> CachePolicy:
-    options = setting.slot_options(LENGTH, NUM_DECODED, WINDOW)
+    options = setting.slot_options(LENGTH, NUM_DECODED)
     return serve_config(options).backend.policy.resolve(LENGTH + NUM_DECODED)
 
 
@@ -54,5 +54,5 @@ def test_options_that_cannot_be(options: str, message: str) -> None:
 
 
 def test_a_budget_below_snapkvs_window_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"--compression 512 at --length 4096 leaves snapkv 8 entries: fewer than its window of 32"):
+    with pytest.raises(OptionError, match=r"--compression 512 at --length 4096 leaves snapkv 8 entries: fewer than its window of"):
         policy_of(Setting(PolicyName.SNAPKV, 512.0))

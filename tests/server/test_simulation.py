@@ -106,6 +106,9 @@ def test_clients_of_the_sdk_see_the_mark(url: str) -> None:
         chunks = list(client.chat.completions.create(model="snapserve-demo", messages=messages, max_tokens=3, stream=True))
         assert len(chunks) > 1
         assert all(chunk.model_extra == {"simulated": True} for chunk in chunks)
+        events = list(client.responses.create(model="snapserve-demo", input="Hello", max_output_tokens=3, stream=True))
+        assert len(events) > 4
+        assert all(event.model_extra is not None and event.model_extra["simulated"] is True for event in events)
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="another", prompt="Hello")
 

@@ -23,7 +23,7 @@ from cache.policy import PolicyName, PolicyOptions
 from server.bench.progress import ProgressLine
 from server.config import Config
 from server.eval.errors import EvalError
-from server.eval.setting import Setting, serve_config, settings_of, split_options
+from server.eval.setting import Setting, model_id, serve_config, settings_of, split_options
 from server.options import OptionError
 from server.tokenizer import RenderError, Tokenizer
 from server.version import server_version
@@ -82,7 +82,7 @@ class FidelityResult:
 
     @property
     def model_id(self) -> str:
-        return serve_config(("--model", self.config.model)).server.model_names[0]
+        return model_id(self.config.model)
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -14,7 +14,7 @@ from server.eval.errors import EvalError
 from server.eval.options import Pack
 from server.eval.prompts import Prompt, PromptWriter
 from server.eval.run import Run, TaskScores, task_scores
-from server.eval.setting import Setting, serve_config, settings_of, split_options
+from server.eval.setting import Setting, model_id, serve_config, settings_of, split_options
 from server.eval.tasks.case import LengthError, Task
 from server.eval.tasks.suite import TASKS
 from server.options import OptionError
@@ -96,15 +96,15 @@ async def measure(config: RulerConfig) -> RulerResult:
     """Ask every case of every setting. Raises `EvalError` where one cannot be asked, `OptionError` for sizes that cannot be."""
     prompts = await asyncio.to_thread(write_prompts, config)
     every_options = [_options(config, setting, prompts) for setting in config.settings]
-    runs, model_id = [], config.model
+    runs, model = [], config.model
     for setting, options in zip(config.settings, every_options, strict=True):
         if config.base_url is not None:
-            model_id, tasks = await _ask(config, config.base_url, setting, prompts)
+            model, tasks = await _ask(config, config.base_url, setting, prompts)
         else:
             async with engine(("--model", config.model, *options)) as base_url:
-                model_id, tasks = await _ask(config, base_url, setting, prompts)
+                _, tasks = await _ask(config, base_url, setting, prompts)
         runs.append(Run(setting, options, tasks))
-    return RulerResult(config, model_id, runs)
+    return RulerResult(config, model_id(model) if config.base_url is None else model, runs)
 
 
 def write_prompts(config: RulerConfig) -> dict[str, list[Prompt]]:

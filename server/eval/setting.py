@@ -4,6 +4,7 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from cache.policy import DEFAULT_SCORERS, PolicyName
 from server.config import GROUPS, Config, read_config
@@ -79,3 +80,9 @@ def split_options(value: str) -> tuple[str, ...]:
         return tuple(shlex.split(value))
     except ValueError as error:
         raise OptionError(f"--serve-options: {error}") from error
+
+
+def model_id(model: str) -> str:
+    """Return what results call a model: a folder's own name tells enough."""
+    name = serve_config(("--model", model)).server.model_names[0]
+    return Path(name).name if Path(name).is_dir() else name

@@ -1,11 +1,13 @@
 """Policies and compressions as options of the server."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 from cache.policy import CachePolicy, PolicyName
-from server.eval.setting import Setting, serve_config, settings_of, split_options
+from server.config import DEMO_MODEL
+from server.eval.setting import Setting, model_id, serve_config, settings_of, split_options
 from server.options import OptionError
 
 LENGTH, NUM_DECODED = 4096, 60
@@ -51,6 +53,12 @@ def test_the_control_keeps_nothing() -> None:
 def test_options_that_cannot_be(options: str, message: str) -> None:
     with pytest.raises(OptionError, match="^" + re.escape(message)):
         serve_config(split_options(options))
+
+
+def test_results_call_a_folder_by_its_name(tmp_path: Path) -> None:
+    assert model_id(str(DEMO_MODEL)) == "snapserve-demo"
+    assert model_id(str(tmp_path)) == tmp_path.name
+    assert model_id("some/model") == "some/model"
 
 
 def test_a_budget_below_snapkvs_window_is_refused() -> None:

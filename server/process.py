@@ -56,7 +56,7 @@ class Process:
     """One server from its start to its end. `run` it in an event loop."""
 
     def __init__(self, config: Config, listener: socket.socket, batches: Batches | None) -> None:
-        self._config, self._listener, self._batches = config, listener, batches
+        self._config, self._listener = config, listener
         simulation = config.simulation
         self._clock: Clock = WallClock() if simulation is None else simulation.clock()
         self._start_time = WallClock().now()

@@ -29,11 +29,17 @@ from backends.interface import (
 from cache.policy import CachePolicy, full
 
 
+def slot_pool(num_slots: int, policy: CachePolicy, max_model_len: int, name: str | None = None) -> SlotPoolSpec:
+    """Return a pool's spec, named after its policy unless it has a name of its own."""
+    return SlotPoolSpec(num_slots, policy, min(policy.max_direct_tokens, max_model_len), name or policy.name)
+
+
 def fake_spec(
     *,
     num_slots: int = 8,
     max_model_len: int = 4096,
     policy: CachePolicy | None = None,
+    pools: Sequence[SlotPoolSpec] = (),
     num_scratch: int = 2,
     prefill_shapes: Sequence[PrefillShape] = (PrefillShape(1, 64), PrefillShape(4, 64), PrefillShape(1, 256)),
     vocab_size: int = 512,
@@ -41,12 +47,12 @@ def fake_spec(
     features: frozenset[Feature] = frozenset(Feature),
     embedding_size: int = 8,
 ) -> BackendSpec:
-    """Return a spec that the fake backend can have; the policy is `full` unless given."""
+    """Return a spec that the fake backend can have: of these pools, or of one whose policy is `full` unless given."""
     policy = policy if policy is not None else full(max_model_len)
     return BackendSpec(
         vocab_size=vocab_size,
         max_model_len=max_model_len,
-        pools=(SlotPoolSpec(num_slots, policy, min(policy.max_direct_tokens, max_model_len)),),
+        pools=tuple(pools) or (slot_pool(num_slots, policy, max_model_len),),
         scratch=ScratchSpec(num_scratch, max_model_len),
         prefill_shapes=tuple(sorted(prefill_shapes, key=lambda shape: (shape.num_tokens, shape.num_rows))),
         features=features,
@@ -114,7 +120,7 @@ class FakeBackend:
         self._step_time = step_time
         self._faults = faults if faults is not None else {}
         self.num_submitted = 0  # batches so far
-        self._slots: dict[int, _Place] = {}
+        self._pools: tuple[dict[int, _Place], ...] = tuple({} for _ in self._spec.pools)
         self._scratches: dict[int, _Place] = {}
 
     @property
@@ -126,7 +132,8 @@ class FakeBackend:
 
     def close(self) -> None:
         """Forget everything."""
-        self._slots.clear()
+        for slots in self._pools:
+            slots.clear()
         self._scratches.clear()
 
     def submit(self, batch: Batch) -> Done:
@@ -140,43 +147,44 @@ class FakeBackend:
 
     def _prefill(self, batch: PrefillBatch, elapsed: float) -> BatchResult:
         self._check_prefill(batch)
-        scores = tuple(self._score(row) for row in batch.rows)  # before the chunk is written
-        hidden = tuple(self._pooled(row) for row in batch.rows)
-        return BatchResult(tuple(self._read(row) for row in batch.rows), elapsed, scores, hidden)
+        slots = self._pools[batch.pool]
+        scores = tuple(self._score(row, slots) for row in batch.rows)  # before the chunk is written
+        hidden = tuple(self._pooled(row, slots) for row in batch.rows)
+        return BatchResult(tuple(self._read(row, slots) for row in batch.rows), elapsed, scores, hidden)
 
-    def _read(self, row: PrefillRow) -> tuple[SampledToken, ...]:
+    def _read(self, row: PrefillRow, slots: dict[int, _Place]) -> tuple[SampledToken, ...]:
         """Write a chunk; pack it and draw the first tokens when it is the last."""
-        places = self._places(row)
+        places = self._places(row, slots)
         for place in places:
             place.write(row.token_ids)
         if not row.is_last:
             return ()
         if row.scratch is not None:
             del self._scratches[row.scratch]
-            self._slots.update({slot: places[0].copy() for slot in row.slots})
-        return tuple(self._slots[slot].sample(draw, self._spec.vocab_size) for slot, draw in zip(row.slots, row.draws, strict=True))
+            slots.update({slot: places[0].copy() for slot in row.slots})
+        return tuple(slots[slot].sample(draw, self._spec.vocab_size) for slot, draw in zip(row.slots, row.draws, strict=True))
 
-    def _places(self, row: PrefillRow) -> list[_Place]:
+    def _places(self, row: PrefillRow, slots: dict[int, _Place]) -> list[_Place]:
         """Return where a chunk is written, emptied first if it is a prompt's first chunk."""
-        store, names = (self._slots, row.slots) if row.scratch is None else (self._scratches, (row.scratch,))
+        store, names = (slots, row.slots) if row.scratch is None else (self._scratches, (row.scratch,))
         if row.start == 0:
             store.update({name: _Place(row.num_prompt_tokens) for name in names})
         assert all(name in store for name in names), f"a prompt goes on where it did not begin: {row}"
         return [store[name] for name in names]
 
-    def _score(self, row: PrefillRow) -> tuple[SampledToken, ...]:
+    def _score(self, row: PrefillRow, slots: dict[int, _Place]) -> tuple[SampledToken, ...]:
         if row.score is None:
             return ()
-        state, scores = self._places(row)[0].state, list[SampledToken]()
+        state, scores = self._places(row, slots)[0].state, list[SampledToken]()
         for token_id, target in zip(row.token_ids, row.score.target_ids, strict=False):  # the prompt's last token has no target
             state = fold(state, (token_id,))
             scores.append(with_logprobs(state, target, row.score.num_top, self._spec.vocab_size))
         return tuple(scores)
 
-    def _pooled(self, row: PrefillRow) -> tuple[float, ...]:
+    def _pooled(self, row: PrefillRow, slots: dict[int, _Place]) -> tuple[float, ...]:
         if row.pooling is None:
             return ()
-        state, vectors = self._places(row)[0].state, list[tuple[float, ...]]()
+        state, vectors = self._places(row, slots)[0].state, list[tuple[float, ...]]()
         for token_id in row.token_ids:
             state = fold(state, (token_id,))
             vectors.append(hidden_state(state, self._spec.embedding_size))
@@ -187,11 +195,12 @@ class FakeBackend:
         slots = [row.slot for row in batch.rows]
         assert len(slots) == len(set(slots)), f"a slot has two rows: {slots}"
         assert batch.num_steps == 1 or all(row.draw.allowed_mask is None for row in batch.rows), "a mask for more than one step"
-        return BatchResult(tuple(self._decode_row(row, batch.num_steps) for row in batch.rows), elapsed)
+        pool = self._pools[batch.pool]
+        return BatchResult(tuple(self._decode_row(row, pool, batch.num_steps) for row in batch.rows), elapsed)
 
-    def _decode_row(self, row: DecodeRow, num_steps: int) -> tuple[SampledToken, ...]:
-        assert row.slot in self._slots, f"slot {row.slot} holds nothing"
-        place = self._slots[row.slot]
+    def _decode_row(self, row: DecodeRow, pool: dict[int, _Place], num_steps: int) -> tuple[SampledToken, ...]:
+        assert row.slot in pool, f"slot {row.slot} holds nothing"
+        place = pool[row.slot]
         assert row.index >= row.num_prompt_tokens, f"slot {row.slot} has no complete prompt"
         assert (row.index, row.num_prompt_tokens) == (len(place.token_ids), place.num_prompt_tokens), (row, place)
         assert len(place.token_ids) + num_steps <= self._spec.max_model_len, f"slot {row.slot} is over max_model_len"
@@ -213,18 +222,18 @@ class FakeBackend:
         scratches = [row.scratch for row in rows if row.scratch is not None]
         assert len(places) == len(set(places)), f"a slot has two rows: {places}"
         assert len(scratches) == len(set(scratches)), f"a scratch has two rows: {scratches}"
-        assert all(0 <= slot < self._spec.pools[0].num_slots for slot in places), places
+        assert all(0 <= slot < self._spec.pools[batch.pool].num_slots for slot in places), places
         assert all(0 <= scratch < self._spec.scratch.num_scratch for scratch in scratches), scratches
         for row in rows:
-            self._check_row(row, batch.shape)
+            self._check_row(row, batch.shape, batch.pool)
 
-    def _check_row(self, row: PrefillRow, shape: PrefillShape) -> None:
+    def _check_row(self, row: PrefillRow, shape: PrefillShape, pool: int) -> None:
         assert 0 < len(row.token_ids) <= shape.num_tokens, (len(row.token_ids), shape)
         assert row.start + len(row.token_ids) <= row.num_prompt_tokens, row
         assert len(row.draws) == (len(row.slots) if row.is_last else 0), row
-        limit = self._spec.scratch.max_tokens if row.scratch is not None else self._spec.pools[0].max_direct_tokens
+        limit = self._spec.scratch.max_tokens if row.scratch is not None else self._spec.pools[pool].max_direct_tokens
         assert row.num_prompt_tokens <= limit, (row.num_prompt_tokens, limit)
         assert row.scratch is not None or row.slots, "a row with neither slot nor scratch"
         if row.start > 0:
-            for place in self._places(row):
+            for place in self._places(row, self._pools[pool]):
                 assert (len(place.token_ids), place.num_prompt_tokens) == (row.start, row.num_prompt_tokens), (row, place)

@@ -210,12 +210,15 @@ class PrefillShape:
 class SlotPoolSpec:
     """Slots of one policy. A prompt of up to `max_direct_tokens` is written straight into its slot, a longer one goes through scratch.
 
+    No two pools of a backend have the same `name`, by which requests ask for them.
+
     `policy` is that of the model's full-attention layers; layers of other kinds may hold less and are accounted for in `max_direct_tokens`.
     """
 
     num_slots: int
     policy: CachePolicy
     max_direct_tokens: int
+    name: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,13 @@ def create_backend(name: str, config: TorchBackendConfig, clock: Clock, *, fake_
 
             return TorchBackend(config, clock)
         case "fake":
-            from backends.fake import FakeBackend, fake_spec
+            from backends.fake import FakeBackend, fake_spec, slot_pool
 
             max_model_len = config.max_model_len or DEFAULT_MAX_MODEL_LEN
-            policy = config.policy.resolve(max_model_len)
+            pools = [slot_pool(pool.num_slots, pool.policy.resolve(max_model_len), max_model_len, pool.label) for pool in config.pools]
             spec = fake_spec(
-                num_slots=config.num_slots,
                 max_model_len=max_model_len,
-                policy=policy,
+                pools=pools,
                 num_scratch=config.num_scratch,
                 vocab_size=fake_vocab_size,
             )

@@ -79,7 +79,7 @@ class ScoringClock:
 
     def __init__(self, backend: TorchBackend) -> None:
         self.seconds = 0.0
-        for layer in backend.cache.layers:
+        for layer in backend.pools[0].cache.layers:
             for name in ("observe", "pack"):
                 setattr(layer, name, self._timed(getattr(layer, name)))
 
@@ -116,7 +116,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(config: TorchBackendConfig, decode: Sequence[Pair], prefill: Sequence[Pair], rounds: int, num_steps: int) -> dict[str, Any]:
     """Return the figures as the JSON document has them."""
-    backend = TorchBackend(replace(config, num_slots=max(config.num_slots, *(rows for rows, _ in decode))))
+    first, *others = config.pools
+    pools = (replace(first, num_slots=max(first.num_slots, *(rows for rows, _ in decode))), *others)
+    backend = TorchBackend(replace(config, pools=pools))
     try:
         start = time.perf_counter()
         backend.warmup()
@@ -136,7 +138,7 @@ def _figures(
     rounds: int,
     num_steps: int,
 ) -> dict[str, Any]:
-    plane = backend.cache.layers[0].slots.planes[0]
+    plane = backend.pools[0].cache.layers[0].slots.planes[0]
     work, scoring = work_of(AutoConfig.from_pretrained(config.model), plane.element_size()), ScoringClock(backend)
     seconds: dict[Pair, list[tuple[float, float]]] = {case: [] for case in (*decode, *prefill)}  # of a step or a prompt; and its floor
     shares: dict[Pair, list[float]] = {case: [] for case in prefill}

@@ -131,9 +131,9 @@ class CachePolicy:
         return min(limit, placement.window_start + placement.ring_size - num_prompt_tokens)
 
 
-def full(max_model_len: int) -> CachePolicy:
-    """Everything is held: a slot of `max_model_len` entries."""
-    return CachePolicy(PolicyName.FULL, SlotLayout(0, max_model_len, 0), prompt_window=max_model_len, scorer=None, evicts=False)
+def full(capacity: int) -> CachePolicy:
+    """Everything is held, of sequences of up to `capacity` tokens."""
+    return CachePolicy(PolicyName.FULL, SlotLayout(0, capacity, 0), prompt_window=capacity, scorer=None, evicts=False)
 
 
 def streaming_llm(num_sink: int, num_recent: int) -> CachePolicy:
@@ -156,7 +156,10 @@ def snapstream(num_sink: int, num_recent: int, num_kept: int, scorer: WindowScor
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """A policy as users ask for it: the sizes left out (None) follow from the others, 2,048 entries and 4 sinks, the rest half and half."""
+    """A policy as users ask for it: the sizes left out (None) follow from the others, 2,048 entries and 4 sinks, the rest half and half.
+
+    Left out, the capacity of `full` is the longest sequence's.
+    """
 
     name: PolicyName = PolicyName.SNAPSTREAM
     slot_capacity: int | None = None
@@ -170,7 +173,7 @@ class PolicyOptions:
         """Return the policy for sequences of up to `max_model_len` tokens. Raises ValueError that names the option and its limit."""
         self._check_applicable()
         if self.name is PolicyName.FULL:
-            return full(max_model_len)
+            return full(min(self.slot_capacity or max_model_len, max_model_len))  # a longer slot would never be filled
         num_sink, num_recent, num_kept = self._sizes(max_model_len)
         if self.name is PolicyName.STREAMING_LLM:
             return streaming_llm(num_sink, num_recent)
@@ -188,8 +191,7 @@ class PolicyOptions:
         allowed = _SIZES_OF[self.name]
         for option in ("slot_capacity", "num_sink", "num_recent", "num_kept"):
             if getattr(self, option) is not None and option not in allowed:
-                sizes = ", ".join(allowed) or "max_model_len"
-                raise ValueError(f"{option} is not an option of policy {self.name}, whose sizes are {sizes}")
+                raise ValueError(f"{option} is not an option of policy {self.name}, whose sizes are {', '.join(allowed)}")
         if self.lend_kept and self.name is not PolicyName.SNAPSTREAM:
             raise ValueError(f"lend_kept is not an option of policy {self.name}")
 
@@ -218,7 +220,7 @@ class PolicyOptions:
 
 
 _SIZES_OF = {
-    PolicyName.FULL: (),
+    PolicyName.FULL: ("slot_capacity",),
     PolicyName.STREAMING_LLM: ("slot_capacity", "num_sink", "num_recent"),
     PolicyName.SNAPKV: ("slot_capacity", "num_recent", "num_kept"),
     PolicyName.SNAPSTREAM: ("slot_capacity", "num_sink", "num_recent", "num_kept"),

@@ -95,6 +95,10 @@ class SlotCache:
         return self.layout.capacity
 
     @property
+    def num_slots(self) -> int:
+        return self.kept_index.shape[0]
+
+    @property
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in (*self.planes, self.kept_index))
 

@@ -9,15 +9,28 @@ def refusal(add: Add, spec: BackendSpec) -> str | None:
     return _feature_refusal(add, spec) or _token_refusal(add, spec) or _length_refusal(add, spec)
 
 
+def route(num_prompt_tokens: int, num_forced_tokens: int, max_tokens: int, spec: BackendSpec) -> int:
+    """Return the pool of a sequence: the first that loses nothing of it, else the first that admits it, else the one with the most room.
+
+    It follows from the request alone, so that what is answered does not depend on who else is there.
+    """
+    rooms = [max_output_tokens(num_prompt_tokens, num_forced_tokens, spec, pool) for pool in range(len(spec.pools))]
+    admitting = [pool for pool, room in enumerate(rooms) if max_tokens <= room]
+    num_written = num_prompt_tokens + max_tokens - 1  # the last token drawn never is
+    placements = {pool: spec.pools[pool].policy.place(num_prompt_tokens - num_forced_tokens) for pool in admitting}
+    exact = (pool for pool in admitting if placements[pool].is_exact(num_written))
+    return next(exact, next(iter(admitting), rooms.index(max(rooms))))
+
+
 def needs_scratch(add: Add, spec: BackendSpec) -> bool:
     """Whether the prompt is read in a scratch: it loses something in a slot, or it gets none because it is only scored."""
-    return not add.needs_slot or len(add.prompt_token_ids) - add.num_forced_tokens > spec.pools[0].max_direct_tokens
+    return not add.needs_slot or len(add.prompt_token_ids) - add.num_forced_tokens > spec.pools[add.pool].max_direct_tokens
 
 
-def max_output_tokens(num_prompt_tokens: int, num_forced_tokens: int, spec: BackendSpec) -> int:
+def max_output_tokens(num_prompt_tokens: int, num_forced_tokens: int, spec: BackendSpec, pool: int) -> int:
     """Return how many tokens may follow a prompt whose last `num_forced_tokens` decode reads; negative when it is too long itself."""
     num_prefill_tokens = num_prompt_tokens - num_forced_tokens
-    return spec.pools[0].policy.max_output_tokens(num_prefill_tokens, spec.max_model_len) - num_forced_tokens
+    return spec.pools[pool].policy.max_output_tokens(num_prefill_tokens, spec.max_model_len) - num_forced_tokens
 
 
 def _feature_refusal(add: Add, spec: BackendSpec) -> str | None:
@@ -55,8 +68,8 @@ def _length_refusal(add: Add, spec: BackendSpec) -> str | None:
             f"the prompt has {num_prompt} tokens and up to {max_tokens} are asked for, {num_prompt + max_tokens} in all, "
             f"but a sequence may have at most {spec.max_model_len}"
         )
-    policy = spec.pools[0].policy
-    limit = max_output_tokens(num_prompt, add.num_forced_tokens, spec)
+    policy = spec.pools[add.pool].policy
+    limit = max_output_tokens(num_prompt, add.num_forced_tokens, spec, add.pool)
     if max_tokens > limit:
         return f"up to {max_tokens} tokens are asked for, but policy {policy.name} admits at most {limit} after {num_prompt} prompt tokens"
     if needs_scratch(add, spec):

@@ -8,14 +8,14 @@ from scheduler.waiting import QueueOrder
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """`max_num_waiting` counts sequences (choices) beyond those for which a slot is free; one tenant may have as many as there are slots
-    and `max_num_waiting_per_tenant` more, which is counted where places are given away.
+    """`max_num_waiting` counts, pool by pool, sequences (choices) beyond those for which a slot is free; one tenant may have as many as
+    there are slots and `max_num_waiting_per_tenant` more, which is counted where places are given away.
 
     `max_inter_token_latency` bounds, in seconds, the time between two tokens of a live sequence while prompts are being read: between two
     decode steps, as many and as large chunks are read as are expected to fit. One step of the cheapest shape is run whatever it takes, so
     that reading never stops either.
 
-    `max_background_slots` are those that background sequences may hold at once; None: half of them, and at least one.
+    `max_background_slots` are those of a pool that background sequences may hold at once; None: half of them, and at least one.
     """
 
     order: QueueOrder = QueueOrder.FAIR

@@ -53,6 +53,7 @@ class Add:
     num_prompt_logprobs: int | None = None  # None: not asked
     num_prefill_tokens: int | None = None
     pooling: PromptPooling | None = None  # the prompt's hidden states are asked for, as one vector
+    pool: int = 0  # whose slots it takes, by number
     grammar: str | None = None  # what the answer must follow, as `scheduler.constraints.Constraints` reads it
     is_background: bool = False
     tenant: str = ""  # whom it is for: an opaque name

@@ -3,7 +3,7 @@
 Estimates are kept by static shape and by the power of two of the context, since a chunk's attention grows with what stands before it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from backends.interface import Batch, DecodeBatch, PrefillShape
@@ -38,27 +38,27 @@ class Pacing:
         self._max_inter_token_latency = max_inter_token_latency
         self._prefill_seconds: dict[tuple[PrefillShape, int], float] = {}
         self._similar: dict[tuple[PrefillShape, int], tuple[PrefillShape, int]] = {}  # of those never timed, the most similar one that was
-        self._decode_seconds = 0.0  # of one step
+        self._decode_seconds: dict[int, float] = {}  # of one step, by pool
         self._has_read_since_decode = False
         self._decode_waits_since = 0.0
 
-    @property
-    def max_decode_steps(self) -> int | None:
-        """How many steps fit between two deliveries of tokens; None for any number."""
-        if self._decode_seconds == 0.0 or self._max_inter_token_latency == float("inf"):
+    def max_decode_steps(self, decoding: Collection[int]) -> int | None:
+        """Return how many steps of each of these pools fit between two deliveries of tokens; None for any number."""
+        seconds = self._round_seconds(decoding)
+        if seconds == 0.0 or self._max_inter_token_latency == float("inf"):
             return None
-        return max(1, int((self._max_inter_token_latency + _ROUNDING) / self._decode_seconds))
+        return max(1, int((self._max_inter_token_latency + _ROUNDING) / seconds))
 
     def start_waiting(self, now: float) -> None:
         """Note that there are live sequences from now on whose next token somebody waits for."""
         self._decode_waits_since = now
 
-    def choose_shape(self, prompts: Sequence[Prefill], now: float, *, is_decoding: bool) -> PrefillShape | None:
-        """Return the shape in which to read the first of `prompts` next, or None when decode goes first."""
+    def choose_shape(self, prompts: Sequence[Prefill], now: float, decoding: Collection[int]) -> PrefillShape | None:
+        """Return the shape in which to read the first of `prompts` next, or None when decode, in the pools `decoding`, goes first."""
         plans: Iterable[_Plan] = [self._plan(shape, prompts) for shape in self._shapes]
-        if is_decoding:
+        if decoding:
             cheapest = min(plans, key=lambda plan: plan.seconds)
-            budget = self._decode_waits_since + self._max_inter_token_latency - now - self._decode_seconds + _ROUNDING
+            budget = self._decode_waits_since + self._max_inter_token_latency - now - self._round_seconds(decoding) + _ROUNDING
             plans = [plan for plan in plans if plan.seconds <= budget]
             if not plans and not self._has_read_since_decode:
                 plans = [cheapest]
@@ -71,7 +71,7 @@ class Pacing:
     def observe(self, batch: Batch, elapsed: float, now: float) -> None:
         """Learn from a step that was run."""
         if isinstance(batch, DecodeBatch):
-            self._decode_seconds = _blend(self._decode_seconds or None, elapsed / batch.num_steps)
+            self._decode_seconds[batch.pool] = _blend(self._decode_seconds.get(batch.pool), elapsed / batch.num_steps)
             self._decode_waits_since = now
             self._has_read_since_decode = False
             return
@@ -79,6 +79,10 @@ class Pacing:
         if key not in self._prefill_seconds:
             self._similar.clear()
         self._prefill_seconds[key] = _blend(self._prefill_seconds.get(key), elapsed)
+
+    def _round_seconds(self, decoding: Collection[int]) -> float:
+        """Each pool decodes before any decodes again."""
+        return sum(self._decode_seconds.get(pool, 0.0) for pool in decoding)
 
     def _plan(self, shape: PrefillShape, prompts: Sequence[Prefill]) -> _Plan:
         """The first prompts, as many as the shape has rows."""

@@ -16,6 +16,10 @@ class Prefill:
     hidden: tuple[float, ...] = ()  # pooled so far: the sum over the tokens read, or the last one's
 
     @property
+    def pool(self) -> int:
+        return self.requests[0].add.pool
+
+    @property
     def num_computed_tokens(self) -> int:
         return self.requests[0].num_computed_tokens
 
@@ -24,9 +28,9 @@ class Prefill:
         return self.requests[0].num_prefill_tokens - self.num_computed_tokens
 
     @property
-    def goes_with(self) -> tuple[bool, bool]:
+    def goes_with(self) -> tuple[int, bool, bool]:
         """What the rows of one batch have in common."""
-        return self.scratch is not None, self.requests[0].add.pooling is not None
+        return self.pool, self.scratch is not None, self.requests[0].add.pooling is not None
 
     @property
     def embedding(self) -> tuple[float, ...]:

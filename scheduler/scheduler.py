@@ -4,9 +4,9 @@ Knows requests, slots and scratches as integers, and time by its clock. Knows no
 `BackendSpec`. Everything it has to tell is gathered and handed out by `take_outputs`, so that whatever happens in between, nothing is lost
 and every sequence ends with exactly one final output.
 
-A sequence is admitted when it gets a slot, and a scratch if it needs one; a slot's size is fixed, so it cannot run out later. The queue's
-order holds within each of its two lines (with scratch and without); across them the one that stands ahead goes first, unless what it needs
-is missing, and then it gets the first slot after its scratch is free.
+A sequence is admitted when it gets a slot of its pool, and a scratch if it needs one; a slot's size is fixed, so it cannot run out later.
+The order of a pool's queue holds within each of its two lines (with scratch and without); across lines and pools the one that stands ahead
+goes first, unless what it needs is missing, and then it gets the first slot of its pool after its scratch is free.
 """
 
 import heapq
@@ -22,9 +22,10 @@ from scheduler.config import SchedulerConfig
 from scheduler.constraints import ConstraintError, Constraints, Matcher
 from scheduler.messages import Abort, Add, EngineOutput, Final, Finish, FinishReason, Timing
 from scheduler.pacing import Pacing
+from scheduler.pool import Pool
 from scheduler.prefill import Prefill
 from scheduler.request import Request, RequestStatus
-from scheduler.stats import SchedulerStats
+from scheduler.stats import PoolStats, SchedulerStats
 from scheduler.waiting import WaitingQueue
 
 
@@ -39,13 +40,12 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self._constraints = constraints
-        self._pool = spec.pools[0]
-        self._slots = SlotPool(self._pool.num_slots)
+        self._pools = tuple(Pool(number, pool) for number, pool in enumerate(spec.pools))
+        self._turns: list[Pool] = []  # that have yet to decode before any does again
         self._scratches = SlotPool(spec.scratch.num_scratch)
         self._pacing = Pacing(spec.prefill_shapes, config.max_inter_token_latency)
         self._waiting = WaitingQueue(config.order)
         self._reading: deque[Prefill] = deque()  # whose turn it is first
-        self._decoding: dict[int, Request] = {}  # by slot
         self._open: dict[str, dict[int, Request]] = {}  # by request and choice, until the final output
         self._deadlines: list[tuple[float, str]] = []  # a heap; may name requests that have ended
         self._in_flight: tuple[Prefill, ...] = ()  # the prompts of the prefill batch under way, row by row
@@ -65,7 +65,7 @@ class Scheduler:
         message = refusal(add, self._spec)
         if message is not None:
             self.refuse(add, FinishReason.REJECTED, message)
-        elif not add.is_background and self._num_waiting + add.num_choices > self._config.max_num_waiting + self._slots.num_free:
+        elif not add.is_background and self._num_waiting_with(add) > self._config.max_num_waiting:
             self.refuse(add, FinishReason.QUEUE_FULL, self._queue_full_message(add))
         else:
             try:
@@ -95,7 +95,8 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """Admit what can be admitted and return the next step; None when no sequence is left."""
         self._admit()
-        return self._prefill_batch() or self._decode_batch()
+        self._turns = [pool for pool in self._turns if pool.decoding]
+        return (None if self._turns else self._prefill_batch()) or self._decode_batch()
 
     def update(self, batch: Batch, result: BatchResult) -> None:
         """Take over what a step brought."""
@@ -111,7 +112,7 @@ class Scheduler:
         if isinstance(batch, PrefillBatch):
             lost = [request for prefill in self._in_flight for request in prefill.requests]
         else:
-            lost = [self._decoding[row.slot] for row in batch.rows]
+            lost = [self._pools[batch.pool].decoding[row.slot] for row in batch.rows]
         for request in lost:
             self._end(request, FinishReason.ERROR, str(error))
 
@@ -119,10 +120,11 @@ class Scheduler:
         """End every sequence, and with them the scheduler: it may be in a state that nothing should be built on."""
         for choices in self._open.values():
             for request in choices.values():
-                self._emit(request, final=request.final(reason, self._clock.now(), self._pool.policy, message))
+                self._emit(request, final=self._final(request, reason, message))
         self._open.clear()
-        self._decoding.clear()
         self._reading.clear()
+        for pool in self._pools:
+            pool.decoding.clear()
         self._waiting = WaitingQueue(self._config.order)
 
     def refuse(self, add: Add, reason: FinishReason, message: str) -> None:
@@ -137,27 +139,31 @@ class Scheduler:
 
     def live(self) -> list[Request]:
         """Return the sequences that were admitted and have not ended."""
-        return [*self._decoding.values(), *(request for prefill in self._reading for request in prefill.requests)]
+        decoding = (request for pool in self._pools for request in pool.decoding.values())
+        return [*decoding, *(request for prefill in self._reading for request in prefill.requests)]
 
     def stats(self) -> SchedulerStats:
         """Return the state of this moment."""
+        pools = tuple(PoolStats(self._waiting.num_waiting(pool.number), pool.slots.num_used) for pool in self._pools)
         return SchedulerStats(
             num_running=len(self.live()),
             num_waiting=len(self._waiting),
-            num_slots_in_use=self._slots.num_used,
+            num_slots_in_use=sum(pool.num_slots_in_use for pool in pools),
             num_scratch_in_use=self._scratches.num_used,
             num_unread_prompt_tokens=sum(prefill.num_remaining_tokens for prefill in self._reading),
             num_discarded_tokens=self._num_discarded_tokens,
+            pools=pools,
         )
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every place is held by just who should hold it."""
-        self._slots.check_integrity()
         self._scratches.check_integrity()
         requests = self.live()
-        slots = [request.slot for request in requests if request.slot is not None]
+        for pool in self._pools:
+            pool.slots.check_integrity()
+            slots = [request.slot for request in requests if request.slot is not None and request.add.pool == pool.number]
+            assert len(slots) == len(set(slots)) == pool.slots.num_used, (pool.number, slots, pool.slots.num_used)
         scratches = [prefill.scratch for prefill in self._reading if prefill.scratch is not None]
-        assert len(slots) == len(set(slots)) == self._slots.num_used, (slots, self._slots.num_used)
         assert len(scratches) == len(set(scratches)) == self._scratches.num_used, (scratches, self._scratches.num_used)
         num_open = sum(len(choices) for choices in self._open.values())
         assert len(requests) + len(self._waiting) == num_open, (len(requests), len(self._waiting), num_open)
@@ -184,14 +190,18 @@ class Scheduler:
         return self._constraints.matchers(add.grammar, add.num_choices)
 
     def _queue_full_message(self, add: Add) -> str:
-        num_waiting = self._num_waiting + add.num_choices - self._slots.num_free
-        return f"with {add.num_choices} more sequences, {num_waiting} would wait, and at most {self._config.max_num_waiting} may"
+        num_waiting, limit = self._num_waiting_with(add), self._config.max_num_waiting
+        return f"with {add.num_choices} more sequences, {num_waiting} would wait, and at most {limit} may"
 
-    @property
-    def _num_waiting(self) -> int:
-        """Sequences in the queue, as if those in the background were not there and the slots they hold were free."""
-        num_background = sum(len(choices) for choices in self._open.values() if next(iter(choices.values())).add.is_background)
-        return len(self._waiting) - num_background
+    def _num_waiting_with(self, add: Add) -> int:
+        """Return how many would wait for the pool's slots, were those in the background not there and the slots they hold free."""
+        pool = self._pools[add.pool]
+        others = (request.add for choices in self._open.values() for request in choices.values())
+        num_background = sum(other.is_background and other.pool == add.pool for other in others)
+        return self._waiting.num_waiting(add.pool) - num_background + add.num_choices - pool.slots.num_free
+
+    def _pool_of(self, request: Request) -> Pool:
+        return self._pools[request.add.pool]
 
     # Admission
 
@@ -212,10 +222,12 @@ class Scheduler:
 
     def _num_free_slots(self, add: Add) -> int:
         """Return how many slots a request may take."""
+        pool = self._pools[add.pool]
         if not add.is_background:
-            return self._slots.num_free
-        num_held = sum(request.add.is_background and request.slot is not None for request in self.live())
-        return min(self._slots.num_free, self._config.num_background_slots(self._pool.num_slots) - num_held)
+            return pool.slots.num_free
+        holders = (request.add for request in self.live() if request.slot is not None)
+        num_held = sum(holder.is_background and holder.pool == add.pool for holder in holders)
+        return min(pool.slots.num_free, self._config.num_background_slots(pool.spec.num_slots) - num_held)
 
     def _with_siblings(self, request: Request) -> list[Request]:
         """Return the choices that one reading of the prompt serves: all that wait, as far as there are slots."""
@@ -227,7 +239,7 @@ class Scheduler:
         request.status = RequestStatus.PREFILL
         request.admitted_time = self._clock.now()
         if request.add.needs_slot:
-            request.slot = self._slots.acquire(request.add.request_id)
+            request.slot = self._pool_of(request).slots.acquire(request.add.request_id)
 
     # Steps
 
@@ -236,26 +248,33 @@ class Scheduler:
         if not self._reading:
             return None
         prompts = [prefill for prefill in self._reading if prefill.goes_with == self._reading[0].goes_with]
-        shape = self._pacing.choose_shape(prompts, self._clock.now(), is_decoding=bool(self._decoding))
+        shape = self._pacing.choose_shape(prompts, self._clock.now(), self._decoding_pools())
         if shape is None:
             return None
         self._in_flight = tuple(prompts[: shape.num_rows])
-        return PrefillBatch(tuple(prefill.row(shape.num_tokens) for prefill in self._in_flight), shape)
+        return PrefillBatch(tuple(prefill.row(shape.num_tokens) for prefill in self._in_flight), shape, prompts[0].pool)
 
     def _decode_batch(self) -> DecodeBatch | None:
-        if not self._decoding:
+        """Decode in the pool whose turn it is. Once one has decoded, all do before anything is read."""
+        self._turns = self._turns or [pool for pool in self._pools if pool.decoding]
+        if not self._turns:
             return None
-        num_steps = self._num_decode_steps()
-        return DecodeBatch(tuple(request.decode_row(num_steps) for request in self._decoding.values()), num_steps)
+        pool = self._turns.pop(0)
+        num_steps = self._num_decode_steps(pool)
+        return DecodeBatch(tuple(request.decode_row(num_steps) for request in pool.decoding.values()), num_steps, pool.number)
 
-    def _num_decode_steps(self) -> int:
+    def _decoding_pools(self) -> list[int]:
+        return [pool.number for pool in self._pools if pool.decoding]
+
+    def _num_decode_steps(self, pool: Pool) -> int:
         """A launch never goes beyond the shortest answer's length, and when anyone waits it has no step after one that may free a slot."""
         most = min(self._spec.max_decode_steps, self._config.max_decode_steps)
-        if self._waiting:
-            most = min(most, *(request.num_forced_left for request in self._decoding.values()))
+        if self._waiting.num_waiting(pool.number):
+            most = min(most, *(request.num_forced_left for request in pool.decoding.values()))
         if most <= 1 or self._reading:
             return 1
-        limits = [most, self._pacing.max_decode_steps, *(request.max_decode_steps for request in self._decoding.values())]
+        in_time = self._pacing.max_decode_steps(self._decoding_pools())
+        limits = [most, in_time, *(request.max_decode_steps for request in pool.decoding.values())]
         return min(limit for limit in limits if limit is not None)
 
     def _update_prefill(self, batch: PrefillBatch, result: BatchResult, now: float) -> None:
@@ -273,7 +292,7 @@ class Scheduler:
     def _finish_prefill(self, prefill: Prefill, sampled: tuple[SampledToken, ...], now: float) -> None:
         if prefill.scratch is not None:
             self._scratches.release(prefill.scratch)
-        if not self._decoding:
+        if not self._decoding_pools():
             self._pacing.start_waiting(now)
         for position, request in enumerate(prefill.requests):
             if request.choice == 0:
@@ -283,12 +302,12 @@ class Scheduler:
                 request.embedding = prefill.embedding
                 self._end(request, FinishReason.LENGTH)
             else:
-                self._decoding[request.slot] = request
+                self._pool_of(request).decoding[request.slot] = request
                 self._take_tokens(request, sampled[position : position + 1], now)
 
     def _update_decode(self, batch: DecodeBatch, result: BatchResult, now: float) -> None:
         for row, sampled in zip(batch.rows, result.tokens, strict=True):
-            request = self._decoding[row.slot]
+            request = self._pools[batch.pool].decoding[row.slot]
             request.num_computed_tokens += batch.num_steps
             self._take_tokens(request, sampled, now)
 
@@ -329,7 +348,7 @@ class Scheduler:
         tokens: tuple[SampledToken, ...] = (),
     ) -> None:
         """Tell that the sequence has ended, and give back what it held."""
-        final = request.final(reason, self._clock.now(), self._pool.policy, message)
+        final = self._final(request, reason, message)
         choices = self._open[request.add.request_id]
         del choices[request.choice]
         if not choices:
@@ -339,15 +358,19 @@ class Scheduler:
         self._release(request)
         request.status = RequestStatus.FINISHED
 
+    def _final(self, request: Request, reason: FinishReason, message: str | None) -> Final:
+        return request.final(reason, self._clock.now(), self._pool_of(request).spec.policy, message)
+
     def _release(self, request: Request) -> None:
+        pool = self._pool_of(request)
         if request.status is RequestStatus.WAITING:
             self._waiting.remove(request)
         elif request.status is RequestStatus.PREFILL:
             self._leave_prefill(request)
         elif request.slot is not None:
-            del self._decoding[request.slot]
+            del pool.decoding[request.slot]
         if request.slot is not None:
-            self._slots.release(request.slot)
+            pool.slots.release(request.slot)
 
     def _leave_prefill(self, request: Request) -> None:
         """The prompt is read on as long as another choice needs it."""

@@ -30,6 +30,14 @@ class BatchRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolStats:
+    """One pool's part in it."""
+
+    num_waiting: int
+    num_slots_in_use: int
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """A moment's state. Sequences are choices."""
 
@@ -39,6 +47,7 @@ class SchedulerStats:
     num_scratch_in_use: int
     num_unread_prompt_tokens: int  # of the prompts being read
     num_discarded_tokens: int  # since the start, of the sequences that have ended
+    pools: tuple[PoolStats, ...]  # in the backend's order
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,14 @@ def check_prefill(num_prefill_tokens: int | None, num_prompt_tokens: int, param:
         )
 
 
+def pool_named(name: str, spec: BackendSpec) -> int:
+    """Return the number of a pool. Raises `ApiError` if there is none of this name."""
+    names = [pool.name for pool in spec.pools]
+    if name not in names:
+        raise invalid_value(f"'cache_policy' must be one of this server's {', '.join(names)}, got {name[:64]!r}.", "cache_policy")
+    return names.index(name)
+
+
 def check_structure(structure: Structure, features: frozenset[Feature]) -> None:
     """Refuse a form of the answer that the backend cannot keep to. Raises `ApiError`."""
     if Feature.TOKEN_MASK not in features:

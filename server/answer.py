@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from scheduler.messages import CacheUse
 from server.errors import ApiError
 from server.output import ChoiceDelta, TokenLogprob
 from server.protocol.generation import ChoicesRequest, GenerationRequest
@@ -27,6 +28,7 @@ class AnsweredChoice:
     stop_reason: str | int | None = None
     num_packed_prompt_tokens: int = 0
     num_packed_tokens: int = 0
+    cache: CacheUse | None = None
 
     @property
     def text(self) -> str:
@@ -39,32 +41,48 @@ class AnsweredChoice:
         if delta.final is not None:
             self.num_tokens = delta.final.num_output_tokens
             self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+            self.cache = delta.final.cache
             self.num_packed_prompt_tokens = delta.final.num_packed_prompt_tokens
             self.num_packed_tokens = self.num_tokens - min(delta.final.num_prefill_output_tokens, self.num_tokens)
 
 
 @dataclass(slots=True)
 class Tally:
-    """Tokens read and made so far, over all prompts and choices of a request."""
+    """Tokens read and made so far, over all prompts and choices of a request, and the pool that each prompt was sent to."""
 
     num_prompt_tokens: tuple[int, ...]
+    pools: tuple[str, ...]
     num_read: list[int]
     choices: list[AnsweredChoice]
 
     @classmethod
-    def start(cls, num_prompt_tokens: tuple[int, ...], num_choices: int) -> "Tally":
+    def start(cls, num_prompt_tokens: tuple[int, ...], pools: tuple[str, ...], num_choices: int) -> "Tally":
         choices = [AnsweredChoice() for _ in range(len(num_prompt_tokens) * num_choices)]
-        return cls(num_prompt_tokens, [0] * len(num_prompt_tokens), choices)
+        return cls(num_prompt_tokens, pools, [0] * len(num_prompt_tokens), choices)
 
     @property
-    def usage(self) -> Usage:
+    def policy(self) -> str:
+        """The names of the pools that have a part in this."""
+        return ", ".join(dict.fromkeys(self.pools))
+
+    @property
+    def cache(self) -> CacheUsage:
         num_choices = len(self.choices) // len(self.num_prompt_tokens)
-        cache: CacheUsage = {
+        uses = [choice.cache for choice in self.choices if choice.cache is not None]
+        num_kept = sum(use.num_live for use in uses)
+        return {
+            "policy": self.policy,
+            "kept_tokens": num_kept,
+            "evicted_tokens": sum(use.num_evicted for use in uses),
+            "compression": round(sum(use.num_tokens for use in uses) / num_kept, 3) if num_kept else 1.0,
             "packed_prompt_tokens": sum(choice.num_packed_prompt_tokens for choice in self.choices[::num_choices]),
             "packed_completion_tokens": sum(choice.num_packed_tokens for choice in self.choices),
         }
+
+    @property
+    def usage(self) -> Usage:
         num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in self.choices)
-        return usage(sum(self.num_prompt_tokens), sum(choice.num_tokens for choice in self.choices), num_reasoning_tokens, cache)
+        return usage(sum(self.num_prompt_tokens), sum(choice.num_tokens for choice in self.choices), num_reasoning_tokens, self.cache)
 
     @property
     def progress(self) -> str:

@@ -229,8 +229,9 @@ class AsyncEngine:
 
     def _take_over(self, core: EngineCore, spec: BackendSpec) -> None:
         self._core, self._spec = core, spec
-        num_slots, share = spec.pools[0].num_slots, self._config.max_num_waiting_per_tenant
-        limits = num_slots + self._config.max_num_waiting, None if share is None else num_slots + share
+        num_slots, num_pools = sum(pool.num_slots for pool in spec.pools), len(spec.pools)
+        share = self._config.max_num_waiting_per_tenant
+        limits = num_slots + num_pools * self._config.max_num_waiting, None if share is None else num_slots + num_pools * share
         self._places, self._background_places = Places(*limits), Places(*limits)
         self._observer.loaded(spec)
         self._has_loaded.set()

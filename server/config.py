@@ -18,12 +18,14 @@ from backends.interface import PromptPooling
 from backends.sn40l.backend import SimulationConfig
 from backends.torch_backend.config import DEFAULT_MAX_MODEL_LEN, DeviceName, DtypeName, TorchBackendConfig
 from cache.policy import DEFAULT_SCORERS, HeadReduction, PolicyName, PolicyOptions, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
+from cache.pool_options import PoolOptions, check_names
 from scheduler.config import SchedulerConfig
 from scheduler.waiting import QueueOrder
 from server.auth import name_of_key
 from server.connection_options import CONNECTIONS, connection_limits_of
 from server.key_file import read_key_file
 from server.options import Option, OptionError, OptionGroup, choices, integer, one_of, options_table, resolve_options, seconds, switch, text
+from server.pools import SHORT, read_pool
 from server.settings import BatchSettings, Limits, RateLimit, ReasoningParserName, ServerSettings, StorageLimits, ToolParserName
 from server.simulation import SIMULATION, simulation_of
 
@@ -117,12 +119,19 @@ MODEL = OptionGroup(
     ),
 )
 
-CACHE = OptionGroup(
-    "Cache",
+ONE_POOL = OptionGroup(
+    "Slots",
     (
         Option("num-slots", integer(1), 8, "Slots: sequences that are generated at once.", "N"),
         Option("policy", one_of(PolicyName), PolicyName.SNAPSTREAM, "What a slot holds of its sequence.", choices(PolicyName)),
-        Option("slot-capacity", integer(1), None, "Entries of a slot.", "N", "2048, or the sum of the sizes given"),
+        Option(
+            "slot-capacity",
+            integer(1),
+            None,
+            "Entries of a slot.",
+            "N",
+            "2048, or the sum of the sizes given; with policy full the longest sequence",
+        ),
         Option("num-sink", integer(0), None, "Entries for a sequence's first tokens.", "N", "4"),
         Option("num-recent", integer(1), None, "Entries for its newest tokens.", "N", "half of the rest"),
         Option("num-kept", integer(0), None, "Entries for the prompt's best tokens.", "N", "half of the rest"),
@@ -147,6 +156,23 @@ CACHE = OptionGroup(
         ),
         _scorer_option("selection-chunk", integer(1), "Neighbouring tokens that are kept or dropped together.", "TOKENS"),
         Option("lend-kept", switch, False, "Let unused kept entries lengthen the ring.", ""),
+    ),
+)
+
+CACHE = OptionGroup(
+    "Cache",
+    (
+        Option(
+            "pool",
+            text,
+            (),
+            "Several pools instead of one: the policy of each, and by their names any of the options for slots (short: "
+            f"{', '.join(f'`{short}`' for short in SHORT)}); `name` if two have one policy. In the variable separated by spaces.",
+            "POLICY[:KEY=VALUE,…]",
+            "one, of the options for slots",
+            is_list=True,
+            separator=None,
+        ),
         Option("num-scratch", integer(1), 2, "Prompts longer than a slot that are read at once.", "N"),
         Option("prefill-chunk", integer(1), 512, "Prompt tokens read in one step.", "TOKENS"),
     ),
@@ -246,7 +272,7 @@ BATCHES = OptionGroup(
     ),
 )
 
-GROUPS = (MODEL, CACHE, SCHEDULING, SERVER, BATCHES, CONNECTIONS, SIMULATION)
+GROUPS = (MODEL, ONE_POOL, CACHE, SCHEDULING, SERVER, BATCHES, CONNECTIONS, SIMULATION)
 
 
 def read_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Config:
@@ -293,15 +319,41 @@ def _compose(values: Mapping[str, Any]) -> Config:
 
 
 def _backend(values: Mapping[str, Any]) -> TorchBackendConfig:
+    names = ("model", "device", "dtype", "max_model_len", "num_scratch", "prefill_chunk")
+    return TorchBackendConfig(pools=_pools(values), **{name: values[name] for name in names})
+
+
+def _pools(values: Mapping[str, Any]) -> tuple[PoolOptions, ...]:
+    max_model_len = values["max_model_len"] or DEFAULT_MAX_MODEL_LEN
+    if not values["pool"]:
+        return (_pool("", values, max_model_len),)
+    for option in ONE_POOL.options:
+        if values[option.key] != option.default:
+            raise OptionError(f"{option.flag} describes the slots where there is one pool; with --pool, it is one of the pool's keys")
+    pools = []
+    for written in values["pool"]:
+        name, own = read_pool(written, ONE_POOL.options)
+        try:
+            pools.append(_pool(name, own, max_model_len))
+        except ValueError as error:
+            raise OptionError(f"--pool {written}: {error}") from error
+    try:
+        check_names(tuple(pools))
+    except ValueError as error:
+        raise OptionError(f"--pool: {error}; choose others by the key name") from error
+    return tuple(pools)
+
+
+def _pool(name: str, values: Mapping[str, Any], max_model_len: int) -> PoolOptions:
+    """Return a pool of these options. Raises ValueError for what cannot be, whatever the model."""
     policy_fields = ("slot_capacity", "num_sink", "num_recent", "num_kept", "lend_kept")
     scorer = DEFAULT_SCORERS.get(values["policy"])
     if scorer is not None:
         given = {field.name: values[field.name] for field in fields(WindowScorer)}
-        scorer = replace(scorer, **{name: value for name, value in given.items() if value is not None})
-    policy = PolicyOptions(name=values["policy"], scorer=scorer, **{name: values[name] for name in policy_fields})
-    policy.resolve(values["max_model_len"] or DEFAULT_MAX_MODEL_LEN)  # what cannot be for any model is said at once
-    names = ("model", "device", "dtype", "num_slots", "max_model_len", "num_scratch", "prefill_chunk")
-    return TorchBackendConfig(policy=policy, **{name: values[name] for name in names})
+        scorer = replace(scorer, **{field: value for field, value in given.items() if value is not None})
+    policy = PolicyOptions(name=values["policy"], scorer=scorer, **{field: values[field] for field in policy_fields})
+    policy.resolve(max_model_len)
+    return PoolOptions(values["num_slots"], policy, name)
 
 
 def _server(values: Mapping[str, Any]) -> ServerSettings:

@@ -79,7 +79,9 @@ class Instruments:
             return {value: family.labels(*own, value) for value in values}
 
         self.num_running = gauge("vllm:num_requests_running", "Sequences that have a slot.")
-        self.cache_config = gauges("vllm:cache_config_info", "The cache's settings as labels; always 1.", (*LABELS, *CACHE_SETTINGS))
+        self.cache_config = gauges(
+            "vllm:cache_config_info", "The settings of the first pool as labels; always 1.", (*LABELS, *CACHE_SETTINGS)
+        )
         self.num_waiting = gauge("vllm:num_requests_waiting", "Sequences that wait for a slot.")
         self.cache_usage = gauge("vllm:kv_cache_usage_perc", "Share of the slots in use, from 0 to 1.")
         self.prompt_tokens = counter("vllm:prompt_tokens", "Tokens of the prompts that were read to their end; a prompt counts once.")
@@ -106,9 +108,9 @@ class Instruments:
         states = [status.value for status in HealthStatus]
         self.health = gauge_by("state", states, "snapserve:health", "1 for the state that the engine is in, 0 for the others.")
         self.unfinished = gauge("snapserve:sequences_unfinished", "Sequences that the engine was given and has not ended.")
-        self.slots_in_use = gauge("snapserve:slots_in_use", "Slots that hold a sequence.")
-        self.slots_total = gauge("snapserve:slots_total", "Slots that there are.")
-        self.slot_capacity = gauge("snapserve:slot_capacity", "Entries of a slot.")
+        self.slots_in_use = gauge("snapserve:slots_in_use", "Slots that hold a sequence, of all pools.")
+        self.slots_total = gauge("snapserve:slots_total", "Slots that there are, of all pools.")
+        self.slot_capacity = gauge("snapserve:slot_capacity", "Entries of a slot of the first pool.")
         self.scratch_in_use = gauge("snapserve:scratch_in_use", "Scratches in which a long prompt is being read.")
         self.scratch_total = gauge("snapserve:scratch_total", "Scratches that there are.")
         self.simulated = gauge("snapserve:simulated", "1 when all times are those of a simulated machine, else 0.")
@@ -127,6 +129,15 @@ class Instruments:
         self.batch_lines = counter_by(
             "outcome", ("completed", "failed"), "snapserve:batch_lines", "Lines of batches that got their answer."
         )
+
+        by_pool = (*LABELS, "pool")
+        self.pool_slots_in_use = gauges("snapserve:pool_slots_in_use", "Slots of one pool that hold a sequence.", by_pool)
+        self.pool_slots_total = gauges("snapserve:pool_slots_total", "Slots of one pool.", by_pool)
+        self.pool_slot_capacity = gauges("snapserve:pool_slot_capacity", "Entries of a slot of one pool.", by_pool)
+        self.pool_waiting = gauges("snapserve:pool_sequences_waiting", "Sequences that wait for a slot of one pool.", by_pool)
+        self.pool_sequences = counters("snapserve:pool_sequences", "Sequences of one pool that ended in any way.", by_pool)
+        self.pool_kept = counters("snapserve:pool_cache_entries_kept", "As snapserve:cache_entries_kept, of a pool.", by_pool)
+        self.pool_evicted = counters("snapserve:pool_cache_entries_evicted", "As snapserve:cache_entries_evicted, of a pool.", by_pool)
 
         self.http_requests = counters("http_requests", "HTTP requests answered.", ("method", "handler", "status"))
         self.http_duration = histograms(

@@ -44,6 +44,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._instruments = Instruments(self._registry, model_name)
         self._num_slots = 0
+        self._pools: tuple[str, ...] = ()
 
     def render(self) -> bytes:
         """Return everything in Prometheus' text format."""
@@ -82,9 +83,16 @@ class Metrics:
     # EngineObserver
 
     def loaded(self, spec: BackendSpec) -> None:
-        pool = spec.pools[0]
-        self._num_slots = pool.num_slots
-        self._instruments.slots_total.set(pool.num_slots)
+        pool, instruments = spec.pools[0], self._instruments
+        self._pools = tuple(pool.name for pool in spec.pools)
+        self._num_slots = sum(pool.num_slots for pool in spec.pools)
+        instruments.slots_total.set(self._num_slots)
+        for each in spec.pools:
+            own = (self._model_name, ENGINE, each.name)
+            instruments.pool_slots_total.labels(*own).set(each.num_slots)
+            instruments.pool_slot_capacity.labels(*own).set(each.policy.layout.capacity)
+            for family in (instruments.pool_sequences, instruments.pool_kept, instruments.pool_evicted):
+                family.labels(*own)  # counts from 0 on
         self._instruments.scratch_total.set(spec.scratch.num_scratch)
         self._instruments.simulated.set(spec.simulated)
         layout = pool.policy.layout
@@ -103,6 +111,9 @@ class Metrics:
         instruments.cache_usage.set(stats.num_slots_in_use / self._num_slots)
         instruments.scratch_in_use.set(stats.num_scratch_in_use)
         instruments.unread_prompt_tokens.set(stats.num_unread_prompt_tokens)
+        for name, pool in zip(self._pools, stats.pools, strict=True):
+            instruments.pool_slots_in_use.labels(self._model_name, ENGINE, name).set(pool.num_slots_in_use)
+            instruments.pool_waiting.labels(self._model_name, ENGINE, name).set(pool.num_waiting)
         if record.batch is not None:
             instruments.steps[record.batch.kind].inc()
             instruments.step_time[record.batch.kind].observe(record.batch.elapsed)
@@ -128,8 +139,12 @@ class Metrics:
             instruments.success[reason.value].inc()
         if choice == 0:
             self._observe_request(add)
+        own = (self._model_name, ENGINE, self._pools[add.pool])
+        instruments.pool_sequences.labels(*own).inc()
         if final.cache is not None:
             self._observe_cache(final.cache)
+            instruments.pool_kept.labels(*own).inc(final.cache.num_live)
+            instruments.pool_evicted.labels(*own).inc(final.cache.num_evicted)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             instruments.request_generation_tokens.observe(final.num_output_tokens)
             self._observe_times(final.timing, final.num_output_tokens)

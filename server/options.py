@@ -28,7 +28,8 @@ class Option:
     text: str
     metavar: str
     shown_default: str | None = None
-    is_list: bool = False  # several values, separated by commas in the variable
+    is_list: bool = False  # several values, in the variable separated by `separator`
+    separator: str | None = ","  # None: white space
 
     @property
     def flag(self) -> str:
@@ -68,17 +69,18 @@ class Option:
         if isinstance(given, bool):
             return given
         if isinstance(given, list):
-            return tuple(self._parse(item, self.flag) for item in given)
+            return tuple(self.read(item, self.flag) for item in given)
         if given is not None:
-            return self._parse(given, self.flag)
+            return self.read(given, self.flag)
         variable = environment.get(self.variable)
         if variable is None:
             return self.default
         if self.is_list:
-            return tuple(self._parse(item.strip(), self.variable) for item in variable.split(","))
-        return self._parse(variable, self.variable)
+            return tuple(self.read(item.strip(), self.variable) for item in variable.split(self.separator))
+        return self.read(variable, self.variable)
 
-    def _parse(self, value: str, source: str) -> Any:
+    def read(self, value: str, source: str) -> Any:
+        """Return the value of what was typed at `source`. Raises `OptionError`."""
         try:
             return self.parse(value)
         except ValueError as error:

@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from backends.clock import Clock, WallClock
-from backends.interface import Backend, BackendSpec
+from backends.interface import Backend, BackendSpec, SlotPoolSpec
 from backends.registry import create_backend
 from server.app import create_app, guarded
 from server.async_engine import AsyncEngine
@@ -116,15 +116,15 @@ class Process:
         if self._runner is None or not health.is_ready:
             return
         try:
-            await self._runner.run(self._config.scheduler.num_background_slots(self._engine.spec.pools[0].num_slots))
+            await self._runner.run(sum(self._config.scheduler.num_background_slots(pool.num_slots) for pool in self._engine.spec.pools))
         except Exception:
             logger.exception("batches are not run any more")
 
     def _ready_line(self, spec: BackendSpec) -> str:
         host, port = self._listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-        pool, seconds = spec.pools[0], WallClock().now() - self._start_time
-        slots = f"{pool.num_slots} slots of {pool.policy.layout.capacity} entries, policy {pool.policy.name}"
+        seconds = WallClock().now() - self._start_time
+        slots = " and ".join(_described(pool) for pool in spec.pools)
         simulation = f", simulated: true ({self._config.simulation})" if self._config.simulation is not None else ""
         return f"snapserve is ready at {url} after {seconds:.1f} s: {self._config.server.model_names[0]}, {slots}{simulation}"
 
@@ -142,6 +142,11 @@ class Process:
             self._runner.drain()
         await self._engine.drain(self._config.process.drain_timeout)
         self._server.should_exit = True
+
+
+def _described(pool: SlotPoolSpec) -> str:
+    own_name = "" if pool.name == pool.policy.name else f" ({pool.name})"
+    return f"{pool.num_slots} slots of {pool.policy.layout.capacity} entries, policy {pool.policy.name}{own_name}"
 
 
 def run_process(config: Config, listener: socket.socket, batches: Batches | None) -> int:

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterable, Mapping
 
-from scheduler.admission import max_output_tokens
+from scheduler.admission import max_output_tokens, route
 from scheduler.messages import Add, StopCriteria
 from server.admission import (
     check_admissible,
@@ -14,6 +14,7 @@ from server.admission import (
     check_prompt,
     check_structure,
     check_vocabulary,
+    pool_named,
 )
 from server.answer import Answer, Tally
 from server.client import Ticket
@@ -26,19 +27,22 @@ from server.request_record import RequestRecord
 from server.services import Services
 from server.structure import StructureError
 
+CACHE_POLICY_HEADER = "x-cache-policy"
+
 
 class RequestRun:
     """Use it in this order: `reserve`, `prepare`, `feed`, and `take` for each event; any of the first three may refuse the request."""
 
-    def __init__(self, services: Services, answer: Answer, record: RequestRecord) -> None:
+    def __init__(self, services: Services, answer: Answer, record: RequestRecord, cache_policy: str | None) -> None:
         self._services = services
         self._answer = answer
         self._record = record
         self._tenant = record.tenant or answer.options.user or ""
         self._options = answer.options
+        self._cache_policy = cache_policy  # what a header asks for
         self._arrival_time = services.client.now()
         self._adds: list[Add] = []
-        self.tally = Tally.start((), 0)
+        self.tally = Tally.start((), (), 0)
 
     def reserve(self) -> Ticket:
         """Take the places that the request needs. Raises `ApiError`, `QueueFullError` and `UnavailableError`."""
@@ -51,7 +55,10 @@ class RequestRun:
         """Find out what the engine is to be asked for. Raises `ApiError`."""
         self._adds = await self._find_adds(self._arrival_time)
         self._record.quota.reserve(sum(map(self._cost, self._adds)))
-        self.tally = Tally.start(tuple(len(add.prompt_token_ids) for add in self._adds), self._options.num_choices)
+        num_tokens = tuple(len(add.prompt_token_ids) for add in self._adds)
+        pools = tuple(self._services.client.spec.pools[add.pool].name for add in self._adds)
+        self.tally = Tally.start(num_tokens, pools, self._options.num_choices)
+        self._record.headers[CACHE_POLICY_HEADER] = self.tally.policy
 
     def _cost(self, add: Add) -> int:
         """Return how many tokens a prompt and its choices may come to, as far as the request says so."""
@@ -87,6 +94,10 @@ class RequestRun:
         """Take all events that are to come."""
         while (item := await feed.next()) is not None:
             self.take(*item)
+        cache = self.tally.cache
+        self._record.headers["x-cache-kept-tokens"] = str(cache["kept_tokens"])
+        self._record.headers["x-cache-evicted-tokens"] = str(cache["evicted_tokens"])
+        self._record.headers["x-cache-compression"] = f"{cache['compression']:g}"
 
     def feed(self, ticket: Ticket) -> EventFeed:
         """Return the events, to be entered as a context: there the engine is asked."""
@@ -135,7 +146,8 @@ class RequestRun:
         check_prompt(prompt, spec.vocab_size, answer.prompt_param)
         check_prefill(options.num_prefill_tokens, len(prompt), answer.prompt_param)
         num_forced = 0 if options.num_prefill_tokens is None else len(prompt) - options.num_prefill_tokens
-        room = max_output_tokens(len(prompt), num_forced, spec)
+        pool = self._pool(len(prompt), num_forced)
+        room = max_output_tokens(len(prompt), num_forced, spec, pool)
         max_tokens = answer.max_tokens(max(room, 1))
         check_length(len(prompt), max_tokens, room, spec.max_model_len, answer.prompt_param)
         min_tokens = options.min_tokens or 0
@@ -153,6 +165,7 @@ class RequestRun:
             timeout=_shorter(options.request_timeout, settings.request_timeout),
             num_prompt_logprobs=answer.num_prompt_logprobs,
             num_prefill_tokens=options.num_prefill_tokens,
+            pool=pool,
             grammar=grammar,
             tenant=self._tenant,
             is_background=self._record.is_background,
@@ -160,6 +173,18 @@ class RequestRun:
         check_features(options, add, spec.features)
         check_admissible(add, spec, answer.prompt_param)
         return add
+
+    def _pool(self, num_prompt_tokens: int, num_forced: int) -> int:
+        """Return the pool that field or header ask for, or that of this length; an answer of unsaid length counts one token."""
+        asked, spec = self._options.cache_policy, self._services.client.spec
+        if None not in (asked, self._cache_policy) and asked != self._cache_policy:
+            raise invalid_value(
+                f"'cache_policy' is {asked!r}, but the header {CACHE_POLICY_HEADER} says {self._cache_policy!r}.", "cache_policy"
+            )
+        name = self._cache_policy if asked is None else asked
+        if name is not None:
+            return pool_named(name, spec)
+        return route(num_prompt_tokens, num_forced, self._answer.max_tokens(1), spec)
 
 
 def _shorter(given: float | None, bound: float | None) -> float | None:

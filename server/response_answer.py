@@ -223,4 +223,5 @@ def _usage(counts: Usage) -> ResponseUsage:
         "output_tokens": counts["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": counts["completion_tokens_details"]["reasoning_tokens"]},
         "total_tokens": counts["total_tokens"],
+        "cache": counts["cache"],
     }

@@ -42,4 +42,4 @@ class SimulationConfig:
     def backend(self, inner: Backend, clock: Clock) -> TimedBackend:
         """Return `inner` with the time that its slots would take. Raises DoesNotFitError for slots that the machine cannot hold."""
         deployment = default_deployment(self.model, self.machine, self.num_sockets, loops=self.loops, uses_ddr=self.uses_ddr)
-        return TimedBackend(inner, DeploymentCost(deployment, inner.spec.pools[0]), clock, self.faults)
+        return TimedBackend(inner, DeploymentCost(deployment, *inner.spec.pools), clock, self.faults)

@@ -10,33 +10,37 @@ from cache.policy import CachePolicy
 
 
 class DeploymentCost:
-    """Times batches for slots of one pool.
+    """Times batches for the slots of these pools.
 
-    A static machine has one decode graph, for all slots at their full capacity, whatever is live; others are timed for the batch's rows.
-    Prompts are read one row after another, each chunk padded to the batch's shape. Raises DoesNotFitError for a pool that does not fit.
+    A static machine has one decode graph a pool, for all its slots at their full capacity, whatever is live; others are timed for the
+    batch's rows. Prompts are read one row after another, each chunk padded to the batch's shape. Raises DoesNotFitError for pools that do
+    not fit together, by what as many slots of their mean capacity would need.
     """
 
-    def __init__(self, deployment: Deployment, pool: SlotPoolSpec) -> None:
-        self._deployment, self._num_slots, self._policy = deployment, pool.num_slots, pool.policy
+    def __init__(self, deployment: Deployment, *pools: SlotPoolSpec) -> None:
+        self._deployment, self._pools = deployment, pools
         self._decode = lru_cache(maxsize=None)(self._decode_seconds)
         self._prefill = lru_cache(maxsize=4096)(self._prefill_seconds)
-        self._decode(pool.num_slots)
+        num_slots = sum(pool.num_slots for pool in pools)
+        self._decode(num_slots, -(-sum(pool.num_slots * pool.policy.layout.capacity for pool in pools) // num_slots))
 
     def seconds(self, batch: Batch) -> float:
+        pool = self._pools[batch.pool]
         if isinstance(batch, PrefillBatch):
-            return sum(self._prefill(self._chunk(row, batch.shape.num_tokens)) for row in batch.rows)
-        num_rows = self._num_slots if self._deployment.machine.is_static else len(batch.rows)
-        return batch.num_steps * self._decode(num_rows)
+            return sum(self._prefill(_chunk(row, batch.shape.num_tokens, pool.policy)) for row in batch.rows)
+        num_rows = pool.num_slots if self._deployment.machine.is_static else len(batch.rows)
+        return batch.num_steps * self._decode(num_rows, pool.policy.layout.capacity)
 
-    def _chunk(self, row: PrefillRow, num_tokens: int) -> Chunk:
-        compresses = row.is_last and row.scratch is not None
-        return Chunk(num_tokens, row.start, compression_of(self._policy) if compresses else None)
-
-    def _decode_seconds(self, batch: int) -> float:
-        return decode_step(self._deployment, DecodeShape(batch, self._policy.layout.capacity)).seconds
+    def _decode_seconds(self, batch: int, capacity: int) -> float:
+        return decode_step(self._deployment, DecodeShape(batch, capacity)).seconds
 
     def _prefill_seconds(self, chunk: Chunk) -> float:
         return prefill_step(self._deployment, chunk).seconds
+
+
+def _chunk(row: PrefillRow, num_tokens: int, policy: CachePolicy) -> Chunk:
+    compresses = row.is_last and row.scratch is not None
+    return Chunk(num_tokens, row.start, compression_of(policy) if compresses else None)
 
 
 def compression_of(policy: CachePolicy) -> Compression | None:

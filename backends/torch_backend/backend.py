@@ -24,14 +24,17 @@ from backends.interface import (
     SamplingParams,
 )
 from backends.torch_backend.config import TorchBackendConfig
-from backends.torch_backend.limits import backend_spec, layer_kinds, resolve_max_model_len
+from backends.torch_backend.limits import backend_spec, layer_kinds, pool_spec, resolve_max_model_len
 from backends.torch_backend.linear import reorder_linears
 from backends.torch_backend.loading import load_model
 from backends.torch_backend.logprobs import log_probabilities, steps_to_host
-from backends.torch_backend.model_cache import CacheLayer, ModelCache
+from backends.torch_backend.model_cache import ModelCache
+from backends.torch_backend.pool import TorchPool
 from backends.torch_backend.probe import probe_layers
-from backends.torch_backend.sampler import Sampler, check_token_ids
+from backends.torch_backend.sampler import check_token_ids
 from backends.torch_backend.steps import ForwardPass, decode_plan, prefill_pass
+from cache.layout import SlotLayout
+from cache.slots import SlotCache
 
 _SCORED_AT_ONCE = 64  # prompt tokens whose log-probabilities are held at once
 
@@ -67,29 +70,31 @@ class TorchBackend:
         reorder_linears(self._model)
         layers = probe_layers(self._model)
         max_model_len = resolve_max_model_len(config, self._model.config)
-        self._kinds, kind_of = layer_kinds(config, layers, max_model_len)
-        self._spec = backend_spec(config, self._model.config, max_model_len, self._kinds)
-        self.cache = ModelCache(
-            [
-                CacheLayer(layer, kind, self._kinds[kind], config.num_slots, config.num_scratch, max_model_len, self._device)
-                for layer, kind in zip(layers, kind_of, strict=True)
-            ]
-        )
-        self._sampler = Sampler(config.num_slots, self._spec.vocab_size, self._device)
+        vocab_size, whole = self._model.config.vocab_size, SlotLayout(0, max_model_len, 0)
+        scratches = [SlotCache(whole, config.num_scratch, layer.num_kv_heads, layer.planes, self._device) for layer in layers]
+        pools = []
+        for options in config.pools:
+            policy = options.policy.resolve(max_model_len)
+            kinds, kind_of = layer_kinds(policy, layers, max_model_len)
+            spec = pool_spec(options, policy, kinds, max_model_len)
+            pools.append(TorchPool.build(spec, kinds, kind_of, layers, scratches, vocab_size, self._device))
+        self.pools = tuple(pools)
+        self._spec = backend_spec(config, self._model.config, max_model_len, tuple(pool.spec for pool in pools))
 
     @property
     def spec(self) -> BackendSpec:
         return self._spec
 
     def warmup(self) -> None:
-        """Read a chunk of every shape and decode once. No slot holds anything yet, and every prompt clears what it takes."""
+        """Read a chunk of every shape and decode once in each pool. No slot holds anything yet, and every prompt clears what it takes."""
         draw = Draw(SamplingParams(temperature=0.0))
-        shapes, limit = self._spec.prefill_shapes, self._spec.pools[0].max_direct_tokens
-        for shape, scratch in [(shapes[0], 0), *((shape, None) for shape in shapes)]:
-            chunk = (0,) * min(shape.num_tokens, limit)
-            row = PrefillRow("warmup", chunk, 0, len(chunk), slots=(0,), scratch=scratch, draws=(draw,))
-            self.submit(PrefillBatch((row,), shape)).result()
-        self.submit(DecodeBatch((DecodeRow("warmup", 0, 0, 1, 1, draw),))).result()
+        shapes = self._spec.prefill_shapes
+        for number, pool in enumerate(self._spec.pools):
+            for shape, scratch in [(shapes[0], 0), *((shape, None) for shape in shapes)]:
+                chunk = (0,) * min(shape.num_tokens, pool.max_direct_tokens)
+                row = PrefillRow("warmup", chunk, 0, len(chunk), slots=(0,), scratch=scratch, draws=(draw,))
+                self.submit(PrefillBatch((row,), shape, number)).result()
+            self.submit(DecodeBatch((DecodeRow("warmup", 0, 0, 1, 1, draw),), pool=number)).result()
 
     def submit(self, batch: Batch) -> Pending:
         """Run a step. Whatever goes wrong comes out of the pending step's `result`."""
@@ -105,78 +110,79 @@ class TorchBackend:
 
     def close(self) -> None:
         """Give the device's memory back."""
-        del self._model, self.cache, self._sampler
+        del self._model, self.pools
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _forward(self, forward_pass: ForwardPass, num_logits: int) -> Tensor:
+    def _forward(self, cache: ModelCache, forward_pass: ForwardPass, num_logits: int) -> Tensor:
         """Return the logits of each row's last `num_logits` tokens, [row, token, vocabulary]; 0: of all."""
-        logits: Tensor = self._call(self._model, forward_pass, logits_to_keep=num_logits).logits
+        logits: Tensor = self._call(self._model, cache, forward_pass, logits_to_keep=num_logits).logits
         return logits
 
-    def _call(self, model: nn.Module, forward_pass: ForwardPass, **options: int) -> Any:
+    def _call(self, model: nn.Module, cache: ModelCache, forward_pass: ForwardPass, **options: int) -> Any:
         """Run the model, or the part of it that ends at its last norm."""
-        self.cache.step = forward_pass.step
+        cache.step = forward_pass.step
         return model(
             input_ids=forward_pass.token_ids,
             position_ids=forward_pass.positions,
-            past_key_values=self.cache,
+            past_key_values=cache,
             use_cache=True,
-            slot_cache=self.cache,
+            slot_cache=cache,
             **options,
         )
 
     def _prefill(self, batch: PrefillBatch) -> _Outcome:
         for row in batch.rows:
             check_token_ids(row.token_ids + (row.score.target_ids if row.score else ()), self._spec.vocab_size)
+        pool = self.pools[batch.pool]
         for row in batch.rows:
-            self._begin_chunk(row)
-        forward_pass = prefill_pass(batch, self._kinds, self._spec.scratch.max_tokens, self._device)
+            self._begin_chunk(pool, row)
+        forward_pass = prefill_pass(batch, pool.kinds, self._spec.scratch.max_tokens, self._device)
         if batch.rows[0].pooling is not None:
-            return _Outcome(((),) * len(batch.rows), hidden=self._pooled(batch, forward_pass))
+            return _Outcome(((),) * len(batch.rows), hidden=self._pooled(batch, pool.cache, forward_pass))
         is_scored = any(row.score for row in batch.rows)
-        logits = self._forward(forward_pass, 0 if is_scored else 1)
+        logits = self._forward(pool.cache, forward_pass, 0 if is_scored else 1)
         for row in batch.rows:
             if row.is_last and row.slots:
-                self._place_prompt(row)
+                self._place_prompt(pool, row)
         scores = tuple(self._scores(row, logits[number]) for number, row in enumerate(batch.rows))
-        return _Outcome(self._first_tokens(batch, logits[:, -1]), scores)
+        return _Outcome(self._first_tokens(pool, batch, logits[:, -1]), scores)
 
-    def _begin_chunk(self, row: PrefillRow) -> None:
+    def _begin_chunk(self, pool: TorchPool, row: PrefillRow) -> None:
         """Clear what a new prompt takes, and let the penalties know its tokens."""
         if row.start == 0:
-            self._sampler.begin(row.slots)
-            for layer in self.cache.layers:
+            pool.sampler.begin(row.slots)
+            for layer in pool.cache.layers:
                 if row.scratch is None:
                     layer.clear_slot(row.slots[0])
                 else:
                     layer.clear_scratch(row.scratch)
-        self._sampler.read_prompt(row.slots, row.token_ids)
+        pool.sampler.read_prompt(row.slots, row.token_ids)
 
-    def _place_prompt(self, row: PrefillRow) -> None:
+    def _place_prompt(self, pool: TorchPool, row: PrefillRow) -> None:
         """Give a prompt that has been read to all its slots."""
-        for layer in self.cache.layers:
+        for layer in pool.cache.layers:
             if row.scratch is None:
                 layer.slots.copy(row.slots[0], row.slots[1:])
             else:
                 layer.pack(row.scratch, row.slots, row.num_prompt_tokens)
 
-    def _first_tokens(self, batch: PrefillBatch, logits: Tensor) -> tuple[tuple[SampledToken, ...], ...]:
+    def _first_tokens(self, pool: TorchPool, batch: PrefillBatch, logits: Tensor) -> tuple[tuple[SampledToken, ...], ...]:
         """Draw from the logits [row, vocabulary] of the prompts' last tokens."""
         draws = {slot: draw for row in batch.rows for slot, draw in zip(row.slots, row.draws, strict=False)}
         if not draws:
             return ((),) * len(batch.rows)
-        row_of = [0] * self._spec.pools[0].num_slots
+        row_of = [0] * pool.spec.num_slots
         for number, row in enumerate(batch.rows):
             for slot in row.slots:
                 row_of[slot] = number
-        sampled = self._sampler.sample(logits[torch.tensor(row_of, device=self._device)], self._sampler.plan(draws))
+        sampled = pool.sampler.sample(logits[torch.tensor(row_of, device=self._device)], pool.sampler.plan(draws))
         tokens = steps_to_host([sampled], draws)
         return tuple(tuple(tokens[slot][0] for slot in row.slots) if row.draws else () for row in batch.rows)
 
-    def _pooled(self, batch: PrefillBatch, forward_pass: ForwardPass) -> tuple[tuple[float, ...], ...]:
+    def _pooled(self, batch: PrefillBatch, cache: ModelCache, forward_pass: ForwardPass) -> tuple[tuple[float, ...], ...]:
         """Return what each row's tokens, aligned to the right, leave behind the last layer: in float32, as sums of many are asked for."""
-        hidden = self._call(self._model.base_model, forward_pass).last_hidden_state.float()  # [row, token, hidden]
+        hidden = self._call(self._model.base_model, cache, forward_pass).last_hidden_state.float()  # [row, token, hidden]
         chunks = (hidden[number, hidden.shape[1] - len(row.token_ids) :] for number, row in enumerate(batch.rows))
         pooled = (chunk.sum(0) if row.pooling is PromptPooling.MEAN else chunk[-1] for row, chunk in zip(batch.rows, chunks, strict=True))
         return tuple(tuple(vector.tolist()) for vector in pooled)
@@ -196,13 +202,14 @@ class TorchBackend:
 
     def _decode(self, batch: DecodeBatch) -> tuple[tuple[SampledToken, ...], ...]:
         check_token_ids((row.token_id for row in batch.rows), self._spec.vocab_size)
-        plan, token_ids = decode_plan(batch, self._kinds, self._spec.pools[0].num_slots, self._spec.max_model_len, self._device)
+        pool = self.pools[batch.pool]
+        plan, token_ids = decode_plan(batch, pool.kinds, pool.spec.num_slots, self._spec.max_model_len, self._device)
         draws = {row.slot: row.draw for row in batch.rows}
-        draw_plan = self._sampler.plan(draws, len(token_ids))
+        draw_plan = pool.sampler.plan(draws, len(token_ids))
         steps = []
         for number in range(batch.num_steps):
-            logits = self._forward(plan.forward_pass(token_ids, number), 1)[:, -1]
-            steps.append(self._sampler.sample(logits, draw_plan, number))
+            logits = self._forward(pool.cache, plan.forward_pass(token_ids, number), 1)[:, -1]
+            steps.append(pool.sampler.sample(logits, draw_plan, number))
             token_ids = steps[-1].token_ids
         tokens = steps_to_host(steps, draws)
         return tuple(tokens[row.slot] for row in batch.rows)

@@ -1,9 +1,9 @@
 """What a torch backend is built from."""
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from cache.policy import PolicyOptions
+from cache.pool_options import PoolOptions, check_names
 
 DEFAULT_MAX_MODEL_LEN = 16384
 
@@ -28,14 +28,14 @@ class TorchBackendConfig:
     model: str
     device: DeviceName = DeviceName.AUTO
     dtype: DtypeName = DtypeName.AUTO
-    num_slots: int = 8
-    policy: PolicyOptions = field(default_factory=PolicyOptions)
+    pools: tuple[PoolOptions, ...] = (PoolOptions(),)
     max_model_len: int | None = None
     num_scratch: int = 2
     prefill_chunk: int = 512  # tokens that one prefill step reads, all rows together
 
     def __post_init__(self) -> None:
-        for name in ("num_slots", "num_scratch", "prefill_chunk"):
+        check_names(self.pools)
+        for name in ("num_scratch", "prefill_chunk"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_model_len is not None and self.max_model_len < 1:

@@ -8,7 +8,8 @@ from backends.interface import BackendSpec, Feature, PrefillShape, ScratchSpec, 
 from backends.torch_backend.config import DEFAULT_MAX_MODEL_LEN, TorchBackendConfig
 from backends.torch_backend.model_cache import LayerKind
 from backends.torch_backend.probe import LayerSpec
-from cache.policy import streaming_llm
+from cache.policy import CachePolicy, streaming_llm
+from cache.pool_options import PoolOptions
 
 MAX_DECODE_STEPS = 8
 
@@ -23,12 +24,11 @@ def resolve_max_model_len(config: TorchBackendConfig, model: PreTrainedConfig) -
     return config.max_model_len
 
 
-def layer_kinds(config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int) -> tuple[list[LayerKind], list[int]]:
-    """Return the kinds of layers there are, and each layer's kind.
+def layer_kinds(policy: CachePolicy, layers: Sequence[LayerSpec], max_model_len: int) -> tuple[list[LayerKind], list[int]]:
+    """Return the kinds of layers there are under a policy, and each layer's kind, which is the same under all policies.
 
     A sliding window is a slot without sinks and kept entries, of just that length. One that no sequence can outgrow is no window at all.
     """
-    policy = config.policy.resolve(max_model_len)
     windows = [None if layer.sliding_window is None or layer.sliding_window >= max_model_len else layer.sliding_window for layer in layers]
     distinct = list(dict.fromkeys(windows))
     kinds = [LayerKind(policy if window is None else streaming_llm(0, window), window) for window in distinct]
@@ -45,14 +45,18 @@ def prefill_shapes(config: TorchBackendConfig, max_model_len: int) -> tuple[Pref
     return tuple(sorted(shapes, key=lambda shape: (shape.num_tokens, shape.num_rows)))
 
 
-def backend_spec(config: TorchBackendConfig, model: PreTrainedConfig, max_model_len: int, kinds: Sequence[LayerKind]) -> BackendSpec:
-    """Return the limits of a backend with these layers."""
-    policy = config.policy.resolve(max_model_len)
+def pool_spec(options: PoolOptions, policy: CachePolicy, kinds: Sequence[LayerKind], max_model_len: int) -> SlotPoolSpec:
+    """Return the limits of a pool whose layers are of these kinds."""
     max_direct_tokens = min(min(kind.policy.max_direct_tokens for kind in kinds), policy.max_direct_tokens, max_model_len)
+    return SlotPoolSpec(options.num_slots, policy, max_direct_tokens, options.label)
+
+
+def backend_spec(config: TorchBackendConfig, model: PreTrainedConfig, max_model_len: int, pools: tuple[SlotPoolSpec, ...]) -> BackendSpec:
+    """Return the limits of a backend with these pools."""
     return BackendSpec(
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
-        pools=(SlotPoolSpec(config.num_slots, policy, max_direct_tokens),),
+        pools=pools,
         scratch=ScratchSpec(config.num_scratch, max_model_len),
         prefill_shapes=prefill_shapes(config, max_model_len),
         features=frozenset(Feature),

@@ -13,7 +13,6 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from backends.torch_backend.attention import grouped_attention
 from backends.torch_backend.probe import LayerSpec
-from cache.layout import SlotLayout
 from cache.policy import CachePolicy, WindowScorer
 from cache.scoring import join_votes, select, window_votes
 from cache.slots import SlotCache
@@ -68,18 +67,16 @@ class Step:
 
 
 class CacheLayer(CacheLayerMixin):
-    """One layer's slots and scratches."""
+    """One layer's slots, the scratches that they are filled from, and who is voted for there."""
 
-    def __init__(
-        self, spec: LayerSpec, kind_index: int, kind: LayerKind, num_slots: int, num_scratch: int, scratch_tokens: int, device: torch.device
-    ) -> None:
+    def __init__(self, spec: LayerSpec, kind_index: int, kind: LayerKind, num_slots: int, scratch: SlotCache, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kind_index = kind_index
         self.kind = kind
         self.slots = SlotCache(kind.policy.layout, num_slots, spec.num_kv_heads, spec.planes, device)
-        self.scratch = SlotCache(SlotLayout(0, scratch_tokens, 0), num_scratch, spec.num_kv_heads, spec.planes, device)
-        num_votes = scratch_tokens if kind.chooser else 0
-        self._votes = torch.zeros(num_scratch, spec.num_heads, num_votes, device=device)
+        self.scratch = scratch
+        num_votes = scratch.layout.capacity if kind.chooser else 0
+        self._votes = torch.zeros(scratch.num_slots, spec.num_heads, num_votes, device=device)
 
     def update(self, key_states: Tensor, value_states: Tensor, step: Step, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Write a step's keys and values and return those that its queries may see."""

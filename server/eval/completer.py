@@ -34,10 +34,10 @@ class Completer:
         completer = cls(http, base_url, model or await _first_model(http, base_url), packs=True)
         probe = {"prompt": "a b c d", "max_tokens": 1, "num_prefill_tokens": 1}
         try:
-            answer = await completer._post(probe)
+            usage = (await completer._post(probe))["usage"]
         except EvalError:  # it may be strict about fields that it does not know
-            answer = await completer._post(probe | {"num_prefill_tokens": None})
-        completer.packs = "cache" in answer["usage"]
+            usage = (await completer._post(probe | {"num_prefill_tokens": None}))["usage"]
+        completer.packs = "cache" in usage
         return completer
 
     async def complete(self, prompt: Prompt) -> Completion:
@@ -55,20 +55,10 @@ class Completer:
             response = await self._http.post(place, json={"model": self.model, "temperature": 0, **given})
         except httpx.HTTPError as error:
             raise EvalError(f"{place} cannot be reached: {type(error).__name__} {error}") from error
-        answer = _answer(response)
-        if answer is None:
+        if response.status_code != 200:
             raise EvalError(f"{place} answers HTTP {response.status_code} {shortened(response.text)}")
+        answer: dict[str, Any] = response.json()
         return answer
-
-
-def _answer(response: httpx.Response) -> dict[str, Any] | None:
-    """Return a whole answer's body; None for anything else."""
-    try:
-        body: dict[str, Any] = response.json()
-        is_whole = response.status_code == 200 and isinstance(body["choices"][0]["text"], str) and body["usage"]["completion_tokens"] >= 0
-    except (ValueError, LookupError, TypeError):
-        return None
-    return body if is_whole else None
 
 
 def http_client(api_key: str | None) -> httpx.AsyncClient:

@@ -20,6 +20,7 @@ from backends.interface import Backend, BackendError, DecodeBatch, DecodeRow, Dr
 from backends.registry import create_backend
 from backends.torch_backend.config import TorchBackendConfig
 from cache.policy import PolicyName, PolicyOptions
+from cache.pool_options import PoolOptions
 from server.bench.progress import ProgressLine
 from server.config import Config
 from server.eval.errors import EvalError
@@ -102,7 +103,7 @@ def fidelity_config(values: Mapping[str, Any]) -> FidelityConfig:
     if values["text"] is None:
         raise OptionError("--text must name a file")
     return FidelityConfig(
-        settings=settings_of(values["policy"], values["compression"], values["control"]),
+        settings=settings_of(values["policy"], values["compression"], has_control=False),
         text=Path(values["text"]),
         serve_options=split_options(values["serve_options"]),
         **{name: values[name] for name in ("model", "length", "num_scored", "num_windows")},
@@ -117,7 +118,7 @@ def measure_fidelity(config: FidelityConfig) -> FidelityResult:
     for setting, options in zip(config.settings, every, strict=True):
         try:
             served = serve_config(("--model", config.model, *options))
-            whole = replace(served.backend, policy=PolicyOptions(PolicyName.FULL))
+            whole = replace(served.backend, pools=(PoolOptions(served.backend.pools[0].num_slots, PolicyOptions(PolicyName.FULL)),))
             with closing(_backend(served, served.backend)) as packed, closing(_backend(served, whole)) as full:
                 runs.append(_compare(setting, options, packed, full, windows, config))
         except (BackendError, ValueError) as error:
@@ -143,7 +144,9 @@ def read_windows(config: FidelityConfig) -> list[tuple[int, ...]]:
 
 
 def _options(config: FidelityConfig, setting: Setting) -> tuple[str, ...]:
-    slots = setting.slot_options(config.length, config.num_scored, config.serve_options)
+    scorer = serve_config(config.serve_options).backend.pools[0].policy.scorer
+    window = 0 if scorer is None else scorer.observation_window
+    slots = setting.slot_options(config.length, config.num_scored, window)
     sizes = ("--num-slots", "1", "--num-scratch", "1", "--max-model-len", str(config.length + config.num_scored))
     options = (*config.serve_options, *slots, *sizes)
     serve_config(options)  # what cannot be is said before anything is measured

@@ -72,15 +72,13 @@ _SERVE_OPTIONS = EvalOption(
     "serve-options", text, "", 'More options of `snapserve serve`, as one text: `--serve-options="--pooling maximum"`.', "TEXT", "none"
 )
 
-_CONTROL = EvalOption("control", switch, False, "Measure a slot of 4 sinks and a ring of 32 entries too: it must lose heavily.", "")
-
 _SERVED = OptionGroup(
     "Model and policies",
     (
         _MODEL,
         _POLICY,
         _COMPRESSION,
-        _CONTROL,
+        EvalOption("control", switch, False, "Measure a slot of 4 sinks and a ring of 32 entries too: it must lose nearly everything.", ""),
         _SERVE_OPTIONS,
         EvalOption("base-url", url, None, "Server to ask instead of one that is started; its policy is what it is.", "URL", "none"),
         EvalOption("api-key", key, None, "Key to send to that server.", "KEY", "none"),
@@ -128,11 +126,7 @@ RULER = Question(
 FIDELITY = Question(
     "fidelity",
     "Compare the predictions that packed slots make along a text with those of the whole cache.",
-    (
-        OptionGroup("Model and policies", (_MODEL, _POLICY, _COMPRESSION, _CONTROL, _SERVE_OPTIONS)),
-        _TEXT,
-        OptionGroup("Report", (_JSON, _PLOT)),
-    ),
+    (OptionGroup("Model and policies", (_MODEL, _POLICY, _COMPRESSION, _SERVE_OPTIONS)), _TEXT, OptionGroup("Report", (_JSON, _PLOT))),
 )
 COMPARE = Question("compare", "Compare two runs of `eval ruler` case by case.", (OptionGroup("Report", (_JSON,)),))
 QUESTIONS = (RULER, FIDELITY, COMPARE)

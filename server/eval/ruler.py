@@ -131,9 +131,12 @@ def _options(config: RulerConfig, setting: Setting, prompts: Mapping[str, Sequen
     if config.base_url is not None:
         return ()
     every = [prompt for task in prompts.values() for prompt in task]
-    slots = setting.slot_options(config.length, max(prompt.num_decoded for prompt in every), config.serve_options)
+    base = (*config.serve_options, "--num-slots", str(config.concurrency))
+    scorer = serve_config(base).backend.pools[0].policy.scorer
+    window = 0 if scorer is None else scorer.observation_window
+    slots = setting.slot_options(config.length, max(prompt.num_decoded for prompt in every), window)
     longest = max(len(prompt.token_ids) + prompt.max_tokens for prompt in every)
-    options = (*config.serve_options, "--num-slots", str(config.concurrency), *slots, "--max-model-len", str(longest))
+    options = (*base, *slots, "--max-model-len", str(longest))
     serve_config(options)  # what cannot be is said before anything is measured
     return options
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cache.policy import DEFAULT_SCORERS, PolicyName
+from cache.policy import PolicyName
 from server.config import GROUPS, Config, read_config
 from server.options import OptionError, add_options
 
@@ -29,8 +29,8 @@ class Setting:
             return "as served"
         return str(self.policy) if self.compression is None else f"{self.policy} {self.compression:g}x"
 
-    def slot_options(self, length: int, num_decoded: int, serve_options: tuple[str, ...] = ()) -> tuple[str, ...]:
-        """Return the options that, with `serve_options`, make slots for prompts of `length` tokens and `num_decoded` more of decode's.
+    def slot_options(self, length: int, num_decoded: int, observation_window: int) -> tuple[str, ...]:
+        """Return what makes the slots of prompts of `length` tokens, after which decode takes at most `num_decoded` tokens.
 
         A slot has length / compression entries. SnapKV, which never gives an entry up, keeps as many of the prompt, and has room for what
         decode takes besides: that is its way, and to its advantage. Raises `OptionError`.
@@ -42,12 +42,11 @@ class Setting:
             return ("--policy", self.policy)
         capacity = int(length / self.compression)
         if self.policy is PolicyName.SNAPKV:
-            scorer = serve_config((*serve_options, "--policy", self.policy)).backend.policy.scorer or DEFAULT_SCORERS[self.policy]
-            window = scorer.observation_window
-            if capacity < window:
+            num_kept = capacity - observation_window
+            if num_kept < 0:
                 sizes = f"--compression {self.compression:g} at --length {length} leaves snapkv {capacity} entries"
-                raise OptionError(f"{sizes}: fewer than its window of {window}")
-            return ("--policy", self.policy, "--num-kept", str(capacity - window), "--num-recent", str(window + num_decoded))
+                raise OptionError(f"{sizes}: fewer than its window of {observation_window}")
+            return ("--policy", self.policy, "--num-kept", str(num_kept), "--num-recent", str(observation_window + num_decoded))
         return ("--policy", self.policy, "--slot-capacity", str(capacity))
 
 

@@ -61,6 +61,8 @@ class GenerationRequest(StructuredFields):
 
     # Ours: prefill reads the prompt's first `num_prefill_tokens` tokens, decode the others.
     num_prefill_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    # The name of the pool of slots to take one of; left out, the request's length says which.
+    cache_policy: Text | None = None
     # This request waits at most `queue_timeout` seconds for a slot, and takes at most `request_timeout` seconds in all.
     queue_timeout: Seconds | None = None
     request_timeout: Seconds | None = None

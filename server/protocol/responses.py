@@ -12,6 +12,7 @@ from server.protocol.generation import Effort, GenerationRequest
 from server.protocol.response_items import InputItems, OutputItem
 from server.protocol.structured import ANY_OBJECT, JsonObjectFormat, Schema, TextFormat
 from server.protocol.tools import FunctionDefinition, FunctionName, FunctionType, ToolChoice, ToolUse
+from server.protocol.usage import CacheUsage
 from server.structure import Structure, StructureKind
 
 LOGPROBS = "message.output_text.logprobs"
@@ -193,6 +194,7 @@ class ResponseUsage(TypedDict):
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
+    cache: CacheUsage
 
 
 class ResponseFailure(TypedDict):

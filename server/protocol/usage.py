@@ -12,8 +12,17 @@ class CompletionTokensDetails(TypedDict):
 
 
 class CacheUsage(TypedDict):
-    """Ours: how many tokens were predicted from a slot, and not by the full attention of prefill; of the choices that have ended."""
+    """Ours: what became of the sequences in their slots, of those choices that have ended.
 
+    `policy` is the name of the pool that the slots belong to (of the pools, should several prompts have gone to different ones). Counts are
+    of a full-attention layer: tokens held at the end, those no longer held, and the tokens that were for each one held. Packed tokens
+    are those predicted from a slot, and not by the full attention of prefill.
+    """
+
+    policy: str
+    kept_tokens: int
+    evicted_tokens: int
+    compression: float
     packed_prompt_tokens: int
     packed_completion_tokens: int
 

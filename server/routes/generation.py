@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -18,7 +19,7 @@ from server.failures import as_api_error
 from server.feed import EventFeed
 from server.jsontext import ascii_json
 from server.request_record import RequestRecord
-from server.request_run import RequestRun
+from server.request_run import CACHE_POLICY_HEADER, RequestRun
 from server.services import Services
 from server.sse import EventStream
 
@@ -37,7 +38,8 @@ class GenerationResponse(Response):
         await run_until_disconnect(receive, self._respond(scope, receive, send))
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        run = RequestRun(self._services, self._answer, RequestRecord.of(scope))
+        cache_policy = Headers(scope=scope).get(CACHE_POLICY_HEADER)
+        run = RequestRun(self._services, self._answer, RequestRecord.of(scope), cache_policy)
         with run.reserve() as ticket:
             await run.prepare()
             async with run.feed(ticket) as feed:

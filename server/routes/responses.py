@@ -13,7 +13,7 @@ from server.jsontext import ascii_json
 from server.protocol.responses import DeletedResponse, InputTokens, ResponseItemList, ResponseObject, ResponsesRequest
 from server.renderer import RenderError
 from server.request_record import RequestRecord
-from server.request_run import RequestRun
+from server.request_run import CACHE_POLICY_HEADER, RequestRun
 from server.response_answer import Resource, ResponseAnswer
 from server.response_store import ResponseStore, StoredResponse
 from server.routes.generation import GenerationResponse
@@ -84,7 +84,9 @@ def router(services: Services) -> APIRouter:
         answer = ResponseAnswer(body, model, services.settings, archive)
         if not body.background:
             return GenerationResponse(services, answer)
-        await background.start(archive.owner, answer, RequestRun(services, answer, RequestRecord.of(request.scope)))
+        await background.start(
+            archive.owner, answer, RequestRun(services, answer, RequestRecord.of(request.scope), request.headers.get(CACHE_POLICY_HEADER))
+        )
         return _json(answer.snapshot())
 
     @routes.post(PATH + "/input_tokens")

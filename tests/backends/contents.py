@@ -29,8 +29,8 @@ def recipe_of(policy: CachePolicy) -> Recipe:
 
 def assert_same_contents(backend: TorchBackend, slot: int, sequence: Sequence, *, is_packed: bool) -> None:
     """Every live entry of every layer is the reference's; a packed slot also says which tokens it kept."""
-    assert len(backend.cache.layers) == len(sequence.layers)
-    for index, layer in enumerate(backend.cache.layers):
+    assert len(backend.pools[0].cache.layers) == len(sequence.layers)
+    for index, layer in enumerate(backend.pools[0].cache.layers):
         _assert_same_layer(layer.slots, slot, sequence.layers[index], f"layer {index}", is_packed)
 
 

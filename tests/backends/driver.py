@@ -20,6 +20,7 @@ from backends.interface import (
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
 from cache.policy import PolicyOptions
+from cache.pool_options import PoolOptions
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -30,8 +31,7 @@ def open_backend(path: Path, policy: PolicyOptions, max_model_len: int, num_slot
         model=str(path),
         device=DeviceName.CPU,
         dtype=DtypeName.FLOAT32,
-        num_slots=num_slots,
-        policy=policy,
+        pools=(PoolOptions(num_slots, policy),),
         max_model_len=max_model_len,
         num_scratch=2,
         prefill_chunk=prefill_chunk,

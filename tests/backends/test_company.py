@@ -10,6 +10,7 @@ from backends.interface import SampledToken
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
 from cache.policy import PolicyName, PolicyOptions, WindowScorer
+from cache.pool_options import PoolOptions
 from tests.backends.checkpoints import save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request
 from tests.backends.oracle import random_prompt
@@ -44,8 +45,7 @@ def test_every_bit_is_the_same_in_any_company(tmp_path: Path, dtype: DtypeName, 
             str(save_checkpoint("llama", tmp_path)),
             DeviceName.CPU,
             dtype,
-            num_slots=6,
-            policy=policy,
+            (PoolOptions(6, policy),),
             max_model_len=512,
             prefill_chunk=CHUNK,
         )

@@ -12,9 +12,10 @@ from queue import SimpleQueue
 import pytest
 
 from backends.clock import VirtualClock
-from backends.fake import FakeBackend, fake_spec
+from backends.fake import FakeBackend, fake_spec, slot_pool
 from backends.interface import Backend, Feature, PrefillShape, SampledToken, SamplingParams
 from cache.policy import PolicyName, PolicyOptions, WindowScorer
+from cache.pool_options import PoolOptions
 from scheduler.config import SchedulerConfig
 from scheduler.constraints import Allowed
 from scheduler.engine import EngineCore
@@ -34,24 +35,25 @@ POLICIES = {
 Choice = tuple[str, int]
 
 
-def fake_backend(policy: PolicyOptions) -> Backend:
+TWO_POOLS = (PoolOptions(2, POLICIES["snapstream"]), PoolOptions(3, PolicyOptions(PolicyName.FULL, slot_capacity=200)))
+
+
+def fake_backend(pools: tuple[PoolOptions, ...]) -> Backend:
     shapes = (PrefillShape(1, 8), PrefillShape(4, 8), PrefillShape(1, 32))
-    resolved = policy.resolve(MAX_MODEL_LEN)
-    return FakeBackend(fake_spec(num_slots=NUM_SLOTS, max_model_len=MAX_MODEL_LEN, policy=resolved, vocab_size=320, prefill_shapes=shapes))
+    specs = [slot_pool(pool.num_slots, pool.policy.resolve(MAX_MODEL_LEN), MAX_MODEL_LEN, pool.label) for pool in pools]
+    return FakeBackend(fake_spec(max_model_len=MAX_MODEL_LEN, pools=specs, vocab_size=320, prefill_shapes=shapes))
 
 
 @pytest.fixture(scope="module")
-def open_torch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[PolicyOptions], Backend]:
+def open_torch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[PoolOptions, ...]], Backend]:
     from backends.torch_backend.backend import TorchBackend
     from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
     from tests.backends.checkpoints import save_checkpoint
 
     path = save_checkpoint("llama", tmp_path_factory.mktemp("checkpoints"))
 
-    def open_backend(policy: PolicyOptions) -> Backend:
-        config = TorchBackendConfig(
-            str(path), DeviceName.CPU, DtypeName.FLOAT32, NUM_SLOTS, policy, MAX_MODEL_LEN, num_scratch=2, prefill_chunk=32
-        )
+    def open_backend(pools: tuple[PoolOptions, ...]) -> Backend:
+        config = TorchBackendConfig(str(path), DeviceName.CPU, DtypeName.FLOAT32, pools, MAX_MODEL_LEN, num_scratch=2, prefill_chunk=32)
         return TorchBackend(config, VirtualClock())  # a clock that stands still: what is scheduled does not depend on the machine
 
     return open_backend
@@ -61,9 +63,13 @@ def open_torch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[PolicyOpti
 def backend(request: pytest.FixtureRequest) -> Backend:
     """One backend for all tests of a kind, so that each also finds the slots as others left them."""
     kind, policy = request.param.split("-")
-    opened = fake_backend(POLICIES[policy]) if kind == "fake" else request.getfixturevalue("open_torch")(POLICIES[policy])
-    opened.warmup()
-    return opened
+    return opened(request, kind, (PoolOptions(NUM_SLOTS, POLICIES[policy]),))
+
+
+def opened(request: pytest.FixtureRequest, kind: str, pools: tuple[PoolOptions, ...]) -> Backend:
+    backend = fake_backend(pools) if kind == "fake" else request.getfixturevalue("open_torch")(pools)
+    backend.warmup()
+    return backend
 
 
 def prompt(name: str, num_tokens: int) -> tuple[int, ...]:
@@ -327,6 +333,27 @@ def test_a_mask_binds_its_own_row_and_no_other(backend: Backend, sampling: Sampl
             assert [token % 3 for token in tokens] == [index % 3 for index in range(24)]
             assert tokens == converse(backend, add)[add.request_id, choice]
     assert {key: together[key] for key in [("a", 0), ("b", 0)]} == converse(backend, *others)
+
+
+@pytest.mark.parametrize("kind", ["fake", "torch"])
+def test_pools_know_nothing_of_each_other(kind: str, request: pytest.FixtureRequest) -> None:
+    """Each sequence is answered as by a backend that has its pool alone, whoever decodes and is read beside it, and aborted ones too."""
+    adds = [replace(add, request_id=f"{add.request_id}{pool}", pool=pool) for add in CROWD for pool in (0, 1)]
+    conversation = Conversation(opened(request, kind, TWO_POOLS))
+    conversation.send(*adds)
+    conversation.steps(9)
+    conversation.send(*(replace(ask(f"gone{pool}", 90), pool=pool) for pool in (0, 1)))
+    conversation.steps(20)
+    conversation.send(Abort("gone0"), Abort("gone1"))
+    while conversation.scheduler.has_work:
+        conversation.steps(1)
+        conversation.scheduler.check_integrity()
+    together = conversation.answers()
+    for pool, options in enumerate(TWO_POOLS):
+        alone = opened(request, kind, (options,))
+        for add in CROWD:
+            for (_, choice), tokens in converse(alone, add).items():
+                assert together[f"{add.request_id}{pool}", choice] == tokens, (add.request_id, pool)
 
 
 def test_what_is_not_declared_is_refused_by_name() -> None:

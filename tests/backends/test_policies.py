@@ -158,14 +158,14 @@ def test_nan_in_spare_entries_and_idle_slots_changes_nothing(subject: Subject, s
         return [request.outputs[0] for request in requests]
 
     expected = outputs(lambda: None)
-    for layer in subject.backend.cache.layers:
+    for layer in subject.backend.pools[0].cache.layers:
         for plane in (*layer.slots.planes, *layer.scratch.planes):
             plane.fill_(math.nan)  # as if the last tenants' numbers had overflowed
     assert outputs(lambda: _poison(subject.backend, idle_slots=[1, 3])) == expected
 
 
 def _poison(backend: TorchBackend, idle_slots: list[int]) -> None:
-    for layer in backend.cache.layers:
+    for layer in backend.pools[0].cache.layers:
         for cache in (layer.slots, layer.scratch):
             for plane in cache.planes:
                 plane[:, :, cache.spare_entry] = math.nan

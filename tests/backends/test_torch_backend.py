@@ -24,6 +24,7 @@ from backends.interface import (
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, TorchBackendConfig
 from cache.policy import PolicyName, PolicyOptions, WindowScorer
+from cache.pool_options import PoolOptions
 from tests.backends.checkpoints import SLIDING_WINDOW, VOCAB_SIZE, save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request
 
@@ -38,7 +39,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def config(llama: Path) -> TorchBackendConfig:
-    return TorchBackendConfig(str(llama), device=DeviceName.CPU, num_slots=3, policy=SMALL_SNAPSTREAM, prefill_chunk=32, max_model_len=128)
+    return TorchBackendConfig(
+        str(llama), device=DeviceName.CPU, pools=(PoolOptions(3, SMALL_SNAPSTREAM),), prefill_chunk=32, max_model_len=128
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +69,7 @@ def test_spec(backend: TorchBackend, llama: Path) -> None:
     assert (spec.scratch.num_scratch, spec.scratch.max_tokens) == (2, 128)
     assert spec.features == frozenset(Feature)
     assert not spec.simulated
-    by_default = TorchBackend(TorchBackendConfig(str(llama), device=DeviceName.CPU, num_slots=1, policy=FULL)).spec
+    by_default = TorchBackend(TorchBackendConfig(str(llama), device=DeviceName.CPU, pools=(PoolOptions(1, FULL),))).spec
     assert by_default.max_model_len == 512  # the model's own
     assert by_default.prefill_shapes == (
         PrefillShape(1, 32),
@@ -79,12 +82,12 @@ def test_spec(backend: TorchBackend, llama: Path) -> None:
 
 def test_a_sliding_window_limits_what_is_read_directly(tmp_path: Path) -> None:
     path = save_checkpoint("gemma3", tmp_path)
-    config = TorchBackendConfig(str(path), device=DeviceName.CPU, num_slots=1, policy=SMALL_SNAPSTREAM, max_model_len=128)
+    config = TorchBackendConfig(str(path), device=DeviceName.CPU, pools=(PoolOptions(1, SMALL_SNAPSTREAM),), max_model_len=128)
     backend = TorchBackend(config)
     assert backend.spec.pools[0].max_direct_tokens == SLIDING_WINDOW
-    assert [layer.slots.layout.capacity for layer in backend.cache.layers] == [SLIDING_WINDOW, 32, SLIDING_WINDOW]
-    never_outgrown = TorchBackend(replace(config, max_model_len=SLIDING_WINDOW, policy=FULL))
-    assert [layer.kind.sliding_window for layer in never_outgrown.cache.layers] == [None] * 3
+    assert [layer.slots.layout.capacity for layer in backend.pools[0].cache.layers] == [SLIDING_WINDOW, 32, SLIDING_WINDOW]
+    never_outgrown = TorchBackend(replace(config, max_model_len=SLIDING_WINDOW, pools=(PoolOptions(1, FULL),)))
+    assert [layer.kind.sliding_window for layer in never_outgrown.pools[0].cache.layers] == [None] * 3
 
 
 def test_a_model_is_not_asked_for_more_than_it_can(config: TorchBackendConfig) -> None:
@@ -92,18 +95,18 @@ def test_a_model_is_not_asked_for_more_than_it_can(config: TorchBackendConfig) -
         TorchBackend(replace(config, max_model_len=513))
 
 
-@pytest.mark.parametrize("name", ["num_slots", "num_scratch", "prefill_chunk", "max_model_len"])
+@pytest.mark.parametrize("name", ["num_scratch", "prefill_chunk", "max_model_len"])
 def test_sizes_are_positive(config: TorchBackendConfig, name: str) -> None:
     with pytest.raises(ValueError, match=name):
         replace(config, **{name: 0})  # type: ignore[arg-type]
 
 
 def test_memory_does_not_depend_on_what_was_read(backend: TorchBackend) -> None:
-    before = backend.cache.num_bytes
-    planes = [plane.data_ptr() for layer in backend.cache.layers for plane in layer.slots.planes]
+    before = backend.pools[0].cache.num_bytes
+    planes = [plane.data_ptr() for layer in backend.pools[0].cache.layers for plane in layer.slots.planes]
     Driver(backend, 32).run(Request(_prompt(100)), Request(_prompt(60), slots=(1,), scratch=1), num_tokens=3)
-    assert backend.cache.num_bytes == before
-    assert [plane.data_ptr() for layer in backend.cache.layers for plane in layer.slots.planes] == planes
+    assert backend.pools[0].cache.num_bytes == before
+    assert [plane.data_ptr() for layer in backend.pools[0].cache.layers for plane in layer.slots.planes] == planes
 
 
 @pytest.mark.parametrize("length", [10, 60])
@@ -111,7 +114,7 @@ def test_a_slot_that_held_nan_serves_again(backend: TorchBackend, length: int) -
     driver = Driver(backend, 32)
     expected = Request(_prompt(length), slots=(1,), scratch=1)
     driver.run(expected, num_tokens=5)
-    for layer in backend.cache.layers:
+    for layer in backend.pools[0].cache.layers:
         for plane in (*layer.slots.planes, *layer.scratch.planes):
             plane.fill_(torch.nan)
     again = Request(_prompt(length), slots=(1, 2), scratch=0)

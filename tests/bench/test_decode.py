@@ -6,6 +6,7 @@ from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, TorchBackendConfig
 from bench.decode import decode_batch, measure, prefill_batches
 from cache.policy import PolicyOptions, WindowScorer
+from cache.pool_options import PoolOptions
 from tests.backends.checkpoints import save_checkpoint
 
 
@@ -13,7 +14,7 @@ from tests.backends.checkpoints import save_checkpoint
 def config(tmp_path_factory: pytest.TempPathFactory) -> TorchBackendConfig:
     policy = PolicyOptions(slot_capacity=48, num_sink=2, scorer=WindowScorer(observation_window=4))
     path = save_checkpoint("llama", tmp_path_factory.mktemp("checkpoint"))
-    return TorchBackendConfig(str(path), device=DeviceName.CPU, num_slots=2, policy=policy, prefill_chunk=32, max_model_len=128)
+    return TorchBackendConfig(str(path), device=DeviceName.CPU, pools=(PoolOptions(2, policy),), prefill_chunk=32, max_model_len=128)
 
 
 def test_prompts_are_read_whole(config: TorchBackendConfig) -> None:

@@ -64,7 +64,7 @@ def test_only_rings_that_are_made_for_it_evict(name: PolicyName) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (PolicyOptions(PolicyName.FULL, slot_capacity=64), "slot_capacity is not an option of policy full"),
+        (PolicyOptions(PolicyName.FULL, num_sink=4), "num_sink is not an option of policy full, whose sizes are slot_capacity"),
         (PolicyOptions(PolicyName.STREAMING_LLM, num_kept=8), "num_kept is not an option of policy streaming-llm"),
         (PolicyOptions(PolicyName.SNAPKV, num_sink=8), "num_sink is not an option of policy snapkv"),
         (PolicyOptions(PolicyName.SNAPKV, lend_kept=True), "lend_kept is not an option of policy snapkv"),

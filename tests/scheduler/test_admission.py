@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from backends.fake import fake_spec
+from backends.fake import fake_spec, slot_pool
 from backends.interface import Feature, SamplingParams, ScratchSpec
-from cache.policy import WindowScorer, snapkv, snapstream
-from scheduler.admission import needs_scratch, refusal
+from cache.policy import WindowScorer, full, snapkv, snapstream
+from scheduler.admission import needs_scratch, refusal, route
 from scheduler.messages import Add
 from tests.scheduler.drive import request
 
@@ -78,3 +78,36 @@ def test_refuses_an_undeclared_feature_by_name(missing: Feature) -> None:
     assert refusal(add, SPEC) is None
     assert refusal(add, replace(SPEC, features=frozenset(Feature) - {missing})) == f"the backend does not support {missing.value}"
     assert refusal(request("a"), replace(SPEC, features=frozenset())) is None
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "num_forced_tokens", "max_tokens", "pool"),
+    [
+        (30, 0, 7, 0),  # 4 sinks and a ring of 32: with the last token drawn, which is not written, nothing is lost
+        (30, 0, 8, 1),
+        (64, 0, 1, 0),
+        (64, 0, 2, 1),
+        (200, 0, 56, 1),
+        (200, 0, 57, 0),
+        (1000, 0, 1, 0),
+        (1000, 0, 25, 0),  # nobody admits it: it is told what the first, with the most room, says
+        (30, 6, 1, 0),
+        (64, 10, 1, 1),  # the slot is filled before its end
+    ],
+)
+def test_goes_to_the_first_pool_that_loses_nothing_else_to_the_first_that_admits(
+    num_prompt_tokens: int, num_forced_tokens: int, max_tokens: int, pool: int
+) -> None:
+    spec = fake_spec(pools=(slot_pool(4, snapstream(4, 32, 28, SCORER), 1024), slot_pool(1, full(256), 1024)), max_model_len=1024)
+    assert route(num_prompt_tokens, num_forced_tokens, max_tokens, spec) == pool
+
+
+def test_each_pool_has_its_own_limits() -> None:
+    spec = fake_spec(pools=(slot_pool(4, snapstream(4, 32, 28, SCORER), 1024), slot_pool(1, full(256), 1024)), max_model_len=1024)
+    in_full = replace(request("a", 200, 56), pool=1)
+    assert refusal(in_full, spec) is None
+    assert not needs_scratch(in_full, spec)
+    assert needs_scratch(replace(in_full, pool=0), spec)
+    message = "up to 57 tokens are asked for, but policy full admits at most 56 after 200 prompt tokens"
+    assert refusal(replace(request("a", 200, 57), pool=1), spec) == message
+    assert refusal(replace(request("a", 200, 57), pool=0), spec) is None

@@ -1,11 +1,13 @@
 """The loop in a thread of its own: every sequence ends once, whatever becomes of steps, backend and scheduler."""
 
+from dataclasses import replace
 from threading import Event, Thread
 
 import pytest
 
-from backends.fake import Done, FakeBackend, fake_spec
-from backends.interface import BackendError, BackendUnusableError, Batch, BatchResult, PrefillShape, SamplingParams
+from backends.fake import Done, FakeBackend, fake_spec, slot_pool
+from backends.interface import BackendError, BackendUnusableError, Batch, BatchResult, DecodeBatch, PrefillShape, SamplingParams
+from cache.policy import full
 from scheduler.config import SchedulerConfig
 from scheduler.messages import EngineOutput, Finish, FinishReason, Shutdown
 from scheduler.stats import StepKind, StepRecord
@@ -173,3 +175,26 @@ def test_what_is_forced_takes_launches_of_several_steps_even_when_others_wait() 
     drive.run(request("a", 30, 3, num_prefill_tokens=9), request("b", 10, 1))
     assert [batch.num_steps for batch in drive.batches if batch.kind is StepKind.DECODE] == [4, 4, 4, 4, 4, 1, 1, 1]
     assert drive.tokens("a") == answer(request("a", 30, 3), drive.spec)
+
+
+def test_pools_decode_in_turn_and_one_pools_queue_leaves_anothers_slots_alone() -> None:
+    pools = (slot_pool(1, full(64), 64, "narrow"), slot_pool(2, full(64), 64, "wide"))
+    drive = Drive(fake_spec(pools=pools, max_model_len=64), SchedulerConfig(max_num_waiting=2, max_decode_steps=1))
+    batches: list[Batch] = []
+    submit = drive.backend.submit
+
+    def watch(batch: Batch) -> Done:
+        batches.append(batch)
+        return submit(batch)
+
+    drive.backend.submit = watch  # type: ignore[method-assign]
+    crowd = [request(f"n{number}", 4, 6) for number in range(3)]
+    drive.send(*crowd, request("refused", 4, 6), replace(request("w", 4, 6), pool=1))
+    drive.run()
+    assert drive.final("refused").reason is FinishReason.QUEUE_FULL
+    first, second = drive.final("w").timing, drive.final("n1").timing
+    assert (first.admitted, drive.tokens("w")) == (0.0, answer(request("w", 4, 6), drive.spec))
+    assert second.admitted is not None
+    decoded = [batch.pool for batch in batches if isinstance(batch, DecodeBatch)]
+    assert decoded[:10] == [0, 1] * 5
+    assert [drive.tokens(add.request_id) for add in crowd] == [answer(add, drive.spec) for add in crowd]

@@ -6,10 +6,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from backends.fake import fake_spec
+from backends.fake import fake_spec, slot_pool
 from backends.fake_model import expected_tokens
 from backends.interface import BackendError, Batch, DecodeBatch, PrefillShape, SamplingParams
-from cache.policy import WindowScorer, snapstream
+from cache.policy import WindowScorer, full, snapstream
 from scheduler.config import SchedulerConfig
 from scheduler.messages import Abort, Add, Finish, FinishReason
 from scheduler.waiting import QueueOrder
@@ -54,9 +54,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.order = order
         self.faults = Faults()
         spec = fake_spec(
-            num_slots=num_slots,
+            pools=(slot_pool(num_slots, POLICY, 256), slot_pool(2, full(140), 256)),
             num_scratch=num_scratch,
-            policy=POLICY,
             max_model_len=256,
             vocab_size=16,  # so that stop tokens come up
             prefill_shapes=SHAPES,
@@ -77,6 +76,7 @@ class EngineMachine(RuleBasedStateMachine):
         timeouts=st.tuples(*[st.none() | st.floats(0.0, 0.5)] * 2),
         num_prompt_logprobs=st.none() | st.integers(0, 2),
         is_background=st.booleans(),
+        pool=st.sampled_from([0, 0, 1]),
         prefill_share=st.none() | st.floats(0.0, 1.0),
         tenant=st.sampled_from("ab"),
     )
@@ -92,6 +92,7 @@ class EngineMachine(RuleBasedStateMachine):
         timeouts: tuple[float | None, float | None],
         num_prompt_logprobs: int | None,
         is_background: bool,
+        pool: int,
         prefill_share: float | None,
         tenant: str,
     ) -> None:
@@ -125,6 +126,7 @@ class EngineMachine(RuleBasedStateMachine):
             num_prefill_tokens=None if prefill_share is None else max(1, round(prefill_share * num_prompt_tokens)),
             is_background=is_background,
             tenant=tenant,
+            pool=pool,
         )
         self.drive.send(self.adds[name])
 
@@ -198,15 +200,17 @@ class EngineMachine(RuleBasedStateMachine):
     def check_background(self) -> None:
         """What runs in the background leaves half of the slots to the rest."""
         holders = [request.add for request in self.drive.scheduler.live() if request.slot is not None]
-        assert sum(add.is_background for add in holders) <= max(1, self.drive.spec.pools[0].num_slots // 2)
+        for number, pool in enumerate(self.drive.spec.pools):
+            assert sum(add.is_background for add in holders if add.pool == number) <= max(1, pool.num_slots // 2)
 
     def check_order(self) -> None:
         """Within the direct and the scratch line, those of one priority or one tenant are admitted as they came."""
-        lines: dict[tuple[bool, bool, int | str], list[float]] = {}
+        lines: dict[tuple[int, bool, bool, int | str], list[float]] = {}
+        limits = [pool.max_direct_tokens for pool in self.drive.spec.pools]
         for name, add in self.adds.items():
-            needs_scratch = not add.needs_slot or len(add.prompt_token_ids) - add.num_forced_tokens > POLICY.max_direct_tokens
+            needs_scratch = not add.needs_slot or len(add.prompt_token_ids) - add.num_forced_tokens > limits[add.pool]
             levels: dict[QueueOrder, int | str] = {QueueOrder.FAIR: add.tenant, QueueOrder.PRIORITY: add.priority, QueueOrder.FCFS: 0}
-            line = (needs_scratch, add.is_background, levels[self.order])
+            line = (add.pool, needs_scratch, add.is_background, levels[self.order])
             admitted = [self.drive.final(name, choice).timing.admitted for choice in range(add.num_choices)]
             lines.setdefault(line, []).extend(time for time in admitted if time is not None)
         assert all(times == sorted(times) for times in lines.values()), lines

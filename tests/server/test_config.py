@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from backends.torch_backend.config import DtypeName
+from cache.layout import SlotLayout
 from cache.policy import DEFAULT_SCORERS, PolicyName, Pooling, SoftmaxDomain, WindowScorer
 from scheduler.waiting import QueueOrder
 from server.cli import make_parser
@@ -24,16 +25,16 @@ def test_defaults() -> None:
     config = config_of()
     assert config.backend.model == str(DEMO_MODEL)
     assert config.server.model_names == ("snapserve-demo",)
-    assert config.backend.policy.name is PolicyName.SNAPSTREAM
+    assert config.backend.pools[0].policy.name is PolicyName.SNAPSTREAM
     assert (config.process.host, config.process.port) == ("127.0.0.1", 8000)
     assert config.server.api_keys == ()
     assert not config.server.metrics_are_open
 
 
 def test_a_flag_stands_before_its_variable_and_that_before_the_default() -> None:
-    assert config_of().backend.num_slots == 8
-    assert config_of(SNAPSERVE_NUM_SLOTS="3").backend.num_slots == 3
-    assert config_of("--num-slots", "5", SNAPSERVE_NUM_SLOTS="3").backend.num_slots == 5
+    assert config_of().backend.pools[0].num_slots == 8
+    assert config_of(SNAPSERVE_NUM_SLOTS="3").backend.pools[0].num_slots == 3
+    assert config_of("--num-slots", "5", SNAPSERVE_NUM_SLOTS="3").backend.pools[0].num_slots == 5
 
 
 def test_no_key_may_fill_the_queue_where_there_are_several() -> None:
@@ -46,9 +47,9 @@ def test_no_key_may_fill_the_queue_where_there_are_several() -> None:
 
 
 def test_switches() -> None:
-    assert config_of("--lend-kept").backend.policy.lend_kept
-    assert config_of(SNAPSERVE_LEND_KEPT="true").backend.policy.lend_kept
-    assert not config_of("--no-lend-kept", SNAPSERVE_LEND_KEPT="true").backend.policy.lend_kept
+    assert config_of("--lend-kept").backend.pools[0].policy.lend_kept
+    assert config_of(SNAPSERVE_LEND_KEPT="true").backend.pools[0].policy.lend_kept
+    assert not config_of("--no-lend-kept", SNAPSERVE_LEND_KEPT="true").backend.pools[0].policy.lend_kept
     assert config_of("--no-metrics-require-key").server.metrics_are_open
 
 
@@ -59,9 +60,9 @@ def test_options_reach_their_floor() -> None:
         *("--drain-timeout", "0", "--max-body-size", "100", "--max-num-waiting", "0", "--max-model-len", "64"),
     )
     assert config.backend.dtype is DtypeName.FLOAT32
-    assert config.backend.policy.scorer is not None
-    assert config.backend.policy.scorer.softmax_domain is SoftmaxDomain.ALL
-    assert config.backend.policy.resolve(64).layout.capacity == 18
+    assert config.backend.pools[0].policy.scorer is not None
+    assert config.backend.pools[0].policy.scorer.softmax_domain is SoftmaxDomain.ALL
+    assert config.backend.pools[0].policy.resolve(64).layout.capacity == 18
     assert config.scheduler.order is QueueOrder.PRIORITY
     assert config.scheduler.max_num_waiting == 0
     assert config.server.priority_is_honoured
@@ -71,17 +72,21 @@ def test_options_reach_their_floor() -> None:
 
 
 def test_each_policy_has_its_own_scorer() -> None:
-    snapkv = config_of("--policy", "snapkv", "--pooling", "maximum").backend.policy.scorer
+    snapkv = config_of("--policy", "snapkv", "--pooling", "maximum").backend.pools[0].policy.scorer
     assert snapkv == WindowScorer(softmax_domain=SoftmaxDomain.ALL, pooling=Pooling.MAXIMUM)
-    assert config_of().backend.policy.scorer == DEFAULT_SCORERS[PolicyName.SNAPSTREAM]
-    assert config_of("--policy", "full").backend.policy.scorer is None
+    assert config_of().backend.pools[0].policy.scorer == DEFAULT_SCORERS[PolicyName.SNAPSTREAM]
+    assert config_of("--policy", "full").backend.pools[0].policy.scorer is None
 
 
 def test_the_papers_recipe() -> None:
-    scorer = config_of(
-        *("--observation-half-life", "0", "--query-reduction", "sum"),
-        *("--pooling", "average", "--pooling-size", "5", "--pooling-shift", "0"),
-    ).backend.policy.scorer
+    scorer = (
+        config_of(
+            *("--observation-half-life", "0", "--query-reduction", "sum"),
+            *("--pooling", "average", "--pooling-size", "5", "--pooling-shift", "0"),
+        )
+        .backend.pools[0]
+        .policy.scorer
+    )
     assert scorer == WindowScorer()
 
 
@@ -159,3 +164,38 @@ def test_a_key_file_without_keys_is_refused(tmp_path: Path) -> None:
 
 def test_the_documented_tables_are_current() -> None:
     assert options_table(GROUPS) in (DOCS / "configuration.md").read_text(), "put what `python -m server.config` prints into the file"
+
+
+def test_several_pools() -> None:
+    narrow, wide = config_of(
+        *("--pool", "snapstream:slots=32,capacity=1024,recent=512,observation-window=16,lend-kept=yes", "--max-model-len", "9000"),
+        *("--pool", "full:slots=2,capacity=4096,name=exact"),
+    ).backend.pools
+    assert (narrow.label, narrow.num_slots, narrow.policy.lend_kept) == ("snapstream", 32, True)
+    assert narrow.policy.scorer is not None
+    assert narrow.policy.scorer.observation_window == 16
+    assert narrow.policy.resolve(9000).layout == SlotLayout(4, 512, 508)
+    assert (wide.label, wide.num_slots, wide.policy.resolve(9000).layout.capacity) == ("exact", 2, 4096)
+    written = config_of(SNAPSERVE_POOL="streaming-llm:capacity=64  full").backend.pools
+    assert [(pool.label, pool.num_slots) for pool in written] == [("streaming-llm", 8), ("full", 8)]
+    assert written[1].policy.resolve(512).layout.capacity == 512
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--pool", "half"), "policy of --pool half must be one of full, "),
+        (("--pool", "full:slots=0"), "slots of --pool full:slots=0 must be a whole number of at least 1"),
+        (("--pool", "full:size=3"), "--pool full:size=3: there is no key 'size'; the keys are name, slots, capacity"),
+        (("--pool", "full:slots"), "--pool full:slots: 'slots' must have a value"),
+        (("--pool", "full:slots=1,slots=2"), "--pool full:slots=1,slots=2: 'slots' is given more than once"),
+        (("--pool", "full:sink=2"), "--pool full:sink=2: num_sink is not an option of policy full"),
+        (("--pool", "snapstream:capacity=4"), "--pool snapstream:capacity=4: slot_capacity of 4 leaves"),
+        (("--pool", "full:name=a b"), "--pool full:name=a b: name must be up to 64 letters"),
+        (("--pool", "full", "full:slots=2"), "--pool: 2 pools have the name full; choose others by the key name"),
+        (("--pool", "full", "--num-sink", "3"), "--num-sink describes the slots where there is one pool; with --pool"),
+    ],
+)
+def test_a_pool_that_cannot_be_is_said_with_its_flag(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(OptionError, match="^" + re.escape(message)):
+        config_of(*flags)

@@ -10,12 +10,12 @@ from server.config import DEMO_MODEL
 from server.eval.setting import Setting, model_id, serve_config, settings_of, split_options
 from server.options import OptionError
 
-LENGTH, NUM_DECODED = 4096, 60
+LENGTH, NUM_DECODED, WINDOW = 4096, 60, 32
 
 
 def policy_of(setting: Setting) -> CachePolicy:
-    options = setting.slot_options(LENGTH, NUM_DECODED)
-    return serve_config(options).backend.policy.resolve(LENGTH + NUM_DECODED)
+    options = setting.slot_options(LENGTH, NUM_DECODED, WINDOW)
+    return serve_config(options).backend.pools[0].policy.resolve(LENGTH + NUM_DECODED)
 
 
 def test_each_policy_at_each_compression_and_full_once() -> None:
@@ -62,5 +62,5 @@ def test_results_call_a_folder_by_its_name(tmp_path: Path) -> None:
 
 
 def test_a_budget_below_snapkvs_window_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"--compression 512 at --length 4096 leaves snapkv 8 entries: fewer than its window of"):
+    with pytest.raises(OptionError, match=r"--compression 512 at --length 4096 leaves snapkv 8 entries: fewer than its window of 32"):
         policy_of(Setting(PolicyName.SNAPKV, 512.0))

@@ -1,0 +1,36 @@
+"""A pool of slots as users ask for it."""
+
+import re
+from dataclasses import dataclass, field
+
+from cache.policy import PolicyOptions
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """So many slots of one policy. Requests ask for the pool by its name, which is its policy's unless it is given one."""
+
+    num_slots: int = 8
+    policy: PolicyOptions = field(default_factory=PolicyOptions)
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.num_slots < 1:
+            raise ValueError(f"num_slots must be at least 1, got {self.num_slots}")
+        if re.fullmatch(r"[A-Za-z0-9_.-]{0,64}", self.name) is None:
+            raise ValueError(f"name must be up to 64 letters, digits, dots, dashes and underscores, got {self.name!r}")
+
+    @property
+    def label(self) -> str:
+        """What the pool is called."""
+        return self.name or self.policy.name
+
+
+def check_names(pools: tuple[PoolOptions, ...]) -> None:
+    """Raise ValueError unless there is a pool, and each has a name of its own."""
+    labels = [pool.label for pool in pools]
+    if not labels:
+        raise ValueError("at least one pool is needed")
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ValueError(f"{labels.count(label)} pools have the name {label}")

@@ -48,7 +48,7 @@ class BackgroundResponses:
         try:
             with ticket:
                 async with run.feed(ticket) as feed:
-                    await feed.accepted()
+                    await run.accept(feed)
                     answer.begin()
                     await run.finish(feed)
             answer.body(run.tally)

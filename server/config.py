@@ -24,6 +24,7 @@ from scheduler.waiting import QueueOrder
 from server.auth import name_of_key
 from server.connection_options import CONNECTIONS, connection_limits_of
 from server.key_file import read_key_file
+from server.logs import LogFormat
 from server.options import Option, OptionError, OptionGroup, choices, integer, one_of, options_table, resolve_options, seconds, switch, text
 from server.pools import SHORT, read_pool
 from server.settings import BatchSettings, Limits, RateLimit, ReasoningParserName, ServerSettings, StorageLimits, ToolParserName
@@ -54,6 +55,7 @@ class ProcessConfig:
     host: str
     port: int
     log_level: LogLevel
+    log_format: LogFormat
     drain_timeout: float
     stall_timeout: float
 
@@ -256,6 +258,8 @@ SERVER = OptionGroup(
         Option("drain-timeout", seconds, 30.0, "Time that running requests get when the server is told to end.", "SECONDS"),
         Option("stall-timeout", seconds, 60.0, "Time without a finished step after which the engine counts as stalled.", "SECONDS"),
         Option("log-level", one_of(LogLevel), LogLevel.INFO, "What is logged.", choices(LogLevel)),
+        Option("log-format", one_of(LogFormat), LogFormat.TEXT, "How it is written.", choices(LogFormat)),
+        Option("log-prompts", switch, False, "Whether prompts are logged too, as the model is given them.", ""),
     ),
 )
 
@@ -312,6 +316,7 @@ def _compose(values: Mapping[str, Any]) -> Config:
             host=values["host"],
             port=values["port"],
             log_level=values["log_level"],
+            log_format=values["log_format"],
             drain_timeout=values["drain_timeout"],
             stall_timeout=values["stall_timeout"],
         ),
@@ -375,6 +380,7 @@ def _server(values: Mapping[str, Any]) -> ServerSettings:
         tool_call_parser=values["tool_call_parser"],
         reasoning_parser=values["reasoning_parser"],
         embedding_pooling=values["embedding_pooling"],
+        log_prompts=values["log_prompts"],
         limits=Limits(max_body_bytes=values["max_body_size"]),
         connections=connection_limits_of(values),
         storage=StorageLimits(values["max_stored_responses"], values["max_stored_response_bytes"], values["stored_response_ttl"]),

@@ -23,7 +23,7 @@ from server.batches.dispatch import Dispatcher
 from server.batches.runner import BatchRunner
 from server.batches.service import Batches
 from server.client import Health
-from server.config import Config, LogLevel, with_flags
+from server.config import Config, with_flags
 from server.grammars import Grammars
 from server.http_meter import HttpMeter
 from server.http_protocol import protocol_with
@@ -167,7 +167,7 @@ def _uvicorn_config(config: Config, app: HttpMeter) -> uvicorn.Config:
         ws="none",
         lifespan="off",
         log_config=None,
-        access_log=config.process.log_level is LogLevel.DEBUG,
+        access_log=False,
         server_header=False,
         timeout_graceful_shutdown=CLOSING_TIME,
     )

@@ -1,6 +1,6 @@
 """The headers that every answer has: the request's id, the client's own if it sent one, and how long the server took to begin.
 
-Here a request's record begins, and the headers that it gathers are sent.
+Here a request's record begins, and the headers that it gathers are sent; what is logged from here on has its id.
 """
 
 import re
@@ -10,6 +10,7 @@ import uuid
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.logs import request_id
 from server.request_record import RequestRecord
 
 
@@ -26,6 +27,7 @@ class RequestId:
         began = time.monotonic()
         record = RequestRecord(_given(scope) or uuid.uuid4().hex)
         record.attach(scope)
+        request_id.set(record.request_id)
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -1,7 +1,9 @@
 """One request on its way through the engine, of whichever family: checked, rendered, handed in, and its events counted."""
 
+import logging
 import random
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from scheduler.admission import max_output_tokens, route
 from scheduler.messages import Add, StopCriteria
@@ -20,6 +22,7 @@ from server.answer import Answer, Tally
 from server.client import Ticket
 from server.errors import invalid_value
 from server.feed import EventFeed
+from server.logs import fields
 from server.output import Accepted, ChoiceDelta, Event, Generation, Progress, PromptLogprobs
 from server.rate_limits import UNSAID_MAX_TOKENS
 from server.renderer import RenderError
@@ -27,11 +30,13 @@ from server.request_record import RequestRecord
 from server.services import Services
 from server.structure import StructureError
 
+logger: Final = logging.getLogger(__name__)
+
 CACHE_POLICY_HEADER = "x-cache-policy"
 
 
 class RequestRun:
-    """Use it in this order: `reserve`, `prepare`, `feed`, and `take` for each event; any of the first three may refuse the request."""
+    """Use it in this order: `reserve`, `prepare`, `feed`, `accept`, and `take` for each event; the first four may refuse the request."""
 
     def __init__(self, services: Services, answer: Answer, record: RequestRecord, cache_policy: str | None) -> None:
         self._services = services
@@ -54,11 +59,17 @@ class RequestRun:
     async def prepare(self) -> None:
         """Find out what the engine is to be asked for. Raises `ApiError`."""
         self._adds = await self._find_adds(self._arrival_time)
+        if self._services.settings.log_prompts:
+            await self._log_prompts()
         self._record.quota.reserve(sum(map(self._cost, self._adds)))
         num_tokens = tuple(len(add.prompt_token_ids) for add in self._adds)
         pools = tuple(self._services.client.spec.pools[add.pool].name for add in self._adds)
         self.tally = Tally.start(num_tokens, pools, self._options.num_choices)
         self._record.headers[CACHE_POLICY_HEADER] = self.tally.policy
+
+    async def _log_prompts(self) -> None:
+        for add in self._adds:
+            logger.info("prompt", extra=fields(request=add.request_id, prompt=await self._services.renderer.decode(add.prompt_token_ids)))
 
     def _cost(self, add: Add) -> int:
         """Return how many tokens a prompt and its choices may come to, as far as the request says so."""
@@ -87,8 +98,13 @@ class RequestRun:
                 self._record.num_output_tokens += tally.choices[index].num_tokens - num_before
                 return self._answer.read(index, event, tally)
             case Accepted():
-                self._record.num_prompt_tokens += tally.num_prompt_tokens[prompt]
+                pass
         return ()
+
+    async def accept(self, feed: EventFeed) -> None:
+        """Wait until the engine has taken the request: from here on it costs its key the prompt. Raises `GenerationError`."""
+        await feed.accepted()
+        self._record.num_prompt_tokens = sum(self.tally.num_prompt_tokens)
 
     async def finish(self, feed: EventFeed) -> None:
         """Take all events that are to come."""

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from server.batches.disk import FolderError
 from server.batches.service import Batches
 from server.config import GROUPS, ProcessConfig, read_config, with_flags
+from server.logs import configure_logging
 from server.options import OptionError, add_options
 from server.settings import BatchSettings
 
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         batches = stack.enter_context(open_batches(config.server.batches))
         from server.process import run_process
 
-        logging.basicConfig(level=config.process.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        configure_logging(config.process.log_level.upper(), config.process.log_format)
         return run_process(config, listener, batches)
 
 

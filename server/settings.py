@@ -119,6 +119,7 @@ class ServerSettings:
     tool_call_parser: ToolParserName = ToolParserName.AUTO
     reasoning_parser: ReasoningParserName = ReasoningParserName.AUTO
     embedding_pooling: PromptPooling = PromptPooling.MEAN
+    log_prompts: bool = False
     limits: Limits = Limits()
     batches: BatchSettings | None = None  # None: there are no files and batches
     storage: StorageLimits = StorageLimits()

@@ -43,7 +43,7 @@ class GenerationResponse(Response):
         with run.reserve() as ticket:
             await run.prepare()
             async with run.feed(ticket) as feed:
-                await feed.accepted()
+                await run.accept(feed)
                 if self._answer.options.stream:
                     await self._stream(run, feed, EventStream(send))
                     return

@@ -1,6 +1,7 @@
 """Requests and tokens a minute: the buckets on a virtual clock, and what clients are told, over HTTP."""
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -107,6 +108,15 @@ def test_every_answer_tells_how_the_account_stands(renderer: Renderer) -> None:
     assert last.json()["error"]["code"] == "rate_limit_exceeded"
     assert 0 < int(last.headers["retry-after"]) <= 20
     assert "x-request-id" in last.headers
+
+
+@pytest.mark.parametrize("body", [{"prompt": [5] * 800, "max_tokens": 1}, {"prompt": "Anna", "max_tokens": 800}])
+def test_what_was_read_and_made_is_charged(renderer: Renderer, body: dict[str, Any]) -> None:
+    with serve(renderer, settings(rate_limit=RateLimit(tokens=1000))) as server, httpx.Client(base_url=server.url, timeout=30) as http:
+        assert http.post("/v1/completions", json=PROMPT | body).status_code == 200
+        server.observed.wait_until(lambda: len(server.observed.statuses) == 1)
+        left = http.post("/tokenize", json={"prompt": "x"}).headers["x-ratelimit-remaining-tokens"]
+        assert int(left) < 700  # what flows in meanwhile is 17 a second
 
 
 def test_without_limits_nothing_is_told(http: httpx.Client) -> None:

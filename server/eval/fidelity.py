@@ -24,9 +24,10 @@ from cache.pool_options import PoolOptions
 from server.bench.progress import ProgressLine
 from server.config import Config
 from server.eval.errors import EvalError
+from server.eval.prompts import load_tokenizer
 from server.eval.setting import Setting, model_id, serve_config, settings_of, split_options
 from server.options import OptionError
-from server.tokenizer import RenderError, Tokenizer
+from server.tokenizer import RenderError
 from server.version import server_version
 
 Floats = NDArray[np.float64]
@@ -128,7 +129,7 @@ def measure_fidelity(config: FidelityConfig) -> FidelityResult:
 
 def read_windows(config: FidelityConfig) -> list[tuple[int, ...]]:
     """Return stretches of the text that follow each other, each of length + num_scored tokens. Raises `OptionError`."""
-    tokenizer = Tokenizer.load(config.model)
+    tokenizer = load_tokenizer(config.model)
     try:
         token_ids = tokenizer.encode(config.text.read_text(), add_special_tokens=False)
     except (OSError, UnicodeDecodeError, RenderError) as error:

@@ -4,6 +4,7 @@ from array import array
 from dataclasses import dataclass
 from itertools import takewhile
 
+from server.eval.errors import EvalError
 from server.eval.options import Pack
 from server.eval.tasks.case import Case, Task
 from server.eval.tasks.suite import case_source
@@ -54,6 +55,14 @@ class PromptWriter:
             return self._tokenizer.encode(asked + answer_prefix, add_special_tokens=True)
         chat = self._tokenizer.render_chat([{"role": "user", "content": asked}], add_generation_prompt=True, continue_final_message=False)
         return (*chat, *self._tokenizer.encode(answer_prefix, add_special_tokens=False))
+
+
+def load_tokenizer(model: str) -> Tokenizer:
+    """Read a tokenizer. Raises `EvalError`."""
+    try:
+        return Tokenizer.load(model)
+    except (OSError, ValueError, KeyError) as error:
+        raise EvalError(f"the tokenizer of {model} cannot be read: {error}") from error
 
 
 def _num_common(one: tuple[int, ...], other: tuple[int, ...]) -> int:

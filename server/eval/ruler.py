@@ -12,13 +12,12 @@ from server.eval.completer import Completer, http_client
 from server.eval.engine import engine
 from server.eval.errors import EvalError
 from server.eval.options import Pack
-from server.eval.prompts import Prompt, PromptWriter
+from server.eval.prompts import Prompt, PromptWriter, load_tokenizer
 from server.eval.run import Run, TaskScores, task_scores
 from server.eval.setting import Setting, model_id, serve_config, settings_of, split_options
 from server.eval.tasks.case import LengthError, Task
 from server.eval.tasks.suite import TASKS
 from server.options import OptionError
-from server.tokenizer import Tokenizer
 from server.version import server_version
 
 
@@ -109,7 +108,7 @@ async def measure(config: RulerConfig) -> RulerResult:
 
 def write_prompts(config: RulerConfig) -> dict[str, list[Prompt]]:
     """Return the prompts of each task."""
-    tokenizer = Tokenizer.load(config.tokenizer or config.model)
+    tokenizer = load_tokenizer(config.tokenizer or config.model)
     writer = PromptWriter(tokenizer, config.length, config.pack, uses_chat_template=config.uses_chat_template)
     progress = ProgressLine(sys.stderr, "writing cases", len(config.tasks) * config.num_cases)
     prompts: dict[str, list[Prompt]] = {}

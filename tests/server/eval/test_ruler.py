@@ -112,6 +112,11 @@ def test_an_engine_that_does_not_start_is_told_with_its_reason(tmp_path: Path, c
     assert "safetensors" in error
 
 
+def test_a_model_without_a_tokenizer_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "ruler", *SMALL, "--model", str(tmp_path)]) == 1
+    assert f"snapserve eval: the tokenizer of {tmp_path} cannot be read" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -51,10 +51,10 @@ class Retrieval:
 
 
 def test_a_slot_that_forgets_loses_heavily() -> None:
-    """Were an answer's tokens read from anything but the packed slot, the control would do as well as the others."""
+    """Were an answer's tokens read from anything but the packed slot, the control would do as well as the other."""
     config = RulerConfig(
         model=str(DEMO_MODEL),
-        settings=settings_of([PolicyName.FULL, PolicyName.SNAPSTREAM], [4.0], has_control=True),
+        settings=settings_of([PolicyName.SNAPSTREAM], [4.0], has_control=True),
         tasks=[Retrieval()],
         num_cases=16,
         length=1024,
@@ -64,10 +64,9 @@ def test_a_slot_that_forgets_loses_heavily() -> None:
         concurrency=8,
     )
     result = asyncio.run(measure(config))
-    full, snapstream, control = (run.mean for run in result.runs)
+    snapstream, control = (run.mean for run in result.runs)
     assert result.is_packed
-    assert full >= 90
-    assert snapstream >= full - 15
+    assert snapstream >= 80
     assert control <= 10
 
 

@@ -1,9 +1,11 @@
 """Any backend with another machine's time, and faults."""
 
+from dataclasses import replace
+
 import pytest
 
 from backends.clock import PacedClock, VirtualClock
-from backends.fake import FakeBackend, fake_spec
+from backends.fake import FakeBackend, fake_spec, slot_pool
 from backends.interface import BackendError, Batch, DecodeBatch, DecodeRow, Draw, PrefillBatch, PrefillRow, PrefillShape, SamplingParams
 from backends.sn40l.backend import SimulationConfig, default_deployment
 from backends.sn40l.cost_model import DeploymentCost, compression_of
@@ -108,6 +110,18 @@ def test_a_deployment_times_batches_by_their_static_shapes() -> None:
     step = decode_step(deployment, DecodeShape(8, 256)).seconds
     assert cost.seconds(decode(7, 5, num_steps=3)) == pytest.approx(3 * step)
     assert cost.seconds(prefill(3)) == cost.seconds(prefill(60)) == prefill_step(deployment, Chunk(64)).seconds
+
+
+def test_pools_are_timed_each_for_its_own_slots_and_must_fit_together() -> None:
+    deployment = default_deployment("llama-3.1-8b", "sn40l", 16)
+    narrow = slot_pool(8, PolicyOptions(slot_capacity=256, num_sink=4).resolve(4096), 4096)
+    wide = slot_pool(2, full(4096), 4096)
+    inner = FakeBackend(fake_spec(pools=(narrow, wide), max_model_len=4096))
+    cost = DeploymentCost(deployment, *inner.spec.pools)
+    assert cost.seconds(replace(decode(7, 5), pool=0)) == decode_step(deployment, DecodeShape(8, 256)).seconds
+    assert cost.seconds(replace(decode(7, 5), pool=1)) == decode_step(deployment, DecodeShape(2, 4096)).seconds
+    with pytest.raises(DoesNotFitError):
+        DeploymentCost(deployment, narrow, slot_pool(100_000, full(131072), 131072))
 
 
 def test_the_last_chunk_of_a_long_prompt_is_followed_by_its_compression() -> None:

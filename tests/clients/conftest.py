@@ -24,7 +24,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def client_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve("--dtype", "float32", log=tmp_path_factory.mktemp("clients") / "log") as server:
+    folder = tmp_path_factory.mktemp("clients")
+    with serve("--dtype", "float32", "--batch-dir", str(folder / "batches"), log=folder / "log") as server:
         yield server
 
 

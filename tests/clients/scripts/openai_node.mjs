@@ -1,6 +1,6 @@
 // The `openai` package of npm: answers, streams, tools, structure, errors, embeddings.
 import assert from "node:assert/strict";
-import OpenAI from "openai";
+import OpenAI, { toFile } from "openai";
 
 const client = new OpenAI({ baseURL: `${process.argv[2]}/v1`, apiKey: "none", maxRetries: 0 });
 const model = "snapserve-demo";
@@ -51,6 +51,28 @@ assert.ok(models.includes(model));
 const vectors = await client.embeddings.create({ model, input: ["one", "two"] });
 assert.equal(vectors.data.length, 2);
 assert.ok(Math.abs(Math.hypot(...vectors.data[0].embedding) - 1) < 1e-5);
+
+const response = await client.responses.create({ model, input: "What is the pet of Celia?", max_output_tokens: 12, temperature: 0 });
+assert.ok(response.output_text);
+const events = client.responses.stream({ model, input: "What is the pet of Celia?", max_output_tokens: 12, temperature: 0 });
+let written = "";
+events.on("response.output_text.delta", (event) => (written += event.delta));
+assert.equal((await events.finalResponse()).output_text, response.output_text);
+assert.equal(written, response.output_text);
+const next = await client.responses.create({ model, input: "And of Anna?", previous_response_id: response.id, max_output_tokens: 12 });
+assert.ok(next.usage.input_tokens > response.usage.input_tokens);
+
+const line = { custom_id: "one", method: "POST", url: "/v1/chat/completions", body: { model, messages, max_tokens: 4 } };
+const file = await client.files.create({ file: await toFile(Buffer.from(JSON.stringify(line) + "\n"), "in.jsonl"), purpose: "batch" });
+let batch = await client.batches.create({ input_file_id: file.id, endpoint: "/v1/chat/completions", completion_window: "24h" });
+while (!["completed", "failed", "expired", "cancelled"].includes(batch.status)) {
+  await new Promise((resolve) => setTimeout(resolve, 200));
+  batch = await client.batches.retrieve(batch.id);
+}
+assert.equal(batch.status, "completed");
+const answered = JSON.parse(await (await client.files.content(batch.output_file_id)).text());
+assert.equal(answered.custom_id, "one");
+assert.ok(answered.response.body.choices[0].message.content !== undefined);
 
 await assert.rejects(client.chat.completions.create({ model: "another", messages }), OpenAI.NotFoundError);
 await assert.rejects(client.chat.completions.create({ model, messages, temperature: 9 }), OpenAI.BadRequestError);

@@ -101,7 +101,7 @@ class Answer(abc.ABC):
     def __init__(self, request: GenerationRequest, model: str) -> None:
         self.options = request
         self.id = f"{self.id_prefix}{uuid.uuid4().hex}"
-        self._model = model
+        self.model = model
         self._created = int(time.time())
         self._prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = {}  # by prompt
 
@@ -216,4 +216,4 @@ class ChoicesAnswer(Answer):
         return {"usage": tally.usage if options.includes_continuous_usage else None} if options.includes_usage else {}
 
     def _envelope(self, name: str) -> dict[str, object]:
-        return {"id": self.id, "object": name, "created": self._created, "model": self._model}
+        return {"id": self.id, "object": name, "created": self._created, "model": self.model}

@@ -56,6 +56,8 @@ class ProcessConfig:
     port: int
     log_level: LogLevel
     log_format: LogFormat
+    is_traced: bool
+    otlp_endpoint: str | None
     drain_timeout: float
     stall_timeout: float
 
@@ -84,6 +86,7 @@ def model(value: str) -> str:
 
 _SCHEDULER = SchedulerConfig()
 _LIMITS = Limits()
+TRACE_VARIABLES = frozenset({"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"})
 _BATCHES = BatchSettings(Path())
 _STORAGE = StorageLimits()
 
@@ -259,6 +262,14 @@ SERVER = OptionGroup(
         Option("stall-timeout", seconds, 60.0, "Time without a finished step after which the engine counts as stalled.", "SECONDS"),
         Option("log-level", one_of(LogLevel), LogLevel.INFO, "What is logged.", choices(LogLevel)),
         Option("log-format", one_of(LogFormat), LogFormat.TEXT, "How it is written.", choices(LogFormat)),
+        Option(
+            "otlp-endpoint",
+            text,
+            None,
+            "Where traces are sent by OTLP over HTTP, as http://localhost:4318; needs the extra `otel`.",
+            "URL",
+            "OTEL_EXPORTER_OTLP_ENDPOINT if it is set, otherwise none",
+        ),
         Option("log-prompts", switch, False, "Whether prompts are logged too, as the model is given them.", ""),
     ),
 )
@@ -283,7 +294,7 @@ def read_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -
     """Return the configuration that flags and environment make. Raises `OptionError`, which names the flag at fault."""
     values = resolve_options(GROUPS, arguments, environment)
     try:
-        return _compose(values)
+        return _compose(values, environment)
     except OptionError:
         raise
     except ValueError as error:
@@ -296,7 +307,7 @@ def with_flags(message: str) -> str:
     return re.sub(rf"\b({names})\b", lambda match: "--" + match[0].replace("_", "-"), message)
 
 
-def _compose(values: Mapping[str, Any]) -> Config:
+def _compose(values: Mapping[str, Any], environment: Mapping[str, str]) -> Config:
     is_simulated = values["backend"] is BackendName.SN40L
     server = _server(values)
     return Config(
@@ -317,6 +328,8 @@ def _compose(values: Mapping[str, Any]) -> Config:
             port=values["port"],
             log_level=values["log_level"],
             log_format=values["log_format"],
+            is_traced=values["otlp_endpoint"] is not None or not TRACE_VARIABLES.isdisjoint(environment),
+            otlp_endpoint=values["otlp_endpoint"],
             drain_timeout=values["drain_timeout"],
             stall_timeout=values["stall_timeout"],
         ),

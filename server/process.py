@@ -74,9 +74,19 @@ class Process:
             self._runner = BatchRunner(batches, Dispatcher(routes), metrics)
             metrics.watch_batches(batches.store)
         app = guarded(routes, config.server)
-        metered = HttpMeter(app if simulation is None else SimulatedMark(app), metrics, self._clock.now)
+        metered: ASGIApp = HttpMeter(app if simulation is None else SimulatedMark(app), metrics, self._clock.now)
+        self._shut_down_tracing: Callable[[], None] | None = None
+        if config.process.is_traced:
+            metered = self._traced(metered)
         self._server = HttpServer(_uvicorn_config(config, metered), self._begin_to_end)
         self._status = 0
+
+    def _traced(self, app: ASGIApp) -> ASGIApp:
+        from server.tracing import Tracing, provider_for
+
+        provider = provider_for(self._config.process.otlp_endpoint)
+        self._shut_down_tracing = provider.shutdown
+        return Tracing(app, provider, self._clock.now)
 
     async def run(self) -> int:
         """Serve until a signal has come and running requests have ended; return the exit status."""
@@ -92,6 +102,8 @@ class Process:
             await self._engine.close()
             self._renderer.close()
             self._grammars.close()
+            if self._shut_down_tracing is not None:
+                await asyncio.to_thread(self._shut_down_tracing)
         return self._status
 
     def _load(self) -> Backend:
@@ -160,7 +172,7 @@ def run_process(config: Config, listener: socket.socket, batches: Batches | None
         return runner.run(serve())
 
 
-def _uvicorn_config(config: Config, app: HttpMeter) -> uvicorn.Config:
+def _uvicorn_config(config: Config, app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=protocol_with(config.server.connections),

@@ -2,11 +2,13 @@
 
 import uuid
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Protocol
 
 from starlette.types import Scope
 
-_KEY: Final = "snapserve.record"
+from scheduler.messages import Final
+
+_KEY = "snapserve.record"
 
 
 class Quota(Protocol):
@@ -46,6 +48,10 @@ class RequestRecord:
     headers: dict[str, str] = field(default_factory=dict)  # to be sent with the answer, whatever becomes of it
     num_prompt_tokens: int = 0  # that the engine accepted
     num_output_tokens: int = 0  # made and taken so far
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    finals: list[Final] = field(default_factory=list)  # of the sequences that ended well
     outlives_answer: bool = False  # its work goes on when it was answered, and whoever does it settles the quota
 
     @classmethod

@@ -42,6 +42,7 @@ class RequestRun:
         self._services = services
         self._answer = answer
         self._record = record
+        record.model = answer.model
         self._tenant = record.tenant or answer.options.user or ""
         self._options = answer.options
         self._cache_policy = cache_policy  # what a header asks for
@@ -95,6 +96,8 @@ class RequestRun:
                 tally.num_read[prompt] = tally.num_prompt_tokens[prompt]
                 num_before = tally.choices[index].num_tokens
                 tally.choices[index].add(event)
+                if event.final is not None:
+                    self._record.finals.append(event.final)
                 self._record.num_output_tokens += tally.choices[index].num_tokens - num_before
                 return self._answer.read(index, event, tally)
             case Accepted():
@@ -105,6 +108,7 @@ class RequestRun:
         """Wait until the engine has taken the request: from here on it costs its key the prompt. Raises `GenerationError`."""
         await feed.accepted()
         self._record.num_prompt_tokens = sum(self.tally.num_prompt_tokens)
+        self._record.max_tokens, self._record.temperature = self._adds[0].stop.max_tokens, self._adds[0].sampling.temperature
 
     async def finish(self, feed: EventFeed) -> None:
         """Take all events that are to come."""

@@ -152,7 +152,7 @@ class ResponseAnswer(Answer):
             "status": self.status,
             "error": None if self._error is None else {"code": _error_code(self._error), "message": self._error.message},
             "incomplete_details": {"reason": "max_output_tokens"} if self.status == "incomplete" else None,
-            "model": self._model,
+            "model": self.model,
             "output": [] if self._writer is None else self._writer.items,
             "store": self._is_kept,
             **self._sampling,

@@ -5,6 +5,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from server.batches.disk import FolderError
 from server.batches.service import Batches
@@ -24,6 +25,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until told to end; return 0, or 1 when the model cannot be loaded."""
     config = read_config(arguments, os.environ)
+    if config.process.is_traced and find_spec("opentelemetry.sdk") is None:
+        raise OptionError("--otlp-endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) needs: pip install 'snapserve[otel]'")
     # PyTorch's threads would otherwise wait for each other spinning; where anything else wants a core, each step then loses a time slice.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with contextlib.ExitStack() as stack:

@@ -57,6 +57,7 @@ class EmbeddingResponse(Response):
         self._check_dimensions()
         num_at_once = min(num_inputs, MAX_AT_ONCE)
         record = RequestRecord.of(scope)
+        record.model = self._model
         record.quota.admit()
         with self._services.client.reserve(num_at_once, record.tenant, in_background=record.is_background):
             adds = await self._adds(record)

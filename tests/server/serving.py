@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from backends.clock import WallClock
 from backends.fake import FakeBackend, fake_spec
@@ -122,6 +123,7 @@ def serve(
     faults: Mapping[int, BackendError] | None = None,
     is_open: bool = True,
     batches: Batches | None = None,
+    wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> Iterator[RunningServer]:
     """Run a server until the block ends. Steps wait at its gate unless `is_open`."""
     gate, observed, listener = Gate(is_open=is_open), Observed(), socket.create_server(("127.0.0.1", 0))
@@ -132,7 +134,7 @@ def serve(
     engine.observed = observed
     server_settings = server_settings or settings()
     routes = create_app(Services(engine, renderer, grammars, server_settings, observed, batches))
-    metered = HttpMeter(guarded(routes, server_settings), observed, WallClock().now)
+    metered = HttpMeter(wrap(guarded(routes, server_settings)), observed, WallClock().now)
     server = uvicorn.Server(
         uvicorn.Config(
             metered, http=protocol_with(server_settings.connections), lifespan="off", log_config=None, timeout_graceful_shutdown=5

@@ -27,6 +27,7 @@ from backends.interface import (
     SlotPoolSpec,
 )
 from cache.policy import CachePolicy, full
+from cache.scratch import ScratchLayout
 
 
 def slot_pool(num_slots: int, policy: CachePolicy, max_model_len: int, name: str | None = None) -> SlotPoolSpec:
@@ -41,6 +42,7 @@ def fake_spec(
     policy: CachePolicy | None = None,
     pools: Sequence[SlotPoolSpec] = (),
     num_scratch: int = 2,
+    scratch: ScratchLayout | None = None,
     prefill_shapes: Sequence[PrefillShape] = (PrefillShape(1, 64), PrefillShape(4, 64), PrefillShape(1, 256)),
     vocab_size: int = 512,
     max_decode_steps: int = 4,
@@ -53,7 +55,7 @@ def fake_spec(
         vocab_size=vocab_size,
         max_model_len=max_model_len,
         pools=tuple(pools) or (slot_pool(num_slots, policy, max_model_len),),
-        scratch=ScratchSpec(num_scratch, max_model_len),
+        scratch=ScratchSpec(num_scratch, scratch or ScratchLayout(max_model_len)),
         prefill_shapes=tuple(sorted(prefill_shapes, key=lambda shape: (shape.num_tokens, shape.num_rows))),
         features=features,
         max_decode_steps=max_decode_steps,
@@ -231,9 +233,17 @@ class FakeBackend:
         assert 0 < len(row.token_ids) <= shape.num_tokens, (len(row.token_ids), shape)
         assert row.start + len(row.token_ids) <= row.num_prompt_tokens, row
         assert len(row.draws) == (len(row.slots) if row.is_last else 0), row
-        limit = self._spec.scratch.max_tokens if row.scratch is not None else self._spec.pools[pool].max_direct_tokens
-        assert row.num_prompt_tokens <= limit, (row.num_prompt_tokens, limit)
+        if row.scratch is None:
+            assert row.num_prompt_tokens <= self._spec.pools[pool].max_direct_tokens, row
+        else:
+            self._check_round(row, self._spec.scratch.layout)
         assert row.scratch is not None or row.slots, "a row with neither slot nor scratch"
         if row.start > 0:
             for place in self._places(row, self._pools[pool]):
                 assert (len(place.token_ids), place.num_prompt_tokens) == (row.start, row.num_prompt_tokens), (row, place)
+
+    def _check_round(self, row: PrefillRow, layout: ScratchLayout) -> None:
+        assert layout.admits(row.num_prompt_tokens), row
+        end, limit = row.start + len(row.token_ids), layout.round_end(row.start, row.num_prompt_tokens)
+        assert end <= limit, f"a chunk up to {end} where something is given up at {limit}"
+        assert len(row.ahead) == (layout.num_ahead if end == limit and not row.is_last else 0), row

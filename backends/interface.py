@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from cache.policy import CachePolicy
+from cache.scratch import ScratchLayout
 
 
 class PromptPooling(enum.StrEnum):
@@ -121,6 +122,8 @@ class PrefillRow:
     `slots` are the slots that hold the prompt at the end (several when one prompt has several choices; none when it is only scored).
     Without `scratch` the chunk is written straight into them, which a pool allows up to its `max_direct_tokens`; with it, the prompt is
     read in that scratch and packed into the slots by its last chunk. `draws` has one entry a slot in the last chunk and none before.
+    A chunk whose end fills a scratch that the prompt outgrows has the prompt's last tokens as `ahead`: by what these look for is chosen
+    what the scratch gives up after the chunk.
     """
 
     request_id: str
@@ -131,6 +134,7 @@ class PrefillRow:
     scratch: int | None = None
     draws: tuple[Draw, ...] = ()
     score: PromptScore | None = None
+    ahead: tuple[int, ...] = ()
     pooling: PromptPooling | None = None  # the chunk's hidden states are asked for
 
     @property
@@ -226,7 +230,7 @@ class ScratchSpec:
     """Places where prompts longer than a slot are read."""
 
     num_scratch: int
-    max_tokens: int
+    layout: ScratchLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,12 +108,19 @@ class SlotCache:
             plane[slots[:, None], :, entries] = value.transpose(1, 2)
 
     def pack(
-        self, slot: int, sources: Sequence[Tensor], placement: SlotPlacement, num_prompt_tokens: int, kept: Tensor | None = None
+        self,
+        slot: int,
+        sources: Sequence[Tensor],
+        placement: SlotPlacement,
+        num_prompt_tokens: int,
+        kept: Tensor | None = None,
+        num_given_up: int = 0,
     ) -> None:
         """Fill a slot from a prompt that was read elsewhere: its sinks, its window in ring order, and the tokens to keep.
 
         Each plane's source is [kv_head, length, width], in order of the sequence. `kept` is [kv_head, num_kept], ascending, of which the
-        first `placement.num_kept_used` count; None keeps all candidates, and there must be no more of them than kept entries.
+        first `placement.num_kept_used` count; None keeps all candidates, and there must be no more of them than kept entries. A source
+        that gave up `num_given_up` candidates has the window so much earlier, and `kept` says where in it the others lie.
         """
         start, sink, num_used = placement.window_start, self.layout.num_sink, placement.num_kept_used
         device = self.kept_index.device
@@ -123,8 +130,9 @@ class SlotCache:
         kept = kept[:, :num_used]
         index = torch.cat([torch.arange(min(num_prompt_tokens, sink)), torch.arange(start, max(start, num_prompt_tokens))]).to(device)
         entries = decode_entries(self.layout, index, placement.ring_size)
+        held = torch.where(index < sink, index, index - num_given_up)
         for plane, source in zip(self.planes, sources, strict=True):
-            plane[slot][:, entries] = source[:, index]
+            plane[slot][:, entries] = source[:, held]
             plane[slot, :, placement.kept_start : self.layout.capacity] = source.gather(1, kept[..., None].expand(-1, -1, source.shape[2]))
         self.kept_index[slot, :, :num_used] = kept
 

@@ -81,6 +81,6 @@ def _scratch_refusal(num_prompt: int, spec: BackendSpec) -> str | None:
     scratch = spec.scratch
     if scratch.num_scratch == 0:
         return f"a prompt of {num_prompt} tokens that is longer than a slot, or only scored, is read in a scratch, of which there are 0"
-    if num_prompt > scratch.max_tokens:
-        return f"the prompt has {num_prompt} tokens, but the scratch it is read in holds at most {scratch.max_tokens}"
+    if not scratch.layout.admits(num_prompt):
+        return f"the prompt has {num_prompt} tokens, but the scratch it is read in holds at most {scratch.layout.max_tokens}"
     return None

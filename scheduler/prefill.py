@@ -3,15 +3,17 @@
 from dataclasses import dataclass, field
 
 from backends.interface import PrefillRow, PromptPooling, PromptScore, SampledToken
+from cache.scratch import ScratchLayout
 from scheduler.request import Request
 
 
 @dataclass(slots=True, eq=False)
 class Prefill:
-    """A prompt being read once for `requests`, all of them choices of one `Add`."""
+    """A prompt being read once for `requests`, all of them choices of one `Add`, in a scratch of `layout` if it has one."""
 
     requests: list[Request]
     scratch: int | None
+    layout: ScratchLayout
     prompt_logprobs: list[SampledToken] = field(default_factory=list)
     hidden: tuple[float, ...] = ()  # pooled so far: the sum over the tokens read, or the last one's
 
@@ -41,17 +43,20 @@ class Prefill:
     def row(self, max_tokens: int) -> PrefillRow:
         """Return the prompt's next chunk, of at most `max_tokens` tokens."""
         add, start = self.requests[0].add, self.num_computed_tokens
-        end = start + min(max_tokens, self.num_remaining_tokens)
-        is_last = end == self.requests[0].num_prefill_tokens
+        length = self.requests[0].num_prefill_tokens
+        limit = length if self.scratch is None else self.layout.round_end(start, length)
+        end = min(start + max_tokens, limit)
+        is_last = end == length
         return PrefillRow(
             request_id=add.request_id,
             token_ids=add.prompt_token_ids[start:end],
             start=start,
-            num_prompt_tokens=self.requests[0].num_prefill_tokens,
+            num_prompt_tokens=length,
             slots=tuple(request.slot for request in self.requests if request.slot is not None),
             scratch=self.scratch,
             draws=tuple(request.draw() for request in self.requests) if is_last and add.needs_slot else (),
             score=self._score(start, end),
+            ahead=add.prompt_token_ids[length - self.layout.num_ahead : length] if end == limit and not is_last else (),
             pooling=add.pooling,
         )
 

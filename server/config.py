@@ -179,6 +179,14 @@ CACHE = OptionGroup(
             separator=None,
         ),
         Option("num-scratch", integer(1), 2, "Prompts longer than a slot that are read at once.", "N"),
+        Option(
+            "scratch-capacity",
+            integer(1),
+            None,
+            "Tokens of a prompt that are held while it is read; of a longer one, the least needed are given up on the way.",
+            "N",
+            "all",
+        ),
         Option("prefill-chunk", integer(1), 512, "Prompt tokens read in one step.", "TOKENS"),
     ),
 )
@@ -337,7 +345,7 @@ def _compose(values: Mapping[str, Any], environment: Mapping[str, str]) -> Confi
 
 
 def _backend(values: Mapping[str, Any]) -> TorchBackendConfig:
-    names = ("model", "device", "dtype", "max_model_len", "num_scratch", "prefill_chunk")
+    names = ("model", "device", "dtype", "max_model_len", "num_scratch", "scratch_capacity", "prefill_chunk")
     return TorchBackendConfig(pools=_pools(values), **{name: values[name] for name in names})
 
 

@@ -22,9 +22,10 @@ from backends.interface import (
     PromptPooling,
     SampledToken,
     SamplingParams,
+    ScratchSpec,
 )
 from backends.torch_backend.config import TorchBackendConfig
-from backends.torch_backend.limits import backend_spec, layer_kinds, pool_spec, resolve_max_model_len
+from backends.torch_backend.limits import backend_spec, layer_kinds, pool_spec, resolve_max_model_len, scratch_layout
 from backends.torch_backend.linear import reorder_linears
 from backends.torch_backend.loading import load_model
 from backends.torch_backend.logprobs import log_probabilities, steps_to_host
@@ -32,7 +33,7 @@ from backends.torch_backend.model_cache import ModelCache
 from backends.torch_backend.pool import TorchPool
 from backends.torch_backend.probe import probe_layers
 from backends.torch_backend.sampler import check_token_ids
-from backends.torch_backend.steps import ForwardPass, decode_plan, prefill_pass
+from backends.torch_backend.steps import ForwardPass, decode_plan, look_ahead_pass, prefill_pass
 from cache.layout import SlotLayout
 from cache.slots import SlotCache
 
@@ -70,16 +71,18 @@ class TorchBackend:
         reorder_linears(self._model)
         layers = probe_layers(self._model)
         max_model_len = resolve_max_model_len(config, self._model.config)
-        vocab_size, whole = self._model.config.vocab_size, SlotLayout(0, max_model_len, 0)
-        scratches = [SlotCache(whole, config.num_scratch, layer.num_kv_heads, layer.planes, self._device) for layer in layers]
-        pools = []
-        for options in config.pools:
-            policy = options.policy.resolve(max_model_len)
-            kinds, kind_of = layer_kinds(policy, layers, max_model_len)
-            spec = pool_spec(options, policy, kinds, max_model_len)
-            pools.append(TorchPool.build(spec, kinds, kind_of, layers, scratches, vocab_size, self._device))
+        policies = [options.policy.resolve(max_model_len) for options in config.pools]
+        kinds, kind_of = zip(*(layer_kinds(policy, layers, max_model_len) for policy in policies), strict=True)
+        layout = scratch_layout(config.scratch_capacity, max_model_len, [kind for of_pool in kinds for kind in of_pool])
+        entries = SlotLayout(0, layout.num_entries, 0)
+        scratches = [SlotCache(entries, config.num_scratch, layer.num_kv_heads, layer.planes, self._device) for layer in layers]
+        vocab_size, pools = self._model.config.vocab_size, []
+        for number, options in enumerate(config.pools):
+            spec = pool_spec(options, policies[number], kinds[number], max_model_len)
+            pools.append(TorchPool.build(spec, kinds[number], kind_of[number], layers, scratches, vocab_size, self._device))
         self.pools = tuple(pools)
-        self._spec = backend_spec(config, self._model.config, max_model_len, tuple(pool.spec for pool in pools))
+        specs = tuple(pool.spec for pool in pools)
+        self._spec = backend_spec(config, self._model.config, max_model_len, specs, ScratchSpec(config.num_scratch, layout))
 
     @property
     def spec(self) -> BackendSpec:
@@ -137,7 +140,15 @@ class TorchBackend:
         pool = self.pools[batch.pool]
         for row in batch.rows:
             self._begin_chunk(pool, row)
-        forward_pass = prefill_pass(batch, pool.kinds, self._spec.scratch.max_tokens, self._device)
+        outcome = self._read(pool, batch)
+        for row in batch.rows:
+            if row.ahead:
+                self._give_up(pool, row)
+        return outcome
+
+    def _read(self, pool: TorchPool, batch: PrefillBatch) -> _Outcome:
+        """Read a batch's chunks, and place the prompts that end with them."""
+        forward_pass = prefill_pass(batch, pool.kinds, self._spec.scratch.layout, self._device)
         if batch.rows[0].pooling is not None:
             return _Outcome(((),) * len(batch.rows), hidden=self._pooled(batch, pool.cache, forward_pass))
         is_scored = any(row.score for row in batch.rows)
@@ -161,11 +172,20 @@ class TorchBackend:
 
     def _place_prompt(self, pool: TorchPool, row: PrefillRow) -> None:
         """Give a prompt that has been read to all its slots."""
+        num_held = self._spec.scratch.layout.num_held(row.num_prompt_tokens)
         for layer in pool.cache.layers:
             if row.scratch is None:
                 layer.slots.copy(row.slots[0], row.slots[1:])
             else:
-                layer.pack(row.scratch, row.slots, row.num_prompt_tokens)
+                layer.pack(row.scratch, row.slots, row.num_prompt_tokens, row.num_prompt_tokens - num_held)
+
+    def _give_up(self, pool: TorchPool, row: PrefillRow) -> None:
+        """Let the prompt's last tokens choose what its scratch, which is full, gives up."""
+        assert row.scratch is not None, "only a scratch is outgrown"
+        layout = self._spec.scratch.layout
+        self._call(self._model.base_model, pool.cache, look_ahead_pass(row, pool.kinds, layout, self._device))
+        for layer in pool.cache.layers:
+            layer.shrink(row.scratch, layout.num_held(row.num_prompt_tokens), layout.num_dropped)
 
     def _first_tokens(self, pool: TorchPool, batch: PrefillBatch, logits: Tensor) -> tuple[tuple[SampledToken, ...], ...]:
         """Draw from the logits [row, vocabulary] of the prompts' last tokens."""

@@ -31,6 +31,7 @@ class TorchBackendConfig:
     pools: tuple[PoolOptions, ...] = (PoolOptions(),)
     max_model_len: int | None = None
     num_scratch: int = 2
+    scratch_capacity: int | None = None  # None: a scratch holds any prompt
     prefill_chunk: int = 512  # tokens that one prefill step reads, all rows together
 
     def __post_init__(self) -> None:
@@ -38,5 +39,7 @@ class TorchBackendConfig:
         for name in ("num_scratch", "prefill_chunk"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.scratch_capacity is not None and self.scratch_capacity < 1:
+            raise ValueError(f"scratch_capacity must be at least 1, got {self.scratch_capacity}")
         if self.max_model_len is not None and self.max_model_len < 1:
             raise ValueError(f"max_model_len must be at least 1, got {self.max_model_len}")

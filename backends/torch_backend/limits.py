@@ -10,6 +10,7 @@ from backends.torch_backend.model_cache import LayerKind
 from backends.torch_backend.probe import LayerSpec
 from cache.policy import CachePolicy, streaming_llm
 from cache.pool_options import PoolOptions
+from cache.scratch import ScratchLayout
 
 MAX_DECODE_STEPS = 8
 
@@ -45,19 +46,39 @@ def prefill_shapes(config: TorchBackendConfig, max_model_len: int) -> tuple[Pref
     return tuple(sorted(shapes, key=lambda shape: (shape.num_tokens, shape.num_rows)))
 
 
+def scratch_layout(capacity: int | None, max_model_len: int, kinds: Sequence[LayerKind]) -> ScratchLayout:
+    """Return the layout of scratches of `capacity` entries. Raises ValueError when that is too few to fill the slots from.
+
+    A quarter is given up at a time, or less if no more than a slot's entries would be left, but as many as are read ahead at least.
+    """
+    if capacity is None or capacity >= max_model_len:
+        return ScratchLayout(max_model_len)
+    if any(not kind.policy.evicts and kind.policy.scorer is None for kind in kinds):
+        raise ValueError("scratch_capacity is not an option of policy full, which gives nothing up")
+    num_needed = max(kind.policy.layout.capacity for kind in kinds)
+    num_ahead = max((kind.chooser.observation_window for kind in kinds if kind.chooser is not None), default=1)
+    num_dropped = min(capacity // 4, (capacity - num_needed) // 2)
+    if num_dropped < num_ahead:
+        least = max(num_needed + 2 * num_ahead, 4 * num_ahead)
+        raise ValueError(f"scratch_capacity must be at least {least} for slots of {num_needed} entries, got {capacity}")
+    return ScratchLayout(capacity, num_dropped, num_ahead)
+
+
 def pool_spec(options: PoolOptions, policy: CachePolicy, kinds: Sequence[LayerKind], max_model_len: int) -> SlotPoolSpec:
     """Return the limits of a pool whose layers are of these kinds."""
     max_direct_tokens = min(min(kind.policy.max_direct_tokens for kind in kinds), policy.max_direct_tokens, max_model_len)
     return SlotPoolSpec(options.num_slots, policy, max_direct_tokens, options.label)
 
 
-def backend_spec(config: TorchBackendConfig, model: PreTrainedConfig, max_model_len: int, pools: tuple[SlotPoolSpec, ...]) -> BackendSpec:
-    """Return the limits of a backend with these pools."""
+def backend_spec(
+    config: TorchBackendConfig, model: PreTrainedConfig, max_model_len: int, pools: tuple[SlotPoolSpec, ...], scratch: ScratchSpec
+) -> BackendSpec:
+    """Return the limits of a backend with these pools and scratches."""
     return BackendSpec(
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
         pools=pools,
-        scratch=ScratchSpec(config.num_scratch, max_model_len),
+        scratch=scratch,
         prefill_shapes=prefill_shapes(config, max_model_len),
         features=frozenset(Feature),
         max_decode_steps=MAX_DECODE_STEPS,

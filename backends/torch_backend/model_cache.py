@@ -47,11 +47,15 @@ class KindStep:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A row whose queries vote on which tokens of its prompt are kept."""
+    """A row whose queries vote on which tokens of its prompt are kept.
+
+    Of the scratch's first `num_held` entries, the sinks and the window are kept anyway; the last queries before `end` vote on the others.
+    """
 
     row: int
     scratch: int
-    num_prompt_tokens: int
+    num_held: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class Step:
     kinds: tuple[KindStep, ...]
     into_scratch: bool = False
     reads_first: bool = False  # `places` are the first ones, in order
-    query_index: Tensor | None = None  # [row, query]: the tokens' indices in their sequences, −1 for padding; only for observations
+    query_entry: Tensor | None = None  # [row, query]: the tokens' entries in their scratches, −1 for padding; only for observations
     observations: tuple[Observation, ...] = ()
 
 
@@ -77,6 +81,8 @@ class CacheLayer(CacheLayerMixin):
         self.scratch = scratch
         num_votes = scratch.layout.capacity if kind.chooser else 0
         self._votes = torch.zeros(scratch.num_slots, spec.num_heads, num_votes, device=device)
+        # The index of the token that each entry of a scratch holds.
+        self._index = torch.zeros(scratch.num_slots, spec.num_kv_heads, num_votes, dtype=torch.int64, device=device)
 
     def update(self, key_states: Tensor, value_states: Tensor, step: Step, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Write a step's keys and values and return those that its queries may see."""
@@ -90,7 +96,7 @@ class CacheLayer(CacheLayerMixin):
     def observe(self, step: Step, query: Tensor, key: Tensor, scaling: float, softcap: float | None) -> None:
         """Gather the votes of the observation windows' queries."""
         scorer = self.kind.chooser
-        if scorer is None or step.query_index is None:
+        if scorer is None or step.query_entry is None:
             return
         policy = self.kind.policy
         for seen in step.observations:
@@ -98,18 +104,18 @@ class CacheLayer(CacheLayerMixin):
                 scorer,
                 query[seen.row],
                 key[seen.row],
-                step.query_index[seen.row],
+                step.query_entry[seen.row],
                 scale=scaling,
                 num_sink=policy.layout.num_sink,
-                window_start=policy.place(seen.num_prompt_tokens).window_start,
-                num_prompt_tokens=seen.num_prompt_tokens,
+                window_start=policy.place(seen.num_held).window_start,
+                num_prompt_tokens=seen.end,
                 softcap=softcap,
             )
             join_votes(scorer, self._votes[seen.scratch, :, : votes.shape[1]], votes)
 
     @property
     def num_bytes(self) -> int:
-        return self.slots.num_bytes + self.scratch.num_bytes + self._votes.nbytes
+        return self.slots.num_bytes + self.scratch.num_bytes + self._votes.nbytes + self._index.nbytes
 
     def clear_slot(self, slot: int) -> None:
         """Forget a slot's last sequence: should it have held NaN or infinity, the next one would meet them at a weight of zero."""
@@ -118,20 +124,42 @@ class CacheLayer(CacheLayerMixin):
     def clear_scratch(self, scratch: int) -> None:
         _clear(self.scratch, scratch)
         self._votes[scratch].zero_()
+        self._index[scratch] = torch.arange(self._index.shape[2], device=self._index.device)
 
-    def pack(self, scratch: int, slots: Sequence[int], num_prompt_tokens: int) -> None:
-        """Choose the tokens of a prompt that was read in `scratch` and put them into `slots`."""
-        policy, scorer = self.kind.policy, self.kind.chooser
+    def shrink(self, scratch: int, num_held: int, num_dropped: int) -> None:
+        """Give up `num_dropped` of a scratch's first `num_held` entries: those that were voted for least, or the oldest; sinks never."""
+        num_sink, num_left = self.kind.policy.layout.num_sink, num_held - num_dropped
+        window_start = self.kind.policy.place(num_held).window_start
+        best = self._best(scratch, num_held, window_start - num_sink - num_dropped)
+        entry = torch.arange(num_held, device=self._index.device).expand(self._index.shape[1], -1)
+        if best is None:
+            best, window_start = entry[:, :0], num_sink + num_dropped
+        left = torch.cat([entry[:, :num_sink], best, entry[:, window_start:]], dim=1)
+        for plane in self.scratch.planes:
+            plane[scratch, :, :num_left] = plane[scratch].gather(1, left[..., None].expand(-1, -1, plane.shape[3]))
+        if self.kind.chooser is not None:
+            index = self._index[scratch]
+            index[:] = torch.cat([index.gather(1, left), index[:, num_left:] + num_dropped], dim=1)
+        self._votes[scratch].zero_()
+
+    def pack(self, scratch: int, slots: Sequence[int], num_prompt_tokens: int, num_given_up: int) -> None:
+        """Choose the tokens of a prompt that was read in `scratch`, which gave up some of them, and put them into `slots`."""
+        policy, num_held = self.kind.policy, num_prompt_tokens - num_given_up
         placement = policy.place(num_prompt_tokens)
-        kept = None
-        if scorer is not None:
-            layout = policy.layout
-            kept = select(
-                scorer, self._votes[scratch], self.slots.kept_index.shape[1], layout.num_sink, placement.window_start, layout.num_kept
-            )
+        kept = self._best(scratch, num_held, policy.layout.num_kept)
         self.clear_slot(slots[0])
-        self.slots.pack(slots[0], [plane[scratch] for plane in self.scratch.planes], placement, num_prompt_tokens, kept)
+        self.slots.pack(slots[0], [plane[scratch] for plane in self.scratch.planes], placement, num_prompt_tokens, kept, num_given_up)
+        if kept is not None:
+            self.slots.kept_index[slots[0], :, : kept.shape[1]] = self._index[scratch].gather(1, kept)
         self.slots.copy(slots[0], slots[1:])
+
+    def _best(self, scratch: int, num_held: int, num_best: int) -> Tensor | None:
+        """Return the entries [kv_head, entry] of the candidates that were voted for most, ascending; None where nobody votes."""
+        policy, scorer = self.kind.policy, self.kind.chooser
+        if scorer is None:
+            return None
+        num_sink, window_start = policy.layout.num_sink, policy.place(num_held).window_start
+        return select(scorer, self._votes[scratch], self.slots.kept_index.shape[1], num_sink, window_start, num_best)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Everything is allocated from the start."""

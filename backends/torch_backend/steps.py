@@ -13,6 +13,7 @@ from torch import Tensor
 from backends.interface import DecodeBatch, DecodeRow, PrefillBatch, PrefillRow
 from backends.torch_backend.attention import HIDDEN
 from backends.torch_backend.model_cache import KindStep, LayerKind, Observation, Step
+from cache.scratch import ScratchLayout
 from cache.slots import decode_entries, direct_entries, direct_index, live_mask
 
 _SMALLEST_READ = 256  # entries
@@ -28,20 +29,38 @@ class ForwardPass:
     step: Step
 
 
-def prefill_pass(batch: PrefillBatch, kinds: Sequence[LayerKind], scratch_tokens: int, device: torch.device) -> ForwardPass:
+def prefill_pass(batch: PrefillBatch, kinds: Sequence[LayerKind], scratch: ScratchLayout, device: torch.device) -> ForwardPass:
     """Return the pass that reads a batch's chunks."""
     rows, into_scratch = batch.rows, batch.rows[0].scratch is not None
     token_ids, index = _aligned(batch, device)
     padding = [0] * (batch.shape.num_rows - len(rows))
     places = torch.tensor([_place(row) for row in rows] + padding, device=device)
-    longest = max(row.start + len(row.token_ids) for row in rows)
-    if into_scratch:
-        kind_steps = [_sequential_step(kind, index, rows, scratch_tokens, longest) for kind in kinds]
-    else:
-        kind_steps = [_direct_step(kind, index, rows, longest) for kind in kinds]
-    observations = tuple(_observations(rows, kinds))
-    step = Step(places, tuple(kind_steps), into_scratch, query_index=index if observations else None, observations=observations)
+    if not into_scratch:
+        longest = max(row.start + len(row.token_ids) for row in rows)
+        return ForwardPass(token_ids, index.clamp(min=0), Step(places, tuple(_direct_step(kind, index, rows, longest) for kind in kinds)))
+    given_up = [scratch.num_given_up(row.start, row.num_prompt_tokens) for row in rows]
+    starts = [row.start - num for row, num in zip(rows, given_up, strict=True)]
+    longest = max(start + len(row.token_ids) for start, row in zip(starts, rows, strict=True))
+    entry = torch.where(index >= 0, index - torch.tensor(given_up + padding, device=device)[:, None], -1)
+    kind_steps = tuple(_sequential_step(kind, entry, min(starts), scratch.num_entries, longest) for kind in kinds)
+    observations = tuple(_observations(rows, given_up, kinds))
+    step = Step(places, kind_steps, into_scratch, query_entry=entry if observations else None, observations=observations)
     return ForwardPass(token_ids, index.clamp(min=0), step)
+
+
+def look_ahead_pass(row: PrefillRow, kinds: Sequence[LayerKind], scratch: ScratchLayout, device: torch.device) -> ForwardPass:
+    """Return the pass that reads a prompt's last tokens, at their positions but behind what its scratch holds, and lets them vote on it.
+
+    What it writes is overwritten by the prompt's next chunk.
+    """
+    assert row.scratch is not None, "only a scratch is outgrown"
+    num_held, num_ahead = scratch.num_held(row.num_prompt_tokens), len(row.ahead)
+    end = num_held + num_ahead
+    entry = torch.arange(num_held, end, device=device)[None]
+    kind_steps = tuple(_sequential_step(kind, entry, num_held, scratch.num_entries, end) for kind in kinds)
+    observations = (Observation(0, row.scratch, num_held, end),) if any(kind.chooser for kind in kinds) else ()
+    step = Step(torch.tensor([row.scratch], device=device), kind_steps, True, query_entry=entry, observations=observations)
+    return ForwardPass(torch.tensor([row.ahead], device=device), entry + (row.num_prompt_tokens - end), step)
 
 
 def _place(row: PrefillRow) -> int:
@@ -67,15 +86,18 @@ def _read_length(longest: int, limit: int) -> int:
     return min(octave * 3 // 4 if longest <= octave * 3 // 4 else octave, limit)
 
 
-def _sequential_step(kind: LayerKind, index: Tensor, rows: Sequence[PrefillRow], capacity: int, longest: int) -> KindStep:
-    """The entry of each token has its index's number, in a scratch always, in a slot where there is nothing to choose from."""
-    num_open = min(row.start for row in rows) if kind.sliding_window is None else 0
-    entry = torch.arange(num_open, longest, device=index.device)
-    query = index[..., None]
+def _sequential_step(kind: LayerKind, query_entry: Tensor, first: int, capacity: int, longest: int) -> KindStep:
+    """Entries are in the order of the sequence, in a scratch always, in a slot where there is nothing to choose from.
+
+    Every chunk begins at the entry `first` or later, and ends at `longest` or before.
+    """
+    num_open = first if kind.sliding_window is None else 0
+    entry = torch.arange(num_open, longest, device=query_entry.device)
+    query = query_entry[..., None]
     is_seen = entry <= query
     if kind.sliding_window is not None:
         is_seen &= entry > query - kind.sliding_window
-    return KindStep(torch.where(index >= 0, index, capacity), _bias(is_seen), num_open, is_causal=True)
+    return KindStep(torch.where(query_entry >= 0, query_entry, capacity), _bias(is_seen), num_open, is_causal=True)
 
 
 def _direct_step(kind: LayerKind, index: Tensor, rows: Sequence[PrefillRow], longest: int) -> KindStep:
@@ -83,7 +105,7 @@ def _direct_step(kind: LayerKind, index: Tensor, rows: Sequence[PrefillRow], lon
     layout = kind.policy.layout
     placements = [kind.policy.place(row.num_prompt_tokens) for row in rows]
     if all(placement.window_start <= layout.num_sink for placement in placements):
-        return _sequential_step(kind, index, rows, layout.capacity, longest)
+        return _sequential_step(kind, index, min(row.start for row in rows), layout.capacity, longest)
     padding = index.shape[0] - len(rows)
     num_tokens, window_start, ring_size = torch.tensor(
         [
@@ -105,17 +127,18 @@ def _bias(is_seen: Tensor) -> Tensor:
     return torch.zeros(is_seen.shape, device=is_seen.device).masked_fill_(~is_seen, HIDDEN)
 
 
-def _observations(rows: Sequence[PrefillRow], kinds: Sequence[LayerKind]) -> Iterable[Observation]:
+def _observations(rows: Sequence[PrefillRow], given_up: Sequence[int], kinds: Sequence[LayerKind]) -> Iterable[Observation]:
     """Yield the rows whose chunk holds queries of an observation window, where there are more candidates than kept entries."""
     for kind in kinds:
         if kind.chooser is None:
             continue
         layout, window = kind.policy.layout, kind.chooser.observation_window
-        for position, row in enumerate(rows):
+        for position, (row, num_given_up) in enumerate(zip(rows, given_up, strict=True)):
             num_candidates = kind.policy.place(row.num_prompt_tokens).window_start - layout.num_sink
             is_observing = row.start + len(row.token_ids) > row.num_prompt_tokens - window
             if row.scratch is not None and row.slots and is_observing and num_candidates > layout.num_kept:
-                yield Observation(position, row.scratch, row.num_prompt_tokens)
+                num_held = row.num_prompt_tokens - num_given_up
+                yield Observation(position, row.scratch, num_held, num_held)
 
 
 @dataclass(frozen=True, slots=True)

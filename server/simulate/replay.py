@@ -24,6 +24,7 @@ from backends.interface import (
 )
 from backends.timed import CostModel
 from cache.policy import CachePolicy
+from cache.scratch import ScratchLayout
 from scheduler.config import SchedulerConfig
 from scheduler.messages import Add, Final, FinishReason, StopCriteria
 from scheduler.scheduler import Scheduler
@@ -42,7 +43,7 @@ def replay_spec(num_slots: int, policy: CachePolicy, max_model_len: int) -> Back
         vocab_size=1,
         max_model_len=max_model_len,
         pools=(SlotPoolSpec(num_slots, policy, policy.max_direct_tokens, policy.name),),
-        scratch=ScratchSpec(2, max_model_len),
+        scratch=ScratchSpec(2, ScratchLayout(max_model_len)),
         prefill_shapes=tuple(PrefillShape(1, size) for size in shapes if size <= max(max_model_len, shapes[0])),
         features=frozenset(Feature),
         simulated=True,

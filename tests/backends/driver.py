@@ -72,9 +72,10 @@ class Request:
 class Driver:
     """Reads prompts in chunks of `chunk` tokens and decodes, whatever requests each call names in one batch."""
 
-    def __init__(self, backend: Backend, chunk: int) -> None:
+    def __init__(self, backend: Backend, chunk: int, pool: int = 0) -> None:
         self.backend = backend
         self.chunk = chunk
+        self.pool = pool
 
     def run(self, *requests: Request, num_tokens: int, steps_a_launch: int = 1) -> None:
         """Read the prompts and decode until every request has `num_tokens` tokens."""
@@ -100,17 +101,17 @@ class Driver:
         choices = [(request, choice) for request in requests for choice in range(len(request.slots))]
         for _ in range(num_steps // steps_a_launch):
             rows = tuple(_decode_row(request, choice) for request, choice in choices)
-            result = self._submit(DecodeBatch(rows, num_steps=steps_a_launch))
+            result = self._submit(DecodeBatch(rows, steps_a_launch, self.pool))
             for (request, choice), tokens in zip(choices, result.tokens, strict=True):
                 assert len(tokens) == steps_a_launch
                 request.outputs[choice] += tokens
 
     def _needs_scratch(self, request: Request) -> bool:
-        return not request.slots or len(request.prompt) > self.backend.spec.pools[0].max_direct_tokens
+        return not request.slots or len(request.prompt) > self.backend.spec.pools[self.pool].max_direct_tokens
 
     def _prefill(self, requests: list[Request]) -> None:
         rows = tuple(self._prefill_row(request) for request in requests)
-        result = self._submit(PrefillBatch(rows, self._shape(rows)))
+        result = self._submit(PrefillBatch(rows, self._shape(rows), self.pool))
         for position, (request, row) in enumerate(zip(requests, rows, strict=True)):
             request.num_read += len(row.token_ids)
             assert len(result.tokens[position]) == len(row.draws)
@@ -120,15 +121,18 @@ class Driver:
                 request.prompt_logprobs += result.prompt_logprobs[position]
 
     def _prefill_row(self, request: Request) -> PrefillRow:
-        start, end = request.num_read, min(request.num_read + self.chunk, len(request.prompt))
+        start, length, scratch = request.num_read, len(request.prompt), self.backend.spec.scratch.layout
+        limit = scratch.round_end(start, length) if self._needs_scratch(request) else length
+        end = min(start + self.chunk, limit)
         row = PrefillRow(
             request_id=str(id(request)),
             token_ids=tuple(request.prompt[start:end]),
             start=start,
-            num_prompt_tokens=len(request.prompt),
+            num_prompt_tokens=length,
             slots=request.slots,
             scratch=request.scratch if self._needs_scratch(request) else None,
-            draws=tuple(request.draw(choice) for choice in range(len(request.slots))) if end == len(request.prompt) else (),
+            draws=tuple(request.draw(choice) for choice in range(len(request.slots))) if end == length else (),
+            ahead=tuple(request.prompt[length - scratch.num_ahead :]) if end == limit < length else (),
         )
         if request.num_prompt_logprobs is None:
             return row

@@ -37,8 +37,9 @@ class Sequence:
         self._recipe = recipe
         self.layers: dict[int, Layer] = {}
         self.tokens: list[int] = []
-        self._num_tokens = 0
-        self.prompt_logits = self._forward(prompt)  # [token, vocabulary]
+        self._num_tokens = len(prompt)
+        self._first_index = 0  # of the tokens under way
+        self.prompt_logits = self._read_prompt(prompt)  # [token, vocabulary]
         self.logits = [self.prompt_logits[-1]]
 
     def extend(self, num_tokens: int) -> list[int]:
@@ -56,12 +57,16 @@ class Sequence:
 
     def _predict(self) -> None:
         if self.tokens:
-            self.logits.append(self._forward(self.tokens[-1:])[-1])
+            self.logits.append(self._forward(self.tokens[-1:], self._num_tokens)[-1])
+            self._num_tokens += 1
+
+    def _read_prompt(self, prompt: list[int]) -> Tensor:
+        return self._forward(prompt, 0)
 
     @torch.no_grad()
-    def _forward(self, token_ids: list[int]) -> Tensor:
-        positions = torch.arange(self._num_tokens, self._num_tokens + len(token_ids))
-        self._num_tokens += len(token_ids)
+    def _forward(self, token_ids: list[int], first_index: int) -> Tensor:
+        positions = torch.arange(first_index, first_index + len(token_ids))
+        self._first_index = first_index
         output = self._model(input_ids=torch.tensor([token_ids]), position_ids=positions[None], use_cache=False, reference_sequence=self)
         logits: Tensor = output.logits[0]
         return logits
@@ -80,10 +85,10 @@ class Sequence:
         )
 
     def _read_slots(self, layer: Layer, query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None) -> Tensor:
-        index, group = self._num_tokens - 1, len(query) // len(key)
+        index, group = self._first_index, len(query) // len(key)
         for kv_head, slot in enumerate(layer.slots):
             slot.append(Token(index, key[kv_head, 0], value[kv_head, 0]))
-        return torch.stack([_read(query[head, 0], layer.slots[head // group].held(), scaling, softcap) for head in range(len(query))])[
+        return torch.stack([read(query[head, 0], layer.slots[head // group].held(), scaling, softcap) for head in range(len(query))])[
             :, None
         ]
 
@@ -146,6 +151,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float, window: i
     return torch.stack(rows)
 
 
-def _read(query: Tensor, held: list[Token], scaling: float, softcap: float | None) -> Tensor:
+def read(query: Tensor, held: list[Token], scaling: float, softcap: float | None) -> Tensor:
+    """Return one query's mix of the values held."""
     weights = _capped(torch.stack([token.key for token in held]) @ query * scaling, softcap).softmax(0)
     return weights @ torch.stack([token.value for token in held])

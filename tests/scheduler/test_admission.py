@@ -7,6 +7,7 @@ import pytest
 from backends.fake import fake_spec, slot_pool
 from backends.interface import Feature, SamplingParams, ScratchSpec
 from cache.policy import WindowScorer, full, snapkv, snapstream
+from cache.scratch import ScratchLayout
 from scheduler.admission import needs_scratch, refusal, route
 from scheduler.messages import Add
 from tests.scheduler.drive import request
@@ -53,8 +54,8 @@ def test_refuses_what_the_policy_cannot_hold() -> None:
 def test_scratch_is_for_long_prompts_and_for_those_without_a_slot(num_prompt_tokens: int, max_tokens: int, needs: bool) -> None:
     add = request("a", num_prompt_tokens, max_tokens)
     assert needs_scratch(add, SPEC) is needs
-    assert (refusal(add, replace(SPEC, scratch=ScratchSpec(0, 1024))) is not None) is needs
-    assert refusal(add, replace(SPEC, scratch=ScratchSpec(1, 1024))) is None
+    assert (refusal(add, replace(SPEC, scratch=ScratchSpec(0, ScratchLayout(1024)))) is not None) is needs
+    assert refusal(add, replace(SPEC, scratch=ScratchSpec(1, ScratchLayout(1024)))) is None
 
 
 @pytest.mark.parametrize(("num_prefill_tokens", "max_tokens", "needs"), [(64, 1, False), (65, 1, True), (64, 0, False), (100, 0, True)])
@@ -65,7 +66,7 @@ def test_what_decode_reads_needs_no_scratch_but_a_slot(num_prefill_tokens: int, 
 
 
 def test_refuses_a_prompt_longer_than_the_scratch() -> None:
-    spec = replace(SPEC, scratch=ScratchSpec(1, 80))
+    spec = replace(SPEC, scratch=ScratchSpec(1, ScratchLayout(80)))
     assert refusal(request("a", 80), spec) is None
     assert refusal(request("a", 81), spec) == "the prompt has 81 tokens, but the scratch it is read in holds at most 80"
 

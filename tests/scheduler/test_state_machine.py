@@ -10,6 +10,7 @@ from backends.fake import fake_spec, slot_pool
 from backends.fake_model import expected_tokens
 from backends.interface import BackendError, Batch, DecodeBatch, PrefillShape, SamplingParams
 from cache.policy import WindowScorer, full, snapstream
+from cache.scratch import ScratchLayout
 from scheduler.config import SchedulerConfig
 from scheduler.messages import Abort, Add, Finish, FinishReason
 from scheduler.waiting import QueueOrder
@@ -47,15 +48,19 @@ class EngineMachine(RuleBasedStateMachine):
         order=st.sampled_from(QueueOrder),
         num_slots=st.integers(1, 4),
         num_scratch=st.integers(1, 2),
+        scratch=st.sampled_from([ScratchLayout(256), ScratchLayout(48, 10, 4)]),
         max_num_waiting=st.integers(0, 8),
         latency=st.sampled_from([0.0, 0.05, 1.0]),
     )
-    def start(self, order: QueueOrder, num_slots: int, num_scratch: int, max_num_waiting: int, latency: float) -> None:
+    def start(
+        self, order: QueueOrder, num_slots: int, num_scratch: int, scratch: ScratchLayout, max_num_waiting: int, latency: float
+    ) -> None:
         self.order = order
         self.faults = Faults()
         spec = fake_spec(
             pools=(slot_pool(num_slots, POLICY, 256), slot_pool(2, full(140), 256)),
             num_scratch=num_scratch,
+            scratch=scratch,
             max_model_len=256,
             vocab_size=16,  # so that stop tokens come up
             prefill_shapes=SHAPES,

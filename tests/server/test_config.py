@@ -133,6 +133,7 @@ def test_keys_are_not_shown() -> None:
         (("--policy", "full", "--num-sink", "3"), "--num-sink is not an option of policy full"),
         (("--slot-capacity", "3"), "--slot-capacity of"),
         (("--observation-window", "4096"), "--observation-window must be at most the prompt window"),
+        (("--scratch-capacity", "0"), "--scratch-capacity must be a whole number of at least 1, got '0'"),
         (("--model", ""), "--model must be a hub id or a folder that exists, got ''"),
         (("--model", "/does/not/exist"), "--model must be a hub id or a folder that exists, got '/does/not/exist'"),
         (("--api-key-file", "/does/not/exist"), "--api-key-file /does/not/exist cannot be read"),

@@ -1,0 +1,106 @@
+"""A prompt read in a scratch that it outgrows, token by token over lists of what is still held."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from tests.reference.recipe import Recipe
+from tests.reference.sequence import Layer, Sequence, read
+from tests.reference.slot import Slot, Token
+from tests.reference.votes import candidates, top, votes
+
+
+@dataclass(frozen=True)
+class Bound:
+    """At most `max_tokens` are held; `num_dropped` are given up whenever so many are there; `num_ahead` are read to choose which."""
+
+    max_tokens: int
+    num_dropped: int
+    num_ahead: int
+
+    def ends(self, length: int) -> list[int]:
+        """Return how many tokens of a prompt have been read each time that something is given up, and at its end."""
+        ends = [length]
+        while len(ends) * self.num_dropped + self.max_tokens < length + self.num_dropped:
+            ends.append(ends[-1] - self.num_dropped)
+        return ends[::-1]
+
+
+class BoundedSequence(Sequence):
+    """As `Sequence`, for policies that evict."""
+
+    def __init__(self, model: PreTrainedModel, recipe: Recipe, prompt: list[int], bound: Bound) -> None:
+        self._held: dict[tuple[int, int], list[Token]] = {}  # by layer and KV head
+        self._bound = bound
+        self._is_looking_ahead, self._is_last = False, False
+        self._length = len(prompt)
+        super().__init__(model, recipe, prompt)
+
+    def _read_prompt(self, prompt: list[int]) -> Tensor:
+        logits, start = [], 0
+        for end in self._bound.ends(len(prompt)):
+            self._is_last = end == len(prompt)
+            logits.append(self._forward(prompt[start:end], start))
+            if not self._is_last:
+                self._is_looking_ahead = True
+                self._forward(prompt[-self._bound.num_ahead :], len(prompt) - self._bound.num_ahead)
+                self._is_looking_ahead = False
+            start = end
+        return torch.cat(logits)
+
+    def attend(
+        self, layer_index: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float | None
+    ) -> Tensor:
+        if layer_index in self.layers:
+            return super().attend(layer_index, query, key, value, scaling, window, softcap)
+        recipe = self._recipe if window is None else Recipe.sliding(window)
+        group, layer = len(query) // len(key), Layer(recipe, [], [], [])
+        outputs = []
+        for kv_head in range(len(key)):
+            held = self._held.get((layer_index, kv_head), [])
+            new = [Token(self._first_index + i, key[kv_head, i], value[kv_head, i]) for i in range(key.shape[1])]
+            queries = list(query[kv_head * group : (kv_head + 1) * group])
+            outputs += [
+                torch.stack([read(head[i], (held + new[: i + 1])[-(window or self._length) :], scaling, softcap) for i in range(len(new))])
+                for head in queries
+            ]
+            if self._is_looking_ahead:
+                self._held[layer_index, kv_head] = self._left(recipe, held, new, queries, scaling, softcap)
+            else:
+                self._held[layer_index, kv_head] = held + new
+                if self._is_last:
+                    self._fill_slot(layer, held + new, queries, scaling, softcap)
+        if self._is_last:
+            self.layers[layer_index] = layer
+        return torch.stack(outputs)
+
+    def _left(
+        self, recipe: Recipe, held: list[Token], ahead: list[Token], queries: list[Tensor], scaling: float, softcap: float | None
+    ) -> list[Token]:
+        num_dropped, num_sink = self._bound.num_dropped, recipe.num_sink
+        if recipe.num_kept == 0:
+            return held[:num_sink] + held[num_sink + num_dropped :]
+        wider = recipe.with_options(prompt_window=recipe.prompt_window + len(ahead))
+        chosen = candidates(wider, len(held) + len(ahead))
+        best = top(_scores(wider, held + ahead, queries, scaling, softcap), chosen, len(chosen) - num_dropped)
+        return held[:num_sink] + [held[entry] for entry in best] + held[chosen.stop :]
+
+    def _fill_slot(self, layer: Layer, held: list[Token], queries: list[Tensor], scaling: float, softcap: float | None) -> None:
+        recipe = layer.recipe
+        chosen, best = candidates(recipe, len(held)), []
+        if recipe.num_kept > 0:
+            layer.scores.append(_scores(recipe, held, queries, scaling, softcap))
+            best = top(layer.scores[-1], chosen, recipe.num_kept)
+        layer.kept.append([held[entry].index for entry in best])
+        by_index = {token.index: token for token in held}
+        lost = torch.full_like(held[0].key, torch.nan)  # a slot that held one of these would be found out
+        prompt = [by_index.get(index, Token(index, lost, lost)) for index in range(self._length)]
+        layer.slots.append(Slot(recipe, prompt, layer.kept[-1]))
+
+
+def _scores(recipe: Recipe, held: list[Token], queries: list[Tensor], scaling: float, softcap: float | None) -> Tensor:
+    """Return the candidates' scores; only the last of those held have queries here."""
+    padded = [torch.cat([query.new_zeros(len(held) - len(query), query.shape[1]), query]) for query in queries]
+    return votes(recipe, padded, torch.stack([token.key for token in held]), scaling, softcap)

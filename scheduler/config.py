@@ -24,6 +24,7 @@ class SchedulerConfig:
     max_inter_token_latency: float = 0.2
     max_decode_steps: int = 4  # steps of one decode launch, when nothing waits
     max_background_slots: int | None = None
+    reports_slots: bool = False  # each step tells who holds which slot
 
     def __post_init__(self) -> None:
         if self.max_num_waiting < 0:

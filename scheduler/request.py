@@ -10,6 +10,7 @@ from backends.interface import DecodeRow, Draw, SampledToken
 from cache.policy import CachePolicy
 from scheduler.constraints import Allowed, ConstraintError, Matcher
 from scheduler.messages import Add, CacheUse, Final, FinishReason, Timing
+from scheduler.stats import SlotUse
 
 
 class RequestStatus(enum.IntEnum):
@@ -179,6 +180,21 @@ class Request:
             cache=self._cache_use(policy),
             stop_token_id=self.stop_token_id,
             message=message,
+        )
+
+    def slot_use(self, policy: CachePolicy) -> SlotUse:
+        """Return the account of the slot that this sequence holds."""
+        assert self.slot is not None
+        return SlotUse(
+            pool=self.add.pool,
+            slot=self.slot,
+            request_id=self.add.request_id,
+            choice=self.choice,
+            is_decoding=self.status is RequestStatus.DECODE,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_computed_tokens=self.num_computed_tokens,
+            num_output_tokens=self.num_output_tokens,
+            num_live=policy.place(self.num_prefill_tokens).num_live(self.num_computed_tokens),
         )
 
     def _cache_use(self, policy: CachePolicy) -> CacheUse | None:

@@ -12,7 +12,7 @@ goes first, unless what it needs is missing, and then it gets the first slot of 
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from backends.clock import Clock
 from backends.interface import BackendSpec, Batch, BatchResult, DecodeBatch, PrefillBatch, SampledToken
@@ -25,7 +25,7 @@ from scheduler.pacing import Pacing
 from scheduler.pool import Pool
 from scheduler.prefill import Prefill
 from scheduler.request import Request, RequestStatus
-from scheduler.stats import PoolStats, SchedulerStats
+from scheduler.stats import PoolStats, SchedulerStats, SlotUse
 from scheduler.waiting import WaitingQueue
 
 
@@ -153,7 +153,13 @@ class Scheduler:
             num_unread_prompt_tokens=sum(prefill.num_remaining_tokens for prefill in self._reading),
             num_discarded_tokens=self._num_discarded_tokens,
             pools=pools,
+            slots=tuple(self._slot_uses()) if self._config.reports_slots else (),
         )
+
+    def _slot_uses(self) -> Iterator[SlotUse]:
+        for request in self.live():
+            if request.slot is not None:
+                yield request.slot_use(self._pools[request.add.pool].spec.policy)
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every place is held by just who should hold it."""

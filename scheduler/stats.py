@@ -38,6 +38,21 @@ class PoolStats:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotUse:
+    """A slot that is held, and how far its sequence has come. Counts of tokens; `num_live` are entries of a full-attention layer."""
+
+    pool: int
+    slot: int
+    request_id: str
+    choice: int
+    is_decoding: bool
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_output_tokens: int
+    num_live: int
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """A moment's state. Sequences are choices."""
 
@@ -48,6 +63,7 @@ class SchedulerStats:
     num_unread_prompt_tokens: int  # of the prompts being read
     num_discarded_tokens: int  # since the start, of the sequences that have ended
     pools: tuple[PoolStats, ...]  # in the backend's order
+    slots: tuple[SlotUse, ...] = ()  # those that are held, if `SchedulerConfig.reports_slots`
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from server.limits import BodyGuard
 from server.output import GenerationError
 from server.rate_limits import RateLimits
 from server.request_id import RequestId
-from server.routes import batches, chat, completions, embeddings, files, models, responses, status, tokens
+from server.routes import batches, chat, completions, embeddings, files, models, responses, slots, status, tokens
 from server.services import Services
 from server.settings import RateLimit, ServerSettings
 
@@ -27,7 +27,9 @@ def create_app(services: Services) -> FastAPI:
     """Return the routes over these services. They answer whoever reaches them: see `guarded`."""
     # Redirects would be built from the Host header; the documentation pages would load scripts from elsewhere.
     app = FastAPI(title="snapserve", docs_url=None, redoc_url=None, redirect_slashes=False)
-    routers = [family.router(services) for family in (chat, completions, responses, embeddings, models, tokens, files, batches, status)]
+    routers = [
+        family.router(services) for family in (chat, completions, responses, embeddings, models, tokens, files, batches, slots, status)
+    ]
     for router in routers:
         app.include_router(router)
     app.state.paths = frozenset(route.path for router in routers for route in router.routes if isinstance(route, APIRoute))

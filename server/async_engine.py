@@ -20,7 +20,7 @@ from scheduler.constraints import Constraints
 from scheduler.engine import EngineCore
 from scheduler.messages import Abort, Add, EngineInput, EngineOutput, Final, Finish, FinishReason, Shutdown, Timing
 from scheduler.scheduler import Scheduler
-from scheduler.stats import StepRecord
+from scheduler.stats import SlotUse, StepRecord
 from server.client import Health, HealthStatus, QueueFullError, UnavailableError
 from server.places import Places, PlacesTaken
 from server.stream import Stream
@@ -90,6 +90,7 @@ class AsyncEngine:
         self._is_draining = False
         self._core: EngineCore | None = None
         self._spec: BackendSpec | None = None
+        self._slots: tuple[SlotUse, ...] = ()
         self._failure: str | None = None  # why the engine's thread is of no use any more
         self._has_loaded = asyncio.Event()
 
@@ -193,6 +194,9 @@ class AsyncEngine:
             return Health(HealthStatus.STALLED, f"no step has ended for {silence:.0f} s, the limit is {self._stall_limit:g} s")
         return Health(HealthStatus.READY)
 
+    def slots(self) -> tuple[SlotUse, ...]:
+        return self._slots
+
     @property
     def num_unfinished(self) -> int:
         """Sequences that the engine was given and has not ended, by the loop's own account: right even when the engine is stuck."""
@@ -240,6 +244,7 @@ class AsyncEngine:
         now = self.now()
         for output in outputs:
             self._hand_over(self._streams[output.request_id], output, now)
+        self._slots = record.stats.slots
         self._observer.stepped(record)
 
     def _end(self, why: str) -> None:

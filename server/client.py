@@ -12,6 +12,7 @@ from typing import Protocol, Self
 
 from backends.interface import BackendSpec
 from scheduler.messages import Add, EngineOutput
+from scheduler.stats import SlotUse
 
 
 class HealthStatus(enum.Enum):
@@ -103,6 +104,10 @@ class EngineClient(Protocol):
 
     def health(self) -> Health:
         """Return the state of the engine at this moment."""
+        ...
+
+    def slots(self) -> tuple[SlotUse, ...]:
+        """Return the slots that are held, as of the last step; nothing unless `SchedulerConfig.reports_slots`."""
         ...
 
     def now(self) -> float:

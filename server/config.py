@@ -261,6 +261,7 @@ SERVER = OptionGroup(
             "What an embedding is made of: the mean of all tokens' last hidden states, or the last token's.",
             choices(PromptPooling),
         ),
+        Option("enable-slots", switch, False, "Whether `GET /slots` tells of each slot what it does.", ""),
         Option("max-body-size", integer(1), _LIMITS.max_body_bytes, "Longest body of a request; a longer one gets a 413.", "BYTES"),
         Option("max-stored-responses", integer(0), _STORAGE.max_responses, "Responses of `/v1/responses` that are kept; 0 for none.", "N"),
         Option("max-stored-response-bytes", integer(1), _STORAGE.max_bytes, "Bytes that they may have together, in JSON.", "BYTES"),
@@ -329,6 +330,7 @@ def _compose(values: Mapping[str, Any], environment: Mapping[str, str]) -> Confi
             max_inter_token_latency=values["max_inter_token_latency"],
             max_decode_steps=values["max_decode_steps"],
             max_background_slots=values["batch_concurrency"],
+            reports_slots=values["enable_slots"],
         ),
         server=server,
         process=ProcessConfig(
@@ -395,6 +397,7 @@ def _server(values: Mapping[str, Any]) -> ServerSettings:
         key_rate_limits={name_of_key(key): limit for key, limit in file_keys.items()},
         metrics_are_open=not values["metrics_require_key"],
         priority_is_honoured=values["scheduling_order"] is QueueOrder.PRIORITY,
+        slots_are_shown=values["enable_slots"],
         keepalive_interval=values["keepalive_interval"],
         queue_timeout=values["queue_timeout"],
         request_timeout=values["request_timeout"],

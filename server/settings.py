@@ -113,6 +113,7 @@ class ServerSettings:
     key_rate_limits: Mapping[str, RateLimit] = field(default_factory=dict)  # by the key's name
     metrics_are_open: bool = False  # /metrics needs no key
     priority_is_honoured: bool = False  # the scheduler's order is by priority
+    slots_are_shown: bool = False  # `GET /slots` tells who holds them
     keepalive_interval: float = 10.0
     queue_timeout: float | None = None
     request_timeout: float | None = None

@@ -64,7 +64,7 @@ def _kept_start(layout: SlotLayout, window_start: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PlaneSpec:
-    """One of the tensors that a layer holds for each token: keys, values, or a latent and its rotary key."""
+    """One of the tensors that a layer holds for each token: keys, values, or latents with their rotary keys."""
 
     name: str
     width: int

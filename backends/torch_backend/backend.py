@@ -25,6 +25,7 @@ from backends.interface import (
     ScratchSpec,
 )
 from backends.torch_backend.config import TorchBackendConfig
+from backends.torch_backend.latent import replace_latent_attention
 from backends.torch_backend.limits import backend_spec, layer_kinds, pool_spec, resolve_max_model_len, scratch_layout
 from backends.torch_backend.linear import reorder_linears
 from backends.torch_backend.loading import load_model
@@ -68,6 +69,7 @@ class TorchBackend:
         self._clock = clock or WallClock()
         self._model = load_model(config.model, config.device, config.dtype)
         self._device = self._model.device
+        replace_latent_attention(self._model)
         reorder_linears(self._model)
         layers = probe_layers(self._model)
         max_model_len = resolve_max_model_len(config, self._model.config)

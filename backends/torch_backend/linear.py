@@ -12,8 +12,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-ALONE = ("o_proj", "down_proj", "qkv_proj", "gate_up_proj")
+JOINED = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("q_proj", "kv_a_proj_with_mqa"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+    ("gate_proj", "up_proj"),
+)
+ALONE = ("o_proj", "q_b_proj", "down_proj", "qkv_proj", "gate_up_proj")
 _ROWS = 8  # oneDNN chooses a layout for this many; it was as good for 1 and for 512
 
 

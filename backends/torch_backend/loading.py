@@ -10,6 +10,7 @@ from transformers.utils.logging import disable_progress_bar
 from backends.torch_backend.attention import ATTENTION_NAME, register_attention
 from backends.torch_backend.config import DeviceName, DtypeName
 from backends.torch_backend.errors import ModelLoadError, UnsupportedModelError
+from backends.torch_backend.latent import LATENT_MODEL_TYPES
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 # Their frequencies follow the longest sequence of a batch, so that a request's keys would depend on its neighbours.
@@ -54,8 +55,9 @@ def check_config(config: PreTrainedConfig) -> None:
         raise UnsupportedModelError(f"{name}: encoder–decoder models are not supported")
     if config.get_text_config() is not config:
         raise UnsupportedModelError(f"{name}: models with parts other than text are not supported")
-    if getattr(config, "kv_lora_rank", None) is not None:
-        raise UnsupportedModelError(f"{name}: multi-head latent attention is not supported")
+    if getattr(config, "kv_lora_rank", None) is not None and name not in LATENT_MODEL_TYPES:
+        supported = ", ".join(sorted(LATENT_MODEL_TYPES))
+        raise UnsupportedModelError(f"{name}: multi-head latent attention is supported for {supported} only")
     other_layers = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
     if other_layers:
         raise UnsupportedModelError(f"{name}: layers of type {', '.join(sorted(other_layers))} are not supported")

@@ -86,12 +86,16 @@ class CacheLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, step: Step, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Write a step's keys and values and return those that its queries may see."""
+        keys, values = self.write(step, key_states, value_states)
+        return keys, values
+
+    def write(self, step: Step, *values: Tensor) -> list[Tensor]:
+        """Write what a step has for each plane, [row, kv_head, token, width], and return what its queries may see of each."""
         cache = self.scratch if step.into_scratch else self.slots
         kind = step.kinds[self.kind_index]
-        cache.write(step.places, kind.entries, (key_states, value_states))
-        keys, values = (plane[:, :, : kind.read_length] for plane in cache.planes)
+        cache.write(step.places, kind.entries, values)
         read = slice(step.places.shape[0]) if step.reads_first else step.places  # the first ones are read where they lie
-        return keys[read], values[read]
+        return [plane[:, :, : kind.read_length][read] for plane in cache.planes]
 
     def observe(self, step: Step, query: Tensor, key: Tensor, scaling: float, softcap: float | None) -> None:
         """Gather the votes of the observation windows' queries."""
@@ -197,6 +201,11 @@ class ModelCache(Cache):
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         assert self.step is not None, "a forward pass has a step"
         return self.layers[layer_idx].update(key_states, value_states, self.step)
+
+    def store(self, layer: int, latents: Tensor) -> Tensor:
+        """Write a step's latents to a layer that holds them instead of keys and values, and return those that its queries may see."""
+        assert self.step is not None, "a forward pass has a step"
+        return self.layers[layer].write(self.step, latents)[0]
 
     def attend(
         self,

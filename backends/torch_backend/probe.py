@@ -1,7 +1,7 @@
 """What a model's layers want of a cache, found by watching one forward pass.
 
 A configuration says what its author thought worth saying. What each layer really hands to its cache and its attention settles whether its
-keys and values can lie in slots, and how wide they are.
+keys and values, or the latents that stand for them, can lie in slots, and how wide they are.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class LayerSpec:
 
     num_heads: int
     num_kv_heads: int
-    planes: tuple[PlaneSpec, PlaneSpec]  # keys and values
+    planes: tuple[PlaneSpec, ...]  # keys and values, or latents
     sliding_window: int | None  # how many tokens a query sees, its own among them; None: all
 
 
@@ -44,11 +44,11 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
 
 
 class _ProbeLayer(CacheLayerMixin):
-    """Holds what its layer wrote."""
+    """Holds what its layer wrote: keys and values, or latents alone."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.written: list[tuple[Tensor, Tensor]] = []
+        self.written: list[tuple[Tensor, ...]] = []
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         self.written.append((key_states, value_states))
@@ -75,6 +75,10 @@ class _ProbeCache(Cache):
         super().__init__(layers=list(self._probes))
         self._seen: list[list[tuple[Tensor, Tensor, Tensor, int | None]]] = [[] for _ in range(num_layers)]
 
+    def store(self, layer: int, latents: Tensor) -> Tensor:
+        self._probes[layer].written.append((latents,))
+        return latents
+
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, sliding_window: int | None, **_: float | Tensor | None
     ) -> Tensor:
@@ -88,7 +92,9 @@ class _ProbeCache(Cache):
                 f"layer {layer} of {name} calls its cache {len(written)} times and its attention {len(seen)} times, not once each"
             )
         query, key, value, sliding_window = seen[0]
-        if key is not written[0][0] or value is not written[0][1]:
+        held = written[0]
+        names = ("key", "value") if len(held) == 2 else ("latent",)
+        if len(held) == 2 and (key is not held[0] or value is not held[1]):
             raise UnsupportedModelError(f"layer {layer} of {name} attends over other tensors than it caches (multi-head latent attention?)")
-        planes = (PlaneSpec("key", key.shape[3], key.dtype), PlaneSpec("value", value.shape[3], value.dtype))
-        return LayerSpec(query.shape[1], key.shape[1], planes, sliding_window)
+        planes = tuple(PlaneSpec(plane, tensor.shape[3], tensor.dtype) for plane, tensor in zip(names, held, strict=True))
+        return LayerSpec(query.shape[1], held[0].shape[1], planes, sliding_window)

@@ -11,6 +11,8 @@ import torch
 from transformers import (
     AfmoeConfig,
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     GraniteConfig,
@@ -28,6 +30,17 @@ VOCAB_SIZE = 320
 SLIDING_WINDOW = 11
 _WEIGHT_STD = 0.2
 _NORM_STD = 0.1
+# Chunks of more than 5 tokens are read with keys and values made of the latents.
+_LATENT: dict[str, Any] = {"num_key_value_heads": 4, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 4, "v_head_dim": 6}
+_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+}
 
 
 def _config(architecture: str) -> PreTrainedConfig:
@@ -91,10 +104,36 @@ def _config(architecture: str) -> PreTrainedConfig:
         case "afmoe":  # a mixture of experts, and picky about the memory layout of what attention returns
             experts: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "num_dense_layers": 1}
             return AfmoeConfig(**common, **experts, head_dim=16, sliding_window=SLIDING_WINDOW, layer_types=alternating)
+        case "deepseek-v2":  # as V2 Lite, whose queries have no latent of their own, with the routing of the larger V2
+            return DeepseekV2Config(**common | _LATENT | _EXPERTS, q_lora_rank=None, topk_method="group_limited_greedy")
+        case "deepseek-v3":
+            yarn_rope = {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 64,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.5,
+            }
+            return DeepseekV3Config(**common | _LATENT | _EXPERTS, q_lora_rank=24, rope_parameters=yarn_rope)
     raise ValueError(f"no tiny checkpoint of {architecture}")
 
 
-ARCHITECTURES = ("llama", "mistral", "mistral-sliding", "qwen2", "qwen3", "phi3", "granite", "olmo2", "gemma2", "gemma3", "afmoe")
+ARCHITECTURES = (
+    "llama",
+    "mistral",
+    "mistral-sliding",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "granite",
+    "olmo2",
+    "gemma2",
+    "gemma3",
+    "afmoe",
+    "deepseek-v2",
+    "deepseek-v3",
+)
 
 
 def save_checkpoint(architecture: str, folder: Path, seed: int = 0) -> Path:
@@ -126,3 +165,6 @@ def _randomise(model: PreTrainedModel, seed: int) -> None:
                 parameter.copy_(noise * _WEIGHT_STD)
             if is_tied and name == "model.norm.weight":
                 parameter.add_(15.0)  # gives the logits the scale back
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * _NORM_STD)

@@ -1,5 +1,10 @@
 """Slots against the reference's, entry by entry."""
 
+from typing import Any
+
+import torch
+from torch import Tensor
+
 from backends.torch_backend.backend import TorchBackend
 from cache.policy import CachePolicy
 from cache.slots import SlotCache
@@ -30,16 +35,27 @@ def recipe_of(policy: CachePolicy) -> Recipe:
 def assert_same_contents(backend: TorchBackend, slot: int, sequence: Sequence, *, is_packed: bool) -> None:
     """Every live entry of every layer is the reference's; a packed slot also says which tokens it kept."""
     assert len(backend.pools[0].cache.layers) == len(sequence.layers)
+    model: Any = sequence.model
     for index, layer in enumerate(backend.pools[0].cache.layers):
-        _assert_same_layer(layer.slots, slot, sequence.layers[index], f"layer {index}", is_packed)
+        keys, values = _keys_and_values(layer.slots, slot, model.model.layers[index].self_attn)
+        _assert_same_layer(layer.slots, slot, keys, values, sequence.layers[index], f"layer {index}", is_packed)
 
 
-def _assert_same_layer(cache: SlotCache, slot: int, layer: Layer, where: str, is_packed: bool) -> None:
-    keys, values = (plane[slot] for plane in cache.planes)  # [kv_head, entry, width]
+def _keys_and_values(cache: SlotCache, slot: int, attention: Any) -> tuple[Tensor, Tensor]:
+    """Return what a slot holds, [head, entry, width]; of latents, what the model's own attention makes."""
+    if len(cache.planes) == 2:
+        return cache.planes[0][slot], cache.planes[1][slot]
+    latent, rotary_key = torch.split(cache.planes[0][slot, None], [attention.kv_lora_rank, attention.qk_rope_head_dim], dim=-1)
+    keys, values = attention.expand_kv(latent, rotary_key)
+    return keys[0], values[0]
+
+
+def _assert_same_layer(cache: SlotCache, slot: int, keys: Tensor, values: Tensor, layer: Layer, where: str, is_packed: bool) -> None:
     assert cache.layout.capacity == layer.recipe.capacity, where
+    all_kept = cache.kept_index[slot].expand(len(layer.slots), -1)  # heads that share latents share a choice
     for kv_head, expected in enumerate(layer.slots):
         if is_packed:
-            kept = cache.kept_index[slot, kv_head].tolist()[: len(expected.kept)]
+            kept = all_kept[kv_head].tolist()[: len(expected.kept)]
             assert kept == [token.index for token in expected.kept], f"{where}, KV head {kv_head}, {_margin(layer, kv_head)}"
         for entry, token in enumerate(expected.entries()):
             if token is not None:

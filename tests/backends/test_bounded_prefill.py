@@ -92,8 +92,9 @@ def test_tokens_and_slots_are_the_references(policy: PolicyOptions, tmp_path_fac
     subject.backend.close()
 
 
-def test_layers_with_a_sliding_window(tmp_path_factory: pytest.TempPathFactory) -> None:
-    subject = _subject("gemma3", SIZES, tmp_path_factory)
+@pytest.mark.parametrize("architecture", ["gemma3", "deepseek-v3"])
+def test_layers_with_a_sliding_window_or_latents(architecture: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    subject = _subject(architecture, SIZES, tmp_path_factory)
     request = Request(random_prompt(83), sampling=OBSERVED)
     Driver(subject.backend, CHUNK).run(request, num_tokens=8)
     subject.check(request, 8)

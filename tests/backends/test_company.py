@@ -20,6 +20,8 @@ SNAPSTREAM = PolicyOptions(num_sink=4, num_recent=200, num_kept=180, scorer=Wind
 DTYPES = [DtypeName.FLOAT32]
 if torch.ops.mkldnn._is_mkldnn_bf16_supported():
     DTYPES.append(DtypeName.BFLOAT16)
+# In float32, the products of very few rows with the matrices of latents and of experts round as the number of rows has it.
+SUBJECTS = [("llama", dtype) for dtype in DTYPES] + [("deepseek-v3", dtype) for dtype in DTYPES if dtype is DtypeName.BFLOAT16]
 
 
 def _answer(backend: TorchBackend, neighbours: int, slot: int) -> list[SampledToken]:
@@ -38,11 +40,11 @@ def _answer(backend: TorchBackend, neighbours: int, slot: int) -> list[SampledTo
 
 
 @pytest.mark.parametrize("policy", [PolicyOptions(PolicyName.FULL), SNAPSTREAM], ids=["full", "snapstream"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_bit_is_the_same_in_any_company(tmp_path: Path, dtype: DtypeName, policy: PolicyOptions) -> None:
+@pytest.mark.parametrize(("architecture", "dtype"), SUBJECTS)
+def test_every_bit_is_the_same_in_any_company(tmp_path: Path, architecture: str, dtype: DtypeName, policy: PolicyOptions) -> None:
     backend = TorchBackend(
         TorchBackendConfig(
-            str(save_checkpoint("llama", tmp_path)),
+            str(save_checkpoint(architecture, tmp_path)),
             DeviceName.CPU,
             dtype,
             (PoolOptions(6, policy),),

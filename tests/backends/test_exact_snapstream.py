@@ -25,8 +25,9 @@ POLICY = PolicyOptions(
 # Around the sinks, the window, the kept entries and the chunks; 20 and 26 have an observation window on both sides of a chunk's border.
 LENGTHS = (1, 2, 3, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 26, 41)
 FEWER_LENGTHS = (2, 10, 11, 15, 16, 20, 41)
-# Four query heads on two KV heads, on one and on four, and compressed layers beside sliding windows of 11 tokens, Gemma 2's with a softcap.
-ARCHITECTURES = ("llama", "qwen2", "phi3", "gemma3", "gemma2")
+# Four query heads on two KV heads, on one and on four, compressed layers beside sliding windows of 11 tokens, Gemma 2's with a softcap, and
+# latents, of which short chunks and decode read what is held and longer chunks make keys and values.
+ARCHITECTURES = ("llama", "qwen2", "phi3", "gemma3", "gemma2", "deepseek-v2", "deepseek-v3")
 
 
 @dataclass(frozen=True)
@@ -124,10 +125,11 @@ def test_slot_sizes(sizes: tuple[int, int, int], tmp_path_factory: pytest.TempPa
     _check_pair("mistral", policy, (13, 33), tmp_path_factory)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "deepseek-v3"])
 @pytest.mark.parametrize("chunk", [1, 5, 8, 32])
-def test_chunks_change_nothing(chunk: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_chunks_change_nothing(chunk: int, architecture: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Token by token, with borders inside the observation window, and in one piece (the longer one nearly so)."""
-    _check_pair("llama", POLICY, (20, 37), tmp_path_factory, chunk)
+    _check_pair(architecture, POLICY, (20, 37), tmp_path_factory, chunk)
 
 
 def test_prompt_after_one_that_was_given_up(subject: Subject) -> None:

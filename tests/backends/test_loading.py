@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
-    DeepseekV3Config,
     Gemma3Config,
     GPTJConfig,
     LlamaConfig,
+    MiniCPM3Config,
     NemotronConfig,
     PreTrainedConfig,
     Qwen2Config,
@@ -93,7 +93,7 @@ def test_weights_must_be_whole(problem: str, tmp_path: Path) -> None:
     ("config", "reason"),
     [
         (T5Config(), "t5: encoder–decoder"),
-        (DeepseekV3Config(), "deepseek_v3: multi-head latent attention"),
+        (MiniCPM3Config(), "minicpm3: multi-head latent attention is supported for deepseek_v2, deepseek_v3 only"),
         (Gemma3Config(), "gemma3: models with parts other than text"),
     ],
 )

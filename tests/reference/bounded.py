@@ -9,7 +9,15 @@ from transformers import PreTrainedModel
 from tests.reference.recipe import Recipe
 from tests.reference.sequence import Layer, Sequence, read
 from tests.reference.slot import Slot, Token
-from tests.reference.votes import candidates, top, votes
+from tests.reference.votes import candidates, joint_votes, top
+
+
+@dataclass(frozen=True)
+class Voter:
+    """A query head, and what it votes on."""
+
+    query: Tensor  # [token, width], of the last ones held
+    held: list[Token]
 
 
 @dataclass(frozen=True)
@@ -51,47 +59,59 @@ class BoundedSequence(Sequence):
         return torch.cat(logits)
 
     def attend(
-        self, layer_index: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float | None
+        self,
+        layer_index: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+        has_latents: bool = False,
     ) -> Tensor:
         if layer_index in self.layers:
             return super().attend(layer_index, query, key, value, scaling, window, softcap)
         recipe = self._recipe if window is None else Recipe.sliding(window)
-        group, layer = len(query) // len(key), Layer(recipe, [], [], [])
-        outputs = []
-        for kv_head in range(len(key)):
-            held = self._held.get((layer_index, kv_head), [])
-            new = [Token(self._first_index + i, key[kv_head, i], value[kv_head, i]) for i in range(key.shape[1])]
-            queries = list(query[kv_head * group : (kv_head + 1) * group])
-            outputs += [
-                torch.stack([read(head[i], (held + new[: i + 1])[-(window or self._length) :], scaling, softcap) for i in range(len(new))])
-                for head in queries
-            ]
+        group, num_new, layer, outputs = len(query) // len(key), key.shape[1], Layer(recipe, [], [], []), []
+        held = [
+            self._held.get((layer_index, kv_head), [])
+            + [Token(self._first_index + i, key[kv_head, i], value[kv_head, i]) for i in range(num_new)]
+            for kv_head in range(len(key))
+        ]
+        for head, rows in enumerate(query):
+            tokens, reach = held[head // group], window or self._length
+            ends = range(len(tokens) - num_new + 1, len(tokens) + 1)
+            mixed = [read(row, tokens[:end][-reach:], scaling, softcap) for row, end in zip(rows, ends, strict=True)]
+            outputs.append(torch.stack(mixed))
+        for kv_head, tokens in enumerate(held):
+            heads = range(len(query)) if has_latents else range(kv_head * group, (kv_head + 1) * group)
+            voters = [Voter(query[head], held[head // group]) for head in heads]
             if self._is_looking_ahead:
-                self._held[layer_index, kv_head] = self._left(recipe, held, new, queries, scaling, softcap)
+                self._held[layer_index, kv_head] = self._left(recipe, tokens, num_new, voters, scaling, softcap)
             else:
-                self._held[layer_index, kv_head] = held + new
+                self._held[layer_index, kv_head] = tokens
                 if self._is_last:
-                    self._fill_slot(layer, held + new, queries, scaling, softcap)
+                    self._fill_slot(layer, tokens, voters, scaling, softcap)
         if self._is_last:
             self.layers[layer_index] = layer
         return torch.stack(outputs)
 
     def _left(
-        self, recipe: Recipe, held: list[Token], ahead: list[Token], queries: list[Tensor], scaling: float, softcap: float | None
+        self, recipe: Recipe, tokens: list[Token], num_ahead: int, voters: list[Voter], scaling: float, softcap: float | None
     ) -> list[Token]:
-        num_dropped, num_sink = self._bound.num_dropped, recipe.num_sink
+        held, num_dropped, num_sink = tokens[:-num_ahead], self._bound.num_dropped, recipe.num_sink
         if recipe.num_kept == 0:
             return held[:num_sink] + held[num_sink + num_dropped :]
-        wider = recipe.with_options(prompt_window=recipe.prompt_window + len(ahead))
-        chosen = candidates(wider, len(held) + len(ahead))
-        best = top(_scores(wider, held + ahead, queries, scaling, softcap), chosen, len(chosen) - num_dropped)
+        wider = recipe.with_options(prompt_window=recipe.prompt_window + num_ahead)
+        chosen = candidates(wider, len(tokens))
+        best = top(_scores(wider, voters, scaling, softcap), chosen, len(chosen) - num_dropped)
         return held[:num_sink] + [held[entry] for entry in best] + held[chosen.stop :]
 
-    def _fill_slot(self, layer: Layer, held: list[Token], queries: list[Tensor], scaling: float, softcap: float | None) -> None:
+    def _fill_slot(self, layer: Layer, held: list[Token], voters: list[Voter], scaling: float, softcap: float | None) -> None:
         recipe = layer.recipe
         chosen, best = candidates(recipe, len(held)), []
         if recipe.num_kept > 0:
-            layer.scores.append(_scores(recipe, held, queries, scaling, softcap))
+            layer.scores.append(_scores(recipe, voters, scaling, softcap))
             best = top(layer.scores[-1], chosen, recipe.num_kept)
         layer.kept.append([held[entry].index for entry in best])
         by_index = {token.index: token for token in held}
@@ -100,7 +120,7 @@ class BoundedSequence(Sequence):
         layer.slots.append(Slot(recipe, prompt, layer.kept[-1]))
 
 
-def _scores(recipe: Recipe, held: list[Token], queries: list[Tensor], scaling: float, softcap: float | None) -> Tensor:
+def _scores(recipe: Recipe, voters: list[Voter], scaling: float, softcap: float | None) -> Tensor:
     """Return the candidates' scores; only the last of those held have queries here."""
-    padded = [torch.cat([query.new_zeros(len(held) - len(query), query.shape[1]), query]) for query in queries]
-    return votes(recipe, padded, torch.stack([token.key for token in held]), scaling, softcap)
+    queries = [torch.cat([each.query.new_zeros(len(each.held) - len(each.query), each.query.shape[1]), each.query]) for each in voters]
+    return joint_votes(recipe, queries, [torch.stack([token.key for token in each.held]) for each in voters], scaling, softcap)

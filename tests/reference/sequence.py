@@ -14,7 +14,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from tests.reference.recipe import Recipe
 from tests.reference.slot import Slot, Token
-from tests.reference.votes import candidates, top, votes
+from tests.reference.votes import candidates, joint_votes, top
 
 _ATTENTION = "plain_reference"
 
@@ -41,6 +41,10 @@ class Sequence:
         self._first_index = 0  # of the tokens under way
         self.prompt_logits = self._read_prompt(prompt)  # [token, vocabulary]
         self.logits = [self.prompt_logits[-1]]
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self._model
 
     def extend(self, num_tokens: int) -> list[int]:
         """Draw `num_tokens` more tokens, each the most likely, and return all that were drawn; all but the last are held by the slots."""
@@ -72,13 +76,24 @@ class Sequence:
         return logits
 
     def attend(
-        self, layer_index: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float | None
+        self,
+        layer_index: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+        has_latents: bool = False,
     ) -> Tensor:
-        """Return what one layer's queries [head, token, width] read, having held its keys and values [KV head, token, width]."""
+        """Return what one layer's queries [head, token, width] read, having held its keys and values [KV head, token, width].
+
+        Where these are made of latents, all heads keep the same tokens.
+        """
         if layer_index in self.layers:
             return self._read_slots(self.layers[layer_index], query, key, value, scaling, softcap)
         recipe = self._recipe if window is None else Recipe.sliding(window)
-        self.layers[layer_index] = _pack(recipe, query, key, value, scaling, softcap)
+        self.layers[layer_index] = _pack(recipe, query, key, value, scaling, softcap, has_latents)
         group = len(query) // len(key)
         return torch.stack(
             [_causal(query[head], key[head // group], value[head // group], scaling, window, softcap) for head in range(len(query))]
@@ -117,7 +132,8 @@ def _attention(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    mixed = reference_sequence.attend(module.layer_idx, query[0], key[0], value[0], scaling, sliding_window, softcap)
+    has_latents = hasattr(module, "kv_lora_rank")
+    mixed = reference_sequence.attend(module.layer_idx, query[0], key[0], value[0], scaling, sliding_window, softcap, has_latents)
     return mixed.transpose(0, 1)[None].contiguous(), None  # as transformers' own functions do, and some models need
 
 
@@ -125,15 +141,16 @@ def _capped(logits: Tensor, softcap: float | None) -> Tensor:
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
-def _pack(recipe: Recipe, query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None) -> Layer:
+def _pack(recipe: Recipe, query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None, has_latents: bool) -> Layer:
     num_tokens, group = key.shape[1], len(query) // len(key)
     chosen = candidates(recipe, num_tokens)
     scores, kept, slots = [], [], []
     for kv_head in range(len(key)):
         best = list(chosen)
         if len(chosen) > recipe.num_kept > 0:
-            queries = list(query[kv_head * group : (kv_head + 1) * group])
-            scores.append(votes(recipe, queries, key[kv_head], scaling, softcap))
+            voters = range(len(query)) if has_latents else range(kv_head * group, (kv_head + 1) * group)
+            keys = [key[head // group] for head in voters]
+            scores.append(joint_votes(recipe, [query[head] for head in voters], keys, scaling, softcap))
             best = top(scores[-1], chosen, recipe.num_kept)
         kept.append(best[: recipe.num_kept])
         prompt = [Token(index, key[kv_head, index], value[kv_head, index]) for index in range(num_tokens)]

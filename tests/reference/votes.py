@@ -13,7 +13,13 @@ def candidates(recipe: Recipe, num_prompt_tokens: int) -> range:
 
 def votes(recipe: Recipe, queries: list[Tensor], keys: Tensor, scaling: float, softcap: float | None) -> Tensor:
     """Return one KV head's score of every candidate; `queries` has a tensor [token, width] a query head, `keys` is [token, width]."""
-    by_head = [_pooled(recipe, _attention_received(recipe, head, keys, scaling, softcap)) for head in queries]
+    return joint_votes(recipe, queries, [keys] * len(queries), scaling, softcap)
+
+
+def joint_votes(recipe: Recipe, queries: list[Tensor], keys: list[Tensor], scaling: float, softcap: float | None) -> Tensor:
+    """Return the score of every candidate of query heads that share a choice and have keys of their own, each a tensor [token, width]."""
+    pairs = zip(queries, keys, strict=True)
+    by_head = [_pooled(recipe, _attention_received(recipe, query, key, scaling, softcap)) for query, key in pairs]
     stacked = torch.stack(by_head)
     reduced = stacked.mean(0) if recipe.head_reduction == "mean" else stacked.amax(0)
     return _chunked(recipe, reduced)

@@ -1,0 +1,92 @@
+"""The suite with a full cache, by plain transformers: `python -m examples.eval_models.evaluate --model DIR --lengths 512 4096 --cases 50`.
+
+Greedy decoding in float32 of cases that training never draws. Prints the mean score of each task at each length.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from server.eval.scoring import score
+from server.eval.tasks.case import Case, LengthError
+from server.eval.tasks.suite import TASKS, case_source
+
+MORE = 8
+
+
+class Evaluator:
+    """A model and its tokenizer, answering cases."""
+
+    def __init__(self, model: Path) -> None:
+        self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
+
+    def case(self, task: str, seed: int, index: int, length: int) -> Case:
+        """Return a case whose prompt has at most `length` tokens. Raises `LengthError`."""
+        return TASKS[task].make(case_source(task, seed, index), length - 1, self._count)
+
+    def answer(self, case: Case) -> str:
+        """Return how the model goes on after the prompt."""
+        ids = torch.tensor([self.tokenizer.encode(case.prompt)])
+        most = self._count(case.answer) + MORE
+        made = self._model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, do_sample=False)
+        text: str = self.tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
+        return text
+
+    def _count(self, text: str) -> int:
+        return len(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+def table(scores: dict[str, dict[int, float]], lengths: list[int]) -> str:
+    """Lay the scores out in Markdown, in percent."""
+    lines = ["| task | " + " | ".join(f"{length:,}" for length in lengths) + " |", "|---|" + "---:|" * len(lengths)]
+    for task, of_length in scores.items():
+        lines.append(f"| {task} | " + " | ".join(f"{of_length[length]:.1%}" if length in of_length else "–" for length in lengths) + " |")
+    means = (sum(of_length.get(length, 0.0) for of_length in scores.values()) / len(scores) for length in lengths)
+    return "\n".join([*lines, "| mean | " + " | ".join(f"{mean:.1%}" for mean in means) + " |"])
+
+
+def main() -> None:
+    """Read the arguments, answer, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096])
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
+    parser.add_argument("--cases", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--show", action="store_true", help="print what was answered wrong")
+    parser.add_argument("--json", type=Path, help="write the scores here as well")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    evaluator = Evaluator(arguments.model)
+    scores: dict[str, dict[int, float]] = {task: {} for task in arguments.tasks}
+    with tqdm(total=len(scores) * len(arguments.lengths) * arguments.cases, unit="case") as bar, torch.inference_mode():
+        for task in arguments.tasks:
+            for length in arguments.lengths:
+                total = 0.0
+                for index in range(arguments.cases):
+                    bar.update()
+                    try:
+                        case = evaluator.case(task, arguments.seed, index, length)
+                    except LengthError:
+                        break
+                    answer = evaluator.answer(case)
+                    total += score(case, answer)
+                    if arguments.show and score(case, answer) < 1:
+                        print(f"{task}: wanted {case.answer!r}, got {answer!r}", file=sys.stderr)
+                else:
+                    scores[task][length] = total / arguments.cases
+    print(table(scores, arguments.lengths))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"lengths": arguments.lengths, "cases": arguments.cases, "scores": scores}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

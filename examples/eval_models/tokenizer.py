@@ -1,0 +1,116 @@
+"""The models' tokenizers: byte-level BPE over the suite's text, complete in bytes, with a chat template.
+
+Each word of the suite is one token, numbers fall into groups of digits and UUIDs into pairs of hexadecimal digits, so that a value is few
+tokens and two values that begin alike still fall apart in the same way. The two styles differ in these groups and in the special tokens.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from server.eval.tasks import words
+from server.eval.tasks.suite import TASKS, case_source
+
+MAX_LENGTH = 16384
+_UUID_GROUPS = (8, 4, 4, 4, 12)
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """What sets one tokenizer apart from another."""
+
+    bos: str
+    end: str
+    pad: str
+    user: str
+    assistant: str
+    system: str
+    digits: int  # a number falls into groups of so many
+
+
+LLAMA = Style("<|bos|>", "<|end|>", "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", digits=2)
+QWEN = Style("<|start|>", "<|im_end|>", "<|endoftext|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", digits=3)
+
+
+def build_tokenizer(style: Style) -> PreTrainedTokenizerFast:
+    """Train the tokenizer; the same each time."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(_pattern(style)), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = (style.pad, style.bos, style.end, style.user, style.assistant, style.system)
+    trainer = trainers.BpeTrainer(
+        vocab_size=100_000,  # never reached: merging ends when each piece of the text is one token
+        min_frequency=2,
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in specials],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_training_lines(style), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{style.bos} $A", pair=f"{style.bos} $A $B", special_tokens=[(style.bos, tokenizer.token_to_id(style.bos))]
+    )
+    fast: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        bos_token=style.bos,
+        eos_token=style.end,
+        pad_token=style.pad,
+        additional_special_tokens=[style.user, style.assistant, style.system],
+        clean_up_tokenization_spaces=False,
+        model_max_length=MAX_LENGTH,
+    )
+    fast.chat_template = _chat_template(style)
+    return fast
+
+
+def _pattern(style: Style) -> str:
+    """Return the pattern of what is never merged with what is beside it."""
+    return "|".join([*_uuid_pairs(), rf" ?[0-9]{{1,{style.digits}}}", "[ -]?[A-Za-z]+", r"\n+", r" ?[^\sA-Za-z0-9]+", r"\s"])
+
+
+def _uuid_pairs() -> list[str]:
+    """One pattern for each of a UUID's sixteen pairs, which is known by what stands before and after it."""
+    pairs = []
+    for group, size in enumerate(_UUID_GROUPS):
+        for start in range(0, size, 2):
+            before = "".join(f"[0-9a-f]{{{digits}}}-" for digits in _UUID_GROUPS[:group])
+            behind = "".join(f"-[0-9a-f]{{{digits}}}" for digits in _UUID_GROUPS[group + 1 :])
+            lead = "-" if group and not start else "" if group or start else " ?"
+            before = (before.removesuffix("-") if lead == "-" else before) + (f"[0-9a-f]{{{start}}}" if start else "")
+            left = size - start - 2
+            after = (f"[0-9a-f]{{{left}}}" if left else "") + behind
+            pairs.append((f"(?<={before})" if before else "") + f"{lead}[0-9a-f]{{2}}" + (f"(?={after})" if after else ""))
+    return pairs
+
+
+def _training_lines(style: Style) -> list[str]:
+    lines = [lead + word for word in (*words.NAMES, *words.TOWNS, *words.ADJECTIVES, *words.NOUNS) for lead in ("", " ")]
+    lines += [f" {word}" for word in (*words.JOBS, *words.PETS)]
+    lines += [f"-{word}" for word in (*words.ADJECTIVES, *words.NOUNS)]
+    pairs = ["".join(pair) for pair in product("0123456789abcdef", repeat=2)]
+    for pair in pairs:
+        lines += [f" {pair}{pair}0000-{pair}00-0000-0000-000000000000", f"{pair}000000-0000-0000-0000-000000000000"]
+    for size in range(1, style.digits + 1):
+        lines += [f"{lead}{number:0{size}}" for number in range(10**size) for lead in ("", " ")]
+    for name, task in TASKS.items():
+        for index in range(100):
+            case = task.make(case_source(name, 0, index, "train"), 400, lambda text: len(text) // 4)
+            lines.append(case.prompt + case.answer)
+    return [line for line in lines for _ in range(2)]
+
+
+def _chat_template(style: Style) -> str:
+    roles = {"system": style.system, "user": style.user, "assistant": style.assistant}
+    turn = "".join(f"{{%- if message['role'] == '{role}' %}}{{{{- '{token}' }}}}{{%- endif %}}" for role, token in roles.items())
+    return (
+        "{{- bos_token }}{%- for message in messages %}"
+        "{%- if message['role'] not in ['system', 'user', 'assistant'] %}"
+        "{{- raise_exception('unknown role ' ~ message['role'] ~ ': system, user and assistant are known') }}{%- endif %}"
+        + turn
+        + "{%- if message['content'] is string %}{{- message['content'] }}"
+        "{%- else %}{%- for part in message['content'] %}{{- part['text'] }}{%- endfor %}{%- endif %}"
+        "{{- eos_token }}{%- endfor %}{%- if add_generation_prompt %}{{- '" + style.assistant + "' }}{%- endif %}"
+    )

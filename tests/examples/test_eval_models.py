@@ -1,0 +1,151 @@
+"""The evaluation models and what makes them: tokenizers, turns, batches, a few training steps, and that the shipped weights answer."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from examples.eval_models.batches import IGNORED, Writer
+from examples.eval_models.evaluate import Evaluator
+from examples.eval_models.model import build_model
+from examples.eval_models.stages import STAGES
+from examples.eval_models.tokenizer import build_tokenizer
+from examples.eval_models.train import STYLES, Trainer
+from examples.eval_models.turns import turns
+from server.eval.scoring import score
+from server.eval.tasks import words
+from server.eval.tasks.suite import TASKS, case_source
+
+SHIPPED = Path(__file__).parents[2] / "examples" / "eval_models" / "llama"
+MAX_WEIGHT_BYTES = 12_000_000
+CODE = "5e89d63f-8217-4cb4-98b0-2cf32bb242e7"
+SHORT = replace(STAGES[0], lengths=(160,), num_tokens=320, num_steps=6)
+
+
+@pytest.fixture(scope="module", params=sorted(STYLES))
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Evaluator:
+    """The shipped model, loaded."""
+    return Evaluator(SHIPPED)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(family: str) -> PreTrainedTokenizerFast:
+    return build_tokenizer(STYLES[family])
+
+
+def _count(text: str) -> int:
+    return len(text) // 4
+
+
+# --- tokenizers ---
+
+
+@settings(deadline=None, max_examples=100)
+@given(text=st.text())
+def test_any_text_survives_the_tokenizer(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+    if not any(token in text for token in tokenizer.all_special_tokens):
+        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_values_are_few_tokens(family: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    texts = (f" {CODE}", f'"{CODE}"', " 1234567", " quiet-falcon")
+    length = {text: len(tokenizer.encode(text, add_special_tokens=False)) for text in texts}
+    assert length == {f" {CODE}": 16, f'"{CODE}"': 18, " 1234567": -(-7 // STYLES[family].digits), " quiet-falcon": 2}
+    assert all(len(tokenizer.encode(f" {word}", add_special_tokens=False)) == 1 for word in (*words.NAMES, *words.ADJECTIVES, *words.NOUNS))
+
+
+def test_the_shipped_tokenizer_is_what_the_script_builds(evaluator: Evaluator) -> None:
+    built = build_tokenizer(STYLES["llama"])
+    assert built.get_vocab() == evaluator.tokenizer.get_vocab()
+    assert built.chat_template == evaluator.tokenizer.chat_template
+
+
+# --- turns ---
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_turn_is_answered_by_the_text(task: str) -> None:
+    for index in range(5):
+        case = TASKS[task].make(case_source(task, 1, index, "train"), 500, _count)
+        made = turns(case, random.Random(index))
+        assert (made[0].question, made[0].answer_prefix, made[0].answer) == (case.question, case.answer_prefix, case.answer)
+        for turn in made:
+            assert turn == made[0] or turn.question != made[0].question or task == "niah_multiquery"
+            told = [part.strip(" .:,") for part in turn.answer.split(",")] if task == "vt" else []
+            assert all(name in case.context for name in told)
+
+
+@pytest.mark.parametrize(("task", "separator"), [("niah_multikey_2", " is "), ("niah_multikey_3", " is "), ("kv_lookup", ": ")])
+def test_a_turn_about_another_key_has_that_keys_value(task: str, separator: str) -> None:
+    case = TASKS[task].make(case_source(task, 1, 0, "train"), 800, _count)
+    made = turns(case, random.Random(0))
+    assert len({turn.answer for turn in made}) > 3
+    for turn in made:
+        key = turn.answer_prefix.removesuffix(":").removesuffix(" is").split()[-1]
+        assert f"{key}{separator}{turn.answer.strip().rstrip('.')}" in case.context
+
+
+def test_people_have_their_own_facts_and_teachers() -> None:
+    case = TASKS["qa_2"].make(case_source("qa_2", 1, 0, "train"), 800, _count)
+    made = turns(case, random.Random(0))
+    assert len({turn.answer for turn in made}) > 3
+    for turn in made:
+        teacher, fact = turn.answer.strip().split(". ", 1)
+        assert f"{turn.answer_prefix.removeprefix('Answer: ')} {teacher}." in case.context
+        assert fact in case.context
+
+
+# --- training ---
+
+
+def test_targets_are_the_next_tokens_of_answers(tokenizer: PreTrainedTokenizerFast, family: str) -> None:
+    batch = Writer(tokenizer, STYLES[family]).batch(random.Random(0), replace(SHORT, max_position=4000))
+    answered = batch.targets[:, :-1] != IGNORED
+    assert torch.equal(batch.targets[:, :-1][answered], batch.ids[:, 1:][answered])
+    assert (batch.positions.diff(dim=1) >= 1).all()
+    assert batch.positions.max() < 4000
+    assert len(batch.task_of_turn) == int(batch.turn.max()) + 1
+
+
+def test_the_start_already_goes_on_as_before(tokenizer: PreTrainedTokenizerFast, family: str) -> None:
+    torch.manual_seed(0)
+    model = build_model(family, tokenizer)
+    ids = torch.tensor([tokenizer.encode(f"The secret code for quiet-falcon is {CODE}. The secret code for quiet-falcon is {CODE}.")])
+    with torch.inference_mode():
+        guessed = model(input_ids=ids).logits.argmax(-1)
+    assert (guessed[0, -17:-1] == ids[0, -16:]).float().mean() > 0.7
+
+
+def test_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    broken = Trainer("llama", 0, (replace(SHORT, num_steps=2), replace(SHORT, name="second")), tmp_path)
+    broken.stages = broken.stages[:1]
+    broken.run()
+    trainer = Trainer("llama", 0, (replace(SHORT, num_steps=2), replace(SHORT, name="second")), tmp_path)
+    trainer.restore()
+    assert trainer.progress.total_steps == 2
+    trainer.run()
+    assert trainer.progress.total_steps == 2 + SHORT.num_steps
+    assert Evaluator(tmp_path / "model").tokenizer.get_vocab() == trainer.tokenizer.get_vocab()
+
+
+# --- the shipped weights ---
+
+
+def test_the_weights_stay_small() -> None:
+    assert (SHIPPED / "model.safetensors").stat().st_size < MAX_WEIGHT_BYTES
+
+
+@pytest.mark.parametrize("task", ["niah_single_2", "niah_multikey_1"])
+def test_the_shipped_model_answers(evaluator: Evaluator, task: str) -> None:
+    cases = [evaluator.case(task, seed=5, index=index, length=512) for index in range(6)]
+    assert sum(score(case, evaluator.answer(case)) for case in cases) >= 5

@@ -31,6 +31,7 @@ POLICIES = {
     # 32 entries: longer prompts go through scratch, and every answer here wraps its ring
     "snapstream": PolicyOptions(slot_capacity=32, num_sink=2, num_recent=12, num_kept=18, scorer=WindowScorer(observation_window=4)),
 }
+CHECKPOINTS = {"torch": "llama", "latent": "deepseek-v3"}
 
 Choice = tuple[str, int]
 
@@ -45,21 +46,22 @@ def fake_backend(pools: tuple[PoolOptions, ...]) -> Backend:
 
 
 @pytest.fixture(scope="module")
-def open_torch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[tuple[PoolOptions, ...]], Backend]:
+def open_torch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, tuple[PoolOptions, ...]], Backend]:
     from backends.torch_backend.backend import TorchBackend
     from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
     from tests.backends.checkpoints import save_checkpoint
 
-    path = save_checkpoint("llama", tmp_path_factory.mktemp("checkpoints"))
+    paths = {kind: save_checkpoint(name, tmp_path_factory.mktemp("checkpoints")) for kind, name in CHECKPOINTS.items()}
 
-    def open_backend(pools: tuple[PoolOptions, ...]) -> Backend:
+    def open_backend(kind: str, pools: tuple[PoolOptions, ...]) -> Backend:
+        path = paths[kind]
         config = TorchBackendConfig(str(path), DeviceName.CPU, DtypeName.FLOAT32, pools, MAX_MODEL_LEN, num_scratch=2, prefill_chunk=32)
         return TorchBackend(config, VirtualClock())  # a clock that stands still: what is scheduled does not depend on the machine
 
     return open_backend
 
 
-@pytest.fixture(scope="module", params=["fake-full", "fake-snapstream", "torch-full", "torch-snapstream"])
+@pytest.fixture(scope="module", params=["fake-full", "fake-snapstream", "torch-full", "torch-snapstream", "latent-snapstream"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     """One backend for all tests of a kind, so that each also finds the slots as others left them."""
     kind, policy = request.param.split("-")
@@ -67,7 +69,7 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 def opened(request: pytest.FixtureRequest, kind: str, pools: tuple[PoolOptions, ...]) -> Backend:
-    backend = fake_backend(pools) if kind == "fake" else request.getfixturevalue("open_torch")(pools)
+    backend = fake_backend(pools) if kind == "fake" else request.getfixturevalue("open_torch")(kind, pools)
     backend.warmup()
     return backend
 

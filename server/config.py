@@ -191,6 +191,11 @@ CACHE = OptionGroup(
     ),
 )
 
+CODE = OptionGroup(
+    "Compiled code",
+    (Option("compile", switch, True, "Whether decode steps run as CUDA graphs on a GPU, captured before the server is ready.", ""),),
+)
+
 SCHEDULING = OptionGroup(
     "Scheduling",
     (
@@ -296,7 +301,7 @@ BATCHES = OptionGroup(
     ),
 )
 
-GROUPS = (MODEL, ONE_POOL, CACHE, SCHEDULING, SERVER, BATCHES, CONNECTIONS, SIMULATION)
+GROUPS = (MODEL, ONE_POOL, CACHE, CODE, SCHEDULING, SERVER, BATCHES, CONNECTIONS, SIMULATION)
 
 
 def read_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Config:
@@ -347,7 +352,7 @@ def _compose(values: Mapping[str, Any], environment: Mapping[str, str]) -> Confi
 
 
 def _backend(values: Mapping[str, Any]) -> TorchBackendConfig:
-    names = ("model", "device", "dtype", "max_model_len", "num_scratch", "scratch_capacity", "prefill_chunk")
+    names = ("model", "device", "dtype", "max_model_len", "num_scratch", "scratch_capacity", "prefill_chunk", "compile")
     return TorchBackendConfig(pools=_pools(values), **{name: values[name] for name in names})
 
 

@@ -1,5 +1,6 @@
 """A transformers model on a device of torch's, decoding over SnapStream slots."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,16 +26,18 @@ from backends.interface import (
     ScratchSpec,
 )
 from backends.torch_backend.config import TorchBackendConfig
+from backends.torch_backend.decode_graphs import DecodeGraphs
 from backends.torch_backend.latent import replace_latent_attention
 from backends.torch_backend.limits import backend_spec, layer_kinds, pool_spec, resolve_max_model_len, scratch_layout
 from backends.torch_backend.linear import reorder_linears
 from backends.torch_backend.loading import load_model
-from backends.torch_backend.logprobs import log_probabilities, steps_to_host
+from backends.torch_backend.logprobs import Sampled, log_probabilities, steps_to_host
 from backends.torch_backend.model_cache import ModelCache
 from backends.torch_backend.pool import TorchPool
 from backends.torch_backend.probe import probe_layers
-from backends.torch_backend.sampler import check_token_ids
-from backends.torch_backend.steps import ForwardPass, decode_plan, look_ahead_pass, prefill_pass
+from backends.torch_backend.recording import CudaRecorder, Recorder
+from backends.torch_backend.sampler import DrawPlan, check_token_ids
+from backends.torch_backend.steps import DecodePlan, ForwardPass, decode_plan, idle_plans, look_ahead_pass, prefill_pass
 from cache.layout import SlotLayout
 from cache.slots import SlotCache
 
@@ -54,7 +57,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class Outcome:
     """What a `BatchResult` tells, without the time it took."""
 
     tokens: tuple[tuple[SampledToken, ...], ...]
@@ -62,10 +65,28 @@ class _Outcome:
     hidden: tuple[tuple[float, ...], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A step that the device may still be at. `collect` may be called once `wait` has returned."""
+
+    clock: Clock
+    started: float
+    wait: Callable[[], None]
+    collect: Callable[[], Outcome]
+
+    def result(self) -> BatchResult:
+        try:
+            self.wait()
+            return _result(self.collect(), self.clock.now() - self.started)
+        except Exception as error:
+            raise _failure(error) from error
+
+
 class TorchBackend:
     """Raises ModelLoadError for a model that cannot be served, ValueError for sizes that do not go together."""
 
-    def __init__(self, config: TorchBackendConfig, clock: Clock | None = None) -> None:
+    def __init__(self, config: TorchBackendConfig, clock: Clock | None = None, recorder: Recorder | None = None) -> None:
+        """Decode steps are recorded by `recorder`; without one on CUDA as graphs, if the config says so, and elsewhere not."""
         self._clock = clock or WallClock()
         self._model = load_model(config.model, config.device, config.dtype)
         self._device = self._model.device
@@ -83,6 +104,10 @@ class TorchBackend:
             spec = pool_spec(options, policies[number], kinds[number], max_model_len)
             pools.append(TorchPool.build(spec, kinds[number], kind_of[number], layers, scratches, vocab_size, self._device))
         self.pools = tuple(pools)
+        if recorder is None and config.compile and self._device.type == "cuda":
+            recorder = CudaRecorder(self._device)
+        self._recorder = recorder
+        self._graphs: tuple[DecodeGraphs, ...] = ()
         specs = tuple(pool.spec for pool in pools)
         self._spec = backend_spec(config, self._model.config, max_model_len, specs, ScratchSpec(config.num_scratch, layout))
 
@@ -100,24 +125,35 @@ class TorchBackend:
                 row = PrefillRow("warmup", chunk, 0, len(chunk), slots=(0,), scratch=scratch, draws=(draw,))
                 self.submit(PrefillBatch((row,), shape, number)).result()
             self.submit(DecodeBatch((DecodeRow("warmup", 0, 0, 1, 1, draw),), pool=number)).result()
+        if self._recorder is not None:
+            self._graphs = tuple(self._record(pool, self._recorder) for pool in self.pools)
 
     def submit(self, batch: Batch) -> Pending:
-        """Run a step. Whatever goes wrong comes out of the pending step's `result`."""
+        """Start a step, which on a CPU ends here. Whatever goes wrong comes out of the pending step's `result`."""
         started = self._clock.now()
         try:
             with torch.inference_mode():
-                outcome = self._prefill(batch) if isinstance(batch, PrefillBatch) else _Outcome(self._decode(batch))
+                collect = self._prefill(batch) if isinstance(batch, PrefillBatch) else self._decode(batch)
                 if self._device.type == "cuda":
-                    torch.cuda.synchronize(self._device)
+                    ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                    ended.record(torch.cuda.current_stream(self._device))
+                    return Running(self._clock, started, ended.synchronize, collect)
+            return Finished(_result(collect(), self._clock.now() - started))
         except Exception as error:
             return Finished(_failure(error))
-        return Finished(BatchResult(outcome.tokens, self._clock.now() - started, outcome.prompt_logprobs, outcome.hidden))
 
     def close(self) -> None:
         """Give the device's memory back."""
-        del self._model, self.pools
+        del self._model, self.pools, self._graphs, self._recorder
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _record(self, pool: TorchPool, recorder: Recorder) -> DecodeGraphs:
+        """Record the pool's decode steps."""
+        limits = pool.spec.num_slots, self._spec.max_model_len, self._spec.max_decode_steps
+        graphs = DecodeGraphs(lambda plan: self._decode_logits(pool, plan), pool.sampler, idle_plans(pool.kinds, *limits, self._device))
+        graphs.record(recorder)
+        return graphs
 
     def _forward(self, cache: ModelCache, forward_pass: ForwardPass, num_logits: int) -> Tensor:
         """Return the logits of each row's last `num_logits` tokens, [row, token, vocabulary]; 0: of all."""
@@ -136,7 +172,7 @@ class TorchBackend:
             **options,
         )
 
-    def _prefill(self, batch: PrefillBatch) -> _Outcome:
+    def _prefill(self, batch: PrefillBatch) -> Callable[[], Outcome]:
         for row in batch.rows:
             check_token_ids(row.token_ids + (row.score.target_ids if row.score else ()), self._spec.vocab_size)
         pool = self.pools[batch.pool]
@@ -146,20 +182,20 @@ class TorchBackend:
         for row in batch.rows:
             if row.ahead:
                 self._give_up(pool, row)
-        return outcome
+        return lambda: outcome
 
-    def _read(self, pool: TorchPool, batch: PrefillBatch) -> _Outcome:
+    def _read(self, pool: TorchPool, batch: PrefillBatch) -> Outcome:
         """Read a batch's chunks, and place the prompts that end with them."""
         forward_pass = prefill_pass(batch, pool.kinds, self._spec.scratch.layout, self._device)
         if batch.rows[0].pooling is not None:
-            return _Outcome(((),) * len(batch.rows), hidden=self._pooled(batch, pool.cache, forward_pass))
+            return Outcome(((),) * len(batch.rows), hidden=self._pooled(batch, pool.cache, forward_pass))
         is_scored = any(row.score for row in batch.rows)
         logits = self._forward(pool.cache, forward_pass, 0 if is_scored else 1)
         for row in batch.rows:
             if row.is_last and row.slots:
                 self._place_prompt(pool, row)
         scores = tuple(self._scores(row, logits[number]) for number, row in enumerate(batch.rows))
-        return _Outcome(self._first_tokens(pool, batch, logits[:, -1]), scores)
+        return Outcome(self._first_tokens(pool, batch, logits[:, -1]), scores)
 
     def _begin_chunk(self, pool: TorchPool, row: PrefillRow) -> None:
         """Clear what a new prompt takes, and let the penalties know its tokens."""
@@ -222,19 +258,37 @@ class TorchBackend:
             scored += found.to_host(dict.fromkeys(range(len(some)), num_top)).values()
         return tuple(scored)
 
-    def _decode(self, batch: DecodeBatch) -> tuple[tuple[SampledToken, ...], ...]:
+    def _decode(self, batch: DecodeBatch) -> Callable[[], Outcome]:
         check_token_ids((row.token_id for row in batch.rows), self._spec.vocab_size)
         pool = self.pools[batch.pool]
-        plan, token_ids = decode_plan(batch, pool.kinds, pool.spec.num_slots, self._spec.max_model_len, self._device)
+        plan = decode_plan(batch, pool.kinds, pool.spec.num_slots, self._spec.max_model_len, self._device)
         draws = {row.slot: row.draw for row in batch.rows}
-        draw_plan = pool.sampler.plan(draws, len(token_ids))
+        draw_plan = pool.sampler.plan(draws, plan.bucket[0])
+        steps = self._graphs[batch.pool].run(plan, draw_plan, batch.num_steps) if self._graphs else None
+        if steps is None:
+            steps = self._decode_unrecorded(pool, plan, draw_plan, batch.num_steps)
+        on_host = [step.leave_device() for step in steps]
+
+        def collect() -> Outcome:
+            tokens = steps_to_host(on_host, draws)
+            return Outcome(tuple(tokens[row.slot] for row in batch.rows))
+
+        return collect
+
+    def _decode_unrecorded(self, pool: TorchPool, plan: DecodePlan, draw_plan: DrawPlan, num_steps: int) -> list[Sampled]:
         steps = []
-        for number in range(batch.num_steps):
-            logits = self._forward(pool.cache, plan.forward_pass(token_ids, number), 1)[:, -1]
-            steps.append(pool.sampler.sample(logits, draw_plan, number))
-            token_ids = steps[-1].token_ids
-        tokens = steps_to_host(steps, draws)
-        return tuple(tokens[row.slot] for row in batch.rows)
+        for number in range(num_steps):
+            steps.append(pool.sampler.sample(self._decode_logits(pool, plan), draw_plan, number))
+            plan.advance(steps[-1].token_ids)
+        return steps
+
+    def _decode_logits(self, pool: TorchPool, plan: DecodePlan) -> Tensor:
+        """Return the logits [slot, vocabulary] of a plan's next step."""
+        return self._forward(pool.cache, plan.forward_pass(), 1)[:, -1]
+
+
+def _result(outcome: Outcome, elapsed: float) -> BatchResult:
+    return BatchResult(outcome.tokens, elapsed, outcome.prompt_logprobs, outcome.hidden)
 
 
 def _failure(error: Exception) -> BackendError:

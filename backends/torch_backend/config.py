@@ -33,6 +33,7 @@ class TorchBackendConfig:
     num_scratch: int = 2
     scratch_capacity: int | None = None  # None: a scratch holds any prompt
     prefill_chunk: int = 512  # tokens that one prefill step reads, all rows together
+    compile: bool = False  # on CUDA, decode steps run as graphs that are captured when the backend is warmed up
 
     def __post_init__(self) -> None:
         check_names(self.pools)

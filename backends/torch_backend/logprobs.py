@@ -17,6 +17,10 @@ class Sampled:
     top_ids: Tensor | None = None
     top_logprobs: Tensor | None = None
 
+    def leave_device(self) -> "Sampled":
+        """Return a copy that is on its way to the host's memory; it is there when the device has come so far. On a CPU it is there."""
+        return Sampled(self.token_ids.to("cpu", non_blocking=True), *map(_leave, (self.logprobs, self.top_ids, self.top_logprobs)))
+
     def to_host(self, num_logprobs: Mapping[int, int | None]) -> dict[int, SampledToken]:
         """Return the tokens of these rows, each with as many alternatives as it asked for; None: without log-probabilities."""
         token_ids = self.token_ids.tolist()
@@ -29,6 +33,10 @@ class Sampled:
             else SampledToken(token_ids[row], logprobs[row], tuple(zip(top_ids[row][:number], top_logprobs[row][:number], strict=True)))
             for row, number in num_logprobs.items()
         }
+
+
+def _leave(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.to("cpu", non_blocking=True)
 
 
 def log_probabilities(logits: Tensor, token_ids: Tensor, num_top: int) -> Sampled:

@@ -4,6 +4,7 @@ All of it runs over the first slots at once, live or not, and row by row: what o
 only. The state a slot has here is which tokens its prompt holds, how often it has drawn each since, and its `logit_bias`.
 """
 
+import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
@@ -43,6 +44,11 @@ class SlotParams:
         integers = torch.tensor([(p.top_k, _signed(p.seed), choice) for p, choice in held], dtype=torch.int64, device=device)
         return cls(*numbers.unbind(1), *integers.unbind(1))
 
+    def copy_(self, other: "SlotParams") -> None:
+        """Take over the numbers of `other`, where recorded steps look for them."""
+        for field in fields(self):
+            getattr(self, field.name).copy_(getattr(other, field.name))
+
     def first(self, num_slots: int) -> "SlotParams":
         """Return the parameters of the first slots."""
         return SlotParams(*(getattr(self, field.name)[:num_slots] for field in fields(self)))
@@ -51,6 +57,14 @@ class SlotParams:
 def _signed(seed: int) -> int:
     """Return the int64 that has the low 64 bits of `seed`."""
     return (seed + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+class DrawKind(enum.Enum):
+    """The draws that need nothing but the slots' parameters: those of most requests."""
+
+    GREEDY = enum.auto()
+    RANDOM = enum.auto()
+    FILTERED = enum.auto()  # random, with a top_k, top_p or min_p
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +82,16 @@ class DrawPlan:
     has_penalties: bool
     has_bias: bool
     num_logprobs: int | None
+
+    @property
+    def kind(self) -> DrawKind | None:
+        """The draws' common kind; None where one of them needs more."""
+        needs_more = self.banned is not None or self.forbidden is not None or self.forced or self.has_penalties or self.has_bias
+        if needs_more or self.num_logprobs is not None:
+            return None
+        if self.filtered is not None:
+            return DrawKind.FILTERED
+        return DrawKind.RANDOM if self.is_random else DrawKind.GREEDY
 
 
 class Sampler:
@@ -122,6 +146,24 @@ class Sampler:
             num_logprobs=max((number for number in num_logprobs if number is not None), default=None),
         )
 
+    def plan_of_kind(self, kind: DrawKind, is_live: Tensor, output_index: Tensor) -> DrawPlan:
+        """Return the plan of draws of one kind in the first slots, to be recorded: the parameters are those held when it is replayed."""
+        num_slots = len(output_index)
+        return DrawPlan(
+            params=self._params.first(num_slots),
+            is_live=is_live,
+            output_index=output_index,
+            banned=None,
+            forbidden=None,
+            forced=(),
+            # In a slot whose draw has none of them, the filters leave everything.
+            filtered=torch.arange(num_slots, device=self._device) if kind is DrawKind.FILTERED else None,
+            is_random=kind is not DrawKind.GREEDY,
+            has_penalties=False,
+            has_bias=False,
+            num_logprobs=None,
+        )
+
     def sample(self, logits: Tensor, plan: DrawPlan, number: int = 0) -> Sampled:
         """Draw the `number`th token of a plan from `logits` [slot, token]."""
         logits = logits.float()
@@ -153,7 +195,7 @@ class Sampler:
                 self._write_bias(slot, bias)
             self._held[slot] = draws[slot].sampling, draws[slot].choice
         if changed:
-            self._params = SlotParams.build(self._held, self._device)
+            self._params.copy_(SlotParams.build(self._held, self._device))
 
     def _write_bias(self, slot: int, bias: Sequence[tuple[int, float]]) -> None:
         if self._bias is None:

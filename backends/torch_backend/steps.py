@@ -143,37 +143,47 @@ def _observations(rows: Sequence[PrefillRow], given_up: Sequence[int], kinds: Se
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """What stays the same over the steps of a decode batch; every tensor is over the first slots, as many as hold all live ones."""
+    """Where the sequences of a decode batch stand, over the first slots, as many as hold all live ones.
+
+    All that changes from step to step and from batch to batch is in `numbers`, so that a recorded step finds it in one place.
+    """
 
     kinds: tuple[LayerKind, ...]
-    is_live: Tensor  # bool [slot]
-    first_index: Tensor  # [slot]: −1 where idle
-    window_starts: tuple[Tensor, ...]  # a kind each, [slot]
-    ring_sizes: tuple[Tensor, ...]
-    places: Tensor
+    numbers: Tensor  # [2 + 2 * kind, slot]: tokens to be read, their indices (−1 where idle), and each kind's window starts and ring sizes
     read_lengths: tuple[int, ...]  # a kind each
     max_position: int
 
-    def forward_pass(self, token_ids: Tensor, number: int) -> ForwardPass:
-        """Return the `number`th step's pass, which reads `token_ids` [slot]."""
-        index = self.first_index + number * self.is_live
-        kind_steps = []
-        for kind, window_start, ring_size, read_length in zip(
-            self.kinds, self.window_starts, self.ring_sizes, self.read_lengths, strict=True
-        ):
+    @property
+    def bucket(self) -> tuple[int, tuple[int, ...]]:
+        """The step's shape: slots, and the entries that are read."""
+        return self.numbers.shape[1], self.read_lengths
+
+    @property
+    def is_live(self) -> Tensor:
+        return self.numbers[1] >= 0
+
+    def forward_pass(self) -> ForwardPass:
+        """Return the next step's pass."""
+        token_ids, index, *placements = self.numbers
+        is_live, kind_steps = self.is_live, []
+        window_starts, ring_sizes = placements[: len(self.kinds)], placements[len(self.kinds) :]
+        for kind, window_start, ring_size, read_length in zip(self.kinds, window_starts, ring_sizes, self.read_lengths, strict=True):
             layout = kind.policy.layout
-            entries = torch.where(self.is_live, decode_entries(layout, index, ring_size), layout.capacity)
+            entries = torch.where(is_live, decode_entries(layout, index, ring_size), layout.capacity)
             is_seen = live_mask(layout, index + 1, window_start, ring_size)[:, :read_length]
             kind_steps.append(KindStep(entries[:, None], _bias(is_seen)[:, None]))
-        step = Step(self.places, tuple(kind_steps), reads_first=True)
+        step = Step(torch.arange(len(index), device=index.device), tuple(kind_steps), reads_first=True)
         # A launch may run past the end of a sequence, for nothing; a learned position beyond the last would be an error.
         return ForwardPass(token_ids[:, None], index.clamp(0, self.max_position)[:, None], step)
 
+    def advance(self, token_ids: Tensor) -> None:
+        """Go on to the next step, which reads `token_ids` [slot]."""
+        self.numbers[1] += self.is_live
+        self.numbers[0] = token_ids
 
-def decode_plan(
-    batch: DecodeBatch, kinds: Sequence[LayerKind], num_slots: int, max_model_len: int, device: torch.device
-) -> tuple[DecodePlan, Tensor]:
-    """Return the plan of a decode batch, and the tokens [slot] that its first step reads."""
+
+def decode_plan(batch: DecodeBatch, kinds: Sequence[LayerKind], num_slots: int, max_model_len: int, device: torch.device) -> DecodePlan:
+    """Return the plan of a decode batch, before its first step."""
     rows, num_slots = batch.rows, _num_slots_read(batch.rows, num_slots)
     idle = [0] * num_slots
     token_ids, index = idle.copy(), [-1] * num_slots
@@ -183,29 +193,43 @@ def decode_plan(
         for kind, start, size in zip(kinds, starts, sizes, strict=True):
             placement = kind.policy.place(row.num_prompt_tokens)
             start[row.slot], size[row.slot] = placement.window_start, placement.ring_size
-    tokens, first_index, *placements = torch.tensor([token_ids, index, *starts, *sizes], device=device)
-    plan = DecodePlan(
-        kinds=tuple(kinds),
-        is_live=first_index >= 0,
-        first_index=first_index,
-        window_starts=tuple(placements[: len(kinds)]),
-        ring_sizes=tuple(placements[len(kinds) :]),
-        places=torch.arange(num_slots, device=device),
-        read_lengths=tuple(_decode_read_length(kind, batch) for kind in kinds),
-        max_position=max_model_len - 1,
-    )
-    return plan, tokens
+    numbers = torch.tensor([token_ids, index, *starts, *sizes], device=device)
+    return DecodePlan(tuple(kinds), numbers, tuple(_decode_read_length(kind, batch) for kind in kinds), max_model_len - 1)
+
+
+def idle_plans(kinds: Sequence[LayerKind], num_slots: int, max_model_len: int, max_steps: int, device: torch.device) -> list[DecodePlan]:
+    """Return a plan without a live slot for every shape that a decode batch may have, the largest first. All share one tensor."""
+    numbers = torch.zeros(2 + 2 * len(kinds), num_slots, dtype=torch.int64, device=device)
+    numbers[1], numbers[2 + len(kinds) :] = -1, 1
+    sizes = {_bucket_of_slots(number, num_slots) for number in range(1, num_slots + 1)}
+    lengths = set()
+    longest = 0
+    while longest < max_model_len + max_steps:
+        longest = _read_length(longest + 1, max_model_len + max_steps)
+        for uses_kept in (False, True):
+            lengths.add(tuple(_entries_read(kind, longest, uses_kept=uses_kept) for kind in kinds))
+    return [
+        DecodePlan(tuple(kinds), numbers[:, :size], of_kinds, max_model_len - 1)
+        for size in sorted(sizes, reverse=True)
+        for of_kinds in sorted(lengths, reverse=True)
+    ]
 
 
 def _num_slots_read(rows: Sequence[DecodeRow], num_slots: int) -> int:
+    return _bucket_of_slots(max(row.slot for row in rows) + 1, num_slots)
+
+
+def _bucket_of_slots(highest: int, num_slots: int) -> int:
     """Return how many of the slots take part: few numbers, and the lowest free slot is always the next to be taken."""
-    highest = max(row.slot for row in rows) + 1
     return min(max(1 << (highest - 1).bit_length(), _FEWEST_SLOTS), num_slots)
 
 
 def _decode_read_length(kind: LayerKind, batch: DecodeBatch) -> int:
-    """Return how many entries hold all that these sequences see; kept ones lie at a slot's end."""
+    uses_kept = any(kind.policy.place(row.num_prompt_tokens).num_kept_used for row in batch.rows)
+    return _entries_read(kind, max(row.index for row in batch.rows) + batch.num_steps, uses_kept=uses_kept)
+
+
+def _entries_read(kind: LayerKind, longest: int, *, uses_kept: bool) -> int:
+    """Return how many entries hold all that sequences of up to `longest` tokens see; kept ones lie at a slot's end."""
     layout = kind.policy.layout
-    if any(kind.policy.place(row.num_prompt_tokens).num_kept_used for row in batch.rows):
-        return layout.capacity
-    return _read_length(max(row.index for row in batch.rows) + batch.num_steps, layout.capacity)
+    return layout.capacity if uses_kept and layout.num_kept > 0 else _read_length(longest, layout.capacity)

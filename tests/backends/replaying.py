@@ -1,0 +1,66 @@
+"""A recorder for the CPU that keeps the rules of a CUDA graph: what is replayed are tensor operations, not the code that made them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from backends.torch_backend.recording import Step
+
+# Numbers that go from the device to the host, shapes that depend on them, and data that comes from the host.
+_WAITING = ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "lift_fresh", "equal")
+
+Operation = tuple[Callable[..., object], Sequence[object], Mapping[str, object], object]
+
+
+class _Trace(TorchDispatchMode):
+    """Writes down the operations that run under it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: list[Operation] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
+        if func.overloadpacket.__name__ in _WAITING:
+            raise RuntimeError(f"{func} is not permitted when a stream is capturing")
+        result = func(*args, **(kwargs or {}))
+        self.operations.append((func, args, kwargs or {}, result))
+        return result
+
+
+class ReplayRecorder:
+    """Records steps, and counts them and their replays."""
+
+    def __init__(self) -> None:
+        self.num_recorded = 0
+        self.num_replayed = 0
+
+    def __call__(self, step: Step) -> Step:
+        with _Trace() as trace:
+            step()
+        self.num_recorded += 1
+
+        def replay() -> None:
+            self.num_replayed += 1
+            _replay(trace.operations)
+
+        return replay
+
+
+def _replay(operations: Sequence[Operation]) -> None:
+    """Run the operations again: what one of them made anew is handed on, everything else is where it was."""
+    made: dict[int, Tensor] = {}
+
+    def current(tensor: Tensor) -> Tensor:
+        return made.get(id(tensor), tensor)
+
+    for func, args, kwargs, result in operations:
+        again = func(*tree_map_only(torch.Tensor, current, args), **tree_map_only(torch.Tensor, current, kwargs))
+        for old, new in zip(tree_flatten(result)[0], tree_flatten(again)[0], strict=True):
+            if isinstance(old, Tensor):
+                made[id(old)] = new

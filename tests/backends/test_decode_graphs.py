@@ -1,0 +1,126 @@
+"""Recorded decode steps draw what unrecorded ones do, and nothing in them needs the host: what a CUDA graph asks, shown on the CPU."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from backends.clock import VirtualClock
+from backends.interface import BackendUnusableError
+from backends.torch_backend.backend import Outcome, Running, TorchBackend
+from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.recording import Step
+from cache.policy import PolicyName, PolicyOptions, WindowScorer
+from cache.pool_options import PoolOptions
+from tests.backends.checkpoints import save_checkpoint
+from tests.backends.driver import GREEDY, Driver, Request
+from tests.backends.oracle import random_prompt
+from tests.backends.replaying import ReplayRecorder
+
+SCORER = WindowScorer(observation_window=4)
+POLICIES = {
+    "full": PolicyOptions(PolicyName.FULL),
+    "streaming-llm": PolicyOptions(PolicyName.STREAMING_LLM, num_sink=2, num_recent=30),
+    "snapkv": PolicyOptions(PolicyName.SNAPKV, num_recent=100, num_kept=20, scorer=SCORER),
+    "snapstream": PolicyOptions(num_sink=4, num_recent=120, num_kept=100, scorer=SCORER),
+    "snapstream, lent": PolicyOptions(num_sink=2, num_recent=20, num_kept=10, scorer=SCORER, lend_kept=True),
+}
+RANDOM = replace(GREEDY, temperature=0.9, seed=7)
+SAMPLINGS = (
+    GREEDY,
+    RANDOM,
+    replace(RANDOM, top_k=20, top_p=0.8, min_p=0.02),
+    replace(RANDOM, presence_penalty=0.5, repetition_penalty=1.3),
+    replace(GREEDY, num_logprobs=3, logit_bias=((5, 2.0),)),
+)
+
+
+def _open(path: str, policy: PolicyOptions, recorder: ReplayRecorder | None) -> TorchBackend:
+    pools = (PoolOptions(5, policy),)
+    config = TorchBackendConfig(path, DeviceName.CPU, DtypeName.FLOAT32, pools=pools, max_model_len=300, prefill_chunk=32)
+    backend = TorchBackend(config, recorder=recorder)
+    backend.warmup()
+    return backend
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Gemma 2's has sliding windows beside the policy, and a softcap."""
+    return {name: str(save_checkpoint(name, tmp_path_factory.mktemp("checkpoint"))) for name in ("llama", "gemma2")}
+
+
+def _serve(backend: TorchBackend) -> list[Request]:
+    """Sequences join one after another until the largest shape is full, with every kind of draw; launches of one and of several steps."""
+    driver = Driver(backend, 32)
+    lengths = (3, 150, 20, 235, 60)
+    requests = [
+        Request(random_prompt(length, seed=slot), slots=(slot,), sampling=sampling)
+        for slot, (length, sampling) in enumerate(zip(lengths, SAMPLINGS, strict=True))
+    ]
+    for number, request in enumerate(requests, start=1):
+        driver.read(request)
+        driver.decode(*requests[:number], num_steps=8, steps_a_launch=4)
+        driver.decode(request)
+        driver.decode(*requests[:number], num_steps=2)
+    return requests
+
+
+@pytest.mark.parametrize(("model", "policy"), [*(("llama", policy) for policy in POLICIES), ("gemma2", "snapstream")])
+def test_tokens_are_those_of_unrecorded_steps(
+    model: str, policy: str, checkpoints: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = ReplayRecorder()
+    recorded, plain = (_open(checkpoints[model], POLICIES[policy], choice) for choice in (recorder, None))
+    num_recorded = recorder.num_recorded
+    assert [graphs.num_recorded for graphs in recorded._graphs] == [num_recorded]
+    monkeypatch.setattr(recorded, "_decode_unrecorded", None)  # every shape is recorded
+    outputs = [[request.outputs for request in _serve(backend)] for backend in (recorded, plain)]
+    assert outputs[0] == outputs[1]
+    assert recorder.num_recorded == num_recorded, "nothing is recorded for a request"
+    assert recorder.num_replayed > 0
+
+
+def test_a_step_that_cannot_be_recorded_runs_as_it_is(checkpoints: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    class Refusal(ReplayRecorder):
+        def __call__(self, step: Step) -> Step:
+            if self.num_recorded == 2:
+                return super().__call__(lambda: step() if torch.ones(1).item() else None)
+            return super().__call__(step)
+
+    with caplog.at_level(logging.WARNING):
+        backend = _open(checkpoints["llama"], POLICIES["snapstream"], recorder := Refusal())
+    assert "not permitted" in caplog.text
+    requests, plain = _serve(backend), _serve(_open(checkpoints["llama"], POLICIES["snapstream"], None))
+    assert [request.outputs for request in requests] == [request.outputs for request in plain]
+    assert recorder.num_replayed == 0
+
+
+def test_a_step_under_way_is_waited_for_and_its_failure_is_told() -> None:
+    clock, order = VirtualClock(), list[str]()
+
+    def wait() -> None:
+        clock.elapse(2.0)
+        order.append("wait")
+
+    def collect() -> Outcome:
+        assert order == ["wait"]
+        return Outcome(())
+
+    assert Running(clock, clock.now(), wait, collect).result().elapsed == 2.0
+
+    def fail() -> None:
+        raise torch.AcceleratorError("device-side assert triggered")
+
+    with pytest.raises(BackendUnusableError, match="device-side"):
+        Running(clock, clock.now(), fail, collect).result()
+
+
+@pytest.mark.parametrize("waits", [lambda: torch.ones(1).item(), lambda: torch.tensor([1]), lambda: torch.ones(2).nonzero()])
+def test_the_recorder_refuses_what_a_cuda_graph_would(waits: Callable[[], object]) -> None:
+    def step() -> None:
+        waits()
+
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="not permitted"):
+        ReplayRecorder()(step)

@@ -1,5 +1,6 @@
 """The attention over latents against transformers' own, and what its slots cost."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ from backends.torch_backend.latent import LatentAttention
 from cache.policy import PolicyName, PolicyOptions
 from tests.backends.driver import open_backend
 
+_PUBLISHED = Path("backends/sn40l/data/models/deepseek-r1.json")
+DEEPSEEK_R1: dict[str, Any] = {
+    name: value for name, value in json.loads(_PUBLISHED.read_text()).items() if name.endswith(("_dim", "_rank"))
+}
 ROWS, HEADS, HIDDEN_SIZE = 2, 4, 48
 _SIZES: dict[str, Any] = {
     "hidden_size": HIDDEN_SIZE,
@@ -95,15 +100,14 @@ def test_equals_the_attention_it_replaces(kind: str) -> None:
 def test_latents_are_read_where_they_lie_by_few_queries() -> None:
     """With the sizes of DeepSeek-R1, making a key and a value costs what 170 queries save by having them."""
     with torch.device("meta"):
-        attention = LatentAttention(DeepseekV3Attention(DeepseekV3Config(), 0))
+        attention = LatentAttention(DeepseekV3Attention(DeepseekV3Config(**DEEPSEEK_R1), 0))
     assert attention.absorbs(170)
     assert not attention.absorbs(171)
 
 
 def test_a_token_takes_what_its_latent_does(tmp_path: Path) -> None:
     """576 values a token and layer for DeepSeek-R1 (arXiv 2412.19437: d_c 512, d_R 64), however many its heads."""
-    published = DeepseekV3Config()
-    latent = {name: getattr(published, name) for name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")}
+    latent = {name: DEEPSEEK_R1[name] for name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")}
     small: dict[str, Any] = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
     config = DeepseekV3Config(**small, **latent, num_attention_heads=2, num_key_value_heads=2, q_lora_rank=8, first_k_dense_replace=2)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)  # type: ignore[no-untyped-call]

@@ -47,8 +47,8 @@ def _open(path: str, policy: PolicyOptions, recorder: ReplayRecorder | None) -> 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Gemma 2's has sliding windows beside the policy, and a softcap."""
-    return {name: str(save_checkpoint(name, tmp_path_factory.mktemp("checkpoint"))) for name in ("llama", "gemma2")}
+    """Gemma 2's has sliding windows beside the policy, and a softcap; DeepSeek V3's latents and experts."""
+    return {name: str(save_checkpoint(name, tmp_path_factory.mktemp("checkpoint"))) for name in ("llama", "gemma2", "deepseek-v3")}
 
 
 def _serve(backend: TorchBackend) -> list[Request]:
@@ -67,7 +67,9 @@ def _serve(backend: TorchBackend) -> list[Request]:
     return requests
 
 
-@pytest.mark.parametrize(("model", "policy"), [*(("llama", policy) for policy in POLICIES), ("gemma2", "snapstream")])
+@pytest.mark.parametrize(
+    ("model", "policy"), [*(("llama", policy) for policy in POLICIES), ("gemma2", "snapstream"), ("deepseek-v3", "snapstream")]
+)
 def test_tokens_are_those_of_unrecorded_steps(
     model: str, policy: str, checkpoints: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

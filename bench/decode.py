@@ -25,7 +25,7 @@ from transformers import AutoConfig
 from backends.interface import Batch, DecodeBatch, DecodeRow, Draw, PrefillBatch, PrefillRow, SamplingParams
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import TorchBackendConfig
-from bench.floor import decode_floor, measure_machine, prefill_floor, work_of
+from bench.floor import decode_floor, measure_machine, prefill_floor, synchronise, work_of
 from server.config import GROUPS, read_config
 from server.options import OptionError, add_options
 
@@ -75,18 +75,24 @@ def run(backend: TorchBackend, batches: Sequence[Batch]) -> float:
 
 
 class ScoringClock:
-    """Adds up the seconds that layers spend on the window's votes and on packing, by standing in front of the two methods."""
+    """Adds up the seconds that layers spend on the window's votes and on packing, by standing in front of the two methods.
+
+    It waits for a GPU before and after; the methods are called by a prompt's last chunks only.
+    """
 
     def __init__(self, backend: TorchBackend) -> None:
         self.seconds = 0.0
+        self._device = backend.pools[0].cache.layers[0].slots.planes[0].device
         for layer in backend.pools[0].cache.layers:
             for name in ("observe", "pack"):
                 setattr(layer, name, self._timed(getattr(layer, name)))
 
     def _timed(self, method: Callable[..., None]) -> Callable[..., None]:
         def timed(*arguments: object) -> None:
+            synchronise(self._device)
             start = time.perf_counter()
             method(*arguments)
+            synchronise(self._device)
             self.seconds += time.perf_counter() - start
 
         return timed

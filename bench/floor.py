@@ -153,15 +153,16 @@ def _best_time(way: Callable[[], object], device: torch.device, seconds: float) 
     way()
     best, end = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < end:
-        _synchronise(device)
+        synchronise(device)
         start = time.perf_counter()
         way()
-        _synchronise(device)
+        synchronise(device)
         best = min(best, time.perf_counter() - start)
     return best
 
 
-def _synchronise(device: torch.device) -> None:
+def synchronise(device: torch.device) -> None:
+    """Wait for all that the device was given to do."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from backends.clock import Clock, WallClock
 from backends.interface import (
@@ -85,10 +86,19 @@ class Running:
 class TorchBackend:
     """Raises ModelLoadError for a model that cannot be served, ValueError for sizes that do not go together."""
 
-    def __init__(self, config: TorchBackendConfig, clock: Clock | None = None, recorder: Recorder | None = None) -> None:
-        """Decode steps are recorded by `recorder`; without one on CUDA as graphs, if the config says so, and elsewhere not."""
+    def __init__(
+        self,
+        config: TorchBackendConfig,
+        clock: Clock | None = None,
+        recorder: Recorder | None = None,
+        model: PreTrainedModel | None = None,
+    ) -> None:
+        """Decode steps are recorded by `recorder`; without one on CUDA as graphs, if the config says so, and elsewhere not.
+
+        A `model` that is given is not loaded again; it was made with `ATTENTION_NAME`, and may be changed.
+        """
         self._clock = clock or WallClock()
-        self._model = load_model(config.model, config.device, config.dtype)
+        self._model = model or load_model(config.model, config.device, config.dtype)
         self._device = self._model.device
         replace_latent_attention(self._model)
         reorder_linears(self._model)
@@ -114,6 +124,11 @@ class TorchBackend:
     @property
     def spec(self) -> BackendSpec:
         return self._spec
+
+    @property
+    def num_recorded(self) -> int:
+        """How many steps were recorded; none are after the warm-up."""
+        return sum(graphs.num_recorded for graphs in self._graphs)
 
     def warmup(self) -> None:
         """Read a chunk of every shape and decode once in each pool. No slot holds anything yet, and every prompt clears what it takes."""

@@ -76,7 +76,7 @@ def test_tokens_are_those_of_unrecorded_steps(
     recorder = ReplayRecorder()
     recorded, plain = (_open(checkpoints[model], POLICIES[policy], choice) for choice in (recorder, None))
     num_recorded = recorder.num_recorded
-    assert [graphs.num_recorded for graphs in recorded._graphs] == [num_recorded]
+    assert recorded.num_recorded == num_recorded > 0
     monkeypatch.setattr(recorded, "_decode_unrecorded", None)  # every shape is recorded
     outputs = [[request.outputs for request in _serve(backend)] for backend in (recorded, plain)]
     assert outputs[0] == outputs[1]

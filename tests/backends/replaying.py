@@ -37,19 +37,34 @@ class ReplayRecorder:
     """Records steps, and counts them and their replays."""
 
     def __init__(self) -> None:
-        self.num_recorded = 0
+        self.records: list[list[Operation]] = []
         self.num_replayed = 0
+
+    @property
+    def num_recorded(self) -> int:
+        return len(self.records)
 
     def __call__(self, step: Step) -> Step:
         with _Trace() as trace:
             step()
-        self.num_recorded += 1
+        self.records.append(trace.operations)
 
         def replay() -> None:
             self.num_replayed += 1
             _replay(trace.operations)
 
         return replay
+
+
+def readers(operations: Sequence[Operation], tensor: Tensor) -> list[str]:
+    """Return the operations that make something of what lies in the tensor's memory: views of it and writes to it do not."""
+    return [func.__name__ for func, *arguments, result in operations if _holds(arguments, tensor) and not _holds(result, tensor)]
+
+
+def _holds(tree: object, tensor: Tensor) -> bool:
+    memory = tensor.untyped_storage().data_ptr()
+    leaves = (leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor) and not leaf.is_mkldnn)  # oneDNN hides its memory
+    return any(leaf.untyped_storage().data_ptr() == memory for leaf in leaves)
 
 
 def _replay(operations: Sequence[Operation]) -> None:

@@ -17,7 +17,7 @@ from cache.pool_options import PoolOptions
 from tests.backends.checkpoints import save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request
 from tests.backends.oracle import random_prompt
-from tests.backends.replaying import ReplayRecorder
+from tests.backends.replaying import ReplayRecorder, readers
 
 SCORER = WindowScorer(observation_window=4)
 POLICIES = {
@@ -126,3 +126,11 @@ def test_the_recorder_refuses_what_a_cuda_graph_would(waits: Callable[[], object
 
     with torch.inference_mode(), pytest.raises(RuntimeError, match="not permitted"):
         ReplayRecorder()(step)
+
+
+def test_each_entry_is_read_once_where_it_lies(checkpoints: dict[str, str]) -> None:
+    """A decode step makes one product of each layer's keys and one of its values, and no copy of them."""
+    backend = _open(checkpoints["llama"], POLICIES["snapstream"], recorder := ReplayRecorder())
+    for layer in backend.pools[0].cache.layers:
+        keys, values = (readers(recorder.records[0], plane) for plane in layer.slots.planes)
+        assert (keys, values) == (["baddbmm.default"], ["bmm.default"])

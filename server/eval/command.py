@@ -7,10 +7,13 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from server.eval.options import QUESTIONS
 from server.options import OptionError, add_options, resolve_options
+
+if TYPE_CHECKING:
+    from server.eval.result import SuiteResult
 
 NAME = "eval"
 SUMMARY = "Measure what a cache policy costs in answers, read from packed slots."
@@ -23,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         add_options(own, question.groups)
         if question.name == "compare":
             for name in ("first", "second"):
-                own.add_argument(name, metavar="FILE[#LABEL]", help="JSON of `eval ruler`, and which of its runs")
+                own.add_argument(name, metavar="FILE[#LABEL]", help="JSON of `eval`, and which of its runs")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -34,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     question = next(question for question in QUESTIONS if question.name == arguments.question)
     values = resolve_options(question.groups, arguments, os.environ)
     try:
-        {"ruler": _ruler, "fidelity": _fidelity, "compare": _compare}[question.name](values, arguments)
+        {"ruler": _ruler, "fidelity": _fidelity, "compare": _compare}.get(question.name, _benchmark)(values, arguments)
     except EvalError as error:
         print(f"snapserve eval: {error}", file=sys.stderr)
         return 1
@@ -45,13 +48,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ruler(values: Mapping[str, Any], _: argparse.Namespace) -> None:
-    from server.eval.plot import plot_scores
     from server.eval.ruler import measure, ruler_config
-    from server.eval.table import ruler_table
 
     _check_plot(values)
-    result = asyncio.run(measure(ruler_config(values)))
-    _tell(values, ruler_table(result), result.as_json())
+    _tell_suite(values, asyncio.run(measure(ruler_config(values))))
+
+
+def _benchmark(values: Mapping[str, Any], arguments: argparse.Namespace) -> None:
+    from server.eval.benchmarks.measure import benchmark_config, measure_benchmark
+
+    _check_plot(values)
+    _tell_suite(values, asyncio.run(measure_benchmark(benchmark_config(arguments.question, values))))
+
+
+def _tell_suite(values: Mapping[str, Any], result: "SuiteResult") -> None:
+    from server.eval.plot import plot_scores
+    from server.eval.table import suite_table
+
+    _tell(values, suite_table(result), result.as_json())
     if values["plot"] is not None:
         plot_scores(result.runs, values["plot"])
 

@@ -10,7 +10,10 @@ from server.eval.statistics import Interval, bootstrap_interval, mean_of_means
 from server.options import OptionError
 from server.simulate.table import table
 
-_SAME = ("suite", "seed", "length", "num_cases", "pack", "chat_template")
+_SAME = (
+    *("suite", "seed", "length", "num_cases", "pack", "chat_template"),
+    *("data_sha256", "max_tokens", "num_samples", "temperature", "top_p"),  # of published benchmarks
+)
 _MEAN = "mean"
 
 
@@ -82,7 +85,7 @@ def _read(place: str) -> tuple[dict[str, Any], dict[str, Any]]:
         file = json.loads(Path(path).read_text())
         runs = {run["label"]: run for run in file["runs"]}
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise OptionError(f"{path} is no result of `snapserve eval ruler --json`: {error}") from error
+        raise OptionError(f"{path} is no result of `snapserve eval --json`: {error}") from error
     if label not in runs and (label or len(runs) != 1):
         raise OptionError(f"{path} has the runs {', '.join(runs)}: name one as {path}#LABEL")
     return runs[label] if label else next(iter(runs.values())), file

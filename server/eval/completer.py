@@ -1,4 +1,4 @@
-"""A server as an evaluation asks it: a prompt of token ids goes on greedily, the slot packed where the prompt says, if the server can."""
+"""A server as an evaluation asks it: a prompt of token ids goes on, the slot packed where the prompt says, if the server can."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import httpx
 
 from server.bench.answer import shortened
 from server.eval.errors import EvalError
-from server.eval.prompts import Prompt
+from server.eval.prompts import TokenPrompt
 
 _TIMEOUT = httpx.Timeout(30.0, read=1800.0)  # seconds: a case may wait for the others' long prompts
 
@@ -40,10 +40,10 @@ class Completer:
         completer.packs = "cache" in usage
         return completer
 
-    async def complete(self, prompt: Prompt) -> Completion:
-        """Return the answer. Raises `EvalError`."""
+    async def complete(self, prompt: TokenPrompt, sampling: Mapping[str, float]) -> Completion:
+        """Return the answer, drawn with these options of the request; greedily without. Raises `EvalError`."""
         extra = {"num_prefill_tokens": prompt.num_prefill_tokens} if self.packs else {}
-        answer = await self._post({"prompt": prompt.token_ids.tolist(), "max_tokens": prompt.max_tokens, **extra})
+        answer = await self._post({"prompt": prompt.token_ids.tolist(), "max_tokens": prompt.max_tokens, **sampling, **extra})
         usage = answer["usage"]
         packed = usage["cache"]["packed_completion_tokens"] if self.packs else None
         return Completion(answer["choices"][0]["text"], usage["completion_tokens"], packed)

@@ -1,12 +1,15 @@
 """Every option of `snapserve eval`, by question. `python -m server.eval.options` prints the tables of `docs/evaluation.md`."""
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from cache.policy import PolicyName
 from server.bench.config import key, number_above, url
 from server.config import DEMO_MODEL, model
+from server.eval.benchmarks.benchmark import Benchmark
+from server.eval.benchmarks.suite import BENCHMARKS
 from server.eval.tasks.suite import TASKS
 from server.options import Option, OptionGroup, choices, integer, one_of, options_table, switch, text
 
@@ -51,6 +54,16 @@ def compression(value: str) -> float:
     if not 1 <= number < float("inf"):
         raise ValueError("a number of at least 1")
     return number
+
+
+def within(least: float, most: float) -> Callable[[str], float]:
+    def parse(value: str) -> float:
+        number = float(number_above(-1)(value))
+        if not least <= number <= most:
+            raise ValueError(f"a number from {least:g} to {most:g}")
+        return number
+
+    return parse
 
 
 _MODEL = EvalOption("model", model, str(DEMO_MODEL), "Folder or hub id of the model that is served.", "MODEL", "the demo model")
@@ -98,6 +111,8 @@ _CASES = OptionGroup(
         EvalOption("chat-template", switch, False, "Ask through the model's chat template.", ""),
     ),
 )
+_CHAT = EvalOption("chat-template", switch, True, "Ask through the model's chat template.", "")
+_SEED = EvalOption("seed", integer(0), 0, "Of the answers that are drawn: sample i of a question has this seed + i.", "N")
 _TEXT = OptionGroup(
     "Text",
     (
@@ -128,8 +143,29 @@ FIDELITY = Question(
     "Compare the predictions that packed slots make along a text with those of the whole cache.",
     (OptionGroup("Model and policies", (_MODEL, _POLICY, _COMPRESSION, _SERVE_OPTIONS)), _TEXT, OptionGroup("Report", (_JSON, _PLOT))),
 )
-COMPARE = Question("compare", "Compare two runs of `eval ruler` case by case.", (OptionGroup("Report", (_JSON,)),))
-QUESTIONS = (RULER, FIDELITY, COMPARE)
+
+
+def _benchmark(benchmark: Benchmark) -> Question:
+    asked = OptionGroup(
+        "Questions",
+        (
+            EvalOption("data", text, None, "File that the authors publish: a JSON list or JSON lines.", "FILE", "must be given"),
+            EvalOption("num-cases", integer(1), None, "Questions that are asked, the first of the file.", "N", "all"),
+            EvalOption("length", integer(128), benchmark.length, "Tokens of a prompt and its answer, at most.", "TOKENS"),
+            EvalOption("max-tokens", integer(1), benchmark.max_tokens, "Tokens of an answer, at most.", "TOKENS"),
+            EvalOption("num-samples", integer(1), 1, "Answers to each question; a question's score is their mean.", "N"),
+            EvalOption("temperature", within(0, 2), 0.0, "Of the answers; 0 is greedy.", "T", "0"),
+            EvalOption("top-p", within(0.01, 1), 1.0, "Share of the likeliest tokens that are drawn from.", "P", "1"),
+            _SEED,
+            _CHAT,
+        ),
+    )
+    summary = f"Ask the questions of {benchmark.name}, read the answers from packed slots, and score them as its authors do."
+    return Question(benchmark.name, summary, (_SERVED, asked, OptionGroup("Report", (_JSON, _PLOT))))
+
+
+COMPARE = Question("compare", "Compare two runs of `eval` case by case.", (OptionGroup("Report", (_JSON,)),))
+QUESTIONS = (RULER, FIDELITY, *map(_benchmark, BENCHMARKS.values()), COMPARE)
 
 
 def options_tables() -> str:

@@ -15,10 +15,9 @@ _MORE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """A case, its token ids, how many of them prefill reads, and the most tokens of its answer."""
+class TokenPrompt:
+    """Token ids, how many of them prefill reads, and the most tokens of the answer."""
 
-    case: Case
     token_ids: "array[int]"
     num_prefill_tokens: int
     max_tokens: int
@@ -27,6 +26,13 @@ class Prompt:
     def num_decoded(self) -> int:
         """The most tokens that decode takes: the rest of the prompt, and the answer."""
         return len(self.token_ids) - self.num_prefill_tokens + self.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt(TokenPrompt):
+    """What is asked of a model for a case."""
+
+    case: Case
 
 
 class PromptWriter:
@@ -44,7 +50,7 @@ class PromptWriter:
         max_tokens = int(_SLACK * self._count(case.answer)) + _MORE
         # Decode gets one token of the prompt at least: what prefill itself chooses has not seen the slot.
         num_prefill_tokens = min(_num_common(token_ids, self._encode(read, "")), len(token_ids) - 1)
-        return Prompt(case, array("i", token_ids), num_prefill_tokens, max_tokens)
+        return Prompt(array("i", token_ids), num_prefill_tokens, max_tokens, case)
 
     def _count(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False))

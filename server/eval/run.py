@@ -1,12 +1,10 @@
 """One setting's scores, and how they are written down."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from server.eval.completer import Completion
-from server.eval.prompts import Prompt
-from server.eval.scoring import score
 from server.eval.setting import Setting
 from server.eval.statistics import mean_interval, mean_of_means, score_interval
 
@@ -19,6 +17,17 @@ class TaskScores:
     num_tokens: int
     num_packed: int | None
     example: Mapping[str, str]
+
+    @classmethod
+    def of(cls, scores: Sequence[float], completions: Sequence[Completion], expected: str) -> Self:
+        """Take scores from 0 to 1 and the answers that they are of; `expected` is the first one's right answer."""
+        packed = [completion.num_packed for completion in completions]
+        return cls(
+            tuple(100 * score for score in scores),
+            sum(completion.num_tokens for completion in completions),
+            None if None in packed else sum(number for number in packed if number is not None),
+            {"expected": expected, "answer": completions[0].text},
+        )
 
     @property
     def mean(self) -> float:
@@ -36,11 +45,12 @@ class TaskScores:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`options` are those that the engine was started with."""
+    """`options` are those that the engine was started with. `groups` are parts of the tasks' cases, scored apart."""
 
     setting: Setting
     options: tuple[str, ...]
     tasks: Mapping[str, TaskScores]
+    groups: Mapping[str, TaskScores] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -57,18 +67,8 @@ class Run:
             "mean_interval": mean_interval([task.scores for task in self.tasks.values()]),
             "packed_share": packed_share(list(self.tasks.values())),
             "tasks": {name: task.as_json() for name, task in self.tasks.items()},
+            **({"groups": {name: group.as_json() for name, group in self.groups.items()}} if self.groups else {}),
         }
-
-
-def task_scores(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> TaskScores:
-    """Score the answers of one task."""
-    packed = [completion.num_packed for completion in completions]
-    return TaskScores(
-        tuple(100 * score(prompt.case, completion.text) for prompt, completion in zip(prompts, completions, strict=True)),
-        sum(completion.num_tokens for completion in completions),
-        None if None in packed else sum(number for number in packed if number is not None),
-        {"expected": prompts[0].case.answer, "answer": completions[0].text},
-    )
 
 
 def packed_share(tasks: Sequence[TaskScores]) -> float | None:

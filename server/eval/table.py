@@ -1,6 +1,6 @@
 """Results of the suite as text for people."""
 
-from server.eval.ruler import RulerResult
+from server.eval.result import SuiteResult
 from server.eval.run import packed_share
 from server.eval.statistics import mean_interval, score_interval
 from server.simulate.table import table
@@ -11,17 +11,18 @@ NOT_PACKED = (
 )
 
 
-def ruler_table(result: RulerResult) -> str:
-    """Return a row a task and a column a setting, with 95 % intervals."""
-    config = result.config
-    header = (
-        f"{result.model_id}: {config.num_cases} cases a task, prompts of {config.length} tokens, seed {config.seed}, packed {config.pack}"
-    )
+def suite_table(result: SuiteResult) -> str:
+    """Return a row a task or group and a column a setting, with 95 % intervals."""
+    header = f"{result.model_id}: {result.title}"
     rows = []
     for name in result.runs[0].tasks:
         tasks = [run.tasks[name] for run in result.runs]
         rows.append([name, *(_cell(task.mean, score_interval(task.scores)) for task in tasks)])
-    rows.append(["mean", *(_cell(run.mean, mean_interval([task.scores for task in run.tasks.values()])) for run in result.runs)])
+    for name in result.runs[0].groups:
+        groups = [run.groups[name] for run in result.runs]
+        rows.append([f"  {name}", *(_cell(group.mean, score_interval(group.scores)) for group in groups)])
+    if len(result.runs[0].tasks) > 1:
+        rows.append(["mean", *(_cell(run.mean, mean_interval([task.scores for task in run.tasks.values()])) for run in result.runs)])
     rows.append(["from the packed slot", *(_share(packed_share(list(run.tasks.values()))) for run in result.runs)])
     lines = [header, "", table(["", *(run.setting.label for run in result.runs)], rows)]
     return "\n".join(lines if result.is_packed else [*lines, "", NOT_PACKED])

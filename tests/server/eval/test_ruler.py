@@ -13,6 +13,7 @@ from cache.policy import PolicyName
 from examples.demo_model.corpus import make_case
 from server.cli import main
 from server.config import DEMO_MODEL
+from server.eval.asking import Asked
 from server.eval.options import Pack, options_tables
 from server.eval.ruler import RulerConfig, measure
 from server.eval.setting import settings_of
@@ -53,15 +54,13 @@ class Retrieval:
 def test_a_slot_that_forgets_loses_heavily() -> None:
     """Were an answer's tokens read from anything but the packed slot, the control would do as well as the other."""
     config = RulerConfig(
-        model=str(DEMO_MODEL),
+        asked=Asked(str(DEMO_MODEL), length=1024, concurrency=8),
         settings=settings_of([PolicyName.SNAPSTREAM], [4.0], has_control=True),
         tasks=[Retrieval()],
         num_cases=16,
-        length=1024,
         seed=0,
         pack=Pack.BEFORE_ANSWER,
         uses_chat_template=True,
-        concurrency=8,
     )
     result = asyncio.run(measure(config))
     snapstream, control = (run.mean for run in result.runs)

@@ -1,0 +1,98 @@
+"""Many prompts asked of one server, with progress; and the options of the engine that a setting wants for them."""
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.bench.progress import ProgressLine
+from server.eval.completer import Completer, Completion, http_client
+from server.eval.engine import engine
+from server.eval.errors import EvalError
+from server.eval.prompts import TokenPrompt
+from server.eval.setting import Setting, model_id, serve_config, settings_of, split_options
+from server.options import OptionError
+
+_GREEDY: Mapping[str, float] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who is asked: engines started on `model`, or the server at `base_url`. `length` is what a compression divides."""
+
+    model: str
+    length: int
+    concurrency: int
+    serve_options: tuple[str, ...] = ()
+    base_url: str | None = None
+    api_key: str | None = None
+    served_model_name: str | None = None
+    tokenizer: str | None = None
+
+    def options(self, setting: Setting, prompts: Sequence[TokenPrompt]) -> tuple[str, ...]:
+        """Return the options of the engine for a setting, but for the model; none for a server that is there. Raises `OptionError`."""
+        if self.base_url is not None:
+            return ()
+        base = (*self.serve_options, "--num-slots", str(self.concurrency))
+        scorer = serve_config(base).backend.pools[0].policy.scorer
+        window = 0 if scorer is None else scorer.observation_window
+        slots = setting.slot_options(self.length, max(prompt.num_decoded for prompt in prompts), window)
+        longest = max(len(prompt.token_ids) + prompt.max_tokens for prompt in prompts)
+        options = (*base, *slots, "--max-model-len", str(longest))
+        serve_config(options)  # what cannot be is said before anything is measured
+        return options
+
+    async def ask(
+        self,
+        setting: Setting,
+        options: Sequence[str],
+        prompts: Sequence[TokenPrompt],
+        samplings: Sequence[Mapping[str, float]] | None = None,
+    ) -> tuple[str, list[Completion]]:
+        """Return the model's name and an answer a prompt, each drawn with its sampling (none: greedily). Raises `EvalError`."""
+        if self.base_url is not None:
+            return await self._ask(self.base_url, setting, prompts, samplings)
+        async with engine(("--model", self.model, *options)) as base_url:
+            return self.model, (await self._ask(base_url, setting, prompts, samplings))[1]
+
+    async def _ask(
+        self, base_url: str, setting: Setting, prompts: Sequence[TokenPrompt], samplings: Sequence[Mapping[str, float]] | None
+    ) -> tuple[str, list[Completion]]:
+        progress = ProgressLine(sys.stderr, setting.label, len(prompts))
+        places = asyncio.Semaphore(self.concurrency)
+        try:
+            async with http_client(self.api_key) as http:
+                completer = await Completer.open(http, base_url, self.served_model_name)
+
+                async def complete(prompt: TokenPrompt, sampling: Mapping[str, float]) -> Completion:
+                    async with places:
+                        completion = await completer.complete(prompt, sampling)
+                    progress(True)
+                    return completion
+
+                async with asyncio.TaskGroup() as group:
+                    pairs = zip(prompts, samplings or [_GREEDY] * len(prompts), strict=True)
+                    asked = [group.create_task(complete(*pair)) for pair in pairs]
+                return completer.model, [task.result() for task in asked]
+        except* EvalError as errors:
+            raise EvalError(f"{setting.label}: {errors.exceptions[0]}") from None
+        finally:
+            progress.close()
+
+
+def asked_of(values: Mapping[str, Any]) -> tuple[Asked, list[Setting]]:
+    """Return who is asked and the settings that are measured; one of an unknown policy with --base-url. Raises `OptionError`."""
+    if values["base_url"] is not None and values["serve_options"]:
+        raise OptionError("--serve-options does not go with --base-url: the server there has been started")
+    names = ("model", "length", "concurrency", "base_url", "api_key", "served_model_name", "tokenizer")
+    asked = Asked(serve_options=split_options(values["serve_options"]), **{name: values[name] for name in names})
+    serve_config(("--model", asked.model, *asked.serve_options))
+    if asked.base_url is not None:
+        return asked, [Setting(None)]
+    return asked, settings_of(values["policy"], values["compression"], values["control"])
+
+
+def shown_model(asked: Asked, model: str) -> str:
+    """Return what results call the model that answered."""
+    return model_id(model) if asked.base_url is None else model

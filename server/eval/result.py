@@ -1,0 +1,42 @@
+"""What a suite of questions found, of any kind: a run a setting, and how they are written down together."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from server.eval.run import Run
+from server.version import server_version
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteResult:
+    """`title` says in words what was asked, `facts` for JSON: runs of the same facts can be compared."""
+
+    suite: str
+    model_id: str
+    base_url: str | None
+    title: str
+    facts: Mapping[str, Any]
+    runs: Sequence[Run]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether every answer came from packed slots alone."""
+        return all(task.num_packed == task.num_tokens for run in self.runs for task in run.tasks.values())
+
+    def as_json(self) -> dict[str, Any]:
+        runs = [run.as_json() for run in self.runs]
+        measured = [run for run in runs if not run["is_control"]]
+        only = {"mean": measured[0]["mean"], "scores": {name: task["score"] for name, task in measured[0]["tasks"].items()}}
+        return {
+            "suite": self.suite,
+            **(only if len(measured) == 1 else {}),
+            "version": server_version(),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "model": self.model_id,
+            "base_url": self.base_url,
+            **self.facts,
+            "from_packed_slot": self.is_packed,
+            "runs": runs,
+        }

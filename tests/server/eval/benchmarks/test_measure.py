@@ -1,6 +1,7 @@
 """The published benchmarks through servers: an engine of their own, one over the fake backend, and scripted ones."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,10 @@ def reply(text: str) -> Reply:
     return Reply([json.dumps({"choices": [{"text": text}], "usage": {"prompt_tokens": 4, "completion_tokens": 1}}).encode()])
 
 
+def _choose(letter: str, _: int, __: dict[str, Any]) -> Reply:
+    return reply(f"The correct answer is ({letter})")
+
+
 def test_its_own_engine_answers_longbench_from_packed_slots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     context = "The cat of Anna is called Blacky. " * 400
     rows = [LONG | {"_id": str(number), "length": length, "context": context} for number, length in enumerate(("short", "long"))]
@@ -49,7 +54,7 @@ def test_answers_are_scored_by_group_and_compared(tmp_path: Path, capsys: pytest
     data, files = write(tmp_path, rows), []
     for letter in "AB":
         files.append(str(tmp_path / f"{letter}.json"))
-        with scripted(lambda _, __, letter=letter: reply(f"The correct answer is ({letter})")) as server:
+        with scripted(partial(_choose, letter)) as server:
             asked = ("--base-url", server.url, "--served-model-name", "m", "--data", data, "--no-chat-template")
             assert main(["eval", "longbench-v2", *asked, "--json", files[-1]]) == 0
     result = json.loads(Path(files[1]).read_text())

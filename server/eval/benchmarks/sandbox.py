@@ -109,7 +109,7 @@ def _unshare() -> tuple[str, ...]:
 def _best_isolation() -> Isolation:
     """Return the strongest that this machine allows."""
     try:
-        done = subprocess.run([*_unshare(), "true"], capture_output=True, check=False, timeout=30)
+        done = subprocess.run([*_unshare(), sys.executable, "-I", "-c", ""], capture_output=True, check=False, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return Isolation.HOOK
     return Isolation.HOOK if done.returncode else Isolation.NAMESPACES

@@ -46,6 +46,7 @@ class DecodeGraphs:
                 self._record(recorder)
         except RuntimeError as error:
             self._passes.clear()
+            self._draws.clear()
             logger.warning("decode steps are not recorded, since this model's cannot be: %s", error)
             return
         logger.info("recorded %d decode steps in %.1f s", self.num_recorded, time.monotonic() - start)

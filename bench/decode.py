@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +129,14 @@ def measure(config: TorchBackendConfig, decode: Sequence[Pair], prefill: Sequenc
         start = time.perf_counter()
         backend.warmup()
         seconds_to_warm = time.perf_counter() - start
+        if backend.compiled is not None:
+            backend.compiled.wait()
         steps: dict[Pair, Sequence[Batch]] = {case: [decode_batch(*case, num_steps)] * 5 for case in decode}
         reads: dict[Pair, Sequence[Batch]] = {case: prefill_batches(backend, *case) for case in prefill}
-        return _figures(backend, config, steps, reads, rounds, num_steps) | {"seconds_to_warm": seconds_to_warm}
+        return _figures(backend, config, steps, reads, rounds, num_steps) | {
+            "seconds_to_warm": seconds_to_warm,
+            "compiled": None if backend.compiled is None else asdict(backend.compiled.times),
+        }
     finally:
         backend.close()
 
@@ -191,6 +196,8 @@ def _table(document: dict[str, Any]) -> str:
     for row in document["prefill"]:
         name = f"prefill {row['prompts']} × {row['tokens']}"
         lines.append(f"| {name} | {_times(row)} | {row['tokens_per_second']:.0f} | {row['scoring_share']:.1%} |")
+    if document["compiled"] is not None:
+        lines.append("\ncompiled code: " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in document["compiled"].items()))
     return "\n".join(lines)
 
 

@@ -58,6 +58,9 @@ def _measure(parsed: argparse.Namespace, values: Mapping[str, Any]) -> int:
     backend = create_backend(config.backend_name, config.backend, clock, fake_vocab_size=load.vocab_size)
     backend.warmup()
     seconds_to_ready = time.perf_counter() - start
+    compiled = getattr(backend, "compiled", None)
+    if compiled is not None:
+        compiled.wait()
     try:
         if load.num_warmups:
             warmups = make_prompts(load, None, f"warm-up {load.seed}", load.num_warmups)

@@ -16,7 +16,7 @@ from typing import Any
 
 from backends.interface import PromptPooling
 from backends.sn40l.backend import SimulationConfig
-from backends.torch_backend.config import DEFAULT_MAX_MODEL_LEN, DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.config import DEFAULT_COMPILE_CACHE, DEFAULT_MAX_MODEL_LEN, DeviceName, DtypeName, TorchBackendConfig
 from cache.policy import DEFAULT_SCORERS, HeadReduction, PolicyName, PolicyOptions, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 from cache.pool_options import PoolOptions, check_names
 from scheduler.config import SchedulerConfig
@@ -82,6 +82,11 @@ def model(value: str) -> str:
     if not value or (value.startswith(("/", ".", "~")) and not Path(value).is_dir()):
         raise ValueError("a hub id or a folder that exists")
     return value
+
+
+def folder(value: str) -> Path:
+    """Return the path of a folder, which need not be there yet."""
+    return Path(text(value)).expanduser()
 
 
 _SCHEDULER = SchedulerConfig()
@@ -193,7 +198,17 @@ CACHE = OptionGroup(
 
 CODE = OptionGroup(
     "Compiled code",
-    (Option("compile", switch, True, "Whether decode steps run as CUDA graphs on a GPU, captured before the server is ready.", ""),),
+    (
+        Option(
+            "compile",
+            switch,
+            True,
+            "Whether decode steps run as CUDA graphs on a GPU, captured before the server is ready, and on a CPU as code compiled "
+            "for it, in the background.",
+            "",
+        ),
+        Option("compile-cache", folder, DEFAULT_COMPILE_CACHE, "Where the code for the CPU is kept.", "FOLDER", "~/.cache/snapserve"),
+    ),
 )
 
 SCHEDULING = OptionGroup(
@@ -352,7 +367,7 @@ def _compose(values: Mapping[str, Any], environment: Mapping[str, str]) -> Confi
 
 
 def _backend(values: Mapping[str, Any]) -> TorchBackendConfig:
-    names = ("model", "device", "dtype", "max_model_len", "num_scratch", "scratch_capacity", "prefill_chunk", "compile")
+    names = ("model", "device", "dtype", "max_model_len", "num_scratch", "scratch_capacity", "prefill_chunk", "compile", "compile_cache")
     return TorchBackendConfig(pools=_pools(values), **{name: values[name] for name in names})
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from backends.interface import (
 )
 from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.decode_graphs import DecodeGraphs
+from backends.torch_backend.kernels import Kernels, kernels_are_supported
 from backends.torch_backend.latent import replace_latent_attention
 from backends.torch_backend.limits import backend_spec, layer_kinds, pool_spec, resolve_max_model_len, scratch_layout
 from backends.torch_backend.linear import reorder_linears
@@ -41,6 +42,9 @@ from backends.torch_backend.sampler import DrawPlan, check_token_ids
 from backends.torch_backend.steps import DecodePlan, ForwardPass, decode_plan, idle_plans, look_ahead_pass, prefill_pass
 from cache.layout import SlotLayout
 from cache.slots import SlotCache
+
+if TYPE_CHECKING:
+    from backends.torch_backend.compiled_code import CompiledCode
 
 _SCORED_AT_ONCE = 64  # prompt tokens whose log-probabilities are held at once
 
@@ -101,7 +105,8 @@ class TorchBackend:
         self._model = model or load_model(config.model, config.device, config.dtype)
         self._device = self._model.device
         replace_latent_attention(self._model)
-        reorder_linears(self._model)
+        self._kernels = Kernels()
+        reorder_linears(self._model, self._kernels)
         layers = probe_layers(self._model)
         max_model_len = resolve_max_model_len(config, self._model.config)
         policies = [options.policy.resolve(max_model_len) for options in config.pools]
@@ -120,6 +125,11 @@ class TorchBackend:
         self._graphs: tuple[DecodeGraphs, ...] = ()
         specs = tuple(pool.spec for pool in pools)
         self._spec = backend_spec(config, self._model.config, max_model_len, specs, ScratchSpec(config.num_scratch, layout))
+        self.compiled: CompiledCode | None = None
+        if config.compile and self._device.type == "cpu" and kernels_are_supported():
+            from backends.torch_backend import compiled_code  # a second's worth of imports
+
+            self.compiled = compiled_code.CompiledCode(config.compile_cache, self._model, self._kernels)
 
     @property
     def spec(self) -> BackendSpec:
@@ -142,9 +152,13 @@ class TorchBackend:
             self.submit(DecodeBatch((DecodeRow("warmup", 0, 0, 1, 1, draw),), pool=number)).result()
         if self._recorder is not None:
             self._graphs = tuple(self._record(pool, self._recorder) for pool in self.pools)
+        if self.compiled is not None:
+            self.compiled.start()
 
     def submit(self, batch: Batch) -> Pending:
         """Start a step, which on a CPU ends here. Whatever goes wrong comes out of the pending step's `result`."""
+        if self.compiled is not None:
+            self.compiled.poll()
         started = self._clock.now()
         try:
             with torch.inference_mode():
@@ -159,6 +173,8 @@ class TorchBackend:
 
     def close(self) -> None:
         """Give the device's memory back."""
+        if self.compiled is not None:
+            self.compiled.close()
         del self._model, self.pools, self._graphs, self._recorder
         if self._device.type == "cuda":
             torch.cuda.empty_cache()

@@ -1,11 +1,14 @@
 """What a torch backend is built from."""
 
 import enum
+import os
 from dataclasses import dataclass
+from pathlib import Path
 
 from cache.pool_options import PoolOptions, check_names
 
 DEFAULT_MAX_MODEL_LEN = 16384
+DEFAULT_COMPILE_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "snapserve"
 
 
 class DeviceName(enum.StrEnum):
@@ -33,7 +36,9 @@ class TorchBackendConfig:
     num_scratch: int = 2
     scratch_capacity: int | None = None  # None: a scratch holds any prompt
     prefill_chunk: int = 512  # tokens that one prefill step reads, all rows together
-    compile: bool = False  # on CUDA, decode steps run as graphs that are captured when the backend is warmed up
+    # Decode steps run on CUDA as graphs captured at warm-up, on a CPU as code that is found in the cache or compiled in the background.
+    compile: bool = False
+    compile_cache: Path = DEFAULT_COMPILE_CACHE
 
     def __post_init__(self) -> None:
         check_names(self.pools)

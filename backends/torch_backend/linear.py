@@ -1,8 +1,9 @@
 """Linear layers of a loaded model, their weights laid out once for the CPU's matrix units.
 
 A decode step is a few rows against every weight. torch's own product reorders the weight for each call, or falls back on a kernel that is
-slower the fewer the rows; oneDNN's, given the weight in its own layout, comes near the memory's rate. Layers that read the same input
-become one product of their joined weights, which the first of them computes for the others too.
+slower the fewer the rows. oneDNN's, given the weight in its own layout, does not; for a few rows the kernel of `kernels.cpp`, which reads
+the same layout, comes near the memory's rate. Layers that read the same input become one product of their joined weights, which the first
+of them computes for the others too.
 """
 
 import itertools
@@ -11,6 +12,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from backends.torch_backend.kernels import MAX_ROWS, Kernels, packed_linear, packed_weight
 
 JOINED = (
     ("q_proj", "k_proj", "v_proj"),
@@ -25,26 +28,33 @@ _ROWS = 8  # oneDNN chooses a layout for this many; it was as good for 1 and for
 class ReorderedLinear(nn.Module):
     """The sum of one or several linear layers' outputs, side by side. Its results for a row do not depend on the other rows.
 
-    (Measured on x86-64 in float32 and bfloat16: equal bits from 2 rows on; a single row takes another kernel.)
+    (oneDNN's, measured on x86-64 in float32 and bfloat16: equal bits from 2 rows on; a single row takes another way.)
     """
 
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+    packed: Tensor | None
+    bias: Tensor | None
+
+    def __init__(self, linears: Sequence[nn.Linear], kernels: Kernels) -> None:
         super().__init__()
         weight = torch.cat([linear.weight.detach() for linear in linears]) if len(linears) > 1 else linears[0].weight.detach()
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        self._kernels, self._num_outputs = kernels, weight.shape[0]
         self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
-        self._bias = torch.cat(biases) if biases else None
+        self.register_buffer("packed", packed_weight(self._weight, weight), persistent=False)
+        self.register_buffer("bias", torch.cat(biases) if biases else None, persistent=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(hidden, self._weight, self._bias, "none", [], "")
+        if self._kernels.are_used and self.packed is not None and hidden.numel() <= MAX_ROWS * hidden.shape[-1]:
+            return packed_linear(hidden, self.packed, self.bias, self._num_outputs)
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(hidden, self._weight, self.bias, "none", [], "")
         return output
 
 
 class Joint:
     """One product for several layers. It holds their outputs from the first layer's call until each has been fetched."""
 
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
-        self._linear = ReorderedLinear(linears)
+    def __init__(self, linears: Sequence[nn.Linear], kernels: Kernels) -> None:
+        self.linear = ReorderedLinear(linears, kernels)
         self._sizes = [linear.out_features for linear in linears]
         self._input: Tensor | None = None
         self._outputs: dict[int, Tensor] = {}
@@ -52,7 +62,7 @@ class Joint:
     def fetch(self, hidden: Tensor, part: int) -> Tensor:
         """Return the output of layer number `part`."""
         if hidden is not self._input or part not in self._outputs:
-            self._input, self._outputs = hidden, dict(enumerate(self._linear(hidden).split(self._sizes, dim=-1)))
+            self._input, self._outputs = hidden, dict(enumerate(self.linear(hidden).split(self._sizes, dim=-1)))
         output = self._outputs.pop(part)
         if not self._outputs:
             self._input = None
@@ -65,31 +75,32 @@ class JointPart(nn.Module):
     def __init__(self, joint: Joint, part: int) -> None:
         super().__init__()
         self._joint, self._part = joint, part
+        self.linear = joint.linear  # so that the weight is found among the model's
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self._joint.fetch(hidden, self._part)
 
 
-def reorder_linears(model: PreTrainedModel) -> None:
+def reorder_linears(model: PreTrainedModel, kernels: Kernels) -> None:
     """Replace the model's linear layers where that is faster: those of the usual names, and the output layer."""
     for module in list(model.modules()):
-        replace_linears(module)
+        replace_linears(module, kernels)
     output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if type(output) is nn.Linear and _is_reorderable(output):
-        model.set_output_embeddings(ReorderedLinear([output]))  # type: ignore[no-untyped-call]
+        model.set_output_embeddings(ReorderedLinear([output], kernels))  # type: ignore[no-untyped-call]
 
 
-def replace_linears(module: nn.Module) -> None:
+def replace_linears(module: nn.Module, kernels: Kernels) -> None:
     """Replace a module's own linear layers: the joinable by parts of a joint, the others one by one."""
     for names in JOINED:
         linears = list(_linears(module, names))
         if len(linears) == len(names) and _are_joinable(linears):
-            joint = Joint(linears)
+            joint = Joint(linears, kernels)
             for part, name in enumerate(names):
                 setattr(module, name, JointPart(joint, part))
     for name in (*itertools.chain(*JOINED), *ALONE):
         for linear in _linears(module, (name,)):
-            setattr(module, name, ReorderedLinear([linear]))
+            setattr(module, name, ReorderedLinear([linear], kernels))
 
 
 def _linears(module: nn.Module, names: Sequence[str]) -> Iterator[nn.Linear]:

@@ -18,15 +18,22 @@ from backends.interface import (
     SamplingParams,
 )
 from backends.torch_backend.backend import TorchBackend
-from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.config import DEFAULT_COMPILE_CACHE, DeviceName, DtypeName, TorchBackendConfig
 from cache.policy import PolicyOptions
 from cache.pool_options import PoolOptions
 
 GREEDY = SamplingParams(temperature=0.0)
 
 
-def open_backend(path: Path, policy: PolicyOptions, max_model_len: int, num_slots: int = 4, prefill_chunk: int = 32) -> TorchBackend:
-    """Load a checkpoint in float32 on the CPU, where numbers can be compared closely."""
+def open_backend(
+    path: Path,
+    policy: PolicyOptions,
+    max_model_len: int,
+    num_slots: int = 4,
+    prefill_chunk: int = 32,
+    compile_cache: Path | None = None,
+) -> TorchBackend:
+    """Load a checkpoint in float32 on the CPU, where numbers can be compared closely. With a `compile_cache`, decode is compiled."""
     config = TorchBackendConfig(
         model=str(path),
         device=DeviceName.CPU,
@@ -35,8 +42,14 @@ def open_backend(path: Path, policy: PolicyOptions, max_model_len: int, num_slot
         max_model_len=max_model_len,
         num_scratch=2,
         prefill_chunk=prefill_chunk,
+        compile=compile_cache is not None,
+        compile_cache=compile_cache or DEFAULT_COMPILE_CACHE,
     )
-    return TorchBackend(config)
+    backend = TorchBackend(config)
+    if backend.compiled is not None:
+        backend.warmup()
+        backend.compiled.wait()
+    return backend
 
 
 @dataclass

@@ -21,7 +21,8 @@ DTYPES = [DtypeName.FLOAT32]
 if torch.ops.mkldnn._is_mkldnn_bf16_supported():
     DTYPES.append(DtypeName.BFLOAT16)
 # In float32, the products of very few rows with the matrices of latents and of experts round as the number of rows has it.
-SUBJECTS = [("llama", dtype) for dtype in DTYPES] + [("deepseek-v3", dtype) for dtype in DTYPES if dtype is DtypeName.BFLOAT16]
+SUBJECTS = [("llama", dtype, is_compiled) for dtype in DTYPES for is_compiled in (False, True)]
+SUBJECTS += [("deepseek-v3", dtype, False) for dtype in DTYPES if dtype is DtypeName.BFLOAT16]
 
 
 def _answer(backend: TorchBackend, neighbours: int, slot: int) -> list[SampledToken]:
@@ -40,8 +41,10 @@ def _answer(backend: TorchBackend, neighbours: int, slot: int) -> list[SampledTo
 
 
 @pytest.mark.parametrize("policy", [PolicyOptions(PolicyName.FULL), SNAPSTREAM], ids=["full", "snapstream"])
-@pytest.mark.parametrize(("architecture", "dtype"), SUBJECTS)
-def test_every_bit_is_the_same_in_any_company(tmp_path: Path, architecture: str, dtype: DtypeName, policy: PolicyOptions) -> None:
+@pytest.mark.parametrize(("architecture", "dtype", "is_compiled"), SUBJECTS)
+def test_every_bit_is_the_same_in_any_company(
+    tmp_path: Path, architecture: str, dtype: DtypeName, is_compiled: bool, policy: PolicyOptions, compile_cache: Path
+) -> None:
     backend = TorchBackend(
         TorchBackendConfig(
             str(save_checkpoint(architecture, tmp_path)),
@@ -50,8 +53,13 @@ def test_every_bit_is_the_same_in_any_company(tmp_path: Path, architecture: str,
             (PoolOptions(6, policy),),
             max_model_len=512,
             prefill_chunk=CHUNK,
+            compile=is_compiled,
+            compile_cache=compile_cache,
         )
     )
+    if backend.compiled is not None:
+        backend.warmup()
+        backend.compiled.wait()
     alone = _answer(backend, neighbours=0, slot=0)
     assert _answer(backend, neighbours=1, slot=0) == alone
     assert _answer(backend, neighbours=4, slot=1) == alone

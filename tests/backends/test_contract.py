@@ -7,6 +7,7 @@ prompt was read in or the steps of a launch.
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
@@ -31,7 +32,7 @@ POLICIES = {
     # 32 entries: longer prompts go through scratch, and every answer here wraps its ring
     "snapstream": PolicyOptions(slot_capacity=32, num_sink=2, num_recent=12, num_kept=18, scorer=WindowScorer(observation_window=4)),
 }
-CHECKPOINTS = {"torch": "llama", "latent": "deepseek-v3"}
+CHECKPOINTS = {"torch": "llama", "compiled": "llama", "latent": "deepseek-v3"}
 
 Choice = tuple[str, int]
 
@@ -46,7 +47,7 @@ def fake_backend(pools: tuple[PoolOptions, ...]) -> Backend:
 
 
 @pytest.fixture(scope="module")
-def open_torch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, tuple[PoolOptions, ...]], Backend]:
+def open_torch(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> Callable[[str, tuple[PoolOptions, ...]], Backend]:
     from backends.torch_backend.backend import TorchBackend
     from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
     from tests.backends.checkpoints import save_checkpoint
@@ -54,14 +55,29 @@ def open_torch(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, tuple
     paths = {kind: save_checkpoint(name, tmp_path_factory.mktemp("checkpoints")) for kind, name in CHECKPOINTS.items()}
 
     def open_backend(kind: str, pools: tuple[PoolOptions, ...]) -> Backend:
-        path = paths[kind]
-        config = TorchBackendConfig(str(path), DeviceName.CPU, DtypeName.FLOAT32, pools, MAX_MODEL_LEN, num_scratch=2, prefill_chunk=32)
-        return TorchBackend(config, VirtualClock())  # a clock that stands still: what is scheduled does not depend on the machine
+        config = TorchBackendConfig(
+            str(paths[kind]),
+            DeviceName.CPU,
+            DtypeName.FLOAT32,
+            pools,
+            MAX_MODEL_LEN,
+            num_scratch=2,
+            prefill_chunk=32,
+            compile=kind == "compiled",
+            compile_cache=compile_cache,
+        )
+        backend = TorchBackend(config, VirtualClock())  # a clock that stands still: what is scheduled does not depend on the machine
+        backend.warmup()
+        if backend.compiled is not None:
+            backend.compiled.wait()
+        return backend
 
     return open_backend
 
 
-@pytest.fixture(scope="module", params=["fake-full", "fake-snapstream", "torch-full", "torch-snapstream", "latent-snapstream"])
+@pytest.fixture(
+    scope="module", params=["fake-full", "fake-snapstream", "torch-full", "torch-snapstream", "latent-snapstream", "compiled-snapstream"]
+)
 def backend(request: pytest.FixtureRequest) -> Backend:
     """One backend for all tests of a kind, so that each also finds the slots as others left them."""
     kind, policy = request.param.split("-")
@@ -69,8 +85,9 @@ def backend(request: pytest.FixtureRequest) -> Backend:
 
 
 def opened(request: pytest.FixtureRequest, kind: str, pools: tuple[PoolOptions, ...]) -> Backend:
-    backend = fake_backend(pools) if kind == "fake" else request.getfixturevalue("open_torch")(kind, pools)
-    backend.warmup()
+    if kind == "fake":
+        return fake_backend(pools)
+    backend: Backend = request.getfixturevalue("open_torch")(kind, pools)
     return backend
 
 

@@ -17,6 +17,8 @@ CHUNK = 8
 NUM_SLOTS = 4
 NUM_TOP = 20
 MAX_MODEL_LEN = 64
+# Groups of query heads and sliding windows; biases; softcaps, norms of their own, two kinds of layers.
+COMPILED = ("llama", "mistral-sliding", "qwen2", "gemma2")
 LENGTHS = (1, 2, 7, 8, 9, 16, 17, 29)
 OBSERVED = replace(GREEDY, num_logprobs=NUM_TOP)
 
@@ -37,10 +39,12 @@ class Subject:
         assert_same_logprobs(request.outputs[0], expected.logits, NUM_TOP)
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
-    path = save_checkpoint(request.param, tmp_path_factory.mktemp("checkpoint"))
-    backend = open_backend(path, PolicyOptions(PolicyName.FULL), max_model_len=MAX_MODEL_LEN)
+@pytest.fixture(scope="module", params=[*ARCHITECTURES, *(f"{name}-compiled" for name in COMPILED)])
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> Iterator[Subject]:
+    architecture, is_compiled = request.param.removesuffix("-compiled"), request.param.endswith("-compiled")
+    path = save_checkpoint(architecture, tmp_path_factory.mktemp("checkpoint"))
+    cache = compile_cache if is_compiled else None
+    backend = open_backend(path, PolicyOptions(PolicyName.FULL), max_model_len=MAX_MODEL_LEN, compile_cache=cache)
     backend.warmup()  # leaves nothing behind
     yield Subject(backend, load_oracle(path))
     backend.close()

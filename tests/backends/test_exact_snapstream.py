@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 from transformers import LlamaForCausalLM, PreTrainedModel
@@ -53,15 +54,26 @@ class Subject:
         assert_same_contents(self.backend, request.slots[0], sequence, is_packed=is_packed)
 
 
-def _open(architecture: str, folder: pytest.TempPathFactory, policy: PolicyOptions, num_slots: int = 2, max_model_len: int = 96) -> Subject:
+def _open(
+    architecture: str,
+    folder: pytest.TempPathFactory,
+    policy: PolicyOptions,
+    num_slots: int = 2,
+    max_model_len: int = 96,
+    compile_cache: Path | None = None,
+) -> Subject:
     path = save_checkpoint(architecture, folder.mktemp("checkpoint"))
-    return Subject(open_backend(path, policy, max_model_len, num_slots), load_reference(path))
+    return Subject(open_backend(path, policy, max_model_len, num_slots, compile_cache=compile_cache), load_reference(path))
 
 
-@pytest.fixture(scope="module", params=itertools.product(ARCHITECTURES, (False, True)), ids=lambda pair: f"{pair[0]}-lend={pair[1]}")
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
-    architecture, lend_kept = request.param
-    subject = _open(architecture, tmp_path_factory, replace(POLICY, lend_kept=lend_kept), num_slots=len(LENGTHS))
+@pytest.fixture(
+    scope="module", params=[*itertools.product(ARCHITECTURES, (False, True)), ("llama", "compiled"), ("gemma2", "compiled")], ids=str
+)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> Iterator[Subject]:
+    architecture, variant = request.param
+    cache = compile_cache if variant == "compiled" else None
+    policy = replace(POLICY, lend_kept=variant is not False)
+    subject = _open(architecture, tmp_path_factory, policy, num_slots=len(LENGTHS), compile_cache=cache)
     yield subject
     subject.backend.close()
 

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from backends.torch_backend.kernels import Kernels
 from backends.torch_backend.linear import JointPart, ReorderedLinear, reorder_linears, replace_linears
 
 WIDTH, ROWS = 96, 5
@@ -30,13 +31,13 @@ def _linear(size: int, dtype: torch.dtype, *, has_bias: bool) -> nn.Linear:
 @torch.inference_mode()
 def test_a_reordered_layer_equals_the_layer(dtype: torch.dtype, has_bias: bool) -> None:
     linear, hidden = _linear(40, dtype, has_bias=has_bias), _hidden(dtype, 3, ROWS)
-    torch.testing.assert_close(ReorderedLinear([linear])(hidden), linear(hidden))
+    torch.testing.assert_close(ReorderedLinear([linear], Kernels())(hidden), linear(hidden))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
 def test_a_row_does_not_depend_on_its_company(dtype: torch.dtype) -> None:
-    linear, hidden = ReorderedLinear([_linear(40, dtype, has_bias=True)]), _hidden(dtype, 64)
+    linear, hidden = ReorderedLinear([_linear(40, dtype, has_bias=True)], Kernels()), _hidden(dtype, 64)
     whole = linear(hidden)
     for num_rows in (2, 4, 8, 16):
         assert torch.equal(linear(hidden[:num_rows]), whole[:num_rows])
@@ -61,7 +62,7 @@ class Projections(nn.Module):
 @torch.inference_mode()
 def test_joined_layers_equal_the_layers(order: str, mixed_biases: bool) -> None:
     original, replaced = (Projections(mixed_biases=mixed_biases) for _ in range(2))
-    replace_linears(replaced)
+    replace_linears(replaced, Kernels())
     assert isinstance(replaced.get_submodule("q_proj"), ReorderedLinear if mixed_biases else JointPart)
     for hidden in (_hidden(torch.float32, 2, ROWS), _hidden(torch.float32, 1)):  # the second finds nothing of the first
         torch.testing.assert_close(replaced(hidden, order), original(hidden, order))
@@ -77,6 +78,6 @@ def test_a_whole_model_keeps_its_logits_and_its_embedding() -> None:
     model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     ids = torch.arange(12)[None]
     expected = model(ids).logits
-    reorder_linears(model)
+    reorder_linears(model, Kernels())
     assert not [module for module in model.modules() if type(module) is nn.Linear]
     torch.testing.assert_close(model(ids).logits, expected)

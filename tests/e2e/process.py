@@ -41,6 +41,7 @@ def serve(*arguments: str, log: Path) -> Iterator[Server]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SNAPSERVE_", "OMP_"))}
+    environment["SNAPSERVE_COMPILE"] = "no"  # each would compile for the machine's user, beside all other tests
     start = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -1,0 +1,56 @@
+"""The process that builds what a backend's decode steps run faster with: `python -m backends.torch_backend.compiler FOLDER`.
+
+It builds the kernels and compiles every graph whose text lies in the folder, whatever of it is not there yet, and takes the folder for
+itself meanwhile. It is a process of its own, at the lowest priority, so that requests which are served meanwhile hardly notice.
+"""
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from backends.torch_backend.graphs import GraphSource, compile_graph
+from backends.torch_backend.kernels import SOURCE, build_kernels, load_kernels
+
+KERNELS = "kernels.so"
+
+
+def code_folder(cache: Path) -> Path:
+    """Return the folder for code of this processor, this torch and these kernels."""
+    cpu = Path("/proc/cpuinfo")
+    flags = next((line for line in cpu.read_text().splitlines() if line.startswith("flags")), "") if cpu.exists() else ""
+    parts = (torch.__version__, sys.version, flags, SOURCE.read_text())
+    return cache / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def graph_path(folder: Path, key: str) -> Path:
+    return folder / f"{key}.graph"
+
+
+def source_path(folder: Path, key: str) -> Path:
+    return folder / f"{key}.json"
+
+
+def main(folder: Path) -> None:
+    os.nice(19)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        kernels = folder / KERNELS
+        if not kernels.exists():
+            build_kernels(kernels)
+        load_kernels(kernels)
+        for source in sorted(folder.glob("*.json")):
+            target = graph_path(folder, source.stem)
+            if not target.exists():
+                compile_graph(GraphSource.from_json(source.read_text()), target)
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{error}\n{error.stderr}")

@@ -1,0 +1,124 @@
+"""The operators of `kernels.cpp` as torch sees them: what they take, what they return, and how they are built and loaded.
+
+Here they are only declared, so that a graph with them can be traced where they were never built. They live in this process once loaded;
+whether a backend uses them is said by its own `Kernels`.
+"""
+
+import ctypes
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+BLOCK = 64  # outputs that a weight's layout keeps together
+MAX_ROWS = 32  # with many more, oneDNN's product is faster
+INPUT_MULTIPLE = 32  # oneDNN fills other numbers of inputs up
+
+_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512")
+
+_library = torch.library.Library("snapserve", "DEF")  # type: ignore[no-untyped-call]
+_library.define("linear(Tensor input, Tensor weight, Tensor? bias, int num_outputs) -> Tensor")  # type: ignore[no-untyped-call]
+_library.define(  # type: ignore[no-untyped-call]
+    "slot_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, Tensor entries, Tensor bias, "
+    "float scaling, float softcap, Tensor? sinks) -> Tensor"
+)
+
+
+@torch.library.register_fake("snapserve::linear", lib=_library)  # type: ignore[untyped-decorator]
+def _linear_shape(hidden: Tensor, weight: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:  # noqa: ARG001
+    return hidden.new_empty(*hidden.shape[:-1], num_outputs)
+
+
+@torch.library.register_fake("snapserve::slot_attention", lib=_library)  # type: ignore[untyped-decorator]
+def _attention_shape(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:  # noqa: ARG001
+    return query.new_empty(query.shape[0], 1, query.shape[1], value.shape[3])
+
+
+@dataclass
+class Kernels:
+    """Whether a backend's decode steps go through the kernels."""
+
+    are_used: bool = False
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Use them for a while, as when a graph is traced for later."""
+        before, self.are_used = self.are_used, True
+        try:
+            yield
+        finally:
+            self.are_used = before
+
+
+def kernels_are_supported() -> bool:
+    """Return whether this processor has the instructions that `kernels.cpp` is written in."""
+    return bool(torch.cpu._is_avx512_bf16_supported())
+
+
+def build_kernels(target: Path) -> None:
+    """Compile `kernels.cpp`, in about 10 s. Raises OSError without a compiler and CalledProcessError when it fails."""
+    torch_folder = Path(torch.__file__).parent
+    libraries = [f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"]
+    partial = target.with_suffix(f".{os.getpid()}")
+    command = [os.environ.get("CXX", "g++"), *_FLAGS, f"-I{torch_folder / 'include'}", str(SOURCE), *libraries, "-o", str(partial)]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    partial.replace(target)
+
+
+def load_kernels(path: Path) -> None:
+    """Load what `build_kernels` made; a second time does nothing."""
+    torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+
+
+def packed_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
+    """Return the product of a few rows [..., input] and a packed weight: [..., output]."""
+    output: Tensor = torch.ops.snapserve.linear(hidden, weight, bias, num_outputs)
+    return output
+
+
+def slot_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    planes: tuple[Tensor, ...],
+    entries: Tensor,
+    bias: Tensor,
+    *,
+    scaling: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Write each row's new token to its entry of the first slots and attend over those that `bias` does not hide: [row, 1, head, width].
+
+    `query`, `key` and `value` are [row, head, 1, width], `planes` are [slot, kv_head, entry, width], `entries` [row, 1], `bias` float32
+    [row, 1, entry].
+    """
+    sinks = None if sinks is None else sinks.to(query.dtype)
+    output: Tensor = torch.ops.snapserve.slot_attention(query, key, value, *planes, entries, bias, scaling, softcap or 0.0, sinks)
+    return output
+
+
+def packed_weight(reordered: Tensor, weight: Tensor) -> Tensor | None:
+    """Return the memory of a `weight` [output, input] that oneDNN has reordered, as `linear` takes it; None where it lies otherwise.
+
+    The tensor is valid as long as `reordered` is. oneDNN promises no layout, so that each weight is compared with what is expected.
+    """
+    if not kernels_are_supported() or weight.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    num_outputs, num_inputs = weight.shape
+    pack, num_blocks = 4 // weight.element_size(), -(-num_outputs // BLOCK)
+    if num_inputs % INPUT_MULTIPLE:
+        return None
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, num_blocks * BLOCK - num_outputs))
+    expected = padded.view(num_blocks, BLOCK, num_inputs // pack, pack).transpose(1, 2)
+    if torch.ops.mkldnn._nbytes(reordered) != padded.nbytes:
+        return None
+    memory = (ctypes.c_char * padded.nbytes).from_address(torch.ops.mkldnn.data_ptr(reordered))
+    packed = torch.frombuffer(memory, dtype=weight.dtype).view(expected.shape)
+    return packed if torch.equal(packed, expected) else None

@@ -1,0 +1,22 @@
+"""What backends share: the folder where compiled code is kept, so that each graph is compiled once for all tests."""
+
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="session")
+def built_kernels(compile_cache: Path) -> Path:
+    """The kernels, where a backend will look for them."""
+    from backends.torch_backend.compiler import KERNELS, code_folder  # tests of other backends need no torch
+    from backends.torch_backend.kernels import build_kernels
+
+    path = code_folder(compile_cache) / KERNELS
+    path.parent.mkdir(parents=True, exist_ok=True)
+    build_kernels(path)
+    return path

@@ -1,0 +1,206 @@
+"""Compiled decode: how it comes about, when it is used, and how exact it is. That its tokens are right is shown in `test_exact_*`."""
+
+import logging
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from backends.torch_backend.backend import TorchBackend
+from backends.torch_backend.compiled_code import CompiledCode
+from backends.torch_backend.compiler import code_folder
+from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.graphs import GraphError, GraphSource, InputSpec, trace
+from backends.torch_backend.kernels import kernels_are_supported
+from backends.torch_backend.layer_graphs import GraphedLayer
+from cache.policy import PolicyName, PolicyOptions, WindowScorer
+from cache.pool_options import PoolOptions
+from tests.backends.checkpoints import load_oracle, save_checkpoint
+from tests.backends.driver import GREEDY, Driver, Request
+from tests.backends.oracle import random_prompt
+
+pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16")
+
+POLICY = PolicyOptions(num_sink=4, num_recent=30, num_kept=20, scorer=WindowScorer(observation_window=4))
+CONSTANT = torch.ones(4)
+ROWS = InputSpec(("rows", 4), "float32")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> TorchBackendConfig:
+    path = save_checkpoint("llama", tmp_path_factory.mktemp("checkpoint"))
+    return TorchBackendConfig(
+        str(path),
+        DeviceName.CPU,
+        DtypeName.FLOAT32,
+        pools=(PoolOptions(8, POLICY),),
+        max_model_len=128,
+        prefill_chunk=32,
+        compile=True,
+        compile_cache=compile_cache,
+    )
+
+
+def _compiled(backend: TorchBackend) -> CompiledCode:
+    assert backend.compiled is not None
+    return backend.compiled
+
+
+def _graphs(backend: TorchBackend) -> list[object]:
+    """Return the graph that each layer runs for pools of several slots, or none."""
+    return [module.graphs.get(False) for module in backend._model.modules() if isinstance(module, GraphedLayer)]
+
+
+def test_requests_are_served_while_code_is_compiled(config: TorchBackendConfig, tmp_path: Path, built_kernels: Path) -> None:
+    """A first start compiles, a second one finds everything, and nobody waits."""
+    folder = code_folder(tmp_path)
+    folder.mkdir()
+    shutil.copy(built_kernels, folder)  # they take the longest
+    backend = TorchBackend(replace(config, compile_cache=tmp_path))
+    backend.warmup()
+    plain, early, late = (Request(random_prompt(20)) for _ in range(3))
+    Driver(backend, 32).run(early, num_tokens=12)
+    assert _graphs(backend) == [None] * 3
+    _compiled(backend).wait()
+    assert None not in _graphs(backend)
+    Driver(backend, 32).run(late, num_tokens=12)
+    Driver(TorchBackend(replace(config, compile=False)), 32).run(plain, num_tokens=12)
+    assert early.tokens == late.tokens == plain.tokens
+    times = _compiled(backend).times
+    assert times.trace > 0 < times.load
+    assert times.compile > 0
+
+    second = TorchBackend(replace(config, compile_cache=tmp_path))
+    second.warmup()
+    assert None not in _graphs(second)
+    assert _compiled(second).times.compile == 0
+    assert len({id(graph) for graph in _graphs(second)}) == 1, "alike layers share one graph"
+
+
+def test_nothing_is_compiled_for_a_request(config: TorchBackendConfig) -> None:
+    """Neither the number of rows nor of entries nor of steps, nor how tokens are drawn, makes anything new."""
+    backend = TorchBackend(config)
+    backend.warmup()
+    _compiled(backend).wait()
+    counters.clear()
+    driver = Driver(backend, 32)
+    requests = [Request(random_prompt(8 * n + 5), slots=(n,), sampling=replace(GREEDY, temperature=n / 4, top_k=n)) for n in range(7)]
+    for request in requests:
+        driver.read(request)
+    for number in range(1, 8):
+        driver.decode(*requests[:number], num_steps=4, steps_a_launch=4)
+    assert not counters, dict(counters)
+
+
+def test_a_pool_of_one_slot_has_a_graph_of_its_own(config: TorchBackendConfig) -> None:
+    """Beside a pool of several: both decode compiled, and as they do alone."""
+    pools = (PoolOptions(1, POLICY, "one"), PoolOptions(3, POLICY, "three"))
+    answers = []
+    for is_compiled in (False, True):
+        backend = TorchBackend(replace(config, pools=pools, compile=is_compiled))
+        backend.warmup()
+        if is_compiled:
+            _compiled(backend).wait()
+            layers = [module for module in backend._model.modules() if isinstance(module, GraphedLayer)]
+            assert [sorted(layer.graphs) for layer in layers] == [[False, True]] * 3
+        requests = [Request(random_prompt(20)), Request(random_prompt(40), slots=(2,))]
+        for pool, request in enumerate(requests):
+            Driver(backend, 32, pool).run(request, num_tokens=8)
+        answers.append([request.tokens for request in requests])
+    assert answers[0] == answers[1]
+
+
+def test_in_bfloat16_the_error_is_no_larger_than_uncompiled(config: TorchBackendConfig) -> None:
+    """The logits of decode steps, of eager and of compiled bfloat16, against the same weights in float32."""
+    full = replace(config, dtype=DtypeName.BFLOAT16, pools=(PoolOptions(8, PolicyOptions(PolicyName.FULL)),))
+    errors = {}
+    prompt = random_prompt(60)
+    for is_compiled in (False, True):
+        backend = TorchBackend(replace(full, compile=is_compiled))
+        backend.warmup()
+        if is_compiled:
+            _compiled(backend).wait()
+        request = Request(prompt, sampling=replace(GREEDY, num_logprobs=320))
+        Driver(backend, 32).run(request, num_tokens=60)
+        model = load_oracle(Path(config.model)).bfloat16().float()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + request.tokens[:-1]])).logits[0, len(prompt) :]
+        errors[is_compiled] = (_logprobs(request)[1:] - logits.log_softmax(-1)).square().mean().sqrt().item()
+    assert 0 < errors[True] <= errors[False]
+
+
+def _logprobs(request: Request) -> Tensor:
+    """Return all log-probabilities [step, token]."""
+    return torch.tensor([[value for _, value in sorted(token.top_logprobs)] for token in request.outputs[0]])
+
+
+def test_without_a_compiler_everything_else_works(
+    config: TorchBackendConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    backend = TorchBackend(replace(config, compile_cache=tmp_path))
+    backend.warmup()
+    with caplog.at_level(logging.WARNING):
+        _compiled(backend).wait()
+    assert "no-such-compiler" in caplog.text
+    assert _graphs(backend) == [None] * 3
+    Driver(backend, 32).run(Request(random_prompt(9)), num_tokens=3)
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(
+    config: TorchBackendConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.WARNING):
+        TorchBackend(replace(config, compile_cache=tmp_path / "file")).warmup()
+    assert str(tmp_path / "file") in caplog.text
+
+
+def test_closing_ends_the_compiler(config: TorchBackendConfig, tmp_path: Path) -> None:
+    backend = TorchBackend(replace(config, compile_cache=tmp_path))
+    backend.warmup()
+    process = _compiled(backend)._process
+    assert process is not None
+    backend.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+
+
+def test_graphs_with_equal_text_are_one() -> None:
+    source = trace(lambda tensor: tensor * 2, [ROWS])
+    assert GraphSource.from_json(source.to_json()) == source
+    assert trace(lambda tensor: tensor * 2, [ROWS]).key == source.key != trace(lambda tensor: tensor * 3, [ROWS]).key
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda tensor: tensor if tensor.sum() > 0 else -tensor, "Data"),
+        (lambda tensor: tensor.view(5, 2, 2), "one number of rows"),
+        (lambda tensor: tensor + CONSTANT, "."),
+    ],
+    ids=["value", "size", "constant"],
+)
+def test_what_is_no_static_graph_is_refused(function: object, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        trace(function, [ROWS])  # type: ignore[arg-type]
+
+
+def test_a_layer_that_asks_for_its_number_is_left_alone(
+    config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = TorchBackend(config)
+    layer = backend._model.get_submodule("model.layers.1.layer")
+    plain, attention = layer.forward, layer.get_submodule("self_attn")
+    monkeypatch.setattr(layer, "forward", lambda *args, **kwargs: plain(*args, **kwargs) * (2 if attention.layer_idx == 1 else 1))
+    layer.factor = 2  # type: ignore[assignment]  # not built like the others
+    with caplog.at_level(logging.INFO):
+        backend.warmup()
+    assert "asks for its number" in caplog.text
+    _compiled(backend).wait()
+    assert [graph is None for graph in _graphs(backend)] == [False, True, False]

@@ -8,7 +8,7 @@ from collections import Counter
 from functools import partial
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from backends.interface import BackendSpec
@@ -43,6 +43,7 @@ class Metrics:
         self._model_name = model_name
         self._registry = CollectorRegistry()
         self._instruments = Instruments(self._registry, model_name)
+        ProcessCollector(registry=self._registry)  # memory, processor time and open files
         self._num_slots = 0
         self._pools: tuple[str, ...] = ()
 

@@ -1,0 +1,86 @@
+"""`python -m bench.soak`: the command. What stands after `--` are options for the server that it starts."""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from bench.servers import Server, serving
+from bench.sides import SideError
+from bench.soak.plot import plot
+from bench.soak.run import Plan, Soak
+
+KEYS: Final = ("soak-one", "soak-two", "soak-three", "soak-limited")
+# Small enough that the queue is full at times, and a step that fails now and then: simulated time, real tokens.
+OPTIONS: Final = (
+    *("--backend", "sn40l", "--fault", "failed-step=500", "--log-level", "error"),
+    *("--num-slots", "6", "--slot-capacity", "512", "--max-model-len", "4096"),
+    *("--max-num-waiting", "16", "--max-stored-responses", "100"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a soak; return 0 if every count is what it must be and memory stayed flat."""
+    options = _parser().parse_args(arguments)
+    try:
+        with _server(options) as url:
+            keys = options.api_key if options.base_url else KEYS
+            plan = Plan(url, keys, options.minutes * 60, options.num_clients, options.share_cancelled, options.seed)
+            result = asyncio.run(Soak(plan).run())
+    except SideError as error:
+        print(f"bench.soak: {error}", file=sys.stderr)
+        return 1
+    result["server_options"] = None if options.base_url else [*OPTIONS, *options.server_options]
+    if options.json is not None:
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    if options.plot is not None:
+        plot(result, options.plot)
+    print(summary(result))
+    return 0 if result["holds"] else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m bench.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=20, help="how long clients send (default: 20)")
+    parser.add_argument("--base-url", help="a server that runs already and serves nobody else (default: one is started)")
+    parser.add_argument("--api-key", nargs="*", default=[], help="keys to use there")
+    parser.add_argument("--num-clients", type=int, default=24, help="clients at once (default: 24)")
+    parser.add_argument("--share-cancelled", type=float, default=0.2, help="share of the requests that are given up (default: 0.2)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="file for the result")
+    parser.add_argument("--plot", type=Path, help="file for a picture of memory and requests over time")
+    parser.add_argument("server_options", nargs="*", help="options for the server, after --")
+    return parser
+
+
+@contextmanager
+def _server(options: argparse.Namespace) -> Iterator[str]:
+    if options.base_url:
+        yield options.base_url
+        return
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        keys = Path(folder) / "keys"
+        keys.write_text("\n".join([*KEYS[:-1], f"{KEYS[-1]} requests=60 tokens=20000", ""]))
+        own = ("--port", "{port}", "--api-key-file", str(keys), "--batch-dir", f"{folder}/batches")
+        command = (sys.executable, "-m", "server", "serve", *own, *OPTIONS, *options.server_options)
+        with serving(Server("snapserve", command, "/ready"), Path(folder) / "log") as (url, _):
+            yield url
+
+
+def summary(result: dict[str, Any]) -> str:
+    """Return the result as a few lines."""
+    outcomes = ", ".join(f"{number} {outcome}" for outcome, number in sorted(result["outcomes"].items()))
+    lines = [f"{result['sent']} requests in {result['seconds']:.0f} s: {outcomes}"]
+    for check in result["checks"]:
+        expected = f"{check['least']:.0f}" if check["least"] == check["most"] else f"{check['least']:.0f} to {check['most']:.6g}"
+        lines.append(f"{'ok  ' if check['holds'] else 'FAIL'} {check['name']}: {check['found']:.0f}, expected {expected}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

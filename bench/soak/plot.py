@@ -1,0 +1,26 @@
+"""A soak as a picture: the server's memory over time, and how many requests had been sent."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.soak.run import WARM_SHARE
+
+
+def plot(result: Mapping[str, Any], path: Path) -> None:
+    """Draw a result of `Soak.run`."""
+    from matplotlib.figure import Figure
+
+    minutes = [sample["seconds"] / 60 for sample in result["samples"]]
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    memory = figure.subplots()
+    memory.plot(minutes, [sample["resident_bytes"] / 2**20 for sample in result["samples"]], color="C0")
+    memory.axvspan(0, WARM_SHARE * minutes[-1], color="grey", alpha=0.1)
+    memory.set(xlabel="minutes (grey: warming up)", ylabel="resident memory, MiB", title="A soak of the server")
+    memory.set_ylim(bottom=0)
+    sent = memory.twinx()
+    sent.plot(minutes, [sample["sent"] for sample in result["samples"]], color="C1")
+    sent.set(ylabel="requests sent")
+    sent.set_ylim(bottom=0)
+    figure.legend(["memory", "warming up", "requests"], loc="outside lower center", ncols=3)
+    figure.savefig(path)

@@ -20,7 +20,7 @@ from server.structure import Structure, StructureError, StructureLimits, grammar
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MAX_PREPARED: Final = 64  # matchers that no engine has asked for yet
+MAX_PREPARED: Final = 32  # matchers that no engine has asked for yet
 
 
 class GrammarMatcher:

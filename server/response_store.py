@@ -1,7 +1,8 @@
 """Responses that were asked to be kept, in memory and bounded: by their number, by the bytes of their JSON, and by their age.
 
-What is kept for one API key no other can see. Where there is no room, the key that holds the most bytes loses its oldest response, so that
-nobody can push out what others keep. It knows no more of a response than its id and its JSON.
+What is kept for one API key no other can see. Where there are too many, the key that holds the most of them loses its oldest, and where
+they are too large, the key that holds the most bytes: with k keys, who keeps at most a k-th of either limit loses nothing to others. It
+knows no more of a response than its id and its JSON.
 """
 
 import time
@@ -44,9 +45,12 @@ class _Shelf:
         self.num_bytes -= found[0].num_bytes
         return found[0]
 
+    def take_oldest(self) -> None:
+        self.take(next(iter(self.responses)))
+
     def drop_expired(self, now: float) -> None:
         while self.responses and next(iter(self.responses.values()))[1] <= now:
-            self.take(next(iter(self.responses)))
+            self.take_oldest()
 
 
 class ResponseStore:
@@ -70,9 +74,10 @@ class ResponseStore:
         if response.num_bytes > self._limits.max_bytes or self._limits.max_responses == 0:
             return
         self._shelves.setdefault(owner, _Shelf()).put(response, self._now() + self._limits.ttl)
-        while self.num_responses > self._limits.max_responses or self.num_bytes > self._limits.max_bytes:
-            fullest = max(self._shelves.values(), key=lambda shelf: shelf.num_bytes)
-            fullest.take(next(iter(fullest.responses)))
+        while self.num_responses > self._limits.max_responses:
+            max(self._shelves.values(), key=lambda shelf: len(shelf.responses)).take_oldest()
+        while self.num_bytes > self._limits.max_bytes:
+            max(self._shelves.values(), key=lambda shelf: shelf.num_bytes).take_oldest()
         self._drop_empty()
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:

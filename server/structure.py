@@ -5,6 +5,7 @@ Everything here is bounded before the library sees it. Knows no tokenizer, no th
 
 import enum
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -70,7 +71,8 @@ class Structure:
 class StructureLimits:
     """The largest structure that is looked at."""
 
-    max_chars: int = 65536  # of a schema as JSON, a regular expression or a grammar
+    max_chars: int = 65536  # of a schema as JSON, or a grammar
+    max_regex_chars: int = 4096  # of all regular expressions in it: time and memory grow with the square of one's length
     max_call_chars: int = 262144  # of the grammar of all tools
     max_depth: int = 64  # of a schema's JSON
     max_values: int = 8192  # in a schema's JSON
@@ -94,7 +96,7 @@ def _grammar_of(structure: Structure, limits: StructureLimits) -> str:
         case StructureKind.JSON, value:
             return json_grammar(value, limits)
         case StructureKind.REGEX, str(regex):
-            _check_size(regex, limits.max_chars)
+            _check_regexes([regex], limits)
             return LLMatcher.grammar_from_regex(regex)
         case StructureKind.GRAMMAR, str(grammar):
             return _written_grammar(grammar, limits)
@@ -137,7 +139,7 @@ def check_schema(schema: Mapping[str, object], limits: StructureLimits) -> None:
     """Refuse a schema whose size alone makes it expensive. Raises `StructureError`."""
     if _OWN_OPTIONS in schema:
         raise StructureError(f"the keyword '{_OWN_OPTIONS}' is not supported")
-    num_values, multiples = 0, set[Fraction]()
+    num_values, multiples, regexes = 0, set[Fraction](), list[str]()
     unseen: list[tuple[object, int]] = [(schema, 1)]
     while unseen:
         value, depth = unseen.pop()
@@ -149,10 +151,24 @@ def check_schema(schema: Mapping[str, object], limits: StructureLimits) -> None:
         if isinstance(value, Mapping):
             if isinstance(multiple := value.get("multipleOf"), _NUMBERS):
                 multiples.add(_fraction(multiple))
+            regexes += _regexes_of(value)
             unseen += [(item, depth + 1) for item in value.values()]
         elif isinstance(value, list):
             unseen += [(item, depth + 1) for item in value]
     _check_multiples(multiples, limits)
+    _check_regexes(regexes, limits)
+
+
+def _regexes_of(schema: Mapping[str, object]) -> list[str]:
+    """Return the regular expressions that a schema has at its top."""
+    pattern, properties = schema.get("pattern"), schema.get("patternProperties")
+    return [*([pattern] if isinstance(pattern, str) else []), *(properties if isinstance(properties, Mapping) else [])]
+
+
+def _check_regexes(regexes: Sequence[str], limits: StructureLimits) -> None:
+    num_chars = sum(map(len, regexes))
+    if num_chars > limits.max_regex_chars:
+        raise StructureError(f"its regular expressions have {num_chars} characters, more than {limits.max_regex_chars}")
 
 
 def _check_multiples(multiples: set[Fraction], limits: StructureLimits) -> None:
@@ -189,6 +205,7 @@ def _written_grammar(grammar: str, limits: StructureLimits) -> str:
     from llguidance import grammar_from
 
     _check_size(grammar, limits.max_chars)
+    _check_regexes(re.findall(r"/((?:\\.|[^/\\\n])+)/", grammar), limits)
     try:
         return _lark(grammar_from("grammar", grammar))
     except (ValueError, RecursionError) as error:

@@ -120,7 +120,9 @@ def judge(ending: Ending, ask: Ask, status: int, body: bytes) -> None:
         assert "error" in json.loads(body), f"{ask.path} answered {status} without an error: {body[:200]!r}"
         return
     answers = _events(body) if ask.is_stream else [json.loads(body)]
-    if any("error" in answer and answer["error"] for answer in answers) or any(answer.get("type") == "response.failed" for answer in answers):
+    if any("error" in answer and answer["error"] for answer in answers) or any(
+        answer.get("type") == "response.failed" for answer in answers
+    ):
         ending.outcome = Outcome.FAILED
         return
     for answer in answers:

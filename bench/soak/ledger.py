@@ -3,7 +3,7 @@
 A request that was given up may have ended at the server in any way, so it widens what the server's count may be, by one.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -92,8 +92,7 @@ class Ledger:
 
     def checks(self, before: Mapping[str, float], after: Mapping[str, float]) -> list[Check]:
         """Return what must hold between two scrapes of `metrics_of`, taken when nothing was under way."""
-        made = Counter(after)
-        made.subtract(before)
+        made = defaultdict(float, {name: value - before.get(name, 0.0) for name, value in after.items()})
         checks = [Check("requests: answered + refused + failed + cancelled", self.outcomes.total(), self.num_sent, self.num_sent)]
         checks.append(_equal("HTTP requests that the server counted", _sum(made, "http:"), self.num_sent))
         untold = self._num_untold
@@ -101,16 +100,20 @@ class Ledger:
             known = self.statuses[status]
             checks.append(Check(f"HTTP requests with status {status}", made[f"http:{status}"], known, known + untold))
         for reason in ("stop", "length"):
-            known, found = self.finish_reasons[reason], made[f"outcome:{reason}"]
-            checks.append(Check(f"sequences that ended with {reason}", found, known, known + self._num_untold_sequences))
+            known = self.finish_reasons[reason]
+            checks.append(
+                Check(f"sequences that ended with {reason}", made[f"outcome:{reason}"], known, known + self._num_untold_sequences)
+            )
         failed = self.outcomes[Outcome.FAILED]  # each by a step that failed, not by a fault of the server's own
         checks.append(Check("sequences that a failed step ended", made["outcome:error"], failed, self._num_untold_sequences))
-        known, found = self.finish_reasons.total(), _sum(made, "outcome:")
-        checks.append(Check("sequences that ended in any way", found, known, known + self._num_untold_sequences))
+        known = self.finish_reasons.total()
+        checks.append(Check("sequences that ended in any way", _sum(made, "outcome:"), known, known + self._num_untold_sequences))
         tokens, most = self._num_output_tokens, self._num_output_tokens + self._num_untold_tokens
         checks.append(Check("tokens of answers", made["generation_tokens"], tokens, most))
         checks.append(Check("tokens of prompts, at least", made["prompt_tokens"], self._num_prompt_tokens, float("inf")))
-        checks += [_equal(f"lines of batches that were {name}", made[f"lines:{name}"], self.num_lines[name]) for name in ("completed", "failed")]
+        checks += [
+            _equal(f"lines of batches that were {name}", made[f"lines:{name}"], self.num_lines[name]) for name in ("completed", "failed")
+        ]
         return checks + [_equal(f"{name}, at the end", after[f"held:{name}"], 0) for name in HELD]
 
 
@@ -133,7 +136,7 @@ def metrics_of(exposition: str) -> dict[str, float]:
     """Return the counts of a scrape that a ledger can be held against, by short names."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    found: Counter[str] = Counter()
+    found: defaultdict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(exposition):
         for sample in family.samples:
             match sample.name:

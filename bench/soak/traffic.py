@@ -5,7 +5,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-WORDS: Final = ("river", "seven", "copper", "harbour", "the code of", "winter", "is", "and then", "locksmith", "a letter from", "Ravi", "41")
+WORDS: Final = (
+    "river",
+    "seven",
+    "copper",
+    "harbour",
+    "the code of",
+    "winter",
+    "is",
+    "and then",
+    "locksmith",
+    "a letter from",
+    "Ravi",
+    "41",
+)
 SCHEMA: Final = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 12}, "size": {"enum": [1, 2, 3]}},

@@ -59,7 +59,7 @@ class FileStore:
         self._folder = disk.folder("files")
         self._holds: Counter[str] = Counter()
         self.quota = Quota(settings.max_disk_bytes)
-        self.num_uploads = 0
+        self.uploads = Counter[str]()  # under way, by owner
         records = sorted(_read_records(self._folder), key=lambda file: (file.created_at, file.id))
         self._files = {file.id: file for file in records}
         self.quota.add(sum(file.num_bytes for file in records))
@@ -86,13 +86,16 @@ class FileStore:
         """Return an owner's files, the oldest first."""
         return [file for file in self._files.values() if file.owner == owner and not self._is_over(file)]
 
-    def check_room(self) -> None:
-        """Refuse one more upload. Raises `ApiError`."""
-        if len(self._files) + self.num_uploads >= self._settings.max_files:
+    def check_room(self, owner: str) -> None:
+        """Refuse one more upload; a key may have half of them at once. Raises `ApiError`."""
+        if len(self._files) + self.uploads.total() >= self._settings.max_files:
             message = f"The server holds at most {self._settings.max_files} files. Please delete some that you do not need any more."
             raise ApiError(413, "file_limit_exceeded", message, param="file")
-        if self.num_uploads >= self._settings.max_uploads:
-            raise overloaded(f"The server takes at most {self._settings.max_uploads} files at once. Please try again.", retry_after=1)
+        most = self._settings.max_uploads
+        if self.uploads.total() >= most:
+            raise overloaded(f"The server takes at most {most} files at once. Please try again.", retry_after=1)
+        if owner and self.uploads[owner] >= (most + 1) // 2:
+            raise overloaded(f"The server takes at most {(most + 1) // 2} files at once from one key. Please try again.", retry_after=1)
 
     async def keep(self, file: StoredFile, source: Path) -> None:
         """Take over the content at `source`, which is on the disk and counted in the quota."""

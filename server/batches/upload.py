@@ -1,6 +1,7 @@
 """An upload: from the pieces of a request's body to a file in the store. However large it is, memory holds one piece of it.
 
-It is bounded in size, by the room on the disk, by how many there are at once, and by how long its sender may pause.
+It is bounded in size, by the room on the disk, by how many there are at once, of one key and of all, and by how long its sender may be
+waited for, so that slow ones do not keep others out.
 """
 
 import asyncio
@@ -17,7 +18,8 @@ from server.errors import ApiError, invalid_value
 from server.protocol.files import MAX_LIFETIME, MIN_LIFETIME
 
 FORM_BYTES: Final = 64 * 1024  # that a form's body may have beyond its file
-MAX_PAUSE: Final = 60  # seconds without a byte
+MAX_WAIT: Final = 60.0  # seconds that a sender may be waited for in all, and a second more for each so many bytes that came:
+MIN_RATE: Final = 32 * 1024
 MAX_FILENAME: Final = 255  # characters
 PIECE_BYTES: Final = 1024 * 1024  # that are gathered before they are written
 
@@ -25,9 +27,9 @@ PIECE_BYTES: Final = 1024 * 1024  # that are gathered before they are written
 class Upload:
     """One file on its way in. A context manager: what was not kept is removed at its end."""
 
-    def __init__(self, disk: Disk, files: FileStore, max_bytes: int) -> None:
-        files.check_room()
-        self._disk, self._files, self._max_bytes = disk, files, max_bytes
+    def __init__(self, disk: Disk, files: FileStore, max_bytes: int, owner: str) -> None:
+        files.check_room(owner)
+        self._disk, self._files, self._max_bytes, self._owner = disk, files, max_bytes, owner
         self._id = new_file_id()
         self._path = files.draft_path(self._id)
         self._num_bytes = 0
@@ -35,11 +37,11 @@ class Upload:
         self._is_kept = False
 
     async def __aenter__(self) -> "Upload":
-        self._files.num_uploads += 1
+        self._files.uploads[self._owner] += 1
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._files.num_uploads -= 1
+        self._files.uploads[self._owner] -= 1
         if not self._is_kept:
             self._files.quota.add(-self._num_bytes)
             await asyncio.shield(self._disk.run(lambda: self._path.unlink(missing_ok=True)))
@@ -51,7 +53,7 @@ class Upload:
             raise self._too_large()
         form = UploadForm(headers.get("content-type", ""))
         num_form_bytes = 0
-        async for piece in _without_long_pauses(pieces):
+        async for piece in _in_time(pieces):
             content = form.feed(piece)
             num_form_bytes += len(piece) - len(content)
             if num_form_bytes > FORM_BYTES:
@@ -62,12 +64,12 @@ class Upload:
         await self._write()
         return form
 
-    async def keep(self, form: UploadForm, owner: str, now: float) -> StoredFile:
+    async def keep(self, form: UploadForm, now: float) -> StoredFile:
         """Put what was received into the store. Raises `ApiError` for a form that is not complete or asks for what there is not."""
         if form.filename is None:
             raise invalid_value("Missing required parameter: 'file'.", "file", code="missing_required_parameter")
         purpose, lifetime = _purpose(form), _lifetime(form)
-        file = StoredFile(self._id, owner, _filename(form), purpose, self._num_bytes, now, now + lifetime)
+        file = StoredFile(self._id, self._owner, _filename(form), purpose, self._num_bytes, now, now + lifetime)
         self._is_kept = True
         await asyncio.shield(self._keep(file))
         return file
@@ -101,15 +103,21 @@ class Upload:
         return ApiError(413, "request_too_large", f"A file may have at most {self._max_bytes} bytes.", param="file")
 
 
-async def _without_long_pauses(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _in_time(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Pass the pieces on for as long as they come fast enough; the time that they take to be written is not the sender's."""
+    now = asyncio.get_running_loop().time
+    patience = MAX_WAIT
     while True:
+        start = now()
         try:
-            async with asyncio.timeout(MAX_PAUSE):
+            async with asyncio.timeout(patience):
                 piece = await anext(pieces, None)
         except TimeoutError as error:
-            raise ApiError(408, "request_timeout", f"No byte of the request's body came for {MAX_PAUSE} seconds.") from error
+            message = f"The request's body came too slowly: it has {MAX_WAIT:g} seconds, and one more for each {MIN_RATE} bytes."
+            raise ApiError(408, "request_timeout", message) from error
         if piece is None:
             return
+        patience += len(piece) / MIN_RATE - (now() - start)
         yield piece
 
 

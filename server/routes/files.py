@@ -29,9 +29,10 @@ def router(services: Services) -> APIRouter:
     async def create_file(request: Request) -> FileObject | Response:
         here = enabled(batches)
         try:
-            async with Upload(here.disk, here.files, here.settings.max_file_bytes) as upload:
+            owner = RequestRecord.of(request.scope).tenant
+            async with Upload(here.disk, here.files, here.settings.max_file_bytes, owner) as upload:
                 form = await upload.receive(request.headers, request.stream())
-                return _file_object(await upload.keep(form, RequestRecord.of(request.scope).tenant, here.now()))
+                return _file_object(await upload.keep(form, here.now()))
         except ClientDisconnect:
             return Response(status_code=400)  # nobody reads it
 

@@ -64,6 +64,17 @@ def test_nobody_sees_or_pushes_out_what_others_keep() -> None:
     assert store.delete("you", "a")
 
 
+@given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 100)), max_size=60))
+def test_who_keeps_no_more_than_a_share_loses_nothing(puts: list[tuple[str, int]]) -> None:
+    """Four keys, of 8 responses and 100 bytes: two responses of 25 bytes together stay, whatever the others put, small or large."""
+    store = ResponseStore(StorageLimits(max_responses=8, max_bytes=100))
+    store.put("modest", response("a", 24))
+    store.put("modest", response("b", 1))
+    for number, (owner, num_bytes) in enumerate(puts):
+        store.put(owner, response(str(number), num_bytes))
+    assert kept(store, "modest", "ab") == "ab"
+
+
 def test_what_one_owner_alone_keeps_is_there_once_put() -> None:
     store = ResponseStore(StorageLimits(max_responses=3, max_bytes=100))
     for number in range(1, 101):

@@ -12,6 +12,7 @@ import pytest
 from openai.types import FileDeleted, FileObject
 
 from server.batches.service import Batches
+from server.errors import ApiError
 from server.renderer import Renderer
 from tests.server.batches.conftest import KEYS
 from tests.server.batches.inputs import Clock, client, limits
@@ -235,19 +236,29 @@ def test_an_upload_whose_sender_goes_away_leaves_nothing(small: Keeping) -> None
         connection.sendall(b'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 500)
     small.server.observed.wait_until(lambda: len(small.server.observed.statuses) == 1)
     assert small.kept == []
-    assert (small.batches.files.quota.num_taken, small.batches.files.num_uploads) == (0, 0)
+    assert (small.batches.files.quota.num_taken, small.batches.files.uploads.total()) == (0, 0)
 
 
 def test_so_many_uploads_at_once(small: Keeping) -> None:
-    small.batches.files.num_uploads = small.batches.settings.max_uploads  # whose senders take their time
+    small.batches.files.uploads["other"] = small.batches.settings.max_uploads  # whose senders take their time
     with pytest.raises(openai.RateLimitError):
         upload(small.sdk)
-    small.batches.files.num_uploads = 0
+    small.batches.files.uploads.clear()
     upload(small.sdk)
 
 
-def test_an_upload_may_not_pause_for_long(small: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.batches.upload.MAX_PAUSE", 0)
+def test_one_key_has_half_of_the_uploads(small: Keeping) -> None:
+    files, most = small.batches.files, small.batches.settings.max_uploads
+    files.uploads["one"] = (most + 1) // 2
+    with pytest.raises(ApiError, match="from one key") as refusal:
+        files.check_room("one")
+    assert refusal.value.status == 429
+    files.check_room("another")
+    files.uploads.clear()
+
+
+def test_an_upload_may_not_be_slow(small: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("server.batches.upload.MAX_WAIT", 0)
     with half_an_upload(small) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
     assert small.kept == []

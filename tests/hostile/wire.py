@@ -1,0 +1,51 @@
+"""Requests as bytes on a socket: what no client library would send."""
+
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+Address = tuple[str, int]
+TIME_LIMIT = 60  # seconds that an answer may take on a machine that is busy with other things
+
+
+@contextmanager
+def connected(address: Address) -> Iterator[socket.socket]:
+    with socket.create_connection(address, timeout=TIME_LIMIT) as connection:
+        yield connection
+
+
+def head(path: str = "/v1/completions", method: str = "POST", **headers: str | int) -> bytes:
+    """Return a request's line and headers; an underscore in a name stands for a hyphen."""
+    fields = {"Host": "x", "Content_Type": "application/json"} | headers
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name.replace('_', '-')}: {value}" for name, value in fields.items())]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1")
+
+
+def request(body: Mapping[str, object] | bytes, path: str = "/v1/completions", **headers: str) -> bytes:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return head(path, "POST", Content_Length=len(content), **headers) + content
+
+
+def rest(connection: socket.socket) -> bytes:
+    """Return what comes until the server closes the connection, which it may do without having read everything."""
+    received = bytearray()
+    try:
+        while piece := connection.recv(65536):
+            received += piece
+    except ConnectionResetError:
+        pass
+    return bytes(received)
+
+
+def send(address: Address, content: bytes) -> bytes:
+    """Send bytes and return all that comes until the server closes the connection: at once if asked to, or when its time limit is over."""
+    with connected(address) as connection:
+        with suppress(OSError):  # refused before it was sent whole
+            connection.sendall(content)
+        return rest(connection)
+
+
+def statuses(received: bytes) -> list[int]:
+    """Return the statuses of the answers."""
+    return [int(line[9:12]) for line in received.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]

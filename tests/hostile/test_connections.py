@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.hostile.conftest import Target
+from tests.hostile.conftest import Target, faults
 from tests.hostile.wire import connected, head, request, rest, send, statuses
 
 BODY = b'{"prompt":"x","max_tokens":1}'
@@ -79,13 +79,6 @@ def test_chunks_of_one_byte_make_a_body(target: Target) -> None:
     assert statuses(send(target.address, CHUNKED + chunks)) == [200]
 
 
-def test_requests_sent_before_their_answers_are_answered_in_turn(target: Target) -> None:
-    content = b"".join(request({"prompt": "x", "max_tokens": 1, "user": str(i)}, X_Request_ID=f"number-{i}") for i in range(50))
-    received = send(target.address, content + LAST)
-    assert statuses(received) == [200] * 51
-    assert [received.index(b"number-%d\r\n" % i) for i in range(50)] == sorted(received.index(b"number-%d\r\n" % i) for i in range(50))
-
-
 @pytest.mark.parametrize("size", [60_000, 2_000_000])
 def test_floods_of_headers(target: Target, size: int) -> None:
     flood = b"".join(b"X-%d: %s\r\n" % (i, b"a" * 100) for i in range(size // 110))
@@ -106,11 +99,12 @@ def test_a_crowd_of_half_open_connections(target: Target) -> None:
 
 
 def test_a_reader_that_stops_is_cut_off(target: Target) -> None:
+    num_faults = faults(target.server.metrics())
     with connected(target.address) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         with contextlib.suppress(ConnectionError):
             connection.sendall(head("/openapi.json", "GET") * 400)  # tens of megabytes of answers
-        target.assert_unharmed(0)  # while the connection is still open at this end
+        target.assert_unharmed(num_faults)  # while the connection is still open at this end
 
 
 names = st.text(st.characters(codec="latin-1", exclude_characters=":\r\n"), min_size=1, max_size=20)

@@ -28,10 +28,10 @@ class SuiteResult:
     def as_json(self) -> dict[str, Any]:
         runs = [run.as_json() for run in self.runs]
         measured = [run for run in runs if not run["is_control"]]
-        only = {"mean": measured[0]["mean"], "scores": {name: task["score"] for name, task in measured[0]["tasks"].items()}}
+        only = [{"mean": run["mean"], "scores": {name: task["score"] for name, task in run["tasks"].items()}} for run in measured]
         return {
             "suite": self.suite,
-            **(only if len(measured) == 1 else {}),
+            **(only[0] if len(only) == 1 else {}),
             "version": server_version(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "model": self.model_id,

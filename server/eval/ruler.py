@@ -50,16 +50,20 @@ def ruler_config(values: Mapping[str, Any]) -> RulerConfig:
     return RulerConfig(asked, settings, tasks, values["num_cases"], values["seed"], values["pack"], values["chat_template"])
 
 
-async def measure(config: RulerConfig) -> SuiteResult:
-    """Ask every case of every setting. Raises `EvalError` where one cannot be asked, `OptionError` for sizes that cannot be."""
-    by_task = await asyncio.to_thread(write_prompts, config)
+async def measure(config: RulerConfig, by_task: Mapping[str, Sequence[Prompt]] | None = None) -> SuiteResult:
+    """Ask every case of every setting; `by_task` are those of the configuration, where they have been written before.
+
+    Raises `EvalError` where one cannot be asked, `OptionError` for sizes that cannot be.
+    """
+    if by_task is None:
+        by_task = await asyncio.to_thread(write_prompts, config)
     prompts = [prompt for of_task in by_task.values() for prompt in of_task]
     every_options = [config.asked.options(setting, prompts) for setting in config.settings]
     runs, model = [], config.asked.model
     for setting, options in zip(config.settings, every_options, strict=True):
         model, completions = await config.asked.ask(setting, options, prompts)
         given = iter(completions)
-        tasks = {name: _task_scores(of_task, list(islice(given, len(of_task)))) for name, of_task in by_task.items()}
+        tasks = {name: task_scores(of_task, list(islice(given, len(of_task)))) for name, of_task in by_task.items()}
         runs.append(Run(setting, options, tasks))
     return SuiteResult("ruler", shown_model(config.asked, model), config.asked.base_url, config.title, config.facts, runs)
 
@@ -83,7 +87,7 @@ def write_prompts(config: RulerConfig) -> dict[str, list[Prompt]]:
     return prompts
 
 
-def _task_scores(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> TaskScores:
+def task_scores(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> TaskScores:
     """Score the answers of one task."""
     scores = [score(prompt.case, completion.text) for prompt, completion in zip(prompts, completions, strict=True)]
     return TaskScores.of(scores, completions, prompts[0].case.answer)

@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from server.eval.completer import Completion
-from server.eval.setting import Setting
 from server.eval.statistics import mean_interval, mean_of_means, score_interval
 
 
@@ -37,17 +36,32 @@ class TaskScores:
         return {
             "score": self.mean,
             "interval": score_interval(self.scores),
+            "num_tokens": self.num_tokens,
+            "num_packed": self.num_packed,
             "packed_share": packed_share([self]),
             "example": self.example,
             "scores": self.scores,
         }
 
 
+class RunSetting(Protocol):
+    """What was measured. `compression` None is the whole cache, or none of our choosing."""
+
+    @property
+    def label(self) -> str: ...
+    @property
+    def policy(self) -> str | None: ...
+    @property
+    def compression(self) -> float | None: ...
+    @property
+    def is_control(self) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """`options` are those that the engine was started with. `groups` are parts of the tasks' cases, scored apart."""
 
-    setting: Setting
+    setting: RunSetting
     options: tuple[str, ...]
     tasks: Mapping[str, TaskScores]
     groups: Mapping[str, TaskScores] = field(default_factory=dict)

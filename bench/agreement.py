@@ -1,0 +1,139 @@
+"""Whether our SnapKV and kvpress' keep the same tokens: the same prompts, window, pooling and budget, layer by layer and head by head.
+
+Usage: `python -m bench.agreement --model DIR --kvpress-python .venv-kvpress/bin/python [--dtype float32] --json FILE` and the options of
+`snapserve eval ruler` for cases. `docs/comparison.md` says what was found.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from backends.clock import VirtualClock
+from backends.interface import PrefillBatch, PrefillRow
+from backends.torch_backend.backend import TorchBackend
+from backends.torch_backend.config import DtypeName
+from bench.comparison import machine
+from bench.presses import Kvpress
+from bench.sides import SideError
+from cache.policy import PolicyName
+from server.eval.errors import EvalError
+from server.eval.options import RULER
+from server.eval.prompts import Prompt
+from server.eval.ruler import ruler_config, write_prompts
+from server.eval.setting import Setting, model_id, serve_config
+from server.options import OptionError, add_options, resolve_options
+
+WINDOW = 64  # kvpress' own, as are pooling and the rest, which are ours for SnapKV too
+POOLING_SIZE = 5
+
+Entries = Sequence[Sequence[Sequence[int]]]
+"""Which tokens are held: [layer][kv_head][entry]."""
+
+
+Scores = Sequence[Sequence[Sequence[float]]]
+"""What kvpress gave the candidates: [layer][kv_head][candidate]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Of the tokens kept, one choice for each layer and KV head of a prompt: how many both keep as they are; and how many where kvpress'
+    scores are averaged as ours at the borders. `largest_gap` is how far the score of one that then still differs is from the last that is
+    kept, as a share of that one's.
+    """
+
+    num_choices: int
+    num_kept: int
+    num_common: int
+    num_common_at_equal_borders: int
+    largest_gap: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def agreement(prompts: Sequence[tuple[Entries, Entries, Scores]]) -> Agreement:
+    """Compare our entries and kvpress' of each prompt; the observation window, which both hold, is left out."""
+    num_choices = num_kept = num_common = num_at_equal_borders = 0
+    largest_gap = 0.0
+    for choice in prompts:
+        for ours, theirs, scores in (heads for layer in zip(*choice, strict=True) for heads in zip(*layer, strict=True)):
+            averaged = _averaged_within(scores)
+            best = sorted(range(len(averaged)), key=lambda index: (-averaged[index], index))[: len(ours)]
+            last = averaged[best[-1]]
+            num_choices += 1
+            num_kept += len(ours)
+            num_common += len(set(ours) & set(theirs))
+            num_at_equal_borders += len(set(ours) & set(best))
+            largest_gap = max([largest_gap, *(abs(averaged[index] - last) / last for index in set(ours) ^ set(best))])
+    return Agreement(num_choices, num_kept, num_common, num_at_equal_borders, largest_gap)
+
+
+def _averaged_within(scores: Sequence[float]) -> list[float]:
+    """Turn averages that counted zeros beyond the borders into averages of what there is."""
+    size, half = POOLING_SIZE, POOLING_SIZE // 2
+    last = len(scores) - 1
+    return [score * size / (min(index, half) + 1 + min(last - index, half)) for index, score in enumerate(scores)]
+
+
+def our_entries(model: str, dtype: str, prompts: Sequence[Prompt], num_entries: int) -> Iterator[Entries]:
+    """Yield what our backend's slot keeps of the part of each prompt that prefill reads."""
+    longest = max(prompt.num_prefill_tokens for prompt in prompts) + 1
+    slots = ("--policy", PolicyName.SNAPKV, "--observation-window", str(WINDOW), "--num-kept", str(num_entries - WINDOW))
+    sizes = ("--num-recent", str(WINDOW + 1), "--max-model-len", str(longest), "--num-slots", "1", "--num-scratch", "1")
+    config = serve_config(("--model", model, "--dtype", dtype, *slots, *sizes)).backend
+    with closing(TorchBackend(config, VirtualClock())) as backend:
+        for prompt in prompts:
+            _read(backend, tuple(prompt.token_ids[: prompt.num_prefill_tokens]))
+            yield [layer.slots.kept_index[0].tolist() for layer in backend.pools[0].cache.layers]
+
+
+def _read(backend: TorchBackend, token_ids: tuple[int, ...]) -> None:
+    shape = max(backend.spec.prefill_shapes, key=lambda shape: (shape.num_tokens, -shape.num_rows))
+    for start in range(0, len(token_ids), shape.num_tokens):
+        chunk = token_ids[start : start + shape.num_tokens]
+        row = PrefillRow("agreement", chunk, start, len(token_ids), slots=(0,), scratch=0)
+        backend.submit(PrefillBatch((row,), shape)).result()
+
+
+def measure(kvpress: Kvpress, prompts: Mapping[str, Sequence[Prompt]], num_entries: int) -> dict[str, Agreement]:
+    """Return the agreement of each task. Raises `SideError`."""
+    every = [prompt for of_task in prompts.values() for prompt in of_task]
+    lines = kvpress.answers("SnapKV", every, num_entries, title="kvpress", tells_entries=True)
+    next(lines)
+    theirs = iter([(line["entries"], line["scores"]) for line in lines])
+    ours = our_entries(kvpress.model, kvpress.dtype, every, num_entries)
+    return {name: agreement([(next(ours), *next(theirs)) for _ in of_task]) for name, of_task in prompts.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.agreement", allow_abbrev=False)
+    parser.add_argument("--kvpress-python", required=True, help="Python with kvpress, as scripts/setup-kvpress makes it")
+    parser.add_argument("--dtype", choices=DtypeName, default=DtypeName.FLOAT32, type=DtypeName)
+    add_options(parser, RULER.groups)
+    arguments = parser.parse_args()
+    try:
+        values = resolve_options(RULER.groups, arguments, {})
+        config = replace(ruler_config({**values, "base_url": None}), settings=[Setting(PolicyName.SNAPKV)])
+        num_entries = int(config.asked.length / values["compression"][0])
+        kvpress = Kvpress(arguments.kvpress_python, config.asked.model, arguments.dtype)
+        tasks = measure(kvpress, write_prompts(config), num_entries)
+    except (EvalError, OptionError, SideError) as error:
+        print(f"bench.agreement: {error}", file=sys.stderr)
+        return 1
+    same = {"model": model_id(config.asked.model), "dtype": arguments.dtype, "length": config.asked.length, "num_entries": num_entries}
+    document = {**same, "num_cases": config.num_cases, "seed": config.seed, "machine": machine()}
+    document["tasks"] = {name: each.as_json() for name, each in tasks.items()}
+    written = json.dumps(document, indent=1) + "\n"
+    print(written, end="")
+    if values["json"] not in (None, "-"):
+        Path(values["json"]).write_text(written)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""Every policy beside the whole cache, the published recipes and NVIDIA's kvpress: the same model, cases, budgets and split.
+
+Usage: `python -m bench.comparison --model DIR --out DIR [--kvpress-python .venv-kvpress/bin/python] [--settings NAME …]` and the options of
+`snapserve eval ruler` for cases. Leaves `comparison.json`, which `snapserve eval compare` reads, `comparison.md` and `comparison.svg` in
+--out; the JSON is written again after every run, and runs that it has of the same cases and model are not repeated. `docs/comparison.md`
+says what is compared.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench.presses import Kvpress, NamedSetting
+from bench.sides import SideError
+from cache.policy import PolicyName
+from server.eval.errors import EvalError
+from server.eval.options import RULER
+from server.eval.plot import plot_scores
+from server.eval.prompts import load_tokenizer
+from server.eval.result import SuiteResult
+from server.eval.ruler import RulerConfig, measure, ruler_config, write_prompts
+from server.eval.run import Run, TaskScores
+from server.eval.setting import Setting, model_id, split_options
+from server.eval.statistics import bootstrap_interval, mean_interval, mean_of_means
+from server.options import OptionError, add_options, resolve_options
+
+PAPER = "--observation-half-life 0 --query-reduction sum --pooling average --pooling-size 5 --pooling-shift 0"
+FULL = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """A policy of ours, with options of `snapserve serve`."""
+
+    policy: PolicyName
+    serve_options: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Theirs:
+    """One of kvpress' presses; none: the whole cache, through transformers."""
+
+    press: str | None
+
+
+SETTINGS: Mapping[str, Ours | Theirs] = {
+    FULL: Ours(PolicyName.FULL),
+    "snapstream": Ours(PolicyName.SNAPSTREAM),
+    "snapstream (paper)": Ours(PolicyName.SNAPSTREAM, PAPER),
+    "snapkv": Ours(PolicyName.SNAPKV),
+    "snapkv (window 64)": Ours(PolicyName.SNAPKV, "--observation-window 64"),
+    "streaming-llm": Ours(PolicyName.STREAMING_LLM),
+    "kvpress none": Theirs(None),
+    "kvpress SnapKV": Theirs("SnapKV"),
+    "kvpress StreamingLLM": Theirs("StreamingLLM"),
+    "kvpress ChunkKV": Theirs("ChunkKV"),
+}
+
+
+class Comparer:
+    """Measures one setting after the other over the same prompts, and writes down what has been done."""
+
+    def __init__(self, config: RulerConfig, kvpress: Kvpress | None, out: Path) -> None:
+        self._config, self._kvpress, self._place = config, kvpress, out / "comparison.json"
+        self._prompts = write_prompts(config)
+        self._runs: dict[str, Run] = {}
+        self._runs |= {run.setting.label: run for run in _read_runs(self._place, self._document())}
+
+    def measure(self, settings: Sequence[NamedSetting]) -> SuiteResult:
+        """Measure what is not there yet. Raises `SideError`, `EvalError`, `OptionError`."""
+        for setting in settings:
+            if setting.label in self._runs:
+                continue
+            start = time.monotonic()
+            run = self._runs[setting.label] = self._measured(setting)
+            print(f"{setting.label}: {run.mean:.1f} ({time.monotonic() - start:.0f} s)", file=sys.stderr)
+            self._place.write_text(json.dumps(self._document()) + "\n")
+        return self._result([self._runs[setting.label] for setting in settings])
+
+    def _measured(self, setting: NamedSetting) -> Run:
+        config, entry = self._config, SETTINGS[setting.policy]
+        if isinstance(entry, Theirs):
+            if self._kvpress is None:
+                raise OptionError(f"{setting.policy} needs --kvpress-python")
+            return self._kvpress.run(setting, entry.press, self._prompts, load_tokenizer(config.asked.model), config.asked.length)
+        asked = replace(config.asked, serve_options=(*config.asked.serve_options, *split_options(entry.serve_options)))
+        ours = replace(config, asked=asked, settings=[Setting(entry.policy, setting.compression)])
+        return replace(asyncio.run(measure(ours, self._prompts)).runs[0], setting=setting)
+
+    def _result(self, runs: Sequence[Run]) -> SuiteResult:
+        config = self._config
+        return SuiteResult("ruler", model_id(config.asked.model), None, config.title, config.facts, runs)
+
+    def _document(self) -> dict[str, Any]:
+        same = {"weights": weights_digest(Path(self._config.asked.model)), "machine": machine()}
+        return {**self._result(list(self._runs.values())).as_json(), **same}
+
+
+def settings_of(names: Sequence[str], compressions: Sequence[float]) -> list[NamedSetting]:
+    """Return the whole caches, then every other setting at each compression."""
+    whole = [name for name in names if SETTINGS[name] in (Ours(PolicyName.FULL), Theirs(None))]
+    others = [NamedSetting(name, ratio) for ratio in compressions for name in names if name not in whole]
+    return [*(NamedSetting(name, None) for name in whole), *others]
+
+
+def _read_runs(place: Path, wanted: Mapping[str, Any]) -> list[Run]:
+    """Return the runs of an earlier call with the same cases and model. Raises `OptionError` for those of others."""
+    if not place.exists():
+        return []
+    document = json.loads(place.read_text())
+    for name in ("seed", "num_cases", "length", "pack", "chat_template", "model", "weights", "version"):
+        if document[name] != wanted[name]:
+            raise OptionError(f"{place} has runs of another {name}: {document[name]} and not {wanted[name]}")
+    return [_read_run(run) for run in document["runs"]]
+
+
+def _read_run(run: Mapping[str, Any]) -> Run:
+    tasks = {
+        name: TaskScores(tuple(task["scores"]), task["num_tokens"], task["num_packed"], task["example"])
+        for name, task in run["tasks"].items()
+    }
+    return Run(NamedSetting(run["policy"], run["compression"]), tuple(run["serve_options"]), tasks)
+
+
+def weights_digest(model: Path) -> str:
+    """Return what tells one training's weights from another's."""
+    digest = hashlib.sha256()
+    for file in sorted(model.glob("*.safetensors")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures were measured on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {"processor": names[0] if names else platform.processor(), "num_cores": os.cpu_count(), "load": os.getloadavg()[0]}
+
+
+def table(result: SuiteResult) -> str:
+    """Return, for each compression, a row a task and a column a policy as Markdown, and how far the means are from the whole cache's."""
+    whole = [run for run in result.runs if run.setting.compression is None]
+    ratios = sorted({run.setting.compression for run in result.runs if run.setting.compression is not None})
+    parts = [_table_of(f"{ratio:g}×", [*whole, *(run for run in result.runs if run.setting.compression == ratio)]) for ratio in ratios]
+    return "\n\n".join(parts or [_table_of("", whole)]) + "\n"
+
+
+def _table_of(title: str, runs: Sequence[Run]) -> str:
+    header = f"| {title} | " + " | ".join(run.setting.policy or "" for run in runs) + " |"
+    rows = [[name, *(f"{run.tasks[name].mean:.1f}" for run in runs)] for name in runs[0].tasks]
+    rows.append(["**mean**", *(f"**{run.mean:.1f}**" for run in runs)])
+    rows.append(["95 % interval", *(_interval(mean_interval([task.scores for task in run.tasks.values()])) for run in runs)])
+    rows.append(["against the first", "–", *(_difference(runs[0], run) for run in runs[1:])])
+    return "\n".join([header, "|" + "---|" * (len(runs) + 1), *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def _difference(first: Run, second: Run) -> str:
+    changes = [[b - a for a, b in zip(task.scores, second.tasks[name].scores, strict=True)] for name, task in first.tasks.items()]
+    return f"{mean_of_means(changes):+.1f} ({_interval(bootstrap_interval(changes))})"
+
+
+def _interval(interval: tuple[float, float]) -> str:
+    return f"{interval[0]:.1f} to {interval[1]:.1f}"
+
+
+def _arguments() -> tuple[argparse.Namespace, RulerConfig]:
+    parser = argparse.ArgumentParser(prog="python -m bench.comparison", allow_abbrev=False)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--kvpress-python", help="Python with kvpress, as scripts/setup-kvpress makes it")
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="NAME", help=", ".join(SETTINGS))
+    add_options(parser, RULER.groups)
+    arguments = parser.parse_args()
+    values = resolve_options(RULER.groups, arguments, {})
+    arguments.compression = values["compression"]
+    return arguments, ruler_config({**values, "policy": (PolicyName.FULL,), "base_url": None})
+
+
+def main() -> int:
+    try:
+        arguments, config = _arguments()
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        kvpress = None if arguments.kvpress_python is None else Kvpress(arguments.kvpress_python, config.asked.model)
+        result = Comparer(config, kvpress, arguments.out).measure(settings_of(arguments.settings, arguments.compression))
+        (arguments.out / "comparison.md").write_text(table(result))
+        plot_scores(result.runs, str(arguments.out / "comparison.svg"))
+        print(table(result))
+    except (EvalError, OptionError, SideError) as error:
+        print(f"bench.comparison: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.agreement import agreement
+from bench.comparison import SETTINGS, Comparer, settings_of, table
+from bench.presses import Kvpress
+from server.config import DEMO_MODEL
+from server.eval.compare import compare
+from server.eval.options import RULER
+from server.eval.ruler import RulerConfig, ruler_config
+from server.options import OptionError
+from tests.bench.test_presses import ECHO
+
+
+def config(seed: int = 1) -> RulerConfig:
+    values = {option.key: option.default for group in RULER.groups for option in group.options}
+    return ruler_config({**values, "model": str(DEMO_MODEL), "tasks": ("passkey",), "num_cases": 2, "length": 384, "seed": seed})
+
+
+@pytest.fixture
+def kvpress(tmp_path: Path) -> Kvpress:
+    program = tmp_path / "side.py"
+    program.write_text(ECHO)
+    return Kvpress(sys.executable, str(DEMO_MODEL), side=(str(program),))
+
+
+def test_whole_caches_come_once_and_first() -> None:
+    labels = [setting.label for setting in settings_of(list(SETTINGS), (4.0, 8.0))]
+    assert labels[:3] == ["full", "kvpress none", "snapstream 4x"]
+    assert len(labels) == len(set(labels)) == 2 + 2 * (len(SETTINGS) - 2)
+
+
+def test_a_comparison_goes_on_where_it_was_left_and_its_runs_can_be_paired(tmp_path: Path, kvpress: Kvpress) -> None:
+    Comparer(config(), kvpress, tmp_path).measure(settings_of(["kvpress none"], (4.0,)))
+    gone = Kvpress("no/python", str(DEMO_MODEL))
+    assert Comparer(config(), gone, tmp_path).measure(settings_of(["kvpress none"], (4.0,))).runs[0].mean == 0
+    result = Comparer(config(), kvpress, tmp_path).measure(settings_of(["snapstream (paper)", "kvpress none"], (4.0,)))
+    assert [run.setting.label for run in result.runs] == ["kvpress none", "snapstream (paper) 4x"]
+    ours = json.loads((tmp_path / "comparison.json").read_text())["runs"][1]
+    assert "--query-reduction sum" in " ".join(ours["serve_options"])
+    assert ours["packed_share"] == 1
+    place = f"{tmp_path}/comparison.json"
+    assert compare(f"{place}#kvpress none", f"{place}#snapstream (paper) 4x").differences["mean"].first == 0
+    assert "| 4× | kvpress none | snapstream (paper) |" in table(result)
+
+
+def test_runs_of_other_cases_are_not_taken_for_these(tmp_path: Path, kvpress: Kvpress) -> None:
+    Comparer(config(), kvpress, tmp_path).measure(settings_of(["kvpress none"], (4.0,)))
+    with pytest.raises(OptionError, match="another seed: 1 and not 2"):
+        Comparer(config(seed=2), kvpress, tmp_path)
+
+
+def test_kvpress_must_be_named_where_it_is_asked(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="kvpress ChunkKV needs --kvpress-python"):
+        Comparer(config(), None, tmp_path).measure(settings_of(["kvpress ChunkKV"], (4.0,)))
+
+
+def test_agreement_tells_what_borders_explain_from_what_is_left() -> None:
+    theirs = [0.3, 0.9, 0.1, 0.1, 0.8, 0.1, 0.1, 0.1, 0.1, 0.41]  # a zero beyond the border in two of five, and in one
+    kept = [[1, 4, 9, 10, 11]]  # 10 and 11 are the window
+    same = agreement([([[[0, 1, 4]]], [kept], [[theirs]])])  # averaged within the borders: 0.5, 1.125, …, 0.41 · 5 / 3 = 0.68
+    assert (same.num_choices, same.num_kept, same.num_common, same.num_common_at_equal_borders) == (1, 3, 2, 2)
+    other = agreement([([[[1, 4, 9]]], [kept], [[theirs]])])
+    assert (other.num_common, other.num_common_at_equal_borders, other.largest_gap) == (3, 3, 0)
+    assert same.largest_gap == pytest.approx((0.41 - 0.3) / 0.41)

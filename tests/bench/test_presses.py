@@ -1,0 +1,75 @@
+"""kvpress itself is not needed here: a program that speaks as its side does stands in, so that what we tell it and make of it is seen."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.presses import Kvpress, NamedSetting, compression_ratio
+from bench.sides import SideError
+from server.config import DEMO_MODEL
+from server.eval.options import Pack
+from server.eval.prompts import Prompt, PromptWriter, load_tokenizer
+from server.eval.tasks.suite import TASKS
+
+# Answers with the prompt's own last tokens, and says how many entries kvpress would hold.
+ECHO = """
+import json, sys
+job = json.load(open(sys.argv[1]))
+print(json.dumps({"press": job["press"], "versions": ["kvpress 0"]}))
+for prompt in job["prompts"]:
+    num_kept = int(prompt["num_prefill_tokens"] * (1 - prompt["compression_ratio"]))
+    print(json.dumps({"token_ids": prompt["token_ids"][prompt["num_prefill_tokens"]:], "entries": num_kept}))
+"""
+TOKENIZER = load_tokenizer(str(DEMO_MODEL))
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Prompt]:
+    writer = PromptWriter(TOKENIZER, 512, Pack.BEFORE_QUESTION, uses_chat_template=False)
+    return [writer.write(TASKS["passkey"], 3, index) for index in range(2)]
+
+
+def side(folder: Path, source: str) -> Kvpress:
+    program = folder / "side.py"
+    program.write_text(source)
+    return Kvpress(sys.executable, "model", side=(str(program),))
+
+
+@given(st.integers(1, 200_000), st.data())
+def test_the_ratio_makes_kvpress_keep_exactly_as_many_entries_as_a_slot_has(num_read: int, data: st.DataObject) -> None:
+    num_entries = data.draw(st.integers(1, num_read))
+    assert int(num_read * (1 - compression_ratio(num_read, num_entries))) == num_entries
+
+
+def test_every_prompt_is_told_with_its_budget(tmp_path: Path, prompts: list[Prompt]) -> None:
+    told, *answers = side(tmp_path, ECHO).answers("SnapKV", prompts, 128, title="", tells_entries=True)
+    assert told == {"press": "SnapKV", "versions": ["kvpress 0"]}
+    assert [answer["entries"] for answer in answers] == [128, 128]
+
+
+def test_answers_are_scored_as_ours_are(tmp_path: Path, prompts: list[Prompt]) -> None:
+    run = side(tmp_path, ECHO).run(NamedSetting("kvpress SnapKV", 4.0), "SnapKV", {"passkey": prompts}, TOKENIZER, 512)
+    assert run.options == ("SnapKV", "kvpress 0")
+    assert (run.setting.label, run.tasks["passkey"].scores) == ("kvpress SnapKV 4x", (0.0, 0.0))
+    assert "pass key" in run.tasks["passkey"].example["answer"]
+    expected = prompts[0].case.answer
+    right = ECHO.replace(
+        'prompt["token_ids"][prompt["num_prefill_tokens"]:]', str(list(TOKENIZER.encode(expected, add_special_tokens=False)))
+    )
+    assert (
+        side(tmp_path, right).run(NamedSetting("none", None), None, {"passkey": prompts}, TOKENIZER, 512).tasks["passkey"].scores[0] == 100
+    )
+
+
+@pytest.mark.parametrize("source", ["raise SystemExit('no kvpress here')", "print('{}')"])
+def test_a_side_that_fails_or_falls_silent_says_so(tmp_path: Path, prompts: list[Prompt], source: str) -> None:
+    with pytest.raises(SideError, match=r"after \d of 3 lines"):
+        list(side(tmp_path, source).answers(None, prompts, None, title=""))
+
+
+def test_a_python_that_is_not_there_is_told(prompts: list[Prompt]) -> None:
+    with pytest.raises(SideError, match="no/python"):
+        list(Kvpress("no/python", "model").answers(None, prompts, None, title=""))

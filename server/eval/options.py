@@ -4,10 +4,11 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from cache.policy import PolicyName
 from server.bench.config import key, number_above, url
-from server.config import DEMO_MODEL, model
+from server.config import model
 from server.eval.benchmarks.benchmark import Benchmark
 from server.eval.benchmarks.suite import BENCHMARKS
 from server.eval.tasks.suite import TASKS
@@ -66,7 +67,10 @@ def within(least: float, most: float) -> Callable[[str], float]:
     return parse
 
 
-_MODEL = EvalOption("model", model, str(DEMO_MODEL), "Folder or hub id of the model that is served.", "MODEL", "the demo model")
+EVAL_MODEL = Path(__file__).parent / "eval_model"
+_MODEL = EvalOption(
+    "model", model, str(EVAL_MODEL), "Folder or hub id of the model that is served.", "MODEL", "the embedded evaluation model"
+)
 _JSON = JsonOption("json", text, None, "File for the results as JSON; without one, or -, the standard output.", "FILE", "none")
 _PLOT = EvalOption("plot", text, None, "File for a plot: .png, .svg or .pdf. Needs matplotlib.", "FILE", "none")
 _POLICY = EvalOption(

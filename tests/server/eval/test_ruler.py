@@ -32,7 +32,7 @@ def test_its_own_engine_answers_from_packed_slots(tmp_path: Path, capsys: pytest
     output = capsys.readouterr()
     result = json.loads(output.out)
     run = result["runs"][0]
-    assert (result["model"], result["version"], result["from_packed_slot"]) == ("snapserve-demo", server_version(), True)
+    assert (result["model"], result["version"], result["from_packed_slot"]) == ("eval_model", server_version(), True)
     assert (result["mean"], set(result["scores"])) == (run["mean"], {"niah_single_1", "qa_1"})
     assert (run["policy"], run["compression"], run["packed_share"]) == ("snapstream", 4, 1)
     assert [len(task["scores"]) for task in run["tasks"].values()] == [2, 2]

@@ -70,7 +70,7 @@ def test_a_slot_that_forgets_loses_heavily() -> None:
 
 
 def test_a_server_that_is_there_is_asked_as_it_is(running: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", "ruler", *SMALL, "--base-url", running.url, "--json", "-"]) == 0
+    assert main(["eval", "ruler", *SMALL, "--base-url", running.url, "--tokenizer", str(DEMO_MODEL), "--json", "-"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["runs"][0]["label"], result["runs"][0]["policy"], result["from_packed_slot"]) == ("as served", None, True)
     assert result["mean"] == 0  # it makes tokens up

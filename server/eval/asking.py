@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.bench.progress import ProgressLine
-from server.eval.completer import Completer, Completion, http_client
+from server.config import DEMO_MODEL, DEMO_MODEL_NAME
+from server.eval.completer import Completer, Completion, first_model, http_client
 from server.eval.engine import engine
 from server.eval.errors import EvalError
-from server.eval.prompts import TokenPrompt
+from server.eval.options import EVAL_MODEL
+from server.eval.prompts import TokenPrompt, load_tokenizer
 from server.eval.setting import Setting, model_id, serve_config, settings_of, split_options
 from server.options import OptionError
+from server.tokenizer import Tokenizer
 
+EMBEDDED = {DEMO_MODEL_NAME: str(DEMO_MODEL), EVAL_MODEL.name: str(EVAL_MODEL)}
 _GREEDY: Mapping[str, float] = {}
 
 
@@ -29,6 +33,16 @@ class Asked:
     api_key: str | None = None
     served_model_name: str | None = None
     tokenizer: str | None = None
+
+    def load_tokenizer(self) -> Tokenizer:
+        """Read the tokenizer of the model that is asked; a server's model is known by its name. Raises `EvalError`."""
+        if self.tokenizer is not None or self.base_url is None:
+            return load_tokenizer(self.tokenizer or self.model)
+        name = self.served_model_name or asyncio.run(_first_model(self.base_url, self.api_key))
+        try:
+            return load_tokenizer(EMBEDDED.get(name, name))
+        except EvalError as error:
+            raise EvalError(f"{error}: name one by --tokenizer") from error
 
     def options(self, setting: Setting, prompts: Sequence[TokenPrompt]) -> tuple[str, ...]:
         """Return the options of the engine for a setting, but for the model; none for a server that is there. Raises `OptionError`."""
@@ -79,6 +93,11 @@ class Asked:
             raise EvalError(f"{setting.label}: {errors.exceptions[0]}") from None
         finally:
             progress.close()
+
+
+async def _first_model(base_url: str, api_key: str | None) -> str:
+    async with http_client(api_key) as http:
+        return await first_model(http, base_url)
 
 
 def asked_of(values: Mapping[str, Any]) -> tuple[Asked, list[Setting]]:

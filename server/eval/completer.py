@@ -31,7 +31,7 @@ class Completer:
     @classmethod
     async def open(cls, http: httpx.AsyncClient, base_url: str, model: str | None) -> "Completer":
         """Find the model's name and what the server can. Raises `EvalError`."""
-        completer = cls(http, base_url, model or await _first_model(http, base_url), packs=True)
+        completer = cls(http, base_url, model or await first_model(http, base_url), packs=True)
         probe = {"prompt": "a b c d", "max_tokens": 1, "num_prefill_tokens": 1}
         try:
             usage = (await completer._post(probe))["usage"]
@@ -67,7 +67,8 @@ def http_client(api_key: str | None) -> httpx.AsyncClient:
     return httpx.AsyncClient(headers=headers, timeout=_TIMEOUT, limits=httpx.Limits(max_connections=None), trust_env=False)
 
 
-async def _first_model(http: httpx.AsyncClient, base_url: str) -> str:
+async def first_model(http: httpx.AsyncClient, base_url: str) -> str:
+    """Return the name of the first model that a server lists. Raises `EvalError`."""
     place = f"{base_url}/v1/models"
     try:
         response = await http.get(place)

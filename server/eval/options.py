@@ -100,7 +100,7 @@ _SERVED = OptionGroup(
         EvalOption("base-url", url, None, "Server to ask instead of one that is started; its policy is what it is.", "URL", "none"),
         EvalOption("api-key", key, None, "Key to send to that server.", "KEY", "none"),
         EvalOption("served-model-name", text, None, "Model to ask that server for.", "NAME", "the first that it lists"),
-        EvalOption("tokenizer", model, None, "Folder or hub id of that server's tokenizer.", "MODEL", "that of --model"),
+        EvalOption("tokenizer", model, None, "Folder or hub id of that server's tokenizer.", "MODEL", "that of the model's name"),
         EvalOption("concurrency", integer(1), 8, "Cases that are asked at once, and slots of the engine that is started.", "N"),
     ),
 )

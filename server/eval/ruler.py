@@ -11,7 +11,7 @@ from server.bench.progress import ProgressLine
 from server.eval.asking import Asked, asked_of, shown_model
 from server.eval.completer import Completion
 from server.eval.options import Pack
-from server.eval.prompts import Prompt, PromptWriter, load_tokenizer
+from server.eval.prompts import Prompt, PromptWriter
 from server.eval.result import SuiteResult
 from server.eval.run import Run, TaskScores
 from server.eval.scoring import score
@@ -70,7 +70,7 @@ async def measure(config: RulerConfig, by_task: Mapping[str, Sequence[Prompt]] |
 
 def write_prompts(config: RulerConfig) -> dict[str, list[Prompt]]:
     """Return the prompts of each task."""
-    tokenizer = load_tokenizer(config.asked.tokenizer or config.asked.model)
+    tokenizer = config.asked.load_tokenizer()
     writer = PromptWriter(tokenizer, config.asked.length, config.pack, uses_chat_template=config.uses_chat_template)
     progress = ProgressLine(sys.stderr, "writing cases", len(config.tasks) * config.num_cases)
     prompts: dict[str, list[Prompt]] = {}

@@ -4,7 +4,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -74,9 +74,13 @@ async def connection(address: Address) -> AsyncIterator[tuple[asyncio.StreamRead
 
 
 async def answer(reader: asyncio.StreamReader) -> bytes:
-    """Return all that comes until the server closes the connection."""
+    """Return all that comes until the server closes the connection; bytes sent after that reset it."""
+    text = b""
     async with asyncio.timeout(30):
-        return await reader.read()
+        with suppress(ConnectionResetError):
+            while part := await reader.read(65536):
+                text += part
+    return text
 
 
 def error_of(text: bytes) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from server.eval.benchmarks.benchmark import Question, read_questions
 from server.eval.benchmarks.suite import BENCHMARKS
 from server.eval.completer import Completion
 from server.eval.errors import EvalError
-from server.eval.prompts import TokenPrompt, load_tokenizer
+from server.eval.prompts import TokenPrompt
 from server.eval.result import SuiteResult
 from server.eval.run import Run, TaskScores
 from server.eval.setting import Setting
@@ -107,7 +107,7 @@ def cut_in_the_middle(tokenizer: Tokenizer, text: str, num_tokens: int) -> str:
 
 def _prompts(config: BenchmarkConfig) -> list[TokenPrompt]:
     """Return the prompt of every sample of every question."""
-    tokenizer = load_tokenizer(config.asked.tokenizer or config.asked.model)
+    tokenizer = config.asked.load_tokenizer()
     progress = ProgressLine(sys.stderr, "writing prompts", len(config.questions))
     prompts: list[TokenPrompt] = []
     try:

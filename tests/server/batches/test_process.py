@@ -34,7 +34,7 @@ def test_a_batch_survives_its_process(tmp_path: Path) -> None:
         wait_for(sdk, batch, 20)
         end(server, signal.SIGKILL)
     journal = tmp_path / "kept" / "batches" / batch.id / "output.jsonl"
-    written.append(journal.read_bytes().rpartition(b"\n")[0])
+    written.append(journal.read_bytes().rpartition(b"\n")[0] + b"\n")
     with serve(*options, log=tmp_path / "second") as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="any") as sdk:
         wait_for(sdk, batch, written[-1].count(b"\n") + 20)
         end(server, signal.SIGTERM)

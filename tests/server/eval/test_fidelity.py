@@ -62,7 +62,7 @@ def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["eval", "fidelity", "--text", str(text), *sizes, "--serve-options=--observation-window 8", "--json", "-"]) == 0
     output = capsys.readouterr()
     result = json.loads(output.out)
-    assert (result["model"], result["num_windows"], result["runs"][0]["label"]) == ("snapserve-demo", 2, "snapstream 4x")
+    assert (result["model"], result["num_windows"], result["runs"][0]["label"]) == ("eval_model", 2, "snapstream 4x")
     assert len(result["runs"][0]["kl_by_position"]) == 16
     assert "same top-1" in output.err
     assert "<svg" in plot.read_text()

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,17 @@ import pytest
 from cache.policy import PolicyName
 from examples.demo_model.corpus import make_case
 from server.cli import main
-from server.config import DEMO_MODEL
-from server.eval.asking import Asked
-from server.eval.options import Pack, options_tables
+from server.config import DEMO_MODEL, DEMO_MODEL_NAME
+from server.eval.asking import EMBEDDED, Asked
+from server.eval.errors import EvalError
+from server.eval.options import EVAL_MODEL, Pack, options_tables
+from server.eval.prompts import load_tokenizer
 from server.eval.ruler import RulerConfig, measure
 from server.eval.setting import settings_of
 from server.eval.tasks.case import Case, Scoring, TokenCounter
 from server.version import server_version
 from tests.server.bench.scripted import Reply, scripted
-from tests.server.serving import RunningServer
+from tests.server.serving import MODEL, RunningServer
 
 DOCS = Path(__file__).parents[3] / "docs"
 SMALL = ("--num-cases", "2", "--length", "600", "--tasks", "niah_single_1", "qa_1")
@@ -76,6 +78,16 @@ def test_a_server_that_is_there_is_asked_as_it_is(running: RunningServer, capsys
     assert result["mean"] == 0  # it makes tokens up
 
 
+def test_the_tokenizer_of_a_server_is_known_by_its_model_s_name(running: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(str(EVAL_MODEL), 512, 1, base_url=running.url, served_model_name=DEMO_MODEL_NAME)
+    assert asked.load_tokenizer().info == load_tokenizer(str(DEMO_MODEL)).info
+    with pytest.raises(EvalError, match=r"no/such/model cannot be read.*: name one by --tokenizer"):
+        replace(asked, served_model_name="no/such/model").load_tokenizer()
+    monkeypatch.setitem(EMBEDDED, MODEL, str(DEMO_MODEL))
+    first_listed = replace(asked, served_model_name=None).load_tokenizer()
+    assert first_listed.info == load_tokenizer(str(DEMO_MODEL)).info
+
+
 @pytest.mark.parametrize("is_strict", [False, True])
 def test_of_a_server_without_the_extension_it_is_said_that_figures_are_not_packed(
     is_strict: bool, capsys: pytest.CaptureFixture[str]
@@ -87,7 +99,8 @@ def test_of_a_server_without_the_extension_it_is_said_that_figures_are_not_packe
         return Reply([json.dumps({"choices": [{"text": " no"}], "usage": usage}).encode()])
 
     with scripted(answer) as server:
-        assert main(["eval", "ruler", *SMALL, "--base-url", server.url, "--api-key", "mine", "--json", "-"]) == 0
+        asked = ("--base-url", server.url, "--tokenizer", str(EVAL_MODEL), "--api-key", "mine")
+        assert main(["eval", "ruler", *SMALL, *asked, "--json", "-"]) == 0
     output = capsys.readouterr()
     assert "These figures do not come from packed slots alone" in output.err
     assert json.loads(output.out)["from_packed_slot"] is False
@@ -97,7 +110,7 @@ def test_of_a_server_without_the_extension_it_is_said_that_figures_are_not_packe
 
 def test_a_server_that_fails_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
     with scripted(lambda _, __: Reply([b"out of order"], status=500)) as server:
-        assert main(["eval", "ruler", *SMALL, "--base-url", server.url]) == 1
+        assert main(["eval", "ruler", *SMALL, "--base-url", server.url, "--tokenizer", str(EVAL_MODEL)]) == 1
     assert "snapserve eval: as served: " in capsys.readouterr().err
 
 

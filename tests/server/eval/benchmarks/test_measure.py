@@ -10,6 +10,7 @@ import pytest
 from server.cli import main
 from server.config import DEMO_MODEL
 from server.eval.benchmarks.measure import cut_in_the_middle
+from server.eval.options import EVAL_MODEL
 from server.eval.prompts import load_tokenizer
 from tests.server.bench.scripted import Reply, scripted
 from tests.server.eval.benchmarks.test_livecodebench import answer
@@ -18,6 +19,10 @@ from tests.server.eval.benchmarks.test_questions import LONG
 from tests.server.serving import RunningServer
 
 AIME = [{"id": 60, "problem": "What is 5 × 5?", "answer": "025"}, {"id": 61, "problem": "What is 1 + 1?", "answer": "2"}]
+
+
+def named(model: str, base_url: str) -> tuple[str, ...]:
+    return ("--base-url", base_url, "--served-model-name", model, "--tokenizer", str(EVAL_MODEL))
 
 
 def write(folder: Path, rows: list[dict[str, Any]]) -> str:
@@ -55,7 +60,7 @@ def test_answers_are_scored_by_group_and_compared(tmp_path: Path, capsys: pytest
     for letter in "AB":
         files.append(str(tmp_path / f"{letter}.json"))
         with scripted(partial(_choose, letter)) as server:
-            asked = ("--base-url", server.url, "--served-model-name", "m", "--data", data, "--no-chat-template")
+            asked = (*named("m", server.url), "--data", data, "--no-chat-template")
             assert main(["eval", "longbench-v2", *asked, "--json", files[-1]]) == 0
     result = json.loads(Path(files[1]).read_text())
     assert (result["mean"], result["num_cases"], result["from_packed_slot"]) == (100, 3, False)
@@ -65,7 +70,7 @@ def test_answers_are_scored_by_group_and_compared(tmp_path: Path, capsys: pytest
 
 def test_samples_of_a_question_are_drawn_apart_and_averaged(tmp_path: Path) -> None:
     with scripted(lambda _, body: reply("\\boxed{25}" if body.get("seed") == 7 else "\\boxed{2}")) as server:
-        asked = ("--base-url", server.url, "--served-model-name", "m", "--data", write(tmp_path, AIME))
+        asked = (*named("m", server.url), "--data", write(tmp_path, AIME))
         drawn = ("--num-samples", "4", "--temperature", "0.6", "--top-p", "0.95", "--seed", "6")
         assert main(["eval", "aime24", *asked, *drawn, "--json", str(tmp_path / "out.json")]) == 0
     result = json.loads((tmp_path / "out.json").read_text())
@@ -82,7 +87,7 @@ def test_programs_are_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main(["eval", "livecodebench", "--data", data]) == 2
     assert "entry 2, is no question of livecodebench: it has no tests" in capsys.readouterr().err
     with scripted(lambda _, __: reply(answer("print(sum(map(int, input().split())))"))) as server:
-        asked = ("--base-url", server.url, "--served-model-name", "m", "--data", data, "--num-cases", "1")
+        asked = (*named("m", server.url), "--data", data, "--num-cases", "1")
         assert main(["eval", "livecodebench", *asked, "--json", "-"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["mean"], result["runs"][0]["groups"].keys()) == (100, {"easy"})
@@ -91,7 +96,8 @@ def test_programs_are_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(("name", "rows"), [("aime24", AIME), ("livecodebench", [program_row()])])
 def test_a_server_that_is_there(running: RunningServer, name: str, rows: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ("--length", "600", "--max-tokens", "16")
-    assert main(["eval", name, "--base-url", running.url, "--data", write(tmp_path, rows), *sizes, "--json", "-"]) == 0
+    asked = ("--base-url", running.url, "--tokenizer", str(DEMO_MODEL), "--data", write(tmp_path, rows))
+    assert main(["eval", name, *asked, *sizes, "--json", "-"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["mean"], result["from_packed_slot"]) == (0, True)  # it makes tokens up
 

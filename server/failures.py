@@ -8,7 +8,7 @@ from server.client import HealthStatus, QueueFullError, UnavailableError
 from server.errors import ApiError, internal_error, invalid_value, overloaded, slow_reader, timed_out, unavailable
 from server.feed import SlowReaderError
 from server.output import GenerationError
-from server.validation import invalid_body
+from server.validation import invalid_request
 
 RETRY_SOON = 1  # seconds: a place in the queue comes free with every request that ends
 RETRY_LATER = 5  # seconds: loading, draining and restarting take longer
@@ -20,7 +20,7 @@ def as_api_error(error: Exception) -> ApiError:
         case ApiError():
             return error
         case RequestValidationError():
-            return invalid_body(error)
+            return invalid_request(error)
         case HTTPException():
             return _http_error(error)
         case QueueFullError():

@@ -1,4 +1,4 @@
-"""What is wrong with a request's body, told as OpenAI tells it: one message, the parameter's path, a code."""
+"""What is wrong with a request's body or query, told as OpenAI tells it: one message, the parameter's path, a code."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,10 +8,10 @@ from fastapi.exceptions import RequestValidationError
 from server.errors import ApiError, invalid_value, unsupported_parameter
 
 
-def invalid_body(error: RequestValidationError) -> ApiError:
-    """Return the answer to a body that is not a valid request: about the error that lies deepest, which says most."""
+def invalid_request(error: RequestValidationError) -> ApiError:
+    """Return the answer to what is not a valid request: about the error that lies deepest, which says most."""
     details = error.errors()
-    paths = [_path(_loc(detail), error.body, is_missing=detail["type"] in ("missing", "union_tag_not_found")) for detail in details]
+    paths = [_path(detail, error.body) for detail in details]
     # Of an option with several types, the arm whose type was right but not its value says more than the others.
     deepest = max(range(len(paths)), key=lambda index: (len(paths[index]), not details[index]["type"].endswith("_type")))
     kind, message, path = str(details[deepest]["type"]), str(details[deepest]["msg"]), _joined(paths[deepest])
@@ -38,8 +38,11 @@ def _loc(detail: Mapping[str, Any]) -> Sequence[str | int]:
     return loc if discriminator is None else (*loc, discriminator.strip("'"))
 
 
-def _path(loc: Sequence[str | int], body: Any, *, is_missing: bool) -> list[str | int]:
-    """Return the steps of `loc` that lead through the body: pydantic also names the arms of unions there."""
+def _path(detail: Mapping[str, Any], body: Any) -> list[str | int]:
+    """Return the steps to an error that lead through the body: pydantic also names the arms of unions there."""
+    loc, is_missing = _loc(detail), detail["type"] in ("missing", "union_tag_not_found")
+    if detail["loc"][0] == "query":
+        return list(loc)
     path: list[str | int] = []
     for number, step in enumerate(loc):
         if _has(body, step):

@@ -59,7 +59,7 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
     modalities: Annotated[object, AfterValidator(only(["text"]))] = None
     audio: Unsupported = None
     reasoning_effort: Effort | None = None
-    verbosity: Unsupported = None
+    verbosity: Annotated[object, AfterValidator(only("medium"))] = None
     web_search_options: Unsupported = None
     moderation: Unsupported = None
     echo: Annotated[object, AfterValidator(only(False))] = None

@@ -16,6 +16,15 @@ T = TypeVar("T")
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]  # of reasoning
 
 
+class PromptCacheOptions(RequestBody):
+    """How OpenAI keeps prompts for other requests; here none is kept beyond its own."""
+
+    mode: Inert = None
+    ttl: Inert = None
+    comparison_response_id: Inert = None
+    prewarm: Annotated[object, AfterValidator(only(False))] = None  # asks for no answer at all
+
+
 class StreamOptions(RequestBody):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -72,7 +81,7 @@ class GenerationRequest(StructuredFields):
     safety_identifier: Inert = None
     prompt_cache_key: Inert = None
     prompt_cache_retention: Inert = None
-    prompt_cache_options: Inert = None
+    prompt_cache_options: PromptCacheOptions | None = None
     cache_salt: Inert = None
 
     logits_processors: Unsupported = None

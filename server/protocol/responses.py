@@ -51,7 +51,8 @@ class FunctionTool(FunctionDefinition, _Typed):
     """The type comes first: what is wrong with another kind of tool is its kind."""
 
     defer_loading: Annotated[object, AfterValidator(only(False))] = None
-    allowed_callers: Unsupported = None
+    allowed_callers: Annotated[object, AfterValidator(only(["direct"]))] = None
+    async_: Annotated[object, Field(alias="async"), AfterValidator(only(False))] = None
     output_schema: Unsupported = None
 
 
@@ -101,7 +102,7 @@ class ResponsesRequest(GenerationRequest):
     instructions: Text | None = None
     previous_response_id: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
-    max_tool_calls: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None  # of tools that the server runs, which are none
+    max_tool_calls: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None  # of tools that the server runs, which are none
     tools: Annotated[list[FunctionTool], Field(fail_fast=True), BeforeValidator(few)] | None = None
     tool_choice: Literal["none", "auto", "required"] | Annotated[FunctionChoice | AllowedFunctions, Field(discriminator="type")] | None = (
         None
@@ -117,10 +118,19 @@ class ResponsesRequest(GenerationRequest):
     stream_options: ResponseStreamOptions | None = None
 
     truncation: Annotated[object, AfterValidator(only("disabled"))] = None
+    access_programs: Annotated[object, AfterValidator(only({}, {"cyber": "standard"}))] = None
+    image: Annotated[object, AfterValidator(only({}, {"context_compression": "auto"}))] = None
     conversation: Unsupported = None
     prompt: Unsupported = None
     context_management: Unsupported = None
     moderation: Unsupported = None
+
+    @model_validator(mode="after")
+    def _check_input(self) -> Self:
+        if self.input is None and self.instructions is None and self.previous_response_id is None:
+            message = "Missing required parameter: one of 'input', 'instructions' and 'previous_response_id' must be given."
+            raise invalid_value(message, "input", code="missing_required_parameter")
+        return self
 
     @model_validator(mode="after")
     def _check_responses_options(self) -> Self:

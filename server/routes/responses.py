@@ -101,9 +101,10 @@ def router(services: Services) -> APIRouter:
 
     @routes.get(PATH + "/{response_id}", response_model=ResponseObject)
     async def retrieve_response(request: Request, response_id: str, stream: bool = False) -> Response:
+        body = archive_of(request).body(response_id)
         if stream:
             raise unsupported_parameter("stream", "is not supported for a response that was made already")
-        return _json(archive_of(request).body(response_id))
+        return _json(body)
 
     @routes.delete(PATH + "/{response_id}")
     async def delete_response(request: Request, response_id: str) -> DeletedResponse:

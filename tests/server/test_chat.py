@@ -135,7 +135,7 @@ def test_inert_fields_change_nothing(http: httpx.Client, name: str) -> None:
 
 
 def test_neutral_values_of_unsupported_fields_pass(http: httpx.Client) -> None:
-    ask(http, response_format={"type": "text"}, modalities=["text"], tools=None, metadata={}, store=False, echo=False)
+    ask(http, response_format={"type": "text"}, modalities=["text"], tools=None, metadata={}, store=False, echo=False, verbosity="medium")
 
 
 def test_every_answer_has_an_id_of_its_own(http: httpx.Client) -> None:

@@ -147,6 +147,7 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"audio": {"voice": "alloy"}}, "audio", "unsupported_parameter"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "unsupported_parameter"),
     ({"reasoning_effort": "extreme"}, "reasoning_effort", "invalid_value"),
+    ({"verbosity": "low"}, "verbosity", "unsupported_parameter"),
     ({"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
     ({"chat_template": "{{ x }}"}, "chat_template", "unsupported_parameter"),
     ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize", "unknown_parameter"),

@@ -106,6 +106,29 @@ def test_a_response_says_what_it_is(http: httpx.Client) -> None:
     assert echoed == {"metadata": {"a": "b"}, "instructions": "Be brief.", "user": "me", "max_output_tokens": 8, "store": True}
 
 
+def test_what_asks_for_nothing_in_particular_changes_nothing(http: httpx.Client) -> None:
+    """The values with which the published tests of OpenAI's library fill in what is optional."""
+    inert: dict[str, Any] = {
+        "access_programs": {"cyber": "standard"},
+        "image": {"context_compression": "auto"},
+        "max_tool_calls": 0,
+        "parallel_tool_calls": True,
+        "prompt_cache_key": "key-1234",
+        "prompt_cache_options": {"comparison_response_id": "resp_123", "mode": "implicit", "prewarm": False, "ttl": "30m"},
+        "prompt_cache_retention": "in_memory",
+        "reasoning": {"context": "auto", "effort": "none", "generate_summary": "auto", "mode": "standard", "summary": "auto"},
+        "safety_identifier": "someone",
+        "service_tier": "auto",
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "tool_choice": "none",
+        "top_logprobs": 0,
+        "truncation": "disabled",
+    }
+    assert same(ask(http, temperature=0, **inert)) == same(ask(http, temperature=0))
+    tool = {**TIME, "allowed_callers": ["direct"], "async": False, "defer_loading": False}
+    assert same(ask(http, temperature=0, tools=[tool])) == same(ask(http, temperature=0, tools=[TIME]))
+
+
 def test_an_answer_that_ends_is_completed(http: httpx.Client, renderer: Renderer) -> None:
     [eos] = renderer.stop_token_ids
     response = ask(http, ignore_eos=False, logit_bias={str(eos): 100}, temperature=0)
@@ -225,7 +248,8 @@ def test_items_of_a_conversation_are_listed_in_pages(http: httpx.Client) -> None
     page = http.get(path, params={"order": "asc", "limit": 2, "after": items[0]["id"]}).json()
     assert (page["data"], page["first_id"], page["last_id"], page["has_more"]) == (items[1:3], items[1]["id"], items[2]["id"], True)
     assert http.get(path, params={"after": "msg_x"}).status_code == 404
-    assert http.get(path, params={"limit": 0}).status_code == 400
+    refused = http.get(path, params={"limit": 0})
+    assert (refused.status_code, refused.json()["error"]["param"], refused.json()["error"]["code"]) == (400, "limit", "invalid_value")
     reference = {"type": "item_reference", "id": items[1]["id"]}
     ask(http, input=[{"role": "user", "content": "x"}, reference])
     assert http.post(PATH, json=HELLO | {"input": [{"id": "msg_x_0"}]}).status_code == 404
@@ -243,6 +267,7 @@ def test_a_kept_response_can_be_fetched_and_deleted(http: httpx.Client) -> None:
         assert answer.json()["error"]["type"] == "invalid_request_error"
     refused = http.post(PATH, json=HELLO | {"previous_response_id": response["id"]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (404, "previous_response_id")
+    assert http.get(path, params={"stream": True}).status_code == 404
     streamed = stream(http)[-1]["response"]
     assert http.get(f"{PATH}/{streamed['id']}").json() == streamed
 
@@ -372,6 +397,14 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"reasoning": {"effort": "high"}}, "reasoning.effort", "unsupported_parameter"),
     ({"reasoning": {"summary": "detailed"}}, "reasoning.summary", "unsupported_parameter"),
     ({"truncation": "auto"}, "truncation", "unsupported_parameter"),
+    ({"input": None}, "input", "missing_required_parameter"),
+    ({"tools": [{**TIME, "defer_loading": True}]}, "tools[0].defer_loading", "unsupported_parameter"),
+    ({"tools": [{**TIME, "async": True}]}, "tools[0].async", "unsupported_parameter"),
+    ({"tools": [{**TIME, "allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers", "unsupported_parameter"),
+    ({"access_programs": {"cyber": "daybreak_blue"}}, "access_programs", "unsupported_parameter"),
+    ({"image": {"context_compression": "enabled"}}, "image", "unsupported_parameter"),
+    ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm", "unsupported_parameter"),
+    ({"max_tool_calls": -1}, "max_tool_calls", "invalid_value"),
     ({"include": ["everything"]}, "include[0]", "invalid_value"),
     ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
     ({"metadata": {str(number): "" for number in range(17)}}, "metadata", "invalid_value"),

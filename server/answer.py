@@ -22,6 +22,7 @@ class AnsweredChoice:
 
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
     num_tokens: int = 0
     num_reasoning_tokens: int = 0
     finish_reason: str | None = None
@@ -37,6 +38,7 @@ class AnsweredChoice:
     def add(self, delta: ChoiceDelta) -> None:
         self.texts.append(delta.text)
         self.logprobs += delta.logprobs
+        self.token_ids += delta.token_ids
         self.num_tokens += len(delta.token_ids)
         if delta.final is not None:
             self.num_tokens = delta.final.num_output_tokens
@@ -175,10 +177,20 @@ class ChoicesAnswer(Answer):
     def __init__(self, request: ChoicesRequest, model: str) -> None:
         super().__init__(request, model)
         self._choices_request = request
+        self._prompt_token_ids: tuple[tuple[int, ...], ...] = ()
 
     @property
     def num_prompt_logprobs(self) -> int | None:
         return self._choices_request.prompt_logprobs
+
+    async def render(self, renderer: Renderer) -> tuple[tuple[int, ...], ...]:
+        rendered = await self._render(renderer)
+        self._prompt_token_ids = tuple(map(self._choices_request.truncated, rendered))
+        return self._prompt_token_ids
+
+    @abc.abstractmethod
+    async def _render(self, renderer: Renderer) -> tuple[tuple[int, ...], ...]:
+        """Return the prompts' token ids, whole."""
 
     @abc.abstractmethod
     def choice(self, index: int, choice: AnsweredChoice) -> Mapping[str, object]:
@@ -210,6 +222,18 @@ class ChoicesAnswer(Answer):
         if num_top is None:
             return None
         return [None] if tokens is None else prompt_logprobs(tokens, num_top)
+
+    @property
+    def returns_token_ids(self) -> bool:
+        return bool(self._choices_request.return_token_ids)
+
+    def prompt_token_ids(self, prompt: int) -> list[int] | None:
+        """Return vLLM's field, if it was asked for."""
+        return list(self._prompt_token_ids[prompt]) if self.returns_token_ids else None
+
+    def named(self, tokens: Iterable[TokenLogprob]) -> list[TokenLogprob]:
+        """Return tokens called as was asked for: by their text or by their id."""
+        return [token.by_id() if self._choices_request.return_tokens_as_token_ids else token for token in tokens]
 
     def _counts(self, tally: Tally) -> dict[str, object]:
         options = self._choices_request

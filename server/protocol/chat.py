@@ -62,18 +62,26 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
     verbosity: Annotated[object, AfterValidator(only("medium"))] = None
     web_search_options: Unsupported = None
     moderation: Unsupported = None
-    echo: Annotated[object, AfterValidator(only(False))] = None
+    echo: bool | None = None  # of the message that is continued
 
     @model_validator(mode="after")
     def _check_chat_options(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid_value("'top_logprobs' is only allowed when 'logprobs' is true.", "top_logprobs")
+        if self.echo and not self.continue_final_message:
+            raise invalid_value("'echo' is only allowed when 'continue_final_message' is true.", "echo")
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise invalid_value(
                 f"'max_tokens' is {self.max_tokens} and 'max_completion_tokens' is {self.max_completion_tokens}: give one of them.",
                 "max_tokens",
             )
         return self
+
+    @property
+    def echoed(self) -> str:
+        """What the answer's content is to begin with."""
+        content = self.messages[-1].content if self.echo else None
+        return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
     @property
     def token_limit(self) -> int | None:
@@ -125,6 +133,7 @@ class ChatChoice(TypedDict):
     logprobs: ChatLogprobs | None
     finish_reason: str
     stop_reason: str | int | None
+    token_ids: list[int] | None
 
 
 class ChatCompletion(TypedDict):
@@ -134,7 +143,8 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_logprobs: NotRequired[PromptLogprobs]
+    prompt_logprobs: PromptLogprobs | None
+    prompt_token_ids: list[int] | None
 
 
 class FunctionDelta(TypedDict, total=False):
@@ -166,3 +176,4 @@ class ChatChunkChoice(TypedDict):
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: NotRequired[str | int | None]
+    token_ids: NotRequired[list[int]]

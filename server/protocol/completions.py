@@ -70,7 +70,9 @@ class CompletionChoice(TypedDict):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: NotRequired[str | int | None]
-    prompt_logprobs: NotRequired[PromptLogprobs]
+    token_ids: NotRequired[list[int] | None]
+    prompt_token_ids: NotRequired[list[int] | None]
+    prompt_logprobs: NotRequired[PromptLogprobs | None]
 
 
 class Completion(TypedDict):

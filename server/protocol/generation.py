@@ -89,9 +89,6 @@ class GenerationRequest(StructuredFields):
     bad_words: Annotated[object, AfterValidator(only([]))] = None
     use_beam_search: Annotated[object, AfterValidator(only(False))] = None
     length_penalty: Annotated[object, AfterValidator(only(1))] = None
-    truncate_prompt_tokens: Unsupported = None
-    return_token_ids: Annotated[object, AfterValidator(only(False))] = None
-    return_tokens_as_token_ids: Annotated[object, AfterValidator(only(False))] = None
     spaces_between_special_tokens: Annotated[object, AfterValidator(only(True))] = None
 
     @model_validator(mode="after")
@@ -134,6 +131,10 @@ class ChoicesRequest(GenerationRequest, ResponseFormatFields):
     max_tokens: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
 
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None  # log-probabilities name tokens as `token_id:5`
+    truncate_prompt_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    truncation_side: Literal["left", "right"] | None = None  # where tokens of the prompt are given up; left out, at its left
 
     metadata: Inert = None
     store: Inert = None
@@ -149,6 +150,13 @@ class ChoicesRequest(GenerationRequest, ResponseFormatFields):
     @property
     def num_choices(self) -> int:
         return self.n if self.n is not None else 1
+
+    def truncated(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return as much of a prompt as is wanted."""
+        limit = self.truncate_prompt_tokens
+        if limit is None:
+            return token_ids
+        return token_ids[:limit] if self.truncation_side == "right" else token_ids[-limit:]
 
     @property
     def includes_usage(self) -> bool:

@@ -69,7 +69,7 @@ class ChatAnswer(ChoicesAnswer):
     def continues_prompt(self) -> bool:
         return bool(self._request.continue_final_message)
 
-    async def render(self, renderer: Renderer) -> tuple[tuple[int, ...], ...]:
+    async def _render(self, renderer: Renderer) -> tuple[tuple[int, ...], ...]:
         self._conversation = Conversation(_turn_request(self._request), renderer, self._settings)
         return (await self._conversation.render(),)
 
@@ -86,40 +86,52 @@ class ChatAnswer(ChoicesAnswer):
         return room if limit is None else limit
 
     def body(self, tally: Tally) -> dict[str, object]:
-        prompt_logprobs = self.prompt_logprobs(0)
-        return super().body(tally) | ({} if prompt_logprobs is None else {"prompt_logprobs": prompt_logprobs})
+        return super().body(tally) | {"prompt_logprobs": self.prompt_logprobs(0), "prompt_token_ids": self.prompt_token_ids(0)}
 
     def choice(self, index: int, choice: AnsweredChoice) -> ChatChoice:
         assert choice.finish_reason is not None, "an answer has a body once all of its choices have ended"
         reader = self._readers[index]
+        message = reader.message
+        if self._request.echoed:
+            message["content"] = self._request.echoed + (message["content"] or "")
         return {
             "index": index,
-            "message": reader.message,
+            "message": message,
             "logprobs": self._logprobs(choice.logprobs),
             "finish_reason": self._finish_reason(choice.finish_reason, reader),
             "stop_reason": choice.stop_reason,
+            "token_ids": choice.token_ids if self.returns_token_ids else None,
         }
 
     def read(self, index: int, delta: ChoiceDelta, tally: Tally) -> Iterable[Mapping[str, object]]:
+        is_first = not self._readers
         chunks = super().read(index, delta, tally)
         tally.choices[index].num_reasoning_tokens = self._readers[index].num_reasoning_tokens
-        return chunks
+        return self._with_prompt(chunks) if is_first and self.returns_token_ids else chunks
+
+    def _with_prompt(self, chunks: Iterable[Mapping[str, object]]) -> Iterator[Mapping[str, object]]:
+        """Return a stream's first chunks, of which the very first tells the prompt."""
+        for number, chunk in enumerate(chunks):
+            yield {**chunk, "prompt_token_ids": self.prompt_token_ids(0)} if number == 0 else chunk
 
     def chunk_choices(self, index: int, delta: ChoiceDelta) -> Iterable[ChatChunkChoice]:
         is_first = index not in self._readers
         if is_first:
             self._readers[index] = MessageReader(self._begun.reader(), self._begun.new_call_id)
         deltas = self._readers[index].read(delta)
-        if delta.logprobs and not deltas:
+        if not deltas and (delta.logprobs or (delta.token_ids and self.returns_token_ids)):
             deltas = [{"content": ""}]
         return self._chunk_choices(index, delta, deltas, is_first=is_first)
 
     def _chunk_choices(self, index: int, delta: ChoiceDelta, deltas: list[ChatDelta], *, is_first: bool) -> Iterator[ChatChunkChoice]:
         if is_first:
             yield _chunk_choice(index, {"role": "assistant", "content": "", "refusal": None})
+            if self._request.echoed:
+                yield _chunk_choice(index, {"content": self._request.echoed})
         logprobs = self._logprobs(delta.logprobs)
         for number, piece in enumerate(deltas):
-            yield _chunk_choice(index, piece) | {"logprobs": logprobs if number == 0 else None}
+            choice = _chunk_choice(index, piece) | {"logprobs": logprobs if number == 0 else None}
+            yield choice | {"token_ids": list(delta.token_ids)} if number == 0 and self.returns_token_ids else choice
         if delta.final is not None and delta.finish_reason is not None:
             finish_reason = self._finish_reason(delta.finish_reason, self._readers[index])
             yield _chunk_choice(index, {}) | {"finish_reason": finish_reason, "stop_reason": delta.stop_reason}
@@ -136,7 +148,7 @@ class ChatAnswer(ChoicesAnswer):
     def _logprobs(self, tokens: Sequence[TokenLogprob]) -> ChatLogprobs | None:
         if self.num_logprobs is None:
             return None
-        return {"content": [token_logprob(token) for token in tokens], "refusal": None}
+        return {"content": [token_logprob(token) for token in self.named(tokens)], "refusal": None}
 
 
 def _turn_request(request: ChatCompletionRequest) -> TurnRequest:

@@ -1,6 +1,6 @@
 """`POST /v1/completions`."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from fastapi import APIRouter, Response
 
@@ -56,14 +56,19 @@ class CompletionAnswer(ChoicesAnswer):
     def continues_prompt(self) -> bool:
         return True
 
-    async def render(self, renderer: Renderer) -> tuple[tuple[int, ...], ...]:
+    async def _render(self, renderer: Renderer) -> tuple[tuple[int, ...], ...]:
         add_special_tokens = self._request.add_special_tokens is not False
         rendered = [
             await renderer.encode(prompt, add_special_tokens=add_special_tokens) if isinstance(prompt, str) else prompt
             for prompt in self._prompts
         ]
         if self._request.echo:
-            self._prompt_texts = [prompt if isinstance(prompt, str) else await renderer.decode(prompt) for prompt in self._prompts]
+            self._prompt_texts = [
+                given
+                if isinstance(given, str) and self._request.truncated(ids) == ids
+                else await renderer.decode(self._request.truncated(ids))
+                for given, ids in zip(self._prompts, rendered, strict=True)
+            ]
         return tuple(rendered)
 
     def max_tokens(self, room: int) -> int:
@@ -72,38 +77,37 @@ class CompletionAnswer(ChoicesAnswer):
 
     def choice(self, index: int, choice: AnsweredChoice) -> CompletionChoice:
         text, logprobs = self._echo(index)
-        answered: CompletionChoice = {
+        prompt = index // self._request.num_choices
+        return {
             "index": index,
             "text": text + choice.text,
             "logprobs": self._logprobs((*logprobs, *choice.logprobs), 0),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
+            "token_ids": choice.token_ids if self.returns_token_ids else None,
+            "prompt_token_ids": self.prompt_token_ids(prompt),
+            "prompt_logprobs": self.prompt_logprobs(prompt),
         }
-        prompt_logprobs = self.prompt_logprobs(index // self._request.num_choices)
-        if prompt_logprobs is not None:
-            answered["prompt_logprobs"] = prompt_logprobs
-        return answered
 
-    def chunk_choices(self, index: int, delta: ChoiceDelta) -> Iterator[CompletionChoice]:
-        if index not in self._offsets:
-            self._offsets[index] = 0
-            if self._request.echo:
-                yield self._piece(index, *self._echo(index))
-        if delta.text or delta.logprobs:
-            yield self._piece(index, delta.text, delta.logprobs)
+    def chunk_choices(self, index: int, delta: ChoiceDelta) -> list[CompletionChoice]:
+        pieces = []
+        if index not in self._offsets and self._request.echo:
+            pieces.append(self._piece(index, *self._echo(index)))
+        if delta.text or delta.logprobs or delta.final is not None or (delta.token_ids and self.returns_token_ids):
+            pieces.append(self._piece(index, delta.text, delta.logprobs, delta.token_ids))
         if delta.final is not None:
-            yield {
-                "index": index,
-                "text": "",
-                "logprobs": None,
-                "finish_reason": delta.finish_reason,
-                "stop_reason": delta.stop_reason,
-            }
+            pieces[-1] |= {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+        return pieces
 
-    def _piece(self, index: int, text: str, tokens: Sequence[TokenLogprob]) -> CompletionChoice:
-        offset = self._offsets[index]
-        self._offsets[index] += sum(len(token.token) for token in tokens)
-        return {"index": index, "text": text, "logprobs": self._logprobs(tokens, offset), "finish_reason": None}
+    def _piece(self, index: int, text: str, tokens: Sequence[TokenLogprob], token_ids: tuple[int, ...] = ()) -> CompletionChoice:
+        offset = self._offsets.get(index, 0)
+        piece: CompletionChoice = {"index": index, "text": text, "logprobs": self._logprobs(tokens, offset), "finish_reason": None}
+        if self.returns_token_ids:
+            piece["token_ids"] = list(token_ids)
+            if index not in self._offsets:
+                piece["prompt_token_ids"] = self.prompt_token_ids(index // self._request.num_choices)
+        self._offsets[index] = offset + sum(len(token.token) for token in tokens)
+        return piece
 
     def _echo(self, index: int) -> tuple[str, tuple[TokenLogprob, ...]]:
         """Return what a choice's text begins with: its prompt, if it is to be echoed."""
@@ -121,10 +125,11 @@ class CompletionAnswer(ChoicesAnswer):
         for token in tokens:
             offsets.append(offset)
             offset += len(token.token)
+        named = self.named(tokens)
         return {
-            "tokens": [token.token for token in tokens],
-            "token_logprobs": [None if token.logprob is None else finite(token.logprob) for token in tokens],
-            "top_logprobs": [_top_logprobs(token, num_top) for token in tokens],
+            "tokens": [token.token for token in named],
+            "token_logprobs": [None if token.logprob is None else finite(token.logprob) for token in named],
+            "top_logprobs": [_top_logprobs(token, num_top) for token in named],
             "text_offset": offsets,
         }
 

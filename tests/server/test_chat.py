@@ -167,3 +167,14 @@ def test_nothing_is_sent_before_the_engine_has_accepted(renderer: Renderer) -> N
         response = http.post(PATH, json=HELLO | {"stream": True, "queue_timeout": 1e-6})
         assert response.status_code == 429
         assert response.json()["error"]["code"] == "queue_timeout"
+
+
+def test_a_continued_message_is_echoed_if_that_is_asked_for(http: httpx.Client) -> None:
+    begun = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": [{"type": "text", "text": "It is"}]}]
+    options = {"messages": begun, "continue_final_message": True}
+    alone, echoed = (ask(http, **options, echo=echo)["choices"][0]["message"]["content"] for echo in (False, True))
+    assert echoed == "It is" + alone
+    streamed = [chunk["choices"][0]["delta"].get("content") or "" for chunk in stream(http, **options, echo=True)]
+    assert "".join(streamed) == echoed
+    refused = http.post(PATH, json={"model": MODEL, "messages": begun, "echo": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "echo")

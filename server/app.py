@@ -8,6 +8,7 @@ from starlette.types import ASGIApp
 
 from backends.clock import WallClock
 from server.access_log import AccessLog
+from server.aliases import Aliases
 from server.auth import KeyGuard, KeyRing
 from server.client import QueueFullError, UnavailableError
 from server.errors import ApiError
@@ -46,7 +47,7 @@ def guarded(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
     if settings.api_keys:
         open_paths = OPEN_PATHS | {"/metrics"} if settings.metrics_are_open else OPEN_PATHS
         guarded = KeyGuard(guarded, KeyRing(settings.api_keys), open_paths)
-    return RequestId(AccessLog(guarded, WallClock().now))
+    return RequestId(Aliases(AccessLog(guarded, WallClock().now)))
 
 
 async def _tell(_: Request, error: Exception) -> Response:

@@ -167,5 +167,5 @@ def _page(items: list[dict[str, Any]], limit: int, after: str | None) -> Respons
 
 
 def _not_found(what: str, name: str, param: str | None) -> ApiError:
-    code = "previous_response_not_found" if param == "previous_response_id" else "not_found"
-    return ApiError(404, code, f"{what} with id '{name[:128]}' not found.", param=param)
+    status, code = (400, "previous_response_not_found") if param == "previous_response_id" else (404, "not_found")
+    return ApiError(status, code, f"{what} with id '{name[:128]}' not found.", param=param)

@@ -266,7 +266,7 @@ def test_a_kept_response_can_be_fetched_and_deleted(http: httpx.Client) -> None:
         assert answer.status_code == 404
         assert answer.json()["error"]["type"] == "invalid_request_error"
     refused = http.post(PATH, json=HELLO | {"previous_response_id": response["id"]})
-    assert (refused.status_code, refused.json()["error"]["param"]) == (404, "previous_response_id")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "previous_response_id")
     assert http.get(path, params={"stream": True}).status_code == 404
     streamed = stream(http)[-1]["response"]
     assert http.get(f"{PATH}/{streamed['id']}").json() == streamed

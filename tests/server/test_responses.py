@@ -287,7 +287,7 @@ def test_storage_is_bounded_and_nobody_elses(renderer: Renderer) -> None:
             assert one.get(f"{PATH}/{first['id']}").status_code == 200
             assert two.get(f"{PATH}/{first['id']}").status_code == 404
             assert two.delete(f"{PATH}/{first['id']}").status_code == 404
-            assert two.post(PATH, json=HELLO | {"previous_response_id": first["id"]}).status_code == 404
+            assert two.post(PATH, json=HELLO | {"previous_response_id": first["id"]}).status_code == 400
             stolen = [{"type": "item_reference", "id": first["output"][0]["id"]}]
             assert two.post(PATH, json=HELLO | {"input": stolen}).status_code == 404
             third = ask(one)

@@ -74,7 +74,10 @@ class Conversation:
         reasoning = ReasoningParser(tags, is_open=self._is_open) if tags is not None else None
         names = frozenset(function.name for function in self._functions)
         tools = ToolCallParser(self._dialogue.tool_format, names) if names else None
-        return ChoiceReader(AnswerReader(reasoning, tools, max_calls=1 if use.is_one_call else None), self._renderer.vocabulary)
+        return ChoiceReader(
+            AnswerReader(reasoning, tools, max_calls=1 if use.is_one_call else None, only_calls=bool(use.enforced)),
+            self._renderer.vocabulary,
+        )
 
     def new_call_id(self) -> str:
         if self._dialogue.tool_format.has_short_ids:
@@ -116,18 +119,20 @@ class Conversation:
         return {text: number for text, number in self._renderer.info.added_tokens.items() if number in special and text in markers}
 
     def _variables(self) -> Mapping[str, object]:
-        """Return what the template is told beside the messages; it must make something of it."""
+        """Return what the template is told beside the messages. It must make something of it, but for no reasoning where there is none."""
         options, effort = self._request.template_options, self._request.effort
         own: dict[str, object] = {}
         if effort == "none" and self._dialogue.reasoning is not None:
             own = {"enable_thinking": False}
         elif effort not in (None, "none"):
             own = {"reasoning_effort": effort}
-        for name in (*options, *own):
-            if not self._dialogue.knows(name):
+        asked = own | dict(options)
+        unknown = [name for name in asked if not self._dialogue.knows(name)]
+        for name in unknown:
+            if asked.pop(name) is not False or self._dialogue.reasoning is not None:
                 param = f"chat_template_kwargs.{name}" if name in options else self._request.effort_param
                 raise unsupported_parameter(param, "is not supported by this model's chat template")
-        return own | dict(options)
+        return asked
 
 
 def _parameters(function: FunctionDefinition) -> Mapping[str, object]:

@@ -6,10 +6,12 @@ from server.parsers.tool_calls import ToolCallParser
 
 
 class AnswerReader:
-    """Without parsers, all is content. Calls beyond `max_calls` are left out."""
+    """Without parsers, all is content. Calls beyond `max_calls` are left out, and so is the beginning of one where only calls may be."""
 
-    def __init__(self, reasoning: ReasoningParser | None, tools: ToolCallParser | None, max_calls: int | None = None) -> None:
-        self._reasoning, self._tools, self._max_calls = reasoning, tools, max_calls
+    def __init__(
+        self, reasoning: ReasoningParser | None, tools: ToolCallParser | None, max_calls: int | None = None, *, only_calls: bool = False
+    ) -> None:
+        self._reasoning, self._tools, self._max_calls, self._only_calls = reasoning, tools, max_calls, only_calls
         self.num_calls = 0
 
     @property
@@ -44,6 +46,6 @@ class AnswerReader:
         for piece in pieces:
             self.num_calls += isinstance(piece, CallStart)
             is_beyond = self._max_calls is not None and self.num_calls > self._max_calls
-            if not (is_beyond and isinstance(piece, CallStart | CallArguments)):
+            if not (isinstance(piece, Content) if self._only_calls else is_beyond and isinstance(piece, CallStart | CallArguments)):
                 kept.append(piece)
         return kept

@@ -42,6 +42,10 @@ class ChatTurns(RequestBody):
         return self
 
     @property
+    def template_options(self) -> dict[str, object]:
+        return {} if self.chat_template_kwargs is None else self.chat_template_kwargs.model_dump(exclude_none=True)
+
+    @property
     def adds_generation_prompt(self) -> bool:
         return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
 
@@ -59,6 +63,10 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
     modalities: Annotated[object, AfterValidator(only(["text"]))] = None
     audio: Unsupported = None
     reasoning_effort: Effort | None = None
+    # Of other servers, for the opposites of what this one does.
+    include_reasoning: Annotated[object, AfterValidator(only(True))] = None
+    separate_reasoning: Annotated[object, AfterValidator(only(True))] = None
+    stream_reasoning: Annotated[object, AfterValidator(only(True))] = None
     verbosity: Annotated[object, AfterValidator(only("medium"))] = None
     web_search_options: Unsupported = None
     moderation: Unsupported = None

@@ -32,9 +32,9 @@ class StreamOptions(RequestBody):
 
 
 def with_integer_keys(biases: dict[str, float]) -> dict[str, float]:
-    for key in biases:
-        if re.fullmatch(r"0|[1-9][0-9]{0,9}", key) is None:
-            raise PydanticCustomError("invalid_value", "keys must be token ids, got {key}", {"key": repr(key[:32])})
+    wrong = [repr(key[:32]) for key in biases if re.fullmatch(r"0|[1-9][0-9]{0,9}", key) is None]
+    if wrong:
+        raise PydanticCustomError("invalid_value", "keys must be token ids, got {keys}", {"keys": ", ".join(wrong[:8])})
     return biases
 
 

@@ -10,7 +10,7 @@ from server.errors import invalid_value
 from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Inert, RequestBody, Text, Unsupported, few, only
 from server.protocol.generation import Effort, GenerationRequest
 from server.protocol.response_items import InputItems, OutputItem
-from server.protocol.structured import ANY_OBJECT, JsonObjectFormat, Schema, TextFormat
+from server.protocol.structured import JsonObjectFormat, Schema, TextFormat
 from server.protocol.tools import FunctionDefinition, FunctionName, FunctionType, ToolChoice, ToolUse
 from server.protocol.usage import CacheUsage
 from server.structure import Structure, StructureKind
@@ -157,8 +157,8 @@ class ResponsesRequest(GenerationRequest):
 
     def _formats(self) -> Iterator[Structure]:
         match None if self.text is None else self.text.format:
-            case JsonObjectFormat():
-                yield Structure(StructureKind.JSON, ANY_OBJECT, "text.format")
+            case JsonObjectFormat(structure=schema):
+                yield Structure(StructureKind.JSON, schema, "text.format")
             case JsonSchemaText(schema_=schema):
                 yield Structure(StructureKind.JSON, schema, "text.format")
 

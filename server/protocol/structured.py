@@ -1,4 +1,4 @@
-"""What a request says about the form of its answer: OpenAI's `response_format`, and vLLM's ways of saying it."""
+"""What a request says about the form of its answer: OpenAI's `response_format`, and other servers' ways of saying it."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -21,6 +21,11 @@ class TextFormat(RequestBody):
 
 class JsonObjectFormat(RequestBody):
     type: Literal["json_object"]
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None  # an extension of llama.cpp and others
+
+    @property
+    def structure(self) -> Mapping[str, Any]:
+        return ANY_OBJECT if self.schema_ is None else self.schema_
 
 
 class NamedSchema(RequestBody):
@@ -56,7 +61,7 @@ class StructuredOutputs(RequestBody):
 
 
 class StructuredFields(RequestBody):
-    """vLLM's fields, which every family takes."""
+    """The fields of other servers, which every family takes."""
 
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | Text | None = None
@@ -65,6 +70,12 @@ class StructuredFields(RequestBody):
     guided_grammar: Annotated[Text, Field(min_length=1)] | None = None
     guided_decoding_backend: Unsupported = None
     guided_whitespace_pattern: Unsupported = None
+
+    # The same in the words of SGLang and llama.cpp.
+    regex: Annotated[Text, Field(min_length=1)] | None = None
+    ebnf: Annotated[Text, Field(min_length=1)] | None = None
+    grammar: Annotated[Text, Field(min_length=1)] | None = None
+    json_schema: Schema | Text | None = None
 
     @model_validator(mode="after")
     def _check_structures(self) -> Self:
@@ -88,6 +99,11 @@ class StructuredFields(RequestBody):
                 yield Structure(StructureKind.JSON, ANY_OBJECT, "structured_outputs.json_object")
             yield from _of("structured_outputs.", options.json_, options.regex, options.choice, options.grammar)
         yield from _of("guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        yield from _of("", None, self.regex, None, self.grammar)
+        if self.ebnf is not None:
+            yield Structure(StructureKind.GRAMMAR, self.ebnf, "ebnf")
+        if self.json_schema is not None:
+            yield Structure(StructureKind.JSON, self.json_schema, "json_schema")
 
     def _formats(self) -> Iterator[Structure]:
         """Return what is said in OpenAI's way."""
@@ -101,7 +117,7 @@ class ResponseFormatFields(StructuredFields):
 
     def _formats(self) -> Iterator[Structure]:
         if isinstance(self.response_format, JsonObjectFormat):
-            yield Structure(StructureKind.JSON, ANY_OBJECT, "response_format")
+            yield Structure(StructureKind.JSON, self.response_format.structure, "response_format")
         if isinstance(self.response_format, JsonSchemaFormat):
             schema = self.response_format.json_schema.schema_
             yield Structure(StructureKind.JSON, ANY_OBJECT if schema is None else schema, "response_format")

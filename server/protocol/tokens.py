@@ -7,6 +7,7 @@ from typing_extensions import TypedDict  # pydantic takes typing's from Python 3
 
 from server.protocol.chat import ChatTurns
 from server.protocol.fields import RequestBody, Text, TokenId, only
+from server.protocol.tools import ToolFields
 
 
 class TokenizeTextRequest(RequestBody):
@@ -16,7 +17,7 @@ class TokenizeTextRequest(RequestBody):
     return_token_strs: bool | None = None
 
 
-class TokenizeChatRequest(ChatTurns):
+class TokenizeChatRequest(ChatTurns, ToolFields):
     model: Text | None = None
     add_special_tokens: Annotated[object, AfterValidator(only(False))] = False  # a chat template writes them
     return_token_strs: bool | None = None

@@ -132,8 +132,8 @@ class ToolFields(RequestBody):
 
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
-        for param in ("tool_choice", "parallel_tool_calls"):
-            if self.tools is None and getattr(self, param) is not None:
+        for param, neutral in (("tool_choice", "none"), ("parallel_tool_calls", None)):
+            if self.tools is None and getattr(self, param) not in (None, neutral):
                 raise invalid_value(f"'{param}' is only allowed when 'tools' are given.", param)
         self.tool_use.check()
         return self

@@ -152,13 +152,12 @@ class ChatAnswer(ChoicesAnswer):
 
 
 def _turn_request(request: ChatCompletionRequest) -> TurnRequest:
-    options = request.chat_template_kwargs
     return TurnRequest(
         messages=[message.plain() for message in request.messages],
         tools=request.tool_use,
         structure=request.structure,
         effort=request.reasoning_effort,
-        template_options={} if options is None else options.model_dump(exclude_none=True),
+        template_options=request.template_options,
         adds_generation_prompt=request.adds_generation_prompt,
         continues_final_message=bool(request.continue_final_message),
     )

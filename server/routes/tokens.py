@@ -6,9 +6,10 @@ from typing import Any
 from fastapi import APIRouter
 
 from server.admission import served_model
+from server.conversation import Conversation, TurnRequest
 from server.errors import invalid_value
 from server.protocol.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest, TokenizeTextRequest
-from server.renderer import Renderer, RenderError
+from server.renderer import RenderError
 from server.services import Services
 
 
@@ -20,7 +21,7 @@ def router(services: Services) -> APIRouter:
     async def tokenize(body: TokenizeRequest) -> TokenizeAnswer:
         served_model(body.model, services.settings)
         with client.reserve(0):
-            token_ids = await _encode(body, renderer)
+            token_ids = await _encode(body, services)
             token_strs = [renderer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
             max_model_len = client.spec.max_model_len
         return {"count": len(token_ids), "max_model_len": max_model_len, "tokens": list(token_ids), "token_strs": token_strs}
@@ -42,14 +43,18 @@ def router(services: Services) -> APIRouter:
     return routes
 
 
-async def _encode(body: TokenizeRequest, renderer: Renderer) -> tuple[int, ...]:
+async def _encode(body: TokenizeRequest, services: Services) -> tuple[int, ...]:
     try:
         if isinstance(body, TokenizeTextRequest):
-            return await renderer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
-        return await renderer.render_chat(
-            [message.plain() for message in body.messages],
-            add_generation_prompt=body.adds_generation_prompt,
-            continue_final_message=bool(body.continue_final_message),
+            return await services.renderer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+        turn = TurnRequest(
+            messages=[message.plain() for message in body.messages],
+            tools=body.tool_use,
+            structure=None,
+            template_options=body.template_options,
+            adds_generation_prompt=body.adds_generation_prompt,
+            continues_final_message=bool(body.continue_final_message),
         )
+        return await Conversation(turn, services.renderer, services.settings).render()
     except RenderError as error:
         raise invalid_value(str(error), "prompt" if isinstance(body, TokenizeTextRequest) else "messages") from error

@@ -136,6 +136,8 @@ def test_inert_fields_change_nothing(http: httpx.Client, name: str) -> None:
 
 def test_neutral_values_of_unsupported_fields_pass(http: httpx.Client) -> None:
     ask(http, response_format={"type": "text"}, modalities=["text"], tools=None, metadata={}, store=False, echo=False, verbosity="medium")
+    ask(http, tool_choice="none", include_reasoning=True, separate_reasoning=True, stream_reasoning=True, reasoning_effort="none")
+    ask(http, chat_template_kwargs={"enable_thinking": False, "thinking": False})
 
 
 def test_every_answer_has_an_id_of_its_own(http: httpx.Client) -> None:

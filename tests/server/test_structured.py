@@ -51,6 +51,8 @@ def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
         {"response_format": schema_format(PERSON)},
         {"structured_outputs": {"json": PERSON}},
         {"structured_outputs": {"json": json.dumps(PERSON)}},
+        {"response_format": {"type": "json_object", "schema": PERSON}},
+        {"json_schema": PERSON},
         {"guided_json": PERSON},
         {"guided_json": json.dumps(PERSON)},
     ],
@@ -70,7 +72,7 @@ def test_a_choice_is_made(http: httpx.Client, name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("regex", [r"\d{3}-[a-f]{2,4}", "[αβγ]{1,5}!", "(yes|no)( and (yes|no)){0,3}", r"[^\x00-\x7f]{2}", "🙂+ok"])
 def test_a_regular_expression_matches_the_whole_answer(http: httpx.Client, regex: str) -> None:
-    for option in ({"guided_regex": regex}, {"structured_outputs": {"regex": regex}}):
+    for option in ({"guided_regex": regex}, {"structured_outputs": {"regex": regex}}, {"regex": regex}):
         choice = ask(http, **option)
         assert choice["finish_reason"] == "stop" or "+" in regex
         assert re.fullmatch(regex, choice["message"]["content"]) or choice["finish_reason"] == "length"
@@ -78,7 +80,7 @@ def test_a_regular_expression_matches_the_whole_answer(http: httpx.Client, regex
 
 @pytest.mark.parametrize("grammar", ['start: sum\nsum: /[0-9]{1,3}/ ("+" sum)?', 'root ::= num ("+" num)*\nnum ::= [0-9] [0-9]? [0-9]?'])
 def test_a_grammar_is_followed(http: httpx.Client, grammar: str) -> None:
-    for option in ({"guided_grammar": grammar}, {"structured_outputs": {"grammar": grammar}}):
+    for option in ({"guided_grammar": grammar}, {"structured_outputs": {"grammar": grammar}}, {"ebnf": grammar}, {"grammar": grammar}):
         assert re.fullmatch(r"\d{1,3}(\+\d{1,3})*\+?", ask(http, **option)["message"]["content"])
 
 

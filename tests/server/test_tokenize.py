@@ -44,6 +44,14 @@ def test_what_is_tokenized_is_what_a_prompt_costs(http: httpx.Client) -> None:
     assert answer["usage"]["prompt_tokens"] == tokenize(http, messages=messages)["count"]
 
 
+def test_tools_cost_what_they_cost_a_chat(http: httpx.Client) -> None:
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}}
+    turns = {"messages": [{"role": "user", "content": "Where is the lamp?"}], "tools": [tool]}
+    answer = http.post("/v1/chat/completions", json=turns | {"max_tokens": 1}).json()
+    assert answer["usage"]["prompt_tokens"] == tokenize(http, **turns)["count"] > tokenize(http, messages=turns["messages"])["count"]
+    assert tokenize(http, **turns, tool_choice="none") == tokenize(http, messages=turns["messages"])
+
+
 def test_there_and_back(http: httpx.Client) -> None:
     tokens = tokenize(http, prompt=TEXT, add_special_tokens=False)["tokens"]
     assert http.post("/detokenize", json={"tokens": tokens}).json() == {"prompt": TEXT}
@@ -62,7 +70,12 @@ def test_the_empty_text(http: httpx.Client) -> None:
         ("/tokenize", {"prompt": "x", "add_special_tokens": "no"}, "add_special_tokens"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "add_special_tokens": True}, "add_special_tokens"),
-        ("/tokenize", {"messages": [{"role": "tool", "tool_call_id": "c", "content": "x"}]}, "messages"),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"thinking": True}},
+            "chat_template_kwargs.thinking",
+        ),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "tools": []}, "tools"),
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": ["x"]}, "tokens[0]"),
         ("/detokenize", {"tokens": [10**30]}, "tokens[0]"),

@@ -141,6 +141,15 @@ def test_the_sdk_streams_calls(sdk: openai.OpenAI) -> None:
     jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}])
+def test_the_beginning_of_a_call_is_no_content(http: httpx.Client, choice: Any) -> None:
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+    body = {"messages": HELLO, "tools": tools, "tool_choice": choice, "max_tokens": 1}
+    answered = http.post("/v1/chat/completions", json=body).json()["choices"][0]
+    assert (answered["message"]["content"], answered["finish_reason"]) == ("", "length")
+    assert "tool_calls" not in answered["message"]
+
+
 def test_none_leaves_tools_out(http: httpx.Client) -> None:
     without = http.post(CHAT, json={"messages": HELLO, "max_tokens": 4, "seed": 1, "ignore_eos": True}).json()
     none = http.post(CHAT, json={**BODY, "tool_choice": "none", "max_tokens": 4, "seed": 1, "ignore_eos": True, "temperature": 0}).json()

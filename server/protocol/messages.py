@@ -13,6 +13,7 @@ from server.protocol.fields import Inert, RequestBody, Text, Unsupported, few, o
 class TextPart(RequestBody):
     type: Literal["text"]
     text: Text
+    prompt_cache_breakpoint: Annotated[Inert, Field(exclude=True)] = None
 
 
 Content: TypeAlias = Text | Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]

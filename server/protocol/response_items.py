@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from typing_extensions import TypedDict
 
 from server.protocol.chat import ChatTokenLogprob
-from server.protocol.fields import Inert, RequestBody, Text, Unsupported, few
+from server.protocol.fields import Inert, RequestBody, Text, Unsupported, few, only
 from server.protocol.messages import CalledFunction, few_parts
 
 Turn: TypeAlias = dict[str, Any]  # a message as chat templates want it
@@ -67,6 +67,7 @@ class FunctionCallItem(GivenItem):
     name: Text
     arguments: Text
     parsed_arguments: Inert = None  # of the SDK's own parsing
+    async_: Annotated[object, Field(alias="async"), AfterValidator(only(False))] = None
     namespace: Unsupported = None
     caller: Unsupported = None
 

@@ -121,6 +121,7 @@ class ResponsesRequest(GenerationRequest):
     access_programs: Annotated[object, AfterValidator(only({}, {"cyber": "standard"}))] = None
     image: Annotated[object, AfterValidator(only({}, {"context_compression": "auto"}))] = None
     conversation: Unsupported = None
+    personality: Unsupported = None
     prompt: Unsupported = None
     context_management: Unsupported = None
     moderation: Unsupported = None

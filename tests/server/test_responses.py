@@ -403,6 +403,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{**TIME, "allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers", "unsupported_parameter"),
     ({"access_programs": {"cyber": "daybreak_blue"}}, "access_programs", "unsupported_parameter"),
     ({"image": {"context_compression": "enabled"}}, "image", "unsupported_parameter"),
+    ({"personality": "friendly"}, "personality", "unsupported_parameter"),
     ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm", "unsupported_parameter"),
     ({"max_tool_calls": -1}, "max_tool_calls", "invalid_value"),
     ({"include": ["everything"]}, "include[0]", "invalid_value"),

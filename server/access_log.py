@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.logs import fields
 from server.request_record import RequestRecord
+from server.sent_status import SentStatus
 
 logger: Final = logging.getLogger("server.access")
 
@@ -27,15 +28,13 @@ class AccessLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status, first_byte, start = 499, None, self._now()  # 499: gone before it was answered
+        status, first_byte, start = SentStatus(scope, send), None, self._now()
 
         async def noting(message: Message) -> None:
-            nonlocal status, first_byte
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            elif first_byte is None:
+            nonlocal first_byte
+            if message["type"] != "http.response.start" and first_byte is None:
                 first_byte = round(self._now() - start, 6)
-            await send(message)
+            await status(message)
 
         try:
             await self._app(scope, receive, noting)
@@ -47,7 +46,7 @@ class AccessLog:
                 extra=fields(
                     method=scope["method"][:16],
                     path=scope["path"][:256],
-                    status=status,
+                    status=status.value,
                     duration=round(self._now() - start, 6),
                     first_byte=first_byte,
                     key=record.tenant or None,

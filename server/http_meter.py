@@ -3,7 +3,9 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.sent_status import SentStatus
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})  # clients may send any word
 
@@ -22,20 +24,12 @@ class HttpMeter:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status = 499  # gone before it was answered
-        start = self._now()
-
-        async def noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
+        status, start = SentStatus(scope, send), self._now()
         try:
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, status)
         finally:
             method = scope["method"] if scope["method"] in _METHODS else "other"
-            self._observer.answered(method, _handler(scope), status, self._now() - start)
+            self._observer.answered(method, _handler(scope), status.value, self._now() - start)
 
 
 def _handler(scope: Scope) -> str:

@@ -13,10 +13,11 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from scheduler.messages import Timing
 from server.request_record import RequestRecord
+from server.sent_status import SentStatus
 from server.version import server_version
 
 _OPERATIONS: Final = {
@@ -54,20 +55,13 @@ class Tracing:
             return
         carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         span = self._tracer.start_span(operation, propagate.extract(carrier), trace.SpanKind.SERVER)
-        status = 499
-
-        async def noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
+        status = SentStatus(scope, send)
         try:
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, status)
         finally:
-            span.set_attributes({"http.request.method": "POST", "url.path": scope["path"], "http.response.status_code": status})
+            span.set_attributes({"http.request.method": "POST", "url.path": scope["path"], "http.response.status_code": status.value})
             self._describe(span, operation, RequestRecord.of(scope))
-            if status >= 500:
+            if status.value >= 500:
                 span.set_status(trace.StatusCode.ERROR)
             span.end()
 

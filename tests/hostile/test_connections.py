@@ -74,6 +74,10 @@ def test_what_follows_a_refused_request_is_not_taken_for_one(target: Target) -> 
     assert b'"object"' not in received
 
 
+def test_requests_that_do_not_wait_for_answers(target: Target) -> None:
+    assert statuses(send(target.address, WHOLE * 50 + LAST)) == [200] * 51
+
+
 def test_chunks_of_one_byte_make_a_body(target: Target) -> None:
     chunks = b"".join(b"1;a=b\r\n%c\r\n" % byte for byte in BODY) + b"0\r\nX-Trailer: y\r\n\r\n"
     assert statuses(send(target.address, CHUNKED + chunks)) == [200]

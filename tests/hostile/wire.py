@@ -1,6 +1,7 @@
 """Requests as bytes on a socket: what no client library would send."""
 
 import json
+import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -47,5 +48,5 @@ def send(address: Address, content: bytes) -> bytes:
 
 
 def statuses(received: bytes) -> list[int]:
-    """Return the statuses of the answers."""
-    return [int(line[9:12]) for line in received.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")]
+    """Return the statuses of the answers, of which one may follow the body of another without a line's end."""
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) [A-Z]", received)]

@@ -14,24 +14,28 @@ import uvloop
 from fastapi import FastAPI, Request
 from starlette.responses import StreamingResponse
 
-from server.http_protocol import MAX_HEAD_BYTES, MAX_REFUSED, protocol_with
+from server.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_REFUSED, protocol_with
 from server.settings import ConnectionLimits
 
 CLOSE = b"Connection: close\r\n\r\n"
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+WAIT = b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
 LIMITS = ConnectionLimits()
 PIECE = b"x" * 65536
+MAX_READ = 256 * 1024  # bytes that an event loop reads in one go
 
 Address = tuple[str, int]
 
 
 class Streams:
-    """What became of the endless streams of the application."""
+    """What became of the endless streams of the application, and of what waits for its client to go."""
 
     def __init__(self) -> None:
         self.num_sent = 0
         self.has_ended = asyncio.Event()
+        self.connections: set[Any] = set()  # the server's protocols
+        self.is_waiting, self.has_seen_the_end = asyncio.Event(), asyncio.Event()
 
     async def endless(self) -> AsyncIterator[bytes]:
         try:
@@ -42,10 +46,20 @@ class Streams:
         finally:
             self.has_ended.set()
 
+    async def begun(self) -> AsyncIterator[bytes]:
+        yield b"x"
+        await asyncio.Event().wait()
+
+    async def wait(self, request: Request) -> None:
+        await request.body()
+        self.is_waiting.set()
+        assert (await request.receive())["type"] == "http.disconnect"
+        self.has_seen_the_end.set()
+
 
 @asynccontextmanager
 async def server(limits: ConnectionLimits = LIMITS) -> AsyncIterator[tuple[Address, Streams]]:
-    """Run a server that knows `GET /`, `POST /`, `POST /early`, which reads no body, and `GET /endless`."""
+    """Run a server whose routes `/` and `/early`, which reads no body, are answered; `/endless`, `/begun` and `/wait` do not end."""
     app, streams = FastAPI(), Streams()
 
     async def read(request: Request) -> int:
@@ -54,8 +68,11 @@ async def server(limits: ConnectionLimits = LIMITS) -> AsyncIterator[tuple[Addre
     app.add_api_route("/", read, methods=["GET", "POST"])
     app.add_api_route("/early", lambda: "yes", methods=["POST"])
     app.add_api_route("/endless", lambda: StreamingResponse(streams.endless()), methods=["GET"])
+    app.add_api_route("/begun", lambda: StreamingResponse(streams.begun()), methods=["GET"])
+    app.add_api_route("/wait", streams.wait, methods=["GET"])
     listener = socket.create_server(("127.0.0.1", 0))
     uvicorn_server = uvicorn.Server(uvicorn.Config(app, http=protocol_with(limits), log_config=None, lifespan="off"))
+    streams.connections = uvicorn_server.server_state.connections
     serving = asyncio.create_task(uvicorn_server.serve(sockets=[listener]))
     try:
         yield listener.getsockname()[:2], streams
@@ -140,6 +157,49 @@ async def test_a_body_that_nobody_wants_is_not_waited_for() -> None:
         text = await answer(reader)
     assert text.startswith(b"HTTP/1.1 200 OK")
     assert b" 408 " not in text
+
+
+@pytest.mark.parametrize("number", [2, 200])
+async def test_requests_may_be_sent_before_the_answers_to_earlier_ones(number: int) -> None:
+    bodies = [b"x" * (size % 50) for size in range(number)]
+    async with server() as (address, _), connection(address) as (reader, writer):
+        for body in bodies:
+            writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.write(GET[:-2] + CLOSE)
+        text = await answer(reader)
+    assert [int(part.rpartition(b"\r\n\r\n")[2]) for part in text.split(b"HTTP/1.1 200 OK\r\n")[1:]] == [*map(len, bodies), 0]
+
+
+async def test_a_client_that_goes_with_requests_in_the_queue_ends_the_one_that_is_answered() -> None:
+    async with server() as (address, streams), connection(address) as (_, writer):
+        writer.write(WAIT + GET)
+        await streams.is_waiting.wait()
+        writer.write(GET)
+        writer.close()
+        async with asyncio.timeout(30):
+            await streams.has_seen_the_end.wait()
+
+
+async def test_requests_that_wait_for_their_turn_are_few() -> None:
+    """What else was sent waits in sockets, however fast the answers are read."""
+    request = POST + b"0123456789"
+    async with server() as (address, streams), connection(address) as (reader, writer):
+        writer.write(request * 30_000)
+        for _ in range(100):
+            await reader.readuntil(b"HTTP/1.1 200 OK")
+        [protocol] = streams.connections
+        assert 0 < len(protocol.pipeline) < MAX_PIPELINED + MAX_READ // len(request)
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("sent", [b"P", POST, b"no HTTP\r\n\r\n"])
+async def test_nothing_is_written_into_an_answer_that_is_under_way(sent: bytes) -> None:
+    async with server(replace(LIMITS, read_timeout=0.3)) as (address, _), connection(address) as (reader, writer):
+        writer.write(b"GET /begun HTTP/1.1\r\nHost: x\r\n\r\n")
+        text = await reader.readuntil(b"\r\n\r\n")
+        writer.write(sent)
+        text += await answer(reader)
+    assert text.count(b"HTTP/1.1 ") == 1
 
 
 @pytest.mark.parametrize("sent", [b"", GET, b"\r\n\r\n"])

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import socket
 from collections.abc import Iterator
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 from server.auth import name_of_key
 from server.logs import JsonFormatter, TextFormatter, fields
 from server.renderer import Renderer
+from server.settings import ConnectionLimits
 from tests.server.serving import RunningServer, serve, settings
 
 BODY = {"prompt": "Anna keeps", "max_tokens": 4, "ignore_eos": True}
@@ -69,6 +71,16 @@ def test_prompts_are_logged_if_that_is_asked_for(renderer: Renderer, lines: Line
     prompt, _ = (json.loads(line) for line in lines.lines)
     assert (prompt["message"], prompt["request_id"]) == ("prompt", "mine")
     assert "Anna keeps" in prompt["prompt"]
+
+
+def test_a_request_that_does_not_arrive_whole_is_told_as_it_was_answered(renderer: Renderer, lines: Lines) -> None:
+    with serve(renderer, settings(connections=ConnectionLimits(read_timeout=0.2))) as server:
+        url = httpx.URL(server.url)
+        with socket.create_connection((url.host, url.port or 80), timeout=30) as connection:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{")
+            assert connection.recv(65536).startswith(b"HTTP/1.1 408 ")
+        server.observed.wait_until(lambda: server.observed.statuses == [408])
+    assert [json.loads(line)["status"] for line in lines.lines] == [408]
 
 
 @pytest.mark.parametrize("value", ["/a\nERROR forged", "/a b", '/"', "/\x1b[2J", "/é", "/a=b"])

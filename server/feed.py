@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from server.client import Ticket
-from server.output import Accepted, Event, Generation
+from server.output import Accepted, ChoiceDelta, Event, Generation
 
 
 class SlowReaderError(Exception):
@@ -23,7 +23,8 @@ class EventFeed:
     """Several generations read at once; leaving it aborts what is unfinished.
 
     An event comes with the number of its generation. What a generation raises is raised by `next`. The ticket is given back when the last
-    generation has ended, though it may take a slow client long after that to be told so. What is not taken within `max_lag` seconds is
+    generation has ended, though it may take a slow client long after that to be told so. A choice's last delta comes with the one before
+    it, if that still waits: clients look for the reason of an end where the text ends. What is not taken within `max_lag` seconds is
     thrown away: the generations are aborted, and `next` raises `SlowReaderError`.
     """
 
@@ -35,6 +36,7 @@ class EventFeed:
         self._queue: asyncio.Queue[tuple[int, Event] | Exception | None] = asyncio.Queue()
         self._times: deque[float] = deque()  # when what is in the queue came
         self._early: deque[tuple[int, Event]] = deque()
+        self._ahead: deque[tuple[int, Event] | Exception | None] = deque()  # taken from the queue to look at
         self._num_open = len(generations)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -50,7 +52,7 @@ class EventFeed:
     async def accepted(self) -> None:
         """Wait until the engine has taken every generation. Raises `GenerationError` if one of them has failed by then."""
         num_missing = len(self._generations)
-        while num_missing or not self._queue.empty():
+        while num_missing or self._has_more:
             item = await self._get()
             if item is not None and isinstance(item[1], Accepted):
                 num_missing -= 1
@@ -61,21 +63,41 @@ class EventFeed:
         """Return the next event, or None at the end. Raises TimeoutError when the loop's time reaches `deadline`."""
         if self._early:
             return self._early.popleft()
-        if self._queue.empty():
+        if not self._has_more:
             async with asyncio.timeout_at(deadline):
                 return await self._get()
         return await self._get()
 
     async def _get(self) -> tuple[int, Event] | None:
-        while self._num_open or not self._queue.empty():
-            item = await self._queue.get()
-            self._times.popleft()
+        while self._num_open or self._has_more:
+            item = self._ahead.popleft() if self._ahead else await self._taken()
             if isinstance(item, Exception):
                 raise item
             if item is not None:
-                return item
+                return await self._joined(*item)
             self._num_open -= 1
         return None
+
+    async def _joined(self, number: int, event: Event) -> tuple[int, Event]:
+        """Return an event with the one that ends its choice, if that is the next."""
+        if not isinstance(event, ChoiceDelta) or event.final is not None or self._queue.empty():
+            return number, event
+        following = await self._taken()
+        if isinstance(following, tuple):
+            source, last = following
+            if isinstance(last, ChoiceDelta) and last.final is not None and (source, last.choice) == (number, event.choice):
+                return number, event.followed_by(last)
+        self._ahead.append(following)
+        return number, event
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._ahead) or not self._queue.empty()
+
+    async def _taken(self) -> tuple[int, Event] | Exception | None:
+        item = await self._queue.get()
+        self._times.popleft()
+        return item
 
     async def _read(self, number: int, generation: Generation) -> None:
         try:

@@ -77,6 +77,10 @@ class ChoiceDelta:
     stop_reason: str | int | None = None
     final: Final | None = None
 
+    def followed_by(self, last: "ChoiceDelta") -> "ChoiceDelta":
+        """Return both in one: `last` is the same choice's last delta."""
+        return replace(last, text=self.text + last.text, token_ids=self.token_ids + last.token_ids, logprobs=self.logprobs + last.logprobs)
+
 
 Event: TypeAlias = Accepted | Progress | PromptLogprobs | Embedding | ChoiceDelta
 
@@ -168,16 +172,15 @@ class Generation:
         if output.prompt_logprobs:
             first = self._token_logprob(SampledToken(self._add.prompt_token_ids[0]))
             events.append(PromptLogprobs((first, *map(self._token_logprob, output.prompt_logprobs))))
+        if output.tokens:
+            events += self._push(output)
         if output.embedding:
             events.append(Embedding(output.embedding))
-        delta = self._push(output) if output.tokens else ChoiceDelta(output.choice)
         if output.final is not None:
-            events.append(self._last_delta(delta, output.final))
-        elif delta.text or delta.token_ids:
-            events.append(delta)
+            events.append(self._last_delta(output.choice, output.final))
         return events
 
-    def _push(self, output: EngineOutput) -> ChoiceDelta:
+    def _push(self, output: EngineOutput) -> list[Event]:
         """Take tokens up to a stop string, if one is completed by them; whatever follows it is to be discarded."""
         choice = self._choices[output.choice]
         for token in output.tokens:
@@ -188,20 +191,22 @@ class Generation:
                 self._client.finish(output.request_id, output.choice, choice.detokenizer.num_tokens)
         piece = choice.detokenizer.pull()
         tokens = [choice.pending.popleft() for _ in range(piece.num_tokens)]
-        return ChoiceDelta(output.choice, piece.text, tuple(token.token_id for token in tokens), self._logprobs(tokens))
+        if not piece.text and not tokens:
+            return []
+        return [ChoiceDelta(output.choice, piece.text, tuple(token.token_id for token in tokens), self._logprobs(tokens))]
 
-    def _last_delta(self, delta: ChoiceDelta, final: Final) -> ChoiceDelta:
-        """Return `delta` with what is left of its choice. A stop token belongs to its tokens, and to its text if that was asked for."""
-        choice = self._choices[delta.choice]
+    def _last_delta(self, index: int, final: Final) -> ChoiceDelta:
+        """Return what is left of a choice; a stop token belongs to its tokens, and to its text only if that was asked for."""
+        choice = self._choices[index]
         stop_token = () if final.stop_token_id is None else (final.stop_token_id,)
         if self._include_stop and choice.detokenizer.stop_string is None:
             for token_id in stop_token:
                 choice.detokenizer.push(token_id)
         return ChoiceDelta(
-            delta.choice,
-            delta.text + choice.detokenizer.end().text,
-            (*delta.token_ids, *(token.token_id for token in choice.pending), *stop_token),
-            delta.logprobs + self._logprobs(choice.pending),
+            index,
+            choice.detokenizer.end().text,
+            (*(token.token_id for token in choice.pending), *stop_token),
+            self._logprobs(choice.pending),
             "stop" if final.reason is FinishReason.STOP else "length",
             self._stop_reason(choice, final),
             final,

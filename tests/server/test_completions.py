@@ -127,3 +127,10 @@ def test_the_scoring_requests_of_evaluation_harnesses(http: httpx.Client, render
     assert len(continuation) == 2
     assert choice["logprobs"]["tokens"][num_context:-1] == [renderer.token_text(token) for token in prompt[num_context:]]
     assert all(isinstance(top, dict) and top for top in choice["logprobs"]["top_logprobs"][num_context:-1])
+
+
+def test_the_reason_of_an_end_comes_with_the_end_of_the_text(http: httpx.Client) -> None:
+    for options in ({}, {"logprobs": 1}, {"max_tokens": 1}):
+        pieces = [chunk["choices"][0] for chunk in stream(http, **options)]
+        assert [piece["finish_reason"] for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
+        assert all(piece["text"] for piece in pieces)

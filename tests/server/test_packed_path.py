@@ -81,7 +81,7 @@ def test_prompt_logprobs_of_a_chat_stand_beside_its_choices(http: httpx.Client) 
     assert len(whole["prompt_logprobs"]) == whole["usage"]["prompt_tokens"]
     assert parted["choices"] == whole["choices"]
     assert parted["usage"]["cache"]["packed_completion_tokens"] == 4
-    assert "prompt_logprobs" not in chat(http)
+    assert chat(http)["prompt_logprobs"] is None
 
 
 def test_a_prompt_of_one_token_has_nothing_to_score(http: httpx.Client) -> None:

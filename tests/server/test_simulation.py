@@ -102,7 +102,8 @@ def test_clients_of_the_sdk_see_the_mark(url: str) -> None:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=60) as client:
         messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
         whole = client.chat.completions.create(model="snapserve-demo", messages=messages, max_tokens=3)
-        assert whole.model_extra is not None and whole.model_extra["simulated"] is True
+        assert whole.model_extra is not None
+        assert whole.model_extra["simulated"] is True
         chunks = list(client.chat.completions.create(model="snapserve-demo", messages=messages, max_tokens=3, stream=True))
         assert len(chunks) > 1
         assert all(chunk.model_extra == {"simulated": True} for chunk in chunks)

@@ -58,7 +58,7 @@ class BackgroundResponses:
         except Exception as error:
             answer.fail(self._told(answer, error))
         finally:
-            run.settle()
+            run.end()
 
     def _told(self, answer: ResponseAnswer, error: Exception) -> ApiError:
         failure = as_api_error(error)

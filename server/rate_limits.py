@@ -126,8 +126,7 @@ class RateLimits:
         try:
             await self._app(scope, receive, send)
         finally:
-            if not record.outlives_answer:
-                quota.settle()
+            record.when_done(quota.settle)
 
     def _account(self, tenant: str) -> Account:
         if tenant not in self._accounts:

@@ -1,6 +1,7 @@
 """What is known of one HTTP request: put together while it is answered, by whoever learns it, and read by what tells of requests."""
 
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -52,7 +53,8 @@ class RequestRecord:
     max_tokens: int | None = None
     temperature: float | None = None
     finals: list[Final] = field(default_factory=list)  # of the sequences that ended well
-    outlives_answer: bool = False  # its work goes on when it was answered, and whoever does it settles the quota
+    _is_detached: bool = False
+    _at_end: list[Callable[[], None]] = field(default_factory=list)
 
     @classmethod
     def of(cls, scope: Scope) -> "RequestRecord":
@@ -62,6 +64,23 @@ class RequestRecord:
         record = scope[_KEY]
         assert isinstance(record, cls)
         return record
+
+    def detach(self) -> None:
+        """The request's work goes on when it was answered; whoever does it calls `end`."""
+        self._is_detached = True
+
+    def end(self) -> None:
+        """The work of a request that was answered before it has ended."""
+        self._is_detached = False
+        for tell in self._at_end:
+            tell()
+
+    def when_done(self, tell: Callable[[], None]) -> None:
+        """The request was answered: call this once its work has ended too, which is mostly now."""
+        if self._is_detached:
+            self._at_end.append(tell)
+        else:
+            tell()
 
     def attach(self, scope: Scope) -> None:
         scope[_KEY] = self

@@ -77,11 +77,11 @@ class RequestRun:
         return len(add.prompt_token_ids) + add.num_choices * self._answer.max_tokens(min(add.stop.max_tokens, UNSAID_MAX_TOKENS))
 
     def detach(self) -> None:
-        """Go on when the HTTP request has been answered; `settle` it at the end."""
-        self._record.outlives_answer = True
+        """Go on when the HTTP request has been answered; `end` it at the end."""
+        self._record.detach()
 
-    def settle(self) -> None:
-        self._record.quota.settle()
+    def end(self) -> None:
+        self._record.end()
 
     def take(self, prompt: int, event: Event) -> Iterable[Mapping[str, object]]:
         """Take an event into account and return the events of the answer that tell it, which need not be taken."""

@@ -39,7 +39,9 @@ class Archive(Protocol):
         """Return one item of a response. Raises `ApiError`."""
         ...
 
-    def keep(self, response: StoredResponse) -> None: ...
+    def keep(self, response: StoredResponse) -> bool:
+        """Keep a response and return True, unless it is too large."""
+        ...
 
 
 class ResponseAnswer(Answer):
@@ -168,7 +170,8 @@ class ResponseAnswer(Answer):
     def _end(self, status: Status) -> None:
         self.status = status
         if self._is_kept:
-            self._archive.keep(StoredResponse(self.id, json.dumps(self.snapshot()).encode(), json.dumps(self._input).encode()))
+            response = StoredResponse(self.id, json.dumps(self.snapshot()).encode(), json.dumps(self._input).encode())
+            self._is_kept = self._archive.keep(response)
 
     def _items(self) -> list[Item]:
         """Return all that the model is to see, and remember it as it will be given back."""

@@ -68,17 +68,21 @@ class ResponseStore:
     def num_bytes(self) -> int:
         return sum(shelf.num_bytes for shelf in self._shelves.values())
 
-    def put(self, owner: str, response: StoredResponse) -> None:
-        """Keep a response, unless it alone is more than may be kept, or all that its owner keeps once others have had their share."""
+    def put(self, owner: str, response: StoredResponse) -> bool:
+        """Keep a response, unless it alone is more than may be kept, or all that its owner keeps once others have had their share.
+
+        Returns whether it is kept.
+        """
         self._drop_expired()
         if response.num_bytes > self._limits.max_bytes or self._limits.max_responses == 0:
-            return
+            return False
         self._shelves.setdefault(owner, _Shelf()).put(response, self._now() + self._limits.ttl)
         while self.num_responses > self._limits.max_responses:
             max(self._shelves.values(), key=lambda shelf: len(shelf.responses)).take_oldest()
         while self.num_bytes > self._limits.max_bytes:
             max(self._shelves.values(), key=lambda shelf: shelf.num_bytes).take_oldest()
         self._drop_empty()
+        return owner in self._shelves and response.response_id in self._shelves[owner].responses
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:
         """Return what is kept for this owner under this id."""

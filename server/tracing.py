@@ -59,11 +59,15 @@ class Tracing:
         try:
             await self._app(scope, receive, status)
         finally:
-            span.set_attributes({"http.request.method": "POST", "url.path": scope["path"], "http.response.status_code": status.value})
-            self._describe(span, operation, RequestRecord.of(scope))
-            if status.value >= 500:
-                span.set_status(trace.StatusCode.ERROR)
-            span.end()
+            record = RequestRecord.of(scope)
+            record.when_done(lambda: self._end(span, operation, scope["path"], status.value, record))
+
+    def _end(self, span: trace.Span, operation: str, path: str, status: int, record: RequestRecord) -> None:
+        span.set_attributes({"http.request.method": "POST", "url.path": path, "http.response.status_code": status})
+        self._describe(span, operation, record)
+        if status >= 500:
+            span.set_status(trace.StatusCode.ERROR)
+        span.end()
 
     def _describe(self, span: trace.Span, operation: str, record: RequestRecord) -> None:
         asked = {

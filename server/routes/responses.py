@@ -51,8 +51,8 @@ class OwnedArchive:
             raise _not_found("Item", item_id, "input")
         return found
 
-    def keep(self, response: StoredResponse) -> None:
-        self._store.put(self.owner, response)
+    def keep(self, response: StoredResponse) -> bool:
+        return self._store.put(self.owner, response)
 
     def body(self, response_id: str) -> dict[str, Any]:
         """Return a response, whether it has ended or not."""

@@ -31,8 +31,8 @@ def test_the_oldest_goes_first() -> None:
 
 def test_bytes_are_bounded_and_nothing_larger_is_kept() -> None:
     store = ResponseStore(StorageLimits(max_bytes=100))
-    store.put("me", response("a", 60))
-    store.put("me", response("b", 101))
+    assert store.put("me", response("a", 60))
+    assert not store.put("me", response("b", 101))
     assert kept(store, "me", "ab") == "a"
     store.put("me", response("c", 41))
     assert kept(store, "me", "abc") == "c"
@@ -99,8 +99,8 @@ def test_limits_hold_and_counts_are_true_whatever_is_done(steps: list[tuple[str,
     for action, owner, name, number in steps:
         match action:
             case "put":
-                store.put(owner, response(name, number))
-                assert store.get(owner, name) in (response(name, number), None)  # None: this owner held the most
+                is_kept = store.put(owner, response(name, number))
+                assert store.get(owner, name) == (response(name, number) if is_kept else None)
             case "get":
                 store.get(owner, name)
             case "delete":

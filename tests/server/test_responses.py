@@ -296,6 +296,18 @@ def test_storage_is_bounded_and_nobody_elses(renderer: Renderer) -> None:
             assert two.get(f"{PATH}/{second['id']}").status_code == 200
 
 
+def test_what_is_too_large_to_be_kept_says_so(renderer: Renderer) -> None:
+    with (
+        serve(renderer, settings(storage=StorageLimits(max_bytes=3000))) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
+        assert ask(http)["store"] is True
+        large = {str(number): "x" * 500 for number in range(6)}
+        for response in (ask(http, metadata=large), stream(http, metadata=large)[-1]["response"]):
+            assert response["store"] is False
+            assert http.get(f"{PATH}/{response['id']}").status_code == 404
+
+
 def test_a_server_may_keep_nothing(renderer: Renderer) -> None:
     with (
         serve(renderer, settings(storage=StorageLimits(max_responses=0))) as server,

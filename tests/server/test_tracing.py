@@ -24,6 +24,9 @@ def spans_of(renderer: Renderer, path: str, body: dict[str, object], headers: di
     with serve(renderer, wrap=lambda app: Tracing(app, provider, WallClock().now)) as server:
         httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=30)
         server.observed.wait_until(lambda: len(server.observed.statuses) == 1)
+        if "background" in body:
+            while len(exporter.get_finished_spans()) < 4:
+                httpx.get(f"{server.url}/health")
     return list(exporter.get_finished_spans())
 
 
@@ -51,6 +54,17 @@ def test_a_request_is_a_span_with_its_parts(renderer: Renderer, stream: bool) ->
         assert part.parent is not None
         assert part.parent.span_id == span.context.span_id
         assert (part.start_time or 0) <= (part.end_time or 0)
+
+
+def test_the_span_of_a_response_in_the_background_ends_with_its_work(renderer: Renderer) -> None:
+    *parts, span = spans_of(renderer, "/v1/responses", {"input": "Hello", "max_output_tokens": 40, "background": True})
+    assert [part.name for part in parts] == ["queue", "prefill", "decode"]
+    assert span.attributes is not None
+    assert span.attributes["gen_ai.usage.output_tokens"] == 40
+    assert isinstance(num_read := span.attributes["gen_ai.usage.input_tokens"], int)
+    assert num_read > 0
+    assert span.attributes["http.response.status_code"] == 200
+    assert (parts[-1].end_time or 0) <= (span.end_time or 0)
 
 
 def test_a_refused_request_is_a_span_too(renderer: Renderer) -> None:

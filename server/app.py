@@ -4,6 +4,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from backends.clock import WallClock
@@ -47,7 +48,16 @@ def guarded(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
     if settings.api_keys:
         open_paths = OPEN_PATHS | {"/metrics"} if settings.metrics_are_open else OPEN_PATHS
         guarded = KeyGuard(guarded, KeyRing(settings.api_keys), open_paths)
-    return RequestId(Aliases(AccessLog(guarded, WallClock().now)))
+    answered: ASGIApp = Aliases(AccessLog(guarded, WallClock().now))
+    if settings.allowed_origins:
+        answered = CORSMiddleware(
+            answered,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["*"],
+        )
+    return RequestId(answered)
 
 
 async def _tell(_: Request, error: Exception) -> Response:

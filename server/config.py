@@ -25,7 +25,20 @@ from server.auth import name_of_key
 from server.connection_options import CONNECTIONS, connection_limits_of
 from server.key_file import read_key_file
 from server.logs import LogFormat
-from server.options import Option, OptionError, OptionGroup, choices, integer, one_of, options_table, resolve_options, seconds, switch, text
+from server.options import (
+    Option,
+    OptionError,
+    OptionGroup,
+    choices,
+    integer,
+    one_of,
+    options_table,
+    origin,
+    resolve_options,
+    seconds,
+    switch,
+    text,
+)
 from server.pools import SHORT, read_pool
 from server.settings import BatchSettings, Limits, RateLimit, ReasoningParserName, ServerSettings, StorageLimits, ToolParserName
 from server.simulation import SIMULATION, simulation_of
@@ -257,6 +270,15 @@ SERVER = OptionGroup(
             "FILE",
             "none",
         ),
+        Option(
+            "allowed-origins",
+            origin,
+            (),
+            "Sites whose pages may call the server from a browser (CORS): https://example.com, or * for all.",
+            "ORIGIN",
+            "none",
+            is_list=True,
+        ),
         Option("rate-limit-requests", integer(1), None, "Requests that one key may send a minute; more get a 429.", "N", "none"),
         Option("rate-limit-tokens", integer(1), None, "Tokens of prompts and answers that one key may use a minute.", "N", "none"),
         Option("metrics-require-key", switch, True, "Whether `/metrics` needs a key when there are keys.", ""),
@@ -415,6 +437,7 @@ def _server(values: Mapping[str, Any]) -> ServerSettings:
         api_keys=(*values["api_key"], *file_keys),
         rate_limit=rate_limit,
         key_rate_limits={name_of_key(key): limit for key, limit in file_keys.items()},
+        allowed_origins=tuple(values["allowed_origins"]),
         metrics_are_open=not values["metrics_require_key"],
         priority_is_honoured=values["scheduling_order"] is QueueOrder.PRIORITY,
         slots_are_shown=values["enable_slots"],

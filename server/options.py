@@ -5,6 +5,7 @@ if the value came from there. It knows no particular option.
 """
 
 import argparse
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -126,6 +127,12 @@ def _flag_text(option: Option) -> str:
 def text(value: str) -> str:
     if not value:
         raise ValueError("not empty")
+    return value
+
+
+def origin(value: str) -> str:
+    if re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/\s]+", value) is None:
+        raise ValueError("an origin, as https://example.com, or * for all")
     return value
 
 

@@ -111,6 +111,7 @@ class ServerSettings:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     rate_limit: RateLimit = RateLimit()  # of a key that has none of its own, and of all together where there are no keys
     key_rate_limits: Mapping[str, RateLimit] = field(default_factory=dict)  # by the key's name
+    allowed_origins: tuple[str, ...] = ()  # sites whose pages may call from a browser; `*`: any
     metrics_are_open: bool = False  # /metrics needs no key
     priority_is_honoured: bool = False  # the scheduler's order is by priority
     slots_are_shown: bool = False  # `GET /slots` tells who holds them

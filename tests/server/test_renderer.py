@@ -1,11 +1,13 @@
 """Prompts against `apply_chat_template`, control tokens typed by users, and what a model's files say."""
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from jinja2 import Environment
 from transformers import PreTrainedTokenizerFast
 
 from server.renderer import MAX_INLINE_CHARS, Renderer, RenderError
@@ -139,6 +141,27 @@ async def test_a_template_that_refuses(template: str, message: str) -> None:
     with pytest.raises(RenderError, match=message):
         await renderer.render_chat([{"role": "user", "content": "x"}])
     renderer.close()
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ cycler.__init__.__globals__.os.mkdir(messages[0].content) }}",
+        "{{ lipsum.__globals__['os'].mkdir(messages[0].content) }}",
+        "{{ (lipsum | attr('__globals__'))['os'].mkdir(messages[0].content) }}",
+        "{{ '{0.__globals__[os]}'.format(lipsum) and lipsum.__globals__.os.mkdir(messages[0].content) }}",
+    ],
+)
+def test_a_template_reaches_nothing_outside_of_its_sandbox(template: str, tmp_path: Path) -> None:
+    outside, inside = str(tmp_path / "outside"), str(tmp_path / "inside")
+    Environment(autoescape=True).from_string(template).render(messages=[{"content": outside}])
+    inner = byte_level()
+    inner.chat_template = template
+    renderer = Renderer(Tokenizer(inner))
+    with pytest.raises(RenderError, match="does not take these messages"):
+        asyncio.run(renderer.render_chat([{"role": "user", "content": inside}]))
+    renderer.close()
+    assert list(tmp_path.iterdir()) == [Path(outside)]
 
 
 async def test_a_model_without_a_template() -> None:

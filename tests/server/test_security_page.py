@@ -10,10 +10,17 @@ PAGE = (ROOT / "docs" / "security.md").read_text()
 
 
 def test_every_test_that_the_page_names_exists() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", PAGE)
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
     assert len(named) > 40
     for path, name in named:
-        assert re.search(rf"^(async )?def {name or 'test_'}", (ROOT / path).read_text(), re.MULTILINE), f"{path}::{name}"
+        assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path}::{name}"
+
+
+def test_every_limit_and_advisory_has_a_test() -> None:
+    tables = [table.splitlines() for table in PAGE.split("\n\n") if re.match(r"\|.*\| test \|\n", table)]
+    assert [len(table) > 15 for table in tables] == [True, True]
+    for row in (row for _, _, *rows in tables for row in rows):
+        assert re.search(r"\| `tests/[^|]+` \|$", row), row
 
 
 def test_every_flag_that_the_page_names_exists() -> None:

@@ -27,6 +27,7 @@ class AnsweredChoice:
     num_reasoning_tokens: int = 0
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    matched_stop: str | int | None = None
     num_packed_prompt_tokens: int = 0
     num_packed_tokens: int = 0
     cache: CacheUse | None = None
@@ -42,7 +43,7 @@ class AnsweredChoice:
         self.num_tokens += len(delta.token_ids)
         if delta.final is not None:
             self.num_tokens = delta.final.num_output_tokens
-            self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+            self.finish_reason, self.stop_reason, self.matched_stop = delta.finish_reason, delta.stop_reason, delta.matched_stop
             self.cache = delta.final.cache
             self.num_packed_prompt_tokens = delta.final.num_packed_prompt_tokens
             self.num_packed_tokens = self.num_tokens - min(delta.final.num_prefill_output_tokens, self.num_tokens)

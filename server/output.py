@@ -77,6 +77,11 @@ class ChoiceDelta:
     stop_reason: str | int | None = None
     final: Final | None = None
 
+    @property
+    def matched_stop(self) -> str | int | None:
+        """The stop string or token that ended the choice, the model's own end tokens among them."""
+        return self.stop_reason if self.stop_reason is not None or self.final is None else self.final.stop_token_id
+
     def followed_by(self, last: "ChoiceDelta") -> "ChoiceDelta":
         """Return both in one: `last` is the same choice's last delta."""
         return replace(last, text=self.text + last.text, token_ids=self.token_ids + last.token_ids, logprobs=self.logprobs + last.logprobs)

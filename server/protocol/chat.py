@@ -141,6 +141,7 @@ class ChatChoice(TypedDict):
     logprobs: ChatLogprobs | None
     finish_reason: str
     stop_reason: str | int | None
+    matched_stop: str | int | None
     token_ids: list[int] | None
 
 
@@ -184,4 +185,5 @@ class ChatChunkChoice(TypedDict):
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: NotRequired[str | int | None]
+    matched_stop: NotRequired[str | int | None]
     token_ids: NotRequired[list[int]]

@@ -14,7 +14,7 @@ from server.protocol.usage import Usage
 
 TokenIds: TypeAlias = Annotated[list[TokenId], Field(fail_fast=True)]
 Texts: TypeAlias = Annotated[list[Text], Field(fail_fast=True)]
-Prompt: TypeAlias = Annotated[Text | Texts | TokenIds | Annotated[list[TokenIds], Field(fail_fast=True)], BeforeValidator(few)]
+Prompt: TypeAlias = Annotated[Text | Texts | TokenIds | Annotated[list[Text | TokenIds], Field(fail_fast=True)], BeforeValidator(few)]
 
 
 def each_prompt(prompt: Prompt) -> tuple[str | tuple[int, ...], ...]:
@@ -70,6 +70,7 @@ class CompletionChoice(TypedDict):
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
     stop_reason: NotRequired[str | int | None]
+    matched_stop: NotRequired[str | int | None]
     token_ids: NotRequired[list[int] | None]
     prompt_token_ids: NotRequired[list[int] | None]
     prompt_logprobs: NotRequired[PromptLogprobs | None]

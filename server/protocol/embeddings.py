@@ -3,21 +3,21 @@
 from functools import cached_property
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import TypedDict
 
 from server.errors import invalid_value
 from server.protocol.completions import Prompt, each_prompt
-from server.protocol.fields import MAX_INT32, Inert, RequestBody, Text, Unsupported
+from server.protocol.fields import MAX_INT32, Inert, Text, TruncationFields, only
 
 
-class EmbeddingRequest(RequestBody):
+class EmbeddingRequest(TruncationFields):
     model: Text | None = None
     input: Prompt
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: Unsupported = None
+    normalize: Annotated[object, AfterValidator(only(True))] = None
     user: Inert = None
 
     @model_validator(mode="after")

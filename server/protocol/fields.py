@@ -5,7 +5,7 @@ pydantic's own errors and by the custom ones here; `server.validation` turns the
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -64,3 +64,17 @@ Unsupported: TypeAlias = Annotated[object, AfterValidator(only())]
 Inert: TypeAlias = Annotated[Any, Field(description="Accepted; changes nothing.")]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
 TokenId: TypeAlias = Annotated[int, Field(ge=0, le=MAX_INT32)]
+
+
+class TruncationFields(RequestBody):
+    """vLLM's fields that cut a prompt: to so many tokens, on its left unless another side is named."""
+
+    truncate_prompt_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+
+    def truncated(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Return as much of a prompt as is wanted."""
+        limit = self.truncate_prompt_tokens
+        if limit is None:
+            return token_ids
+        return token_ids[:limit] if self.truncation_side == "right" else token_ids[-limit:]

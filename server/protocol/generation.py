@@ -8,7 +8,19 @@ from pydantic_core import PydanticCustomError
 
 from backends.interface import SamplingParams
 from server.errors import invalid_value
-from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Inert, RequestBody, Seconds, Text, TokenId, Unsupported, few, only
+from server.protocol.fields import (
+    MAX_INT32,
+    MAX_LOGPROBS,
+    Inert,
+    RequestBody,
+    Seconds,
+    Text,
+    TokenId,
+    TruncationFields,
+    Unsupported,
+    few,
+    only,
+)
 from server.protocol.structured import ResponseFormatFields, StructuredFields
 from server.renderer import GenerationDefaults
 
@@ -123,7 +135,7 @@ class GenerationRequest(StructuredFields):
         )
 
 
-class ChoicesRequest(GenerationRequest, ResponseFormatFields):
+class ChoicesRequest(GenerationRequest, ResponseFormatFields, TruncationFields):
     """Fields of the two families whose answers are numbered choices."""
 
     stream_options: StreamOptions | None = None
@@ -133,8 +145,6 @@ class ChoicesRequest(GenerationRequest, ResponseFormatFields):
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # log-probabilities name tokens as `token_id:5`
-    truncate_prompt_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
-    truncation_side: Literal["left", "right"] | None = None  # where tokens of the prompt are given up; left out, at its left
 
     metadata: Inert = None
     store: Inert = None
@@ -150,13 +160,6 @@ class ChoicesRequest(GenerationRequest, ResponseFormatFields):
     @property
     def num_choices(self) -> int:
         return self.n if self.n is not None else 1
-
-    def truncated(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Return as much of a prompt as is wanted."""
-        limit = self.truncate_prompt_tokens
-        if limit is None:
-            return token_ids
-        return token_ids[:limit] if self.truncation_side == "right" else token_ids[-limit:]
 
     @property
     def includes_usage(self) -> bool:

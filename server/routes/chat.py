@@ -100,6 +100,7 @@ class ChatAnswer(ChoicesAnswer):
             "logprobs": self._logprobs(choice.logprobs),
             "finish_reason": self._finish_reason(choice.finish_reason, reader),
             "stop_reason": choice.stop_reason,
+            "matched_stop": choice.matched_stop,
             "token_ids": choice.token_ids if self.returns_token_ids else None,
         }
 
@@ -134,7 +135,8 @@ class ChatAnswer(ChoicesAnswer):
             yield choice | {"token_ids": list(delta.token_ids)} if number == 0 and self.returns_token_ids else choice
         if delta.final is not None and delta.finish_reason is not None:
             finish_reason = self._finish_reason(delta.finish_reason, self._readers[index])
-            yield _chunk_choice(index, {}) | {"finish_reason": finish_reason, "stop_reason": delta.stop_reason}
+            reasons = {"finish_reason": finish_reason, "stop_reason": delta.stop_reason, "matched_stop": delta.matched_stop}
+            yield _chunk_choice(index, {}) | reasons
 
     def _finish_reason(self, reason: str, reader: MessageReader) -> str:
         """Return why a choice ended, as OpenAI tells it: a named call's end is a stop."""

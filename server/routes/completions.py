@@ -84,6 +84,7 @@ class CompletionAnswer(ChoicesAnswer):
             "logprobs": self._logprobs((*logprobs, *choice.logprobs), 0),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
+            "matched_stop": choice.matched_stop,
             "token_ids": choice.token_ids if self.returns_token_ids else None,
             "prompt_token_ids": self.prompt_token_ids(prompt),
             "prompt_logprobs": self.prompt_logprobs(prompt),
@@ -96,7 +97,8 @@ class CompletionAnswer(ChoicesAnswer):
         if delta.text or delta.logprobs or delta.final is not None or (delta.token_ids and self.returns_token_ids):
             pieces.append(self._piece(index, delta.text, delta.logprobs, delta.token_ids))
         if delta.final is not None:
-            pieces[-1] |= {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+            pieces[-1]["finish_reason"] = delta.finish_reason
+            pieces[-1]["stop_reason"], pieces[-1]["matched_stop"] = delta.stop_reason, delta.matched_stop
         return pieces
 
     def _piece(self, index: int, text: str, tokens: Sequence[TokenLogprob], token_ids: tuple[int, ...] = ()) -> CompletionChoice:

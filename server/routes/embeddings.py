@@ -84,7 +84,7 @@ class EmbeddingResponse(Response):
         """Return what the engine is asked for, one request an input."""
         client, settings, name = self._services.client, self._services.settings, f"embd-{uuid.uuid4().hex}"
         adds = []
-        for number, token_ids in enumerate(await self._encode()):
+        for number, token_ids in enumerate(map(self._request.truncated, await self._encode())):
             check_prompt(token_ids, client.spec.vocab_size, "input")
             add = Add(
                 request_id=f"{name}-{number}",

@@ -134,3 +134,20 @@ def test_the_reason_of_an_end_comes_with_the_end_of_the_text(http: httpx.Client)
         pieces = [chunk["choices"][0] for chunk in stream(http, **options)]
         assert [piece["finish_reason"] for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
         assert all(piece["text"] for piece in pieces)
+
+
+def test_texts_and_token_ids_may_stand_in_one_list(http: httpx.Client) -> None:
+    from_text, from_ids = ask(http, prompt=["Anna keeps", tokens_of(http, "Anna keeps")])["choices"]
+    assert from_text["text"] == from_ids["text"]
+
+
+def test_what_ended_a_choice_is_told_in_both_ways(http: httpx.Client) -> None:
+    text = ask(http)["choices"][0]["text"]
+    [choice] = ask(http, stop=text[2])["choices"]
+    assert (choice["stop_reason"], choice["matched_stop"]) == (text[2], text[2])
+    assert stream(http, stop=text[2])[-1]["choices"][0]["matched_stop"] == text[2]
+    assert ask(http)["choices"][0]["matched_stop"] is None
+    tokenizer = http.get("/tokenizer_info").json()
+    end_token = tokenizer["added_tokens"][tokenizer["eos_token"]]
+    [ended] = ask(http, ignore_eos=False, logit_bias={str(end_token): 100})["choices"]
+    assert (ended["finish_reason"], ended["stop_reason"], ended["matched_stop"]) == ("stop", None, end_token)

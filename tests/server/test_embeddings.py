@@ -88,7 +88,8 @@ def test_more_inputs_than_places(sdk: openai.OpenAI, running: RunningServer) -> 
         ({"input": "a", "encoding_format": "hex"}, "encoding_format", "base64"),
         ({"input": [1] * 1025}, "input", "1024"),
         ({"input": [[1]] * 2049}, "input", "2048"),
-        ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "1"),
+        ({"input": "a", "normalize": False}, "normalize", "not supported"),
     ],
 )
 def test_what_is_refused(http: httpx.Client, body: dict[str, Any], param: str, says: str) -> None:
@@ -97,6 +98,14 @@ def test_what_is_refused(http: httpx.Client, body: dict[str, Any], param: str, s
     error = answer.json()["error"]
     assert error["param"] == param
     assert says in error["message"]
+
+
+def test_inputs_may_be_of_both_kinds_and_cut(http: httpx.Client) -> None:
+    body = {"input": ["Hello", [5, 6, 7, 8], [7, 8]], "truncate_prompt_tokens": 2, "add_special_tokens": False, "normalize": True}
+    answer = http.post("/v1/embeddings", json=body).json()
+    _, cut, alike = (item["embedding"] for item in answer["data"])
+    assert cut == alike
+    assert answer["usage"]["prompt_tokens"] <= 6
 
 
 def test_a_backend_that_cannot(renderer: Renderer) -> None:

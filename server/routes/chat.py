@@ -135,8 +135,11 @@ class ChatAnswer(ChoicesAnswer):
             yield choice | {"token_ids": list(delta.token_ids)} if number == 0 and self.returns_token_ids else choice
         if delta.final is not None and delta.finish_reason is not None:
             finish_reason = self._finish_reason(delta.finish_reason, self._readers[index])
-            reasons = {"finish_reason": finish_reason, "stop_reason": delta.stop_reason, "matched_stop": delta.matched_stop}
-            yield _chunk_choice(index, {}) | reasons
+            yield _chunk_choice(index, {}) | {
+                "finish_reason": finish_reason,
+                "stop_reason": delta.stop_reason,
+                "matched_stop": delta.matched_stop,
+            }
 
     def _finish_reason(self, reason: str, reader: MessageReader) -> str:
         """Return why a choice ended, as OpenAI tells it: a named call's end is a stop."""

@@ -16,7 +16,7 @@ from server.errors import ApiError
 from server.failures import as_api_error
 from server.limits import BodyGuard
 from server.output import GenerationError
-from server.rate_limits import RateLimits
+from server.rate_limits import RateLimits, RateObserver
 from server.request_id import RequestId
 from server.routes import batches, chat, completions, embeddings, files, models, responses, slots, status, tokens
 from server.services import Services
@@ -40,11 +40,11 @@ def create_app(services: Services) -> FastAPI:
     return app
 
 
-def guarded(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
+def guarded(app: ASGIApp, settings: ServerSettings, observer: RateObserver) -> ASGIApp:
     """Return `app` behind what clients have to pass."""
     guarded: ASGIApp = BodyGuard(app, settings.limits.max_body_bytes)
     if settings.rate_limit != RateLimit() or settings.key_rate_limits:
-        guarded = RateLimits(guarded, settings.rate_limit, settings.key_rate_limits, WallClock().now)
+        guarded = RateLimits(guarded, settings.rate_limit, settings.key_rate_limits, WallClock().now, observer)
     if settings.api_keys:
         open_paths = OPEN_PATHS | {"/metrics"} if settings.metrics_are_open else OPEN_PATHS
         guarded = KeyGuard(guarded, KeyRing(settings.api_keys), open_paths)

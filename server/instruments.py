@@ -124,6 +124,11 @@ class Instruments:
         self.tokens_discarded = counter("snapserve:tokens_discarded", "Tokens made beyond an answer's end, counted nowhere else.")
         outcomes = [reason.value for reason in FinishReason]
         self.requests = counter_by("outcome", outcomes, "snapserve:requests", "Sequences that ended, refused and failed ones too.")
+        self.rate_limited = counter_by(
+            "limit", ("requests", "tokens"), "snapserve:rate_limited_requests", "Requests refused by a rate limit, by which one."
+        )
+        self.stored_responses = gauge("snapserve:stored_responses", "Responses that are kept in memory.")
+        self.stored_response_bytes = gauge("snapserve:stored_response_bytes", "Bytes of JSON of the responses that are kept.")
         statuses = [status.value for status in BatchStatus]
         self.batches = gauge_by("state", statuses, "snapserve:batches", "Batches in each state, as far back as they are remembered.")
         self.batch_lines = counter_by(

@@ -17,6 +17,7 @@ from scheduler.stats import StepRecord
 from server.batches.batch import BatchStatus
 from server.client import Health, HealthStatus
 from server.instruments import ENGINE, Instruments
+from server.response_store import ResponseStore
 
 
 class WatchedEngine(Protocol):
@@ -70,12 +71,21 @@ class Metrics:
         for status in BatchStatus:
             self._instruments.batches[status.value].set_function(partial(number_in, status))
 
+    def watch_responses(self, store: ResponseStore) -> None:
+        """Ask the store at every scrape how much it keeps."""
+        self._instruments.stored_responses.set_function(lambda: store.num_responses)
+        self._instruments.stored_response_bytes.set_function(lambda: store.num_bytes)
+
     # The HTTP edge
 
     def answered(self, method: str, handler: str, status: int, seconds: float) -> None:
         """An HTTP request was answered to its end; `handler` is its route's template."""
         self._instruments.http_requests.labels(method, handler, str(status)).inc()
         self._instruments.http_duration.labels(method, handler).observe(seconds)
+
+    def rate_limited(self, kind: str) -> None:
+        """A request was refused by the rate limit of this kind."""
+        self._instruments.rate_limited[kind].inc()
 
     def answered_line(self, *, is_error: bool) -> None:
         """A line of a batch has its answer."""

@@ -73,7 +73,7 @@ class Process:
         if batches is not None:
             self._runner = BatchRunner(batches, Dispatcher(routes), metrics)
             metrics.watch_batches(batches.store)
-        app = guarded(routes, config.server)
+        app = guarded(routes, config.server, metrics)
         metered: ASGIApp = HttpMeter(app if simulation is None else SimulatedMark(app), metrics, self._clock.now)
         self._shut_down_tracing: Callable[[], None] | None = None
         if config.process.is_traced:

@@ -6,6 +6,7 @@ knows of queues or engines. There is one pair of buckets a key, and one for all 
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -82,21 +83,22 @@ class RateQuota:
     def __init__(self, account: Account, record: RequestRecord) -> None:
         self._account, self._record = account, record
         self._num_reserved = 0
+        self.refused_by: str | None = None  # the kind of the limit that the request ran into
         self._tell()
 
     def admit(self) -> None:
         """Count the request, before any work is done for it. Raises `ApiError`, also when the key has no tokens left."""
         account = self._account
         if account.tokens is not None and account.tokens.level < 1:
-            account.tokens.take(1)
+            self._take(account.tokens, 1)
         if account.requests is not None:
-            account.requests.take(1)
+            self._take(account.requests, 1)
         self._tell()
 
     def reserve(self, num_tokens: int) -> None:
         """Reserve what the request may cost. Raises `ApiError`."""
         if self._account.tokens is not None:
-            self._account.tokens.take(num_tokens)
+            self._take(self._account.tokens, num_tokens)
             self._num_reserved = num_tokens
             self._tell()
 
@@ -105,15 +107,28 @@ class RateQuota:
         if self._account.tokens is not None:
             self._account.tokens.settle(self._num_reserved, self._record.num_prompt_tokens + self._record.num_output_tokens)
 
+    def _take(self, bucket: Bucket, amount: int) -> None:
+        self.refused_by = bucket.kind
+        bucket.take(amount)
+        self.refused_by = None
+
     def _tell(self) -> None:
         self._record.headers.update(self._account.headers())
+
+
+class RateObserver(Protocol):
+    def rate_limited(self, kind: str) -> None:
+        """A request was refused by the limit of this kind."""
+        ...
 
 
 class RateLimits:
     """Middleware that gives every request a quota of its key's account. Accounts are as many as there are keys."""
 
-    def __init__(self, app: ASGIApp, default: RateLimit, by_tenant: Mapping[str, RateLimit], now: Callable[[], float]) -> None:
-        self._app = app
+    def __init__(
+        self, app: ASGIApp, default: RateLimit, by_tenant: Mapping[str, RateLimit], now: Callable[[], float], observer: RateObserver
+    ) -> None:
+        self._app, self._observer = app, observer
         self._default, self._by_tenant, self._now = default, by_tenant, now
         self._accounts: dict[str, Account] = {}
 
@@ -127,6 +142,8 @@ class RateLimits:
             await self._app(scope, receive, send)
         finally:
             record.when_done(quota.settle)
+            if quota.refused_by is not None:
+                self._observer.rate_limited(quota.refused_by)
 
     def _account(self, tenant: str) -> Account:
         if tenant not in self._accounts:

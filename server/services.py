@@ -7,6 +7,7 @@ from server.batches.service import Batches
 from server.client import EngineClient
 from server.grammars import Grammars
 from server.renderer import Renderer
+from server.response_store import ResponseStore
 from server.settings import ServerSettings
 
 
@@ -17,6 +18,10 @@ class Exposition(Protocol):
     def content_type(self) -> str: ...
 
     def render(self) -> bytes: ...
+
+    def watch_responses(self, store: ResponseStore) -> None:
+        """Ask the store at every scrape how much it keeps."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

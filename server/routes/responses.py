@@ -72,6 +72,7 @@ class OwnedArchive:
 def router(services: Services) -> APIRouter:
     routes = APIRouter()
     store, background = ResponseStore(services.settings.storage), BackgroundResponses()
+    services.metrics.watch_responses(store)
 
     def archive_of(request: Request) -> OwnedArchive:
         return OwnedArchive(store, background, RequestRecord.of(request.scope).tenant)

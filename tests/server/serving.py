@@ -134,7 +134,7 @@ def serve(
     engine.observed = observed
     server_settings = server_settings or settings()
     routes = create_app(Services(engine, renderer, grammars, server_settings, observed, batches))
-    metered = HttpMeter(wrap(guarded(routes, server_settings)), observed, WallClock().now)
+    metered = HttpMeter(wrap(guarded(routes, server_settings, observed)), observed, WallClock().now)
     server = uvicorn.Server(
         uvicorn.Config(
             metered, http=protocol_with(server_settings.connections), lifespan="off", log_config=None, timeout_graceful_shutdown=5

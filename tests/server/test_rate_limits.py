@@ -8,6 +8,7 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
 from backends.clock import VirtualClock
 from server.auth import name_of_key
@@ -18,7 +19,7 @@ from server.rate_limits import UNSAID_MAX_TOKENS, Account, Bucket, RateQuota, du
 from server.renderer import Renderer
 from server.request_record import RequestRecord
 from server.settings import RateLimit
-from tests.server.serving import serve, settings
+from tests.server.serving import RunningServer, serve, settings
 
 PROMPT = {"prompt": "Anna keeps", "ignore_eos": True, "temperature": 0}
 
@@ -123,6 +124,14 @@ def test_without_limits_nothing_is_told(http: httpx.Client) -> None:
     assert not any("ratelimit" in name for name in http.post("/v1/completions", json=PROMPT).headers)
 
 
+def refusals(server: RunningServer) -> tuple[float, float]:
+    """Return how many requests the server says that each limit refused."""
+    text = httpx.get(f"{server.url}/metrics", headers={"Authorization": "Bearer free"}).text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    by_limit = {sample.labels["limit"]: sample.value for sample in samples if sample.name == "snapserve:rate_limited_requests_total"}
+    return by_limit["requests"], by_limit["tokens"]
+
+
 def test_keys_have_accounts_of_their_own(renderer: Renderer) -> None:
     limits = {name_of_key("small"): RateLimit(requests=1)}
     with serve(renderer, settings(api_keys=("small", "free"), key_rate_limits=limits)) as server:
@@ -137,6 +146,7 @@ def test_keys_have_accounts_of_their_own(renderer: Renderer) -> None:
         assert refused.value.type == "requests"
         for _ in range(3):
             ask("free")
+        assert refusals(server) == (1, 0)
 
 
 def test_what_a_request_may_cost_is_reserved_before_it_runs(renderer: Renderer) -> None:
@@ -152,6 +162,7 @@ def test_what_a_request_may_cost_is_reserved_before_it_runs(renderer: Renderer) 
         assert http.post("/v1/chat/completions", json=chat).status_code == 429
         assert http.post("/v1/completions", json=PROMPT | {"max_tokens": 30}).status_code == 200
         assert not server.observed.finals[1:]
+        assert refusals(server) == (0, 2)
 
 
 def test_a_file_gives_keys_limits_of_their_own(tmp_path: Path) -> None:

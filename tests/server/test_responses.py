@@ -306,6 +306,10 @@ def test_what_is_too_large_to_be_kept_says_so(renderer: Renderer) -> None:
         for response in (ask(http, metadata=large), stream(http, metadata=large)[-1]["response"]):
             assert response["store"] is False
             assert http.get(f"{PATH}/{response['id']}").status_code == 404
+        told = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines())
+        labels = f'{{engine="0",model_name="{MODEL}"}}'
+        assert float(told[f"snapserve:stored_responses{labels}"]) == 1
+        assert 500 < float(told[f"snapserve:stored_response_bytes{labels}"]) <= 3000
 
 
 def test_a_server_may_keep_nothing(renderer: Renderer) -> None:

@@ -11,13 +11,13 @@ from server.version import server_version
 def router(services: Services) -> APIRouter:
     routes = APIRouter()
 
-    @routes.get("/health")
+    @routes.get("/health", response_model=dict[str, str])
     async def health() -> Response:
         """Whether the process is worth keeping."""
         now = services.client.health()
         return _status(now, is_well=now.is_alive)
 
-    @routes.get("/ready")
+    @routes.get("/ready", response_model=dict[str, str])
     async def ready() -> Response:
         """Whether requests are welcome."""
         now = services.client.health()

@@ -4,7 +4,7 @@ Every figure is a median over rounds, and the memory's rate is measured in every
 only ratios taken together mean something. Slots hold zeros, on whose values no time depends. The backend's options are those of
 `snapserve serve`.
 
-Usage: `OMP_WAIT_POLICY=PASSIVE python -m bench.decode --model DIR [--decode 8x256 1x256 4x2048] [--prefill 128x8 8192x1]
+Usage: `GOMP_SPINCOUNT=5000 python -m bench.decode --model DIR [--decode 8x256 1x256 4x2048] [--prefill 128x8 8192x1]
 [--rounds 7] [--json FILE]`.
 """
 

@@ -7,6 +7,7 @@ Usage: `python -m bench.peers MODEL_DIR [--loads short one] [--rounds 3] [--json
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -140,14 +141,17 @@ def machine() -> dict[str, object]:
 def main() -> int:
     """Return 0, or 1 where a comparison brought no figures."""
     arguments = _parser().parse_args()
+    document = {"date": datetime.now(UTC).isoformat(timespec="seconds"), **machine(), "rounds": arguments.rounds}
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as logs:
-        rows += http_rows(arguments, arguments.logs or Path(logs))
-    rows += engine_rows(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        logs: Path = arguments.logs or Path(folder)
+        logs.mkdir(parents=True, exist_ok=True)
+        for row in itertools.chain(http_rows(arguments, logs), engine_rows(arguments)):
+            rows.append(row)
+            print(table([row]).splitlines()[-1], file=sys.stderr)
+            if arguments.json is not None:
+                arguments.json.write_text(json.dumps({**document, "rows": [row.as_json() for row in rows]}, indent=2) + "\n")
     print(table(rows))
-    if arguments.json is not None:
-        document = {"date": datetime.now(UTC).isoformat(timespec="seconds"), **machine(), "rounds": arguments.rounds}
-        arguments.json.write_text(json.dumps({**document, "rows": [row.as_json() for row in rows]}, indent=2) + "\n")
     return int(any(row.error is not None for row in rows))
 
 

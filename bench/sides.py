@@ -18,6 +18,7 @@ from server.bench.prompts import make_prompts
 from server.bench.report import Figure, Report, make_report
 from server.bench.run import Run
 from server.bench.target import TargetError
+from server.serve import SPIN_COUNT
 
 PERCENTILES = (90.0, 99.0)
 ROOT = Path(__file__).parents[1]
@@ -74,7 +75,7 @@ class OwnEngine:
             result = Path(folder) / "result.json"
             command = [sys.executable, "-m", "bench.engine", *self.options, "--json", str(result)]
             command += [part for flag, value in flags.items() for part in (flag, str(value))]
-            _call(command, load.timeout)
+            _call(command, load.timeout, {"GOMP_SPINCOUNT": SPIN_COUNT})
             return _numbers(json.loads(result.read_text()))
 
 
@@ -122,9 +123,10 @@ def _numbers(document: Mapping[str, Any]) -> dict[str, Figure]:
     return {name: value for name, value in document.items() if value is None or isinstance(value, (int, float))}
 
 
-def _call(command: Sequence[str], time_limit: float) -> None:
+def _call(command: Sequence[str], time_limit: float, environment: Mapping[str, str] | None = None) -> None:
     try:
-        done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=time_limit, check=False)
+        env = {**os.environ, **(environment or {})}
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=time_limit, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SideError(str(error)) from error
     if done.returncode != 0:

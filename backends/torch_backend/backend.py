@@ -117,7 +117,7 @@ class TorchBackend:
         vocab_size, pools = self._model.config.vocab_size, []
         for number, options in enumerate(config.pools):
             spec = pool_spec(options, policies[number], kinds[number], max_model_len)
-            pools.append(TorchPool.build(spec, kinds[number], kind_of[number], layers, scratches, vocab_size, self._device))
+            pools.append(TorchPool.build(spec, kinds[number], kind_of[number], layers, scratches, vocab_size, self._device, self._kernels))
         self.pools = tuple(pools)
         if recorder is None and config.compile and self._device.type == "cuda":
             recorder = CudaRecorder(self._device)

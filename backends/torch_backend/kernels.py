@@ -20,6 +20,7 @@ BLOCK = 64  # outputs that a weight's layout keeps together
 MAX_ROWS = 32  # with many more, oneDNN's product is faster
 INPUT_MULTIPLE = 32  # oneDNN fills other numbers of inputs up
 
+_DTYPES = (torch.float32, torch.bfloat16)
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512")
 
 _library = torch.library.Library("snapserve", "DEF")  # type: ignore[no-untyped-call]
@@ -27,6 +28,10 @@ _library.define("linear(Tensor input, Tensor weight, Tensor? bias, int num_outpu
 _library.define(  # type: ignore[no-untyped-call]
     "slot_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, Tensor entries, Tensor bias, "
     "float scaling, float softcap, Tensor? sinks) -> Tensor"
+)
+_library.define(  # type: ignore[no-untyped-call]
+    "prompt_attention(Tensor query, Tensor key, Tensor value, Tensor last_seen, int window, float scaling, float softcap, Tensor? sinks) "
+    "-> Tensor"
 )
 
 
@@ -42,7 +47,7 @@ def _attention_shape(query: Tensor, key: Tensor, value: Tensor, *_: object) -> T
 
 @dataclass
 class Kernels:
-    """Whether a backend's decode steps go through the kernels."""
+    """Whether a backend's steps go through the kernels."""
 
     are_used: bool = False
 
@@ -104,12 +109,39 @@ def slot_attention(
     return output
 
 
+def takes_prompt(query: Tensor) -> bool:
+    """Return whether `prompt_attention` attends for such queries."""
+    return query.dtype in _DTYPES and query.shape[3] % 2 == 0
+
+
+def prompt_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    last_seen: Tensor,
+    sliding_window: int | None,
+    *,
+    scaling: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attend over entries in the order of their sequence: [row, token, head, width].
+
+    `query`, `key` and `value` are [row, head, token or entry, width], the width of the first two even. `last_seen` [row, token]: a token
+    sees this entry and those before it, of which there are `sliding_window` at most; −1: it sees none, and its output is 0.
+    """
+    sinks = None if sinks is None else sinks.to(query.dtype)
+    window = key.shape[2] if sliding_window is None else sliding_window
+    output: Tensor = torch.ops.snapserve.prompt_attention(query, key, value, last_seen, window, scaling, softcap or 0.0, sinks)
+    return output
+
+
 def packed_weight(reordered: Tensor, weight: Tensor) -> Tensor | None:
     """Return the memory of a `weight` [output, input] that oneDNN has reordered, as `linear` takes it; None where it lies otherwise.
 
     The tensor is valid as long as `reordered` is. oneDNN promises no layout, so that each weight is compared with what is expected.
     """
-    if not kernels_are_supported() or weight.dtype not in (torch.float32, torch.bfloat16):
+    if not kernels_are_supported() or weight.dtype not in _DTYPES:
         return None
     num_outputs, num_inputs = weight.shape
     pack, num_blocks = 4 // weight.element_size(), -(-num_outputs // BLOCK)

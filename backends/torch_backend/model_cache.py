@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from backends.torch_backend.attention import grouped_attention
+from backends.torch_backend.kernels import Kernels, prompt_attention, takes_prompt
 from backends.torch_backend.probe import LayerSpec
 from cache.policy import CachePolicy, WindowScorer
 from cache.scoring import join_votes, select, window_votes
@@ -38,7 +39,9 @@ class KindStep:
     entries: Tensor  # [row, token]: where each token is written
     bias: Tensor  # float32 [row, query, entry]: 0 where a query sees an entry, `HIDDEN` where not; of the last of the entries read
     num_open: int = 0  # entries before them, which every query sees
-    is_causal: bool = False  # entries are in the order of the sequence, and the last one read is the last query's own
+    # [row, query], where entries are in the order of the sequence: the last one that each query sees, −1 for padding. The last one read is
+    # the last query's own.
+    last_seen: Tensor | None = None
 
     @property
     def read_length(self) -> int:
@@ -190,9 +193,10 @@ class ModelCache(Cache):
 
     layers: list[CacheLayer]  # type: ignore[assignment]
 
-    def __init__(self, layers: Sequence[CacheLayer]) -> None:
+    def __init__(self, layers: Sequence[CacheLayer], kernels: Kernels) -> None:
         super().__init__(layers=list(layers))
         self.step: Step | None = None
+        self._kernels = kernels
 
     @property
     def num_bytes(self) -> int:
@@ -224,5 +228,9 @@ class ModelCache(Cache):
         assert step is not None, "a forward pass has a step"
         if step.observations:
             own.observe(step, query, key, scaling, softcap)
-        kind = step.kinds[own.kind_index]
-        return grouped_attention(query, key, value, kind.bias, scaling=scaling, softcap=softcap, sinks=sinks, is_causal=kind.is_causal)
+        kind, is_causal = step.kinds[own.kind_index], step.kinds[own.kind_index].last_seen is not None
+        if kind.last_seen is not None and self._kernels.are_used and takes_prompt(query):
+            return prompt_attention(
+                query, key, value, kind.last_seen, own.kind.sliding_window, scaling=scaling, softcap=softcap, sinks=sinks
+            )
+        return grouped_attention(query, key, value, kind.bias, scaling=scaling, softcap=softcap, sinks=sinks, is_causal=is_causal)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from backends.interface import SlotPoolSpec
+from backends.torch_backend.kernels import Kernels
 from backends.torch_backend.model_cache import CacheLayer, LayerKind, ModelCache
 from backends.torch_backend.probe import LayerSpec
 from backends.torch_backend.sampler import Sampler
@@ -31,12 +32,14 @@ class TorchPool:
         scratches: Sequence[SlotCache],
         vocab_size: int,
         device: torch.device,
+        kernels: Kernels,
     ) -> "TorchPool":
         """Allocate the slots of a model with these layers; `kind_of` and `scratches` have an item a layer."""
         cache = ModelCache(
             [
                 CacheLayer(layer, kind, kinds[kind], spec.num_slots, scratch, device)
                 for layer, kind, scratch in zip(layers, kind_of, scratches, strict=True)
-            ]
+            ],
+            kernels,
         )
         return cls(spec, tuple(kinds), cache, Sampler(spec.num_slots, vocab_size, device))

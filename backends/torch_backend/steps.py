@@ -97,7 +97,7 @@ def _sequential_step(kind: LayerKind, query_entry: Tensor, first: int, capacity:
     is_seen = entry <= query
     if kind.sliding_window is not None:
         is_seen &= entry > query - kind.sliding_window
-    return KindStep(torch.where(query_entry >= 0, query_entry, capacity), _bias(is_seen), num_open, is_causal=True)
+    return KindStep(torch.where(query_entry >= 0, query_entry, capacity), _bias(is_seen), num_open, query_entry)
 
 
 def _direct_step(kind: LayerKind, index: Tensor, rows: Sequence[PrefillRow], longest: int) -> KindStep:

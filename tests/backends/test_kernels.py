@@ -1,5 +1,6 @@
 """The kernels against the same products in float64, and rows that do not depend on their company."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from backends.torch_backend.kernels import (
     kernels_are_supported,
     load_kernels,
     packed_linear,
+    prompt_attention,
     slot_attention,
+    takes_prompt,
 )
 from backends.torch_backend.linear import ReorderedLinear
 
@@ -112,3 +115,57 @@ def test_attention(
             sinks=sinks,
         )
         assert torch.equal(alone[0], output[row])
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("sliding_window", [None, 50])
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "value_width"), [(4, 2, 16, 16), (7, 1, 40, 25), (6, 2, 64, 128), (2, 2, 6, 3)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_prompt_attention(
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    value_width: int,
+    sliding_window: int | None,
+    has_sinks: bool,
+    softcap: float | None,
+) -> None:
+    """Chunks at a sequence's end, at its start behind padding, and nothing but padding. Behind a row's last entry is NaN or infinity."""
+    rows, tokens, read = 3, 70, 301
+    keys, values = (_random(rows, kv_heads, read, size, dtype=dtype, seed=size) for size in (width, value_width))
+    query = _random(rows, tokens, heads, width, dtype=dtype, seed=9).transpose(1, 2)
+    last_seen = torch.stack([torch.arange(tokens) + read - tokens, torch.arange(tokens) - 20, torch.full((tokens,), -1)]).clamp(min=-1)
+    sinks = _random(heads, dtype=dtype, seed=3) if has_sinks else None
+    attend = partial(prompt_attention, sliding_window=sliding_window, scaling=0.3, softcap=softcap, sinks=sinks)
+    hidden = keys.clone(), values.clone()
+    for plane, filler in zip(hidden, (torch.inf, torch.nan), strict=True):
+        plane[1, :, tokens - 20 :] = plane[2] = filler
+
+    output = attend(query, hidden[0], hidden[1], last_seen)
+
+    entry = torch.arange(read)
+    is_seen = (entry <= last_seen[..., None]) & (entry > last_seen[..., None] - (sliding_window or read))
+    expected = grouped_attention(
+        query.double(),
+        keys.double(),
+        values.double(),
+        torch.where(is_seen, 0.0, HIDDEN).double(),
+        scaling=0.3,
+        softcap=softcap,
+        sinks=None if sinks is None else sinks.double(),
+    )
+    is_read = last_seen >= 0
+    torch.testing.assert_close(output[is_read].double(), expected[is_read], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert not output[~is_read].any(), "a token that sees nothing is zero"
+    for row in range(rows):
+        alone = attend(*(part[row : row + 1] for part in (query, *hidden, last_seen)))
+        assert torch.equal(alone[0], output[row])
+
+
+def test_prompts_that_are_left_to_torch() -> None:
+    assert takes_prompt(torch.empty(1, 1, 1, 6))
+    assert not takes_prompt(torch.empty(1, 1, 1, 7))
+    assert not takes_prompt(torch.empty(1, 1, 1, 6, dtype=torch.float16))

@@ -34,13 +34,14 @@ def direct_entries(layout: SlotLayout, index: Tensor, window_start: Tensor, ring
     return torch.where(is_candidate, kept, decode_entries(layout, index, ring_size))
 
 
-def direct_index(layout: SlotLayout, num_tokens: Tensor, window_start: Tensor, ring_size: Tensor) -> Tensor:
+def direct_index(layout: SlotLayout, num_tokens: Tensor, window_start: Tensor, ring_size: Tensor, num_entries: int | None = None) -> Tensor:
     """Return which token each entry holds, −1 for none, after the first `num_tokens` of a sequence whose prompt fits its slot.
 
-    The arguments are [row], the result is [row, entry]. `ring_size` is at least 1 in every row, an idle one too.
+    The tensors are [row], the result is [row, entry], of the first `num_entries` or of all. `ring_size` is at least 1 in every row, an idle
+    one too.
     """
     num_tokens, window_start, ring_size = num_tokens[:, None], window_start[:, None], ring_size[:, None]
-    entry = torch.arange(layout.capacity, device=num_tokens.device)
+    entry = torch.arange(layout.capacity if num_entries is None else num_entries, device=num_tokens.device)
     sink, kept_start, last = layout.num_sink, _kept_start(layout, window_start), num_tokens - 1
     ring = last - (last - entry) % ring_size
     in_ring = (entry >= sink) & (entry < sink + ring_size) & (ring >= window_start)
@@ -49,13 +50,13 @@ def direct_index(layout: SlotLayout, num_tokens: Tensor, window_start: Tensor, r
     return torch.where(index < num_tokens, index, -1)
 
 
-def live_mask(layout: SlotLayout, num_tokens: Tensor, window_start: Tensor, ring_size: Tensor) -> Tensor:
+def live_mask(layout: SlotLayout, num_tokens: Tensor, window_start: Tensor, ring_size: Tensor, num_entries: int | None = None) -> Tensor:
     """Return which entries hold a token after `num_tokens` were written, the whole prompt among them. Bool [row, entry].
 
     A row of `num_tokens` 0 and a `window_start` of at most `layout.num_sink` has none. Kept entries are live whichever candidates they
     hold, so the answer is that of a sequence whose prompt fits.
     """
-    return direct_index(layout, num_tokens, window_start, ring_size) >= 0
+    return direct_index(layout, num_tokens, window_start, ring_size, num_entries) >= 0
 
 
 def _kept_start(layout: SlotLayout, window_start: Tensor) -> Tensor:

@@ -129,7 +129,7 @@ class TorchBackend:
         if config.compile and self._device.type == "cpu" and kernels_are_supported():
             from backends.torch_backend import compiled_code  # a second's worth of imports
 
-            self.compiled = compiled_code.CompiledCode(config.compile_cache, self._model, self._kernels)
+            self.compiled = compiled_code.CompiledCode(config.compile_cache, self._model, self.pools, max_model_len - 1, self._kernels)
 
     @property
     def spec(self) -> BackendSpec:
@@ -193,15 +193,7 @@ class TorchBackend:
 
     def _call(self, model: nn.Module, cache: ModelCache, forward_pass: ForwardPass, **options: int) -> Any:
         """Run the model, or the part of it that ends at its last norm."""
-        cache.step = forward_pass.step
-        return model(
-            input_ids=forward_pass.token_ids,
-            position_ids=forward_pass.positions,
-            past_key_values=cache,
-            use_cache=True,
-            slot_cache=cache,
-            **options,
-        )
+        return model(**forward_pass.arguments(cache), **options)
 
     def _prefill(self, batch: PrefillBatch) -> Callable[[], Outcome]:
         for row in batch.rows:
@@ -297,7 +289,7 @@ class TorchBackend:
         draw_plan = pool.sampler.plan(draws, plan.bucket[0])
         steps = self._graphs[batch.pool].run(plan, draw_plan, batch.num_steps) if self._graphs else None
         if steps is None:
-            steps = self._decode_unrecorded(pool, plan, draw_plan, batch.num_steps)
+            steps = self._decode_unrecorded(batch.pool, plan, draw_plan, batch.num_steps)
         on_host = [step.leave_device() for step in steps]
 
         def collect() -> Outcome:
@@ -306,10 +298,12 @@ class TorchBackend:
 
         return collect
 
-    def _decode_unrecorded(self, pool: TorchPool, plan: DecodePlan, draw_plan: DrawPlan, num_steps: int) -> list[Sampled]:
-        steps = []
+    def _decode_unrecorded(self, number_of_pool: int, plan: DecodePlan, draw_plan: DrawPlan, num_steps: int) -> list[Sampled]:
+        pool, steps = self.pools[number_of_pool], []
+        graphs = self.compiled.steps[number_of_pool] if self.compiled is not None else None
         for number in range(num_steps):
-            steps.append(pool.sampler.sample(self._decode_logits(pool, plan), draw_plan, number))
+            logits, best = (graphs and graphs.run(plan)) or (self._decode_logits(pool, plan), None)
+            steps.append(pool.sampler.sample(logits, draw_plan, number, best))
             plan.advance(steps[-1].token_ids)
         return steps
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from backends.torch_backend.compiler import KERNELS, code_folder, graph_path, so
 from backends.torch_backend.graphs import load_graph
 from backends.torch_backend.kernels import Kernels, load_kernels
 from backends.torch_backend.layer_graphs import LayerGraphs
+from backends.torch_backend.pool import TorchPool
+from backends.torch_backend.step_graphs import StepGraphs
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +36,11 @@ class CodeTimes:
 class CompiledCode:
     """Builds and loads the code of one backend, for the thread that runs its steps."""
 
-    def __init__(self, folder: Path, model: PreTrainedModel, kernels: Kernels) -> None:
+    def __init__(self, folder: Path, model: PreTrainedModel, pools: Sequence[TorchPool], max_position: int, kernels: Kernels) -> None:
         self.times = CodeTimes()
         self._folder, self._kernels = code_folder(folder), kernels
-        self._graphs = LayerGraphs(model, kernels)
+        self._layers = LayerGraphs(model, kernels)
+        self.steps = tuple(StepGraphs(model, self._layers.layers, pool, max_position, kernels) for pool in pools)
         self._keys: tuple[str, ...] = ()
         self._is_pending = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -44,7 +48,9 @@ class CompiledCode:
     def start(self) -> None:
         """Trace the graphs, once a decode step has been run, and take the code or have it built."""
         start = time.monotonic()
-        sources = self._graphs.trace()
+        sources = self._layers.trace()
+        for step in self.steps:
+            sources |= step.trace()
         self._keys, self.times.trace = tuple(sources), time.monotonic() - start
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +112,9 @@ class CompiledCode:
         except Exception as error:  # files of another's making, read by torch: whatever is wrong with them, there is another way
             logger.warning("decode stays as it is, since its code cannot be loaded: %s: %s", type(error).__name__, error)
             return
-        self._graphs.use(graphs)
+        self._layers.use(graphs)
+        for step in self.steps:
+            step.use(graphs)
         self._kernels.are_used = True
         self.times.load = time.monotonic() - start
         times = self.times

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import torch
 
-from backends.torch_backend.graphs import GraphSource, compile_graph
+from backends.torch_backend.graphs import OPTIONS, GraphSource, compile_graph
 from backends.torch_backend.kernels import SOURCE, build_kernels, load_kernels
 
 KERNELS = "kernels.so"
 
 
 def code_folder(cache: Path) -> Path:
-    """Return the folder for code of this processor, this torch and these kernels."""
+    """Return the folder for code of this processor, this torch, these kernels and these options."""
     cpu = Path("/proc/cpuinfo")
     flags = next((line for line in cpu.read_text().splitlines() if line.startswith("flags")), "") if cpu.exists() else ""
-    parts = (torch.__version__, sys.version, flags, SOURCE.read_text())
+    parts = (torch.__version__, sys.version, flags, SOURCE.read_text(), repr(OPTIONS))
     return cache / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

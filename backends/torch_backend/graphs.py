@@ -32,6 +32,9 @@ with warnings.catch_warnings():
 Function = Callable[..., object]
 Compiled = Callable[..., Sequence[Tensor]]
 
+# Of torch's inductor. Operators are called from C++, and other threads may have Python meanwhile. Small element-wise loops stay on one
+# core: another would need longer to wake up.
+OPTIONS = {"cpp_wrapper": True, "cpp.min_chunk_size": 1 << 16}
 _EXAMPLE_SIZES = {"rows": 5, "entries": 48, "slots": 7, "capacity": 83}
 
 
@@ -75,7 +78,7 @@ class GraphSource:
 
 
 def trace(function: Function, inputs: Sequence[InputSpec]) -> GraphSource:
-    """Return the graph of a function that returns one tensor. Raises GraphError where what it does depends on values or on named sizes."""
+    """Return the graph of a function that returns tensors. Raises GraphError where what it does depends on values or on named sizes."""
     graph, _ = _trace(function, inputs)
     constants = [node.target for node in graph.graph.nodes if node.op == "get_attr"]
     if constants:
@@ -91,8 +94,7 @@ def compile_graph(source: GraphSource, target: Path) -> None:
     assert callable(forward), "a graph's code defines forward"
     graph, examples = _trace(lambda *tensors: forward(None, *tensors), source.inputs)
     mode = examples[0].fake_mode
-    # Small element-wise loops on one core: another would need longer to wake up.
-    with tracing(TracingContext(mode)), torch.no_grad(), torch._inductor.config.patch({"cpp.min_chunk_size": 1 << 16}):
+    with tracing(TracingContext(mode)), torch.no_grad(), torch._inductor.config.patch(OPTIONS):
         torch._inductor.standalone_compile(graph, [*examples], dynamic_shapes="from_tracing_context").save(path=str(target))
 
 

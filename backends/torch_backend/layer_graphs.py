@@ -5,7 +5,7 @@ that cannot be traced, such as one whose experts are chosen by value or that ask
 """
 
 import logging
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -26,7 +26,7 @@ _ROW, _PLAN, _PLANE = ("rows",), ("rows", None, "entries"), ("slots", None, "cap
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class LayerCall:
     """How the model calls a layer, in a decode step."""
 
     args: tuple[Any, ...]
@@ -102,8 +102,9 @@ class GraphedLayer(nn.Module):
         self.graphs: dict[bool, Compiled] = {}  # by whether there is one slot
         self._number, self._kernels = number, kernels
         named = dict(layer.named_parameters()) | dict(layer.named_buffers())
-        self._names, self._weights = list(named), [weight.detach() for weight in named.values()]
-        self.calls: dict[bool, _Call] = {}
+        self._names, self.weights = list(named), [weight.detach() for weight in named.values()]
+        self.calls: dict[bool, LayerCall] = {}
+        self.stand_in: Callable[[LayerCall], object] | None = None  # is called instead while the step around the layers is traced
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -117,7 +118,9 @@ class GraphedLayer(nn.Module):
         if step is None or not step.reads_first:
             return self.layer(*args, **kwargs)
         own = cache.layers[self._number]
-        call = _Call(args, kwargs, step.kinds[own.kind_index], own.slots.planes)
+        call = LayerCall(args, kwargs, step.kinds[own.kind_index], own.slots.planes)
+        if self.stand_in is not None:
+            return self.stand_in(call)
         is_single = own.slots.planes[0].shape[0] == 1
         graph = self.graphs.get(is_single)
         if graph is None or len(step.places) > MAX_ROWS:
@@ -125,10 +128,10 @@ class GraphedLayer(nn.Module):
             return self.layer(*args, **kwargs)
         return graph(*self._inputs(call))[0]
 
-    def _inputs(self, call: _Call) -> list[Tensor]:
-        return [*call.tensors(), call.kind.entries.contiguous(), call.kind.bias.contiguous(), *call.planes, *self._weights]
+    def _inputs(self, call: LayerCall) -> list[Tensor]:
+        return [*call.tensors(), call.kind.entries.contiguous(), call.kind.bias.contiguous(), *call.planes, *self.weights]
 
-    def structure(self, call: _Call) -> Hashable:
+    def structure(self, call: LayerCall) -> Hashable:
         """Return all that tells one layer's graph from another's, but for what they do with their numbers."""
         modules = [
             (name, type(module), *((key, value) for key, value in vars(module).items() if isinstance(value, _SIMPLE) and key != _NUMBER))
@@ -136,7 +139,7 @@ class GraphedLayer(nn.Module):
         ]
         return tuple(modules), tuple(self._names), tuple((tensor.shape, tensor.dtype) for tensor in self._inputs(call))
 
-    def trace(self, call: _Call) -> GraphSource:
+    def trace(self, call: LayerCall) -> GraphSource:
         """Return the graph of a decode step's call. Raises GraphError."""
         if len(call.planes) != 2:
             raise GraphError("it holds latents instead of keys and values")
@@ -144,7 +147,7 @@ class GraphedLayer(nn.Module):
         num_given, num_rows = len(call.tensors()), inputs[0].shape[0]
         first_weight = num_given + 4
         names: list[tuple[str | None, ...]] = [_ROW if tensor.shape[0] == num_rows else () for tensor in inputs[:num_given]]
-        names += [_ROW, _PLAN, _PLANE, _PLANE, *[()] * len(self._weights)]
+        names += [_ROW, _PLAN, _PLANE, _PLANE, *[()] * len(self.weights)]
 
         def run(*tensors: Tensor) -> object:
             entries, bias, keys, values = tensors[num_given:first_weight]
@@ -176,15 +179,15 @@ class LayerGraphs:
     def __init__(self, model: PreTrainedModel, kernels: Kernels) -> None:
         num_layers = model.config.num_hidden_layers
         layers = next((m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == num_layers), nn.ModuleList())
-        self._layers = [GraphedLayer(layer, number, kernels) for number, layer in enumerate(layers)]
-        for number, layer in enumerate(self._layers):
+        self.layers = [GraphedLayer(layer, number, kernels) for number, layer in enumerate(layers)]
+        for number, layer in enumerate(self.layers):
             layers[number] = layer
         self._users: dict[str, list[tuple[GraphedLayer, bool]]] = {}
 
     def trace(self) -> dict[str, GraphSource]:
         """Return the different graphs of the layers by their keys. A decode step has been run in each pool."""
         alike: dict[Hashable, list[tuple[GraphedLayer, bool]]] = {}
-        for layer in self._layers:
+        for layer in self.layers:
             for is_single, call in layer.calls.items():
                 alike.setdefault(layer.structure(call), []).append((layer, is_single))
         sources: dict[str, GraphSource] = {}
@@ -193,7 +196,7 @@ class LayerGraphs:
             try:
                 source = layer.trace(layer.calls[is_single])
             except GraphError as error:
-                logger.info("%d of %d layers have no graph: %s", len(users), len(self._layers), str(error).splitlines()[0])
+                logger.info("%d of %d layers have no graph: %s", len(users), len(self.layers), str(error).splitlines()[0])
                 continue
             sources[source.key] = source
             self._users.setdefault(source.key, []).extend(users)
@@ -201,6 +204,6 @@ class LayerGraphs:
 
     def use(self, graphs: Mapping[str, Compiled]) -> None:
         """Let the layers run these graphs from the next step on."""
-        for key, graph in graphs.items():
-            for layer, is_single in self._users[key]:
-                layer.graphs[is_single] = graph
+        for key, users in self._users.items():
+            for layer, is_single in users:
+                layer.graphs[is_single] = graphs[key]

@@ -164,8 +164,11 @@ class Sampler:
             num_logprobs=None,
         )
 
-    def sample(self, logits: Tensor, plan: DrawPlan, number: int = 0) -> Sampled:
-        """Draw the `number`th token of a plan from `logits` [slot, token]."""
+    def sample(self, logits: Tensor, plan: DrawPlan, number: int = 0, best: Tensor | None = None) -> Sampled:
+        """Draw the `number`th token of a plan from `logits` [slot, token]. `best` is the likeliest token of each, where it is known."""
+        if best is not None and plan.kind is DrawKind.GREEDY:
+            self._count(best, plan.is_live)
+            return Sampled(best)
         logits = logits.float()
         scores = self._adjusted(logits, plan)
         token_ids = scores.argmax(dim=-1)
@@ -179,10 +182,13 @@ class Sampler:
             is_output = is_output & ~is_forced
             is_in_prompt = self._is_in_prompt[: len(logits)]
             is_in_prompt.scatter_(1, token_ids[:, None], is_in_prompt.gather(1, token_ids[:, None]) | is_forced[:, None])
-        self._counts[: len(logits)].scatter_add_(1, token_ids[:, None], is_output[:, None].int())
+        self._count(token_ids, is_output)
         if plan.num_logprobs is None:
             return Sampled(token_ids)
         return log_probabilities(logits, token_ids, plan.num_logprobs)
+
+    def _count(self, token_ids: Tensor, is_output: Tensor) -> None:
+        self._counts[: len(token_ids)].scatter_add_(1, token_ids[:, None], is_output[:, None].int())
 
     def _hold(self, draws: Mapping[int, Draw]) -> None:
         """Bring the slots' parameters up to date. They change with a slot's sequence, hardly ever from step to step."""

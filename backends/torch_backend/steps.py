@@ -6,13 +6,14 @@ every slot that a decode step has no row for, has index −1: it is written to t
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from backends.interface import DecodeBatch, DecodeRow, PrefillBatch, PrefillRow
 from backends.torch_backend.attention import HIDDEN
-from backends.torch_backend.model_cache import KindStep, LayerKind, Observation, Step
+from backends.torch_backend.model_cache import KindStep, LayerKind, ModelCache, Observation, Step
 from cache.scratch import ScratchLayout
 from cache.slots import decode_entries, direct_entries, direct_index, live_mask
 
@@ -27,6 +28,12 @@ class ForwardPass:
     token_ids: Tensor  # [row, token]
     positions: Tensor  # [row, token]
     step: Step
+
+    def arguments(self, cache: ModelCache) -> dict[str, Any]:
+        """Return them as the model takes them. The cache is told of the step."""
+        cache.step = self.step
+        tokens = {"input_ids": self.token_ids, "position_ids": self.positions}
+        return tokens | {"past_key_values": cache, "use_cache": True, "slot_cache": cache}
 
 
 def prefill_pass(batch: PrefillBatch, kinds: Sequence[LayerKind], scratch: ScratchLayout, device: torch.device) -> ForwardPass:
@@ -118,7 +125,7 @@ def _direct_step(kind: LayerKind, index: Tensor, rows: Sequence[PrefillRow], lon
     entries = direct_entries(layout, index, window_start[:, None], ring_size[:, None])
     uses_kept = any(placement.num_kept_used for placement in placements)
     read_length = layout.capacity if uses_kept else _read_length(longest, layout.capacity)
-    held = direct_index(layout, num_tokens, window_start, ring_size)[:, None, :read_length]
+    held = direct_index(layout, num_tokens, window_start, ring_size, read_length)[:, None]
     is_seen = (held >= 0) & (held <= index[..., None])
     return KindStep(torch.where(index >= 0, entries, layout.capacity), _bias(is_seen))
 
@@ -170,9 +177,9 @@ class DecodePlan:
         for kind, window_start, ring_size, read_length in zip(self.kinds, window_starts, ring_sizes, self.read_lengths, strict=True):
             layout = kind.policy.layout
             entries = torch.where(is_live, decode_entries(layout, index, ring_size), layout.capacity)
-            is_seen = live_mask(layout, index + 1, window_start, ring_size)[:, :read_length]
+            is_seen = live_mask(layout, index + 1, window_start, ring_size, read_length)
             kind_steps.append(KindStep(entries[:, None], _bias(is_seen)[:, None]))
-        step = Step(torch.arange(len(index), device=index.device), tuple(kind_steps), reads_first=True)
+        step = Step(torch.arange(index.shape[0], device=index.device), tuple(kind_steps), reads_first=True)
         # A launch may run past the end of a sequence, for nothing; a learned position beyond the last would be an error.
         return ForwardPass(token_ids[:, None], index.clamp(0, self.max_position)[:, None], step)
 

@@ -68,6 +68,7 @@ def test_requests_are_served_while_code_is_compiled(config: TorchBackendConfig, 
     assert _graphs(backend) == [None] * 3
     _compiled(backend).wait()
     assert None not in _graphs(backend)
+    assert [step.are_used for step in _compiled(backend).steps] == [True]
     Driver(backend, 32).run(late, num_tokens=12)
     Driver(TorchBackend(replace(config, compile=False)), 32).run(plain, num_tokens=12)
     assert early.tokens == late.tokens == plain.tokens
@@ -108,6 +109,7 @@ def test_a_pool_of_one_slot_has_a_graph_of_its_own(config: TorchBackendConfig) -
             _compiled(backend).wait()
             layers = [module for module in backend._model.modules() if isinstance(module, GraphedLayer)]
             assert [sorted(layer.graphs) for layer in layers] == [[False, True]] * 3
+            assert [step.are_used for step in _compiled(backend).steps] == [True, True]
         requests = [Request(random_prompt(20)), Request(random_prompt(40), slots=(2,))]
         for pool, request in enumerate(requests):
             Driver(backend, 32, pool).run(request, num_tokens=8)
@@ -204,3 +206,4 @@ def test_a_layer_that_asks_for_its_number_is_left_alone(
     assert "asks for its number" in caplog.text
     _compiled(backend).wait()
     assert [graph is None for graph in _graphs(backend)] == [False, True, False]
+    assert [step.are_used for step in _compiled(backend).steps] == [False], "a step is whole or not at all"

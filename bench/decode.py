@@ -35,9 +35,9 @@ GREEDY = Draw(SamplingParams(temperature=0.0))
 BUFFER_BYTES = 2**28  # far beyond any cache, and quickly summed
 
 
-def decode_batch(num_rows: int, num_entries: int, num_steps: int = 1) -> DecodeBatch:
-    """Return a step of `num_rows` sequences that hold `num_entries` tokens when it ends."""
-    rows = tuple(DecodeRow(f"row {slot}", slot, 7, num_entries - num_steps, 1, GREEDY) for slot in range(num_rows))
+def decode_batch(num_rows: int, num_tokens: int, num_steps: int = 1, num_prompt_tokens: int = 1) -> DecodeBatch:
+    """Return a step of `num_rows` sequences that hold `num_tokens` tokens when it ends."""
+    rows = tuple(DecodeRow(f"row {slot}", slot, 7, num_tokens - num_steps, num_prompt_tokens, GREEDY) for slot in range(num_rows))
     return DecodeBatch(rows, num_steps)
 
 

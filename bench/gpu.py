@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
-from backends.interface import DecodeBatch, DecodeRow
 from backends.torch_backend.attention import ATTENTION_NAME, register_attention
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
-from bench.decode import GREEDY, ScoringClock, prefill_batches, run
+from bench.decode import ScoringClock, decode_batch, prefill_batches, run
 from bench.floor import Machine, Work, measure_machine, work_of
+from bench.long_contexts import SMALL_SLOTS, cache_bytes, draw_rates, held_rows, same_memory
 from cache.policy import PolicyName, PolicyOptions
 from cache.pool_options import PoolOptions
 
@@ -111,27 +111,20 @@ class GpuBench:
         if (missing := self._missing(sizes.full_slots, sizes.context)) > 0:
             return {"bytes_missing": missing}, None
         figures: dict[str, Any] = {"context": sizes.context, "published_ratio": PUBLISHED_RATIO}
-        small = sizes.context // sizes.compression
         prefill: dict[str, Any] | None = None
-        for name, policy, num_slots, entries in (
-            ("full", PolicyOptions(PolicyName.FULL), sizes.full_slots, sizes.context),
-            ("snapstream", PolicyOptions(slot_capacity=small), sizes.full_slots * sizes.compression, small),
-        ):
-            with self._backend(policy, num_slots, sizes.context, is_graph=is_graph) as backend:
-                slots = [layer.slots.num_bytes for layer in backend.pools[0].cache.layers]
-                figures[name] = {"sequences": num_slots, "entries": entries, "cache_bytes": sum(slots)}
-                figures[name] |= self._step(backend, num_slots, sizes.context, entries)
-                if name == "snapstream":
+        for name, slots in same_memory(sizes.context, sizes.full_slots, sizes.compression).items():
+            with self._backend(slots.policy, slots.num_slots, sizes.context, is_graph=is_graph) as backend:
+                figures[name] = {"sequences": slots.num_slots, "entries": slots.entries, "cache_bytes": cache_bytes(backend)}
+                figures[name] |= self._step(backend, slots.num_slots, sizes.context, slots.entries)
+                if name == SMALL_SLOTS:
                     prefill = self._prefill(backend)
-        figures["ratio"] = figures["snapstream"]["tokens_per_second"] / figures["full"]["tokens_per_second"]
+        figures["ratio"] = figures[SMALL_SLOTS]["tokens_per_second"] / figures["full"]["tokens_per_second"]
         return figures, prefill
 
     def _step(self, backend: TorchBackend, num_rows: int, context: int, entries: int) -> dict[str, float]:
         """Time steps of `num_rows` sequences whose slots hold `entries` of `context` tokens when a launch ends."""
         num_steps = self.sizes.num_steps
-        first = context - num_steps
-        rows = tuple(DecodeRow(f"row {slot}", slot, 7, first, first, GREEDY) for slot in range(num_rows))
-        launches = [DecodeBatch(rows, num_steps)] * LAUNCHES
+        launches = [decode_batch(num_rows, context, num_steps, context - num_steps)] * LAUNCHES
         with _progress(f"decode of {num_rows} × {entries} entries"):
             run(backend, launches[:1])
             seconds = statistics.median(run(backend, launches) for _ in range(self.sizes.rounds)) / LAUNCHES / num_steps
@@ -239,7 +232,7 @@ def table(document: dict[str, Any]) -> str:
     if "ratio" not in memory:
         lines.append(_line("long contexts", memory))
         return "\n".join(lines)
-    for name in ("full", "snapstream"):
+    for name in ("full", SMALL_SLOTS):
         row = memory[name]
         lines.append(_line(f"{name}: {row['sequences']} contexts of {memory['context']} in {row['cache_bytes'] / 1e9:.2f} GB", row))
     low, high = PUBLISHED_RATIO
@@ -261,15 +254,9 @@ def plot(document: dict[str, Any], path: Path) -> None:
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    bars = [(f"{row['batch']}\n{row['way']}", row) for row in document["decode"]]
-    memory = document["same_memory"]
-    kinds = [(f"{name}\n{memory[name]['sequences']} contexts", memory[name]) for name in ("full", "snapstream") if name in memory]
-    titles = f"decode, {document['sizes']['entries']} entries a slot", "the same cache memory"
-    for axes, named, title in zip((left, right), (bars, kinds), titles, strict=True):
-        measured = [(name, row) for name, row in named if "seconds" in row]
-        drawn = axes.bar([name for name, _ in measured], [row["tokens_per_second"] for _, row in measured])
-        axes.bar_label(drawn, [f"{row['bandwidth_share']:.0%} of bandwidth" for _, row in measured], fontsize=8)
-        axes.set(title=title, ylabel="tokens/s")
+    decode = {f"{row['batch']}\n{row['way']}": row for row in document["decode"] if "seconds" in row}
+    draw_rates(left, decode, f"decode, {document['sizes']['entries']} entries a slot")
+    draw_rates(right, held_rows(document["same_memory"]), "the same cache memory")
     figure.suptitle(document["device"] + (" (no GPU: its figures are owed)" if document["figures_owed"] else ""))
     figure.savefig(path)
 

@@ -1,10 +1,12 @@
-# The server in an image, in two stages: the first installs into a virtual environment, the second holds that and nothing of the build.
+# The server in an image, in two stages: the first installs into a virtual environment, the second holds that and nothing of the build but a
+# compiler, with which the server makes decode's code for the processor and the model that it finds.
 #
 #     docker build -t snapserve .
 #     docker run --rm -p 127.0.0.1:8000:8000 -v snapserve:/cache --read-only snapserve
 #
-# For NVIDIA GPUs build with --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130. Any base image with Python 3.11 or newer, its
-# venv module and useradd will do. Every option of the server is an environment variable: docs/configuration.md.
+# For NVIDIA GPUs build with --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg COMPILER=. Any base image with Python
+# 3.11 or newer, its venv module, its headers, apt-get and useradd will do. Every option of the server is an environment variable:
+# docs/configuration.md.
 ARG BASE_IMAGE=docker.io/library/python:3.11-slim
 
 FROM ${BASE_IMAGE} AS build
@@ -29,6 +31,10 @@ FROM ${BASE_IMAGE}
 LABEL org.opencontainers.image.title="snapserve" \
       org.opencontainers.image.description="OpenAI-compatible LLM inference over fixed-size, SnapStream-compressed KV-cache slots" \
       org.opencontainers.image.licenses="Apache-2.0"
+# Debian's packages of a C++ compiler; none, and the server decodes uncompiled on CPUs. Its compilers of C and at link time are left out.
+ARG COMPILER=g++
+RUN [ -z "${COMPILER}" ] || { apt-get update && apt-get install --yes --no-install-recommends ${COMPILER} \
+    && apt-get clean && rm -rf /var/lib/apt/lists/* && find /usr/lib/gcc -type f '(' -name cc1 -o -name lto1 ')' -delete; }
 # A fixed, unprivileged user. Whatever is written at run time (models from a hub, compiled code) goes under its home, a volume, so that the
 # root file system may be read-only.
 RUN groupadd --gid 10001 snapserve && useradd --uid 10001 --gid 10001 --home-dir /cache --no-create-home --shell /usr/sbin/nologin snapserve \
@@ -37,8 +43,6 @@ COPY --from=build /opt/snapserve /opt/snapserve
 ENV PATH=/opt/snapserve/bin:$PATH \
     HOME=/cache \
     HF_HOME=/cache/huggingface \
-    TORCHINDUCTOR_CACHE_DIR=/cache/torchinductor \
-    TRITON_CACHE_DIR=/cache/triton \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
     SNAPSERVE_HOST=0.0.0.0

@@ -32,9 +32,10 @@ class Server:
     takes_token_ids: bool = True
 
 
-def snapserve(model: Path) -> Server:
-    command = (sys.executable, "-m", "server", "serve", "--model", str(model), "--port", "{port}", "--log-level", "warning", *OWN_OPTIONS)
-    return Server("snapserve", command, "/ready")
+def snapserve(model: Path, *options: str) -> Server:
+    """Our own, with these options of `snapserve serve` beside those that are measured."""
+    command = (sys.executable, "-m", "server", "serve", "--model", str(model), "--port", "{port}", "--log-level", "warning")
+    return Server("snapserve", (*command, *OWN_OPTIONS, *options), "/ready")
 
 
 def vllm(executable: str, model: Path) -> Server:

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from backends.torch_backend.pool import TorchPool
 from backends.torch_backend.step_graphs import StepGraphs
 
 logger = logging.getLogger(__name__)
+
+TOLD = "decode is compiled: traced in %.1f s, compiled in %.1f s, loaded in %.2f s"  # bench.start reads it
 
 
 @dataclass
@@ -44,6 +47,7 @@ class CompiledCode:
         self._keys: tuple[str, ...] = ()
         self._is_pending = False
         self._process: subprocess.Popen[bytes] | None = None
+        self._scraps: tempfile.TemporaryDirectory[str] | None = None  # what compilers leave lying about: headers of 150 MB
 
     def start(self) -> None:
         """Trace the graphs, once a decode step has been run, and take the code or have it built."""
@@ -81,6 +85,7 @@ class CompiledCode:
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
+        self._clean()
 
     @property
     def _log(self) -> Path:
@@ -92,11 +97,17 @@ class CompiledCode:
     def _build(self) -> None:
         logger.info("compiling for decode in the background, into %s", self._folder)
         command = [sys.executable, "-m", "backends.torch_backend.compiler", str(self._folder)]
-        environment = os.environ | _inductor_environment(self._folder) | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        self._scraps = tempfile.TemporaryDirectory(dir=self._folder)
+        environment = os.environ | _inductor_environment(self._folder) | {"TMPDIR": self._scraps.name, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
+    def _clean(self) -> None:
+        if self._scraps is not None:
+            self._scraps.cleanup()
+
     def _take(self) -> None:
+        self._clean()
         if self._process is not None:
             self.times.compile = time.monotonic() - self._start
             if self._process.returncode != 0:
@@ -118,7 +129,7 @@ class CompiledCode:
         self._kernels.are_used = True
         self.times.load = time.monotonic() - start
         times = self.times
-        logger.info("decode is compiled: traced in %.1f s, compiled in %.1f s, loaded in %.2f s", times.trace, times.compile, times.load)
+        logger.info(TOLD, times.trace, times.compile, times.load)
 
 
 def _inductor_environment(folder: Path) -> dict[str, str]:

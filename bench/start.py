@@ -1,0 +1,130 @@
+"""How long our server takes from its start to ready and to compiled, and what compiling takes from the requests that it serves meanwhile.
+
+Three servers are started anew in every round, in turns, and loaded as soon as they are ready: one that compiles nothing, one that has
+nothing on disk yet, and one that finds its code there. The load of the second ends before the code is taken, or the round does not count.
+
+Usage: `python -m bench.start MODEL_DIR [--rounds 3] [--json FILE]`.
+"""
+
+import argparse
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from backends.torch_backend.compiled_code import TOLD
+from bench.peers import machine
+from bench.servers import serving, snapserve
+from bench.sides import HttpSide, SideError
+from server.bench.comparison import medians, ratios
+from server.bench.config import Address, Load
+from server.bench.report import Figure
+
+LOAD = Load(num_prompts=16, input_len=128, output_len=64, vocab_size=31000, max_concurrency=8, num_warmups=0, ignore_eos=True, seed=1)
+TOUCH = replace(LOAD, num_prompts=1, output_len=2)  # code is taken between two steps
+TIME_LIMIT = 300.0  # seconds until there is code
+COLUMNS = {
+    "seconds_to_ready": "ready (s)",
+    "seconds_to_compiled": "compiled (s)",
+    "trace": "traced",
+    "compile": "compiled",
+    "load": "loaded",
+    "output_throughput": "output tokens/s",
+    "median_tpot_ms": "TPOT (ms)",
+    "p99_itl_ms": "p99 ITL (ms)",
+}
+UNCOMPILED, COMPILING, ON_DISK = "--no-compile", "nothing on disk", "code on disk"
+
+_TIMES = re.compile(re.sub(r"%\.\df", r"([\\d.]+)", TOLD))
+
+
+@dataclass(frozen=True, slots=True)
+class FreshServer:
+    """A server that is started for every measurement. `cache` is where its code is kept, None for an empty folder each time."""
+
+    model: Path
+    cache: Path | None = None
+    is_compiled: bool = True
+
+    def measure(self, load: Load) -> Mapping[str, Figure]:
+        """Start it, load it, and wait for its code. Raises `SideError`, also for code that came from an empty folder during the load."""
+        with tempfile.TemporaryDirectory() as folder:
+            log, start = Path(folder) / "log", time.monotonic()
+            code = ("--compile-cache", str(self.cache or Path(folder) / "code")) if self.is_compiled else ("--no-compile",)
+            with serving(snapserve(self.model, "--log-level", "info", *code), log) as (url, seconds):
+                side = HttpSide(Address(url), seconds)
+                figures = dict(side.measure(load))
+                if not self.is_compiled:
+                    return figures
+                if self.cache is None and _TIMES.search(log.read_text()):
+                    raise SideError("the code was there before the load had ended: take a smaller load")
+                times = wait_for_code(side, log, start + TIME_LIMIT)
+                to_compiled = seconds if self.cache is not None else time.monotonic() - start
+                return {**figures, **times, "seconds_to_compiled": to_compiled}
+
+
+def wait_for_code(side: HttpSide, log: Path, end: float) -> dict[str, float]:
+    """Return the seconds of tracing, compiling and loading, once the log tells them."""
+    while time.monotonic() < end:
+        found = _TIMES.search(log.read_text())
+        if found is not None:
+            return dict(zip(("trace", "compile", "load"), map(float, found.groups()), strict=True))
+        time.sleep(0.5)
+        side.measure(TOUCH)
+    raise SideError(f"nothing was compiled within {TIME_LIMIT:.0f} s: {log.read_text()[-500:]}")
+
+
+def measure(model: Path, load: Load, rounds: int) -> dict[str, list[Mapping[str, Figure]]]:
+    """Return each server's figures, one a round. Raises `SideError`."""
+    with tempfile.TemporaryDirectory() as cache:
+        servers = {
+            UNCOMPILED: FreshServer(model, is_compiled=False),
+            COMPILING: FreshServer(model),
+            ON_DISK: FreshServer(model, Path(cache)),
+        }
+        servers[ON_DISK].measure(TOUCH)
+        figures: dict[str, list[Mapping[str, Figure]]] = {name: [] for name in servers}
+        for number in range(rounds):
+            for name in sorted(servers, reverse=number % 2 == 1):
+                figures[name].append(servers[name].measure(replace(load, seed=load.seed + number)))
+                print(f"round {number + 1} of {rounds}: {name}, ready after {figures[name][-1]['seconds_to_ready']:.1f} s", file=sys.stderr)
+        return figures
+
+
+def table(figures: Mapping[str, Sequence[Mapping[str, Figure]]]) -> str:
+    """Return medians in Markdown, and the ratios of the requests' times while compiling and without."""
+    lines = ["| server | " + " | ".join(COLUMNS.values()) + " |", "|---|" + "---|" * len(COLUMNS)]
+    for name, rounds in figures.items():
+        values = medians(rounds)
+        cells = ["" if (value := values.get(column)) is None else f"{value:.4g}" for column in COLUMNS]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    slower = ratios(figures[COMPILING], figures[UNCOMPILED])
+    told = ", ".join(f"{title} **{slower[column]:.2f}**" for column, title in COLUMNS.items() if slower.get(column) is not None)
+    return "\n".join([*lines, "", f"while compiling / without: {told}"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0, or 1 where a server gave no figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("model", type=Path, help="folder of a model")
+    parser.add_argument("--num-prompts", type=int, default=LOAD.num_prompts, help="of a load; the loads end before the code is taken")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    parsed = parser.parse_args(arguments)
+    try:
+        figures = measure(parsed.model, replace(LOAD, num_prompts=parsed.num_prompts), parsed.rounds)
+    except SideError as error:
+        print(f"bench.start: {error}", file=sys.stderr)
+        return 1
+    print(table(figures))
+    if parsed.json is not None:
+        parsed.json.write_text(json.dumps({**machine(), "rounds": figures}, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -68,6 +68,14 @@ def test_the_image_holds_the_packages_of_the_wheel() -> None:
     assert copied | {"pyproject.toml", "constraints.txt", "README.md", "LICENSE"} == {line[1:] for line in ignored if line.startswith("!")}
 
 
+def test_the_image_for_cpus_has_the_compiler_that_the_server_looks_for_and_the_one_for_gpus_none() -> None:
+    declared = dict(re.findall(r"^ARG (\w+)=(.*)$", DOCKERFILE, re.MULTILINE))
+    for_gpus = service(file="docker-compose.gpu.yml")["build"]["args"]
+    assert declared["COMPILER"] == "g++"
+    assert for_gpus["COMPILER"] == ""
+    assert set(for_gpus) <= set(declared)
+
+
 def healthcheck(port: str) -> int:
     """Run the image's HEALTHCHECK here, on this Python, and return its status."""
     command = json.loads(re.findall(r"^HEALTHCHECK .*? CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)[0])

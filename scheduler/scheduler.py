@@ -11,7 +11,6 @@ goes first, unless what it needs is missing, and then it gets the first slot of 
 
 import heapq
 import itertools
-from collections import deque
 from collections.abc import Iterator, Sequence
 
 from backends.clock import Clock
@@ -45,7 +44,8 @@ class Scheduler:
         self._scratches = SlotPool(spec.scratch.num_scratch)
         self._pacing = Pacing(spec.prefill_shapes, config.max_inter_token_latency)
         self._waiting = WaitingQueue(config.order)
-        self._reading: deque[Prefill] = deque()  # whose turn it is first
+        self._reading: list[Prefill] = []  # as they were admitted
+        self._reads_oldest = True  # or the one that has the least left; in turns
         self._open: dict[str, dict[int, Request]] = {}  # by request and choice, until the final output
         self._deadlines: list[tuple[float, str]] = []  # a heap; may name requests that have ended
         self._in_flight: tuple[Prefill, ...] = ()  # the prompts of the prefill batch under way, row by row
@@ -250,10 +250,16 @@ class Scheduler:
     # Steps
 
     def _prefill_batch(self) -> PrefillBatch | None:
-        """Read on in the prompts whose turn it is: the first and those that go with it in one batch."""
+        """Read on in the oldest prompt, or the one with the least left, and those that go with it in one batch.
+
+        In turns: a short prompt waits for one chunk of a long one at most, a long one is never left behind, and alike ones do not
+        hold each other up: each is read to its end before the next.
+        """
         if not self._reading:
             return None
-        prompts = [prefill for prefill in self._reading if prefill.goes_with == self._reading[0].goes_with]
+        first = self._reading[0] if self._reads_oldest else min(self._reading, key=lambda prefill: prefill.num_remaining_tokens)
+        others = (prefill for prefill in self._reading if prefill is not first and prefill.goes_with == first.goes_with)
+        prompts = [first, *others]
         shape = self._pacing.choose_shape(prompts, self._clock.now(), self._decoding_pools())
         if shape is None:
             return None
@@ -284,14 +290,14 @@ class Scheduler:
         return min(limit for limit in limits if limit is not None)
 
     def _update_prefill(self, batch: PrefillBatch, result: BatchResult, now: float) -> None:
+        self._reads_oldest = not self._reads_oldest
         for position, (prefill, row) in enumerate(zip(self._in_flight, batch.rows, strict=True)):
             scores = result.prompt_logprobs[position] if row.score is not None else ()
             prefill.advance(len(row.token_ids), scores, result.hidden[position] if row.pooling is not None else ())
-            self._reading.remove(prefill)
             if row.is_last:
+                self._reading.remove(prefill)
                 self._finish_prefill(prefill, result.tokens[position], now)
             else:
-                self._reading.append(prefill)
                 for request in prefill.requests:
                     self._emit(request)
 

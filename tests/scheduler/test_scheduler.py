@@ -222,6 +222,14 @@ def test_rows_with_and_without_scratch_are_read_in_turns() -> None:
     assert only_final(scheduler.take_outputs()).reason is FinishReason.LENGTH
 
 
+def test_alike_prompts_are_read_one_after_the_other() -> None:
+    """Side by side, each would wait for both."""
+    scheduler, _ = scheduler_of(fake_spec(policy=SNAPSTREAM, num_scratch=2, max_model_len=1024, prefill_shapes=(PrefillShape(1, 32),)))
+    for name in ("first", "second"):
+        scheduler.add(request(name, 96, max_tokens=1))
+    assert [prefill_turn(scheduler).rows[0].request_id for _ in range(6)] == ["first"] * 3 + ["second"] * 3
+
+
 def test_prompt_logprobs_are_complete_and_come_once_with_choice_0() -> None:
     scheduler, _ = scheduler_of(snapstream_spec(num_slots=2))
     add = request("a", 70, max_tokens=1, num_choices=2, num_prompt_logprobs=0)

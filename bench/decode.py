@@ -24,7 +24,7 @@ from transformers import AutoConfig
 
 from backends.interface import Batch, DecodeBatch, DecodeRow, Draw, PrefillBatch, PrefillRow, SamplingParams
 from backends.torch_backend.backend import TorchBackend
-from backends.torch_backend.config import TorchBackendConfig
+from backends.torch_backend.config import Quantization, TorchBackendConfig
 from bench.floor import decode_floor, measure_machine, prefill_floor, synchronise, work_of
 from server.config import GROUPS, read_config
 from server.options import OptionError, add_options
@@ -150,7 +150,8 @@ def _figures(
     num_steps: int,
 ) -> dict[str, Any]:
     plane = backend.pools[0].cache.layers[0].slots.planes[0]
-    work, scoring = work_of(AutoConfig.from_pretrained(config.model), plane.element_size()), ScoringClock(backend)
+    bytes_per_weight = 1 if config.quantization is Quantization.INT8 else plane.element_size()
+    work, scoring = work_of(AutoConfig.from_pretrained(config.model), plane.element_size(), bytes_per_weight), ScoringClock(backend)
     seconds: dict[Pair, list[tuple[float, float]]] = {case: [] for case in (*decode, *prefill)}  # of a step or a prompt; and its floor
     shares: dict[Pair, list[float]] = {case: [] for case in prefill}
     for number in range(rounds + 1):
@@ -167,6 +168,7 @@ def _figures(
     return {
         "model": config.model,
         "dtype": str(plane.dtype).removeprefix("torch."),
+        "quantization": config.quantization,
         "num_threads": torch.get_num_threads(),
         "num_steps_a_launch": num_steps,
         "decode": [{"rows": rows, "entries": entries} | _medians(seconds[rows, entries][1:]) for rows, entries in decode],

@@ -58,11 +58,12 @@ class Work:
     num_output: int  # weights of the output layer
     num_other: int  # norms and biases, read but not multiplied
     bytes_per_element: int
+    bytes_per_weight: int  # of the matrices and the output layer
 
     @property
     def weight_bytes(self) -> int:
         """Read by a decode step; of an embedding that is not the output layer too, a step reads a few rows only."""
-        return (self.num_matrix + self.num_output + self.num_other) * self.bytes_per_element
+        return (self.num_matrix + self.num_output) * self.bytes_per_weight + self.num_other * self.bytes_per_element
 
     @property
     def entry_bytes(self) -> int:
@@ -86,8 +87,11 @@ class UnsupportedModelError(ValueError):
     """A model whose work these formulas do not describe."""
 
 
-def work_of(config: PreTrainedConfig, bytes_per_element: int) -> Work:
-    """Count a model's weights without making them. Raises `UnsupportedModelError` for experts and for compressed or absent attention."""
+def work_of(config: PreTrainedConfig, bytes_per_element: int, bytes_per_weight: int | None = None) -> Work:
+    """Count a model's weights without making them; those of matrices may be quantized.
+
+    Raises `UnsupportedModelError` for experts and for compressed or absent attention.
+    """
     for name in ("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank"):
         if getattr(config, name, None):
             raise UnsupportedModelError(f"the config has {name} = {getattr(config, name)}; only dense decoders are described")
@@ -105,6 +109,7 @@ def work_of(config: PreTrainedConfig, bytes_per_element: int) -> Work:
         num_output=output.numel(),
         num_other=sum(parameter.numel() for parameter in layers if parameter.ndim != 2),
         bytes_per_element=bytes_per_element,
+        bytes_per_weight=bytes_per_element if bytes_per_weight is None else bytes_per_weight,
     )
 
 

@@ -16,7 +16,14 @@ from typing import Any
 
 from backends.interface import PromptPooling
 from backends.sn40l.backend import SimulationConfig
-from backends.torch_backend.config import DEFAULT_COMPILE_CACHE, DEFAULT_MAX_MODEL_LEN, DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.config import (
+    DEFAULT_COMPILE_CACHE,
+    DEFAULT_MAX_MODEL_LEN,
+    DeviceName,
+    DtypeName,
+    Quantization,
+    TorchBackendConfig,
+)
 from cache.policy import DEFAULT_SCORERS, HeadReduction, PolicyName, PolicyOptions, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 from cache.pool_options import PoolOptions, check_names
 from scheduler.config import SchedulerConfig
@@ -131,6 +138,13 @@ MODEL = OptionGroup(
         Option("backend", one_of(BackendName), BackendName.TORCH, "What turns batches into tokens.", choices(BackendName)),
         Option("device", one_of(DeviceName), DeviceName.AUTO, "Where the model runs.", choices(DeviceName)),
         Option("dtype", one_of(DtypeName), DtypeName.AUTO, "Type of weights and cache; auto is the checkpoint's own.", choices(DtypeName)),
+        Option(
+            "quantization",
+            one_of(Quantization),
+            Quantization.NONE,
+            "How the weights of linear layers are kept: int8 halves them, and what that costs is told in performance.md.",
+            choices(Quantization),
+        ),
         Option(
             "max-model-len",
             integer(1),
@@ -389,8 +403,8 @@ def _compose(values: Mapping[str, Any], environment: Mapping[str, str]) -> Confi
 
 
 def _backend(values: Mapping[str, Any]) -> TorchBackendConfig:
-    names = ("model", "device", "dtype", "max_model_len", "num_scratch", "scratch_capacity", "prefill_chunk", "compile", "compile_cache")
-    return TorchBackendConfig(pools=_pools(values), **{name: values[name] for name in names})
+    own = {field.name for field in fields(TorchBackendConfig)} - {"pools"}
+    return TorchBackendConfig(pools=_pools(values), **{name: values[name] for name in own})
 
 
 def _pools(values: Mapping[str, Any]) -> tuple[PoolOptions, ...]:

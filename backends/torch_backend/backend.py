@@ -26,17 +26,18 @@ from backends.interface import (
     SamplingParams,
     ScratchSpec,
 )
-from backends.torch_backend.config import TorchBackendConfig
+from backends.torch_backend.config import Quantization, TorchBackendConfig
 from backends.torch_backend.decode_graphs import DecodeGraphs
 from backends.torch_backend.kernels import Kernels, kernels_are_supported
 from backends.torch_backend.latent import replace_latent_attention
 from backends.torch_backend.limits import backend_spec, layer_kinds, pool_spec, resolve_max_model_len, scratch_layout
-from backends.torch_backend.linear import reorder_linears
+from backends.torch_backend.linear import ReorderedLinear, replace_all_linears
 from backends.torch_backend.loading import load_model
 from backends.torch_backend.logprobs import Sampled, log_probabilities, steps_to_host
 from backends.torch_backend.model_cache import ModelCache
 from backends.torch_backend.pool import TorchPool
 from backends.torch_backend.probe import probe_layers
+from backends.torch_backend.quantized_linear import QuantizedLinear
 from backends.torch_backend.recording import CudaRecorder, Recorder
 from backends.torch_backend.sampler import DrawPlan, check_token_ids
 from backends.torch_backend.steps import DecodePlan, ForwardPass, decode_plan, idle_plans, look_ahead_pass, prefill_pass
@@ -106,7 +107,7 @@ class TorchBackend:
         self._device = self._model.device
         replace_latent_attention(self._model)
         self._kernels = Kernels()
-        reorder_linears(self._model, self._kernels)
+        replace_all_linears(self._model, self._kernels, QuantizedLinear if config.quantization is Quantization.INT8 else ReorderedLinear)
         layers = probe_layers(self._model)
         max_model_len = resolve_max_model_len(config, self._model.config)
         policies = [options.policy.resolve(max_model_len) for options in config.pools]

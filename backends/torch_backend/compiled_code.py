@@ -126,7 +126,7 @@ class CompiledCode:
         self._layers.use(graphs)
         for step in self.steps:
             step.use(graphs)
-        self._kernels.are_used = True
+        self._kernels.use()
         self.times.load = time.monotonic() - start
         times = self.times
         logger.info(TOLD, times.trace, times.compile, times.load)

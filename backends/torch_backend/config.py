@@ -24,6 +24,11 @@ class DtypeName(enum.StrEnum):
     FLOAT16 = "float16"
 
 
+class Quantization(enum.StrEnum):
+    NONE = "none"
+    INT8 = "int8"  # the weights of linear layers, with a scale for each output
+
+
 @dataclass(frozen=True, slots=True)
 class TorchBackendConfig:
     """`model` is a local folder or a hub id. `max_model_len` None is the model's own limit, at most `DEFAULT_MAX_MODEL_LEN`."""
@@ -31,6 +36,7 @@ class TorchBackendConfig:
     model: str
     device: DeviceName = DeviceName.AUTO
     dtype: DtypeName = DtypeName.AUTO
+    quantization: Quantization = Quantization.NONE
     pools: tuple[PoolOptions, ...] = (PoolOptions(),)
     max_model_len: int | None = None
     num_scratch: int = 2

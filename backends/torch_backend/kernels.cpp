@@ -2,10 +2,11 @@
 // rate of the processor's products. For x86 with AVX-512 and its bfloat16.
 //
 // `linear` multiplies a few rows by a weight that lies as oneDNN lays it out, so that decode and prefill share one copy: blocks of 64
-// outputs, a block input by input, bfloat16 inputs in pairs. `slot_attention` writes each row's new token into its slot and attends over the
-// entries that the row may see; of the others, whole blocks are not read. `prompt_attention` attends over entries in the order of their
-// sequence, a tile of queries and a block of entries at a time (https://arxiv.org/abs/2205.14135). Every row is summed in float32 in an order
-// that is its own, so that no result depends on the rows beside it.
+// outputs, a block input by input, bfloat16 inputs in pairs; and any number of rows by an int8 weight that lies so. `slot_attention` writes
+// each row's new token into its slot and attends over the entries that the row may see; of the others, whole blocks are not read.
+// `prompt_attention` attends over entries in the order of their sequence, a tile of queries and a block of entries at a time
+// (https://arxiv.org/abs/2205.14135). Every row is summed in float32 in an order that is its own, so that no result depends on the rows
+// beside it.
 
 #include <ATen/Parallel.h>
 #include <ATen/cpu/vec/vec.h>
@@ -31,7 +32,7 @@ constexpr int64_t kLanes = 16;       // floats of a vector
 constexpr int64_t kVectors = 4;      // vectors of sums for a row and a block
 constexpr int64_t kBlock = 64;       // outputs of a weight's block
 constexpr int64_t kRows = 4;         // rows whose sums fit the registers
-constexpr int64_t kChunk = 32;       // inputs of a block, which stay in the first-level cache until all rows have met them
+constexpr int64_t kAhead = 4096;     // bytes of int8 weights that are asked for before they are needed
 constexpr int64_t kGrain = 1 << 17;  // weights, or cached numbers, that are worth a thread of their own
 constexpr float kHidden = -1e30f;    // a bias below it hides its entry
 
@@ -53,6 +54,11 @@ inline void store(BFloat16* target, __m512 values) {
 template <typename T>
 constexpr int64_t kPack = sizeof(float) / sizeof(T);  // inputs that lie side by side
 
+template <typename W>
+constexpr int64_t kChunk = 32;  // inputs of a block, which stay in the first-level cache until all rows have met them
+template <>
+constexpr int64_t kChunk<int8_t> = 128;  // more of them, for prefill's many rows
+
 inline __m512 multiply_add(__m512 sums, const float* input, __m512i weights) {
   return _mm512_fmadd_ps(_mm512_set1_ps(*input), _mm512_castsi512_ps(weights), sums);
 }
@@ -63,14 +69,38 @@ inline __m512 multiply_add(__m512 sums, const BFloat16* input, __m512i weights) 
   return _mm512_dpbf16_ps(sums, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)weights);
 }
 
+// Load what a block has for one input, or a pair.
+template <typename T>
+inline void load_weights(__m512i (&weights)[kVectors], const T* source, T*) {
+  UNROLL for (int64_t v = 0; v < kVectors; ++v) weights[v] = _mm512_loadu_si512(source + v * kLanes * kPack<T>);
+}
+
+inline __m512 load(const int8_t* source) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source))));
+}
+
+inline __m512i load_as(const int8_t* source, float) { return _mm512_castps_si512(load(source)); }
+
+inline __m512i load_as(const int8_t* source, BFloat16) { return (__m512i)_mm512_cvtne2ps_pbh(load(source + kLanes), load(source)); }
+
+// Whole numbers, which the inputs' type holds exactly. They are left in `space`, where there is one, for the rows that come after.
+template <typename T>
+inline void load_weights(__m512i (&weights)[kVectors], const int8_t* source, T* space) {
+  UNROLL for (int64_t n = 0; n < kBlock * kPack<T>; n += 64) _mm_prefetch(source + kAhead + n, _MM_HINT_T0);
+  UNROLL for (int64_t v = 0; v < kVectors; ++v) {
+    weights[v] = load_as(source + v * kLanes * kPack<T>, T());
+    if (space != nullptr) _mm512_storeu_si512(space + v * kLanes * kPack<T>, weights[v]);
+  }
+}
+
 // Add to the sums [row, 64] of `rows` rows what a block's weights from one input on, `num_inputs` of them, make of the rows' inputs.
-template <int64_t rows, typename T>
-inline void add_chunk(float* sums, const T* input, int64_t stride, const T* weight, int64_t num_inputs) {
+template <int64_t rows, typename T, typename W>
+inline void add_chunk(float* sums, const T* input, int64_t stride, const W* weight, int64_t num_inputs, T* space) {
   __m512 held[rows][kVectors];
   UNROLL for (int64_t r = 0; r < rows; ++r) UNROLL for (int64_t v = 0; v < kVectors; ++v) held[r][v] = load(sums + r * kBlock + v * kLanes);
   for (int64_t k = 0; k < num_inputs; k += kPack<T>) {
     __m512i weights[kVectors];
-    UNROLL for (int64_t v = 0; v < kVectors; ++v) weights[v] = _mm512_loadu_si512(weight + k * kBlock + v * kLanes * kPack<T>);
+    load_weights(weights, weight + k * kBlock, space == nullptr ? nullptr : space + k * kBlock);
     UNROLL for (int64_t r = 0; r < rows; ++r) {
       UNROLL for (int64_t v = 0; v < kVectors; ++v) held[r][v] = multiply_add(held[r][v], input + r * stride + k, weights[v]);
     }
@@ -78,62 +108,85 @@ inline void add_chunk(float* sums, const T* input, int64_t stride, const T* weig
   UNROLL for (int64_t r = 0; r < rows; ++r) UNROLL for (int64_t v = 0; v < kVectors; ++v) store(sums + r * kBlock + v * kLanes, held[r][v]);
 }
 
-template <typename T>
-void add_rows(float* sums, const T* input, int64_t stride, const T* weight, int64_t num_inputs, int64_t num_rows) {
+template <typename T, typename W>
+void add_rows(float* sums, const T* input, int64_t stride, const W* weight, int64_t num_inputs, int64_t num_rows, T* space = nullptr) {
   switch (num_rows) {
-    case 1: return add_chunk<1>(sums, input, stride, weight, num_inputs);
-    case 2: return add_chunk<2>(sums, input, stride, weight, num_inputs);
-    case 3: return add_chunk<3>(sums, input, stride, weight, num_inputs);
-    default: return add_chunk<kRows>(sums, input, stride, weight, num_inputs);
+    case 1: return add_chunk<1>(sums, input, stride, weight, num_inputs, space);
+    case 2: return add_chunk<2>(sums, input, stride, weight, num_inputs, space);
+    case 3: return add_chunk<3>(sums, input, stride, weight, num_inputs, space);
+    default: return add_chunk<kRows>(sums, input, stride, weight, num_inputs, space);
   }
 }
 
+// What a product reads beside its rows. Int8 weights have scales, one for each output.
+template <typename T, typename W>
+struct Weights {
+  const W* numbers;
+  const float* scales;
+  const T* bias;  // or none
+
+  Weights from(int64_t output, int64_t inputs) const {
+    return {numbers + output * inputs, scales == nullptr ? nullptr : scales + output, bias == nullptr ? nullptr : bias + output};
+  }
+};
+
 // Write the outputs of one block: `width` of its 64.
-template <typename T>
-void multiply_block(T* output, const T* input, const T* weight, const T* bias, int64_t rows, int64_t inputs, int64_t outputs, int64_t width) {
+template <typename T, typename W>
+void multiply_block(T* output, const T* input, const Weights<T, W>& weights, int64_t rows, int64_t inputs, int64_t outputs, int64_t width) {
   thread_local std::vector<float> sums;
+  alignas(64) T space[kChunk<W> * kBlock];
   sums.assign(rows * kBlock, 0.0f);
-  for (int64_t k = 0; k < inputs; k += kChunk) {
-    for (int64_t r = 0; r < rows; r += kRows) {
-      add_rows(&sums[r * kBlock], input + r * inputs + k, inputs, weight + k * kBlock, std::min(kChunk, inputs - k), rows - r);
+  for (int64_t k = 0; k < inputs; k += kChunk<W>) {
+    const W* chunk = weights.numbers + k * kBlock;
+    const int64_t num_inputs = std::min(kChunk<W>, inputs - k);
+    add_rows(&sums[0], input + k, inputs, chunk, num_inputs, rows, rows > kRows ? space : nullptr);
+    for (int64_t r = kRows; r < rows; r += kRows) {
+      float* row = &sums[r * kBlock];
+      if constexpr (std::is_same_v<T, W>) {
+        add_rows(row, input + r * inputs + k, inputs, chunk, num_inputs, rows - r);
+      } else {
+        add_rows(row, input + r * inputs + k, inputs, space, num_inputs, rows - r);
+      }
     }
   }
   T rounded[kBlock];
   for (int64_t r = 0; r < rows; ++r) {
     float* row = &sums[r * kBlock];
-    for (int64_t n = 0; bias != nullptr && n < width; ++n) row[n] += static_cast<float>(bias[n]);
+    for (int64_t n = 0; weights.scales != nullptr && n < width; ++n) row[n] *= weights.scales[n];
+    for (int64_t n = 0; weights.bias != nullptr && n < width; ++n) row[n] += static_cast<float>(weights.bias[n]);
     UNROLL for (int64_t v = 0; v < kVectors; ++v) store(rounded + v * kLanes, load(row + v * kLanes));
     std::copy_n(rounded, width, output + r * outputs);
   }
 }
 
-template <typename T>
-void multiply(Tensor& output, const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, int64_t inputs, int64_t outputs) {
+template <typename T, typename W>
+void multiply(Tensor& output, const Tensor& input, const Tensor& weight, const std::optional<Tensor>& scales,
+              const std::optional<Tensor>& bias, int64_t inputs, int64_t outputs) {
   const int64_t rows = input.numel() / inputs, size = kBlock * inputs;
   T* to = output.data_ptr<T>();
-  const T *from = input.const_data_ptr<T>(), *weights = weight.const_data_ptr<T>();
-  const T* biases = bias ? bias->const_data_ptr<T>() : nullptr;
+  const T* from = input.const_data_ptr<T>();
+  const Weights<T, W> weights{weight.const_data_ptr<W>(), scales ? scales->const_data_ptr<float>() : nullptr,
+                              bias ? bias->const_data_ptr<T>() : nullptr};
   at::parallel_for(0, weight.numel() / size, std::max<int64_t>(1, kGrain / size), [&](int64_t begin, int64_t end) {
-    for (int64_t block = begin; block < end; ++block) {
-      const int64_t first = block * kBlock;
-      multiply_block(to + first, from, weights + block * size, biases == nullptr ? nullptr : biases + first, rows, inputs, outputs,
-                     std::min(kBlock, outputs - first));
+    for (int64_t first = begin * kBlock; first < end * kBlock; first += kBlock) {
+      multiply_block(to + first, from, weights.from(first, inputs), rows, inputs, outputs, std::min(kBlock, outputs - first));
     }
   });
 }
 
-Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, int64_t outputs) {
+Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& scales, const std::optional<Tensor>& bias,
+              int64_t outputs) {
   const Tensor rows = input.contiguous();
   const int64_t inputs = rows.size(-1);
-  TORCH_CHECK(weight.is_contiguous() && weight.scalar_type() == rows.scalar_type(), "the weight must lie as the rows' type wants it");
+  TORCH_CHECK(weight.is_contiguous() && weight.scalar_type() == (scales ? at::kChar : rows.scalar_type()), "the weight must lie as the rows' type wants it");
   TORCH_CHECK(weight.numel() == (outputs + kBlock - 1) / kBlock * kBlock * inputs, "the weight's size does not fit ", inputs, " inputs");
   std::vector<int64_t> sizes = rows.sizes().vec();
   sizes.back() = outputs;
   Tensor output = at::empty(sizes, rows.options());
   if (rows.scalar_type() == at::kBFloat16) {
-    multiply<BFloat16>(output, rows, weight, bias, inputs, outputs);
+    (scales ? multiply<BFloat16, int8_t> : multiply<BFloat16, BFloat16>)(output, rows, weight, scales, bias, inputs, outputs);
   } else {
-    multiply<float>(output, rows, weight, bias, inputs, outputs);
+    (scales ? multiply<float, int8_t> : multiply<float, float>)(output, rows, weight, scales, bias, inputs, outputs);
   }
   return output;
 }

@@ -7,9 +7,9 @@ whether a backend uses them is said by its own `Kernels`.
 import ctypes
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ _DTYPES = (torch.float32, torch.bfloat16)
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512")
 
 _library = torch.library.Library("snapserve", "DEF")  # type: ignore[no-untyped-call]
-_library.define("linear(Tensor input, Tensor weight, Tensor? bias, int num_outputs) -> Tensor")  # type: ignore[no-untyped-call]
+_library.define("linear(Tensor input, Tensor weight, Tensor? scales, Tensor? bias, int num_outputs) -> Tensor")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
     "slot_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, Tensor entries, Tensor bias, "
     "float scaling, float softcap, Tensor? sinks) -> Tensor"
@@ -36,7 +36,7 @@ _library.define(  # type: ignore[no-untyped-call]
 
 
 @torch.library.register_fake("snapserve::linear", lib=_library)  # type: ignore[untyped-decorator]
-def _linear_shape(hidden: Tensor, weight: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:  # noqa: ARG001
+def _linear_shape(hidden: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, num_outputs: int) -> Tensor:  # noqa: ARG001
     return hidden.new_empty(*hidden.shape[:-1], num_outputs)
 
 
@@ -50,6 +50,20 @@ class Kernels:
     """Whether a backend's steps go through the kernels."""
 
     are_used: bool = False
+    _preparations: list[Callable[[], None]] = field(default_factory=list)
+
+    def when_used(self, prepare: Callable[[], None]) -> None:
+        """Have something prepared for them before they are used: now, if they are already."""
+        if self.are_used:
+            prepare()
+        else:
+            self._preparations.append(prepare)
+
+    def use(self) -> None:
+        """Use them from now on."""
+        while self._preparations:
+            self._preparations.pop()()
+        self.are_used = True
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -81,9 +95,9 @@ def load_kernels(path: Path) -> None:
     torch.ops.load_library(path)  # type: ignore[no-untyped-call]
 
 
-def packed_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
-    """Return the product of a few rows [..., input] and a packed weight: [..., output]."""
-    output: Tensor = torch.ops.snapserve.linear(hidden, weight, bias, num_outputs)
+def packed_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None, num_outputs: int, scales: Tensor | None = None) -> Tensor:
+    """Return the product of rows [..., input] and a packed weight: [..., output]. An int8 weight has float32 `scales` [output]."""
+    output: Tensor = torch.ops.snapserve.linear(hidden, weight, scales, bias, num_outputs)
     return output
 
 
@@ -136,6 +150,16 @@ def prompt_attention(
     return output
 
 
+def in_blocks(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a weight [output, input] as `linear` reads it for rows of `dtype`: [block, input / p, 64, p], filled up with zeros.
+
+    `p` inputs, 2 of bfloat16 and 1 of float32, lie side by side.
+    """
+    pack = 4 // dtype.itemsize
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % BLOCK))
+    return padded.view(-1, BLOCK, weight.shape[1] // pack, pack).transpose(1, 2)
+
+
 def packed_weight(reordered: Tensor, weight: Tensor) -> Tensor | None:
     """Return the memory of a `weight` [output, input] that oneDNN has reordered, as `linear` takes it; None where it lies otherwise.
 
@@ -143,14 +167,11 @@ def packed_weight(reordered: Tensor, weight: Tensor) -> Tensor | None:
     """
     if not kernels_are_supported() or weight.dtype not in _DTYPES:
         return None
-    num_outputs, num_inputs = weight.shape
-    pack, num_blocks = 4 // weight.element_size(), -(-num_outputs // BLOCK)
-    if num_inputs % INPUT_MULTIPLE:
+    if weight.shape[1] % INPUT_MULTIPLE:
         return None
-    padded = torch.nn.functional.pad(weight, (0, 0, 0, num_blocks * BLOCK - num_outputs))
-    expected = padded.view(num_blocks, BLOCK, num_inputs // pack, pack).transpose(1, 2)
-    if torch.ops.mkldnn._nbytes(reordered) != padded.nbytes:
+    expected = in_blocks(weight, weight.dtype)
+    if torch.ops.mkldnn._nbytes(reordered) != expected.nbytes:
         return None
-    memory = (ctypes.c_char * padded.nbytes).from_address(torch.ops.mkldnn.data_ptr(reordered))
+    memory = (ctypes.c_char * expected.nbytes).from_address(torch.ops.mkldnn.data_ptr(reordered))
     packed = torch.frombuffer(memory, dtype=weight.dtype).view(expected.shape)
     return packed if torch.equal(packed, expected) else None

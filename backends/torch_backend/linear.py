@@ -1,4 +1,4 @@
-"""Linear layers of a loaded model, their weights laid out once for the CPU's matrix units.
+"""Linear layers of a loaded model, their weights laid out once for the CPU's matrix units, or kept as int8.
 
 A decode step is a few rows against every weight. torch's own product reorders the weight for each call, or falls back on a kernel that is
 slower the fewer the rows. oneDNN's, given the weight in its own layout, does not; for a few rows the kernel of `kernels.cpp`, which reads
@@ -7,13 +7,18 @@ of them computes for the others too.
 """
 
 import itertools
+import logging
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from backends.torch_backend.errors import UnsupportedModelError
 from backends.torch_backend.kernels import MAX_ROWS, Kernels, packed_linear, packed_weight
+from backends.torch_backend.quantized_linear import QuantizedLinear
+
+logger = logging.getLogger(__name__)
 
 JOINED = (
     ("q_proj", "k_proj", "v_proj"),
@@ -43,6 +48,13 @@ class ReorderedLinear(nn.Module):
         self.register_buffer("packed", packed_weight(self._weight, weight), persistent=False)
         self.register_buffer("bias", torch.cat(biases) if biases else None, persistent=False)
 
+    @staticmethod
+    def fits(linear: nn.Linear) -> bool:
+        weight = linear.weight
+        if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            return False
+        return weight.dtype is torch.float32 or (weight.dtype is torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+
     def forward(self, hidden: Tensor) -> Tensor:
         if self._kernels.are_used and self.packed is not None and hidden.numel() <= MAX_ROWS * hidden.shape[-1]:
             return packed_linear(hidden, self.packed, self.bias, self._num_outputs)
@@ -50,12 +62,14 @@ class ReorderedLinear(nn.Module):
         return output
 
 
+LinearKind = type[ReorderedLinear] | type[QuantizedLinear]
+
+
 class Joint:
     """One product for several layers. It holds their outputs from the first layer's call until each has been fetched."""
 
-    def __init__(self, linears: Sequence[nn.Linear], kernels: Kernels) -> None:
-        self.linear = ReorderedLinear(linears, kernels)
-        self._sizes = [linear.out_features for linear in linears]
+    def __init__(self, linear: nn.Module, sizes: Sequence[int]) -> None:
+        self.linear, self._sizes = linear, sizes
         self._input: Tensor | None = None
         self._outputs: dict[int, Tensor] = {}
 
@@ -81,40 +95,48 @@ class JointPart(nn.Module):
         return self._joint.fetch(hidden, self._part)
 
 
-def reorder_linears(model: PreTrainedModel, kernels: Kernels) -> None:
-    """Replace the model's linear layers where that is faster: those of the usual names, and the output layer."""
+def replace_all_linears(model: PreTrainedModel, kernels: Kernels, kind: LinearKind = ReorderedLinear) -> None:
+    """Replace the model's linear layers of the usual names, and the output layer, where that can be.
+
+    Raises UnsupportedModelError if it was to be quantized and there is nothing that can be.
+    """
     for module in list(model.modules()):
-        replace_linears(module, kernels)
+        replace_linears(module, kernels, kind)
     output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    if type(output) is nn.Linear and _is_reorderable(output):
-        model.set_output_embeddings(ReorderedLinear([output], kernels))  # type: ignore[no-untyped-call]
+    if type(output) is nn.Linear and kind.fits(output):
+        model.set_output_embeddings(kind([output], kernels))  # type: ignore[no-untyped-call]
+    if kind is QuantizedLinear:
+        _tell_of_quantized(model)
 
 
-def replace_linears(module: nn.Module, kernels: Kernels) -> None:
+def replace_linears(module: nn.Module, kernels: Kernels, kind: LinearKind = ReorderedLinear) -> None:
     """Replace a module's own linear layers: the joinable by parts of a joint, the others one by one."""
     for names in JOINED:
-        linears = list(_linears(module, names))
+        linears = list(_linears(module, names, kind))
         if len(linears) == len(names) and _are_joinable(linears):
-            joint = Joint(linears, kernels)
+            joint = Joint(kind(linears, kernels), [linear.out_features for linear in linears])
             for part, name in enumerate(names):
                 setattr(module, name, JointPart(joint, part))
     for name in (*itertools.chain(*JOINED), *ALONE):
-        for linear in _linears(module, (name,)):
-            setattr(module, name, ReorderedLinear([linear], kernels))
+        for linear in _linears(module, (name,), kind):
+            setattr(module, name, kind([linear], kernels))
 
 
-def _linears(module: nn.Module, names: Sequence[str]) -> Iterator[nn.Linear]:
+def _linears(module: nn.Module, names: Sequence[str], kind: LinearKind) -> Iterator[nn.Linear]:
     for name in names:
         linear = module._modules.get(name)
-        if type(linear) is nn.Linear and _is_reorderable(linear):
+        if type(linear) is nn.Linear and kind.fits(linear):
             yield linear
 
 
-def _is_reorderable(linear: nn.Linear) -> bool:
-    weight = linear.weight
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return False
-    return weight.dtype is torch.float32 or (weight.dtype is torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+def _tell_of_quantized(model: PreTrainedModel) -> None:
+    layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    if not layers:
+        raise UnsupportedModelError(f"{type(model).__name__} has no linear layers that quantization int8 knows")
+    sizes = (sum(layer.weight.nbytes for layer in layers), sum(parameter.nbytes for parameter in model.parameters()))
+    logger.info(
+        "%d products have weights of int8: %.1f MB; %.1f MB of weights are as they were", len(layers), *(size / 1e6 for size in sizes)
+    )
 
 
 def _are_joinable(linears: Sequence[nn.Linear]) -> bool:

@@ -1,8 +1,8 @@
 """`snapserve eval fidelity`: what packed slots predict along a text, beside what the whole cache predicts there.
 
 No server's log-probabilities go beyond the likeliest tokens, so this takes the engine's backend itself, in this process, and the whole
-vocabulary's. Two backends of the same model, one of policy full, read the same tokens; both pack after `length` of them and take those that
-follow one by one through decode, each fed the text's own token whatever it predicts.
+vocabulary's. Two backends of the same model, one of policy full with weights as they are, read the same tokens; both pack after `length` of
+them and take those that follow one by one through decode, each fed the text's own token whatever it predicts.
 """
 
 import sys
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from backends.clock import WallClock
 from backends.interface import Backend, BackendError, DecodeBatch, DecodeRow, Draw, PrefillBatch, PrefillRow, SampledToken, SamplingParams
 from backends.registry import create_backend
-from backends.torch_backend.config import TorchBackendConfig
+from backends.torch_backend.config import Quantization, TorchBackendConfig
 from cache.policy import PolicyName, PolicyOptions
 from cache.pool_options import PoolOptions
 from server.bench.progress import ProgressLine
@@ -119,7 +119,8 @@ def measure_fidelity(config: FidelityConfig) -> FidelityResult:
     for setting, options in zip(config.settings, every, strict=True):
         try:
             served = serve_config(("--model", config.model, *options))
-            whole = replace(served.backend, pools=(PoolOptions(served.backend.pools[0].num_slots, PolicyOptions(PolicyName.FULL)),))
+            pools = (PoolOptions(served.backend.pools[0].num_slots, PolicyOptions(PolicyName.FULL)),)
+            whole = replace(served.backend, pools=pools, quantization=Quantization.NONE)
             with closing(_backend(served, served.backend)) as packed, closing(_backend(served, whole)) as full:
                 runs.append(_compare(setting, options, packed, full, windows, config))
         except (BackendError, ValueError) as error:

@@ -18,7 +18,7 @@ from backends.interface import (
     SamplingParams,
 )
 from backends.torch_backend.backend import TorchBackend
-from backends.torch_backend.config import DEFAULT_COMPILE_CACHE, DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.config import DEFAULT_COMPILE_CACHE, DeviceName, DtypeName, Quantization, TorchBackendConfig
 from cache.policy import PolicyOptions
 from cache.pool_options import PoolOptions
 
@@ -32,12 +32,14 @@ def open_backend(
     num_slots: int = 4,
     prefill_chunk: int = 32,
     compile_cache: Path | None = None,
+    quantization: Quantization = Quantization.NONE,
 ) -> TorchBackend:
     """Load a checkpoint in float32 on the CPU, where numbers can be compared closely. With a `compile_cache`, decode is compiled."""
     config = TorchBackendConfig(
         model=str(path),
         device=DeviceName.CPU,
         dtype=DtypeName.FLOAT32,
+        quantization=quantization,
         pools=(PoolOptions(num_slots, policy),),
         max_model_len=max_model_len,
         num_scratch=2,

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from backends.torch_backend.kernels import Kernels
-from backends.torch_backend.linear import JointPart, ReorderedLinear, reorder_linears, replace_linears
+from backends.torch_backend.linear import JointPart, ReorderedLinear, replace_all_linears, replace_linears
 
 WIDTH, ROWS = 96, 5
 DTYPES = [
@@ -78,6 +78,6 @@ def test_a_whole_model_keeps_its_logits_and_its_embedding() -> None:
     model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     ids = torch.arange(12)[None]
     expected = model(ids).logits
-    reorder_linears(model, Kernels())
+    replace_all_linears(model, Kernels())
     assert not [module for module in model.modules() if type(module) is nn.Linear]
     torch.testing.assert_close(model(ids).logits, expected)

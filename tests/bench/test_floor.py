@@ -69,7 +69,7 @@ def test_the_model_of_the_measurements_has_a_hundred_million_weights() -> None:
 
 
 def test_a_floor_is_the_slower_of_reading_and_computing() -> None:
-    work = Work(1, 1, 1, 10, num_matrix=1000, num_output=0, num_other=0, bytes_per_element=2)
+    work = Work(1, 1, 1, 10, num_matrix=1000, num_output=0, num_other=0, bytes_per_element=2, bytes_per_weight=2)
     reads = Machine("", 1, 0.0, "", {"a": 50.0, "b": 100.0}, {"c": math.inf})
     computes = Machine("", 1, 0.0, "", {"a": math.inf}, {"c": 10.0, "d": 100.0})
     assert decode_floor(work, reads, batch=2, entries=5) == (2000 + 2 * 5 * 40) / 100

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.torch_backend.config import DtypeName
+from backends.torch_backend.config import DtypeName, Quantization
 from cache.layout import SlotLayout
 from cache.policy import DEFAULT_SCORERS, PolicyName, Pooling, SoftmaxDomain, WindowScorer
 from scheduler.waiting import QueueOrder
@@ -57,9 +57,10 @@ def test_options_reach_their_floor() -> None:
     config = config_of(
         *("--dtype", "float32", "--policy", "snapstream", "--softmax-domain", "all", "--scheduling-order", "priority"),
         *("--num-sink", "2", "--num-recent", "10", "--num-kept", "6", "--observation-window", "4", "--request-timeout", "1.5"),
-        *("--drain-timeout", "0", "--max-body-size", "100", "--max-num-waiting", "0", "--max-model-len", "64"),
+        *("--quantization", "int8", "--drain-timeout", "0", "--max-body-size", "100", "--max-num-waiting", "0", "--max-model-len", "64"),
     )
     assert config.backend.dtype is DtypeName.FLOAT32
+    assert config.backend.quantization is Quantization.INT8
     assert config.backend.pools[0].policy.scorer is not None
     assert config.backend.pools[0].policy.scorer.softmax_domain is SoftmaxDomain.ALL
     assert config.backend.pools[0].policy.resolve(64).layout.capacity == 18

@@ -1,6 +1,7 @@
 """Fidelity: against transformers' own distributions, and that a smaller slot strays further."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,14 @@ def test_a_smaller_slot_strays_further(text: Path) -> None:
     assert 0 <= mild.kl.mean() < hard.kl.mean()
     assert hard.agrees.mean() < 1
     assert control.kl.mean() > mild.kl.mean()
+
+
+def test_int8_weights_stray_a_little(text: Path) -> None:
+    """They are compared with the weights as they were, not with themselves."""
+    given = config(text, Setting(PolicyName.FULL))
+    run = measure_fidelity(replace(given, serve_options=(*given.serve_options, "--quantization", "int8"))).runs[0]
+    assert 0 < run.kl.mean() < 0.01
+    assert run.agrees.mean() > 0.9
 
 
 def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,63 @@
+"""Linear layers whose weights are kept as int8, with one scale for each output; what they multiply stays in the model's own type.
+
+Whole numbers up to 127 are exact in bfloat16, so a product's sums are those of the numbers as they are kept, and are scaled at the end.
+Until the kernels are there, and where they cannot be, each product makes itself a copy of its weight: right, and slower.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from backends.torch_backend.kernels import BLOCK, Kernels, in_blocks, kernels_are_supported, packed_linear
+
+_LARGEST = 127  # -128 is left out, for symmetry
+
+
+class QuantizedLinear(nn.Module):
+    """The outputs of one or several linear layers, side by side. Through the kernels, a row's do not depend on the other rows."""
+
+    weight: Tensor  # [output, input], outputs filled up to whole blocks; in the kernels' order once they are used
+    scales: Tensor  # [output]
+    bias: Tensor | None
+
+    def __init__(self, linears: Sequence[nn.Linear], kernels: Kernels) -> None:
+        super().__init__()
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        numbers, scales = quantize(weight)
+        self._num_outputs, self._dtype, self._kernels = weight.shape[0], weight.dtype, kernels
+        self.register_buffer("weight", nn.functional.pad(numbers, (0, 0, 0, -self._num_outputs % BLOCK)), persistent=False)
+        self.register_buffer("scales", scales, persistent=False)
+        self.register_buffer("bias", torch.cat(biases) if biases else None, persistent=False)
+        self._is_packable = self.is_packable(weight)
+        if self._is_packable:
+            kernels.when_used(self._pack)
+
+    @staticmethod
+    def fits(linear: nn.Linear) -> bool:
+        return linear.weight.is_floating_point()
+
+    @staticmethod
+    def is_packable(weight: Tensor) -> bool:
+        """Return whether the kernels take such a weight: pairs of bfloat16 need an even number of inputs."""
+        is_known = weight.dtype is torch.float32 or (weight.dtype is torch.bfloat16 and weight.shape[1] % 2 == 0)
+        return is_known and weight.device.type == "cpu" and kernels_are_supported()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if self._is_packable and self._kernels.are_used:
+            return packed_linear(hidden, self.weight, self.bias, self._num_outputs, self.scales)
+        sums = nn.functional.linear(hidden, self.weight[: self._num_outputs].to(hidden.dtype))
+        output = sums * self.scales
+        return (output if self.bias is None else output + self.bias).to(hidden.dtype)
+
+    def _pack(self) -> None:
+        """Lay the weight out for the kernels, where it lies: graphs that were traced before know this tensor."""
+        self.weight.copy_(in_blocks(self.weight, self._dtype).reshape(self.weight.shape))
+
+
+def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a weight [output, input] as int8 and the float32 scale of each output: their product is at most half a scale off."""
+    scales = weight.abs().amax(1).float() / _LARGEST
+    numbers = (weight / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round()
+    return numbers.to(torch.int8), scales

@@ -4,7 +4,7 @@ Every figure is a median over rounds, and the memory's rate is measured in every
 only ratios taken together mean something. Slots hold zeros, on whose values no time depends. The backend's options are those of
 `snapserve serve`.
 
-Usage: `GOMP_SPINCOUNT=5000 python -m bench.decode --model DIR [--decode 8x256 1x256 4x2048] [--prefill 128x8 8192x1]
+Usage: `GOMP_SPINCOUNT=5000 python -m bench.decode --model DIR [--decode 8x256 1x256 4x2048] [--prefill 128x8 2048x1 8192x1]
 [--rounds 7] [--json FILE]`.
 """
 
@@ -25,11 +25,12 @@ from transformers import AutoConfig
 from backends.interface import Batch, DecodeBatch, DecodeRow, Draw, PrefillBatch, PrefillRow, SamplingParams
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import Quantization, TorchBackendConfig
-from bench.floor import decode_floor, measure_machine, prefill_floor, synchronise, work_of
+from bench.floor import Floors, Machine, decode_floors, measure_machine, prefill_floors, synchronise, work_of
 from server.config import GROUPS, read_config
 from server.options import OptionError, add_options
 
 Pair = tuple[int, int]
+Timed = tuple[float, Floors]  # seconds of a step or of prompts, and the least there could be
 
 GREEDY = Draw(SamplingParams(temperature=0.0))
 BUFFER_BYTES = 2**28  # far beyond any cache, and quickly summed
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0, or 2 for options that cannot be."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--decode", type=_pair, nargs="+", default=[(8, 256), (1, 256), (4, 2048)], help="sequences × entries of each")
-    parser.add_argument("--prefill", type=_pair, nargs="+", default=[(128, 8), (8192, 1)], help="tokens × prompts")
+    parser.add_argument("--prefill", type=_pair, nargs="+", default=[(128, 8), (2048, 1), (8192, 1)], help="tokens × prompts")
     parser.add_argument("--num-steps", type=int, default=1, help="decode steps of a launch")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, help="file for the figures")
@@ -152,17 +153,20 @@ def _figures(
     plane = backend.pools[0].cache.layers[0].slots.planes[0]
     bytes_per_weight = 1 if config.quantization is Quantization.INT8 else plane.element_size()
     work, scoring = work_of(AutoConfig.from_pretrained(config.model), plane.element_size(), bytes_per_weight), ScoringClock(backend)
-    seconds: dict[Pair, list[tuple[float, float]]] = {case: [] for case in (*decode, *prefill)}  # of a step or a prompt; and its floor
+    steps: dict[Pair, list[Timed]] = {case: [] for case in decode}
+    reads: dict[Pair, list[Timed]] = {case: [] for case in prefill}
     shares: dict[Pair, list[float]] = {case: [] for case in prefill}
+    machines: list[Machine] = []
     for number in range(rounds + 1):
         machine = measure_machine(plane.device, plane.dtype, BUFFER_BYTES, (1024,), seconds=0.1)
+        machines.append(machine)
         for case, batches in decode.items():
-            floor = decode_floor(work, machine, case[0], min(case[1], plane.shape[2] - 1))
-            seconds[case].append((run(backend, batches) / len(batches) / num_steps, floor))
+            floors = decode_floors(work, machine, case[0], min(case[1], plane.shape[2] - 1))
+            steps[case].append((run(backend, batches) / len(batches) / num_steps, floors))
         for case, batches in prefill.items():
             scoring.seconds = 0.0
             elapsed = run(backend, batches)
-            seconds[case].append((elapsed, case[1] * prefill_floor(work, machine, case[0])))
+            reads[case].append((elapsed, prefill_floors(work, machine, *case)))
             shares[case].append(scoring.seconds / elapsed)
         print(f"round {number} of {rounds}", file=sys.stderr)  # the first one warms up, and does not count
     return {
@@ -171,27 +175,33 @@ def _figures(
         "quantization": config.quantization,
         "num_threads": torch.get_num_threads(),
         "num_steps_a_launch": num_steps,
-        "decode": [{"rows": rows, "entries": entries} | _medians(seconds[rows, entries][1:]) for rows, entries in decode],
+        "bandwidth": statistics.median(machine.bandwidth for machine in machines[1:]),
+        "matrix_rate": statistics.median(machine.matrix_rate for machine in machines[1:]),
+        "decode": [{"rows": rows, "entries": entries} | _medians(steps[rows, entries][1:]) for rows, entries in decode],
         "prefill": [
             {"tokens": tokens, "prompts": prompts, "scoring_share": statistics.median(shares[tokens, prompts][1:])}
-            | {"tokens_per_second": tokens * prompts / _medians(seconds[tokens, prompts][1:])["seconds"]}
-            | _medians(seconds[tokens, prompts][1:])
+            | {"tokens_per_second": tokens * prompts / _medians(reads[tokens, prompts][1:])["seconds"]}
+            | _medians(reads[tokens, prompts][1:])
             for tokens, prompts in prefill
         ],
     }
 
 
-def _medians(rounds: Sequence[tuple[float, float]]) -> dict[str, float]:
+def _medians(rounds: Sequence[Timed]) -> dict[str, float]:
     return {
         "seconds": statistics.median(seconds for seconds, _ in rounds),
         "best_seconds": min(seconds for seconds, _ in rounds),
-        "floor_seconds": statistics.median(floor for _, floor in rounds),
-        "over_floor": statistics.median(seconds / floor for seconds, floor in rounds),
+        "memory_floor_seconds": statistics.median(floors.memory for _, floors in rounds),
+        "matrix_floor_seconds": statistics.median(floors.matrix for _, floors in rounds),
+        "over_floor": statistics.median(seconds / floors.seconds for seconds, floors in rounds),
     }
 
 
 def _table(document: dict[str, Any]) -> str:
-    lines = ["| step | ms | best | floor | over the floor | tokens/s | scoring |", "|---|---|---|---|---|---|---|"]
+    rates = f"{document['bandwidth'] / 1e9:.1f} GB/s, {document['matrix_rate'] / 1e9:.0f} GFLOP/s"
+    lines = [f"{document['num_threads']} threads, {document['dtype']}, {rates}", ""]
+    lines += ["| step | bytes / bandwidth (ms) | operations / rate (ms) | took (ms) | best | over the floor | tokens/s | scoring |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
     lines += [
         f"| decode {row['rows']} × {row['entries']} | {_times(row)} | {row['rows'] / row['seconds']:.0f} | |" for row in document["decode"]
     ]
@@ -204,7 +214,8 @@ def _table(document: dict[str, Any]) -> str:
 
 
 def _times(row: Mapping[str, float]) -> str:
-    return f"{1e3 * row['seconds']:.2f} | {1e3 * row['best_seconds']:.2f} | {1e3 * row['floor_seconds']:.2f} | {row['over_floor']:.2f}"
+    times = (row[name] for name in ("memory_floor_seconds", "matrix_floor_seconds", "seconds", "best_seconds"))
+    return " | ".join(f"{1e3 * seconds:.2f}" for seconds in times) + f" | **{row['over_floor']:.2f}**"
 
 
 def _pair(text: str) -> Pair:

@@ -113,14 +113,27 @@ def work_of(config: PreTrainedConfig, bytes_per_element: int, bytes_per_weight: 
     )
 
 
-def decode_floor(work: Work, machine: Machine, batch: int, entries: int) -> float:
-    """Return the least seconds of a decode step of `batch` sequences with `entries` live cache entries each."""
-    return max(work.decode_bytes(batch, entries) / machine.bandwidth, work.decode_operations(batch, entries) / machine.matrix_rate)
+@dataclass(frozen=True, slots=True)
+class Floors:
+    """The least seconds of a piece of work, twice: bytes over bandwidth, operations over rate. It takes the longer of the two."""
+
+    memory: float
+    matrix: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.memory, self.matrix)
 
 
-def prefill_floor(work: Work, machine: Machine, num_tokens: int) -> float:
-    """Return the least seconds until a prompt's first token, with exact attention."""
-    return max(work.weight_bytes / machine.bandwidth, work.prefill_operations(num_tokens) / machine.matrix_rate)
+def decode_floors(work: Work, machine: Machine, batch: int, entries: int) -> Floors:
+    """Return those of a decode step of `batch` sequences with `entries` live cache entries each."""
+    return Floors(work.decode_bytes(batch, entries) / machine.bandwidth, work.decode_operations(batch, entries) / machine.matrix_rate)
+
+
+def prefill_floors(work: Work, machine: Machine, num_tokens: int, num_prompts: int = 1) -> Floors:
+    """Return those of the first tokens of prompts that are read together, with exact attention."""
+    operations = num_prompts * work.prefill_operations(num_tokens)
+    return Floors(work.weight_bytes / machine.bandwidth, operations / machine.matrix_rate)
 
 
 def measure_machine(device: torch.device, dtype: torch.dtype, num_bytes: int, sizes: Sequence[int], seconds: float = SECONDS) -> Machine:
@@ -178,31 +191,32 @@ def main() -> None:
     is_cpu = device.type == "cpu"
     machine = measure_machine(device, dtype, 2**29 if is_cpu else 2**33, (1024, 2048) if is_cpu else (4096, 8192, 16384))
     work = work_of(AutoConfig.from_pretrained(arguments.model), dtype.itemsize)
-    decode = [(batch, entries, decode_floor(work, machine, batch, entries)) for batch in arguments.batch for entries in arguments.entries]
-    prefill = [(num_tokens, prefill_floor(work, machine, num_tokens)) for num_tokens in arguments.prompt]
+    decode = [(batch, entries, decode_floors(work, machine, batch, entries)) for batch in arguments.batch for entries in arguments.entries]
+    prefill = [(num_tokens, prefill_floors(work, machine, num_tokens)) for num_tokens in arguments.prompt]
     _print_table(machine, work, decode, prefill)
     if arguments.json is not None:
         document = {
             "machine": asdict(machine) | {"bandwidth": machine.bandwidth, "matrix_rate": machine.matrix_rate},
             "model": asdict(work) | {"weight_bytes": work.weight_bytes, "entry_bytes": work.entry_bytes},
-            "decode": [{"batch": batch, "entries": entries, "seconds": floor} for batch, entries, floor in decode],
-            "prefill": [{"num_tokens": num_tokens, "seconds": floor} for num_tokens, floor in prefill],
+            "decode": [{"batch": batch, "entries": entries, "floors": asdict(floors)} for batch, entries, floors in decode],
+            "prefill": [{"num_tokens": num_tokens, "floors": asdict(floors)} for num_tokens, floors in prefill],
         }
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
 
 
-def _print_table(machine: Machine, work: Work, decode: Sequence[tuple[int, int, float]], prefill: Sequence[tuple[int, float]]) -> None:
+def _print_table(machine: Machine, work: Work, decode: Sequence[tuple[int, int, Floors]], prefill: Sequence[tuple[int, Floors]]) -> None:
     print(f"{machine.device}, {machine.num_threads} threads, {machine.dtype}, load before {machine.load:.1f}")
     print("\n| measured | rate |\n|---|---|")
     for name, rate in machine.bandwidths.items():
         print(f"| memory: {name} | {rate / 1e9:.1f} GB/s |")
     for name, rate in machine.matrix_rates.items():
         print(f"| matrix: {name} | {rate / 1e9:.0f} GFLOP/s |")
-    print(f"\nweights {work.weight_bytes / 1e6:.0f} MB, a cache entry {work.entry_bytes / 1e3:.1f} kB\n\n| step | floor |\n|---|---|")
-    for batch, entries, floor in decode:
-        print(f"| decode, {batch} × {entries} entries | {1000 * floor:.2f} ms |")
-    for num_tokens, floor in prefill:
-        print(f"| prefill of {num_tokens} tokens | {1000 * floor:.0f} ms |")
+    print(f"\nweights {work.weight_bytes / 1e6:.0f} MB, a cache entry {work.entry_bytes / 1e3:.1f} kB")
+    print("\n| step | bytes / bandwidth (ms) | operations / rate (ms) |\n|---|---|---|")
+    for batch, entries, floors in decode:
+        print(f"| decode, {batch} × {entries} entries | {1e3 * floors.memory:.2f} | {1e3 * floors.matrix:.2f} |")
+    for num_tokens, floors in prefill:
+        print(f"| prefill of {num_tokens} tokens | {1e3 * floors.memory:.2f} | {1e3 * floors.matrix:.2f} |")
 
 
 def _parser() -> argparse.ArgumentParser:

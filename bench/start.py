@@ -1,7 +1,8 @@
 """How long our server takes from its start to ready and to compiled, and what compiling takes from the requests that it serves meanwhile.
 
-Three servers are started anew in every round, in turns, and loaded as soon as they are ready: one that compiles nothing, one that has
-nothing on disk yet, and one that finds its code there. The load of the second ends before the code is taken, or the round does not count.
+Three servers are started anew in every round and loaded as soon as they are ready: one that compiles nothing, one that has nothing on disk
+yet, and one that finds the code of the second there; the first goes first in every other round. The load of the second ends before it has
+its code, or there are no figures.
 
 Usage: `python -m bench.start MODEL_DIR [--rounds 3] [--json FILE]`.
 """
@@ -44,27 +45,26 @@ _TIMES = re.compile(re.sub(r"%\.\df", r"([\\d.]+)", TOLD))
 
 @dataclass(frozen=True, slots=True)
 class FreshServer:
-    """A server that is started for every measurement. `cache` is where its code is kept, None for an empty folder each time."""
+    """A server that is started for every measurement. `cache` is where its code is kept; None: it compiles nothing."""
 
     model: Path
     cache: Path | None = None
-    is_compiled: bool = True
 
     def measure(self, load: Load) -> Mapping[str, Figure]:
         """Start it, load it, and wait for its code. Raises `SideError`, also for code that came from an empty folder during the load."""
+        code = ("--no-compile",) if self.cache is None else ("--compile-cache", str(self.cache))
+        has_code = self.cache is not None and any(self.cache.iterdir())
         with tempfile.TemporaryDirectory() as folder:
             log, start = Path(folder) / "log", time.monotonic()
-            code = ("--compile-cache", str(self.cache or Path(folder) / "code")) if self.is_compiled else ("--no-compile",)
             with serving(snapserve(self.model, "--log-level", "info", *code), log) as (url, seconds):
                 side = HttpSide(Address(url), seconds)
                 figures = dict(side.measure(load))
-                if not self.is_compiled:
+                if self.cache is None:
                     return figures
-                if self.cache is None and _TIMES.search(log.read_text()):
+                if not has_code and _TIMES.search(log.read_text()):
                     raise SideError("the code was there before the load had ended: take a smaller load")
                 times = wait_for_code(side, log, start + TIME_LIMIT)
-                to_compiled = seconds if self.cache is not None else time.monotonic() - start
-                return {**figures, **times, "seconds_to_compiled": to_compiled}
+                return {**figures, **times, "seconds_to_compiled": seconds if has_code else time.monotonic() - start}
 
 
 def wait_for_code(side: HttpSide, log: Path, end: float) -> dict[str, float]:
@@ -80,19 +80,14 @@ def wait_for_code(side: HttpSide, log: Path, end: float) -> dict[str, float]:
 
 def measure(model: Path, load: Load, rounds: int) -> dict[str, list[Mapping[str, Figure]]]:
     """Return each server's figures, one a round. Raises `SideError`."""
-    with tempfile.TemporaryDirectory() as cache:
-        servers = {
-            UNCOMPILED: FreshServer(model, is_compiled=False),
-            COMPILING: FreshServer(model),
-            ON_DISK: FreshServer(model, Path(cache)),
-        }
-        servers[ON_DISK].measure(TOUCH)
-        figures: dict[str, list[Mapping[str, Figure]]] = {name: [] for name in servers}
-        for number in range(rounds):
-            for name in sorted(servers, reverse=number % 2 == 1):
-                figures[name].append(servers[name].measure(replace(load, seed=load.seed + number)))
+    figures: dict[str, list[Mapping[str, Figure]]] = {UNCOMPILED: [], COMPILING: [], ON_DISK: []}
+    for number in range(rounds):
+        with tempfile.TemporaryDirectory() as cache:
+            servers = [(UNCOMPILED, FreshServer(model)), *((name, FreshServer(model, Path(cache))) for name in (COMPILING, ON_DISK))]
+            for name, server in servers if number % 2 == 0 else servers[1:] + servers[:1]:
+                figures[name].append(server.measure(replace(load, seed=load.seed + number)))
                 print(f"round {number + 1} of {rounds}: {name}, ready after {figures[name][-1]['seconds_to_ready']:.1f} s", file=sys.stderr)
-        return figures
+    return figures
 
 
 def table(figures: Mapping[str, Sequence[Mapping[str, Figure]]]) -> str:

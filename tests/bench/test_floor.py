@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, MixtralConfig, PreTrainedModel
 
-from bench.floor import Machine, UnsupportedModelError, Work, decode_floor, measure_machine, prefill_floor, work_of
+from bench.floor import Machine, UnsupportedModelError, Work, decode_floors, measure_machine, prefill_floors, work_of
 from bench.make_model import model_config
 
 
@@ -72,10 +72,16 @@ def test_a_floor_is_the_slower_of_reading_and_computing() -> None:
     work = Work(1, 1, 1, 10, num_matrix=1000, num_output=0, num_other=0, bytes_per_element=2, bytes_per_weight=2)
     reads = Machine("", 1, 0.0, "", {"a": 50.0, "b": 100.0}, {"c": math.inf})
     computes = Machine("", 1, 0.0, "", {"a": math.inf}, {"c": 10.0, "d": 100.0})
-    assert decode_floor(work, reads, batch=2, entries=5) == (2000 + 2 * 5 * 40) / 100
-    assert decode_floor(work, computes, batch=2, entries=5) == 2 * (2000 + 40 * 5) / 100
-    assert prefill_floor(work, reads, 3) == 2000 / 100
-    assert prefill_floor(work, computes, 3) == (2000 * 3 + 40 * 6) / 100
+    assert decode_floors(work, reads, batch=2, entries=5).seconds == (2000 + 2 * 5 * 40) / 100
+    assert decode_floors(work, computes, batch=2, entries=5).seconds == 2 * (2000 + 40 * 5) / 100
+    assert prefill_floors(work, reads, 3).seconds == 2000 / 100
+    assert prefill_floors(work, computes, 3).seconds == (2000 * 3 + 40 * 6) / 100
+
+
+def test_prompts_that_are_read_together_share_the_weights() -> None:
+    work, machine = work_of(config(), 2), Machine("", 1, 0.0, "", {"a": 1.0}, {"c": 1.0})
+    one, four = prefill_floors(work, machine, 30), prefill_floors(work, machine, 30, 4)
+    assert (four.memory, four.matrix) == (one.memory, 4 * one.matrix)
 
 
 def test_experts_are_refused_by_the_name_of_the_setting() -> None:

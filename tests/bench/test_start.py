@@ -26,7 +26,7 @@ def test_a_server_that_compiles_nothing_is_told_with_its_log(tmp_path: Path) -> 
 
 def test_a_server_is_started_and_loaded() -> None:
     load = Load(num_prompts=2, input_len=8, output_len=4, max_concurrency=2, ignore_eos=True)
-    figures = FreshServer(DEMO_MODEL, is_compiled=False).measure(load)
+    figures = FreshServer(DEMO_MODEL).measure(load)
     assert (figures["completed"], figures["total_output_tokens"]) == (2, 8)
     assert figures["seconds_to_ready"] is not None
 

@@ -86,7 +86,9 @@ def measure(
         cases: dict[str, Case] = {}
         for name, slots in kinds.items():
             pools = (PoolOptions(slots.num_slots, slots.policy),)
-            config = TorchBackendConfig(model, DeviceName.CPU, dtype, pools, context, num_scratch=1, compile=is_compiled)
+            config = TorchBackendConfig(
+                model, DeviceName.CPU, dtype, pools=pools, max_model_len=context, num_scratch=1, compile=is_compiled
+            )
             cases[name] = Case(stack.enter_context(closing(_ready(config))), slots.num_slots, slots.entries, context)
         cases[SAME_NUMBER] = Case(cases[SMALL_SLOTS].backend, full_slots, kinds[SMALL_SLOTS].entries, context)
         return {"model": model, "context": context, "compression": compression} | _figures(model, cases, rounds)

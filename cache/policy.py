@@ -1,8 +1,10 @@
 """Cache policies: a slot layout, how much of a prompt's end enters the ring, how the rest is scored, and what a slot admits."""
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from cache.budgets import share_kept
 from cache.layout import SlotLayout, SlotPlacement
 
 
@@ -37,6 +39,13 @@ class HeadReduction(enum.StrEnum):
 
     MEAN = "mean"
     MAXIMUM = "maximum"
+
+
+class LayerBudgets(enum.StrEnum):
+    """How the kept entries of all layers are shared out between them."""
+
+    EQUAL = "equal"
+    MEASURED = "measured"  # by how much of each layer's attention looks things up, found out when the model is loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +99,8 @@ DEFAULT_SCORERS = {
 class CachePolicy:
     """What becomes of a sequence's keys and values.
 
-    `evicts` says whether decode may overwrite its ring. A policy that does not evict admits only sequences that fit their slot.
+    `evicts` says whether decode may overwrite its ring. A policy that does not evict admits only sequences that fit their slot. Where the
+    model's layers (those without a sliding window) do not all keep as much, `layout` is that of the average layer.
     """
 
     name: PolicyName
@@ -99,6 +109,7 @@ class CachePolicy:
     scorer: WindowScorer | None
     evicts: bool
     lend_kept: bool = False  # unused kept entries lengthen the ring
+    layer_kept: tuple[int, ...] = ()  # each layer's kept entries, where they differ
 
     def __post_init__(self) -> None:
         if not 1 <= self.prompt_window <= self.layout.num_recent:
@@ -112,12 +123,36 @@ class CachePolicy:
 
     @property
     def max_direct_tokens(self) -> int:
-        """The longest prompt of which a slot loses nothing."""
-        return self.layout.num_sink + self.prompt_window + self.layout.num_kept
+        """The longest prompt of which a slot loses nothing, in any layer."""
+        return self.layout.num_sink + self.prompt_window + min(self.layer_kept, default=self.layout.num_kept)
+
+    def with_layer_scores(self, scores: Sequence[float], most: int) -> "CachePolicy":
+        """Return the policy with its kept entries shared out between layers of these scores, no layer having more than `most`."""
+        kept = share_kept(self.layout.num_kept, scores, most)
+        return self if len(set(kept)) < 2 else replace(self, layer_kept=kept)
+
+    def of_layer(self, number: int) -> "CachePolicy":
+        """Return the policy of one layer, counted among those without a sliding window."""
+        if not self.layer_kept:
+            return self
+        return replace(self, layout=replace(self.layout, num_kept=self.layer_kept[number]), layer_kept=())
 
     def place(self, num_prompt_tokens: int) -> SlotPlacement:
         """Return where a prompt of this length lies in a slot."""
         return self.layout.place(num_prompt_tokens, self.prompt_window, lend_kept=self.lend_kept)
+
+    def num_live(self, num_prompt_tokens: int, num_tokens: int) -> int:
+        """Return how many entries of a layer hold a token of such a prompt once `num_tokens` were written; the average of its layers."""
+        live = [layer.place(num_prompt_tokens).num_live(num_tokens) for layer in self._layers]
+        return sum(live) // len(live)
+
+    def is_exact(self, num_prompt_tokens: int, num_tokens: int) -> bool:
+        """Whether every layer still holds all of a sequence of `num_tokens` tokens with such a prompt."""
+        return all(layer.place(num_prompt_tokens).is_exact(num_tokens) for layer in self._layers)
+
+    @property
+    def _layers(self) -> list["CachePolicy"]:
+        return [self.of_layer(number) for number in range(max(len(self.layer_kept), 1))]
 
     def max_output_tokens(self, num_prompt_tokens: int, max_model_len: int) -> int:
         """Return how many tokens may follow a prompt of this length; negative when the prompt itself is too long.
@@ -168,6 +203,12 @@ class PolicyOptions:
     num_kept: int | None = None
     scorer: WindowScorer | None = None  # None: the policy's own of `DEFAULT_SCORERS`
     lend_kept: bool = False
+    layer_budgets: LayerBudgets | None = None  # None: measured for `snapstream`, equal for the others
+
+    @property
+    def measures_layers(self) -> bool:
+        """Whether the resolved policy wants its layers' scores."""
+        return self.name is PolicyName.SNAPSTREAM and self.layer_budgets is not LayerBudgets.EQUAL
 
     def resolve(self, max_model_len: int) -> CachePolicy:
         """Return the policy for sequences of up to `max_model_len` tokens. Raises ValueError that names the option and its limit."""
@@ -194,6 +235,8 @@ class PolicyOptions:
                 raise ValueError(f"{option} is not an option of policy {self.name}, whose sizes are {', '.join(allowed)}")
         if self.lend_kept and self.name is not PolicyName.SNAPSTREAM:
             raise ValueError(f"lend_kept is not an option of policy {self.name}")
+        if self.layer_budgets is LayerBudgets.MEASURED and self.name is not PolicyName.SNAPSTREAM:
+            raise ValueError(f"layer_budgets {self.layer_budgets} is not an option of policy {self.name}")
 
     def _sizes(self, max_model_len: int) -> tuple[int, int, int]:
         """Return sinks, ring and kept entries; with all of them given, the capacity is their sum, otherwise what is left is shared out."""

@@ -17,8 +17,8 @@ def route(num_prompt_tokens: int, num_forced_tokens: int, max_tokens: int, spec:
     rooms = [max_output_tokens(num_prompt_tokens, num_forced_tokens, spec, pool) for pool in range(len(spec.pools))]
     admitting = [pool for pool, room in enumerate(rooms) if max_tokens <= room]
     num_written = num_prompt_tokens + max_tokens - 1  # the last token drawn never is
-    placements = {pool: spec.pools[pool].policy.place(num_prompt_tokens - num_forced_tokens) for pool in admitting}
-    exact = (pool for pool in admitting if placements[pool].is_exact(num_written))
+    num_prefill_tokens = num_prompt_tokens - num_forced_tokens
+    exact = (pool for pool in admitting if spec.pools[pool].policy.is_exact(num_prefill_tokens, num_written))
     return next(exact, next(iter(admitting), rooms.index(max(rooms))))
 
 

@@ -194,18 +194,17 @@ class Request:
             num_prompt_tokens=self.num_prompt_tokens,
             num_computed_tokens=self.num_computed_tokens,
             num_output_tokens=self.num_output_tokens,
-            num_live=policy.place(self.num_prefill_tokens).num_live(self.num_computed_tokens),
+            num_live=policy.num_live(self.num_prefill_tokens, self.num_computed_tokens),
         )
 
     def _cache_use(self, policy: CachePolicy) -> CacheUse | None:
         if self.slot is None or self.num_computed_tokens < self.num_prefill_tokens:
             return None
-        placement = policy.place(self.num_prefill_tokens)
-        num_live = placement.num_live(self.num_computed_tokens)
+        num_live = policy.num_live(self.num_prefill_tokens, self.num_computed_tokens)
         return CacheUse(
             num_prompt_tokens=self.num_prefill_tokens,
             num_tokens=self.num_computed_tokens,
             num_live=num_live,
             num_evicted=self.num_computed_tokens - num_live,
-            num_ring_wraps=placement.num_ring_wraps(self.num_computed_tokens),
+            num_ring_wraps=policy.place(self.num_prefill_tokens).num_ring_wraps(self.num_computed_tokens),
         )

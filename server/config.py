@@ -24,7 +24,17 @@ from backends.torch_backend.config import (
     Quantization,
     TorchBackendConfig,
 )
-from cache.policy import DEFAULT_SCORERS, HeadReduction, PolicyName, PolicyOptions, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
+from cache.policy import (
+    DEFAULT_SCORERS,
+    HeadReduction,
+    LayerBudgets,
+    PolicyName,
+    PolicyOptions,
+    Pooling,
+    QueryReduction,
+    SoftmaxDomain,
+    WindowScorer,
+)
 from cache.pool_options import PoolOptions, check_names
 from scheduler.config import SchedulerConfig
 from scheduler.waiting import QueueOrder
@@ -193,6 +203,14 @@ ONE_POOL = OptionGroup(
         ),
         _scorer_option("selection-chunk", integer(1), "Neighbouring tokens that are kept or dropped together.", "TOKENS"),
         Option("lend-kept", switch, False, "Let unused kept entries lengthen the ring.", ""),
+        Option(
+            "layer-budgets",
+            one_of(LayerBudgets),
+            None,
+            "How the layers share all kept entries: alike, or by how much each looks things up.",
+            choices(LayerBudgets),
+            "measured; equal for other policies than snapstream",
+        ),
     ),
 )
 
@@ -430,7 +448,7 @@ def _pools(values: Mapping[str, Any]) -> tuple[PoolOptions, ...]:
 
 def _pool(name: str, values: Mapping[str, Any], max_model_len: int) -> PoolOptions:
     """Return a pool of these options. Raises ValueError for what cannot be, whatever the model."""
-    policy_fields = ("slot_capacity", "num_sink", "num_recent", "num_kept", "lend_kept")
+    policy_fields = ("slot_capacity", "num_sink", "num_recent", "num_kept", "lend_kept", "layer_budgets")
     scorer = DEFAULT_SCORERS.get(values["policy"])
     if scorer is not None:
         given = {field.name: values[field.name] for field in fields(WindowScorer)}

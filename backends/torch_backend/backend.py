@@ -1,6 +1,6 @@
 """A transformers model on a device of torch's, decoding over SnapStream slots."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,18 +30,27 @@ from backends.torch_backend.config import Quantization, TorchBackendConfig
 from backends.torch_backend.decode_graphs import DecodeGraphs
 from backends.torch_backend.kernels import Kernels, kernels_are_supported
 from backends.torch_backend.latent import replace_latent_attention
-from backends.torch_backend.limits import backend_spec, layer_kinds, pool_spec, resolve_max_model_len, scratch_layout
+from backends.torch_backend.limits import (
+    backend_spec,
+    layer_kinds,
+    pool_spec,
+    resolve_max_model_len,
+    scratch_layout,
+    with_layer_budgets,
+)
 from backends.torch_backend.linear import ReorderedLinear, replace_all_linears
 from backends.torch_backend.loading import load_model
 from backends.torch_backend.logprobs import Sampled, log_probabilities, steps_to_host
+from backends.torch_backend.lookup import look_up_scores
 from backends.torch_backend.model_cache import ModelCache
 from backends.torch_backend.pool import TorchPool
-from backends.torch_backend.probe import probe_layers
+from backends.torch_backend.probe import LayerSpec, probe_layers
 from backends.torch_backend.quantized_linear import QuantizedLinear
 from backends.torch_backend.recording import CudaRecorder, Recorder
 from backends.torch_backend.sampler import DrawPlan, check_token_ids
 from backends.torch_backend.steps import DecodePlan, ForwardPass, decode_plan, idle_plans, look_ahead_pass, prefill_pass
 from cache.layout import SlotLayout
+from cache.policy import CachePolicy
 from cache.slots import SlotCache
 
 if TYPE_CHECKING:
@@ -110,7 +119,7 @@ class TorchBackend:
         replace_all_linears(self._model, self._kernels, QuantizedLinear if config.quantization is Quantization.INT8 else ReorderedLinear)
         layers = probe_layers(self._model)
         max_model_len = resolve_max_model_len(config, self._model.config)
-        policies = [options.policy.resolve(max_model_len) for options in config.pools]
+        policies = self._policies(config, layers, max_model_len)
         kinds, kind_of = zip(*(layer_kinds(policy, layers, max_model_len) for policy in policies), strict=True)
         layout = scratch_layout(config.scratch_capacity, max_model_len, [kind for of_pool in kinds for kind in of_pool])
         entries = SlotLayout(0, layout.num_entries, 0)
@@ -131,6 +140,16 @@ class TorchBackend:
             from backends.torch_backend import compiled_code  # a second's worth of imports
 
             self.compiled = compiled_code.CompiledCode(config.compile_cache, self._model, self.pools, max_model_len - 1, self._kernels)
+
+    def _policies(self, config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int) -> list[CachePolicy]:
+        policies = [options.policy.resolve(max_model_len) for options in config.pools]
+        if not any(options.policy.measures_layers for options in config.pools):
+            return policies
+        scores = look_up_scores(self._model, len(layers), max_model_len)
+        return [
+            with_layer_budgets(policy, layers, scores, max_model_len, config.scratch_capacity) if options.policy.measures_layers else policy
+            for policy, options in zip(policies, config.pools, strict=True)
+        ]
 
     @property
     def spec(self) -> BackendSpec:

@@ -1,6 +1,7 @@
 """What a torch backend can do with a model, as the scheduler will see it."""
 
 from collections.abc import Sequence
+from itertools import count
 
 from transformers import PreTrainedConfig
 
@@ -25,15 +26,38 @@ def resolve_max_model_len(config: TorchBackendConfig, model: PreTrainedConfig) -
     return config.max_model_len
 
 
-def layer_kinds(policy: CachePolicy, layers: Sequence[LayerSpec], max_model_len: int) -> tuple[list[LayerKind], list[int]]:
-    """Return the kinds of layers there are under a policy, and each layer's kind, which is the same under all policies.
+def with_layer_budgets(
+    policy: CachePolicy, layers: Sequence[LayerSpec], scores: Sequence[float], max_model_len: int, scratch_capacity: int | None
+) -> CachePolicy:
+    """Return the policy with its kept entries shared out between the layers without a sliding window; `scores` are those of all layers.
 
-    A sliding window is a slot without sinks and kept entries, of just that length. One that no sequence can outgrow is no window at all.
+    No layer gets more than the longest sequence has use for. Where prompts outgrow their scratch, none gets more than an equal share if its
+    slot would then be longer than half a scratch: the longer the slots, the less can be given up at a time.
     """
-    windows = [None if layer.sliding_window is None or layer.sliding_window >= max_model_len else layer.sliding_window for layer in layers]
-    distinct = list(dict.fromkeys(windows))
-    kinds = [LayerKind(policy if window is None else streaming_llm(0, window), window) for window in distinct]
-    return kinds, [distinct.index(window) for window in windows]
+    most = max_model_len
+    if scratch_capacity is not None and scratch_capacity < max_model_len:
+        most = scratch_capacity // 2
+    most -= policy.layout.num_sink + policy.layout.num_recent
+    windows = _windows(layers, max_model_len)
+    own = [score for score, window in zip(scores, windows, strict=True) if window is None]
+    return policy.with_layer_scores(own, most)
+
+
+def layer_kinds(policy: CachePolicy, layers: Sequence[LayerSpec], max_model_len: int) -> tuple[list[LayerKind], list[int]]:
+    """Return the kinds of layers there are under a policy, and each layer's kind.
+
+    A sliding window is a slot without sinks and kept entries, of just that length.
+    """
+    number, of_layers = count(), list[LayerKind]()
+    for window in _windows(layers, max_model_len):
+        of_layers.append(LayerKind(policy.of_layer(next(number)) if window is None else streaming_llm(0, window), window))
+    kinds = list(dict.fromkeys(of_layers))
+    return kinds, [kinds.index(kind) for kind in of_layers]
+
+
+def _windows(layers: Sequence[LayerSpec], max_model_len: int) -> list[int | None]:
+    """Return the layers' sliding windows. One that no sequence can outgrow is no window at all."""
+    return [None if layer.sliding_window is None or layer.sliding_window >= max_model_len else layer.sliding_window for layer in layers]
 
 
 def prefill_shapes(config: TorchBackendConfig, max_model_len: int) -> tuple[PrefillShape, ...]:

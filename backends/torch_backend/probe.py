@@ -43,15 +43,10 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
     return tuple(probe.spec(layer, name) for layer in range(num_layers))
 
 
-class _ProbeLayer(CacheLayerMixin):
-    """Holds what its layer wrote: keys and values, or latents alone."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.written: list[tuple[Tensor, ...]] = []
+class PassingLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """A cache layer that holds nothing: each pass sees its own keys and values alone."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        self.written.append((key_states, value_states))
         return key_states, value_states
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -65,6 +60,18 @@ class _ProbeLayer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return -1
+
+
+class _ProbeLayer(PassingLayer):
+    """Holds what its layer wrote: keys and values, or latents alone."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.written: list[tuple[Tensor, ...]] = []
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        self.written.append((key_states, value_states))
+        return key_states, value_states
 
 
 class _ProbeCache(Cache):

@@ -14,6 +14,7 @@ from torch import Tensor
 from backends.interface import DecodeBatch, DecodeRow, PrefillBatch, PrefillRow
 from backends.torch_backend.attention import HIDDEN
 from backends.torch_backend.model_cache import KindStep, LayerKind, ModelCache, Observation, Step
+from cache.policy import CachePolicy
 from cache.scratch import ScratchLayout
 from cache.slots import decode_entries, direct_entries, direct_index, live_mask
 
@@ -135,17 +136,17 @@ def _bias(is_seen: Tensor) -> Tensor:
 
 
 def _observations(rows: Sequence[PrefillRow], given_up: Sequence[int], kinds: Sequence[LayerKind]) -> Iterable[Observation]:
-    """Yield the rows whose chunk holds queries of an observation window, where there are more candidates than kept entries."""
-    for kind in kinds:
-        if kind.chooser is None:
-            continue
-        layout, window = kind.policy.layout, kind.chooser.observation_window
-        for position, (row, num_given_up) in enumerate(zip(rows, given_up, strict=True)):
-            num_candidates = kind.policy.place(row.num_prompt_tokens).window_start - layout.num_sink
-            is_observing = row.start + len(row.token_ids) > row.num_prompt_tokens - window
-            if row.scratch is not None and row.slots and is_observing and num_candidates > layout.num_kept:
-                num_held = row.num_prompt_tokens - num_given_up
-                yield Observation(position, row.scratch, num_held, num_held)
+    """Yield the rows whose chunk holds queries of an observation window, where a layer has more candidates than kept entries."""
+    choosing = [(kind.policy, kind.chooser) for kind in kinds if kind.chooser is not None]
+    for position, (row, num_given_up) in enumerate(zip(rows, given_up, strict=True)):
+        window = max((scorer.observation_window for policy, scorer in choosing if _chooses(policy, row)), default=0)
+        if row.scratch is not None and row.slots and row.start + len(row.token_ids) > row.num_prompt_tokens - window:
+            num_held = row.num_prompt_tokens - num_given_up
+            yield Observation(position, row.scratch, num_held, num_held)
+
+
+def _chooses(policy: CachePolicy, row: PrefillRow) -> bool:
+    return policy.place(row.num_prompt_tokens).window_start - policy.layout.num_sink > policy.layout.num_kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ def recipe_of(policy: CachePolicy) -> Recipe:
         head_reduction=scorer.head_reduction.value,
         query_reduction=scorer.query_reduction.value,
         selection_chunk=scorer.selection_chunk,
+        layer_kept=policy.layer_kept,
     )
 
 

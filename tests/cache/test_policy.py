@@ -1,11 +1,13 @@
 """What the policies are made of, what they refuse, and how long an answer they admit."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.layout import SlotLayout
-from cache.policy import CachePolicy, PolicyName, PolicyOptions, WindowScorer, full, snapkv, snapstream, streaming_llm
+from cache.policy import CachePolicy, LayerBudgets, PolicyName, PolicyOptions, WindowScorer, full, snapkv, snapstream, streaming_llm
 from tests.cache.simulation import SimulatedSlot
 
 SCORER = WindowScorer(observation_window=2)
@@ -68,6 +70,7 @@ def test_only_rings_that_are_made_for_it_evict(name: PolicyName) -> None:
         (PolicyOptions(PolicyName.STREAMING_LLM, num_kept=8), "num_kept is not an option of policy streaming-llm"),
         (PolicyOptions(PolicyName.SNAPKV, num_sink=8), "num_sink is not an option of policy snapkv"),
         (PolicyOptions(PolicyName.SNAPKV, lend_kept=True), "lend_kept is not an option of policy snapkv"),
+        (PolicyOptions(PolicyName.SNAPKV, layer_budgets=LayerBudgets.MEASURED), "layer_budgets measured is not an option of policy snapkv"),
         (PolicyOptions(slot_capacity=100, num_sink=4, num_recent=50, num_kept=50), "slot_capacity is 100, but .* = 104"),
         (PolicyOptions(slot_capacity=40, num_recent=50), "num_kept -14"),
         (PolicyOptions(slot_capacity=40, num_kept=36), "num_recent 0"),
@@ -155,3 +158,30 @@ def test_snapkv_admits_what_it_was_made_for() -> None:
 def test_a_policy_places_prompts_by_its_own_window(policy: CachePolicy, num_prompt_tokens: int) -> None:
     placement, slot = policy.place(num_prompt_tokens), simulate(policy, num_prompt_tokens)
     assert (placement.ring_size, placement.num_kept_used) == (slot.ring_size, len(slot.kept))
+
+
+def test_only_snapstream_measures_its_layers_and_not_if_they_are_to_be_equal() -> None:
+    assert [name for name in PolicyName if PolicyOptions(name).measures_layers] == [PolicyName.SNAPSTREAM]
+    assert not PolicyOptions(layer_budgets=LayerBudgets.EQUAL).measures_layers
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=4).map(tuple), st.booleans(), st.integers(1, 40), st.integers(0, 20))
+@settings(deadline=None)
+def test_layers_that_keep_unlike_numbers_are_accounted_for_by_their_average(
+    kept: tuple[int, ...], lend_kept: bool, num_prompt_tokens: int, num_more: int
+) -> None:
+    policy = replace(snapstream(2, 5, 3, SCORER, lend_kept=lend_kept), layer_kept=kept)
+    slots = [simulate(policy.of_layer(number), num_prompt_tokens) for number in range(len(kept))]
+    for slot in slots:
+        for _ in range(num_more):
+            slot.write()
+    num_tokens = num_prompt_tokens + num_more
+    assert policy.num_live(num_prompt_tokens, num_tokens) == sum(token is not None for slot in slots for token in slot.entries) // len(kept)
+    assert policy.is_exact(num_prompt_tokens, num_tokens) == all(slot.is_exact for slot in slots)
+    assert (num_prompt_tokens <= policy.max_direct_tokens) == policy.is_exact(num_prompt_tokens, num_prompt_tokens)
+
+
+def test_layers_of_equal_scores_keep_as_much_as_asked() -> None:
+    policy = snapstream(2, 5, 8, SCORER)
+    assert policy.with_layer_scores([0.3, 0.3], most=100) == policy
+    assert policy.with_layer_scores([0.0, 1.0], most=100).layer_kept == (2, 14)

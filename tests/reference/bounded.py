@@ -71,7 +71,7 @@ class BoundedSequence(Sequence):
     ) -> Tensor:
         if layer_index in self.layers:
             return super().attend(layer_index, query, key, value, scaling, window, softcap)
-        recipe = self._recipe if window is None else Recipe.sliding(window)
+        recipe = self._recipe.of_layer(layer_index) if window is None else Recipe.sliding(window)
         group, num_new, layer, outputs = len(query) // len(key), key.shape[1], Layer(recipe, [], [], []), []
         held = [
             self._held.get((layer_index, kv_head), [])

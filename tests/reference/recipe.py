@@ -22,6 +22,7 @@ class Recipe:
     head_reduction: Literal["mean", "maximum"] = "mean"
     query_reduction: Literal["sum", "maximum"] = "sum"
     selection_chunk: int = 1  # so many neighbours are kept or dropped together
+    layer_kept: tuple[int, ...] = ()  # how many tokens each layer keeps, where they differ
 
     @classmethod
     def full(cls, length: int) -> "Recipe":
@@ -32,6 +33,10 @@ class Recipe:
     def sliding(cls, window: int) -> "Recipe":
         """The last `window` tokens: all that a sliding-window layer ever reads."""
         return cls(num_sink=0, num_recent=window, num_kept=0, prompt_window=window)
+
+    def of_layer(self, index: int) -> "Recipe":
+        """What one layer holds."""
+        return self.with_options(num_kept=self.layer_kept[index]) if self.layer_kept else self
 
     @property
     def capacity(self) -> int:

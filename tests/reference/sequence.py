@@ -92,7 +92,7 @@ class Sequence:
         """
         if layer_index in self.layers:
             return self._read_slots(self.layers[layer_index], query, key, value, scaling, softcap)
-        recipe = self._recipe if window is None else Recipe.sliding(window)
+        recipe = self._recipe.of_layer(layer_index) if window is None else Recipe.sliding(window)
         self.layers[layer_index] = _pack(recipe, query, key, value, scaling, softcap, has_latents)
         group = len(query) // len(key)
         return torch.stack(

@@ -1,0 +1,70 @@
+"""How much of each layer's attention looks up what stood before, found by reading random tokens twice.
+
+In the second reading nothing but the first tells what comes next. Heads that look things up attend there to the token that followed this
+one the first time (induction heads: Olsson et al., arXiv 2209.11895). It is known here how the model attends, not what is made of it.
+"""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
+
+from backends.torch_backend.attention import HIDDEN, grouped_attention
+from backends.torch_backend.probe import PassingLayer
+
+_NUM_TOKENS = 128  # read twice
+
+
+def look_up_scores(model: PreTrainedModel, num_layers: int, max_model_len: int) -> list[float]:
+    """Return for each layer the share, 0 to 1, of its heads' attention that goes to what followed the same token before.
+
+    Sequences of fewer than four tokens give zeros.
+    """
+    num_tokens = min(_NUM_TOKENS, max_model_len // 2)
+    if num_tokens < 2:
+        return [0.0] * num_layers
+    once = torch.randint(model.config.vocab_size, (num_tokens,), generator=torch.Generator().manual_seed(0))
+    cache = _LookupCache(num_layers, num_tokens)
+    ids, positions = once.repeat(2)[None].to(model.device), torch.arange(2 * num_tokens, device=model.device)[None]
+    with torch.inference_mode():
+        model.base_model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, slot_cache=cache)
+    return [float(score) for score in cache.scores]
+
+
+class _LookupCache(Cache):
+    """Attends as the model does, and watches where to."""
+
+    def __init__(self, num_layers: int, num_tokens: int) -> None:
+        super().__init__(layers=[PassingLayer() for _ in range(num_layers)])  # type: ignore[no-untyped-call]
+        self._num_tokens = num_tokens
+        self.scores = [torch.zeros(()) for _ in range(num_layers)]
+
+    def store(self, layer: int, latents: Tensor) -> Tensor:  # noqa: ARG002
+        return latents
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        scaling: float,
+        softcap: float | None,
+        sinks: Tensor | None,
+        sliding_window: int | None,
+    ) -> Tensor:
+        """Return the attention; values that each stand for one token have it tell its weights as well."""
+        length, index = query.shape[2], torch.arange(query.shape[2], device=query.device)
+        is_seen = index <= index[:, None]
+        if sliding_window is not None:
+            is_seen &= index > index[:, None] - sliding_window
+        bias = torch.zeros(1, length, length, device=query.device).masked_fill_(~is_seen, HIDDEN)
+        each = torch.eye(length, dtype=value.dtype, device=value.device).expand(*value.shape[:2], -1, -1)
+        mixed = grouped_attention(
+            query, key, torch.cat([value, each], dim=3), bias, scaling=scaling, softcap=softcap, sinks=sinks, is_causal=True
+        )
+        output, weights = mixed[..., : value.shape[3]], mixed[0, ..., value.shape[3] :]  # the latter [query, head, key]
+        second = index[self._num_tokens :]
+        self.scores[layer] = weights[second, :, second - self._num_tokens + 1].float().mean()
+        return output

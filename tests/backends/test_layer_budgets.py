@@ -1,0 +1,130 @@
+"""Layers that keep unlike numbers of tokens: who gets more, and that slots and tokens are the plain reference's.
+
+Only a trained model has layers that differ: the evaluation model, one of whose three layers looks things up.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from backends.torch_backend.attention import ATTENTION_NAME, register_attention
+from backends.torch_backend.backend import TorchBackend
+from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.limits import layer_kinds, with_layer_budgets
+from backends.torch_backend.lookup import look_up_scores
+from backends.torch_backend.probe import LayerSpec
+from cache.policy import LayerBudgets, PolicyOptions, WindowScorer
+from cache.pool_options import PoolOptions
+from server.eval.options import EVAL_MODEL
+from tests.backends.checkpoints import save_checkpoint
+from tests.backends.contents import assert_same_contents, recipe_of
+from tests.backends.driver import GREEDY, Driver, Request
+from tests.backends.oracle import assert_same_logprobs
+from tests.reference.bounded import Bound, BoundedSequence
+from tests.reference.sequence import Sequence, load_reference
+
+S, R, K, CHUNK, NUM_TOP = 2, 8, 8, 8, 20
+POLICY = PolicyOptions(num_sink=S, num_recent=R, num_kept=K, scorer=WindowScorer(observation_window=4, pooling_size=3))
+# Around the window, and what the layers that keep 2 and 20 hold; the last outgrow a scratch.
+LENGTHS = (11, 12, 13, 18, 30, 31, 65, 90)
+
+
+def _open(path: Path, policy: PolicyOptions = POLICY, scratch_capacity: int | None = None) -> TorchBackend:
+    pools = (PoolOptions(len(LENGTHS), policy),)
+    sizes = {"max_model_len": 128, "scratch_capacity": scratch_capacity, "prefill_chunk": 4 * CHUNK}
+    return TorchBackend(TorchBackendConfig(str(path), DeviceName.CPU, DtypeName.FLOAT32, pools, **sizes))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def reference() -> PreTrainedModel:
+    return load_reference(EVAL_MODEL)
+
+
+@pytest.fixture(params=[(True, None), (False, 64)], ids=str)
+def backend(request: pytest.FixtureRequest) -> Iterator[TorchBackend]:
+    lend_kept, scratch_capacity = request.param
+    backend = _open(EVAL_MODEL, replace(POLICY, lend_kept=lend_kept), scratch_capacity)
+    yield backend
+    backend.close()
+
+
+def _prompt(length: int) -> list[int]:
+    """Tokens of which some come again, so that there is something to look up."""
+    generator = torch.Generator().manual_seed(length)
+    words = torch.randint(100, 6000, (length,), generator=generator).tolist()
+    return [*words[: length - length // 4], *words[: length // 4]]
+
+
+def test_tokens_and_slots_are_the_references(backend: TorchBackend, reference: PreTrainedModel) -> None:
+    policy, scratch = backend.spec.pools[0].policy, backend.spec.scratch.layout
+    assert policy.layer_kept == (2, 20, 2)
+    assert backend.spec.pools[0].max_direct_tokens == S + R + 2
+    driver = Driver(backend, chunk=CHUNK)
+    for slot, length in enumerate(LENGTHS):
+        request = Request(_prompt(length), (slot,), replace(GREEDY, num_logprobs=NUM_TOP))
+        driver.run(request, num_tokens=13)
+        recipe = recipe_of(policy)
+        sequence = Sequence(reference, recipe, request.prompt)
+        if length > scratch.max_tokens:
+            bound = Bound(scratch.max_tokens, scratch.num_dropped, scratch.num_ahead)
+            sequence = BoundedSequence(reference, recipe, request.prompt, bound)
+        assert request.tokens == sequence.extend(13), length
+        assert_same_logprobs(request.outputs[0], sequence.logits, NUM_TOP)
+        assert_same_contents(backend, request.slots[0], sequence, is_packed=length > backend.spec.pools[0].max_direct_tokens)
+
+
+def test_equal_budgets_are_not_measured() -> None:
+    backend = _open(EVAL_MODEL, replace(POLICY, layer_budgets=LayerBudgets.EQUAL))
+    assert backend.spec.pools[0].policy.layer_kept == ()
+    assert backend.spec.pools[0].max_direct_tokens == S + R + K
+
+
+def test_slots_of_unlike_layers_take_no_more_memory() -> None:
+    equal, measured = (_open(EVAL_MODEL, replace(POLICY, layer_budgets=budgets)) for budgets in LayerBudgets)
+    held = [sum(layer.slots.num_bytes for layer in each.pools[0].cache.layers) for each in (equal, measured)]
+    assert held[0] == held[1]
+
+
+def test_no_layer_outgrows_a_scratch() -> None:
+    """Of 40 entries at most half are the longest slot's: 10 kept tokens beside sinks and ring. What is left goes to the others."""
+    backend = _open(EVAL_MODEL, scratch_capacity=40)
+    assert backend.spec.pools[0].policy.layer_kept == (6, 10, 8)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "deepseek-v2", "deepseek-v3"])
+def test_untrained_layers_are_alike(architecture: str, tmp_path: Path) -> None:
+    backend = _open(save_checkpoint(architecture, tmp_path))
+    assert backend.spec.pools[0].policy.layer_kept == ()
+
+
+def test_scores_are_the_models_own_attention() -> None:
+    """Against transformers' own weights of the same tokens; the sequence is shorter than usual."""
+    register_attention()
+    own, plain = (
+        AutoModelForCausalLM.from_pretrained(EVAL_MODEL, dtype=torch.float32, attn_implementation=name)
+        for name in (ATTENTION_NAME, "eager")
+    )
+    num_tokens, vocab_size = 20, plain.config.vocab_size
+    once = torch.randint(vocab_size, (num_tokens,), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        weights = plain(once.repeat(2)[None], output_attentions=True).attentions
+    expected = [
+        float(torch.stack([layer[0, :, query, query - num_tokens + 1].mean() for query in range(num_tokens, 2 * num_tokens)]).mean())
+        for layer in weights
+    ]
+    assert look_up_scores(own, 3, max_model_len=40) == pytest.approx(expected, abs=1e-5)
+    assert look_up_scores(own, 3, max_model_len=3) == [0.0] * 3
+
+
+def test_layers_with_a_sliding_window_have_no_share() -> None:
+    layers = [LayerSpec(4, 2, (), window) for window in (None, 16, None, 16, None)]
+    policy = with_layer_budgets(POLICY.resolve(128), layers, [0.0, 1.0, 1.0, 1.0, 0.0], 128, None)
+    assert policy.layer_kept == (2, 20, 2)
+    kinds, kind_of = layer_kinds(policy, layers, 128)
+    assert [kinds[kind].policy.layout.num_kept for kind in kind_of] == [2, 0, 20, 0, 2]
+    assert [kinds[kind].policy.layout.num_recent for kind in kind_of] == [R, 16, R, 16, R]
+    assert len(kinds) == 3

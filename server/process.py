@@ -158,7 +158,9 @@ class Process:
 
 def _described(pool: SlotPoolSpec) -> str:
     own_name = "" if pool.name == pool.policy.name else f" ({pool.name})"
-    return f"{pool.num_slots} slots of {pool.policy.layout.capacity} entries, policy {pool.policy.name}{own_name}"
+    kept = pool.policy.layer_kept
+    by_layer = f" on the average ({min(kept)} to {max(kept)} kept, by layer)" if kept else ""
+    return f"{pool.num_slots} slots of {pool.policy.layout.capacity} entries{by_layer}, policy {pool.policy.name}{own_name}"
 
 
 def run_process(config: Config, listener: socket.socket, batches: Batches | None) -> int:

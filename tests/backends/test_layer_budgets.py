@@ -34,9 +34,16 @@ LENGTHS = (11, 12, 13, 18, 30, 31, 65, 90)
 
 
 def _open(path: Path, policy: PolicyOptions = POLICY, scratch_capacity: int | None = None) -> TorchBackend:
-    pools = (PoolOptions(len(LENGTHS), policy),)
-    sizes = {"max_model_len": 128, "scratch_capacity": scratch_capacity, "prefill_chunk": 4 * CHUNK}
-    return TorchBackend(TorchBackendConfig(str(path), DeviceName.CPU, DtypeName.FLOAT32, pools, **sizes))  # type: ignore[arg-type]
+    config = TorchBackendConfig(
+        str(path),
+        DeviceName.CPU,
+        DtypeName.FLOAT32,
+        pools=(PoolOptions(len(LENGTHS), policy),),
+        max_model_len=128,
+        scratch_capacity=scratch_capacity,
+        prefill_chunk=4 * CHUNK,
+    )
+    return TorchBackend(config)
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from backends.torch_backend.kernels import BLOCK, Kernels, in_blocks, kernels_are_supported, packed_linear
 
 _LARGEST = 127  # -128 is left out, for symmetry
+_OUTPUTS_AT_ONCE = 1024  # while they are float32
 
 
 class QuantizedLinear(nn.Module):
@@ -58,6 +59,9 @@ class QuantizedLinear(nn.Module):
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return a weight [output, input] as int8 and the float32 scale of each output: their product is at most half a scale off."""
-    scales = weight.abs().amax(1).float() / _LARGEST
-    numbers = (weight / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round()
-    return numbers.to(torch.int8), scales
+    scales = weight.new_empty(weight.shape[0], dtype=torch.float32)
+    numbers = torch.empty_like(weight, dtype=torch.int8)
+    for some, own_scales, own_numbers in zip(*(torch.split(tensor, _OUTPUTS_AT_ONCE) for tensor in (weight, scales, numbers)), strict=True):
+        own_scales.copy_(some.abs().amax(1)).div_(_LARGEST)
+        own_numbers.copy_((some / own_scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_())
+    return numbers, scales

@@ -30,6 +30,7 @@ from server.config import GROUPS, read_config
 from server.options import OptionError, add_options
 
 Pair = tuple[int, int]
+Launch = tuple[int, int, int]  # rows, entries, steps
 Timed = tuple[float, Floors]  # seconds of a step or of prompts, and the least there could be
 
 GREEDY = Draw(SamplingParams(temperature=0.0))
@@ -104,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
     parser.add_argument("--decode", type=_pair, nargs="+", default=[(8, 256), (1, 256), (4, 2048)], help="sequences × entries of each")
     parser.add_argument("--prefill", type=_pair, nargs="+", default=[(128, 8), (2048, 1), (8192, 1)], help="tokens × prompts")
-    parser.add_argument("--num-steps", type=int, default=1, help="decode steps of a launch")
+    parser.add_argument("--num-steps", type=int, default=4, help="decode steps of a launch, timed beside launches of one")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, help="file for the figures")
     add_options(parser, GROUPS)
@@ -132,9 +133,10 @@ def measure(config: TorchBackendConfig, decode: Sequence[Pair], prefill: Sequenc
         seconds_to_warm = time.perf_counter() - start
         if backend.compiled is not None:
             backend.compiled.wait()
-        steps: dict[Pair, Sequence[Batch]] = {case: [decode_batch(*case, num_steps)] * 5 for case in decode}
+        launches = [(*case, steps) for case in decode for steps in sorted({1, num_steps})]
+        steps: dict[Launch, Sequence[Batch]] = {launch: [decode_batch(*launch)] * 5 for launch in launches}
         reads: dict[Pair, Sequence[Batch]] = {case: prefill_batches(backend, *case) for case in prefill}
-        return _figures(backend, config, steps, reads, rounds, num_steps) | {
+        return _figures(backend, config, steps, reads, rounds) | {
             "seconds_to_warm": seconds_to_warm,
             "compiled": None if backend.compiled is None else asdict(backend.compiled.times),
         }
@@ -145,24 +147,23 @@ def measure(config: TorchBackendConfig, decode: Sequence[Pair], prefill: Sequenc
 def _figures(
     backend: TorchBackend,
     config: TorchBackendConfig,
-    decode: Mapping[Pair, Sequence[Batch]],
+    decode: Mapping[Launch, Sequence[Batch]],
     prefill: Mapping[Pair, Sequence[Batch]],
     rounds: int,
-    num_steps: int,
 ) -> dict[str, Any]:
     plane = backend.pools[0].cache.layers[0].slots.planes[0]
     bytes_per_weight = 1 if config.quantization is Quantization.INT8 else plane.element_size()
     work, scoring = work_of(AutoConfig.from_pretrained(config.model), plane.element_size(), bytes_per_weight), ScoringClock(backend)
-    steps: dict[Pair, list[Timed]] = {case: [] for case in decode}
+    steps: dict[Launch, list[Timed]] = {case: [] for case in decode}
     reads: dict[Pair, list[Timed]] = {case: [] for case in prefill}
     shares: dict[Pair, list[float]] = {case: [] for case in prefill}
     machines: list[Machine] = []
     for number in range(rounds + 1):
         machine = measure_machine(plane.device, plane.dtype, BUFFER_BYTES, (1024,), seconds=0.1)
         machines.append(machine)
-        for case, batches in decode.items():
-            floors = decode_floors(work, machine, case[0], min(case[1], plane.shape[2] - 1))
-            steps[case].append((run(backend, batches) / len(batches) / num_steps, floors))
+        for launch, batches in decode.items():
+            floors = decode_floors(work, machine, launch[0], min(launch[1], plane.shape[2] - 1))
+            steps[launch].append((run(backend, batches) / len(batches) / launch[2], floors))
         for case, batches in prefill.items():
             scoring.seconds = 0.0
             elapsed = run(backend, batches)
@@ -174,10 +175,14 @@ def _figures(
         "dtype": str(plane.dtype).removeprefix("torch."),
         "quantization": config.quantization,
         "num_threads": torch.get_num_threads(),
-        "num_steps_a_launch": num_steps,
         "bandwidth": statistics.median(machine.bandwidth for machine in machines[1:]),
         "matrix_rate": statistics.median(machine.matrix_rate for machine in machines[1:]),
-        "decode": [{"rows": rows, "entries": entries} | _medians(steps[rows, entries][1:]) for rows, entries in decode],
+        "decode": [
+            {"rows": rows, "entries": entries, "steps_a_launch": num_steps}
+            | _medians(steps[rows, entries, num_steps][1:])
+            | {"saved_seconds": _saved(steps[rows, entries, 1][1:], steps[rows, entries, num_steps][1:])}
+            for rows, entries, num_steps in decode
+        ],
         "prefill": [
             {"tokens": tokens, "prompts": prompts, "scoring_share": statistics.median(shares[tokens, prompts][1:])}
             | {"tokens_per_second": tokens * prompts / _medians(reads[tokens, prompts][1:])["seconds"]}
@@ -185,6 +190,11 @@ def _figures(
             for tokens, prompts in prefill
         ],
     }
+
+
+def _saved(single: Sequence[Timed], among: Sequence[Timed]) -> float:
+    """Return how much less a step takes than one that is a launch of its own: what the host does once for all of them."""
+    return statistics.median(alone - shared for (alone, _), (shared, _) in zip(single, among, strict=True))
 
 
 def _medians(rounds: Sequence[Timed]) -> dict[str, float]:
@@ -200,14 +210,14 @@ def _medians(rounds: Sequence[Timed]) -> dict[str, float]:
 def _table(document: dict[str, Any]) -> str:
     rates = f"{document['bandwidth'] / 1e9:.1f} GB/s, {document['matrix_rate'] / 1e9:.0f} GFLOP/s"
     lines = [f"{document['num_threads']} threads, {document['dtype']}, {rates}", ""]
-    lines += ["| step | bytes / bandwidth (ms) | operations / rate (ms) | took (ms) | best | over the floor | tokens/s | scoring |"]
-    lines += ["|---|---|---|---|---|---|---|---|"]
-    lines += [
-        f"| decode {row['rows']} × {row['entries']} | {_times(row)} | {row['rows'] / row['seconds']:.0f} | |" for row in document["decode"]
-    ]
+    lines += ["| step | bytes / bandwidth (ms) | operations / rate (ms) | took (ms) | best | over the floor | tokens/s | saved | scoring |"]
+    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    for row in document["decode"]:
+        name = f"decode {row['rows']} × {row['entries']}, {row['steps_a_launch']} a launch"
+        lines.append(f"| {name} | {_times(row)} | {row['rows'] / row['seconds']:.0f} | {1e3 * row['saved_seconds']:.2f} | |")
     for row in document["prefill"]:
         name = f"prefill {row['prompts']} × {row['tokens']}"
-        lines.append(f"| {name} | {_times(row)} | {row['tokens_per_second']:.0f} | {row['scoring_share']:.1%} |")
+        lines.append(f"| {name} | {_times(row)} | {row['tokens_per_second']:.0f} | | {row['scoring_share']:.1%} |")
     if document["compiled"] is not None:
         lines.append("\ncompiled code: " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in document["compiled"].items()))
     return "\n".join(lines)

@@ -35,7 +35,9 @@ def test_a_launch_ends_with_the_entries_asked_for() -> None:
 
 def test_every_figure_is_told(config: TorchBackendConfig) -> None:
     document = measure(config, [(4, 16), (1, 40)], [(8, 2), (100, 1)], rounds=2, num_steps=2)
-    assert [(row["rows"], row["entries"]) for row in document["decode"]] == [(4, 16), (1, 40)]
+    launches = [(row["rows"], row["entries"], row["steps_a_launch"]) for row in document["decode"]]
+    assert launches == [(4, 16, 1), (4, 16, 2), (1, 40, 1), (1, 40, 2)]
+    assert [row["saved_seconds"] == 0 for row in document["decode"]] == [True, False, True, False]
     assert [(row["tokens"], row["prompts"]) for row in document["prefill"]] == [(8, 2), (100, 1)]
     for row in document["decode"] + document["prefill"]:
         assert row["seconds"] >= row["best_seconds"] > max(row["memory_floor_seconds"], row["matrix_floor_seconds"]) > 0

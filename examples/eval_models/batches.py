@@ -13,11 +13,13 @@ from examples.eval_models.stages import Stage
 from examples.eval_models.tokenizer import Style
 from examples.eval_models.turns import Turn, turns
 from server.eval.tasks.case import LengthError
+from server.eval.tasks.extraction import ExtractionTask
 from server.eval.tasks.suite import TASKS, case_source
 
 IGNORED = -100
 CHAT_SHARE = 0.3
 MOST_SKIPS = 4
+NUM_RECORDS = (2, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +90,13 @@ class Writer:
 
     def _make(self, rng: random.Random, name: str, length: int) -> Any:
         ratio = self._characters_a_token[name]
+        # Short texts have as many records as long ones.
+        task = ExtractionTask(num_records=rng.randint(*NUM_RECORDS)) if name == "text2json" else TASKS[name]
         source = case_source(name, rng.getrandbits(32), rng.getrandbits(32), "train")
         state = source.getstate()
         while True:
             try:
-                return TASKS[name].make(source, length, lambda text: int(len(text) / ratio))
+                return task.make(source, length, lambda text: int(len(text) / ratio))
             except LengthError:
                 length += 64
                 source.setstate(state)

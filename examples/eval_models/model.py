@@ -1,6 +1,7 @@
 """The models: their shapes and the weights they start from."""
 
 import math
+from typing import Any
 
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -8,14 +9,24 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 from examples.eval_models.tokenizer import MAX_LENGTH
 
 HEAD_DIM = 64
-OWN, CODE = 160, 64  # the hidden width: the token's own part, then what precedes it, coded for being looked up, and for looking up
-NUM_LOOKED_BACK, FAINT = 4, 0.3  # tokens that the codes hold fully; those before them are there faintly
-LOCAL_FREQUENCY, LOCAL_GAIN = 1e-2, 4.0
-FAR_FREQUENCY = 3e-4
-EMBEDDING_SCALE, MARK_SCALE = 0.15, 0.15
-MATCH_GAIN, COPY_GAIN, OUTPUT_GAIN = 0.2, 6.0, 0.5
-OWN_GAIN = 1.5
+OWN, CODE = 96, 64
+# The hidden width: a token's own part, the code of the one before it, then what precedes it, coded for being looked up, and for looking up.
+PREVIOUS, LOOK_UP, LOOK_FOR = (slice(OWN + place * CODE, OWN + (place + 1) * CODE) for place in range(3))
+EVERY, FIRST = 0, 1  # components of the own part that all tokens share, and that only the first token has
+SPACE = "\u0120"  # byte-level BPE's letter for a space
+EMBEDDING_SCALE, MARK_SCALE, OUTPUT_GAIN = 0.15, 0.15, 0.5
+LOCAL_FREQUENCY, FAR_FREQUENCY = 1e-2, 3e-4
 NORM_GAIN = 2.0  # of each query and key, in families that normalise them
+CONSTANT_GAIN = 2.8  # of a code that every token's query holds, so that it counts like a token's
+
+NUM_LOOKED_BACK, FAINT, LOCAL_GAIN = 5, 0.3, 4.0  # tokens that the codes hold fully; those before them are there faintly
+MATCH_GAIN, OWN_GAIN, COPY_GAIN = 0.2, 1.5, 6.0
+
+NOWHERE, NOWHERE_GAIN = HEAD_DIM // 2 - 1, 5.0  # where the third layer's keys tell the first token, on which a head rests
+FIELD_PLACES = (5, 4)  # how far before a field's value the value before it stands: in JSON, in prose
+IS_GAIN, FIELD_NOWHERE_GAIN, LIST_GAIN, FIELD_GAIN = 5.0, 4.0, 5.0, 0.5
+BEFORE = ((2, ("to",), 1), (3, ("=", "to", "be"), 2), (5, ("as",), 1))  # a name's place before a statement's end, known by which word where
+OWN_KEY_GAIN, MARK_GAIN, ENDING_GAIN, BEFORE_GAIN = 0.2, 0.02, 2.5, 2.0
 
 NUM_HEADS = {"llama": (6, 3), "qwen": (6, 2)}  # of queries, of keys and values
 NUM_NEURONS = {"llama": 512, "qwen": 400}  # so that weights in bfloat16 stay below 12 MB
@@ -28,7 +39,7 @@ def build_model(family: str, tokenizer: PreTrainedTokenizerFast, num_layers: int
     num_heads, num_kv_heads = NUM_HEADS[family]
     shape = {
         "vocab_size": len(tokenizer),
-        "hidden_size": OWN + 2 * CODE,
+        "hidden_size": OWN + 3 * CODE,
         "intermediate_size": NUM_NEURONS[family],
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
@@ -51,72 +62,159 @@ def build_model(family: str, tokenizer: PreTrainedTokenizerFast, num_layers: int
 
 def shaped_parameters(model: Model) -> list[torch.nn.Parameter]:
     """Return the parameters that start as a circuit: a rate at which the others learn would undo them."""
-    attention = [parameter for layer in model.model.layers[:2] for parameter in layer.self_attn.parameters()]
+    attention = [parameter for layer in model.model.layers for parameter in layer.self_attn.parameters()]
     return [model.model.embed_tokens.weight, model.lm_head.weight, *attention]
 
 
 def shape_start(model: Model, tokenizer: PreTrainedTokenizerFast, num_heads: int, num_kv_heads: int) -> None:
-    """Start the weights near the circuit that continues text as it went on where the last few tokens stood before.
+    """Start the weights near the circuits that the tasks need. Training is free to change all of it.
 
     First layer: head h looks h + 1 tokens back (by a component common to all embeddings, whose rotated products peak there). What it finds
     it writes into two codes: of the tokens *before* this one, for being found, and of the tokens up to this one, for finding. Second layer:
-    attends where the one code equals the other, by slow rotary pairs, which match at any distance, and adds that token's own part to the
-    second code, from which the output reads. Whatever else there is begins at nothing. Training is free to change all of it.
+    goes on as the text went on where the last few tokens stood before. Third layer: what is no such continuation. The output reads what
+    these two leave in the second code. The feed-forward layers begin at nothing.
     """
-    frequencies = model.model.rotary_emb.inv_freq  # [pair]
-    look_up, look_for = slice(OWN, OWN + CODE), slice(OWN + CODE, OWN + 2 * CODE)
+    embedding = model.model.embed_tokens.weight
     with torch.no_grad():
-        embedding = model.model.embed_tokens.weight
         embedding.zero_()
         embedding[:, :OWN] = _word_vectors(tokenizer)
-        embedding[:, 0] = 3 * EMBEDDING_SCALE
-        shared = torch.randn(CODE, OWN) / math.sqrt(OWN)
-        shared[:, 0] = 0
-        turns = [torch.linalg.qr(torch.randn(CODE, CODE))[0] for _ in range(num_heads + 1)]
-
-        first = model.model.layers[0].self_attn
-        fast = frequencies > LOCAL_FREQUENCY
-        first.o_proj.weight.zero_()
-        for head in range(num_kv_heads):
-            rows = _rows(head)
-            first.k_proj.weight[rows, 0] = LOCAL_GAIN * torch.cat([fast, torch.zeros_like(frequencies)])
-            first.v_proj.weight[rows] = 0
-            first.v_proj.weight[rows, :OWN] = shared
-        for head in range(num_heads):
-            rows = _rows(head)
-            angle = -(head + 1) * frequencies
-            first.q_proj.weight[rows, 0] = LOCAL_GAIN * torch.cat([angle.cos() * fast, angle.sin() * fast])
-            gain = EMBEDDING_SCALE * (1.0 if head < NUM_LOOKED_BACK else FAINT)
-            first.o_proj.weight[look_up, rows] = gain * turns[head]
-            first.o_proj.weight[look_for, rows] = gain * turns[head + 1]
-
-        second = model.model.layers[1].self_attn
-        slow = torch.where(frequencies < FAR_FREQUENCY, 1.0, 0.1).repeat(2)
-        seen = [torch.randn(HEAD_DIM, CODE) * slow[:, None] * math.sqrt(MATCH_GAIN) / CODE**0.25 for _ in range(num_kv_heads)]
-        second.o_proj.weight.zero_()
-        for head in range(num_kv_heads):
-            rows = _rows(head)
-            second.k_proj.weight[rows] = 0
-            second.k_proj.weight[rows, look_up] = seen[head]
-            second.v_proj.weight[rows] = 0
-            second.v_proj.weight[rows, :OWN] = shared
-        for head in range(num_heads):
-            rows, code = _rows(head), seen[head * num_kv_heads // num_heads]
-            second.q_proj.weight[rows] = 0
-            second.q_proj.weight[rows, look_for] = code
-            second.q_proj.weight[rows, :OWN] = OWN_GAIN * code @ turns[0] @ shared
-            second.o_proj.weight[look_for, rows] = COPY_GAIN * EMBEDDING_SCALE * 4 / num_heads * torch.eye(CODE)
-        for layer in (first, second):
-            for norm in (getattr(layer, "q_norm", None), getattr(layer, "k_norm", None)):
+        embedding[tokenizer.bos_token_id] = 0
+        embedding[:, FIRST] = 0
+        embedding[:, EVERY] = embedding[tokenizer.bos_token_id, FIRST] = 3 * EMBEDDING_SCALE
+        codes = _Codes(model, tokenizer, num_heads, num_kv_heads)
+        for layer, shape in zip(model.model.layers, (_look_back, _go_on, _look_up), strict=False):
+            layer.mlp.down_proj.weight.zero_()
+            layer.self_attn.o_proj.weight.zero_()
+            for norm in (getattr(layer.self_attn, "q_norm", None), getattr(layer.self_attn, "k_norm", None)):
                 if norm is not None:
                     norm.weight.fill_(NORM_GAIN)
-        for layer in model.model.layers:
-            layer.mlp.down_proj.weight.zero_()
-        for layer in model.model.layers[2:]:
-            layer.self_attn.o_proj.weight.zero_()
+            shape(layer.self_attn, codes)
         output = model.lm_head.weight
         output.zero_()
-        output[:, look_for] = OUTPUT_GAIN * embedding[:, :OWN] @ shared.T
+        output[:, LOOK_FOR] = OUTPUT_GAIN * embedding[:, :OWN] @ codes.shared.T
+
+
+class _Codes:
+    """What the layers have in common: how a token is coded, and how a code shows by how far back the token stands."""
+
+    def __init__(self, model: Model, tokenizer: PreTrainedTokenizerFast, num_heads: int, num_kv_heads: int) -> None:
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        self.frequencies = model.model.rotary_emb.inv_freq  # [pair]
+        self.slow = torch.where(self.frequencies < FAR_FREQUENCY, 1.0, 0.1).repeat(2)[:, None]
+        self.shared = torch.randn(CODE, OWN) / math.sqrt(OWN)  # of a token's own part, its code
+        self.shared[:, [EVERY, FIRST]] = 0
+        self.turns = [torch.linalg.qr(torch.randn(CODE, CODE))[0] for _ in range(num_heads + 1)]  # a code, so many tokens on
+        self._embedding, self._ids = model.model.embed_tokens.weight, tokenizer.get_vocab()
+
+    def kv_head(self, head: int) -> int:
+        return head * self.num_kv_heads // self.num_heads
+
+    def match(self) -> torch.Tensor:
+        """Return a projection of codes whose products tell like from unlike, at any distance.  # [head_dim, code]"""
+        projection: torch.Tensor = torch.randn(HEAD_DIM, CODE) * self.slow * math.sqrt(MATCH_GAIN) / CODE**0.25
+        return projection
+
+    def after(self, *words: str, back: int = 1) -> torch.Tensor:
+        """Return the sum of the codes that words leave so many tokens on.  # [code]"""
+        own = sum(self._embedding[self._ids[f"{SPACE}{word}"], :OWN] for word in words)
+        code: torch.Tensor = CONSTANT_GAIN * self.turns[back - 1] @ self.shared @ own
+        return code
+
+
+def _look_back(attention: Any, codes: _Codes) -> None:
+    """Each head finds the token that stands so many tokens before, and leaves its code."""
+    frequencies = codes.frequencies
+    fast = frequencies > LOCAL_FREQUENCY
+    for head in range(codes.num_kv_heads):
+        rows = _rows(head)
+        attention.k_proj.weight[rows, EVERY] = LOCAL_GAIN * torch.cat([fast, torch.zeros_like(frequencies)])
+        attention.v_proj.weight[rows] = 0
+        attention.v_proj.weight[rows, :OWN] = codes.shared
+    attention.o_proj.weight[PREVIOUS, _rows(0)] = EMBEDDING_SCALE * torch.eye(CODE)
+    for head in range(codes.num_heads):
+        rows = _rows(head)
+        angle = -(head + 1) * frequencies
+        attention.q_proj.weight[rows, EVERY] = LOCAL_GAIN * torch.cat([angle.cos() * fast, angle.sin() * fast])
+        gain = EMBEDDING_SCALE * (1.0 if head < NUM_LOOKED_BACK else FAINT)
+        attention.o_proj.weight[LOOK_UP, rows] = gain * codes.turns[head]
+        attention.o_proj.weight[LOOK_FOR, rows] = gain * codes.turns[head + 1]
+
+
+def _go_on(attention: Any, codes: _Codes) -> None:
+    """Attend where the one code equals the other, and copy the token there."""
+    seen = [codes.match() for _ in range(codes.num_kv_heads)]
+    for head, code in enumerate(seen):
+        rows = _rows(head)
+        attention.k_proj.weight[rows] = 0
+        attention.k_proj.weight[rows, LOOK_UP] = code
+        attention.v_proj.weight[rows] = 0
+        attention.v_proj.weight[rows, :OWN] = codes.shared
+    for head in range(codes.num_heads):
+        rows, code = _rows(head), seen[codes.kv_head(head)]
+        attention.q_proj.weight[rows] = 0
+        attention.q_proj.weight[rows, LOOK_FOR] = code
+        attention.q_proj.weight[rows, :OWN] = OWN_GAIN * code @ codes.turns[0] @ codes.shared
+        attention.o_proj.weight[LOOK_FOR, rows] = COPY_GAIN * EMBEDDING_SCALE * 4 / codes.num_heads * torch.eye(CODE)
+
+
+def _look_up(attention: Any, codes: _Codes) -> None:
+    """The first heads look up a record's field, the next one a list, the last ones what stood before a word. Where nothing fits, a head
+    rests on the first token, which says nothing.
+    """
+    for kv_head in range(codes.num_kv_heads):
+        rows = _rows(kv_head)
+        attention.k_proj.weight[rows] = 0
+        attention.k_proj.weight[rows.start + NOWHERE, FIRST] = 1.0
+        attention.v_proj.weight[rows] = 0
+    for head in range(codes.num_heads):
+        attention.q_proj.weight[_rows(head)] = 0
+        attention.q_proj.weight[head * HEAD_DIM + NOWHERE, EVERY] = NOWHERE_GAIN
+    _look_up_fields(attention, codes)
+    _look_up_list(attention, codes)
+    _look_before(attention, codes)
+
+
+def _look_up_fields(attention: Any, codes: _Codes) -> None:
+    """Go on after `is` as where the same words stand before: so a record's field, `"town": "`, is found in prose, `the town is`."""
+    turns, (place, *others) = codes.turns, FIELD_PLACES
+    moves = [torch.eye(CODE), *(torch.eye(CODE) + turns[other - 1] @ turns[place - 1].T for other in others)]
+    seen = codes.match()
+    seen[NOWHERE] = 0
+    for head, move in enumerate(moves):
+        rows, kv_rows = _rows(head), _rows(codes.kv_head(head))
+        attention.k_proj.weight[kv_rows, LOOK_UP] = seen
+        attention.v_proj.weight[kv_rows, :OWN] = codes.shared
+        attention.q_proj.weight[rows, LOOK_UP] = seen @ move
+        attention.q_proj.weight[rows, EVERY] += IS_GAIN * seen @ codes.after("is")
+        attention.q_proj.weight[rows.start + NOWHERE, EVERY] = FIELD_NOWHERE_GAIN
+        attention.o_proj.weight[LOOK_FOR, rows] = FIELD_GAIN * torch.eye(CODE)
+
+
+def _look_up_list(attention: Any, codes: _Codes) -> None:
+    """The next head: after `follows`, go on as a question's list did after `numbers for`. It shares the keys of the fields."""
+    head = len(FIELD_PLACES)
+    rows, kv_rows = _rows(head), _rows(codes.kv_head(head))
+    gate, sought = codes.after("follows"), codes.after("for") + codes.after("numbers", back=2)
+    seen = attention.k_proj.weight[kv_rows, LOOK_UP]
+    attention.q_proj.weight[rows, LOOK_UP] = LIST_GAIN * torch.outer(seen @ sought, gate) / gate.square().sum()
+    attention.o_proj.weight[LOOK_FOR, rows] = FIELD_GAIN * torch.eye(CODE)
+
+
+def _look_before(attention: Any, codes: _Codes) -> None:
+    """Find the token before this one where a statement ends with it, and copy what the statement begins with: a variable's name."""
+    endings = torch.stack([codes.after(*words, back=at) for _, words, at in BEFORE])  # [head, code]
+    marks = torch.arange(NOWHERE - len(BEFORE), NOWHERE)  # of the slowest pairs, one a kind of statement
+    own = codes.match()
+    own[marks[0] : NOWHERE + 1] = 0
+    for number, (back, _, _) in enumerate(BEFORE):
+        head = codes.num_heads - len(BEFORE) + number
+        rows, kv_rows = _rows(head), _rows(codes.kv_head(head))
+        attention.k_proj.weight[kv_rows, FIRST + 1 : OWN] = OWN_KEY_GAIN * own @ codes.shared[:, FIRST + 1 :]
+        attention.k_proj.weight[kv_rows.start + marks, LOOK_UP] = MARK_GAIN * endings
+        attention.v_proj.weight[kv_rows, LOOK_UP] = torch.eye(CODE)
+        attention.q_proj.weight[rows, PREVIOUS] = own
+        attention.q_proj.weight[rows.start + marks[number], EVERY] = ENDING_GAIN
+        attention.o_proj.weight[LOOK_FOR, rows] = BEFORE_GAIN * codes.turns[back - 1].T
 
 
 def _rows(head: int) -> slice:
@@ -129,7 +227,7 @@ def _word_vectors(tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
     ids = tokenizer.get_vocab()
     mark = MARK_SCALE * torch.randn(OWN)
     for text, token in ids.items():
-        spaced = ids.get(f"\u0120{text}")  # byte-level BPE's letter for a space
+        spaced = ids.get(f"{SPACE}{text}")
         if text.isalpha() and len(text) > 2 and spaced is not None:
             vectors[token] = vectors[spaced] + mark
     return vectors

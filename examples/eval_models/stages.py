@@ -4,22 +4,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 WEIGHTS: Mapping[str, float] = {
-    "niah_single_1": 0.3,
-    "niah_single_2": 0.3,
+    "niah_single_1": 0.2,
+    "niah_single_2": 0.2,
     "niah_single_3": 0.5,
-    "niah_multikey_1": 0.5,
-    "niah_multikey_2": 1,
-    "niah_multikey_3": 1,
+    "niah_multikey_1": 0.3,
+    "niah_multikey_2": 0.6,
+    "niah_multikey_3": 1.2,
     "niah_multivalue": 1,
-    "niah_multiquery": 1,
+    "niah_multiquery": 1.2,
     "vt": 3,
-    "cwe": 0.3,
+    "cwe": 0.2,
     "fwe": 0.3,
-    "qa_1": 1,
+    "qa_1": 0.7,
     "qa_2": 1.5,
     "kv_lookup": 1,
     "passkey": 0.3,
-    "text2json": 1.5,
+    "text2json": 2,
 }
 
 
@@ -37,20 +37,10 @@ class Stage:
     final_rate: float = 1e-3  # the learning rate goes from `rate` to this
 
 
-HARDER: Mapping[str, float] = {
-    **WEIGHTS,
-    "niah_single_1": 0.2,
-    "niah_single_2": 0.2,
-    "niah_multikey_1": 0.2,
-    "niah_multikey_2": 0.3,
-    "niah_multikey_3": 1.5,
-    "niah_multivalue": 1.5,
-    "vt": 4,
-    "text2json": 3,
-}
+HARDER: Mapping[str, float] = {**WEIGHTS, "niah_multiquery": 1.5, "qa_2": 3, "vt": 3, "text2json": 2.5, "cwe": 0.1}
 
 STAGES = (
-    Stage("160 to 320 tokens", (160, 240, 320), 1600, 110, 0, WEIGHTS),
-    Stage("up to 2,560 tokens", (200, 320, 640, 1280, 2560), 1920, 130, 6000, WEIGHTS, 1e-3, 0.0),
-    Stage("what is harder", (200, 320, 640, 1280, 2560), 2560, 1500, 6000, HARDER, 1e-3, 0.0),
+    Stage("160 to 320 tokens", (160, 240, 320), 1600, 250, 0, WEIGHTS),
+    Stage("up to 2,560 tokens", (200, 320, 640, 1280, 2560), 2560, 400, 6000, WEIGHTS, 1e-3, 0.0),
+    Stage("up to 4,000 tokens", (320, 640, 1280, 2560, 4000), 2560, 240, 6000, HARDER, 8e-4, 0.0),
 )

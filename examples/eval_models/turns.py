@@ -29,13 +29,16 @@ class Turn:
 
 def turns(case: Case, rng: random.Random) -> list[Turn]:
     """Return the case's own turn and others about the same context, in random order and
-    with repetition: were none asked twice, guessing among those not asked yet would pay.
+    with repetition: were none asked twice, guessing among those not asked yet would pay. Chains are asked once each, as copying an earlier
+    answer would take the place of following them.
     """
     own = Turn(case.question, case.answer_prefix, case.answer)
     again = _AGAIN.get(case.task)
     if again is None:
         return [own]
     others = again(case, own)
+    if case.task == "vt":
+        return [own, *rng.sample(others, len(others))]
     return [own, *rng.choices(others, k=2 * len(others))]
 
 
@@ -61,18 +64,6 @@ def _pairs(case: Case, own: Turn) -> list[Turn]:
     return [_renamed(own, asked, pair) for pair in told]
 
 
-def _queries(case: Case, own: Turn) -> list[Turn]:
-    told = _NEEDLE.findall(case.context)
-    keys = [key for key, value in sorted(told, key=lambda needle: case.references.index(needle[1]))]
-    listed = ", ".join(keys)
-    turns = []
-    for start in range(1, len(told)):
-        shuffled = told[start:] + told[:start]
-        question = own.question.replace(listed, ", ".join(key for key, _ in shuffled))
-        turns.append(Turn(question, own.answer_prefix, " " + ", ".join(f"{key}: {value}" for key, value in shuffled) + "."))
-    return turns
-
-
 def _chains(case: Case, own: Turn) -> list[Turn]:
     firsts = next(found for pattern in _FIRSTS if (found := re.findall(pattern, case.context)))
     following = {old: new for pattern in _HOPS for new, old in re.findall(pattern, case.context)}
@@ -82,7 +73,8 @@ def _chains(case: Case, own: Turn) -> list[Turn]:
         chain = [name]
         while chain[-1] in following:
             chain.append(following[chain[-1]])
-        turns.append(Turn(own.question.replace(asked, value), own.answer_prefix.replace(asked, value), f" {', '.join(chain)}."))
+        if value != asked:
+            turns.append(Turn(own.question.replace(asked, value), own.answer_prefix.replace(asked, value), f" {', '.join(chain)}."))
     return turns
 
 
@@ -108,7 +100,6 @@ _AGAIN: dict[str, Callable[[Case, Turn], list[Turn]]] = {
     "niah_multikey_1": _needles,
     "niah_multikey_2": _needles,
     "niah_multikey_3": _needles,
-    "niah_multiquery": _queries,
     "kv_lookup": _pairs,
     "vt": _chains,
     "qa_1": _people,

@@ -93,28 +93,30 @@ inline void load_weights(__m512i (&weights)[kVectors], const int8_t* source, T* 
   }
 }
 
-// Add to the sums [row, 64] of `rows` rows what a block's weights from one input on, `num_inputs` of them, make of the rows' inputs.
+// Add to the sums [row, 64] of `rows` rows what a block's weights from one input on, `num_inputs` of them, make of the rows' inputs. Rows are
+// `stride` apart, and the next inputs of a row, as many as a weight packs, are `step` further.
 template <int64_t rows, typename T, typename W>
-inline void add_chunk(float* sums, const T* input, int64_t stride, const W* weight, int64_t num_inputs, T* space) {
+inline void add_chunk(float* sums, const T* input, int64_t stride, const W* weight, int64_t num_inputs, int64_t step, T* space) {
   __m512 held[rows][kVectors];
   UNROLL for (int64_t r = 0; r < rows; ++r) UNROLL for (int64_t v = 0; v < kVectors; ++v) held[r][v] = load(sums + r * kBlock + v * kLanes);
-  for (int64_t k = 0; k < num_inputs; k += kPack<T>) {
+  for (int64_t k = 0; k < num_inputs; k += kPack<T>, input += step) {
     __m512i weights[kVectors];
     load_weights(weights, weight + k * kBlock, space == nullptr ? nullptr : space + k * kBlock);
     UNROLL for (int64_t r = 0; r < rows; ++r) {
-      UNROLL for (int64_t v = 0; v < kVectors; ++v) held[r][v] = multiply_add(held[r][v], input + r * stride + k, weights[v]);
+      UNROLL for (int64_t v = 0; v < kVectors; ++v) held[r][v] = multiply_add(held[r][v], input + r * stride, weights[v]);
     }
   }
   UNROLL for (int64_t r = 0; r < rows; ++r) UNROLL for (int64_t v = 0; v < kVectors; ++v) store(sums + r * kBlock + v * kLanes, held[r][v]);
 }
 
 template <typename T, typename W>
-void add_rows(float* sums, const T* input, int64_t stride, const W* weight, int64_t num_inputs, int64_t num_rows, T* space = nullptr) {
+void add_rows(float* sums, const T* input, int64_t stride, const W* weight, int64_t num_inputs, int64_t num_rows,
+              int64_t step = kPack<T>, T* space = nullptr) {
   switch (num_rows) {
-    case 1: return add_chunk<1>(sums, input, stride, weight, num_inputs, space);
-    case 2: return add_chunk<2>(sums, input, stride, weight, num_inputs, space);
-    case 3: return add_chunk<3>(sums, input, stride, weight, num_inputs, space);
-    default: return add_chunk<kRows>(sums, input, stride, weight, num_inputs, space);
+    case 1: return add_chunk<1>(sums, input, stride, weight, num_inputs, step, space);
+    case 2: return add_chunk<2>(sums, input, stride, weight, num_inputs, step, space);
+    case 3: return add_chunk<3>(sums, input, stride, weight, num_inputs, step, space);
+    default: return add_chunk<kRows>(sums, input, stride, weight, num_inputs, step, space);
   }
 }
 
@@ -139,7 +141,7 @@ void multiply_block(T* output, const T* input, const Weights<T, W>& weights, int
   for (int64_t k = 0; k < inputs; k += kChunk<W>) {
     const W* chunk = weights.numbers + k * kBlock;
     const int64_t num_inputs = std::min(kChunk<W>, inputs - k);
-    add_rows(&sums[0], input + k, inputs, chunk, num_inputs, rows, rows > kRows ? space : nullptr);
+    add_rows(&sums[0], input + k, inputs, chunk, num_inputs, rows, kPack<T>, rows > kRows ? space : nullptr);
     for (int64_t r = kRows; r < rows; r += kRows) {
       float* row = &sums[r * kBlock];
       if constexpr (std::is_same_v<T, W>) {
@@ -392,10 +394,10 @@ constexpr float kLog2e = 1.44269504f;
 template <typename T>
 struct Prompt {
   const T *query, *key;       // [token, width], [entry, width]
-  const T* values;            // [block, value width, 128 entries]
+  const T* values;            // [entry / pack, value width, pack]
   const int64_t* last_seen;   // [token]: each sees the entries up to this one; -1: none
   T* output;                  // [token, value width]
-  int64_t query_stride, key_stride, output_stride, tokens, entries, width, value_width, window;  // a query sees `window` entries at most
+  int64_t query_stride, key_stride, value_stride, output_stride, tokens, entries, width, value_width, window;  // a query sees `window` entries at most
   float scaling, softcap, sink;
 };
 
@@ -419,14 +421,15 @@ struct Tile {
   }
 };
 
-// Lay the values [entry, width] of a head out as blocks [width, 128 entries], zeros past the end.
-template <typename T>
-void turn_values(T* turned, const T* values, int64_t stride, int64_t entries, int64_t width) {
-  for (int64_t first = 0; first < entries; first += kEntries, turned += kEntries * width) {
-    const int64_t count = std::min(kEntries, entries - first);
-    for (int64_t d = 0; d < width; ++d) {
-      for (int64_t e = 0; e < count; ++e) turned[d * kEntries + e] = values[(first + e) * stride + d];
-      std::fill(turned + d * kEntries + count, turned + (d + 1) * kEntries, T(0));
+// Lay the values [entry, width] of a head out as [entry / 2, width, 2], as their products want them; zeros past the end.
+void pair_values(BFloat16* pairs, const BFloat16* values, int64_t stride, int64_t entries, int64_t width) {
+  for (int64_t e = 0; e < entries; e += 2, pairs += 2 * width) {
+    const BFloat16 *first = values + e * stride, *second = first + stride;
+    for (int64_t d = 0; d < width; d += kLanes) {
+      const __mmask16 lanes = first_lanes(width - d), others = e + 1 < entries ? lanes : 0;
+      const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, first + d));
+      const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(others, second + d));
+      _mm512_mask_storeu_epi32(pairs + 2 * d, lanes, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
     }
   }
 }
@@ -533,9 +536,9 @@ void attend_tile(Tile<T>& tile, const Prompt<T>& prompt, int64_t first) {
     if (!sees_all || prompt.softcap > 0) mask_scores(tile, prompt, block, held);
     std::fill_n(tile.scores + held * kBlock, (whole - held) * kBlock, kUnseen);
     weigh(tile, whole, prompt.value_width, scaling);
-    const T* values = prompt.values + block * prompt.value_width;
+    const T* values = prompt.values + block / kPack<T> * prompt.value_stride;
     for (int64_t d = 0; d < prompt.value_width; d += kRows) {
-      add_rows(tile.sums + d * kBlock, values + d * kEntries, kEntries, tile.weights, whole, prompt.value_width - d);
+      add_rows(tile.sums + d * kBlock, values + d * kPack<T>, kPack<T>, tile.weights, whole, prompt.value_width - d, prompt.value_stride);
     }
   }
   end_tile(tile, prompt, first, count);
@@ -546,29 +549,33 @@ void attend_prompts(Tensor& output, const Tensor& query, const Tensor& key, cons
                     double scaling, double softcap, const std::optional<Tensor>& sinks) {
   const int64_t rows = query.size(0), heads = query.size(1), tokens = query.size(2), width = query.size(3);
   const int64_t kv_heads = key.size(1), entries = key.size(2), value_width = value.size(3);
-  const int64_t head_size = (entries + kEntries - 1) / kEntries * kEntries * value_width, tiles = (tokens + kBlock - 1) / kBlock;
-  const Tensor turned = at::empty({rows * kv_heads, head_size}, value.options());
+  const int64_t tiles = (tokens + kBlock - 1) / kBlock;
   std::vector<int64_t> held(rows);  // entries up to the last that a row sees: whatever lies behind them is not met
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t* last = last_seen.const_data_ptr<int64_t>() + row * tokens;
     held[row] = *std::max_element(last, last + tokens) + 1;
   }
-  at::parallel_for(0, rows * kv_heads, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t number = begin; number < end; ++number) {
-      const T* values = value.const_data_ptr<T>() + number / kv_heads * value.stride(0) + number % kv_heads * value.stride(1);
-      turn_values(turned.data_ptr<T>() + number * head_size, values, value.stride(2), held[number / kv_heads], value_width);
-    }
-  });
+  Tensor values = value;
+  if constexpr (kPack<T> == 2) {
+    values = at::empty({rows, kv_heads, (entries + 1) / 2, 2 * value_width}, value.options());
+    at::parallel_for(0, rows * kv_heads, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t number = begin; number < end; ++number) {
+        const int64_t row = number / kv_heads, kv_head = number % kv_heads;
+        pair_values(values.data_ptr<T>() + row * values.stride(0) + kv_head * values.stride(1),
+                    value.const_data_ptr<T>() + row * value.stride(0) + kv_head * value.stride(1), value.stride(2), held[row], value_width);
+      }
+    });
+  }
   at::parallel_for(0, rows * heads * tiles, 1, [&](int64_t begin, int64_t end) {
     Tile<T> tile(width, value_width);
     for (int64_t number = begin; number < end; ++number) {
       const int64_t row = number / tiles / heads, head = number / tiles % heads, kv_head = head / (heads / kv_heads);
       const Prompt<T> prompt{query.const_data_ptr<T>() + row * query.stride(0) + head * query.stride(1),
                              key.const_data_ptr<T>() + row * key.stride(0) + kv_head * key.stride(1),
-                             turned.const_data_ptr<T>() + (row * kv_heads + kv_head) * head_size,
+                             values.const_data_ptr<T>() + row * values.stride(0) + kv_head * values.stride(1),
                              last_seen.const_data_ptr<int64_t>() + row * tokens,
                              output.data_ptr<T>() + (row * tokens * heads + head) * value_width,
-                             query.stride(2), key.stride(2), heads * value_width, tokens, held[row], width, value_width, window,
+                             query.stride(2), key.stride(2), values.stride(2), heads * value_width, tokens, held[row], width, value_width, window,
                              static_cast<float>(scaling), static_cast<float>(softcap),
                              sinks ? static_cast<float>(sinks->const_data_ptr<T>()[head]) * kLog2e : kSmallest};
       attend_tile(tile, prompt, number % tiles * kBlock);

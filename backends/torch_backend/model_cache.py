@@ -69,6 +69,7 @@ class Step:
     kinds: tuple[KindStep, ...]
     into_scratch: bool = False
     reads_first: bool = False  # `places` are the first ones, in order
+    only_place: int | None = None  # of a single row, which is read where it lies
     query_entry: Tensor | None = None  # [row, query]: the tokens' entries in their scratches, −1 for padding; only for observations
     observations: tuple[Observation, ...] = ()
 
@@ -97,7 +98,8 @@ class CacheLayer(CacheLayerMixin):
         cache = self.scratch if step.into_scratch else self.slots
         kind = step.kinds[self.kind_index]
         cache.write(step.places, kind.entries, values)
-        read = slice(step.places.shape[0]) if step.reads_first else step.places  # the first ones are read where they lie
+        first = 0 if step.reads_first else step.only_place
+        read = step.places if first is None else slice(first, first + step.places.shape[0])
         return [plane[:, :, : kind.read_length][read] for plane in cache.planes]
 
     def observe(self, step: Step, query: Tensor, key: Tensor, scaling: float, softcap: float | None) -> None:

@@ -43,16 +43,19 @@ def prefill_pass(batch: PrefillBatch, kinds: Sequence[LayerKind], scratch: Scrat
     token_ids, index = _aligned(batch, device)
     padding = [0] * (batch.shape.num_rows - len(rows))
     places = torch.tensor([_place(row) for row in rows] + padding, device=device)
+    only_place = _place(rows[0]) if batch.shape.num_rows == 1 else None
     if not into_scratch:
         longest = max(row.start + len(row.token_ids) for row in rows)
-        return ForwardPass(token_ids, index.clamp(min=0), Step(places, tuple(_direct_step(kind, index, rows, longest) for kind in kinds)))
+        step = Step(places, tuple(_direct_step(kind, index, rows, longest) for kind in kinds), only_place=only_place)
+        return ForwardPass(token_ids, index.clamp(min=0), step)
     given_up = [scratch.num_given_up(row.start, row.num_prompt_tokens) for row in rows]
     starts = [row.start - num for row, num in zip(rows, given_up, strict=True)]
     longest = max(start + len(row.token_ids) for start, row in zip(starts, rows, strict=True))
     entry = torch.where(index >= 0, index - torch.tensor(given_up + padding, device=device)[:, None], -1)
     kind_steps = tuple(_sequential_step(kind, entry, min(starts), scratch.num_entries, longest) for kind in kinds)
     observations = tuple(_observations(rows, given_up, kinds))
-    step = Step(places, kind_steps, into_scratch, query_entry=entry if observations else None, observations=observations)
+    query_entry = entry if observations else None
+    step = Step(places, kind_steps, into_scratch, only_place=only_place, query_entry=query_entry, observations=observations)
     return ForwardPass(token_ids, index.clamp(min=0), step)
 
 
@@ -67,7 +70,9 @@ def look_ahead_pass(row: PrefillRow, kinds: Sequence[LayerKind], scratch: Scratc
     entry = torch.arange(num_held, end, device=device)[None]
     kind_steps = tuple(_sequential_step(kind, entry, num_held, scratch.num_entries, end) for kind in kinds)
     observations = (Observation(0, row.scratch, num_held, end),) if any(kind.chooser for kind in kinds) else ()
-    step = Step(torch.tensor([row.scratch], device=device), kind_steps, True, query_entry=entry, observations=observations)
+    step = Step(
+        torch.tensor([row.scratch], device=device), kind_steps, True, only_place=row.scratch, query_entry=entry, observations=observations
+    )
     return ForwardPass(torch.tensor([row.ahead], device=device), entry + (row.num_prompt_tokens - end), step)
 
 

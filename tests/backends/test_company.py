@@ -50,7 +50,7 @@ def test_every_bit_is_the_same_in_any_company(
             str(save_checkpoint(architecture, tmp_path)),
             DeviceName.CPU,
             dtype,
-            (PoolOptions(6, policy),),
+            pools=(PoolOptions(6, policy),),
             max_model_len=512,
             prefill_chunk=CHUNK,
             compile=is_compiled,

@@ -46,21 +46,22 @@ def decode_batch(num_rows: int, num_tokens: int, num_steps: int = 1, num_prompt_
 def prefill_batches(backend: TorchBackend, num_tokens: int, num_prompts: int) -> list[PrefillBatch]:
     """Return the steps that read `num_prompts` prompts as the scheduler would: short ones together, a long one in the largest chunks."""
     pool, shapes = backend.spec.pools[0], backend.spec.prefill_shapes
-    if num_tokens > pool.max_direct_tokens:
-        return [batch for slot in range(num_prompts) for batch in _chunks(backend, num_tokens, slot)]
+    is_direct = num_tokens <= pool.max_direct_tokens
+    if not is_direct or num_tokens > shapes[-1].num_tokens:
+        return [batch for slot in range(num_prompts) for batch in _chunks(backend, num_tokens, slot, None if is_direct else 0)]
     shape = max((shape for shape in shapes if shape.num_tokens >= num_tokens), key=lambda shape: (shape.num_rows, -shape.num_tokens))
     prompt = _prompt(backend, num_tokens)
     rows = [PrefillRow(f"prompt {slot}", prompt, 0, num_tokens, (slot,), draws=(GREEDY,)) for slot in range(num_prompts)]
     return [PrefillBatch(tuple(rows[first : first + shape.num_rows]), shape) for first in range(0, num_prompts, shape.num_rows)]
 
 
-def _chunks(backend: TorchBackend, num_tokens: int, slot: int) -> list[PrefillBatch]:
+def _chunks(backend: TorchBackend, num_tokens: int, slot: int, scratch: int | None) -> list[PrefillBatch]:
     shape, prompt = backend.spec.prefill_shapes[-1], _prompt(backend, num_tokens)
     batches = []
     for start in range(0, num_tokens, shape.num_tokens):
         chunk = prompt[start : start + shape.num_tokens]
         draws = (GREEDY,) if start + len(chunk) == num_tokens else ()
-        batches.append(PrefillBatch((PrefillRow("prompt", chunk, start, num_tokens, (slot,), 0, draws),), shape))
+        batches.append(PrefillBatch((PrefillRow("prompt", chunk, start, num_tokens, (slot,), scratch, draws),), shape))
     return batches
 
 

@@ -1,12 +1,13 @@
 """Servers of other projects and our own: how each is started for the measurements, and how long it takes until it answers."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,16 +78,18 @@ def serving(server: Server, log: Path) -> Iterator[tuple[str, float]]:
     command = [part.replace("{port}", str(port)) for part in server.command]
     start = time.monotonic()
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **server.environment}, stdout=output, stderr=subprocess.STDOUT)
+        environment = {**os.environ, **server.environment}
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
             _wait_until_ready(server, url + server.health, process, log)
             yield url, time.monotonic() - start
         finally:
             process.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # vLLM's engine would outlive its server
+            process.wait()
 
 
 def _wait_until_ready(server: Server, url: str, process: subprocess.Popen[bytes], log: Path) -> None:

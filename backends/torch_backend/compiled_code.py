@@ -1,13 +1,13 @@
 """A backend's kernels and graphs: taken from the folder where they are kept, or built by a process in the background and taken then.
 
-Whatever cannot be had is done without: decode steps are then slower and nothing else.
+Whatever cannot be had is done without: decode steps are then slower and nothing else. The process that builds runs where nobody else wants
+to, so that requests which are served meanwhile hardly notice.
 """
 
 import logging
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +47,6 @@ class CompiledCode:
         self._keys: tuple[str, ...] = ()
         self._is_pending = False
         self._process: subprocess.Popen[bytes] | None = None
-        self._scraps: tempfile.TemporaryDirectory[str] | None = None  # what compilers leave lying about: headers of 150 MB
 
     def start(self) -> None:
         """Trace the graphs, once a decode step has been run, and take the code or have it built."""
@@ -85,7 +84,6 @@ class CompiledCode:
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
-        self._clean()
 
     @property
     def _log(self) -> Path:
@@ -97,17 +95,15 @@ class CompiledCode:
     def _build(self) -> None:
         logger.info("compiling for decode in the background, into %s", self._folder)
         command = [sys.executable, "-m", "backends.torch_backend.compiler", str(self._folder)]
-        self._scraps = tempfile.TemporaryDirectory(dir=self._folder)
-        environment = os.environ | _inductor_environment(self._folder) | {"TMPDIR": self._scraps.name, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        environment = os.environ | _inductor_environment(self._folder) | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    def _clean(self) -> None:
-        if self._scraps is not None:
-            self._scraps.cleanup()
+        try:
+            os.sched_setscheduler(self._process.pid, os.SCHED_IDLE, os.sched_param(0))  # a step's threads that wake get its core at once
+        except OSError:  # as a container may
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
 
     def _take(self) -> None:
-        self._clean()
         if self._process is not None:
             self.times.compile = time.monotonic() - self._start
             if self._process.returncode != 0:

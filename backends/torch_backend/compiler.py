@@ -1,12 +1,11 @@
 """The process that builds what a backend's decode steps run faster with: `python -m backends.torch_backend.compiler FOLDER`.
 
 It builds the kernels and compiles every graph whose text lies in the folder, whatever of it is not there yet, and takes the folder for
-itself meanwhile. It is a process of its own and runs where nobody else wants to, so that requests which are served meanwhile hardly notice.
+itself meanwhile.
 """
 
 import fcntl
 import hashlib
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,8 +35,6 @@ def source_path(folder: Path, key: str) -> Path:
 
 
 def main(folder: Path) -> None:
-    os.nice(19)
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # a step's threads that wake get its core at once, not after its turn
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         kernels = folder / KERNELS

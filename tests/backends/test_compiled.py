@@ -75,7 +75,6 @@ def test_requests_are_served_while_code_is_compiled(config: TorchBackendConfig, 
     times = _compiled(backend).times
     assert times.trace > 0 < times.load
     assert times.compile > 0
-    assert [path.name for path in folder.iterdir() if path.is_dir()] == ["inductor"], "compilers leave nothing lying about"
 
     second = TorchBackend(replace(config, compile_cache=tmp_path))
     second.warmup()

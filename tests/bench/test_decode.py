@@ -19,12 +19,13 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> TorchBackendConfig:
 
 def test_prompts_are_read_whole(config: TorchBackendConfig) -> None:
     backend = TorchBackend(config)
-    short, long = prefill_batches(backend, 8, 2), prefill_batches(backend, 100, 1)
+    short, longer, long = (prefill_batches(backend, *case) for case in ((8, 2), (45, 1), (100, 1)))
     assert [len(batch.rows) for batch in short] == [2]
     assert [row.scratch for batch in short for row in batch.rows] == [None, None]
+    assert [(len(batch.rows[0].token_ids), batch.rows[0].scratch) for batch in longer] == [(32, None), (13, None)]
     assert [len(batch.rows[0].token_ids) for batch in long] == [32, 32, 32, 4]
     assert [batch.rows[0].is_last for batch in long] == [False, False, False, True]
-    for batch in (*short, *long):
+    for batch in (*short, *longer, *long):
         backend.submit(batch).result()
 
 

@@ -30,6 +30,7 @@ LOADS = {
     "short": replace(_COMMON, num_prompts=32, input_len=128, max_concurrency=8, num_warmups=8),
     "one": replace(_COMMON, num_prompts=4, input_len=128, max_concurrency=1, num_warmups=1),
     "long": replace(_COMMON, num_prompts=8, input_len=8192, max_concurrency=4, num_warmups=1),
+    "single": replace(_COMMON, num_prompts=2, input_len=8192, max_concurrency=1, num_warmups=1),
 }
 COLUMNS = {
     "output_throughput": "output tokens/s",
@@ -95,7 +96,7 @@ def engine_rows(arguments: argparse.Namespace) -> Iterator[Row]:
     model = arguments.openvino_model or arguments.model.with_name(f"{arguments.model.name}-openvino")
     ours = ("snapserve, engine", OwnEngine(("--model", str(arguments.model), *OWN_OPTIONS)))
     for name, load in _loads(arguments):
-        kinds = [("u8", None), ("bf16", None)] + ([("u8", (128, 1024, 2048))] if name == "long" else [])
+        kinds = [("u8", None), *([("u8", (128, 1024, 2048))] if name == "long" else []), ("bf16", None)]
         for precision, eviction in kinds:
             title = f"OpenVINO GenAI, engine, KV {precision}{', eviction at 2048' if eviction else ''}"
             side = OpenVinoEngine(arguments.openvino_python, model, precision, eviction)

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from backends.torch_backend.graphs import OPTIONS, GraphSource, compile_graph
-from backends.torch_backend.kernels import SOURCE, build_kernels, load_kernels
+from backends.torch_backend.kernels import SOURCES, build_kernels, load_kernels
 
 KERNELS = "kernels.so"
 
@@ -22,7 +22,8 @@ def code_folder(cache: Path) -> Path:
     """Return the folder for code of this processor, this torch, these kernels and these options."""
     cpu = Path("/proc/cpuinfo")
     flags = next((line for line in cpu.read_text().splitlines() if line.startswith("flags")), "") if cpu.exists() else ""
-    parts = (torch.__version__, sys.version, flags, SOURCE.read_text(), repr(OPTIONS))
+    sources = (path.read_text() for path in sorted(SOURCES.iterdir()))
+    parts = (torch.__version__, sys.version, flags, repr(OPTIONS), *sources)
     return cache / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""The operators of `kernels.cpp` as torch sees them: what they take, what they return, and how they are built and loaded.
+"""The operators of `native/` as torch sees them: what they take, what they return, and how they are built and loaded.
 
 Here they are only declared, so that a graph with them can be traced where they were never built. They live in this process once loaded;
 whether a backend uses them is said by its own `Kernels`.
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCES = Path(__file__).with_name("native")
 BLOCK = 64  # outputs that a weight's layout keeps together
 MAX_ROWS = 32  # with many more, oneDNN's product is faster
 INPUT_MULTIPLE = 32  # oneDNN fills other numbers of inputs up
@@ -76,16 +76,24 @@ class Kernels:
 
 
 def kernels_are_supported() -> bool:
-    """Return whether this processor has the instructions that `kernels.cpp` is written in."""
+    """Return whether this processor has the instructions that the kernels are written in."""
     return bool(torch.cpu._is_avx512_bf16_supported())
 
 
 def build_kernels(target: Path) -> None:
-    """Compile `kernels.cpp`, in about 10 s. Raises OSError without a compiler and CalledProcessError when it fails."""
+    """Compile the kernels, in about 10 s. Raises OSError without a compiler and CalledProcessError when it fails."""
     torch_folder = Path(torch.__file__).parent
     libraries = [f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"]
     partial = target.with_suffix(f".{os.getpid()}")
-    command = [os.environ.get("CXX", "g++"), *_FLAGS, f"-I{torch_folder / 'include'}", str(SOURCE), *libraries, "-o", str(partial)]
+    command = [
+        os.environ.get("CXX", "g++"),
+        *_FLAGS,
+        f"-I{torch_folder / 'include'}",
+        str(SOURCES / "kernels.cpp"),
+        *libraries,
+        "-o",
+        str(partial),
+    ]
     subprocess.run(command, check=True, capture_output=True, text=True)
     partial.replace(target)
 

@@ -1,7 +1,7 @@
 """Linear layers of a loaded model, their weights laid out once for the CPU's matrix units, or kept as int8.
 
 A decode step is a few rows against every weight. torch's own product reorders the weight for each call, or falls back on a kernel that is
-slower the fewer the rows. oneDNN's, given the weight in its own layout, does not; for a few rows the kernel of `kernels.cpp`, which reads
+slower the fewer the rows. oneDNN's, given the weight in its own layout, does not; for a few rows the kernel in `native/`, which reads
 the same layout, comes near the memory's rate. Layers that read the same input become one product of their joined weights, which the first
 of them computes for the others too.
 """

@@ -1,0 +1,14 @@
+// The operators that `backends/torch_backend/kernels.py` declares, for x86 with AVX-512 and its bfloat16. Each reads its large operand at the
+// memory's rate or comes near the rate of the processor's products, and no row's result depends on the rows beside it.
+
+#include <torch/library.h>
+
+#include "linear.h"
+#include "prompt_attention.h"
+#include "slot_attention.h"
+
+TORCH_LIBRARY_IMPL(snapserve, CPU, library) {
+  library.impl("linear", linear);
+  library.impl("slot_attention", slot_attention);
+  library.impl("prompt_attention", prompt_attention);
+}

@@ -1,0 +1,244 @@
+// Attention of a prompt's chunk over entries in the order of their sequence, a tile of queries and a block of entries at a time
+// (https://arxiv.org/abs/2205.14135). Entries are the rows of both products and the queries of a tile the columns, so that a softmax goes
+// along the entries without ever adding up a vector.
+
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/max.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "rows.h"
+
+namespace {
+
+constexpr int64_t kEntries = 128;  // entries of a block, whose scores stay in the second-level cache
+constexpr float kUnseen = -1e30f;  // the score of an entry that a query does not see
+constexpr float kSmallest = -1e20f;  // below every score, far above those
+constexpr float kLog2e = 1.44269504f;
+
+// Return 2 to the power of the exponent, 0 far below: a polynomial on [-1/2, 1/2], whose relative error is below 3e-7.
+inline __m512 power_of_two(__m512 exponent) {
+  const __m512 whole = _mm512_roundscale_ps(exponent, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 part = _mm512_sub_ps(exponent, whole);
+  __m512 power = _mm512_set1_ps(1.33813025e-03f);
+  power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(9.66636852e-03f));
+  power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(5.55038101e-02f));
+  power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(2.40223490e-01f));
+  power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(6.93147181e-01f));
+  power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(power, whole);
+}
+
+// A prompt's queries of one head, and the entries that they attend over.
+template <typename T>
+struct Prompt {
+  const T *query, *key;       // [token, width], [entry, width]
+  const T* values;            // [entry / pack, value width, pack]
+  const int64_t* last_seen;   // [token]: each sees the entries up to this one; -1: none
+  T* output;                  // [token, value width]
+  int64_t query_stride, key_stride, value_stride, output_stride, tokens, entries, width, value_width, window;  // a query sees `window` entries at most
+  float scaling, softcap, sink;
+};
+
+// What a thread needs for a tile of 64 queries, which lie side by side in four vectors.
+template <typename T>
+struct Tile {
+  Tensor space;
+  T *queries, *weights;          // [width / pack, 64, pack], [128 / pack, 64, pack]
+  float *scores, *sums;          // [128, 64], [value width, 64]
+  float *largest, *totals;       // [64]: of the scores, in powers of two; and of the weights
+  int32_t last_seen[kBlock];
+
+  explicit Tile(int64_t width, int64_t value_width)
+      : space(at::empty({kBlock * (width + kEntries + kEntries + value_width + 2)}, at::kFloat)) {
+    scores = space.data_ptr<float>();
+    sums = scores + kBlock * kEntries;
+    largest = sums + kBlock * value_width;
+    totals = largest + kBlock;
+    queries = reinterpret_cast<T*>(totals + kBlock);
+    weights = reinterpret_cast<T*>(totals + kBlock + kBlock * width);
+  }
+};
+
+// Lay the values [entry, width] of a head out as [entry / 2, width, 2], as their products want them; zeros past the end.
+void pair_values(BFloat16* pairs, const BFloat16* values, int64_t stride, int64_t entries, int64_t width) {
+  for (int64_t e = 0; e < entries; e += 2, pairs += 2 * width) {
+    const BFloat16 *first = values + e * stride, *second = first + stride;
+    for (int64_t d = 0; d < width; d += kLanes) {
+      const __mmask16 lanes = first_lanes(width - d), others = e + 1 < entries ? lanes : 0;
+      const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, first + d));
+      const __m512i high = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(others, second + d));
+      _mm512_mask_storeu_epi32(pairs + 2 * d, lanes, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+    }
+  }
+}
+
+template <typename T>
+void begin_tile(Tile<T>& tile, const Prompt<T>& prompt, int64_t first, int64_t count) {
+  for (int64_t q = 0; q < kBlock; ++q) {
+    tile.last_seen[q] = q < count ? static_cast<int32_t>(prompt.last_seen[first + q]) : -1;
+    tile.largest[q] = prompt.sink;
+    tile.totals[q] = prompt.sink > kSmallest ? 1.0f : 0.0f;
+    for (int64_t d = 0; d < prompt.width; ++d) {
+      T* place = tile.queries + (d / kPack<T> * kBlock + q) * kPack<T> + d % kPack<T>;
+      *place = q < count ? prompt.query[(first + q) * prompt.query_stride + d] : T(0);
+    }
+  }
+  std::fill_n(tile.sums, kBlock * prompt.value_width, 0.0f);
+}
+
+// Give the scores of a block their softcap, and make those unseen that a query may not see.
+template <typename T>
+void mask_scores(Tile<T>& tile, const Prompt<T>& prompt, int64_t block, int64_t count) {
+  const Vec scaling(prompt.scaling), softcap(prompt.softcap);
+  for (int64_t v = 0; v < kVectors; ++v) {
+    const __m512i last = _mm512_loadu_si512(tile.last_seen + v * kLanes);
+    for (int64_t e = 0; e < count; ++e) {
+      float* place = tile.scores + e * kBlock + v * kLanes;
+      __m512 row = load(place);
+      if (prompt.softcap > 0) row = softcap * (Vec(row) * scaling / softcap).tanh();
+      const __m512i entry = _mm512_set1_epi32(static_cast<int32_t>(block + e));
+      const __mmask16 seen = _mm512_cmple_epi32_mask(entry, last) &
+                             _mm512_cmpgt_epi32_mask(entry, _mm512_sub_epi32(last, _mm512_set1_epi32(static_cast<int32_t>(prompt.window))));
+      store(place, _mm512_mask_mov_ps(_mm512_set1_ps(kUnseen), seen, row));
+    }
+  }
+}
+
+inline void store_weights(float* place, const __m512 (&weights)[1]) { store(place, weights[0]); }
+
+inline void store_weights(BFloat16* place, const __m512 (&weights)[2]) {
+  const __m512i first = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(weights[0]));
+  const __m512i second = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(weights[1]));
+  _mm512_storeu_si512(place, _mm512_or_si512(first, _mm512_slli_epi32(second, 16)));
+}
+
+// Turn a block's scores into weights, and let what was summed before follow when a larger score has come. `count` is a multiple of the pack.
+template <typename T>
+void weigh(Tile<T>& tile, int64_t count, int64_t value_width, float scaling) {
+  const __m512 factor = _mm512_set1_ps(scaling);
+  for (int64_t v = 0; v < kVectors; ++v) {
+    const float* scores = tile.scores + v * kLanes;
+    __m512 largest = _mm512_set1_ps(kSmallest);
+    for (int64_t e = 0; e < count; ++e) largest = _mm512_max_ps(largest, load(scores + e * kBlock));
+    const __m512 before = load(tile.largest + v * kLanes);
+    largest = _mm512_max_ps(_mm512_mul_ps(largest, factor), before);
+    const __m512 shrink = power_of_two(_mm512_sub_ps(before, largest));
+    __m512 total = _mm512_mul_ps(load(tile.totals + v * kLanes), shrink);
+    for (int64_t e = 0; e < count; e += kPack<T>) {
+      __m512 weights[kPack<T>];
+      UNROLL for (int64_t i = 0; i < kPack<T>; ++i) {
+        weights[i] = power_of_two(_mm512_fmsub_ps(load(scores + (e + i) * kBlock), factor, largest));
+        total = _mm512_add_ps(total, weights[i]);
+      }
+      store_weights(tile.weights + e * kBlock + v * kLanes * kPack<T>, weights);
+    }
+    store(tile.largest + v * kLanes, largest);
+    store(tile.totals + v * kLanes, total);
+    if (_mm512_cmpneq_ps_mask(shrink, _mm512_set1_ps(1.0f))) {
+      for (int64_t d = 0; d < value_width; ++d) {
+        float* sums = tile.sums + d * kBlock + v * kLanes;
+        store(sums, _mm512_mul_ps(load(sums), shrink));
+      }
+    }
+  }
+}
+
+template <typename T>
+void end_tile(Tile<T>& tile, const Prompt<T>& prompt, int64_t first, int64_t count) {
+  for (int64_t q = 0; q < count; ++q) tile.totals[q] = tile.totals[q] > 0 ? 1 / tile.totals[q] : 0.0f;  // what sees nothing has no reader
+  for (int64_t q = 0; q < count; ++q) {
+    T* output = prompt.output + (first + q) * prompt.output_stride;
+    for (int64_t d = 0; d < prompt.value_width; ++d) output[d] = static_cast<T>(tile.sums[d * kBlock + q] * tile.totals[q]);
+  }
+}
+
+template <typename T>
+void attend_tile(Tile<T>& tile, const Prompt<T>& prompt, int64_t first) {
+  const int64_t count = std::min(kBlock, prompt.tokens - first);
+  begin_tile(tile, prompt, first, count);
+  int64_t lowest = prompt.entries, highest = -1;
+  for (int64_t q = 0; q < kBlock; ++q) {
+    highest = std::max<int64_t>(highest, tile.last_seen[q]);
+    if (tile.last_seen[q] >= 0) lowest = std::min<int64_t>(lowest, tile.last_seen[q]);
+  }
+  const bool has_idle = *std::min_element(tile.last_seen, tile.last_seen + kBlock) < 0;
+  const float scaling = prompt.softcap > 0 ? kLog2e : prompt.scaling * kLog2e;
+  const int64_t from = std::max<int64_t>(0, lowest - prompt.window + 1) / kEntries * kEntries;
+  for (int64_t block = from; block <= highest; block += kEntries) {
+    const int64_t held = std::min(kEntries, prompt.entries - block), whole = (held + kPack<T> - 1) / kPack<T> * kPack<T>;
+    std::fill_n(tile.scores, held * kBlock, 0.0f);
+    for (int64_t e = 0; e < held; e += kRows) {
+      add_rows(tile.scores + e * kBlock, prompt.key + (block + e) * prompt.key_stride, prompt.key_stride, tile.queries, prompt.width, held - e);
+    }
+    const bool sees_all = !has_idle && block + held - 1 <= lowest && block > highest - prompt.window;
+    if (!sees_all || prompt.softcap > 0) mask_scores(tile, prompt, block, held);
+    std::fill_n(tile.scores + held * kBlock, (whole - held) * kBlock, kUnseen);
+    weigh(tile, whole, prompt.value_width, scaling);
+    const T* values = prompt.values + block / kPack<T> * prompt.value_stride;
+    for (int64_t d = 0; d < prompt.value_width; d += kRows) {
+      add_rows(tile.sums + d * kBlock, values + d * kPack<T>, kPack<T>, tile.weights, whole, prompt.value_width - d, prompt.value_stride);
+    }
+  }
+  end_tile(tile, prompt, first, count);
+}
+
+template <typename T>
+void attend_prompts(Tensor& output, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& last_seen, int64_t window,
+                    double scaling, double softcap, const std::optional<Tensor>& sinks) {
+  const int64_t rows = query.size(0), heads = query.size(1), tokens = query.size(2), width = query.size(3);
+  const int64_t kv_heads = key.size(1), entries = key.size(2), value_width = value.size(3);
+  const int64_t tiles = (tokens + kBlock - 1) / kBlock;
+  std::vector<int64_t> held(rows);  // entries up to the last that a row sees: whatever lies behind them is not met
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t* last = last_seen.const_data_ptr<int64_t>() + row * tokens;
+    held[row] = *std::max_element(last, last + tokens) + 1;
+  }
+  Tensor values = value;
+  if constexpr (kPack<T> == 2) {
+    values = at::empty({rows, kv_heads, (entries + 1) / 2, 2 * value_width}, value.options());
+    at::parallel_for(0, rows * kv_heads, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t number = begin; number < end; ++number) {
+        const int64_t row = number / kv_heads, kv_head = number % kv_heads;
+        pair_values(values.data_ptr<T>() + row * values.stride(0) + kv_head * values.stride(1),
+                    value.const_data_ptr<T>() + row * value.stride(0) + kv_head * value.stride(1), value.stride(2), held[row], value_width);
+      }
+    });
+  }
+  at::parallel_for(0, rows * heads * tiles, 1, [&](int64_t begin, int64_t end) {
+    Tile<T> tile(width, value_width);
+    for (int64_t number = begin; number < end; ++number) {
+      const int64_t row = number / tiles / heads, head = number / tiles % heads, kv_head = head / (heads / kv_heads);
+      const Prompt<T> prompt{query.const_data_ptr<T>() + row * query.stride(0) + head * query.stride(1),
+                             key.const_data_ptr<T>() + row * key.stride(0) + kv_head * key.stride(1),
+                             values.const_data_ptr<T>() + row * values.stride(0) + kv_head * values.stride(1),
+                             last_seen.const_data_ptr<int64_t>() + row * tokens,
+                             output.data_ptr<T>() + (row * tokens * heads + head) * value_width,
+                             query.stride(2), key.stride(2), values.stride(2), heads * value_width, tokens, held[row], width, value_width, window,
+                             static_cast<float>(scaling), static_cast<float>(softcap),
+                             sinks ? static_cast<float>(sinks->const_data_ptr<T>()[head]) * kLog2e : kSmallest};
+      attend_tile(tile, prompt, number % tiles * kBlock);
+    }
+  });
+}
+
+Tensor prompt_attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& last_seen, int64_t window, double scaling,
+                        double softcap, const std::optional<Tensor>& sinks) {
+  TORCH_CHECK(query.stride(3) == 1 && key.stride(3) == 1 && value.stride(3) == 1, "a head's numbers must lie side by side");
+  TORCH_CHECK(query.size(3) % 2 == 0, "an even width is needed, not ", query.size(3));
+  TORCH_CHECK(last_seen.is_contiguous() && last_seen.max().item<int64_t>() < key.size(2), "a plan must be whole, and in the keys");
+  Tensor output = at::empty({query.size(0), query.size(2), query.size(1), value.size(3)}, query.options());
+  if (query.scalar_type() == at::kBFloat16) {
+    attend_prompts<BFloat16>(output, query, key, value, last_seen, window, scaling, softcap, sinks);
+  } else {
+    attend_prompts<float>(output, query, key, value, last_seen, window, scaling, softcap, sinks);
+  }
+  return output;
+}
+
+}  // namespace

@@ -1,0 +1,186 @@
+// Attention of a decode step: each row's new token is written into its slot and attends over the entries that the row may see; of the
+// others, whole blocks are not read.
+
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include "rows.h"
+
+namespace {
+
+constexpr float kHidden = -1e30f;    // a bias below it hides its entry
+
+// One row and KV head: where its operands lie, and how they are spaced.
+template <typename T>
+struct Head {
+  const T *query, *key, *value;  // [head of the group, width], [entry, width], [entry, width]
+  const float* bias;             // [entry]
+  const T* sinks;                // [head of the group], or none
+  T* output;                     // [head of the group, width]
+  int64_t query_stride, group, entries, width, value_width;
+  float scaling, softcap;  // no softcap: 0
+};
+
+// A vector's worth of a head's numbers as they lie, zeros past the end: `kLanes * kPack<T>` of them.
+inline __m512i load_packed(const float* source, int64_t count) { return _mm512_maskz_loadu_epi32(first_lanes(count), source); }
+
+inline __m512i load_packed(const BFloat16* source, int64_t count) {
+  return _mm512_maskz_loadu_epi16(count < 32 ? (1u << count) - 1 : 0xffffffffu, source);
+}
+
+inline __m512 multiply_add(__m512 sums, __m512i left, __m512i right, float) {
+  return _mm512_fmadd_ps(_mm512_castsi512_ps(left), _mm512_castsi512_ps(right), sums);
+}
+
+inline __m512 multiply_add(__m512 sums, __m512i left, __m512i right, BFloat16) {
+  return _mm512_dpbf16_ps(sums, (__m512bh)left, (__m512bh)right);
+}
+
+// Call `work` with the number of heads, as a constant, for all of the group, at most `kRows` at a time.
+template <typename Work>
+inline void for_heads(int64_t group, const Work& work) {
+  for (int64_t g = 0; g < group; g += kRows) {
+    switch (group - g) {
+      case 1: work(std::integral_constant<int64_t, 1>(), g); break;
+      case 2: work(std::integral_constant<int64_t, 2>(), g); break;
+      case 3: work(std::integral_constant<int64_t, 3>(), g); break;
+      default: work(std::integral_constant<int64_t, kRows>(), g);
+    }
+  }
+}
+
+// Return which of 16 entries may be seen, as bits.
+inline __mmask16 seen(const float* bias, int64_t count) {
+  const __mmask16 lanes = first_lanes(count);
+  return _mm512_mask_cmp_ps_mask(lanes, _mm512_maskz_loadu_ps(lanes, bias), _mm512_set1_ps(kHidden), _CMP_GT_OQ);
+}
+
+// Write the scores [head, entry] of up to 16 entries, and raise `largest` [head] to the best of each head.
+template <typename T>
+void score_block(const Head<T>& head, int64_t first, int64_t count, float* scores, float* largest) {
+  for_heads(head.group, [&](auto heads, int64_t g) {
+    constexpr int64_t tile = decltype(heads)::value;
+    alignas(64) float dots[tile][kLanes];
+    for (int64_t e = 0; e < count; ++e) {
+      __m512 sums[tile];
+      UNROLL for (int64_t h = 0; h < tile; ++h) sums[h] = _mm512_setzero_ps();
+      for (int64_t d = 0; d < head.width; d += kLanes * kPack<T>) {
+        const __m512i key = load_packed(head.key + (first + e) * head.width + d, head.width - d);
+        UNROLL for (int64_t h = 0; h < tile; ++h) {
+          sums[h] = multiply_add(sums[h], load_packed(head.query + (g + h) * head.query_stride + d, head.width - d), key, T());
+        }
+      }
+      UNROLL for (int64_t h = 0; h < tile; ++h) dots[h][e] = _mm512_reduce_add_ps(sums[h]);
+    }
+    const __mmask16 lanes = first_lanes(count);
+    for (int64_t h = 0; h < tile; ++h) {
+      Vec row = Vec(_mm512_maskz_load_ps(lanes, dots[h])) * Vec(head.scaling);
+      if (head.softcap > 0) row = Vec(head.softcap) * (row / Vec(head.softcap)).tanh();
+      row = row + Vec(_mm512_maskz_loadu_ps(lanes, head.bias + first));
+      store(scores + (g + h) * kLanes, row);
+      largest[g + h] = std::max(largest[g + h], _mm512_mask_reduce_max_ps(lanes, row));
+    }
+  });
+}
+
+// Turn the scores [head, entry] of up to 16 entries into weights, and add their values to `sums` [head, width].
+template <typename T>
+void mix_block(const Head<T>& head, int64_t first, int64_t count, float* scores, const float* largest, float* totals, float* sums) {
+  const __mmask16 lanes = first_lanes(count);
+  for (int64_t g = 0; g < head.group; ++g) {
+    float* row = scores + g * kLanes;
+    const __m512 weights = _mm512_maskz_mov_ps(lanes, (Vec(load(row)) - Vec(largest[g])).exp());
+    totals[g] += _mm512_reduce_add_ps(weights);
+    store(row, weights);
+  }
+  for_heads(head.group, [&](auto heads, int64_t g) {
+    constexpr int64_t tile = decltype(heads)::value;
+    for (int64_t d = 0; d < head.value_width; d += kLanes) {
+      const __mmask16 lanes = first_lanes(head.value_width - d);
+      __m512 mixed[tile];
+      UNROLL for (int64_t h = 0; h < tile; ++h) mixed[h] = load(sums + (g + h) * head.value_width + d, lanes);
+      for (int64_t e = 0; e < count; ++e) {
+        const __m512 values = load(head.value + (first + e) * head.value_width + d, lanes);
+        UNROLL for (int64_t h = 0; h < tile; ++h) {
+          mixed[h] = _mm512_fmadd_ps(_mm512_set1_ps(scores[(g + h) * kLanes + e]), values, mixed[h]);
+        }
+      }
+      UNROLL for (int64_t h = 0; h < tile; ++h) store(sums + (g + h) * head.value_width + d, mixed[h], lanes);
+    }
+  });
+}
+
+template <typename T>
+void attend(const Head<T>& head) {
+  thread_local std::vector<float> space;
+  const int64_t group = head.group, num_blocks = (head.entries + kLanes - 1) / kLanes;
+  space.resize(group * (num_blocks * kLanes + head.value_width + 2));
+  float *scores = space.data(), *sums = scores + group * num_blocks * kLanes;
+  float *largest = sums + group * head.value_width, *totals = largest + group;
+  const auto for_blocks = [&](const auto& work) {
+    for (int64_t e = 0; e < head.entries; e += kLanes) {
+      const int64_t count = std::min(kLanes, head.entries - e);
+      if (seen(head.bias + e, count)) work(e, count, scores + e * group);
+    }
+  };
+  for (int64_t g = 0; g < group; ++g) largest[g] = head.sinks == nullptr ? std::numeric_limits<float>::lowest() : static_cast<float>(head.sinks[g]);
+  for_blocks([&](int64_t e, int64_t count, float* block) { score_block(head, e, count, block, largest); });
+  std::fill_n(sums, group * head.value_width, 0.0f);
+  for (int64_t g = 0; g < group; ++g) totals[g] = head.sinks == nullptr ? 0.0f : std::exp(static_cast<float>(head.sinks[g]) - largest[g]);
+  for_blocks([&](int64_t e, int64_t count, float* block) { mix_block(head, e, count, block, largest, totals, sums); });
+  for (int64_t g = 0; g < group; ++g) {
+    const __m512 factor = _mm512_set1_ps(totals[g] > 0 ? 1 / totals[g] : 0.0f);  // a row that sees nothing has no reader
+    for (int64_t d = 0; d < head.value_width; d += kLanes) {
+      const __mmask16 lanes = first_lanes(head.value_width - d);
+      store(head.output + g * head.value_width + d, _mm512_mul_ps(load(sums + g * head.value_width + d, lanes), factor), lanes);
+    }
+  }
+}
+
+template <typename T>
+void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, const Tensor& value, Tensor& keys, Tensor& values,
+                      const Tensor& entries, const Tensor& bias, double scaling, double softcap, const std::optional<Tensor>& sinks) {
+  const int64_t rows = query.size(0), kv_heads = key.size(1), group = query.size(1) / kv_heads, capacity = keys.size(2);
+  const int64_t width = query.size(3), value_width = value.size(3), num_entries = bias.size(2);
+  const int64_t* entry = entries.const_data_ptr<int64_t>();
+  const int64_t numbers = num_entries * (width + value_width);
+  at::parallel_for(0, rows * kv_heads, std::max<int64_t>(1, kGrain / numbers), [&](int64_t begin, int64_t end) {
+    for (int64_t number = begin; number < end; ++number) {
+      const int64_t row = number / kv_heads, kv_head = number % kv_heads, first = kv_head * group;
+      T* key_plane = keys.data_ptr<T>() + number * capacity * width;
+      T* value_plane = values.data_ptr<T>() + number * capacity * value_width;
+      std::copy_n(key.const_data_ptr<T>() + row * key.stride(0) + kv_head * key.stride(1), width, key_plane + entry[row] * width);
+      std::copy_n(value.const_data_ptr<T>() + row * value.stride(0) + kv_head * value.stride(1), value_width,
+                  value_plane + entry[row] * value_width);
+      attend(Head<T>{query.const_data_ptr<T>() + row * query.stride(0) + first * query.stride(1), key_plane, value_plane,
+                     bias.const_data_ptr<float>() + row * num_entries, sinks ? sinks->const_data_ptr<T>() + first : nullptr,
+                     output.data_ptr<T>() + (row * query.size(1) + first) * value_width, query.stride(1), group, num_entries, width,
+                     value_width, static_cast<float>(scaling), static_cast<float>(softcap)});
+    }
+  });
+}
+
+Tensor slot_attention(const Tensor& query, const Tensor& key, const Tensor& value, Tensor& keys, Tensor& values, const Tensor& entries,
+                      const Tensor& bias, double scaling, double softcap, const std::optional<Tensor>& sinks) {
+  const int64_t rows = query.size(0);
+  TORCH_CHECK(query.stride(3) == 1 && key.stride(3) == 1 && value.stride(3) == 1, "a head's numbers must lie side by side");
+  TORCH_CHECK(keys.is_contiguous() && values.is_contiguous() && entries.is_contiguous() && bias.is_contiguous(), "planes and plan must be whole");
+  TORCH_CHECK(rows <= keys.size(0) && bias.size(2) < keys.size(2), "more is read than the slots hold");
+  Tensor output = at::empty({rows, 1, query.size(1), value.size(3)}, query.options());
+  if (query.scalar_type() == at::kBFloat16) {
+    write_and_attend<BFloat16>(output, query, key, value, keys, values, entries, bias, scaling, softcap, sinks);
+  } else {
+    write_and_attend<float>(output, query, key, value, keys, values, entries, bias, scaling, softcap, sinks);
+  }
+  return output;
+}
+
+}  // namespace

@@ -63,12 +63,27 @@ inline __mmask16 seen(const float* bias, int64_t count) {
   return _mm512_mask_cmp_ps_mask(lanes, _mm512_maskz_loadu_ps(lanes, bias), _mm512_set1_ps(kHidden), _CMP_GT_OQ);
 }
 
+// Return the sums of 16 vectors: each in a lane of its own, and in an order that the others have no part in.
+inline __m512 sums_of(const float (&vectors)[kLanes][kLanes]) {
+  __m512 pairs[8], fours[4];
+  UNROLL for (int64_t i = 0; i < 8; ++i) {
+    const __m512 a = _mm512_load_ps(vectors[2 * i]), b = _mm512_load_ps(vectors[2 * i + 1]);
+    pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  }
+  UNROLL for (int64_t i = 0; i < 4; ++i) {
+    const __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
+    fours[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+  const auto joined = [](__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)); };
+  return joined(joined(fours[0], fours[1]), joined(fours[2], fours[3]));
+}
+
 // Write the scores [head, entry] of up to 16 entries, and raise `largest` [head] to the best of each head.
 template <typename T>
 void score_block(const Head<T>& head, int64_t first, int64_t count, float* scores, float* largest) {
   for_heads(head.group, [&](auto heads, int64_t g) {
     constexpr int64_t tile = decltype(heads)::value;
-    alignas(64) float dots[tile][kLanes];
+    alignas(64) float parts[tile][kLanes][kLanes];
     for (int64_t e = 0; e < count; ++e) {
       __m512 sums[tile];
       UNROLL for (int64_t h = 0; h < tile; ++h) sums[h] = _mm512_setzero_ps();
@@ -78,11 +93,12 @@ void score_block(const Head<T>& head, int64_t first, int64_t count, float* score
           sums[h] = multiply_add(sums[h], load_packed(head.query + (g + h) * head.query_stride + d, head.width - d), key, T());
         }
       }
-      UNROLL for (int64_t h = 0; h < tile; ++h) dots[h][e] = _mm512_reduce_add_ps(sums[h]);
+      UNROLL for (int64_t h = 0; h < tile; ++h) _mm512_store_ps(parts[h][e], sums[h]);
     }
+    for (int64_t e = count; e < kLanes; ++e) UNROLL for (int64_t h = 0; h < tile; ++h) _mm512_store_ps(parts[h][e], _mm512_setzero_ps());
     const __mmask16 lanes = first_lanes(count);
     for (int64_t h = 0; h < tile; ++h) {
-      Vec row = Vec(_mm512_maskz_load_ps(lanes, dots[h])) * Vec(head.scaling);
+      Vec row = Vec(sums_of(parts[h])) * Vec(head.scaling);
       if (head.softcap > 0) row = Vec(head.softcap) * (row / Vec(head.softcap)).tanh();
       row = row + Vec(_mm512_maskz_loadu_ps(lanes, head.bias + first));
       store(scores + (g + h) * kLanes, row);
@@ -152,11 +168,12 @@ void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, co
   const int64_t width = query.size(3), value_width = value.size(3), num_entries = bias.size(2);
   const int64_t* entry = entries.const_data_ptr<int64_t>();
   const int64_t numbers = num_entries * (width + value_width);
-  at::parallel_for(0, rows * kv_heads, std::max<int64_t>(1, kGrain / numbers), [&](int64_t begin, int64_t end) {
+  // Head by head, so that threads share the long rows and the idle ones evenly.
+  at::parallel_for(0, rows * kv_heads, std::max<int64_t>(1, kGrain / 4 / numbers), [&](int64_t begin, int64_t end) {
     for (int64_t number = begin; number < end; ++number) {
-      const int64_t row = number / kv_heads, kv_head = number % kv_heads, first = kv_head * group;
-      T* key_plane = keys.data_ptr<T>() + number * capacity * width;
-      T* value_plane = values.data_ptr<T>() + number * capacity * value_width;
+      const int64_t row = number % rows, kv_head = number / rows, first = kv_head * group, place = row * kv_heads + kv_head;
+      T* key_plane = keys.data_ptr<T>() + place * capacity * width;
+      T* value_plane = values.data_ptr<T>() + place * capacity * value_width;
       std::copy_n(key.const_data_ptr<T>() + row * key.stride(0) + kv_head * key.stride(1), width, key_plane + entry[row] * width);
       std::copy_n(value.const_data_ptr<T>() + row * value.stride(0) + kv_head * value.stride(1), value_width,
                   value_plane + entry[row] * value_width);

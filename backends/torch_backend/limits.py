@@ -61,12 +61,14 @@ def _windows(layers: Sequence[LayerSpec], max_model_len: int) -> list[int | None
 
 
 def prefill_shapes(config: TorchBackendConfig, max_model_len: int) -> tuple[PrefillShape, ...]:
-    """Return few shapes of at most the chunk's tokens: one long chunk, or several short ones, or one short one alone."""
+    """Return few shapes of at most the chunk's tokens: one long chunk, or several short ones, or one shorter one alone.
+
+    One chunk alone is as long as that, or half, and so on down to a sixteenth: behind a long context, the next smaller one still fits the
+    time that live sequences may wait, and small ones are read at a lower rate (with steps of four: 0.76 of the tokens/s).
+    """
     num_tokens = min(config.prefill_chunk, max_model_len)
-    shapes = {PrefillShape(1, num_tokens)}
-    for rows in (4, 16):
-        if num_tokens >= rows:
-            shapes |= {PrefillShape(1, num_tokens // rows), PrefillShape(min(rows, 8), num_tokens // rows)}
+    shapes = {PrefillShape(1, num_tokens // part) for part in (1, 2, 4, 8, 16) if num_tokens >= part}
+    shapes |= {PrefillShape(min(part, 8), num_tokens // part) for part in (4, 16) if num_tokens >= part}
     return tuple(sorted(shapes, key=lambda shape: (shape.num_tokens, shape.num_rows)))
 
 

@@ -74,8 +74,10 @@ def test_spec(backend: TorchBackend, llama: Path) -> None:
     assert by_default.prefill_shapes == (
         PrefillShape(1, 32),
         PrefillShape(8, 32),
+        PrefillShape(1, 64),
         PrefillShape(1, 128),
         PrefillShape(4, 128),
+        PrefillShape(1, 256),
         PrefillShape(1, 512),
     )
 

@@ -1,6 +1,7 @@
 """Cache policies: a slot layout, how much of a prompt's end enters the ring, how the rest is scored, and what a slot admits."""
 
 import enum
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -143,16 +144,19 @@ class CachePolicy:
 
     def num_live(self, num_prompt_tokens: int, num_tokens: int) -> int:
         """Return how many entries of a layer hold a token of such a prompt once `num_tokens` were written; the average of its layers."""
-        live = [layer.place(num_prompt_tokens).num_live(num_tokens) for layer in self._layers]
-        return sum(live) // len(live)
+        layers = self._distinct_layers()
+        num_live = sum(number * layer.place(num_prompt_tokens).num_live(num_tokens) for layer, number in layers)
+        return num_live // sum(number for _, number in layers)
 
     def is_exact(self, num_prompt_tokens: int, num_tokens: int) -> bool:
         """Whether every layer still holds all of a sequence of `num_tokens` tokens with such a prompt."""
-        return all(layer.place(num_prompt_tokens).is_exact(num_tokens) for layer in self._layers)
+        return all(layer.place(num_prompt_tokens).is_exact(num_tokens) for layer, _ in self._distinct_layers())
 
-    @property
-    def _layers(self) -> list["CachePolicy"]:
-        return [self.of_layer(number) for number in range(max(len(self.layer_kept), 1))]
+    def _distinct_layers(self) -> list[tuple["CachePolicy", int]]:
+        """Return the policies of layers that keep unlike numbers, and how many layers have each: a deep model has few."""
+        if not self.layer_kept:
+            return [(self, 1)]
+        return [(self.of_layer(self.layer_kept.index(kept)), number) for kept, number in Counter(self.layer_kept).items()]
 
     def max_output_tokens(self, num_prompt_tokens: int, max_model_len: int) -> int:
         """Return how many tokens may follow a prompt of this length; negative when the prompt itself is too long.

@@ -4,6 +4,7 @@ The models hand the cache of `backends.torch_backend.model_cache` through to thi
 reads, which entries each query may see and whose attention is to be recorded are that cache's business.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -22,21 +23,20 @@ _MAX_SCORES_GPU = 1 << 26
 _FEWEST_QUERIES = 64
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """What a model asks of one layer's attention."""
+
+    scaling: float
+    softcap: float | None = None
+    sinks: Tensor | None = None  # [head]: a score that takes part in the softmax and has no value
+    sliding_window: int | None = None  # how many tokens a query sees, its own among them; None: all
+
+
 class AttentionCache(Protocol):
     """What the registered function calls."""
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float,
-        softcap: float | None,
-        sinks: Tensor | None,
-        sliding_window: int | None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """Return the attention's output [row, query, head, width]; `query`, `key` and `value` are [row, head, token, width].
 
         What `update` returned for the layer comes back as `key` and `value`; a cache that knows the layer's window ignores the one given.
@@ -67,7 +67,7 @@ def _slot_attention(
     if position_bias is not None or not getattr(module, "is_causal", True):
         raise NotImplementedError("attention that is not causal, or has a learned bias of its own")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    output = slot_cache.attend(layer, query, key, value, scaling=scaling, softcap=softcap, sinks=s_aux, sliding_window=sliding_window)
+    output = slot_cache.attend(layer, query, key, value, AttentionOptions(scaling, softcap, s_aux, sliding_window))
     return output.contiguous(), None  # some models take a view of it
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
 
-from backends.torch_backend.attention import AttentionCache
+from backends.torch_backend.attention import AttentionCache, AttentionOptions
 
 # What transformers calls the models whose attention is replaced here.
 LATENT_MODEL_TYPES = frozenset({"deepseek_v2", "deepseek_v3"})
@@ -94,7 +94,7 @@ class LatentAttention(nn.Module):
         return self._attend(cache, torch.cat([query, rotary_query], dim=-1), key, value)
 
     def _attend(self, cache: LatentCache, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return cache.attend(self.layer_idx, query, key, value, scaling=self._scaling, softcap=None, sinks=None, sliding_window=None)
+        return cache.attend(self.layer_idx, query, key, value, AttentionOptions(self._scaling))
 
 
 def replace_latent_attention(model: PreTrainedModel) -> None:

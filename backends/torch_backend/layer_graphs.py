@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from backends.torch_backend.attention import AttentionOptions
 from backends.torch_backend.graphs import Compiled, GraphError, GraphSource, InputSpec, trace
 from backends.torch_backend.kernels import MAX_ROWS, Kernels, slot_attention
 from backends.torch_backend.model_cache import KindStep, ModelCache
@@ -75,18 +76,8 @@ class _TracedSlots:
     def update(self, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         return key, value
 
-    def attend(
-        self,
-        layer: int,  # noqa: ARG002
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float,
-        softcap: float | None,
-        sinks: Tensor | None,
-        sliding_window: int | None,  # noqa: ARG002
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:  # noqa: ARG002
+        scaling, softcap, sinks = options.scaling, options.softcap, options.sinks
         return slot_attention(query, key, value, self.planes, self.entries, self.bias, scaling=scaling, softcap=softcap, sinks=sinks)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from backends.torch_backend.attention import HIDDEN, grouped_attention
+from backends.torch_backend.attention import HIDDEN, AttentionOptions, grouped_attention
 from backends.torch_backend.probe import PassingLayer
 
 _NUM_TOKENS = 128  # read twice
@@ -42,28 +42,16 @@ class _LookupCache(Cache):
     def store(self, layer: int, latents: Tensor) -> Tensor:  # noqa: ARG002
         return latents
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float,
-        softcap: float | None,
-        sinks: Tensor | None,
-        sliding_window: int | None,
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """Return the attention; values that each stand for one token have it tell its weights as well."""
         length, index = query.shape[2], torch.arange(query.shape[2], device=query.device)
         is_seen = index <= index[:, None]
-        if sliding_window is not None:
-            is_seen &= index > index[:, None] - sliding_window
+        if options.sliding_window is not None:
+            is_seen &= index > index[:, None] - options.sliding_window
         bias = torch.zeros(1, length, length, device=query.device).masked_fill_(~is_seen, HIDDEN)
         each = torch.eye(length, dtype=value.dtype, device=value.device).expand(*value.shape[:2], -1, -1)
-        mixed = grouped_attention(
-            query, key, torch.cat([value, each], dim=3), bias, scaling=scaling, softcap=softcap, sinks=sinks, is_causal=True
-        )
+        scaling, softcap, sinks, both = options.scaling, options.softcap, options.sinks, torch.cat([value, each], dim=3)
+        mixed = grouped_attention(query, key, both, bias, scaling=scaling, softcap=softcap, sinks=sinks, is_causal=True)
         output, weights = mixed[..., : value.shape[3]], mixed[0, ..., value.shape[3] :]  # the latter [query, head, key]
         second = index[self._num_tokens :]
         self.scores[layer] = weights[second, :, second - self._num_tokens + 1].float().mean()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from backends.torch_backend.attention import grouped_attention
+from backends.torch_backend.attention import AttentionOptions, grouped_attention
 from backends.torch_backend.kernels import Kernels, prompt_attention, takes_prompt
 from backends.torch_backend.probe import LayerSpec
 from cache.policy import CachePolicy, WindowScorer
@@ -102,7 +102,7 @@ class CacheLayer(CacheLayerMixin):
         read = step.places if first is None else slice(first, first + step.places.shape[0])
         return [plane[:, :, : kind.read_length][read] for plane in cache.planes]
 
-    def observe(self, step: Step, query: Tensor, key: Tensor, scaling: float, softcap: float | None) -> None:
+    def observe(self, step: Step, query: Tensor, key: Tensor, options: AttentionOptions) -> None:
         """Gather the votes of the observation windows' queries."""
         scorer = self.kind.chooser
         if scorer is None or step.query_entry is None:
@@ -114,11 +114,11 @@ class CacheLayer(CacheLayerMixin):
                 query[seen.row],
                 key[seen.row],
                 step.query_entry[seen.row],
-                scale=scaling,
+                scale=options.scaling,
                 num_sink=policy.layout.num_sink,
                 window_start=policy.place(seen.num_held).window_start,
                 num_prompt_tokens=seen.end,
-                softcap=softcap,
+                softcap=options.softcap,
             )
             join_votes(scorer, self._votes[seen.scratch, :, : votes.shape[1]], votes)
 
@@ -213,26 +213,17 @@ class ModelCache(Cache):
         assert self.step is not None, "a forward pass has a step"
         return self.layers[layer].write(self.step, latents)[0]
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        scaling: float,
-        softcap: float | None,
-        sinks: Tensor | None,
-        sliding_window: int | None,  # noqa: ARG002
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         """Return the attention of a step's queries, and let the observation windows among them vote."""
         step, own = self.step, self.layers[layer]
         assert step is not None, "a forward pass has a step"
         if step.observations:
-            own.observe(step, query, key, scaling, softcap)
-        kind, is_causal = step.kinds[own.kind_index], step.kinds[own.kind_index].last_seen is not None
-        if kind.last_seen is not None and self._kernels.are_used and takes_prompt(query):
-            return prompt_attention(
-                query, key, value, kind.last_seen, own.kind.sliding_window, scaling=scaling, softcap=softcap, sinks=sinks
-            )
-        return grouped_attention(query, key, value, kind.bias, scaling=scaling, softcap=softcap, sinks=sinks, is_causal=is_causal)
+            own.observe(step, query, key, options)
+        kind = step.kinds[own.kind_index]
+        scaling, softcap, sinks = options.scaling, options.softcap, options.sinks
+        if kind.last_seen is None:
+            return grouped_attention(query, key, value, kind.bias, scaling=scaling, softcap=softcap, sinks=sinks)
+        if self._kernels.are_used and takes_prompt(query):
+            window = own.kind.sliding_window
+            return prompt_attention(query, key, value, kind.last_seen, window, scaling=scaling, softcap=softcap, sinks=sinks)
+        return grouped_attention(query, key, value, kind.bias, scaling=scaling, softcap=softcap, sinks=sinks, is_causal=True)

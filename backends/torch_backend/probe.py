@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from backends.torch_backend.attention import AttentionOptions
 from backends.torch_backend.errors import UnsupportedModelError
 from cache.slots import PlaneSpec
 
@@ -86,10 +87,8 @@ class _ProbeCache(Cache):
         self._probes[layer].written.append((latents,))
         return latents
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, sliding_window: int | None, **_: float | Tensor | None
-    ) -> Tensor:
-        self._seen[layer].append((query, key, value, sliding_window))
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+        self._seen[layer].append((query, key, value, options.sliding_window))
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
 
     def spec(self, layer: int, name: str) -> LayerSpec:

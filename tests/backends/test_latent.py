@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Confi
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 
-from backends.torch_backend.attention import HIDDEN, grouped_attention
+from backends.torch_backend.attention import HIDDEN, AttentionOptions, grouped_attention
 from backends.torch_backend.latent import LatentAttention
 from cache.policy import PolicyName, PolicyOptions
 from tests.backends.driver import open_backend
@@ -46,12 +46,12 @@ class _Sequences:
         self.latents = torch.cat([self.latents, latents], dim=2)
         return self.latents
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, *, scaling: float, **_: object) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
         assert layer == 0
         num_queries, num_entries = query.shape[2], key.shape[2]
         is_hidden = torch.ones(num_queries, num_entries).triu(num_entries - num_queries + 1).bool()
         bias = torch.zeros(num_queries, num_entries).masked_fill(is_hidden, HIDDEN)
-        return grouped_attention(query, key, value, bias.expand(ROWS, -1, -1), scaling=scaling)
+        return grouped_attention(query, key, value, bias.expand(ROWS, -1, -1), scaling=options.scaling)
 
 
 def _config(kind: str) -> PreTrainedConfig:

@@ -5,7 +5,7 @@ only ratios taken together mean something. Slots hold zeros, on whose values no 
 `snapserve serve`.
 
 Usage: `GOMP_SPINCOUNT=5000 python -m bench.decode --model DIR [--decode 8x256 1x256 4x2048] [--prefill 128x8 2048x1 8192x1]
-[--rounds 7] [--json FILE]`.
+[--temperature 1 --top-p 0.9] [--rounds 7] [--json FILE]`.
 """
 
 import argparse
@@ -37,9 +37,9 @@ GREEDY = Draw(SamplingParams(temperature=0.0))
 BUFFER_BYTES = 2**28  # far beyond any cache, and quickly summed
 
 
-def decode_batch(num_rows: int, num_tokens: int, num_steps: int = 1, num_prompt_tokens: int = 1) -> DecodeBatch:
+def decode_batch(num_rows: int, num_tokens: int, num_steps: int = 1, num_prompt_tokens: int = 1, draw: Draw = GREEDY) -> DecodeBatch:
     """Return a step of `num_rows` sequences that hold `num_tokens` tokens when it ends."""
-    rows = tuple(DecodeRow(f"row {slot}", slot, 7, num_tokens - num_steps, num_prompt_tokens, GREEDY) for slot in range(num_rows))
+    rows = tuple(DecodeRow(f"row {slot}", slot, 7, num_tokens - num_steps, num_prompt_tokens, draw) for slot in range(num_rows))
     return DecodeBatch(rows, num_steps)
 
 
@@ -107,6 +107,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--decode", type=_pair, nargs="+", default=[(8, 256), (1, 256), (4, 2048)], help="sequences × entries of each")
     parser.add_argument("--prefill", type=_pair, nargs="+", default=[(128, 8), (2048, 1), (8192, 1)], help="tokens × prompts")
     parser.add_argument("--num-steps", type=int, default=4, help="decode steps of a launch, timed beside launches of one")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of the decode steps' draws")
+    parser.add_argument("--top-p", type=float, default=1.0, help="of the decode steps' draws")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, help="file for the figures")
     add_options(parser, GROUPS)
@@ -116,14 +118,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OptionError as error:
         print(f"bench.decode: {error}", file=sys.stderr)
         return 2
-    document = measure(config, parsed.decode, parsed.prefill, parsed.rounds, parsed.num_steps)
+    draw = Draw(SamplingParams(temperature=parsed.temperature, top_p=parsed.top_p))
+    document = measure(config, parsed.decode, parsed.prefill, parsed.rounds, parsed.num_steps, draw)
     print(_table(document))
     if parsed.json is not None:
         parsed.json.write_text(json.dumps(document, indent=2) + "\n")
     return 0
 
 
-def measure(config: TorchBackendConfig, decode: Sequence[Pair], prefill: Sequence[Pair], rounds: int, num_steps: int) -> dict[str, Any]:
+def measure(
+    config: TorchBackendConfig, decode: Sequence[Pair], prefill: Sequence[Pair], rounds: int, num_steps: int, draw: Draw = GREEDY
+) -> dict[str, Any]:
     """Return the figures as the JSON document has them."""
     first, *others = config.pools
     pools = (replace(first, num_slots=max(first.num_slots, *(rows for rows, _ in decode))), *others)
@@ -135,9 +140,11 @@ def measure(config: TorchBackendConfig, decode: Sequence[Pair], prefill: Sequenc
         if backend.compiled is not None:
             backend.compiled.wait()
         launches = [(*case, steps) for case in decode for steps in sorted({1, num_steps})]
-        steps: dict[Launch, Sequence[Batch]] = {launch: [decode_batch(*launch)] * 5 for launch in launches}
+        steps: dict[Launch, Sequence[Batch]] = {launch: [decode_batch(*launch, draw=draw)] * 5 for launch in launches}
         reads: dict[Pair, Sequence[Batch]] = {case: prefill_batches(backend, *case) for case in prefill}
         return _figures(backend, config, steps, reads, rounds) | {
+            "temperature": draw.sampling.temperature,
+            "top_p": draw.sampling.top_p,
             "seconds_to_warm": seconds_to_warm,
             "compiled": None if backend.compiled is None else asdict(backend.compiled.times),
         }

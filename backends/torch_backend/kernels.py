@@ -33,6 +33,10 @@ _library.define(  # type: ignore[no-untyped-call]
     "prompt_attention(Tensor query, Tensor key, Tensor value, Tensor last_seen, int window, float scaling, float softcap, Tensor? sinks) "
     "-> Tensor"
 )
+_library.define(  # type: ignore[no-untyped-call]
+    "draw(Tensor logits, Tensor is_live, Tensor temperature, Tensor top_p, Tensor min_p, Tensor top_k, Tensor seed, Tensor choice, "
+    "Tensor output_index, int number) -> Tensor"
+)
 
 
 @torch.library.register_fake("snapserve::linear", lib=_library)  # type: ignore[untyped-decorator]
@@ -156,6 +160,27 @@ def prompt_attention(
     window = key.shape[2] if sliding_window is None else sliding_window
     output: Tensor = torch.ops.snapserve.prompt_attention(query, key, value, last_seen, window, scaling, softcap or 0.0, sinks)
     return output
+
+
+def draw_tokens(
+    logits: Tensor,
+    is_live: Tensor,
+    *,
+    temperature: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    top_k: Tensor,
+    seed: Tensor,
+    choice: Tensor,
+    output_index: Tensor,
+    number: int,
+) -> Tensor:
+    """Return the token [slot] that each live slot draws from its `logits` [slot, token] at `output_index + number`; 0 where it is not live.
+
+    The others are [slot], in float32 and int64.
+    """
+    tokens: Tensor = torch.ops.snapserve.draw(logits, is_live, temperature, top_p, min_p, top_k, seed, choice, output_index, number)
+    return tokens
 
 
 def in_blocks(weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -42,4 +42,4 @@ class TorchPool:
             ],
             kernels,
         )
-        return cls(spec, tuple(kinds), cache, Sampler(spec.num_slots, vocab_size, device))
+        return cls(spec, tuple(kinds), cache, Sampler(spec.num_slots, vocab_size, device, kernels))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from backends.interface import Draw, SamplingParams
 from backends.torch_backend.filtering import score_threshold
+from backends.torch_backend.kernels import Kernels, draw_tokens
 from backends.torch_backend.logprobs import Sampled, log_probabilities
 from backends.torch_backend.philox import uniform
 
@@ -97,8 +98,8 @@ class DrawPlan:
 class Sampler:
     """Draws tokens for `num_slots` slots."""
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device, kernels: Kernels) -> None:
+        self._device, self._kernels = device, kernels
         self._vocab_size = vocab_size
         self._held = [(_IDLE, 0)] * num_slots
         self._params = SlotParams.build(self._held, device)
@@ -169,12 +170,7 @@ class Sampler:
         if best is not None and plan.kind is DrawKind.GREEDY:
             self._count(best, plan.is_live)
             return Sampled(best)
-        logits = logits.float()
-        scores = self._adjusted(logits, plan)
-        token_ids = scores.argmax(dim=-1)
-        if plan.is_random:
-            drawn = self._draw(scores, plan, number)
-            token_ids = torch.where(plan.params.temperature > 0, drawn, token_ids)
+        token_ids = self._choose(self._adjusted(logits, plan), plan, number)
         is_output = plan.is_live
         if number < len(plan.forced):
             is_forced = plan.forced[number] >= 0
@@ -212,7 +208,7 @@ class Sampler:
 
     def _adjusted(self, logits: Tensor, plan: DrawPlan) -> Tensor:
         """Return the logits after penalties, bias, masks and bans."""
-        scores = self._penalised(logits, plan.params) if plan.has_penalties else logits
+        scores = self._penalised(logits.float(), plan.params) if plan.has_penalties else logits
         if plan.has_bias:
             assert self._bias is not None, "a slot with a bias has written it"
             scores = scores + self._bias[: len(scores)]
@@ -227,6 +223,25 @@ class Sampler:
         repeated = torch.where(scores > 0, scores / repetition, scores * repetition)
         scores = torch.where(is_in_prompt | (counts > 0), repeated, scores)
         return scores - params.frequency_penalty[:, None] * counts - params.presence_penalty[:, None] * (counts > 0)
+
+    def _choose(self, scores: Tensor, plan: DrawPlan, number: int) -> Tensor:
+        """Return one token a slot: the likeliest where there is no temperature."""
+        params = plan.params
+        if self._kernels.are_used:
+            return draw_tokens(
+                scores,
+                plan.is_live,
+                temperature=params.temperature,
+                top_p=params.top_p,
+                min_p=params.min_p,
+                top_k=params.top_k,
+                seed=params.seed,
+                choice=params.choice,
+                output_index=plan.output_index,
+                number=number,
+            )
+        best = scores.argmax(dim=-1)
+        return torch.where(params.temperature > 0, self._draw(scores.float(), plan, number), best) if plan.is_random else best
 
     def _draw(self, scores: Tensor, plan: DrawPlan, number: int) -> Tensor:
         """Return one token a slot by inversion: the first, in order of the vocabulary, at which the distribution function passes u.

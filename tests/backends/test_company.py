@@ -29,7 +29,7 @@ def _answer(backend: TorchBackend, neighbours: int, slot: int) -> list[SampledTo
     """Answer one short request, the prompts all read one by one, beside longer and longer ones in the slots around its own."""
     driver = Driver(backend, CHUNK)
     others = [other for other in range(neighbours + 1) if other != slot]
-    request = Request(random_prompt(20), slots=(slot,), sampling=replace(GREEDY, num_logprobs=5))
+    request = Request(random_prompt(20), slots=(slot,), sampling=replace(GREEDY, temperature=0.8, top_p=0.9, seed=3, num_logprobs=5))
     beside = [Request(random_prompt(100 * (number + 1), seed=1), slots=(other,)) for number, other in enumerate(others)]
     for one in (request, *beside):
         driver.read(one)

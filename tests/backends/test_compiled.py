@@ -63,7 +63,8 @@ def test_requests_are_served_while_code_is_compiled(config: TorchBackendConfig, 
     shutil.copy(built_kernels, folder)  # they take the longest
     backend = TorchBackend(replace(config, compile_cache=tmp_path))
     backend.warmup()
-    plain, early, late = (Request(random_prompt(20)) for _ in range(3))
+    sampling = replace(GREEDY, temperature=0.9, top_p=0.8, seed=1)
+    plain, early, late = (Request(random_prompt(20), sampling=sampling) for _ in range(3))
     Driver(backend, 32).run(early, num_tokens=12)
     assert _graphs(backend) == [None] * 3
     _compiled(backend).wait()

@@ -1,7 +1,8 @@
-"""Drawing against transformers' processors, torch's softmax and the statistics of many draws."""
+"""Drawing, with and without the kernels, against transformers' processors, torch's softmax and the statistics of many draws."""
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,16 +10,30 @@ from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from backends.interface import Draw, SampledToken, SamplingParams
+from backends.torch_backend.kernels import Kernels, kernels_are_supported, load_kernels
 from backends.torch_backend.sampler import Sampler
 
 NUM_SLOTS, VOCAB_SIZE = 4, 60
 GREEDY = SamplingParams(temperature=0.0)
 CHANCE = SamplingParams(temperature=0.8, top_p=0.9, top_k=20, min_p=0.01, seed=5)
+WAYS = ["torch", "native"] if kernels_are_supported() else ["torch"]
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    if request.param == "native":
+        path: Path = request.getfixturevalue("built_kernels")
+        load_kernels(path)
+    return Kernels(are_used=request.param == "native")
 
 
 @pytest.fixture
-def sampler() -> Sampler:
-    return Sampler(NUM_SLOTS, VOCAB_SIZE, torch.device("cpu"))
+def sampler(kernels: Kernels) -> Sampler:
+    return _sampler(kernels)
+
+
+def _sampler(kernels: Kernels, num_slots: int = NUM_SLOTS) -> Sampler:
+    return Sampler(num_slots, VOCAB_SIZE, torch.device("cpu"), kernels)
 
 
 def _logits(seed: int = 0) -> Tensor:
@@ -30,9 +45,9 @@ def _drawn(sampler: Sampler, logits: Tensor, draws: Mapping[int, Draw], number: 
     return {slot: token.token_id for slot, token in sampled.to_host(dict.fromkeys(draws)).items()}
 
 
-def _frequencies(logits: Tensor, params: SamplingParams, num_choices: int, num_steps: int) -> Tensor:
+def _frequencies(logits: Tensor, params: SamplingParams, num_choices: int, num_steps: int, kernels: Kernels) -> Tensor:
     """Return how often each token is drawn from `logits` [token]."""
-    sampler = Sampler(num_choices, VOCAB_SIZE, torch.device("cpu"))
+    sampler = _sampler(kernels, num_choices)
     plan = sampler.plan({choice: Draw(params, choice=choice) for choice in range(num_choices)})
     rows = logits.repeat(num_choices, 1)
     drawn = torch.cat([sampler.sample(rows, plan, number).token_ids for number in range(num_steps)])
@@ -50,9 +65,9 @@ def test_greedy_beside_chance_stays_greedy(sampler: Sampler) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
-def test_draws_follow_the_distribution(temperature: float) -> None:
+def test_draws_follow_the_distribution(kernels: Kernels, temperature: float) -> None:
     logits = _logits()[0]
-    observed = _frequencies(logits, SamplingParams(temperature=temperature, seed=11), num_choices=500, num_steps=20)
+    observed = _frequencies(logits, SamplingParams(temperature=temperature, seed=11), num_choices=500, num_steps=20, kernels=kernels)
     expected = 10_000 * (logits / temperature).softmax(dim=-1)
     is_likely = expected >= 5  # the others make one class together
     pairs = [(observed[is_likely], expected[is_likely]), (observed[~is_likely].sum()[None], expected[~is_likely].sum()[None])]
@@ -61,9 +76,9 @@ def test_draws_follow_the_distribution(temperature: float) -> None:
     assert chi_square < freedom + 3.1 * (2 * freedom) ** 0.5 + 5  # beyond the 99.9th percentile
 
 
-def test_draws_keep_to_the_filters() -> None:
+def test_draws_keep_to_the_filters(kernels: Kernels) -> None:
     logits = _logits()[0]
-    observed = _frequencies(logits, SamplingParams(temperature=1.0, top_k=3, seed=2), num_choices=300, num_steps=1)
+    observed = _frequencies(logits, SamplingParams(temperature=1.0, top_k=3, seed=2), num_choices=300, num_steps=1, kernels=kernels)
     assert set(observed.nonzero()[:, 0].tolist()) == set(logits.topk(3).indices.tolist())
 
 
@@ -73,9 +88,9 @@ def test_a_tiny_temperature_is_greedy(sampler: Sampler) -> None:
 
 
 @pytest.mark.parametrize("neighbour", [GREEDY, SamplingParams(seed=9), replace(CHANCE, top_p=0.2), replace(CHANCE, frequency_penalty=1.0)])
-def test_a_seed_knows_no_neighbours(neighbour: SamplingParams) -> None:
+def test_a_seed_knows_no_neighbours(kernels: Kernels, neighbour: SamplingParams) -> None:
     row = _logits()[:1]
-    alone, crowded = (Sampler(NUM_SLOTS, VOCAB_SIZE, torch.device("cpu")) for _ in range(2))
+    alone, crowded = (_sampler(kernels) for _ in range(2))
     for number in range(30):
         logits = torch.cat([row, _logits(number)[1:]])
         mine = Draw(CHANCE, choice=2, output_index=number)
@@ -166,9 +181,9 @@ def test_a_mask_and_a_ban_both_hold(sampler: Sampler) -> None:
     assert _drawn(sampler, _logits(), {1: draw})[1] == 4
 
 
-def test_masked_draws_follow_what_is_left_of_the_distribution() -> None:
+def test_masked_draws_follow_what_is_left_of_the_distribution(kernels: Kernels) -> None:
     logits, allowed = _logits()[0], [2, 9, 17, 40]
-    sampler = Sampler(500, VOCAB_SIZE, torch.device("cpu"))
+    sampler = _sampler(kernels, 500)
     plan = sampler.plan({slot: Draw(SamplingParams(seed=4), choice=slot, allowed_mask=_mask(*allowed)) for slot in range(500)})
     drawn = torch.cat([sampler.sample(logits.repeat(500, 1), plan, number).token_ids for number in range(20)])
     expected = 10_000 * logits[allowed].softmax(dim=-1)

@@ -5,10 +5,12 @@
 
 #include "linear.h"
 #include "prompt_attention.h"
+#include "sampling.h"
 #include "slot_attention.h"
 
 TORCH_LIBRARY_IMPL(snapserve, CPU, library) {
   library.impl("linear", linear);
   library.impl("slot_attention", slot_attention);
   library.impl("prompt_attention", prompt_attention);
+  library.impl("draw", draw);
 }

@@ -1,7 +1,9 @@
-"""How much of each layer's attention looks up what stood before, found by reading random tokens twice.
+"""How much each layer looks things up, found by reading random tokens twice.
 
-In the second reading nothing but the first tells what comes next. Heads that look things up attend there to the token that followed this
-one the first time (induction heads: Olsson et al., arXiv 2209.11895). It is known here how the model attends, not what is made of it.
+In the second reading nothing but the first tells what comes next. Heads that look up what stood before attend there to the token that
+followed this one the first time (induction heads: Olsson et al., arXiv 2209.11895). Heads that look for something else find nothing in
+random tokens, and rest on the first one (attention sinks: Xiao et al., arXiv 2309.17453); so do heads of no use. It is known here how the
+model attends, not what is made of it.
 """
 
 import torch
@@ -13,19 +15,24 @@ from backends.torch_backend.attention import HIDDEN, AttentionOptions, grouped_a
 from backends.torch_backend.probe import PassingLayer
 
 _NUM_TOKENS = 128  # read twice
+_REST = 0.5  # what attention counts that rests: of such heads, it is not known whether they would look up anything
 
 
 def look_up_scores(model: PreTrainedModel, num_layers: int, max_model_len: int) -> list[float]:
-    """Return for each layer the share, 0 to 1, of its heads' attention that goes to what followed the same token before.
+    """Return for each layer the share, 0 to 1, of its heads' attention that goes to what followed the same token before, and
+    half of the share that rests on the first token.
 
-    Sequences of fewer than four tokens give zeros.
+    The first token is the model's own for beginnings, where it has one. Sequences of fewer than four tokens and that one give zeros.
     """
-    num_tokens = min(_NUM_TOKENS, max_model_len // 2)
+    bos, vocab_size = getattr(model.config, "bos_token_id", None), model.config.vocab_size
+    first = [bos] if isinstance(bos, int) and 0 <= bos < vocab_size else []
+    num_tokens = min(_NUM_TOKENS, (max_model_len - len(first)) // 2)
     if num_tokens < 2:
         return [0.0] * num_layers
-    once = torch.randint(model.config.vocab_size, (num_tokens,), generator=torch.Generator().manual_seed(0))
+    once = torch.randint(vocab_size, (num_tokens,), generator=torch.Generator().manual_seed(0))
     cache = _LookupCache(num_layers, num_tokens)
-    ids, positions = once.repeat(2)[None].to(model.device), torch.arange(2 * num_tokens, device=model.device)[None]
+    ids = torch.cat([torch.tensor(first, dtype=torch.long), once, once])[None].to(model.device)
+    positions = torch.arange(ids.shape[1], device=model.device)[None]
     with torch.inference_mode():
         model.base_model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, slot_cache=cache)
     return [float(score) for score in cache.scores]
@@ -53,6 +60,7 @@ class _LookupCache(Cache):
         scaling, softcap, sinks, both = options.scaling, options.softcap, options.sinks, torch.cat([value, each], dim=3)
         mixed = grouped_attention(query, key, both, bias, scaling=scaling, softcap=softcap, sinks=sinks, is_causal=True)
         output, weights = mixed[..., : value.shape[3]], mixed[0, ..., value.shape[3] :]  # the latter [query, head, key]
-        second = index[self._num_tokens :]
-        self.scores[layer] = weights[second, :, second - self._num_tokens + 1].float().mean()
+        second = index[-self._num_tokens :]
+        found, rests = weights[second, :, second - self._num_tokens + 1], weights[second, :, 0]
+        self.scores[layer] = found.float().mean() + _REST * rests.float().mean()
         return output

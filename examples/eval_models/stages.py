@@ -38,9 +38,11 @@ class Stage:
 
 
 HARDER: Mapping[str, float] = {**WEIGHTS, "niah_multiquery": 1.5, "qa_2": 3, "vt": 3, "text2json": 2.5, "cwe": 0.1}
+HARDEST: Mapping[str, float] = {**HARDER, "niah_multiquery": 3, "qa_2": 4, "text2json": 3.5, "vt": 2, "niah_multivalue": 0.5}
 
 STAGES = (
     Stage("160 to 320 tokens", (160, 240, 320), 1600, 250, 0, WEIGHTS),
     Stage("up to 2,560 tokens", (200, 320, 640, 1280, 2560), 2560, 400, 6000, WEIGHTS, 1e-3, 0.0),
     Stage("up to 4,000 tokens", (320, 640, 1280, 2560, 4000), 2560, 240, 6000, HARDER, 8e-4, 0.0),
+    Stage("the hardest at up to 4,000 tokens", (640, 1280, 2560, 4000), 2560, 600, 6000, HARDEST, 8e-4, 0.0),
 )

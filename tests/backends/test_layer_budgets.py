@@ -1,6 +1,7 @@
 """Layers that keep unlike numbers of tokens: who gets more, and that slots and tokens are the plain reference's.
 
-Only a trained model has layers that differ: the evaluation model, one of whose three layers looks things up.
+Only a trained model has layers that differ: the evaluation model. One of its three layers looks things up, and the last one rests on the
+first token where it finds nothing.
 """
 
 from collections.abc import Iterator
@@ -29,8 +30,8 @@ from tests.reference.sequence import Sequence, load_reference
 
 S, R, K, CHUNK, NUM_TOP = 2, 8, 8, 8, 20
 POLICY = PolicyOptions(num_sink=S, num_recent=R, num_kept=K, scorer=WindowScorer(observation_window=4, pooling_size=3))
-# Around the window, and what the layers that keep 2 and 20 hold; the last outgrow a scratch.
-LENGTHS = (11, 12, 13, 18, 30, 31, 65, 90)
+# Around the window, and what the layers that keep 2, 6 and 16 hold; the last outgrow a scratch.
+LENGTHS = (11, 12, 13, 16, 17, 26, 27, 65, 90)
 
 
 def _open(path: Path, policy: PolicyOptions = POLICY, scratch_capacity: int | None = None) -> TorchBackend:
@@ -68,7 +69,7 @@ def _prompt(length: int) -> list[int]:
 
 def test_tokens_and_slots_are_the_references(backend: TorchBackend, reference: PreTrainedModel) -> None:
     policy, scratch = backend.spec.pools[0].policy, backend.spec.scratch.layout
-    assert policy.layer_kept == (2, 20, 2)
+    assert policy.layer_kept == (2, 16, 6)
     assert backend.spec.pools[0].max_direct_tokens == S + R + 2
     driver = Driver(backend, chunk=CHUNK)
     for slot, length in enumerate(LENGTHS):
@@ -99,7 +100,7 @@ def test_slots_of_unlike_layers_take_no_more_memory() -> None:
 def test_no_layer_outgrows_a_scratch() -> None:
     """Of 40 entries at most half are the longest slot's: 10 kept tokens beside sinks and ring. What is left goes to the others."""
     backend = _open(EVAL_MODEL, scratch_capacity=40)
-    assert backend.spec.pools[0].policy.layer_kept == (6, 10, 8)
+    assert backend.spec.pools[0].policy.layer_kept == (4, 10, 10)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "deepseek-v2", "deepseek-v3"])
@@ -116,15 +117,24 @@ def test_scores_are_the_models_own_attention() -> None:
         for name in (ATTENTION_NAME, "eager")
     )
     num_tokens, vocab_size = 20, plain.config.vocab_size
-    once = torch.randint(vocab_size, (num_tokens,), generator=torch.Generator().manual_seed(0))
+    once = torch.randint(vocab_size, (num_tokens,), generator=torch.Generator().manual_seed(0)).tolist()
     with torch.no_grad():
-        weights = plain(once.repeat(2)[None], output_attentions=True).attentions
-    expected = [
-        float(torch.stack([layer[0, :, query, query - num_tokens + 1].mean() for query in range(num_tokens, 2 * num_tokens)]).mean())
-        for layer in weights
-    ]
-    assert look_up_scores(own, 3, max_model_len=40) == pytest.approx(expected, abs=1e-5)
-    assert look_up_scores(own, 3, max_model_len=3) == [0.0] * 3
+        weights = plain(torch.tensor([[plain.config.bos_token_id, *once, *once]]), output_attentions=True).attentions
+    second = torch.arange(num_tokens + 1, 2 * num_tokens + 1)
+    found = [float(layer[0][:, second, second - num_tokens + 1].mean()) for layer in weights]
+    rests = [float(layer[0][:, second, 0].mean()) for layer in weights]
+    assert found[1] > 0.9
+    assert rests[2] > 0.5
+    expected = [a + b / 2 for a, b in zip(found, rests, strict=True)]
+    assert look_up_scores(own, 3, max_model_len=41) == pytest.approx(expected, abs=1e-5)
+    assert look_up_scores(own, 3, max_model_len=4) == [0.0] * 3
+
+
+def test_a_model_without_a_token_for_beginnings_is_read_too() -> None:
+    register_attention()
+    model = AutoModelForCausalLM.from_pretrained(EVAL_MODEL, dtype=torch.float32, attn_implementation=ATTENTION_NAME)
+    model.config.bos_token_id = None
+    assert look_up_scores(model, 3, max_model_len=40)[1] > 0.9
 
 
 def test_layers_with_a_sliding_window_have_no_share() -> None:

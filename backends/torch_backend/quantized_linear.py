@@ -1,7 +1,7 @@
 """Linear layers whose weights are kept as int8, with one scale for each output; what they multiply stays in the model's own type.
 
 Whole numbers up to 127 are exact in bfloat16, so a product's sums are those of the numbers as they are kept, and are scaled at the end.
-Until the kernels are there, and where they cannot be, each product makes itself a copy of its weight: right, and slower.
+Until the kernels are there, and where they cannot be, each product makes itself copies of its weight, a part at a time: right, and slower.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from backends.torch_backend.kernels import BLOCK, Kernels, in_blocks, kernels_ar
 
 _LARGEST = 127  # -128 is left out, for symmetry
 _OUTPUTS_AT_ONCE = 1024  # while they are float32
+_COPIED_AT_ONCE = 4096  # outputs: a part that stays in a cache is multiplied at once, and memory that was never used need not be fetched
 
 
 class QuantizedLinear(nn.Module):
@@ -48,8 +49,10 @@ class QuantizedLinear(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         if self._is_packable and self._kernels.are_used:
             return packed_linear(hidden, self.weight, self.bias, self._num_outputs, self.scales)
-        sums = nn.functional.linear(hidden, self.weight[: self._num_outputs].to(hidden.dtype))
-        output = sums * self.scales
+        rows = hidden.reshape(-1, hidden.shape[-1])  # of rows that lie apart torch would make products with a copy of the weight each
+        parts = torch.split(self.weight[: self._num_outputs], _COPIED_AT_ONCE)
+        sums = torch.cat([nn.functional.linear(rows, part.to(rows.dtype)) for part in parts], dim=1)
+        output = (sums * self.scales).view(*hidden.shape[:-1], -1)
         return (output if self.bias is None else output + self.bias).to(hidden.dtype)
 
     def _pack(self) -> None:

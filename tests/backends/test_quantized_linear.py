@@ -1,11 +1,15 @@
 """Int8 weights: their products against float64 ones of the same whole numbers, and a model against transformers' with these weights."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel
 
 from backends.torch_backend.config import Quantization
@@ -96,6 +100,35 @@ def test_weights_that_the_kernels_do_not_take(inputs: int, dtype: torch.dtype) -
     layer = _linear(inputs, 20, dtype)
     hidden = torch.randn(3, inputs, generator=torch.Generator().manual_seed(1)).to(dtype)
     _check(QuantizedLinear([layer], Kernels(are_used=True))(hidden), hidden, layer)
+
+
+class _Made(TorchDispatchMode):
+    """Notes the bytes of the largest tensor of real numbers that an operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.most = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
+        result = func(*args, **(kwargs or {}))
+        self.most = max(
+            [self.most, *(leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_floating_point())]
+        )
+        return result
+
+
+@pytest.mark.parametrize("is_apart", [False, True], ids=["together", "apart"])
+def test_without_kernels_no_copy_of_the_whole_weight_is_made(is_apart: bool) -> None:
+    """Of rows that lie apart either, such as the last ones of several chunks."""
+    layer = _linear(64, 9000, torch.bfloat16)
+    quantized, hidden = QuantizedLinear([layer], Kernels()), torch.randn(8, 5, 64).bfloat16()
+    hidden = hidden[:, -1:] if is_apart else hidden[:1]
+    with torch.no_grad(), _Made() as made:
+        output = quantized(hidden)
+    _check(output, hidden, layer)
+    assert 0 < made.most < layer.weight.nbytes / 2
 
 
 @pytest.fixture(scope="module")

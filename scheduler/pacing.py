@@ -3,7 +3,7 @@
 Estimates are kept by static shape and by the power of two of the context, since a chunk's attention grows with what stands before it.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from backends.interface import Batch, DecodeBatch, PrefillShape
@@ -26,8 +26,11 @@ class _Plan:
     @property
     def merit(self) -> tuple[float, int]:
         """Prompt tokens a second; a step never timed may take half of what is expected, so that larger shapes get a trial."""
-        seconds = self.seconds if self.is_timed else self.seconds / 2
-        return self.num_tokens / max(seconds, _ROUNDING), self.num_tokens
+        return self.rate() if self.is_timed else 2 * self.rate(), self.num_tokens
+
+    def rate(self, seconds_besides: float = 0.0) -> float:
+        """Return the prompt tokens a second, where each such step comes with so much else."""
+        return self.num_tokens / max(self.seconds + seconds_besides, _ROUNDING)
 
 
 class Pacing:
@@ -55,18 +58,24 @@ class Pacing:
 
     def choose_shape(self, prompts: Sequence[Prefill], now: float, decoding: Collection[int]) -> PrefillShape | None:
         """Return the shape in which to read the first of `prompts` next, or None when decode, in the pools `decoding`, goes first."""
-        plans: Iterable[_Plan] = [self._plan(shape, prompts) for shape in self._shapes]
+        plans = [self._plan(shape, prompts) for shape in self._shapes]
         if decoding:
-            cheapest = min(plans, key=lambda plan: plan.seconds)
-            budget = self._decode_waits_since + self._max_inter_token_latency - now - self._round_seconds(decoding) + _ROUNDING
-            plans = [plan for plan in plans if plan.seconds <= budget]
-            if not plans and not self._has_read_since_decode:
-                plans = [cheapest]
+            plans = self._in_time(plans, now, self._round_seconds(decoding))
         best = max(plans, key=lambda plan: plan.merit, default=None)
         if best is None:
             return None
         self._has_read_since_decode = True
         return best.shape
+
+    def _in_time(self, plans: Sequence[_Plan], now: float, decode_seconds: float) -> Sequence[_Plan]:
+        """Return the plans that fit before the next tokens are due, and read no slower than a step of the next gap would, decode and all."""
+        most = self._max_inter_token_latency - decode_seconds + _ROUNDING
+        left = self._decode_waits_since - now + most
+        in_time = [plan for plan in plans if plan.seconds <= left]
+        if not self._has_read_since_decode:
+            return in_time or [min(plans, key=lambda plan: plan.seconds)]
+        next_rate = max((plan.rate(decode_seconds) for plan in plans if plan.seconds <= most), default=0.0)
+        return [plan for plan in in_time if plan.rate() >= next_rate]
 
     def observe(self, batch: Batch, elapsed: float, now: float) -> None:
         """Learn from a step that was run."""
@@ -75,10 +84,17 @@ class Pacing:
             self._decode_waits_since = now
             self._has_read_since_decode = False
             return
-        key = (batch.shape, _magnitude(max(row.start + len(row.token_ids) for row in batch.rows)))
-        if key not in self._prefill_seconds:
+        magnitude = _magnitude(max(row.start + len(row.token_ids) for row in batch.rows))
+        if (batch.shape, magnitude) not in self._prefill_seconds:
             self._similar.clear()
-        self._prefill_seconds[key] = _blend(self._prefill_seconds.get(key), elapsed)
+        self._learn(batch.shape, magnitude, elapsed)
+        for larger in self._shapes:  # takes no longer than such steps for as many tokens: one that was too slow once gets another trial
+            most = elapsed * _num_padded(larger) / _num_padded(batch.shape)
+            if most > elapsed and self._prefill_seconds.get((larger, magnitude), 0.0) > most:
+                self._learn(larger, magnitude, most)
+
+    def _learn(self, shape: PrefillShape, magnitude: int, seconds: float) -> None:
+        self._prefill_seconds[shape, magnitude] = _blend(self._prefill_seconds.get((shape, magnitude)), seconds)
 
     def _round_seconds(self, decoding: Collection[int]) -> float:
         """Each pool decodes before any decodes again."""

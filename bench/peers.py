@@ -57,13 +57,18 @@ class Row:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def compare(load_name: str, load: Load, ours: tuple[str, Side], theirs: tuple[str, Side], rounds: int) -> Row:
-    print(f"{load_name}: {ours[0]} beside {theirs[0]}", file=sys.stderr)
-    try:
-        one, other = in_turns(ours[1], theirs[1], load, rounds)
-    except SideError as error:
-        return Row(load_name, ours[0], theirs[0], {}, {}, {}, str(error))
-    return Row(load_name, ours[0], theirs[0], medians(one), medians(other), ratios(one, other))
+Named = tuple[str, Side]
+
+
+def compare(load_name: str, load: Load, ours: Named, others: Sequence[Named], rounds: int) -> Iterator[Row]:
+    """Measure ours and the others once a round, and give a row for each of the others."""
+    print(f"{load_name}: {ours[0]} beside {', '.join(name for name, _ in others)}", file=sys.stderr)
+    (own, failure), *found = in_turns([side for _, side in (ours, *others)], load, rounds)
+    for (name, _), (theirs, error) in zip(others, found, strict=True):
+        if error is None and failure is None:
+            yield Row(load_name, ours[0], name, medians(own), medians(theirs), ratios(own, theirs))
+        else:
+            yield Row(load_name, ours[0], name, {}, {}, {}, str(failure or error))
 
 
 def http_rows(arguments: argparse.Namespace, logs: Path) -> Iterator[Row]:
@@ -72,7 +77,7 @@ def http_rows(arguments: argparse.Namespace, logs: Path) -> Iterator[Row]:
         ours = HttpSide(Address(url), seconds)
         engine = OwnEngine(("--model", str(arguments.model), *OWN_OPTIONS))
         for name, load in _loads(arguments):
-            yield compare(name, load, ("snapserve, HTTP", ours), ("snapserve, engine alone", engine), arguments.rounds)
+            yield from compare(name, load, ("snapserve, HTTP", ours), [("snapserve, engine alone", engine)], arguments.rounds)
         for server in installed_servers(arguments):
             yield from _server_rows(arguments, ours, server, logs / f"{server.name.replace(' ', '-')}.log")
 
@@ -83,7 +88,7 @@ def _server_rows(arguments: argparse.Namespace, ours: Side, server: Server, log:
             theirs = HttpSide(Address(url, model=server.model, extra_body=server.extra_body), seconds)
             for name, load in _loads(arguments):
                 worded = load if server.takes_token_ids else replace(load, prompt_format=PromptFormat.TEXT)
-                yield compare(name, worded, ("snapserve, HTTP", ours), (f"{server.name}, HTTP", theirs), arguments.rounds)
+                yield from compare(name, worded, ("snapserve, HTTP", ours), [(f"{server.name}, HTTP", theirs)], arguments.rounds)
     except SideError as error:
         yield Row("start", "snapserve, HTTP", server.name, {}, {}, {}, str(error))
 
@@ -97,10 +102,14 @@ def engine_rows(arguments: argparse.Namespace) -> Iterator[Row]:
     ours = ("snapserve, engine", OwnEngine(("--model", str(arguments.model), *OWN_OPTIONS)))
     for name, load in _loads(arguments):
         kinds = [("u8", None), *([("u8", (128, 1024, 2048))] if name == "long" else []), ("bf16", None)]
-        for precision, eviction in kinds:
-            title = f"OpenVINO GenAI, engine, KV {precision}{', eviction at 2048' if eviction else ''}"
-            side = OpenVinoEngine(arguments.openvino_python, model, precision, eviction)
-            yield compare(name, load, ours, (title, side), arguments.rounds)
+        others = [
+            (
+                f"OpenVINO GenAI, engine, KV {precision}{', eviction at 2048' if eviction else ''}",
+                OpenVinoEngine(arguments.openvino_python, model, precision, eviction),
+            )
+            for precision, eviction in kinds
+        ]
+        yield from compare(name, load, ours, others, arguments.rounds)
 
 
 def installed_servers(arguments: argparse.Namespace) -> Iterator[Server]:

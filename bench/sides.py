@@ -106,13 +106,20 @@ class OpenVinoEngine:
         return {**make_report(Run(answers, told["duration"]), PERCENTILES).figures, "seconds_to_ready": told["seconds_to_ready"]}
 
 
-def in_turns(one: Side, other: Side, load: Load, rounds: int) -> tuple[list[Mapping[str, Figure]], list[Mapping[str, Figure]]]:
-    """Measure both sides once a round, with the same prompts in a round; who goes first changes. Raises `SideError`."""
-    figures: tuple[list[Mapping[str, Figure]], list[Mapping[str, Figure]]] = ([], [])
+def in_turns(sides: Sequence[Side], load: Load, rounds: int) -> list[tuple[list[Mapping[str, Figure]], SideError | None]]:
+    """Measure every side once a round, with the same prompts in a round; who goes first changes. One that fails is left out from then on."""
+    figures: list[list[Mapping[str, Figure]]] = [[] for _ in sides]
+    errors: dict[int, SideError] = {}
     for number in range(rounds):
-        for index in (0, 1) if number % 2 == 0 else (1, 0):
-            figures[index].append((one, other)[index].measure(replace(load, seed=load.seed + number)))
-    return figures
+        for place in range(len(sides)):
+            index = (place + number) % len(sides)
+            if index in errors:
+                continue
+            try:
+                figures[index].append(sides[index].measure(replace(load, seed=load.seed + number)))
+            except SideError as error:
+                errors[index] = error
+    return [(own, errors.get(index)) for index, own in enumerate(figures)]
 
 
 def _token_prompts(load: Load, seed: str, count: int) -> list[dict[str, Any]]:

@@ -107,7 +107,7 @@ class OpenVinoEngine:
 
 
 def in_turns(sides: Sequence[Side], load: Load, rounds: int) -> list[tuple[list[Mapping[str, Figure]], SideError | None]]:
-    """Measure every side once a round, with the same prompts in a round; who goes first changes. One that fails is left out from then on."""
+    """Measure every side once a round, with the same prompts in a round; who goes first changes. One that failed is left out."""
     figures: list[list[Mapping[str, Figure]]] = [[] for _ in sides]
     errors: dict[int, SideError] = {}
     for number in range(rounds):

@@ -58,7 +58,7 @@ class Pacing:
 
     def choose_shape(self, prompts: Sequence[Prefill], now: float, decoding: Collection[int]) -> PrefillShape | None:
         """Return the shape in which to read the first of `prompts` next, or None when decode, in the pools `decoding`, goes first."""
-        plans = [self._plan(shape, prompts) for shape in self._shapes]
+        plans: Sequence[_Plan] = [self._plan(shape, prompts) for shape in self._shapes]
         if decoding:
             plans = self._in_time(plans, now, self._round_seconds(decoding))
         best = max(plans, key=lambda plan: plan.merit, default=None)
@@ -68,7 +68,7 @@ class Pacing:
         return best.shape
 
     def _in_time(self, plans: Sequence[_Plan], now: float, decode_seconds: float) -> Sequence[_Plan]:
-        """Return the plans that fit before the next tokens are due, and read no slower than a step of the next gap would, decode and all."""
+        """Return the plans that fit before the next tokens are due, and read no slower than one of the next gap would, decode and all."""
         most = self._max_inter_token_latency - decode_seconds + _ROUNDING
         left = self._decode_waits_since - now + most
         in_time = [plan for plan in plans if plan.seconds <= left]

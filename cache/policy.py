@@ -89,8 +89,8 @@ DEFAULT_SCORERS = {
     PolicyName.SNAPSTREAM: WindowScorer(
         observation_half_life=8,
         pooling=Pooling.MAXIMUM,
-        pooling_size=25,
-        pooling_shift=8,
+        pooling_size=29,
+        pooling_shift=7,
         query_reduction=QueryReduction.MAXIMUM,
     ),
 }

@@ -15,12 +15,12 @@ from backends.torch_backend.attention import HIDDEN, AttentionOptions, grouped_a
 from backends.torch_backend.probe import PassingLayer
 
 _NUM_TOKENS = 128  # read twice
-_REST = 0.5  # what attention counts that rests: of such heads, it is not known whether they would look up anything
+_REST = 0.75  # what attention counts that rests: of such heads, it is not known whether they would look up anything
 
 
 def look_up_scores(model: PreTrainedModel, num_layers: int, max_model_len: int) -> list[float]:
     """Return for each layer the share, 0 to 1, of its heads' attention that goes to what followed the same token before, and
-    half of the share that rests on the first token.
+    three quarters of the share that rests on the first token.
 
     The first token is the model's own for beginnings, where it has one. Sequences of fewer than four tokens and that one give zeros.
     """

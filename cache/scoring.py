@@ -5,11 +5,59 @@ Two steps, because the observation window may straddle two chunks of a chunked p
 chunk, and `select` chooses once. The candidates are the tokens in [num_sink, window_start). Nothing is known here of slots or models.
 """
 
+import math
+from typing import Protocol
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from cache.policy import HeadReduction, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
+
+
+class Reduction(Protocol):
+    """How `reduced_attention` is called, here or where somebody does the same faster."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        last_seen: Tensor,
+        strength: Tensor,
+        *,
+        first: Tensor | int,
+        end: Tensor | int,
+        scale: float,
+        softcap: float | None,
+        is_sum: bool,
+    ) -> Tensor: ...
+
+
+def reduced_attention(
+    query: Tensor,
+    key: Tensor,
+    last_seen: Tensor,
+    strength: Tensor,
+    *,
+    first: Tensor | int,
+    end: Tensor | int,
+    scale: float,
+    softcap: float | None,
+    is_sum: bool,
+) -> Tensor:
+    """Return the attention that queries pay to each of the keys in [first, end), by their sum or the largest: float32 [head, key].
+
+    `query` is [head, query, width] and `key` [kv_head, key, width]. A query sees the keys up to `last_seen` [query], none for −1, and
+    what it pays is multiplied by its `strength` [query].
+    """
+    logits = _grouped_logits(query, key) * scale  # [kv_head, group, query, key]
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    key_index = torch.arange(key.shape[1], device=key.device)
+    is_seen = (key_index <= last_seen[:, None]) & (key_index >= first) & (key_index < end)  # [query, key]
+    weights = logits.masked_fill(~is_seen, -torch.inf).softmax(-1).masked_fill(~is_seen, 0)  # NaN for a query that sees nothing
+    weights = weights * strength[:, None]
+    return (weights.sum(-2) if is_sum else weights.amax(-2)).flatten(0, 1)
 
 
 def window_votes(
@@ -23,6 +71,7 @@ def window_votes(
     window_start: Tensor | int,
     num_prompt_tokens: Tensor | int,
     softcap: float | None = None,
+    reduction: Reduction = reduced_attention,
 ) -> Tensor:
     """Return the attention that the observation queries of one chunk pay to each key, reduced over the queries: float32 [head, key].
 
@@ -31,23 +80,24 @@ def window_votes(
     `observation_window` tokens count for nothing, and so do keys out of their sight: those may be NaN. Shapes are static; the two lengths
     may be 0-d tensors, so that one graph serves every prompt.
     """
-    first = num_prompt_tokens - scorer.observation_window
-    observes = (query_index >= first) & (query_index >= 0) & (query_index < num_prompt_tokens)
+    window = scorer.observation_window
+    observes = (query_index >= num_prompt_tokens - window) & (query_index >= 0) & (query_index < num_prompt_tokens)
     # The rest of a chunk, in most chunks nearly all of it, is dropped before the product with the keys.
-    index, rows = torch.where(observes, query_index, -1).topk(min(scorer.observation_window, query_index.shape[0]))
-    logits = _grouped_logits(query[:, rows], key) * scale  # [kv_head, group, query, key]
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
-    key_index = torch.arange(key.shape[1], device=key.device)
-    is_seen = key_index <= index[:, None]  # [query, key]; none for an index of −1
-    if scorer.softmax_domain is SoftmaxDomain.CANDIDATES:
-        is_seen = is_seen & (key_index >= num_sink) & (key_index < window_start)
-    weights = logits.masked_fill(~is_seen, -torch.inf).softmax(-1).masked_fill(~is_seen, 0)  # NaN for a query that sees nothing
-    if scorer.observation_half_life > 0:
-        distance = (num_prompt_tokens - 1 - index).clamp(max=scorer.observation_window)  # further for padding, whose votes are zeros
-        weights = weights * torch.exp2(-distance / scorer.observation_half_life)[:, None]
-    votes = weights.sum(-2) if scorer.query_reduction is QueryReduction.SUM else weights.amax(-2)
-    return votes.flatten(0, 1)
+    index, rows = torch.where(observes, query_index, -1).topk(min(window, query_index.shape[0]))
+    distance = (num_prompt_tokens - 1 - index).clamp(max=window)  # further for padding, whose votes are zeros
+    half_life = scorer.observation_half_life or math.inf
+    is_limited = scorer.softmax_domain is SoftmaxDomain.CANDIDATES
+    return reduction(
+        query[:, rows],
+        key,
+        index,
+        torch.exp2(-distance / half_life),
+        first=num_sink if is_limited else 0,
+        end=window_start if is_limited else key.shape[1],
+        scale=scale,
+        softcap=softcap,
+        is_sum=scorer.query_reduction is QueryReduction.SUM,
+    )
 
 
 def join_votes(scorer: WindowScorer, votes: Tensor, more: Tensor) -> None:

@@ -34,6 +34,10 @@ _library.define(  # type: ignore[no-untyped-call]
     "-> Tensor"
 )
 _library.define(  # type: ignore[no-untyped-call]
+    "window_votes(Tensor query, Tensor key, Tensor last_seen, Tensor strength, int first, int end, float scaling, float softcap, "
+    "bool is_sum) -> Tensor"
+)
+_library.define(  # type: ignore[no-untyped-call]
     "draw(Tensor logits, Tensor is_live, Tensor temperature, Tensor top_p, Tensor min_p, Tensor top_k, Tensor seed, Tensor choice, "
     "Tensor output_index, int number) -> Tensor"
 )
@@ -160,6 +164,23 @@ def prompt_attention(
     window = key.shape[2] if sliding_window is None else sliding_window
     output: Tensor = torch.ops.snapserve.prompt_attention(query, key, value, last_seen, window, scaling, softcap or 0.0, sinks)
     return output
+
+
+def observed_attention(
+    query: Tensor,
+    key: Tensor,
+    last_seen: Tensor,
+    strength: Tensor,
+    *,
+    first: Tensor | int,
+    end: Tensor | int,
+    scale: float,
+    softcap: float | None,
+    is_sum: bool,
+) -> Tensor:
+    """Do what `cache.scoring.reduced_attention` does. Queries and keys have an even width, and a query sees only keys that are there."""
+    votes: Tensor = torch.ops.snapserve.window_votes(query, key, last_seen, strength, first, end, scale, softcap or 0.0, is_sum)
+    return votes
 
 
 def draw_tokens(

@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from backends.torch_backend.attention import AttentionOptions, grouped_attention
-from backends.torch_backend.kernels import Kernels, prompt_attention, takes_prompt
+from backends.torch_backend.kernels import Kernels, observed_attention, prompt_attention, takes_prompt
 from backends.torch_backend.probe import LayerSpec
 from cache.policy import CachePolicy, WindowScorer
-from cache.scoring import join_votes, select, window_votes
+from cache.scoring import Reduction, join_votes, reduced_attention, select, window_votes
 from cache.slots import SlotCache
 
 
@@ -102,7 +102,7 @@ class CacheLayer(CacheLayerMixin):
         read = step.places if first is None else slice(first, first + step.places.shape[0])
         return [plane[:, :, : kind.read_length][read] for plane in cache.planes]
 
-    def observe(self, step: Step, query: Tensor, key: Tensor, options: AttentionOptions) -> None:
+    def observe(self, step: Step, query: Tensor, key: Tensor, options: AttentionOptions, reduction: Reduction) -> None:
         """Gather the votes of the observation windows' queries."""
         scorer = self.kind.chooser
         if scorer is None or step.query_entry is None:
@@ -119,6 +119,7 @@ class CacheLayer(CacheLayerMixin):
                 window_start=policy.place(seen.num_held).window_start,
                 num_prompt_tokens=seen.end,
                 softcap=options.softcap,
+                reduction=reduction,
             )
             join_votes(scorer, self._votes[seen.scratch, :, : votes.shape[1]], votes)
 
@@ -145,7 +146,9 @@ class CacheLayer(CacheLayerMixin):
             best, window_start = entry[:, :0], num_sink + num_dropped
         left = torch.cat([entry[:, :num_sink], best, entry[:, window_start:]], dim=1)
         for plane in self.scratch.planes:
-            plane[scratch, :, :num_left] = plane[scratch].gather(1, left[..., None].expand(-1, -1, plane.shape[3]))
+            heads, entries, width = plane.shape[1:]
+            rows = (left + entries * torch.arange(heads, device=left.device)[:, None]).flatten()
+            plane[scratch, :, :num_left] = plane[scratch].flatten(0, 1).index_select(0, rows).view(heads, num_left, width)
         if self.kind.chooser is not None:
             index = self._index[scratch]
             index[:] = torch.cat([index.gather(1, left), index[:, num_left:] + num_dropped], dim=1)
@@ -217,13 +220,14 @@ class ModelCache(Cache):
         """Return the attention of a step's queries, and let the observation windows among them vote."""
         step, own = self.step, self.layers[layer]
         assert step is not None, "a forward pass has a step"
+        is_fast = self._kernels.are_used and takes_prompt(query)
         if step.observations:
-            own.observe(step, query, key, options)
+            own.observe(step, query, key, options, observed_attention if is_fast else reduced_attention)
         kind = step.kinds[own.kind_index]
         scaling, softcap, sinks = options.scaling, options.softcap, options.sinks
         if kind.last_seen is None:
             return grouped_attention(query, key, value, kind.bias, scaling=scaling, softcap=softcap, sinks=sinks)
-        if self._kernels.are_used and takes_prompt(query):
+        if is_fast:
             window = own.kind.sliding_window
             return prompt_attention(query, key, value, kind.last_seen, window, scaling=scaling, softcap=softcap, sinks=sinks)
         return grouped_attention(query, key, value, kind.bias, scaling=scaling, softcap=softcap, sinks=sinks, is_causal=True)

@@ -17,6 +17,7 @@ from backends.torch_backend.kernels import (
     Kernels,
     kernels_are_supported,
     load_kernels,
+    observed_attention,
     packed_linear,
     prompt_attention,
     slot_attention,
@@ -24,6 +25,7 @@ from backends.torch_backend.kernels import (
 )
 from backends.torch_backend.linear import ReorderedLinear
 from backends.torch_backend.sampler import Sampler
+from cache.scoring import reduced_attention
 
 pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16")
 
@@ -168,6 +170,36 @@ def test_prompt_attention(
     for row in range(rows):
         alone = attend(*(part[row : row + 1] for part in (query, *hidden, last_seen)))
         assert torch.equal(alone[0], output[row])
+
+
+@pytest.mark.parametrize("is_sum", [False, True])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "queries"), [(4, 2, 16, 32), (7, 1, 40, 5), (6, 2, 64, 100), (2, 2, 6, 64)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_observed_attention(
+    dtype: torch.dtype, heads: int, kv_heads: int, width: int, queries: int, softcap: float | None, is_sum: bool
+) -> None:
+    """Of all keys and of some, with queries that see none of them. What no query sees is NaN."""
+    entries = 301
+    key = _random(kv_heads, entries, width, dtype=dtype, seed=width)
+    query = _random(queries, heads, width, dtype=dtype, seed=9).transpose(0, 1)
+    last_seen = torch.arange(queries) + 290 - queries
+    last_seen[1:3] = torch.tensor([-1, 7])
+    strength = torch.rand(queries, generator=torch.Generator().manual_seed(1))
+    unseen = key.clone()
+    unseen[:, 290:] = torch.nan
+    for first, end in ((0, entries), (0, 200), (4, 283), (9, 9)):
+        votes = partial(
+            observed_attention, last_seen=last_seen, strength=strength, first=first, end=end, scale=0.3, softcap=softcap, is_sum=is_sum
+        )
+        whole = votes(query, unseen)
+        expected = reduced_attention(
+            query.double(), key.double(), last_seen, strength, first=first, end=end, scale=0.3, softcap=softcap, is_sum=is_sum
+        )
+        torch.testing.assert_close(whole, expected.float(), atol=1e-6, rtol=1e-4)
+        group = heads // kv_heads
+        assert torch.equal(votes(query[:group], unseen[:1]), whole[:group]), "a head's votes do not depend on the heads beside it"
 
 
 def test_prompts_that_are_left_to_torch() -> None:

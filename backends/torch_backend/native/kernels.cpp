@@ -7,10 +7,12 @@
 #include "prompt_attention.h"
 #include "sampling.h"
 #include "slot_attention.h"
+#include "window_votes.h"
 
 TORCH_LIBRARY_IMPL(snapserve, CPU, library) {
   library.impl("linear", linear);
   library.impl("slot_attention", slot_attention);
   library.impl("prompt_attention", prompt_attention);
+  library.impl("window_votes", window_votes);
   library.impl("draw", draw);
 }

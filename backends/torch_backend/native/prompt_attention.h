@@ -77,17 +77,22 @@ void pair_values(BFloat16* pairs, const BFloat16* values, int64_t stride, int64_
   }
 }
 
+// Lay up to 64 queries out side by side, [width / pack, 64, pack]; zeros for those that are missing.
+template <typename T>
+void pack_queries(T* target, const T* query, int64_t stride, int64_t count, int64_t width) {
+  for (int64_t q = 0; q < kBlock; ++q) {
+    for (int64_t d = 0; d < width; ++d) target[(d / kPack<T> * kBlock + q) * kPack<T> + d % kPack<T>] = q < count ? query[q * stride + d] : T(0);
+  }
+}
+
 template <typename T>
 void begin_tile(Tile<T>& tile, const Prompt<T>& prompt, int64_t first, int64_t count) {
   for (int64_t q = 0; q < kBlock; ++q) {
     tile.last_seen[q] = q < count ? static_cast<int32_t>(prompt.last_seen[first + q]) : -1;
     tile.largest[q] = prompt.sink;
     tile.totals[q] = prompt.sink > kSmallest ? 1.0f : 0.0f;
-    for (int64_t d = 0; d < prompt.width; ++d) {
-      T* place = tile.queries + (d / kPack<T> * kBlock + q) * kPack<T> + d % kPack<T>;
-      *place = q < count ? prompt.query[(first + q) * prompt.query_stride + d] : T(0);
-    }
   }
+  pack_queries(tile.queries, prompt.query + first * prompt.query_stride, prompt.query_stride, count, prompt.width);
   std::fill_n(tile.sums, kBlock * prompt.value_width, 0.0f);
 }
 

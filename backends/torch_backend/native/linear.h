@@ -41,11 +41,11 @@ void multiply_block(T* output, const T* input, const Weights<T, W>& weights, int
   for (int64_t k = 0; k < inputs; k += kChunk<W>) {
     const W* chunk = weights.numbers + k * kBlock;
     const int64_t num_inputs = std::min(kChunk<W>, inputs - k);
-    add_rows(&sums[0], input + k, inputs, chunk, num_inputs, rows, kPack<T>, rows > kRows ? space : nullptr);
+    add_rows<true>(&sums[0], input + k, inputs, chunk, num_inputs, rows, kPack<T>, rows > kRows ? space : nullptr);
     for (int64_t r = kRows; r < rows; r += kRows) {
       float* row = &sums[r * kBlock];
       if constexpr (std::is_same_v<T, W>) {
-        add_rows(row, input + r * inputs + k, inputs, chunk, num_inputs, rows - r);
+        add_rows<true>(row, input + r * inputs + k, inputs, chunk, num_inputs, rows - r);
       } else {
         add_rows(row, input + r * inputs + k, inputs, space, num_inputs, rows - r);
       }

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kVectors = 4;      // vectors of sums for a row and a block
 constexpr int64_t kBlock = 64;       // outputs of a weight's block
 constexpr int64_t kRows = 4;         // rows whose sums fit the registers
-constexpr int64_t kAhead = 4096;     // bytes of int8 weights that are asked for before they are needed
+constexpr int64_t kAhead = 4096;     // bytes of weights that are asked for, from the memory, before they are needed
 
 inline __m512 multiply_add(__m512 sums, const float* input, __m512i weights) {
   return _mm512_fmadd_ps(_mm512_set1_ps(*input), _mm512_castsi512_ps(weights), sums);
@@ -41,7 +41,6 @@ inline __m512i load_as(const int8_t* source, BFloat16) { return (__m512i)_mm512_
 // Whole numbers, which the inputs' type holds exactly. They are left in `space`, where there is one, for the rows that come after.
 template <typename T>
 inline void load_weights(__m512i (&weights)[kVectors], const int8_t* source, T* space) {
-  UNROLL for (int64_t n = 0; n < kBlock * kPack<T>; n += 64) _mm_prefetch(source + kAhead + n, _MM_HINT_T0);
   UNROLL for (int64_t v = 0; v < kVectors; ++v) {
     weights[v] = load_as(source + v * kLanes * kPack<T>, T());
     if (space != nullptr) _mm512_storeu_si512(space + v * kLanes * kPack<T>, weights[v]);
@@ -49,13 +48,18 @@ inline void load_weights(__m512i (&weights)[kVectors], const int8_t* source, T* 
 }
 
 // Add to the sums [row, 64] of `rows` rows what a block's weights from one input on, `num_inputs` of them, make of the rows' inputs. Rows are
-// `stride` apart, and the next inputs of a row, as many as a weight packs, are `step` further.
-template <int64_t rows, typename T, typename W>
+// `stride` apart, and the next inputs of a row, as many as a weight packs, are `step` further. Weights that stream from the memory are asked
+// for ahead: what the processor does so by itself ends with each page of 4 KiB.
+template <int64_t rows, bool stream, typename T, typename W>
 inline void add_chunk(float* sums, const T* input, int64_t stride, const W* weight, int64_t num_inputs, int64_t step, T* space) {
   __m512 held[rows][kVectors];
   UNROLL for (int64_t r = 0; r < rows; ++r) UNROLL for (int64_t v = 0; v < kVectors; ++v) held[r][v] = load(sums + r * kBlock + v * kLanes);
   for (int64_t k = 0; k < num_inputs; k += kPack<T>, input += step) {
     __m512i weights[kVectors];
+    if constexpr (stream) {
+      const char* ahead = reinterpret_cast<const char*>(weight + k * kBlock) + kAhead;
+      UNROLL for (int64_t n = 0; n < kBlock * kPack<T> * int64_t{sizeof(W)}; n += 64) _mm_prefetch(ahead + n, _MM_HINT_T1);
+    }
     load_weights(weights, weight + k * kBlock, space == nullptr ? nullptr : space + k * kBlock);
     UNROLL for (int64_t r = 0; r < rows; ++r) {
       UNROLL for (int64_t v = 0; v < kVectors; ++v) held[r][v] = multiply_add(held[r][v], input + r * stride, weights[v]);
@@ -64,14 +68,14 @@ inline void add_chunk(float* sums, const T* input, int64_t stride, const W* weig
   UNROLL for (int64_t r = 0; r < rows; ++r) UNROLL for (int64_t v = 0; v < kVectors; ++v) store(sums + r * kBlock + v * kLanes, held[r][v]);
 }
 
-template <typename T, typename W>
+template <bool stream = false, typename T, typename W>
 void add_rows(float* sums, const T* input, int64_t stride, const W* weight, int64_t num_inputs, int64_t num_rows,
               int64_t step = kPack<T>, T* space = nullptr) {
   switch (num_rows) {
-    case 1: return add_chunk<1>(sums, input, stride, weight, num_inputs, step, space);
-    case 2: return add_chunk<2>(sums, input, stride, weight, num_inputs, step, space);
-    case 3: return add_chunk<3>(sums, input, stride, weight, num_inputs, step, space);
-    default: return add_chunk<kRows>(sums, input, stride, weight, num_inputs, step, space);
+    case 1: return add_chunk<1, stream>(sums, input, stride, weight, num_inputs, step, space);
+    case 2: return add_chunk<2, stream>(sums, input, stride, weight, num_inputs, step, space);
+    case 3: return add_chunk<3, stream>(sums, input, stride, weight, num_inputs, step, space);
+    default: return add_chunk<kRows, stream>(sums, input, stride, weight, num_inputs, step, space);
   }
 }
 

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kVectors = 4;      // vectors of sums for a row and a block
 constexpr int64_t kBlock = 64;       // outputs of a weight's block
 constexpr int64_t kRows = 4;         // rows whose sums fit the registers
-constexpr int64_t kAhead = 4096;     // bytes of weights that are asked for, from the memory, before they are needed
+constexpr int64_t kAhead = 4096;     // bytes: what streams from the memory is asked for so far ahead; the processor's own asking ends with a page
 
 inline __m512 multiply_add(__m512 sums, const float* input, __m512i weights) {
   return _mm512_fmadd_ps(_mm512_set1_ps(*input), _mm512_castsi512_ps(weights), sums);
@@ -48,8 +48,7 @@ inline void load_weights(__m512i (&weights)[kVectors], const int8_t* source, T* 
 }
 
 // Add to the sums [row, 64] of `rows` rows what a block's weights from one input on, `num_inputs` of them, make of the rows' inputs. Rows are
-// `stride` apart, and the next inputs of a row, as many as a weight packs, are `step` further. Weights that stream from the memory are asked
-// for ahead: what the processor does so by itself ends with each page of 4 KiB.
+// `stride` apart, and the next inputs of a row, as many as a weight packs, are `step` further. Weights that `stream` are asked for ahead.
 template <int64_t rows, bool stream, typename T, typename W>
 inline void add_chunk(float* sums, const T* input, int64_t stride, const W* weight, int64_t num_inputs, int64_t step, T* space) {
   __m512 held[rows][kVectors];

@@ -22,6 +22,7 @@ constexpr float kHidden = -1e30f;    // a bias below it hides its entry
 template <typename T>
 struct Head {
   const T *query, *key, *value;  // [head of the group, width], [entry, width], [entry, width]
+  const T* next_key;             // [entry, width]: of who is next
   const float* bias;             // [entry]
   const T* sinks;                // [head of the group], or none
   T* output;                     // [head of the group, width]
@@ -78,9 +79,18 @@ inline __m512 sums_of(const float (&vectors)[kLanes][kLanes]) {
   return joined(joined(fours[0], fours[1]), joined(fours[2], fours[3]));
 }
 
+// Ask for what is read `kAhead` bytes after 16 entries of a plane from `first` on: of the plane, or past its end of the one that follows.
+template <typename T>
+inline void ask_ahead(const T* plane, const T* following, int64_t first, int64_t entries, int64_t width) {
+  const int64_t place = first * width + kAhead / int64_t{sizeof(T)}, end = entries * width;
+  const T* ahead = place < end ? plane + place : following + (place - end);
+  for (int64_t n = 0; n < kLanes * width; n += 64 / int64_t{sizeof(T)}) _mm_prefetch(reinterpret_cast<const char*>(ahead + n), _MM_HINT_T1);
+}
+
 // Write the scores [head, entry] of up to 16 entries, and raise `largest` [head] to the best of each head.
 template <typename T>
 void score_block(const Head<T>& head, int64_t first, int64_t count, float* scores, float* largest) {
+  ask_ahead(head.key, head.value, first, head.entries, head.width);
   for_heads(head.group, [&](auto heads, int64_t g) {
     constexpr int64_t tile = decltype(heads)::value;
     alignas(64) float parts[tile][kLanes][kLanes];
@@ -110,6 +120,7 @@ void score_block(const Head<T>& head, int64_t first, int64_t count, float* score
 // Turn the scores [head, entry] of up to 16 entries into weights, and add their values to `sums` [head, width].
 template <typename T>
 void mix_block(const Head<T>& head, int64_t first, int64_t count, float* scores, const float* largest, float* totals, float* sums) {
+  ask_ahead(head.value, head.next_key, first, head.entries, head.value_width);
   const __mmask16 lanes = first_lanes(count);
   for (int64_t g = 0; g < head.group; ++g) {
     float* row = scores + g * kLanes;
@@ -172,12 +183,14 @@ void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, co
   at::parallel_for(0, rows * kv_heads, std::max<int64_t>(1, kGrain / 4 / numbers), [&](int64_t begin, int64_t end) {
     for (int64_t number = begin; number < end; ++number) {
       const int64_t row = number % rows, kv_head = number / rows, first = kv_head * group, place = row * kv_heads + kv_head;
+      const int64_t next = std::min(number + 1, end - 1), next_place = next % rows * kv_heads + next / rows;
       T* key_plane = keys.data_ptr<T>() + place * capacity * width;
       T* value_plane = values.data_ptr<T>() + place * capacity * value_width;
       std::copy_n(key.const_data_ptr<T>() + row * key.stride(0) + kv_head * key.stride(1), width, key_plane + entry[row] * width);
       std::copy_n(value.const_data_ptr<T>() + row * value.stride(0) + kv_head * value.stride(1), value_width,
                   value_plane + entry[row] * value_width);
       attend(Head<T>{query.const_data_ptr<T>() + row * query.stride(0) + first * query.stride(1), key_plane, value_plane,
+                     keys.const_data_ptr<T>() + next_place * capacity * width,
                      bias.const_data_ptr<float>() + row * num_entries, sinks ? sinks->const_data_ptr<T>() + first : nullptr,
                      output.data_ptr<T>() + (row * query.size(1) + first) * value_width, query.stride(1), group, num_entries, width,
                      value_width, static_cast<float>(scaling), static_cast<float>(softcap)});

@@ -30,11 +30,15 @@ struct Head {
   float scaling, softcap;  // no softcap: 0
 };
 
-// A vector's worth of a head's numbers as they lie, zeros past the end: `kLanes * kPack<T>` of them.
-inline __m512i load_packed(const float* source, int64_t count) { return _mm512_maskz_loadu_epi32(first_lanes(count), source); }
+// A vector's worth of a head's numbers as they lie, zeros past the end: `kLanes * kPack<T>` of them, all there if heads are `whole` vectors.
+template <bool whole>
+inline __m512i load_packed(const float* source, int64_t count) {
+  return _mm512_maskz_loadu_epi32(whole ? 0xffff : first_lanes(count), source);
+}
 
+template <bool whole>
 inline __m512i load_packed(const BFloat16* source, int64_t count) {
-  return _mm512_maskz_loadu_epi16(count < 32 ? (1u << count) - 1 : 0xffffffffu, source);
+  return _mm512_maskz_loadu_epi16(whole || count >= 32 ? 0xffffffffu : (1u << count) - 1, source);
 }
 
 inline __m512 multiply_add(__m512 sums, __m512i left, __m512i right, float) {
@@ -88,7 +92,7 @@ inline void ask_ahead(const T* plane, const T* following, int64_t first, int64_t
 }
 
 // Write the scores [head, entry] of up to 16 entries, and raise `largest` [head] to the best of each head.
-template <typename T>
+template <bool whole, typename T>
 void score_block(const Head<T>& head, int64_t first, int64_t count, float* scores, float* largest) {
   ask_ahead(head.key, head.value, first, head.entries, head.width);
   for_heads(head.group, [&](auto heads, int64_t g) {
@@ -98,9 +102,9 @@ void score_block(const Head<T>& head, int64_t first, int64_t count, float* score
       __m512 sums[tile];
       UNROLL for (int64_t h = 0; h < tile; ++h) sums[h] = _mm512_setzero_ps();
       for (int64_t d = 0; d < head.width; d += kLanes * kPack<T>) {
-        const __m512i key = load_packed(head.key + (first + e) * head.width + d, head.width - d);
+        const __m512i key = load_packed<whole>(head.key + (first + e) * head.width + d, head.width - d);
         UNROLL for (int64_t h = 0; h < tile; ++h) {
-          sums[h] = multiply_add(sums[h], load_packed(head.query + (g + h) * head.query_stride + d, head.width - d), key, T());
+          sums[h] = multiply_add(sums[h], load_packed<whole>(head.query + (g + h) * head.query_stride + d, head.width - d), key, T());
         }
       }
       UNROLL for (int64_t h = 0; h < tile; ++h) _mm512_store_ps(parts[h][e], sums[h]);
@@ -118,7 +122,7 @@ void score_block(const Head<T>& head, int64_t first, int64_t count, float* score
 }
 
 // Turn the scores [head, entry] of up to 16 entries into weights, and add their values to `sums` [head, width].
-template <typename T>
+template <bool whole, typename T>
 void mix_block(const Head<T>& head, int64_t first, int64_t count, float* scores, const float* largest, float* totals, float* sums) {
   ask_ahead(head.value, head.next_key, first, head.entries, head.value_width);
   const __mmask16 lanes = first_lanes(count);
@@ -131,7 +135,7 @@ void mix_block(const Head<T>& head, int64_t first, int64_t count, float* scores,
   for_heads(head.group, [&](auto heads, int64_t g) {
     constexpr int64_t tile = decltype(heads)::value;
     for (int64_t d = 0; d < head.value_width; d += kLanes) {
-      const __mmask16 lanes = first_lanes(head.value_width - d);
+      const __mmask16 lanes = whole ? 0xffff : first_lanes(head.value_width - d);
       __m512 mixed[tile];
       UNROLL for (int64_t h = 0; h < tile; ++h) mixed[h] = load(sums + (g + h) * head.value_width + d, lanes);
       for (int64_t e = 0; e < count; ++e) {
@@ -145,7 +149,7 @@ void mix_block(const Head<T>& head, int64_t first, int64_t count, float* scores,
   });
 }
 
-template <typename T>
+template <bool whole, typename T>
 void attend(const Head<T>& head) {
   thread_local std::vector<float> space;
   const int64_t group = head.group, num_blocks = (head.entries + kLanes - 1) / kLanes;
@@ -159,10 +163,10 @@ void attend(const Head<T>& head) {
     }
   };
   for (int64_t g = 0; g < group; ++g) largest[g] = head.sinks == nullptr ? std::numeric_limits<float>::lowest() : static_cast<float>(head.sinks[g]);
-  for_blocks([&](int64_t e, int64_t count, float* block) { score_block(head, e, count, block, largest); });
+  for_blocks([&](int64_t e, int64_t count, float* block) { score_block<whole>(head, e, count, block, largest); });
   std::fill_n(sums, group * head.value_width, 0.0f);
   for (int64_t g = 0; g < group; ++g) totals[g] = head.sinks == nullptr ? 0.0f : std::exp(static_cast<float>(head.sinks[g]) - largest[g]);
-  for_blocks([&](int64_t e, int64_t count, float* block) { mix_block(head, e, count, block, largest, totals, sums); });
+  for_blocks([&](int64_t e, int64_t count, float* block) { mix_block<whole>(head, e, count, block, largest, totals, sums); });
   for (int64_t g = 0; g < group; ++g) {
     const __m512 factor = _mm512_set1_ps(totals[g] > 0 ? 1 / totals[g] : 0.0f);  // a row that sees nothing has no reader
     for (int64_t d = 0; d < head.value_width; d += kLanes) {
@@ -179,6 +183,7 @@ void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, co
   const int64_t width = query.size(3), value_width = value.size(3), num_entries = bias.size(2);
   const int64_t* entry = entries.const_data_ptr<int64_t>();
   const int64_t numbers = num_entries * (width + value_width);
+  const bool is_whole = width % (kLanes * kPack<T>) == 0 && value_width % kLanes == 0;
   // Head by head, so that threads share the long rows and the idle ones evenly.
   at::parallel_for(0, rows * kv_heads, std::max<int64_t>(1, kGrain / 4 / numbers), [&](int64_t begin, int64_t end) {
     for (int64_t number = begin; number < end; ++number) {
@@ -189,11 +194,12 @@ void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, co
       std::copy_n(key.const_data_ptr<T>() + row * key.stride(0) + kv_head * key.stride(1), width, key_plane + entry[row] * width);
       std::copy_n(value.const_data_ptr<T>() + row * value.stride(0) + kv_head * value.stride(1), value_width,
                   value_plane + entry[row] * value_width);
-      attend(Head<T>{query.const_data_ptr<T>() + row * query.stride(0) + first * query.stride(1), key_plane, value_plane,
+      const Head<T> head{query.const_data_ptr<T>() + row * query.stride(0) + first * query.stride(1), key_plane, value_plane,
                      keys.const_data_ptr<T>() + next_place * capacity * width,
                      bias.const_data_ptr<float>() + row * num_entries, sinks ? sinks->const_data_ptr<T>() + first : nullptr,
                      output.data_ptr<T>() + (row * query.size(1) + first) * value_width, query.stride(1), group, num_entries, width,
-                     value_width, static_cast<float>(scaling), static_cast<float>(softcap)});
+                     value_width, static_cast<float>(scaling), static_cast<float>(softcap)};
+      (is_whole ? attend<true, T> : attend<false, T>)(head);
     }
   });
 }

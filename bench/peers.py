@@ -32,6 +32,8 @@ LOADS = {
     "long": replace(_COMMON, num_prompts=8, input_len=8192, max_concurrency=4, num_warmups=1),
     "single": replace(_COMMON, num_prompts=2, input_len=8192, max_concurrency=1, num_warmups=1),
 }
+EVICTION = (128, 1024, 2048)  # entries: at the start, the newest, all that are held
+SCRATCH_CAPACITY = 3072
 COLUMNS = {
     "output_throughput": "output tokens/s",
     "median_ttft_ms": "TTFT (ms)",
@@ -60,15 +62,16 @@ class Row:
 Named = tuple[str, Side]
 
 
-def compare(load_name: str, load: Load, ours: Named, others: Sequence[Named], rounds: int) -> Iterator[Row]:
-    """Measure ours and the others once a round, and give a row for each of the others."""
-    print(f"{load_name}: {ours[0]} beside {', '.join(name for name, _ in others)}", file=sys.stderr)
-    (own, failure), *found = in_turns([side for _, side in (ours, *others)], load, rounds)
-    for (name, _), (theirs, error) in zip(others, found, strict=True):
+def compare(load_name: str, load: Load, ours: Sequence[Named], others: Sequence[Named], rounds: int) -> Iterator[Row]:
+    """Measure each of ours and of the others once a round, and give a row for each pair."""
+    print(f"{load_name}: {', '.join(name for name, _ in ours)} beside {', '.join(name for name, _ in others)}", file=sys.stderr)
+    found = in_turns([side for _, side in (*ours, *others)], load, rounds)
+    named = [(name, *figures) for (name, _), figures in zip((*ours, *others), found, strict=True)]
+    for (our_name, own, failure), (name, theirs, error) in itertools.product(named[: len(ours)], named[len(ours) :]):
         if error is None and failure is None:
-            yield Row(load_name, ours[0], name, medians(own), medians(theirs), ratios(own, theirs))
+            yield Row(load_name, our_name, name, medians(own), medians(theirs), ratios(own, theirs))
         else:
-            yield Row(load_name, ours[0], name, {}, {}, {}, str(failure or error))
+            yield Row(load_name, our_name, name, {}, {}, {}, str(failure or error))
 
 
 def http_rows(arguments: argparse.Namespace, logs: Path) -> Iterator[Row]:
@@ -77,7 +80,7 @@ def http_rows(arguments: argparse.Namespace, logs: Path) -> Iterator[Row]:
         ours = HttpSide(Address(url), seconds)
         engine = OwnEngine(("--model", str(arguments.model), *OWN_OPTIONS))
         for name, load in _loads(arguments):
-            yield from compare(name, load, ("snapserve, HTTP", ours), [("snapserve, engine alone", engine)], arguments.rounds)
+            yield from compare(name, load, [("snapserve, HTTP", ours)], [("snapserve, engine alone", engine)], arguments.rounds)
         for server in installed_servers(arguments):
             yield from _server_rows(arguments, ours, server, logs / f"{server.name.replace(' ', '-')}.log")
 
@@ -88,28 +91,33 @@ def _server_rows(arguments: argparse.Namespace, ours: Side, server: Server, log:
             theirs = HttpSide(Address(url, model=server.model, extra_body=server.extra_body), seconds)
             for name, load in _loads(arguments):
                 worded = load if server.takes_token_ids else replace(load, prompt_format=PromptFormat.TEXT)
-                yield from compare(name, worded, ("snapserve, HTTP", ours), [(f"{server.name}, HTTP", theirs)], arguments.rounds)
+                yield from compare(name, worded, [("snapserve, HTTP", ours)], [(f"{server.name}, HTTP", theirs)], arguments.rounds)
     except SideError as error:
         yield Row("start", "snapserve, HTTP", server.name, {}, {}, {}, str(error))
 
 
 def engine_rows(arguments: argparse.Namespace) -> Iterator[Row]:
-    """Compare our engine with OpenVINO GenAI's, at its own cache precision and at ours, and on long prompts with eviction too."""
+    """Compare our engine with OpenVINO GenAI's, at its own cache precision and at ours. On long prompts that one evicts, too, and beside it
+    ours reads in a bounded scratch.
+    """
     if arguments.openvino_python is None:
         print("OpenVINO GenAI is left out: no --openvino-python", file=sys.stderr)
         return
     model = arguments.openvino_model or arguments.model.with_name(f"{arguments.model.name}-openvino")
-    ours = ("snapserve, engine", OwnEngine(("--model", str(arguments.model), *OWN_OPTIONS)))
+    options = ("--model", str(arguments.model), *OWN_OPTIONS)
+    exact = ("snapserve, engine", OwnEngine(options))
+    bounded = (f"snapserve, engine, scratch of {SCRATCH_CAPACITY}", OwnEngine((*options, "--scratch-capacity", str(SCRATCH_CAPACITY))))
+    whole = [
+        (f"OpenVINO GenAI, engine, KV {precision}", OpenVinoEngine(arguments.openvino_python, model, precision)) for precision in ("u8", "bf16")
+    ]
+    evicting = (
+        f"OpenVINO GenAI, engine, KV u8, eviction at {EVICTION[-1]}",
+        OpenVinoEngine(arguments.openvino_python, model, "u8", EVICTION),
+    )
     for name, load in _loads(arguments):
-        kinds = [("u8", None), *([("u8", (128, 1024, 2048))] if name == "long" else []), ("bf16", None)]
-        others = [
-            (
-                f"OpenVINO GenAI, engine, KV {precision}{', eviction at 2048' if eviction else ''}",
-                OpenVinoEngine(arguments.openvino_python, model, precision, eviction),
-            )
-            for precision, eviction in kinds
-        ]
-        yield from compare(name, load, ours, others, arguments.rounds)
+        is_long = name == "long"
+        sides, others = [exact, *([bounded] if is_long else [])], [*whole, *([evicting] if is_long else [])]
+        yield from compare(name, load, sides, others, arguments.rounds)
 
 
 def installed_servers(arguments: argparse.Namespace) -> Iterator[Server]:

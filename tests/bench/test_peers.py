@@ -35,7 +35,7 @@ class Broken:
 def test_sides_get_the_same_seeds_and_ratios_are_taken_in_a_round() -> None:
     ours, theirs = Written([10.0, 40.0, 90.0]), Written([10.0, 10.0, 30.0])
     others: list[tuple[str, Side]] = [("theirs", theirs), ("broken", Broken())]
-    row, broken = compare("short", LOAD, ("ours", ours), others, 3)
+    row, broken = compare("short", LOAD, [("ours", ours)], others, 3)
     assert broken.error == "no engine\nhere"
     assert ours.seeds == theirs.seeds == [4, 5, 6]
     assert (row.our_medians["output_throughput"], row.their_medians["output_throughput"]) == (40, 10)
@@ -45,7 +45,7 @@ def test_sides_get_the_same_seeds_and_ratios_are_taken_in_a_round() -> None:
 
 @pytest.mark.parametrize(("ours", "theirs"), [(Written([1.0]), Broken()), (Broken(), Written([1.0]))])
 def test_a_side_without_figures_says_why(ours: Side, theirs: Side) -> None:
-    (row,) = compare("short", LOAD, ("ours", ours), [("theirs", theirs)], 1)
+    (row,) = compare("short", LOAD, [("ours", ours)], [("theirs", theirs)], 1)
     assert row.error == "no engine\nhere"
     assert "| no figures: no engine here |" in table([row])
 

@@ -100,20 +100,16 @@ def engine_rows(arguments: argparse.Namespace) -> Iterator[Row]:
     """Compare our engine with OpenVINO GenAI's, at its own cache precision and at ours. On long prompts that one evicts, too, and beside it
     ours reads in a bounded scratch.
     """
-    if arguments.openvino_python is None:
+    python = arguments.openvino_python
+    if python is None:
         print("OpenVINO GenAI is left out: no --openvino-python", file=sys.stderr)
         return
     model = arguments.openvino_model or arguments.model.with_name(f"{arguments.model.name}-openvino")
     options = ("--model", str(arguments.model), *OWN_OPTIONS)
     exact = ("snapserve, engine", OwnEngine(options))
     bounded = (f"snapserve, engine, scratch of {SCRATCH_CAPACITY}", OwnEngine((*options, "--scratch-capacity", str(SCRATCH_CAPACITY))))
-    whole = [
-        (f"OpenVINO GenAI, engine, KV {precision}", OpenVinoEngine(arguments.openvino_python, model, precision)) for precision in ("u8", "bf16")
-    ]
-    evicting = (
-        f"OpenVINO GenAI, engine, KV u8, eviction at {EVICTION[-1]}",
-        OpenVinoEngine(arguments.openvino_python, model, "u8", EVICTION),
-    )
+    whole = [(f"OpenVINO GenAI, engine, KV {precision}", OpenVinoEngine(python, model, precision)) for precision in ("u8", "bf16")]
+    evicting = (f"OpenVINO GenAI, engine, KV u8, eviction at {EVICTION[-1]}", OpenVinoEngine(python, model, "u8", EVICTION))
     for name, load in _loads(arguments):
         is_long = name == "long"
         sides, others = [exact, *([bounded] if is_long else [])], [*whole, *([evicting] if is_long else [])]

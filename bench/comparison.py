@@ -33,7 +33,10 @@ from server.eval.setting import Setting, model_id, split_options
 from server.eval.statistics import bootstrap_interval, mean_interval, mean_of_means
 from server.options import OptionError, add_options, resolve_options
 
-PAPER = "--layer-budgets equal --observation-half-life 0 --query-reduction sum --pooling average --pooling-size 5 --pooling-shift 0"
+PAPER = (
+    "--layer-budgets equal --observation-half-life 0 --query-reduction sum "
+    "--pooling average --pooling-size 5 --pooling-shift 0 --pooling-half-life 0"
+)
 FULL = "full"
 
 

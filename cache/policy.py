@@ -55,9 +55,11 @@ class WindowScorer:
 
     As it stands it is SnapStream's published recipe, as far as that is known; `DEFAULT_SCORERS` has what is used where nobody says more.
     A token's score is pooled over `pooling_size` tokens centred `pooling_shift` tokens before it, so that a token that is attended to
-    lends its score to more of those that follow it. With a `selection_chunk` above 1, chunks of so many neighbouring tokens are kept
-    whole, those with the highest mean score (ChunkKV, arXiv 2502.00299). With an `observation_half_life`, the vote of a token so far from
-    the prompt's end counts half, since the question is more often there; 0: all count alike.
+    lends its score to more of those that follow it. With a `pooling_half_life`, what it lends halves with every so many tokens of
+    distance, so that many finds keep what is nearest to them where there is room for little; 0: all alike. With a `selection_chunk`
+    above 1, chunks of so many neighbouring tokens are kept whole, those with the highest mean score (ChunkKV, arXiv 2502.00299). With an
+    `observation_half_life`, the vote of a token so far from the prompt's end counts half, since the question is more often there; 0: all
+    count alike.
     """
 
     observation_window: int = 32
@@ -66,6 +68,7 @@ class WindowScorer:
     pooling: Pooling = Pooling.AVERAGE
     pooling_size: int = 5
     pooling_shift: int = 0
+    pooling_half_life: int = 0
     head_reduction: HeadReduction = HeadReduction.MEAN
     query_reduction: QueryReduction = QueryReduction.SUM
     selection_chunk: int = 1
@@ -79,6 +82,8 @@ class WindowScorer:
             raise ValueError(f"pooling_size must be odd and at least 1, got {self.pooling_size}")
         if not 0 <= self.pooling_shift <= self.pooling_size // 2:
             raise ValueError(f"pooling_shift must be from 0 to half the pooling_size of {self.pooling_size}, got {self.pooling_shift}")
+        if self.pooling_half_life < 0:
+            raise ValueError(f"pooling_half_life must be at least 0, got {self.pooling_half_life}")
         if self.selection_chunk < 1:
             raise ValueError(f"selection_chunk must be at least 1, got {self.selection_chunk}")
 
@@ -91,6 +96,7 @@ DEFAULT_SCORERS = {
         pooling=Pooling.MAXIMUM,
         pooling_size=29,
         pooling_shift=7,
+        pooling_half_life=4,
         query_reduction=QueryReduction.MAXIMUM,
     ),
 }

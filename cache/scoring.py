@@ -5,7 +5,9 @@ Two steps, because the observation window may straddle two chunks of a chunked p
 chunk, and `select` chooses once. The candidates are the tokens in [num_sink, window_start). Nothing is known here of slots or models.
 """
 
+import functools
 import math
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -138,10 +140,26 @@ def _pool(scorer: WindowScorer, votes: Tensor) -> Tensor:
     """Pool along the sequence with stride 1; what lies beyond the borders takes no part."""
     size, shift = scorer.pooling_size, scorer.pooling_shift
     beyond = (size // 2 + shift, size // 2 - shift)
+    if scorer.pooling_half_life > 0:
+        fades = [2.0 ** (-abs(place - beyond[0]) / scorer.pooling_half_life) for place in range(size)]
+        return _pool_fading(scorer.pooling, votes, beyond, fades)
     if scorer.pooling is Pooling.MAXIMUM:
         return functional.max_pool1d(functional.pad(votes, beyond, value=-torch.inf)[None], size, stride=1)[0]
     sums, counts = (functional.pad(each, beyond).unfold(-1, size, 1).sum(-1) for each in (votes, torch.ones_like(votes[:1])))
     return sums / counts
+
+
+def _pool_fading(pooling: Pooling, votes: Tensor, beyond: tuple[int, int], fades: Sequence[float]) -> Tensor:
+    """Pool votes, of which none is negative, each multiplied by its place's fade. All places at once would take many times the memory."""
+    num_candidates = votes.shape[1]
+
+    def faded(numbers: Tensor) -> Iterator[Tensor]:
+        padded = functional.pad(numbers, beyond)
+        return (fade * padded[:, place : place + num_candidates] for place, fade in enumerate(fades))
+
+    if pooling is Pooling.MAXIMUM:
+        return functools.reduce(torch.maximum, faded(votes))
+    return functools.reduce(torch.add, faded(votes)) / functools.reduce(torch.add, faded(torch.ones_like(votes[:1])))
 
 
 def _chunk_means(scores: Tensor, size: int) -> Tensor:

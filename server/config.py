@@ -199,6 +199,9 @@ ONE_POOL = OptionGroup(
             "pooling-shift", integer(0), "Tokens by which the smoothing is shifted, so that what follows a high score is kept.", "TOKENS"
         ),
         _scorer_option(
+            "pooling-half-life", integer(0), "Tokens of distance at which a score counts half in its neighbours'; 0: all alike.", "TOKENS"
+        ),
+        _scorer_option(
             "head-reduction", one_of(HeadReduction), "How the query heads of a KV head agree on scores.", choices(HeadReduction)
         ),
         _scorer_option("selection-chunk", integer(1), "Neighbouring tokens that are kept or dropped together.", "TOKENS"),

@@ -26,6 +26,7 @@ def recipe_of(policy: CachePolicy) -> Recipe:
         pooling=scorer.pooling.value,
         pooling_size=scorer.pooling_size,
         pooling_shift=scorer.pooling_shift,
+        pooling_half_life=scorer.pooling_half_life,
         head_reduction=scorer.head_reduction.value,
         query_reduction=scorer.query_reduction.value,
         selection_chunk=scorer.selection_chunk,

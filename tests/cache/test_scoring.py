@@ -191,7 +191,8 @@ def plain_select(
 ) -> list[list[int]]:
     def pool(of_head: Sequence[int], index: int) -> Fraction:
         reach = scorer.pooling_size // 2
-        near = [of_head[other] for other in candidates if abs(other - (index - scorer.pooling_shift)) <= reach]
+        fade = Fraction(1, 2) if scorer.pooling_half_life else Fraction(1)
+        near = [of_head[other] * fade ** abs(other - index) for other in candidates if abs(other - (index - scorer.pooling_shift)) <= reach]
         return Fraction(sum(near), len(near)) if scorer.pooling is Pooling.AVERAGE else Fraction(max(near))
 
     def score(group: Sequence[Sequence[int]], index: int) -> Fraction:
@@ -217,7 +218,14 @@ def test_selection_equals_plain_loops_ties_included(pooling: Pooling, reduction:
     """Few different votes, so that many are equal, and all of them multiples of what they are divided by, so that equal stays equal."""
     pooling_size, chunk = data.draw(st.sampled_from([1, 3, 5, 7])), data.draw(st.sampled_from([1, 2, 3, 7]))
     shift = data.draw(st.integers(0, pooling_size // 2))
-    scorer = WindowScorer(pooling=pooling, pooling_size=pooling_size, pooling_shift=shift, head_reduction=reduction, selection_chunk=chunk)
+    scorer = WindowScorer(
+        pooling=pooling,
+        pooling_size=pooling_size,
+        pooling_shift=shift,
+        pooling_half_life=data.draw(st.integers(0, pooling is Pooling.MAXIMUM)),  # of 1: powers of two, which are exact
+        head_reduction=reduction,
+        selection_chunk=chunk,
+    )
     num_kv_heads, group, num_keys = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 20))
     num_sink = data.draw(st.integers(0, min(3, num_keys)))
     window_start, num_kept = data.draw(st.integers(num_sink, num_keys)), data.draw(st.integers(0, 6))
@@ -260,6 +268,18 @@ def test_chunks_are_kept_whole_as_far_as_there_is_room() -> None:
 
     assert kept(3) == [4, 5, 6]
     assert kept(5) == [4, 5, 6, 7, 8]
+
+
+def test_a_find_lends_less_to_what_is_further_away() -> None:
+    votes = torch.tensor([[0.0, 0, 0, 0, 8, 0, 0, 0, 0, 5, 0]])
+
+    def kept(pooling: Pooling, half_life: int) -> list[int]:
+        scorer = WindowScorer(pooling=pooling, pooling_size=7, pooling_half_life=half_life)
+        return select(scorer, votes, 1, 0, 11, 4)[0].tolist()
+
+    assert kept(Pooling.MAXIMUM, 0) == [1, 2, 3, 4]  # one find takes all the room
+    assert kept(Pooling.MAXIMUM, 2) == [3, 4, 5, 9]  # 5.7, 8, 5.7 and 5
+    assert kept(Pooling.AVERAGE, 2) == [4, 6, 9, 10]  # 1.94, 1.40 from both, 1.53, and 1.38 near the border against 1.37
 
 
 @pytest.mark.parametrize("pooling", Pooling)

@@ -19,6 +19,7 @@ class Recipe:
     pooling: Literal["average", "maximum"] = "average"
     pooling_size: int = 1
     pooling_shift: int = 0  # so much further back the pooled neighbours lie
+    pooling_half_life: int = 0  # a neighbour so far away counts half; 0: all alike
     head_reduction: Literal["mean", "maximum"] = "mean"
     query_reduction: Literal["sum", "maximum"] = "sum"
     selection_chunk: int = 1  # so many neighbours are kept or dropped together

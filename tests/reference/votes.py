@@ -50,9 +50,14 @@ def _attention_received(recipe: Recipe, queries: Tensor, keys: Tensor, scaling: 
 def _pooled(recipe: Recipe, scores: Tensor) -> Tensor:
     """Each score and its neighbours as one; there are no neighbours beyond the first and the last candidate."""
     reach = recipe.pooling_size // 2
-    centres = range(-recipe.pooling_shift, len(scores) - recipe.pooling_shift)
-    windows = [scores[max(0, centre - reach) : centre + reach + 1] for centre in centres]
-    return torch.stack([window.mean() if recipe.pooling == "average" else window.amax() for window in windows])
+    pooled = []
+    for place in range(len(scores)):
+        centre = place - recipe.pooling_shift
+        near = torch.arange(max(0, centre - reach), min(centre + reach + 1, len(scores)))
+        fade = 0.5 ** ((near - place).abs() / recipe.pooling_half_life) if recipe.pooling_half_life else torch.ones(len(near))
+        lent = scores[near] * fade
+        pooled.append(lent.sum() / fade.sum() if recipe.pooling == "average" else lent.amax())
+    return torch.stack(pooled)
 
 
 def _chunked(recipe: Recipe, scores: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ def test_the_papers_recipe() -> None:
     scorer = (
         config_of(
             *("--observation-half-life", "0", "--query-reduction", "sum"),
-            *("--pooling", "average", "--pooling-size", "5", "--pooling-shift", "0"),
+            *("--pooling", "average", "--pooling-size", "5", "--pooling-shift", "0", "--pooling-half-life", "0"),
         )
         .backend.pools[0]
         .policy.scorer

@@ -7,8 +7,8 @@ chunk, and `select` chooses once. The candidates are the tokens in [num_sink, wi
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,49 +17,36 @@ from torch.nn import functional
 from cache.policy import HeadReduction, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 
 
-class Reduction(Protocol):
-    """How `reduced_attention` is called, here or where somebody does the same faster."""
+class Window(NamedTuple):
+    """Queries that observe, and the keys in [first, end) on which they vote.
 
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        last_seen: Tensor,
-        strength: Tensor,
-        *,
-        first: Tensor | int,
-        end: Tensor | int,
-        scale: float,
-        softcap: float | None,
-        is_sum: bool,
-    ) -> Tensor: ...
-
-
-def reduced_attention(
-    query: Tensor,
-    key: Tensor,
-    last_seen: Tensor,
-    strength: Tensor,
-    *,
-    first: Tensor | int,
-    end: Tensor | int,
-    scale: float,
-    softcap: float | None,
-    is_sum: bool,
-) -> Tensor:
-    """Return the attention that queries pay to each of the keys in [first, end), by their sum or the largest: float32 [head, key].
-
-    `query` is [head, query, width] and `key` [kv_head, key, width]. A query sees the keys up to `last_seen` [query], none for −1, and
-    what it pays is multiplied by its `strength` [query].
+    A query sees the keys up to `last_seen`, none for −1. What it pays to them is multiplied by its `strength`.
     """
-    logits = _grouped_logits(query, key) * scale  # [kv_head, group, query, key]
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
-    key_index = torch.arange(key.shape[1], device=key.device)
-    is_seen = (key_index <= last_seen[:, None]) & (key_index >= first) & (key_index < end)  # [query, key]
+
+    query: Tensor  # [head, query, width]
+    key: Tensor  # [kv_head, key, width]
+    last_seen: Tensor  # [query]
+    strength: Tensor  # [query]
+    first: Tensor | int
+    end: Tensor | int
+    scale: float
+    softcap: float | None
+    is_sum: bool  # of the queries' attention; else the largest
+
+
+Reduction = Callable[[Window], Tensor]  # `reduced_attention`, or what does the same faster
+
+
+def reduced_attention(window: Window) -> Tensor:
+    """Return the attention that a window's queries pay to each key, by their sum or the largest: float32 [head, key]."""
+    logits = _grouped_logits(window.query, window.key) * window.scale  # [kv_head, group, query, key]
+    if window.softcap is not None:
+        logits = window.softcap * torch.tanh(logits / window.softcap)
+    key_index = torch.arange(window.key.shape[1], device=window.key.device)
+    is_seen = (key_index <= window.last_seen[:, None]) & (key_index >= window.first) & (key_index < window.end)  # [query, key]
     weights = logits.masked_fill(~is_seen, -torch.inf).softmax(-1).masked_fill(~is_seen, 0)  # NaN for a query that sees nothing
-    weights = weights * strength[:, None]
-    return (weights.sum(-2) if is_sum else weights.amax(-2)).flatten(0, 1)
+    weights = weights * window.strength[:, None]
+    return (weights.sum(-2) if window.is_sum else weights.amax(-2)).flatten(0, 1)
 
 
 def window_votes(
@@ -82,24 +69,25 @@ def window_votes(
     `observation_window` tokens count for nothing, and so do keys out of their sight: those may be NaN. Shapes are static; the two lengths
     may be 0-d tensors, so that one graph serves every prompt.
     """
-    window = scorer.observation_window
-    observes = (query_index >= num_prompt_tokens - window) & (query_index >= 0) & (query_index < num_prompt_tokens)
+    size = scorer.observation_window
+    observes = (query_index >= num_prompt_tokens - size) & (query_index >= 0) & (query_index < num_prompt_tokens)
     # The rest of a chunk, in most chunks nearly all of it, is dropped before the product with the keys.
-    index, rows = torch.where(observes, query_index, -1).topk(min(window, query_index.shape[0]))
-    distance = (num_prompt_tokens - 1 - index).clamp(max=window)  # further for padding, whose votes are zeros
+    index, rows = torch.where(observes, query_index, -1).topk(min(size, query_index.shape[0]))
+    distance = (num_prompt_tokens - 1 - index).clamp(max=size)  # further for padding, whose votes are zeros
     half_life = scorer.observation_half_life or math.inf
     is_limited = scorer.softmax_domain is SoftmaxDomain.CANDIDATES
-    return reduction(
+    window = Window(
         query[:, rows],
         key,
-        index,
-        torch.exp2(-distance / half_life),
+        last_seen=index,
+        strength=torch.exp2(-distance / half_life),
         first=num_sink if is_limited else 0,
         end=window_start if is_limited else key.shape[1],
         scale=scale,
         softcap=softcap,
         is_sum=scorer.query_reduction is QueryReduction.SUM,
     )
+    return reduction(window)
 
 
 def join_votes(scorer: WindowScorer, votes: Tensor, more: Tensor) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from cache.scoring import Window
+
 SOURCES = Path(__file__).with_name("native")
 BLOCK = 64  # outputs that a weight's layout keeps together
 MAX_ROWS = 32  # with many more, oneDNN's product is faster
@@ -166,20 +168,9 @@ def prompt_attention(
     return output
 
 
-def observed_attention(
-    query: Tensor,
-    key: Tensor,
-    last_seen: Tensor,
-    strength: Tensor,
-    *,
-    first: Tensor | int,
-    end: Tensor | int,
-    scale: float,
-    softcap: float | None,
-    is_sum: bool,
-) -> Tensor:
+def observed_attention(window: Window) -> Tensor:
     """Do what `cache.scoring.reduced_attention` does. Queries and keys have an even width, and a query sees only keys that are there."""
-    votes: Tensor = torch.ops.snapserve.window_votes(query, key, last_seen, strength, first, end, scale, softcap or 0.0, is_sum)
+    votes: Tensor = torch.ops.snapserve.window_votes(*window._replace(softcap=window.softcap or 0.0))
     return votes
 
 

@@ -25,7 +25,7 @@ from backends.torch_backend.kernels import (
 )
 from backends.torch_backend.linear import ReorderedLinear
 from backends.torch_backend.sampler import Sampler
-from cache.scoring import reduced_attention
+from cache.scoring import Window, reduced_attention
 
 pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16")
 
@@ -190,16 +190,13 @@ def test_observed_attention(
     unseen = key.clone()
     unseen[:, 290:] = torch.nan
     for first, end in ((0, entries), (0, 200), (4, 283), (9, 9)):
-        votes = partial(
-            observed_attention, last_seen=last_seen, strength=strength, first=first, end=end, scale=0.3, softcap=softcap, is_sum=is_sum
-        )
-        whole = votes(query, unseen)
-        expected = reduced_attention(
-            query.double(), key.double(), last_seen, strength, first=first, end=end, scale=0.3, softcap=softcap, is_sum=is_sum
-        )
+        window = Window(query, unseen, last_seen, strength, first, end, scale=0.3, softcap=softcap, is_sum=is_sum)
+        whole = observed_attention(window)
+        expected = reduced_attention(window._replace(query=query.double(), key=key.double()))
         torch.testing.assert_close(whole, expected.float(), atol=1e-6, rtol=1e-4)
         group = heads // kv_heads
-        assert torch.equal(votes(query[:group], unseen[:1]), whole[:group]), "a head's votes do not depend on the heads beside it"
+        alone = observed_attention(window._replace(query=query[:group], key=unseen[:1]))
+        assert torch.equal(alone, whole[:group]), "a head's votes do not depend on the heads beside it"
 
 
 def test_prompts_that_are_left_to_torch() -> None:

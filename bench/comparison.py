@@ -35,7 +35,7 @@ from server.options import OptionError, add_options, resolve_options
 
 PAPER = (
     "--layer-budgets equal --observation-half-life 0 --query-reduction sum "
-    "--pooling average --pooling-size 5 --pooling-shift 0 --pooling-half-life 0"
+    "--pooling average --pooling-size 5 --pooling-shift 0 --pooling-half-life 0 --no-lend-ring"
 )
 FULL = "full"
 

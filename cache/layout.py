@@ -37,25 +37,32 @@ class SlotLayout:
         """Return how many kept entries a sequence with this window start uses."""
         return min(window_start - self.num_sink, self.num_kept)
 
-    def place(self, num_prompt_tokens: int, prompt_window: int, *, lend_kept: bool = False) -> "SlotPlacement":
-        """Return where a prompt of this length lies in a slot."""
+    def place(self, num_prompt_tokens: int, prompt_window: int, *, lend_kept: bool = False, num_lent: int = 0) -> "SlotPlacement":
+        """Return where a prompt of this length lies in a slot, of whose ring one that does not fit lends `num_lent` entries."""
         start = self.window_start(num_prompt_tokens, prompt_window)
         used = self.num_kept_used(start)
         ring_size = self.capacity - self.num_sink - used if lend_kept else self.num_recent
-        return SlotPlacement(self, start, ring_size)
+        return SlotPlacement(self, start, ring_size, num_lent if start - self.num_sink > used else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class SlotPlacement:
-    """A layout with the two integers that a prompt fixes for its sequence's life.
+    """A layout with the integers that a prompt fixes for its sequence's life.
 
     `ring_size` is the layout's `num_recent`, or more where unused kept entries are lent to the ring. The kept entries in use are the last
-    of the slot, so that a longer ring never meets them.
+    of the slot, so that a longer ring never meets them. The other way round, the ring entries of the window's first `num_lent` tokens are
+    lent to further candidates: decode, which writes there first, takes them back one by one.
     """
 
     layout: SlotLayout
     window_start: int
     ring_size: int
+    num_lent: int = 0
+
+    @property
+    def candidates_end(self) -> int:
+        """The first prompt token that is held whatever its score."""
+        return self.window_start + self.num_lent
 
     @property
     def num_kept_used(self) -> int:

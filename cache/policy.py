@@ -116,15 +116,15 @@ class CachePolicy:
     scorer: WindowScorer | None
     evicts: bool
     lend_kept: bool = False  # unused kept entries lengthen the ring
+    num_lent: int = 0  # ring entries that hold more of a prompt's best tokens until decode takes them, where the prompt does not fit
     layer_kept: tuple[int, ...] = ()  # each layer's kept entries, where they differ
 
     def __post_init__(self) -> None:
         if not 1 <= self.prompt_window <= self.layout.num_recent:
             raise ValueError(f"prompt_window must be from 1 to num_recent = {self.layout.num_recent}, got {self.prompt_window}")
-        if self.scorer is not None and self.scorer.observation_window > self.prompt_window:
-            raise ValueError(
-                f"observation_window must be at most the prompt window of {self.prompt_window}, got {self.scorer.observation_window}"
-            )
+        num_held = self.prompt_window - self.num_lent
+        if self.scorer is not None and self.scorer.observation_window > num_held:
+            raise ValueError(f"observation_window must be at most the prompt window of {num_held}, got {self.scorer.observation_window}")
         if self.layout.num_kept > 0 and self.scorer is None:
             raise ValueError(f"num_kept = {self.layout.num_kept} needs a scorer")
 
@@ -146,7 +146,7 @@ class CachePolicy:
 
     def place(self, num_prompt_tokens: int) -> SlotPlacement:
         """Return where a prompt of this length lies in a slot."""
-        return self.layout.place(num_prompt_tokens, self.prompt_window, lend_kept=self.lend_kept)
+        return self.layout.place(num_prompt_tokens, self.prompt_window, lend_kept=self.lend_kept, num_lent=self.num_lent)
 
     def num_live(self, num_prompt_tokens: int, num_tokens: int) -> int:
         """Return how many entries of a layer hold a token of such a prompt once `num_tokens` were written; the average of its layers."""
@@ -193,10 +193,13 @@ def snapkv(max_new_tokens: int, num_kept: int, scorer: WindowScorer) -> CachePol
     return CachePolicy(PolicyName.SNAPKV, layout, prompt_window=window, scorer=scorer, evicts=False)
 
 
-def snapstream(num_sink: int, num_recent: int, num_kept: int, scorer: WindowScorer, *, lend_kept: bool = False) -> CachePolicy:
-    """Sinks, a ring of the newest tokens and the prompt's best tokens (SnapStream, arXiv 2511.03092)."""
+def snapstream(
+    num_sink: int, num_recent: int, num_kept: int, scorer: WindowScorer, *, lend_kept: bool = False, lend_ring: bool = False
+) -> CachePolicy:
+    """Sinks, a ring of the newest tokens and the prompt's best tokens (SnapStream, arXiv 2511.03092), and what the two lend each other."""
     layout = SlotLayout(num_sink, num_recent, num_kept)
-    return CachePolicy(PolicyName.SNAPSTREAM, layout, prompt_window=num_recent, scorer=scorer, evicts=True, lend_kept=lend_kept)
+    num_lent = max(0, min(num_recent // 2, num_recent - scorer.observation_window)) if lend_ring and num_kept > 0 else 0
+    return CachePolicy(PolicyName.SNAPSTREAM, layout, num_recent, scorer, evicts=True, lend_kept=lend_kept, num_lent=num_lent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +216,7 @@ class PolicyOptions:
     num_kept: int | None = None
     scorer: WindowScorer | None = None  # None: the policy's own of `DEFAULT_SCORERS`
     lend_kept: bool = False
+    lend_ring: bool | None = None  # None: `snapstream` does
     layer_budgets: LayerBudgets | None = None  # None: measured for `snapstream`, equal for the others
 
     @property
@@ -230,7 +234,8 @@ class PolicyOptions:
             return streaming_llm(num_sink, num_recent)
         scorer = self.scorer or DEFAULT_SCORERS[self.name]
         if self.name is PolicyName.SNAPSTREAM:
-            return snapstream(num_sink, num_recent, num_kept, scorer, lend_kept=self.lend_kept)
+            lend_ring = self.lend_ring is not False
+            return snapstream(num_sink, num_recent, num_kept, scorer, lend_kept=self.lend_kept, lend_ring=lend_ring)
         max_new_tokens = num_recent - scorer.observation_window
         if max_new_tokens < 1:
             raise ValueError(
@@ -243,8 +248,9 @@ class PolicyOptions:
         for option in ("slot_capacity", "num_sink", "num_recent", "num_kept"):
             if getattr(self, option) is not None and option not in allowed:
                 raise ValueError(f"{option} is not an option of policy {self.name}, whose sizes are {', '.join(allowed)}")
-        if self.lend_kept and self.name is not PolicyName.SNAPSTREAM:
-            raise ValueError(f"lend_kept is not an option of policy {self.name}")
+        for option in ("lend_kept", "lend_ring"):
+            if getattr(self, option) and self.name is not PolicyName.SNAPSTREAM:
+                raise ValueError(f"{option} is not an option of policy {self.name}")
         if self.layer_budgets is LayerBudgets.MEASURED and self.name is not PolicyName.SNAPSTREAM:
             raise ValueError(f"layer_budgets {self.layer_budgets} is not an option of policy {self.name}")
 

@@ -2,7 +2,7 @@
 arXiv 2511.03092, section 2.4 and equation 3).
 
 Two steps, because the observation window may straddle two chunks of a chunked prefill: `join_votes` gathers the `window_votes` of every
-chunk, and `select` chooses once. The candidates are the tokens in [num_sink, window_start). Nothing is known here of slots or models.
+chunk, and `select` chooses once. The candidates are the tokens in [num_sink, candidates_end). Nothing is known here of slots or models.
 """
 
 import functools
@@ -57,7 +57,7 @@ def window_votes(
     *,
     scale: float,
     num_sink: int,
-    window_start: Tensor | int,
+    candidates_end: Tensor | int,
     num_prompt_tokens: Tensor | int,
     softcap: float | None = None,
     reduction: Reduction = reduced_attention,
@@ -82,7 +82,7 @@ def window_votes(
         last_seen=index,
         strength=torch.exp2(-distance / half_life),
         first=num_sink if is_limited else 0,
-        end=window_start if is_limited else key.shape[1],
+        end=candidates_end if is_limited else key.shape[1],
         scale=scale,
         softcap=softcap,
         is_sum=scorer.query_reduction is QueryReduction.SUM,
@@ -106,22 +106,24 @@ def _grouped_logits(query: Tensor, key: Tensor) -> Tensor:
     return folded.float().view(num_kv_heads, -1, num_queries, num_keys)
 
 
-def select(scorer: WindowScorer, votes: Tensor, num_kv_heads: int, num_sink: int, window_start: int, num_kept: int) -> Tensor:
-    """Return the indices of the tokens to keep, ascending: int64 [kv_head, min(window_start − num_sink, num_kept)].
+def select(scorer: WindowScorer, votes: Tensor, num_kv_heads: int, num_sink: int, end: int, num_kept: int, num_lent: int = 0) -> Tensor:
+    """Return the indices of the tokens to keep, ascending, and those of the `num_lent` next best, the best of them last.
+
+    The result is int64 [kv_head, num_kept + num_lent], or [kv_head, end − num_sink] where no more are candidates.
 
     `votes` is [head, key], all `window_votes` joined. They are pooled along the candidates, reduced over the query heads of each KV head,
     and the highest win, chunk by chunk if the scorer says so; among equals the earlier token does, and of the last chunk that there is room
     for its first tokens.
     """
-    num_candidates = window_start - num_sink
+    num_candidates = end - num_sink
     if num_candidates <= num_kept:
-        return torch.arange(num_sink, window_start, device=votes.device).repeat(num_kv_heads, 1)
-    pooled = _pool(scorer, votes[:, num_sink:window_start]).view(num_kv_heads, -1, num_candidates)
+        return torch.arange(num_sink, end, device=votes.device).repeat(num_kv_heads, 1)
+    pooled = _pool(scorer, votes[:, num_sink:end]).view(num_kv_heads, -1, num_candidates)
     scores = pooled.mean(1) if scorer.head_reduction is HeadReduction.MEAN else pooled.amax(1)
     if scorer.selection_chunk > 1:
         scores = _chunk_means(scores, scorer.selection_chunk)
-    best = scores.sort(dim=-1, descending=True, stable=True).indices[:, :num_kept]
-    return num_sink + best.sort(dim=-1).values
+    best = scores.sort(dim=-1, descending=True, stable=True).indices[:, : num_kept + num_lent]
+    return num_sink + torch.cat([best[:, :num_kept].sort(dim=-1).values, best[:, num_kept:].flip(-1)], dim=-1)
 
 
 def _pool(scorer: WindowScorer, votes: Tensor) -> Tensor:

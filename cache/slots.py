@@ -119,23 +119,26 @@ class SlotCache:
     ) -> None:
         """Fill a slot from a prompt that was read elsewhere: its sinks, its window in ring order, and the tokens to keep.
 
-        Each plane's source is [kv_head, length, width], in order of the sequence. `kept` is [kv_head, num_kept], ascending, of which the
-        first `placement.num_kept_used` count; None keeps all candidates, and there must be no more of them than kept entries. A source
-        that gave up `num_given_up` candidates has the window so much earlier, and `kept` says where in it the others lie.
+        Each plane's source is [kv_head, length, width], in order of the sequence. `kept` is [kv_head, token]: `placement.num_kept_used`
+        tokens, ascending, and `placement.num_lent` for the ring entries lent, in the order in which decode takes these back. None keeps all
+        candidates, and there must be no more of them than kept entries. A source that gave up `num_given_up` candidates has the window so
+        much earlier, and `kept` says where in it the others lie.
         """
         start, sink, num_used = placement.window_start, self.layout.num_sink, placement.num_kept_used
         device = self.kept_index.device
         if kept is None:
             assert num_used in (start - sink, 0), f"{start - sink} candidates for {num_used} kept entries, and nobody chose"
             kept = torch.arange(sink, sink + num_used, device=device).expand(self.kept_index.shape[1], -1)
-        kept = kept[:, :num_used]
-        index = torch.cat([torch.arange(min(num_prompt_tokens, sink)), torch.arange(start, max(start, num_prompt_tokens))]).to(device)
+        window = torch.arange(placement.candidates_end, max(placement.candidates_end, num_prompt_tokens))
+        index = torch.cat([torch.arange(min(num_prompt_tokens, sink)), window]).to(device)
+        lent = decode_entries(self.layout, torch.arange(start, placement.candidates_end, device=device), placement.ring_size)
+        chosen = torch.cat([torch.arange(placement.kept_start, self.layout.capacity, device=device), lent])
         entries = decode_entries(self.layout, index, placement.ring_size)
         held = torch.where(index < sink, index, index - num_given_up)
         for plane, source in zip(self.planes, sources, strict=True):
             plane[slot][:, entries] = source[:, held]
-            plane[slot, :, placement.kept_start : self.layout.capacity] = source.gather(1, kept[..., None].expand(-1, -1, source.shape[2]))
-        self.kept_index[slot, :, :num_used] = kept
+            plane[slot][:, chosen] = source.gather(1, kept[..., None].expand(-1, -1, source.shape[2]))
+        self.kept_index[slot, :, :num_used] = kept[:, :num_used]
 
     def copy(self, source: int, targets: Sequence[int]) -> None:
         """Give the slots `targets` what `source` holds."""

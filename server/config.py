@@ -207,6 +207,14 @@ ONE_POOL = OptionGroup(
         _scorer_option("selection-chunk", integer(1), "Neighbouring tokens that are kept or dropped together.", "TOKENS"),
         Option("lend-kept", switch, False, "Let unused kept entries lengthen the ring.", ""),
         Option(
+            "lend-ring",
+            switch,
+            None,
+            "Let half of the ring hold more of a long prompt's best tokens instead of its newest, until the answer takes their place.",
+            "",
+            "yes; no for other policies than snapstream",
+        ),
+        Option(
             "layer-budgets",
             one_of(LayerBudgets),
             None,
@@ -451,7 +459,7 @@ def _pools(values: Mapping[str, Any]) -> tuple[PoolOptions, ...]:
 
 def _pool(name: str, values: Mapping[str, Any], max_model_len: int) -> PoolOptions:
     """Return a pool of these options. Raises ValueError for what cannot be, whatever the model."""
-    policy_fields = ("slot_capacity", "num_sink", "num_recent", "num_kept", "lend_kept", "layer_budgets")
+    policy_fields = ("slot_capacity", "num_sink", "num_recent", "num_kept", "lend_kept", "lend_ring", "layer_budgets")
     scorer = DEFAULT_SCORERS.get(values["policy"])
     if scorer is not None:
         given = {field.name: values[field.name] for field in fields(WindowScorer)}

@@ -5,7 +5,7 @@ their tokens by the same policy share one entry of it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -59,6 +59,11 @@ class Observation:
     scratch: int
     num_held: int
     end: int
+
+    def candidates_end(self, policy: CachePolicy) -> int:
+        """Return the first entry that is kept anyway: for a slot less what it lends of the window, for a scratch all of it."""
+        placement = policy.place(self.num_held)
+        return placement.window_start if self.end > self.num_held else placement.candidates_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +121,7 @@ class CacheLayer(CacheLayerMixin):
                 step.query_entry[seen.row],
                 scale=options.scaling,
                 num_sink=policy.layout.num_sink,
-                window_start=policy.place(seen.num_held).window_start,
+                candidates_end=seen.candidates_end(policy),
                 num_prompt_tokens=seen.end,
                 softcap=options.softcap,
                 reduction=reduction,
@@ -140,7 +145,7 @@ class CacheLayer(CacheLayerMixin):
         """Give up `num_dropped` of a scratch's first `num_held` entries: those that were voted for least, or the oldest; sinks never."""
         num_sink, num_left = self.kind.policy.layout.num_sink, num_held - num_dropped
         window_start = self.kind.policy.place(num_held).window_start
-        best = self._best(scratch, num_held, window_start - num_sink - num_dropped)
+        best = self._best(scratch, window_start, window_start - num_sink - num_dropped)
         entry = torch.arange(num_held, device=self._index.device).expand(self._index.shape[1], -1)
         if best is None:
             best, window_start = entry[:, :0], num_sink + num_dropped
@@ -157,21 +162,23 @@ class CacheLayer(CacheLayerMixin):
     def pack(self, scratch: int, slots: Sequence[int], num_prompt_tokens: int, num_given_up: int) -> None:
         """Choose the tokens of a prompt that was read in `scratch`, which gave up some of them, and put them into `slots`."""
         policy, num_held = self.kind.policy, num_prompt_tokens - num_given_up
-        placement = policy.place(num_prompt_tokens)
-        kept = self._best(scratch, num_held, policy.layout.num_kept)
+        held = policy.place(num_held)
+        placement = replace(policy.place(num_prompt_tokens), num_lent=held.num_lent)
+        kept = self._best(scratch, held.candidates_end, policy.layout.num_kept, held.num_lent)
         self.clear_slot(slots[0])
         self.slots.pack(slots[0], [plane[scratch] for plane in self.scratch.planes], placement, num_prompt_tokens, kept, num_given_up)
         if kept is not None:
-            self.slots.kept_index[slots[0], :, : kept.shape[1]] = self._index[scratch].gather(1, kept)
+            own = kept[:, : placement.num_kept_used]
+            self.slots.kept_index[slots[0], :, : own.shape[1]] = self._index[scratch].gather(1, own)
         self.slots.copy(slots[0], slots[1:])
 
-    def _best(self, scratch: int, num_held: int, num_best: int) -> Tensor | None:
-        """Return the entries [kv_head, entry] of the candidates that were voted for most, ascending; None where nobody votes."""
-        policy, scorer = self.kind.policy, self.kind.chooser
+    def _best(self, scratch: int, end: int, num_best: int, num_lent: int = 0) -> Tensor | None:
+        """Return the entries [kv_head, entry] of the candidates before `end` that `select` chooses; None where nobody votes."""
+        scorer = self.kind.chooser
         if scorer is None:
             return None
-        num_sink, window_start = policy.layout.num_sink, policy.place(num_held).window_start
-        return select(scorer, self._votes[scratch], self.slots.kept_index.shape[1], num_sink, window_start, num_best)
+        num_kv_heads, num_sink = self.slots.kept_index.shape[1], self.kind.policy.layout.num_sink
+        return select(scorer, self._votes[scratch], num_kv_heads, num_sink, end, num_best, num_lent)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Everything is allocated from the start."""

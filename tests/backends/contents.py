@@ -17,6 +17,7 @@ def recipe_of(policy: CachePolicy) -> Recipe:
     """Say in the reference's words what a policy asks for."""
     scorer = policy.scorer
     sizes = Recipe(policy.layout.num_sink, policy.layout.num_recent, policy.layout.num_kept, policy.prompt_window, policy.lend_kept)
+    sizes = sizes.with_options(num_lent=policy.num_lent)
     if scorer is None:
         return sizes
     return sizes.with_options(

@@ -72,7 +72,7 @@ def votes_of(
         torch.arange(prompt.length) if index is None else index,
         scale=SCALE,
         num_sink=prompt.num_sink,
-        window_start=prompt.window_start if window_start is None else window_start,
+        candidates_end=prompt.window_start if window_start is None else window_start,
         num_prompt_tokens=prompt.length if length is None else length,
         softcap=softcap,
     )

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from tests.reference.recipe import Recipe
 from tests.reference.sequence import Layer, Sequence, read
 from tests.reference.slot import Slot, Token
-from tests.reference.votes import candidates, joint_votes, top
+from tests.reference.votes import candidates, joint_votes, next_best, top
 
 
 @dataclass(frozen=True)
@@ -102,22 +102,23 @@ class BoundedSequence(Sequence):
         held, num_dropped, num_sink = tokens[:-num_ahead], self._bound.num_dropped, recipe.num_sink
         if recipe.num_kept == 0:
             return held[:num_sink] + held[num_sink + num_dropped :]
-        wider = recipe.with_options(prompt_window=recipe.prompt_window + num_ahead)
+        wider = recipe.with_options(prompt_window=recipe.prompt_window + num_ahead, num_lent=0)
         chosen = candidates(wider, len(tokens))
         best = top(_scores(wider, voters, scaling, softcap), chosen, len(chosen) - num_dropped)
         return held[:num_sink] + [held[entry] for entry in best] + held[chosen.stop :]
 
     def _fill_slot(self, layer: Layer, held: list[Token], voters: list[Voter], scaling: float, softcap: float | None) -> None:
         recipe = layer.recipe
-        chosen, best = candidates(recipe, len(held)), []
+        chosen, best, lent = candidates(recipe, len(held)), [], []
         if recipe.num_kept > 0:
             layer.scores.append(_scores(recipe, voters, scaling, softcap))
             best = top(layer.scores[-1], chosen, recipe.num_kept)
+            lent = next_best(layer.scores[-1], chosen, recipe.num_kept, recipe.num_lent)
         layer.kept.append([held[entry].index for entry in best])
         by_index = {token.index: token for token in held}
         lost = torch.full_like(held[0].key, torch.nan)  # a slot that held one of these would be found out
         prompt = [by_index.get(index, Token(index, lost, lost)) for index in range(self._length)]
-        layer.slots.append(Slot(recipe, prompt, layer.kept[-1]))
+        layer.slots.append(Slot(recipe, prompt, layer.kept[-1], [held[entry].index for entry in lent]))
 
 
 def _scores(recipe: Recipe, voters: list[Voter], scaling: float, softcap: float | None) -> Tensor:

@@ -13,6 +13,7 @@ class Recipe:
     num_kept: int
     prompt_window: int  # this many of the prompt's last tokens go into the ring
     lend_kept: bool = False  # what the kept tokens leave empty is added to the ring
+    num_lent: int = 0  # of a prompt that does not fit, more of the best tokens stand in place of so many of the ring's oldest
     observation_window: int = 1
     observation_half_life: int = 0  # a vote so far from the prompt's end counts half; 0: all alike
     softmax_over: Literal["candidates", "all"] = "candidates"

@@ -14,7 +14,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from tests.reference.recipe import Recipe
 from tests.reference.slot import Slot, Token
-from tests.reference.votes import candidates, joint_votes, top
+from tests.reference.votes import candidates, joint_votes, next_best, top
 
 _ATTENTION = "plain_reference"
 
@@ -146,15 +146,16 @@ def _pack(recipe: Recipe, query: Tensor, key: Tensor, value: Tensor, scaling: fl
     chosen = candidates(recipe, num_tokens)
     scores, kept, slots = [], [], []
     for kv_head in range(len(key)):
-        best = list(chosen)
+        best, lent = list(chosen), []
         if len(chosen) > recipe.num_kept > 0:
             voters = range(len(query)) if has_latents else range(kv_head * group, (kv_head + 1) * group)
             keys = [key[head // group] for head in voters]
             scores.append(joint_votes(recipe, [query[head] for head in voters], keys, scaling, softcap))
             best = top(scores[-1], chosen, recipe.num_kept)
+            lent = next_best(scores[-1], chosen, recipe.num_kept, recipe.num_lent)
         kept.append(best[: recipe.num_kept])
         prompt = [Token(index, key[kv_head, index], value[kv_head, index]) for index in range(num_tokens)]
-        slots.append(Slot(recipe, prompt, kept[-1]))
+        slots.append(Slot(recipe, prompt, kept[-1], lent))
     return Layer(recipe, scores, kept, slots)
 
 

@@ -1,5 +1,6 @@
 """One KV head's slot: sinks, a ring with a cursor, and the kept tokens."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -19,7 +20,7 @@ class Token:
 class Slot:
     """What is left of a sequence after its prompt, and then as it grows."""
 
-    def __init__(self, recipe: Recipe, prompt: list[Token], kept: list[int]) -> None:
+    def __init__(self, recipe: Recipe, prompt: list[Token], kept: list[int], lent: Sequence[int] = ()) -> None:
         self._recipe = recipe
         self.kept = [prompt[index] for index in kept]
         self.sinks: list[Token] = []
@@ -29,7 +30,8 @@ class Slot:
         for token in prompt:
             self.append(token)
         window_start = len(prompt) - recipe.prompt_window
-        self.ring = [None if token is None or token.index < window_start else token for token in self.ring]
+        borrowers = {window_start + place: prompt[index] for place, index in enumerate(lent)}
+        self.ring = [None if token is None or token.index < window_start else borrowers.get(token.index, token) for token in self.ring]
 
     def append(self, token: Token) -> None:
         """Hold the sequence's next token, at the cost of the oldest in the ring once that is full."""

@@ -7,8 +7,9 @@ from tests.reference.recipe import Recipe
 
 
 def candidates(recipe: Recipe, num_prompt_tokens: int) -> range:
-    """Return the indices of the prompt tokens that are neither sinks nor among the last `prompt_window`."""
-    return range(recipe.num_sink, max(recipe.num_sink, num_prompt_tokens - recipe.prompt_window))
+    """Return the indices of the prompt tokens that are neither sinks nor held for being the last."""
+    end = max(recipe.num_sink, num_prompt_tokens - recipe.prompt_window)
+    return range(recipe.num_sink, end + recipe.num_lent if end - recipe.num_sink > recipe.num_kept else end)
 
 
 def votes(recipe: Recipe, queries: list[Tensor], keys: Tensor, scaling: float, softcap: float | None) -> Tensor:
@@ -27,8 +28,16 @@ def joint_votes(recipe: Recipe, queries: list[Tensor], keys: list[Tensor], scali
 
 def top(scores: Tensor, candidate_indices: range, num_kept: int) -> list[int]:
     """Return the indices of the best candidates, ascending; among equals the earlier one is better."""
-    order = sorted(range(len(scores)), key=lambda offset: -float(scores[offset]))
-    return sorted(candidate_indices[offset] for offset in order[:num_kept])
+    return sorted(_ranked(scores, candidate_indices)[:num_kept])
+
+
+def next_best(scores: Tensor, candidate_indices: range, num_kept: int, num_lent: int) -> list[int]:
+    """Return the indices of the `num_lent` candidates that come after the best `num_kept`, the best of them last."""
+    return _ranked(scores, candidate_indices)[num_kept : num_kept + num_lent][::-1]
+
+
+def _ranked(scores: Tensor, candidate_indices: range) -> list[int]:
+    return [candidate_indices[offset] for offset in sorted(range(len(scores)), key=lambda offset: -float(scores[offset]))]
 
 
 def _attention_received(recipe: Recipe, queries: Tensor, keys: Tensor, scaling: float, softcap: float | None) -> Tensor:

@@ -72,7 +72,7 @@ def _open(
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> Iterator[Subject]:
     architecture, variant = request.param
     cache = compile_cache if variant == "compiled" else None
-    policy = replace(POLICY, lend_kept=variant is not False)
+    policy = replace(POLICY, lend_kept=variant is not False, lend_ring=variant is not False)
     subject = _open(architecture, tmp_path_factory, policy, num_slots=len(LENGTHS), compile_cache=cache)
     yield subject
     subject.backend.close()

@@ -87,6 +87,17 @@ def test_a_short_prompt_with_a_long_answer_leaves_kept_entries_empty_unless_they
     assert not lent.is_exact(13)
 
 
+def test_only_a_prompt_that_does_not_fit_borrows_from_the_ring() -> None:
+    layout = SlotLayout(num_sink=2, num_recent=6, num_kept=4)
+    fitting, longer = (layout.place(length, prompt_window=6, num_lent=3) for length in (12, 13))
+    assert (fitting.num_lent, fitting.candidates_end) == (0, 6)
+    assert (longer.num_lent, longer.window_start, longer.candidates_end) == (3, 7, 10)
+    assert longer.num_live(13) == layout.capacity
+    assert [longer.entry(13 + step) for step in range(3)] == [
+        longer.entry(7 + place) for place in range(3)
+    ]  # what is lent is taken back first
+
+
 @pytest.mark.parametrize("sizes", [(-1, 4, 0), (0, 0, 0), (0, 4, -1)])
 def test_impossible_sizes_are_refused(sizes: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match=f"got {sizes[0]}, {sizes[1]} and {sizes[2]}"):

@@ -51,6 +51,22 @@ def test_sizes_left_out_follow_from_the_others(options: PolicyOptions, expected:
     assert sizes(policy) == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (PolicyOptions(), 511),
+        (PolicyOptions(lend_ring=False), 0),
+        (PolicyOptions(num_recent=40, num_kept=60), 8),  # the observation window stays
+        (PolicyOptions(num_recent=40, num_kept=0), 0),
+        (PolicyOptions(PolicyName.SNAPKV), 0),
+        (PolicyOptions(PolicyName.STREAMING_LLM), 0),
+        (PolicyOptions(PolicyName.FULL), 0),
+    ],
+)
+def test_half_of_a_ring_is_lent_where_there_is_a_choice_and_an_answer_to_take_it_back(options: PolicyOptions, expected: int) -> None:
+    assert options.resolve(max_model_len=8192).num_lent == expected
+
+
 def test_a_slot_is_no_larger_than_the_longest_sequence_unless_asked() -> None:
     assert PolicyOptions().resolve(max_model_len=500).layout.capacity == 500
     assert PolicyOptions(slot_capacity=700).resolve(max_model_len=500).layout.capacity == 700
@@ -70,6 +86,7 @@ def test_only_rings_that_are_made_for_it_evict(name: PolicyName) -> None:
         (PolicyOptions(PolicyName.STREAMING_LLM, num_kept=8), "num_kept is not an option of policy streaming-llm"),
         (PolicyOptions(PolicyName.SNAPKV, num_sink=8), "num_sink is not an option of policy snapkv"),
         (PolicyOptions(PolicyName.SNAPKV, lend_kept=True), "lend_kept is not an option of policy snapkv"),
+        (PolicyOptions(PolicyName.STREAMING_LLM, lend_ring=True), "lend_ring is not an option of policy streaming-llm"),
         (PolicyOptions(PolicyName.SNAPKV, layer_budgets=LayerBudgets.MEASURED), "layer_budgets measured is not an option of policy snapkv"),
         (PolicyOptions(slot_capacity=100, num_sink=4, num_recent=50, num_kept=50), "slot_capacity is 100, but .* = 104"),
         (PolicyOptions(slot_capacity=40, num_recent=50), "num_kept -14"),

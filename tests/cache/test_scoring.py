@@ -186,9 +186,7 @@ def test_one_static_graph_serves_every_prompt() -> None:
     assert len(graphs) == 1
 
 
-def plain_select(
-    scorer: WindowScorer, votes: Sequence[Sequence[int]], num_kv_heads: int, candidates: range, num_kept: int
-) -> list[list[int]]:
+def plain_ranking(scorer: WindowScorer, votes: Sequence[Sequence[int]], num_kv_heads: int, candidates: range) -> list[list[int]]:
     def pool(of_head: Sequence[int], index: int) -> Fraction:
         reach = scorer.pooling_size // 2
         fade = Fraction(1, 2) if scorer.pooling_half_life else Fraction(1)
@@ -206,8 +204,7 @@ def plain_select(
 
     size = len(votes) // num_kv_heads
     groups = [votes[head * size : (head + 1) * size] for head in range(num_kv_heads)]
-    ranked = [sorted(candidates, key=lambda index: (-of_chunk(group, index), index)) for group in groups]
-    return [sorted(best[:num_kept]) for best in ranked]
+    return [sorted(candidates, key=lambda index: (-of_chunk(group, index), index)) for group in groups]
 
 
 @pytest.mark.parametrize("reduction", HeadReduction)
@@ -228,13 +225,15 @@ def test_selection_equals_plain_loops_ties_included(pooling: Pooling, reduction:
     )
     num_kv_heads, group, num_keys = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 20))
     num_sink = data.draw(st.integers(0, min(3, num_keys)))
-    window_start, num_kept = data.draw(st.integers(num_sink, num_keys)), data.draw(st.integers(0, 6))
+    end, num_kept = data.draw(st.integers(num_sink, num_keys)), data.draw(st.integers(0, 6))
     row = st.lists(st.integers(0, 4).map(lambda vote: vote * math.lcm(*range(1, 8)) ** 2 * 6), min_size=num_keys, max_size=num_keys)
     votes = data.draw(st.lists(row, min_size=num_kv_heads * group, max_size=num_kv_heads * group))
-    kept = select(scorer, torch.tensor(votes, dtype=torch.float32), num_kv_heads, num_sink, window_start, num_kept)
+    num_lent = data.draw(st.integers(0, 4)) if end - num_sink > num_kept else 0
+    kept = select(scorer, torch.tensor(votes, dtype=torch.float32), num_kv_heads, num_sink, end, num_kept, num_lent)
     assert kept.dtype == torch.int64
-    assert kept.shape == (num_kv_heads, min(window_start - num_sink, num_kept))
-    assert kept.tolist() == plain_select(scorer, votes, num_kv_heads, range(num_sink, window_start), num_kept)
+    assert kept.shape == (num_kv_heads, min(end - num_sink, num_kept + num_lent))
+    ranked = plain_ranking(scorer, votes, num_kv_heads, range(num_sink, end))
+    assert kept.tolist() == [[*sorted(best[:num_kept]), *best[num_kept : num_kept + num_lent][::-1]] for best in ranked]
 
 
 def test_pooling_sees_nothing_beyond_the_candidates() -> None:

@@ -183,6 +183,22 @@ def test_a_prompt_that_fits_is_the_same_read_in_chunks_or_packed(case: Case, chu
     assert packed.kept_index[1, :, : len(candidates)].tolist() == [candidates] * NUM_KV_HEADS
 
 
+def test_the_ring_entries_lent_hold_the_next_best_until_decode_takes_them() -> None:
+    layout, values = SlotLayout(1, 4, 2), sources(14, 14, seed=0)
+    cache, placement = filled_cache(layout, 1), layout.place(12, 4, num_lent=2)
+    before = snapshot(cache)
+    cache.pack(0, values, placement, 12, torch.tensor([[2, 5, 7, 9], [3, 6, 9, 4]]))
+    check_slot(cache, 0, before, [[0, 9, 10, 11, 7, 2, 5], [0, 4, 10, 11, 9, 3, 6]], values)
+    assert cache.kept_index[0].tolist() == [[2, 5], [3, 6]]
+    for index, first, second in (
+        (12, [0, 9, 10, 11, 12, 2, 5], [0, 4, 10, 11, 12, 3, 6]),
+        (13, [0, 13, 10, 11, 12, 2, 5], [0, 13, 10, 11, 12, 3, 6]),
+    ):
+        entries = decode_entries(layout, torch.tensor([[index]]), placement.ring_size)
+        cache.write(torch.tensor([0]), entries, [value[None, :, index : index + 1] for value in values])
+        check_slot(cache, 0, before, [first, second], values)
+
+
 def test_a_choice_must_have_been_made_where_one_is_needed() -> None:
     layout = SlotLayout(1, 2, 2)
     with pytest.raises(AssertionError, match="3 candidates for 2 kept entries"):

@@ -46,6 +46,13 @@ def test_lent_entries_delay_the_first_loss() -> None:
     assert _indices(lent) == [0, 1, 2, 3, 4]
 
 
+def test_a_ring_lends_its_oldest_entries_and_takes_them_back() -> None:
+    slot = Slot(Recipe(num_sink=1, num_recent=4, num_kept=2, prompt_window=4, num_lent=2), _prompt(12), [2, 5], [7, 3])
+    assert _indices(slot) == [0, 3, 10, 11, 7, 2, 5]
+    slot.append(Token(12, torch.zeros(1), torch.zeros(1)))
+    assert _indices(slot) == [0, 3, 10, 11, 12, 2, 5]
+
+
 def test_votes_of_one_query_by_hand() -> None:
     """Keys of width 1 and a query of 1 give softmax(key): of candidates 1, 2 and 3 alone, or with the sink, the window and the query."""
     recipe = Recipe(num_sink=1, num_recent=1, num_kept=1, prompt_window=1)

@@ -50,6 +50,8 @@ def test_switches() -> None:
     assert config_of("--lend-kept").backend.pools[0].policy.lend_kept
     assert config_of(SNAPSERVE_LEND_KEPT="true").backend.pools[0].policy.lend_kept
     assert not config_of("--no-lend-kept", SNAPSERVE_LEND_KEPT="true").backend.pools[0].policy.lend_kept
+    assert config_of().backend.pools[0].policy.lend_ring is None
+    assert config_of("--no-lend-ring").backend.pools[0].policy.lend_ring is False
     assert config_of("--no-metrics-require-key").server.metrics_are_open
 
 

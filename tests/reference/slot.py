@@ -30,7 +30,8 @@ class Slot:
         for token in prompt:
             self.append(token)
         window_start = len(prompt) - recipe.prompt_window
-        borrowers = {window_start + place: prompt[index] for place, index in enumerate(lent)}
+        self.lent = [prompt[index] for index in lent]
+        borrowers = {window_start + place: token for place, token in enumerate(self.lent)}
         self.ring = [None if token is None or token.index < window_start else borrowers.get(token.index, token) for token in self.ring]
 
     def append(self, token: Token) -> None:

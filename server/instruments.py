@@ -38,113 +38,134 @@ class Family:
     text: str
 
 
-class Instruments:
-    """One server's instruments, bound to its model's name."""
+class _Maker:
+    """Makes a server's instruments, bound to its model's name where they have labels of no other kind, and lists them."""
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
-        own = (model_name, ENGINE)
         self.families: list[Family] = []
+        self._registry, self._own = registry, (model_name, ENGINE)
 
-        def gauges(name: str, text: str, labels: tuple[str, ...]) -> Gauge:
-            self.families.append(Family(name, "gauge", labels, text))
-            return Gauge(name, text, labels, registry=registry)
+    def gauges(self, name: str, text: str, labels: tuple[str, ...]) -> Gauge:
+        self.families.append(Family(name, "gauge", labels, text))
+        return Gauge(name, text, labels, registry=self._registry)
 
-        def counters(name: str, text: str, labels: tuple[str, ...]) -> Counter:
-            self.families.append(Family(f"{name}_total", "counter", labels, text))
-            return Counter(name, text, labels, registry=registry)
+    def counters(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:
+        self.families.append(Family(f"{name}_total", "counter", labels, text))
+        return Counter(name, text, labels, registry=self._registry)
 
-        def histograms(name: str, text: str, buckets: Sequence[float], labels: tuple[str, ...]) -> Histogram:
-            self.families.append(Family(name, "histogram", labels, text))
-            return Histogram(name, text, labels, registry=registry, buckets=buckets)
+    def histograms(self, name: str, text: str, buckets: Sequence[float], labels: tuple[str, ...]) -> Histogram:
+        self.families.append(Family(name, "histogram", labels, text))
+        return Histogram(name, text, labels, registry=self._registry, buckets=buckets)
 
-        def gauge(name: str, text: str) -> Gauge:
-            return gauges(name, text, LABELS).labels(*own)
+    def gauge(self, name: str, text: str) -> Gauge:
+        return self.gauges(name, text, LABELS).labels(*self._own)
 
-        def counter(name: str, text: str) -> Counter:
-            return counters(name, text, LABELS).labels(*own)
+    def counter(self, name: str, text: str) -> Counter:
+        return self.counters(name, text, LABELS).labels(*self._own)
 
-        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
-            return histograms(name, text, buckets, LABELS).labels(*own)
+    def histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
+        return self.histograms(name, text, buckets, LABELS).labels(*self._own)
 
-        def gauge_by(label: str, values: Iterable[str], name: str, text: str) -> Mapping[str, Gauge]:
-            family = gauges(name, text, (*LABELS, label))
-            return {value: family.labels(*own, value) for value in values}
+    def gauge_by(self, label: str, values: Iterable[str], name: str, text: str) -> Mapping[str, Gauge]:
+        family = self.gauges(name, text, (*LABELS, label))
+        return {value: family.labels(*self._own, value) for value in values}
 
-        def counter_by(label: str, values: Iterable[str], name: str, text: str) -> Mapping[str, Counter]:
-            family = counters(name, text, (*LABELS, label))
-            return {value: family.labels(*own, value) for value in values}
+    def counter_by(self, label: str, values: Iterable[str], name: str, text: str) -> Mapping[str, Counter]:
+        family = self.counters(name, text, (*LABELS, label))
+        return {value: family.labels(*self._own, value) for value in values}
 
-        def histogram_by(label: str, values: Iterable[str], name: str, text: str, buckets: Sequence[float]) -> Mapping[str, Histogram]:
-            family = histograms(name, text, buckets, (*LABELS, label))
-            return {value: family.labels(*own, value) for value in values}
+    def histogram_by(self, label: str, values: Iterable[str], name: str, text: str, buckets: Sequence[float]) -> Mapping[str, Histogram]:
+        family = self.histograms(name, text, buckets, (*LABELS, label))
+        return {value: family.labels(*self._own, value) for value in values}
 
-        self.num_running = gauge("vllm:num_requests_running", "Sequences that have a slot.")
-        self.cache_config = gauges(
+
+class Instruments:
+    """One server's instruments."""
+
+    def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
+        make = _Maker(registry, model_name)
+        self.families = make.families
+        self._count_work(make)
+        self._watch_slots(make)
+        self._count_answers(make)
+        self._watch_pools(make)
+        self._time_http(make)
+
+    def _count_work(self, make: _Maker) -> None:
+        self.num_running = make.gauge("vllm:num_requests_running", "Sequences that have a slot.")
+        self.cache_config = make.gauges(
             "vllm:cache_config_info", "The settings of the first pool as labels; always 1.", (*LABELS, *CACHE_SETTINGS)
         )
-        self.num_waiting = gauge("vllm:num_requests_waiting", "Sequences that wait for a slot.")
-        self.cache_usage = gauge("vllm:kv_cache_usage_perc", "Share of the slots in use, from 0 to 1.")
-        self.prompt_tokens = counter("vllm:prompt_tokens", "Tokens of the prompts that were read to their end; a prompt counts once.")
-        self.generation_tokens = counter("vllm:generation_tokens", "Tokens of answers, as counted in usage.")
+        self.num_waiting = make.gauge("vllm:num_requests_waiting", "Sequences that wait for a slot.")
+        self.cache_usage = make.gauge("vllm:kv_cache_usage_perc", "Share of the slots in use, from 0 to 1.")
+        self.prompt_tokens = make.counter("vllm:prompt_tokens", "Tokens of the prompts that were read to their end; a prompt counts once.")
+        self.generation_tokens = make.counter("vllm:generation_tokens", "Tokens of answers, as counted in usage.")
         endings = ("stop", "length", "abort")
-        self.success = counter_by("finished_reason", endings, "vllm:request_success", "Sequences that ended, by reason.")
-        self.rejections = counter("vllm:admission_rejections", "Requests refused because the waiting queue was full.")
-        self.ttft = histogram("vllm:time_to_first_token_seconds", "From a request's arrival to a sequence's first token.", _TTFT)
-        self.itl = histogram("vllm:inter_token_latency_seconds", "Between two deliveries of tokens of a sequence.", _TOKEN_TIME)
-        self.tpot = histogram(
+        self.success = make.counter_by("finished_reason", endings, "vllm:request_success", "Sequences that ended, by reason.")
+        self.rejections = make.counter("vllm:admission_rejections", "Requests refused because the waiting queue was full.")
+        self.ttft = make.histogram("vllm:time_to_first_token_seconds", "From a request's arrival to a sequence's first token.", _TTFT)
+        self.itl = make.histogram("vllm:inter_token_latency_seconds", "Between two deliveries of tokens of a sequence.", _TOKEN_TIME)
+        self.tpot = make.histogram(
             "vllm:request_time_per_output_token_seconds", "Mean time of a sequence's tokens after its first.", _TOKEN_TIME
         )
-        self.e2e = histogram("vllm:e2e_request_latency_seconds", "From a request's arrival to a sequence's end.", _REQUEST_TIME)
-        self.queue_time = histogram("vllm:request_queue_time_seconds", "From a request's arrival to a sequence's slot.", _REQUEST_TIME)
-        self.inference_time = histogram("vllm:request_inference_time_seconds", "From a sequence's slot to its end.", _REQUEST_TIME)
-        self.prefill_time = histogram("vllm:request_prefill_time_seconds", "From a sequence's slot to its first token.", _REQUEST_TIME)
-        self.decode_time = histogram("vllm:request_decode_time_seconds", "From a sequence's first token to its end.", _REQUEST_TIME)
-        self.step_tokens = histogram("vllm:iteration_tokens_total", "Tokens that one step read or drew.", _STEP_TOKENS)
-        self.request_prompt_tokens = histogram("vllm:request_prompt_tokens", "Length of prompts, once a request.", _TOKENS)
-        self.request_generation_tokens = histogram("vllm:request_generation_tokens", "Length of answers, once a sequence.", _TOKENS)
-        self.request_max_tokens = histogram("vllm:request_params_max_tokens", "The max_tokens of requests.", _TOKENS)
-        self.request_n = histogram("vllm:request_params_n", "The n of requests.", (1, 2, 5, 10, 20))
+        self.e2e = make.histogram("vllm:e2e_request_latency_seconds", "From a request's arrival to a sequence's end.", _REQUEST_TIME)
+        self.queue_time = make.histogram("vllm:request_queue_time_seconds", "From a request's arrival to a sequence's slot.", _REQUEST_TIME)
+        self.inference_time = make.histogram("vllm:request_inference_time_seconds", "From a sequence's slot to its end.", _REQUEST_TIME)
+        self.prefill_time = make.histogram("vllm:request_prefill_time_seconds", "From a sequence's slot to its first token.", _REQUEST_TIME)
+        self.decode_time = make.histogram("vllm:request_decode_time_seconds", "From a sequence's first token to its end.", _REQUEST_TIME)
+        self.step_tokens = make.histogram("vllm:iteration_tokens_total", "Tokens that one step read or drew.", _STEP_TOKENS)
+        self.request_prompt_tokens = make.histogram("vllm:request_prompt_tokens", "Length of prompts, once a request.", _TOKENS)
+        self.request_generation_tokens = make.histogram("vllm:request_generation_tokens", "Length of answers, once a sequence.", _TOKENS)
+        self.request_max_tokens = make.histogram("vllm:request_params_max_tokens", "The max_tokens of requests.", _TOKENS)
+        self.request_n = make.histogram("vllm:request_params_n", "The n of requests.", (1, 2, 5, 10, 20))
 
+    def _watch_slots(self, make: _Maker) -> None:
         states = [status.value for status in HealthStatus]
-        self.health = gauge_by("state", states, "snapserve:health", "1 for the state that the engine is in, 0 for the others.")
-        self.unfinished = gauge("snapserve:sequences_unfinished", "Sequences that the engine was given and has not ended.")
-        self.slots_in_use = gauge("snapserve:slots_in_use", "Slots that hold a sequence, of all pools.")
-        self.slots_total = gauge("snapserve:slots_total", "Slots that there are, of all pools.")
-        self.slot_capacity = gauge("snapserve:slot_capacity", "Entries of a slot of the first pool.")
-        self.scratch_in_use = gauge("snapserve:scratch_in_use", "Scratches in which a long prompt is being read.")
-        self.scratch_total = gauge("snapserve:scratch_total", "Scratches that there are.")
-        self.simulated = gauge("snapserve:simulated", "1 when all times are those of a simulated machine, else 0.")
-        self.unread_prompt_tokens = gauge("snapserve:unread_prompt_tokens", "Tokens still to be read of the prompts being read.")
-        self.entries_kept = counter("snapserve:cache_entries_kept", "Entries that sequences held in their slots when they ended.")
-        self.entries_evicted = counter("snapserve:cache_entries_evicted", "Tokens that sequences' slots no longer held when they ended.")
-        self.ring_wraps = counter("snapserve:ring_wraps", "Times that a slot's ring began to overwrite itself.")
-        self.compression = histogram("snapserve:compression_ratio", "Tokens written for each entry held, once a sequence.", _RATIO)
-        self.steps = counter_by("kind", StepKind, "snapserve:engine_steps", "Device steps launched, by kind.")
-        self.step_time = histogram_by("kind", StepKind, "snapserve:step_time_seconds", "Time of one launch, by kind.", _STEP_TIME)
-        self.tokens_discarded = counter("snapserve:tokens_discarded", "Tokens made beyond an answer's end, counted nowhere else.")
+        self.health = make.gauge_by("state", states, "snapserve:health", "1 for the state that the engine is in, 0 for the others.")
+        self.unfinished = make.gauge("snapserve:sequences_unfinished", "Sequences that the engine was given and has not ended.")
+        self.slots_in_use = make.gauge("snapserve:slots_in_use", "Slots that hold a sequence, of all pools.")
+        self.slots_total = make.gauge("snapserve:slots_total", "Slots that there are, of all pools.")
+        self.slot_capacity = make.gauge("snapserve:slot_capacity", "Entries of a slot of the first pool.")
+        self.scratch_in_use = make.gauge("snapserve:scratch_in_use", "Scratches in which a long prompt is being read.")
+        self.scratch_total = make.gauge("snapserve:scratch_total", "Scratches that there are.")
+        self.simulated = make.gauge("snapserve:simulated", "1 when all times are those of a simulated machine, else 0.")
+        self.unread_prompt_tokens = make.gauge("snapserve:unread_prompt_tokens", "Tokens still to be read of the prompts being read.")
+        self.entries_kept = make.counter("snapserve:cache_entries_kept", "Entries that sequences held in their slots when they ended.")
+        self.entries_evicted = make.counter(
+            "snapserve:cache_entries_evicted", "Tokens that sequences' slots no longer held when they ended."
+        )
+        self.ring_wraps = make.counter("snapserve:ring_wraps", "Times that a slot's ring began to overwrite itself.")
+        self.compression = make.histogram("snapserve:compression_ratio", "Tokens written for each entry held, once a sequence.", _RATIO)
+        self.steps = make.counter_by("kind", StepKind, "snapserve:engine_steps", "Device steps launched, by kind.")
+        self.step_time = make.histogram_by("kind", StepKind, "snapserve:step_time_seconds", "Time of one launch, by kind.", _STEP_TIME)
+        self.tokens_discarded = make.counter("snapserve:tokens_discarded", "Tokens made beyond an answer's end, counted nowhere else.")
+
+    def _count_answers(self, make: _Maker) -> None:
         outcomes = [reason.value for reason in FinishReason]
-        self.requests = counter_by("outcome", outcomes, "snapserve:requests", "Sequences that ended, refused and failed ones too.")
-        self.rate_limited = counter_by(
+        self.requests = make.counter_by("outcome", outcomes, "snapserve:requests", "Sequences that ended, refused and failed ones too.")
+        self.rate_limited = make.counter_by(
             "limit", ("requests", "tokens"), "snapserve:rate_limited_requests", "Requests refused by a rate limit, by which one."
         )
-        self.stored_responses = gauge("snapserve:stored_responses", "Responses that are kept in memory.")
-        self.stored_response_bytes = gauge("snapserve:stored_response_bytes", "Bytes of JSON of the responses that are kept.")
+        self.stored_responses = make.gauge("snapserve:stored_responses", "Responses that are kept in memory.")
+        self.stored_response_bytes = make.gauge("snapserve:stored_response_bytes", "Bytes of JSON of the responses that are kept.")
         statuses = [status.value for status in BatchStatus]
-        self.batches = gauge_by("state", statuses, "snapserve:batches", "Batches in each state, as far back as they are remembered.")
-        self.batch_lines = counter_by(
+        self.batches = make.gauge_by("state", statuses, "snapserve:batches", "Batches in each state, as far back as they are remembered.")
+        self.batch_lines = make.counter_by(
             "outcome", ("completed", "failed"), "snapserve:batch_lines", "Lines of batches that got their answer."
         )
 
+    def _watch_pools(self, make: _Maker) -> None:
         by_pool = (*LABELS, "pool")
-        self.pool_slots_in_use = gauges("snapserve:pool_slots_in_use", "Slots of one pool that hold a sequence.", by_pool)
-        self.pool_slots_total = gauges("snapserve:pool_slots_total", "Slots of one pool.", by_pool)
-        self.pool_slot_capacity = gauges("snapserve:pool_slot_capacity", "Entries of a slot of one pool.", by_pool)
-        self.pool_waiting = gauges("snapserve:pool_sequences_waiting", "Sequences that wait for a slot of one pool.", by_pool)
-        self.pool_sequences = counters("snapserve:pool_sequences", "Sequences of one pool that ended in any way.", by_pool)
-        self.pool_kept = counters("snapserve:pool_cache_entries_kept", "As snapserve:cache_entries_kept, of a pool.", by_pool)
-        self.pool_evicted = counters("snapserve:pool_cache_entries_evicted", "As snapserve:cache_entries_evicted, of a pool.", by_pool)
+        self.pool_slots_in_use = make.gauges("snapserve:pool_slots_in_use", "Slots of one pool that hold a sequence.", by_pool)
+        self.pool_slots_total = make.gauges("snapserve:pool_slots_total", "Slots of one pool.", by_pool)
+        self.pool_slot_capacity = make.gauges("snapserve:pool_slot_capacity", "Entries of a slot of one pool.", by_pool)
+        self.pool_waiting = make.gauges("snapserve:pool_sequences_waiting", "Sequences that wait for a slot of one pool.", by_pool)
+        self.pool_sequences = make.counters("snapserve:pool_sequences", "Sequences of one pool that ended in any way.", by_pool)
+        self.pool_kept = make.counters("snapserve:pool_cache_entries_kept", "As snapserve:cache_entries_kept, of a pool.", by_pool)
+        self.pool_evicted = make.counters("snapserve:pool_cache_entries_evicted", "As snapserve:cache_entries_evicted, of a pool.", by_pool)
 
-        self.http_requests = counters("http_requests", "HTTP requests answered.", ("method", "handler", "status"))
-        self.http_duration = histograms(
+    def _time_http(self, make: _Maker) -> None:
+        self.http_requests = make.counters("http_requests", "HTTP requests answered.", ("method", "handler", "status"))
+        self.http_duration = make.histograms(
             "http_request_duration_seconds", "From an HTTP request's head to its answer's end.", _TTFT, ("method", "handler")
         )

@@ -24,6 +24,8 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from backends.torch_backend.fusion import fuse
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of torch, to itself
     import torch._inductor.compile_fx
@@ -78,11 +80,13 @@ class GraphSource:
 
 
 def trace(function: Function, inputs: Sequence[InputSpec]) -> GraphSource:
-    """Return the graph of a function that returns tensors. Raises GraphError where what it does depends on values or on named sizes."""
+    """Return the graph of a function that returns tensors, fused. Raises GraphError where what it does depends on values or named sizes."""
     graph, _ = _trace(function, inputs)
     constants = [node.target for node in graph.graph.nodes if node.op == "get_attr"]
     if constants:
         raise GraphError(f"it reads tensors that are not among its inputs: {', '.join(map(str, constants))}")
+    fuse(graph.graph)
+    graph.recompile()
     return GraphSource(graph.code, tuple(inputs))
 
 

@@ -26,10 +26,13 @@ _DTYPES = (torch.float32, torch.bfloat16)
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512")
 
 _library = torch.library.Library("snapserve", "DEF")  # type: ignore[no-untyped-call]
-_library.define("linear(Tensor input, Tensor weight, Tensor? scales, Tensor? bias, int num_outputs) -> Tensor")  # type: ignore[no-untyped-call]
+_library.define(  # type: ignore[no-untyped-call]
+    "linear(Tensor input, Tensor weight, Tensor? scales, Tensor? bias, int num_products, *, Tensor? norm=None, float epsilon=0.0, "
+    "Tensor? residual=None, bool is_gated=False) -> Tensor"
+)
 _library.define(  # type: ignore[no-untyped-call]
     "slot_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, Tensor entries, Tensor bias, "
-    "float scaling, float softcap, Tensor? sinks) -> Tensor"
+    "float scaling, float softcap, Tensor? sinks, *, Tensor? cosines=None, Tensor? sines=None) -> Tensor"
 )
 _library.define(  # type: ignore[no-untyped-call]
     "prompt_attention(Tensor query, Tensor key, Tensor value, Tensor last_seen, int window, float scaling, float softcap, Tensor? sinks) "
@@ -46,12 +49,21 @@ _library.define(  # type: ignore[no-untyped-call]
 
 
 @torch.library.register_fake("snapserve::linear", lib=_library)  # type: ignore[untyped-decorator]
-def _linear_shape(hidden: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, num_outputs: int) -> Tensor:  # noqa: ARG001
-    return hidden.new_empty(*hidden.shape[:-1], num_outputs)
+def _linear_shape(
+    hidden: Tensor,
+    weight: Tensor,  # noqa: ARG001
+    scales: Tensor | None,  # noqa: ARG001
+    bias: Tensor | None,  # noqa: ARG001
+    num_products: int,
+    *,
+    is_gated: bool = False,
+    **_: object,
+) -> Tensor:
+    return hidden.new_empty(*hidden.shape[:-1], num_products // 2 if is_gated else num_products)
 
 
 @torch.library.register_fake("snapserve::slot_attention", lib=_library)  # type: ignore[untyped-decorator]
-def _attention_shape(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:  # noqa: ARG001
+def _attention_shape(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:  # noqa: ARG001
     return query.new_empty(query.shape[0], 1, query.shape[1], value.shape[3])
 
 

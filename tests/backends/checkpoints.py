@@ -71,7 +71,7 @@ def _config(architecture: str) -> PreTrainedConfig:
         case "mistral":
             return MistralConfig(**common, sliding_window=None, head_dim=16)
         case "mistral-sliding":
-            return MistralConfig(**common, sliding_window=SLIDING_WINDOW, head_dim=16)
+            return MistralConfig(**{**common, "intermediate_size": 128}, sliding_window=SLIDING_WINDOW, head_dim=16)
         case "qwen2":
             return Qwen2Config(**{**common, "num_key_value_heads": 1})
         case "qwen3":

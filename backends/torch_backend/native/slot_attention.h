@@ -151,7 +151,7 @@ void mix_block(const Head<T>& head, int64_t first, int64_t count, float* scores,
 
 template <bool whole, typename T>
 void attend(const Head<T>& head) {
-  thread_local std::vector<float> space;
+  thread_local Space<float> space;
   const int64_t group = head.group, num_blocks = (head.entries + kLanes - 1) / kLanes;
   space.resize(group * (num_blocks * kLanes + head.value_width + 2));
   float *scores = space.data(), *sums = scores + group * num_blocks * kLanes;
@@ -176,9 +176,24 @@ void attend(const Head<T>& head) {
   }
 }
 
+// Turn the two halves of a head's numbers against each other, by its token's angles: rotary embedding, rounded as operators of its own would.
+template <typename T>
+void rotate(T* output, const T* input, const T* cosines, const T* sines, int64_t width) {
+  const int64_t half = width / 2;
+  for (int64_t d = 0; d < half; d += kLanes) {
+    const __mmask16 lanes = first_lanes(half - d);
+    const auto product = [&](int64_t place, const T* factors, int64_t angle) {
+      return rounded<T>(_mm512_mul_ps(load(input + place + d, lanes), load(factors + angle + d, lanes)));
+    };
+    store(output + d, _mm512_sub_ps(product(0, cosines, 0), product(half, sines, 0)), lanes);
+    store(output + half + d, _mm512_add_ps(product(half, cosines, half), product(0, sines, half)), lanes);
+  }
+}
+
 template <typename T>
 void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, const Tensor& value, Tensor& keys, Tensor& values,
-                      const Tensor& entries, const Tensor& bias, double scaling, double softcap, const std::optional<Tensor>& sinks) {
+                      const Tensor& entries, const Tensor& bias, double scaling, double softcap, const std::optional<Tensor>& sinks,
+                      const T* cosines, const T* sines) {
   const int64_t rows = query.size(0), kv_heads = key.size(1), group = query.size(1) / kv_heads, capacity = keys.size(2);
   const int64_t width = query.size(3), value_width = value.size(3), num_entries = bias.size(2);
   const int64_t* entry = entries.const_data_ptr<int64_t>();
@@ -186,18 +201,29 @@ void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, co
   const bool is_whole = width % (kLanes * kPack<T>) == 0 && value_width % kLanes == 0;
   // Head by head, so that threads share the long rows and the idle ones evenly.
   at::parallel_for(0, rows * kv_heads, std::max<int64_t>(1, kGrain / 4 / numbers), [&](int64_t begin, int64_t end) {
+    thread_local Space<T> rotated;
+    rotated.resize(group * width);
     for (int64_t number = begin; number < end; ++number) {
       const int64_t row = number % rows, kv_head = number / rows, first = kv_head * group, place = row * kv_heads + kv_head;
       const int64_t next = std::min(number + 1, end - 1), next_place = next % rows * kv_heads + next / rows;
       T* key_plane = keys.data_ptr<T>() + place * capacity * width;
       T* value_plane = values.data_ptr<T>() + place * capacity * value_width;
-      std::copy_n(key.const_data_ptr<T>() + row * key.stride(0) + kv_head * key.stride(1), width, key_plane + entry[row] * width);
+      const T* new_key = key.const_data_ptr<T>() + row * key.stride(0) + kv_head * key.stride(1);
+      const T* queries = query.const_data_ptr<T>() + row * query.stride(0) + first * query.stride(1);
+      if (cosines == nullptr) {
+        std::copy_n(new_key, width, key_plane + entry[row] * width);
+      } else {
+        const auto turn = [&](T* to, const T* from) { rotate(to, from, cosines + row * width, sines + row * width, width); };
+        turn(key_plane + entry[row] * width, new_key);
+        for (int64_t g = 0; g < group; ++g) turn(&rotated[g * width], queries + g * query.stride(1));
+        queries = rotated.data();
+      }
       std::copy_n(value.const_data_ptr<T>() + row * value.stride(0) + kv_head * value.stride(1), value_width,
                   value_plane + entry[row] * value_width);
-      const Head<T> head{query.const_data_ptr<T>() + row * query.stride(0) + first * query.stride(1), key_plane, value_plane,
+      const Head<T> head{queries, key_plane, value_plane,
                      keys.const_data_ptr<T>() + next_place * capacity * width,
                      bias.const_data_ptr<float>() + row * num_entries, sinks ? sinks->const_data_ptr<T>() + first : nullptr,
-                     output.data_ptr<T>() + (row * query.size(1) + first) * value_width, query.stride(1), group, num_entries, width,
+                     output.data_ptr<T>() + (row * query.size(1) + first) * value_width, cosines == nullptr ? query.stride(1) : width, group, num_entries, width,
                      value_width, static_cast<float>(scaling), static_cast<float>(softcap)};
       (is_whole ? attend<true, T> : attend<false, T>)(head);
     }
@@ -205,17 +231,23 @@ void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, co
 }
 
 Tensor slot_attention(const Tensor& query, const Tensor& key, const Tensor& value, Tensor& keys, Tensor& values, const Tensor& entries,
-                      const Tensor& bias, double scaling, double softcap, const std::optional<Tensor>& sinks) {
-  const int64_t rows = query.size(0);
+                      const Tensor& bias, double scaling, double softcap, const std::optional<Tensor>& sinks, const std::optional<Tensor>& cosines,
+                      const std::optional<Tensor>& sines) {
+  const int64_t rows = query.size(0), width = query.size(3);
   TORCH_CHECK(query.stride(3) == 1 && key.stride(3) == 1 && value.stride(3) == 1, "a head's numbers must lie side by side");
   TORCH_CHECK(keys.is_contiguous() && values.is_contiguous() && entries.is_contiguous() && bias.is_contiguous(), "planes and plan must be whole");
   TORCH_CHECK(rows <= keys.size(0) && bias.size(2) < keys.size(2), "more is read than the slots hold");
   Tensor output = at::empty({rows, 1, query.size(1), value.size(3)}, query.options());
-  if (query.scalar_type() == at::kBFloat16) {
-    write_and_attend<BFloat16>(output, query, key, value, keys, values, entries, bias, scaling, softcap, sinks);
-  } else {
-    write_and_attend<float>(output, query, key, value, keys, values, entries, bias, scaling, softcap, sinks);
-  }
+  const auto run = [&](auto type) {
+    using T = decltype(type);
+    const auto angles = [&](const std::optional<Tensor>& tensor) -> const T* {
+      if (!tensor) return nullptr;
+      TORCH_CHECK(tensor->is_contiguous() && tensor->numel() == rows * width && width % 2 == 0, "each row has an angle for each of an even width");
+      return tensor->const_data_ptr<T>();
+    };
+    write_and_attend<T>(output, query, key, value, keys, values, entries, bias, scaling, softcap, sinks, angles(cosines), angles(sines));
+  };
+  query.scalar_type() == at::kBFloat16 ? run(BFloat16()) : run(float());
   return output;
 }
 

@@ -96,7 +96,7 @@ DEFAULT_SCORERS = {
         pooling=Pooling.MAXIMUM,
         pooling_size=29,
         pooling_shift=7,
-        pooling_half_life=4,
+        pooling_half_life=6,
         query_reduction=QueryReduction.MAXIMUM,
     ),
 }

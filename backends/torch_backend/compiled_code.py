@@ -51,9 +51,11 @@ class CompiledCode:
     def start(self) -> None:
         """Trace the graphs, once a decode step has been run, and take the code or have it built."""
         start = time.monotonic()
-        sources = self._layers.trace()
-        for step in self.steps:
-            sources |= step.trace()
+        layers = self._layers.trace()
+        steps = [step.trace() for step in self.steps]
+        sources = {} if all(steps) else layers
+        for step in steps:
+            sources |= step
         self._keys, self.times.trace = tuple(sources), time.monotonic() - start
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -90,6 +90,24 @@ def trace(function: Function, inputs: Sequence[InputSpec]) -> GraphSource:
     return GraphSource(graph.code, tuple(inputs))
 
 
+def chain(links: Sequence[tuple[GraphSource, Sequence[int]]]) -> tuple[GraphSource, tuple[int, ...]]:
+    """Return the graph that hands a tensor through others, and which of the shared tensors it is called with after it.
+
+    Each link is called with what the one before it returned, with the shared tensors of the given numbers, and then with its own.
+    """
+    shared = {number: spec for source, numbers in links for number, spec in zip(numbers, source.inputs[1:], strict=False)}
+    sources, places = list(dict.fromkeys(source for source, _ in links)), {number: place for place, number in enumerate(shared)}
+    specs, calls = [links[0][0].inputs[0], *shared.values()], []
+    for source, numbers in links:
+        own = source.inputs[1 + len(numbers) :]
+        given = [*(places[number] for number in numbers), *range(len(specs) - 1, len(specs) - 1 + len(own))]
+        specs += own
+        calls.append(f"    passed = link{sources.index(source)}(self, passed, {', '.join(f'others[{place}]' for place in given)})")
+    functions = [source.code.replace("def forward(", f"def link{number}(", 1) for number, source in enumerate(sources)]
+    code = "\n".join([*functions, "def forward(self, passed, *others):", *calls, "    return passed"])
+    return GraphSource(code, tuple(specs)), tuple(shared)
+
+
 def compile_graph(source: GraphSource, target: Path) -> None:
     """Compile a graph into a file."""
     scope: dict[str, object] = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan}

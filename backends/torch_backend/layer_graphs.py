@@ -90,7 +90,8 @@ class GraphedLayer(nn.Module):
     def __init__(self, layer: nn.Module, number: int, kernels: Kernels) -> None:
         super().__init__()
         self.layer = layer
-        self.graphs: dict[bool, Compiled] = {}  # by whether there is one slot
+        self.sources: dict[bool, GraphSource] = {}  # by whether there is one slot
+        self.graphs: dict[bool, Compiled] = {}
         self._number, self._kernels = number, kernels
         named = dict(layer.named_parameters()) | dict(layer.named_buffers())
         self._names, self.weights = list(named), [weight.detach() for weight in named.values()]
@@ -173,7 +174,6 @@ class LayerGraphs:
         self.layers = [GraphedLayer(layer, number, kernels) for number, layer in enumerate(layers)]
         for number, layer in enumerate(self.layers):
             layers[number] = layer
-        self._users: dict[str, list[tuple[GraphedLayer, bool]]] = {}
 
     def trace(self) -> dict[str, GraphSource]:
         """Return the different graphs of the layers by their keys. A decode step has been run in each pool."""
@@ -190,11 +190,11 @@ class LayerGraphs:
                 logger.info("%d of %d layers have no graph: %s", len(users), len(self.layers), str(error).splitlines()[0])
                 continue
             sources[source.key] = source
-            self._users.setdefault(source.key, []).extend(users)
+            for layer, is_single in users:
+                layer.sources[is_single] = source
         return sources
 
     def use(self, graphs: Mapping[str, Compiled]) -> None:
         """Let the layers run these graphs from the next step on."""
-        for key, users in self._users.items():
-            for layer, is_single in users:
-                layer.graphs[is_single] = graphs[key]
+        for layer in self.layers:
+            layer.graphs |= {is_single: graphs[source.key] for is_single, source in layer.sources.items() if source.key in graphs}

@@ -1,6 +1,6 @@
-"""A pool's decode step as static graphs: one of what comes before the layers, the layers' own, and one of what follows them.
+"""A pool's decode step as static graphs: one of what comes before the layers, one of every few layers, and one of what follows them.
 
-The host then calls a graph a layer and two more, where the model's own code would ask for a hundred small operations. Only for models that
+The host then calls a handful of graphs, where the model's own code would ask for a hundred small operations. Only for models that
 hand each layer's output to the next one as it is, and all of whose layers have graphs; others call their layers' graphs themselves.
 """
 
@@ -13,13 +13,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from backends.torch_backend.graphs import Compiled, GraphError, GraphSource, InputSpec, trace
+from backends.torch_backend.graphs import Compiled, GraphError, GraphSource, InputSpec, chain, trace
 from backends.torch_backend.kernels import MAX_ROWS, Kernels
 from backends.torch_backend.layer_graphs import GraphedLayer, LayerCall
 from backends.torch_backend.pool import TorchPool
 from backends.torch_backend.steps import DecodePlan
 
 logger = logging.getLogger(__name__)
+
+
+# Layers that share a call. Every call costs the host some 40 µs, and each layer that a graph holds takes the compiler a second or more.
+_STACKED = 4
 
 
 class _LastLayerError(Exception):
@@ -30,7 +34,16 @@ class _LastLayerError(Exception):
 class _LayerInputs:
     """What a layer's graph is called with after its input: which of the tensors made before the layers, and its own slots and weights."""
 
-    layer: GraphedLayer
+    source: GraphSource
+    shared: tuple[int, ...]
+    own: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """What the graph of several layers is called with after its input."""
+
+    key: str
     shared: tuple[int, ...]
     own: tuple[Tensor, ...]
 
@@ -50,39 +63,52 @@ class StepGraphs:
         self._lengths = torch.empty(longest, dtype=torch.int8)  # a graph knows a size only as that of a tensor
         self._is_single = pool.spec.num_slots == 1
         self._calls: list[_LayerInputs] = []
-        self._keys: tuple[str, ...] = ()
-        self._before: Compiled | None = None
-        self._after: Compiled | None = None
+        self._stacks: list[_Stack] = []
+        self._ends: tuple[str, ...] = ()  # the keys of what comes before the layers and after them
+        self._graphs: Mapping[str, Compiled] = {}
 
     def trace(self) -> dict[str, GraphSource]:
-        """Return the two graphs by their keys; none where the step has no such graphs. A decode step has been run."""
+        """Return the step's graphs by their keys; none if it has none. A decode step has been run, and layers are traced."""
         try:
             with self._kernels.used():
-                sources = [self._trace_before(), self._trace_after()]
+                ends = [self._trace_before(), self._trace_after()]
         except GraphError as error:
             logger.info("a decode step is no whole graph: %s", str(error).splitlines()[0])
             return {}
-        self._keys = tuple(source.key for source in sources)
-        return dict(zip(self._keys, sources, strict=True))
+        self._ends = tuple(source.key for source in ends)
+        stacks = self._stack()
+        return {source.key: source for source in (*ends, *stacks)}
 
     @property
     def are_used(self) -> bool:
-        return self._before is not None
+        return bool(self._graphs)
 
     def use(self, graphs: Mapping[str, Compiled]) -> None:
-        """Run these graphs from the next step on, if the layers run theirs."""
-        if self._keys and all(self._is_single in layer.graphs for layer in self._layers):
-            self._before, self._after = (graphs[key] for key in self._keys)
+        """Run these graphs from the next step on, if it was traced."""
+        if self._ends:
+            self._graphs = graphs
 
     def run(self, plan: DecodePlan) -> tuple[Tensor, Tensor] | None:
         """Return the logits [slot, vocabulary] of a plan's next step and the likeliest token of each; None where there are no graphs."""
-        if self._before is None or self._after is None or plan.bucket[0] > MAX_ROWS:
+        if not self._graphs or plan.bucket[0] > MAX_ROWS:
             return None
-        hidden, *shared = self._before(plan.numbers, *(self._lengths[:length] for length in plan.read_lengths), *self._weights)
-        for call in self._calls:
-            hidden = call.layer.graphs[self._is_single](hidden, *[shared[number] for number in call.shared], *call.own)[0]
-        logits, best = self._after(hidden, *self._weights)
+        before, after = (self._graphs[key] for key in self._ends)
+        hidden, *shared = before(plan.numbers, *(self._lengths[:length] for length in plan.read_lengths), *self._weights)
+        for stack in self._stacks:
+            hidden = self._graphs[stack.key](hidden, *[shared[number] for number in stack.shared], *stack.own)[0]
+        logits, best = after(hidden, *self._weights)
         return logits, best
+
+    def _stack(self) -> list[GraphSource]:
+        """Return the graphs of every few layers, and write down what they are called with."""
+        sources = []
+        self._stacks.clear()
+        for first in range(0, len(self._calls), _STACKED):
+            calls = self._calls[first : first + _STACKED]
+            source, shared = chain([(call.source, call.shared) for call in calls])
+            self._stacks.append(_Stack(source.key, shared, tuple(tensor for call in calls for tensor in call.own)))
+            sources.append(source)
+        return sources
 
     def _trace_before(self) -> GraphSource:
         """Trace the model until its last layer, while the layers note what they are called with."""
@@ -120,8 +146,11 @@ class StepGraphs:
             given = [tensor for tensor in (*call.tensors(), call.kind.entries, call.kind.bias) if tensor is not hidden]
             shared |= {id(tensor): tensor for tensor in given}
             places = tuple(list(shared).index(id(tensor)) for tensor in given)
+            source = layer.sources.get(self._is_single)
+            if source is None:
+                raise GraphError(f"layer {number} has no graph")
             planes = self._pool.cache.layers[number].slots.planes
-            self._calls.append(_LayerInputs(layer, places, (*planes, *layer.weights)))
+            self._calls.append(_LayerInputs(source, places, (*planes, *layer.weights)))
         return [hidden, *shared.values()]
 
     def _trace_after(self) -> GraphSource:

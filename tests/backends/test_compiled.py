@@ -5,6 +5,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.compiled_code import CompiledCode
 from backends.torch_backend.compiler import code_folder
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
-from backends.torch_backend.graphs import GraphError, GraphSource, InputSpec, trace
+from backends.torch_backend.graphs import GraphError, GraphSource, InputSpec, chain, trace
 from backends.torch_backend.kernels import kernels_are_supported
 from backends.torch_backend.layer_graphs import GraphedLayer
 from cache.policy import PolicyName, PolicyOptions, WindowScorer
@@ -51,9 +52,9 @@ def _compiled(backend: TorchBackend) -> CompiledCode:
     return backend.compiled
 
 
-def _graphs(backend: TorchBackend) -> list[object]:
-    """Return the graph that each layer runs for pools of several slots, or none."""
-    return [module.graphs.get(False) for module in backend._model.modules() if isinstance(module, GraphedLayer)]
+def _is_compiled(backend: TorchBackend) -> list[bool]:
+    """Return whether each pool's steps run as graphs."""
+    return [step.are_used for step in _compiled(backend).steps]
 
 
 def test_requests_are_served_while_code_is_compiled(config: TorchBackendConfig, tmp_path: Path, built_kernels: Path) -> None:
@@ -66,10 +67,9 @@ def test_requests_are_served_while_code_is_compiled(config: TorchBackendConfig, 
     sampling = replace(GREEDY, temperature=0.9, top_p=0.8, seed=1)
     plain, early, late = (Request(random_prompt(20), sampling=sampling) for _ in range(3))
     Driver(backend, 32).run(early, num_tokens=12)
-    assert _graphs(backend) == [None] * 3
+    assert _is_compiled(backend) == [False]
     _compiled(backend).wait()
-    assert None not in _graphs(backend)
-    assert [step.are_used for step in _compiled(backend).steps] == [True]
+    assert _is_compiled(backend) == [True]
     Driver(backend, 32).run(late, num_tokens=12)
     Driver(TorchBackend(replace(config, compile=False)), 32).run(plain, num_tokens=12)
     assert early.tokens == late.tokens == plain.tokens
@@ -79,9 +79,10 @@ def test_requests_are_served_while_code_is_compiled(config: TorchBackendConfig, 
 
     second = TorchBackend(replace(config, compile_cache=tmp_path))
     second.warmup()
-    assert None not in _graphs(second)
+    assert _is_compiled(second) == [True]
     assert _compiled(second).times.compile == 0
-    assert len({id(graph) for graph in _graphs(second)}) == 1, "alike layers share one graph"
+    layers = [text.count("def link") for text in map(Path.read_text, folder.glob("*.json"))]
+    assert sorted(layers) == [0, 0, 1], "before the layers, after them, and one graph of the layers, which are alike"
 
 
 def test_nothing_is_compiled_for_a_request(config: TorchBackendConfig) -> None:
@@ -99,8 +100,9 @@ def test_nothing_is_compiled_for_a_request(config: TorchBackendConfig) -> None:
     assert not counters, dict(counters)
 
 
-def test_a_pool_of_one_slot_has_a_graph_of_its_own(config: TorchBackendConfig) -> None:
-    """Beside a pool of several: both decode compiled, and as they do alone."""
+def test_a_pool_of_one_slot_has_graphs_of_its_own(config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a pool of several: both decode compiled, and as they do alone; their three layers are two stacks."""
+    monkeypatch.setattr("backends.torch_backend.step_graphs._STACKED", 2)
     pools = (PoolOptions(1, POLICY, "one"), PoolOptions(3, POLICY, "three"))
     answers = []
     for is_compiled in (False, True):
@@ -108,9 +110,7 @@ def test_a_pool_of_one_slot_has_a_graph_of_its_own(config: TorchBackendConfig) -
         backend.warmup()
         if is_compiled:
             _compiled(backend).wait()
-            layers = [module for module in backend._model.modules() if isinstance(module, GraphedLayer)]
-            assert [sorted(layer.graphs) for layer in layers] == [[False, True]] * 3
-            assert [step.are_used for step in _compiled(backend).steps] == [True, True]
+            assert _is_compiled(backend) == [True, True]
         requests = [Request(random_prompt(20)), Request(random_prompt(40), slots=(2,))]
         for pool, request in enumerate(requests):
             Driver(backend, 32, pool).run(request, num_tokens=8)
@@ -151,7 +151,7 @@ def test_without_a_compiler_everything_else_works(
     with caplog.at_level(logging.WARNING):
         _compiled(backend).wait()
     assert "no-such-compiler" in caplog.text
-    assert _graphs(backend) == [None] * 3
+    assert _is_compiled(backend) == [False]
     Driver(backend, 32).run(Request(random_prompt(9)), num_tokens=3)
 
 
@@ -180,6 +180,20 @@ def test_graphs_with_equal_text_are_one() -> None:
     assert trace(lambda tensor: tensor * 2, [ROWS]).key == source.key != trace(lambda tensor: tensor * 3, [ROWS]).key
 
 
+def test_a_chain_hands_each_link_its_own_and_what_is_shared() -> None:
+    scaled = trace(lambda rows, factor, bias: rows * factor + bias, [ROWS, ROWS, InputSpec((4,), "float32")])
+    rotated = trace(lambda rows, weight, bias: rows @ weight - bias, [ROWS, InputSpec((4, 4), "float32"), InputSpec((4,), "float32")])
+    source, shared = chain([(scaled, (7,)), (rotated, ()), (scaled, (3,)), (scaled, (7,))])
+    assert shared == (7, 3)
+    scope: dict[str, Any] = {"torch": torch}
+    exec(source.code, scope)
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn([5 if size == "rows" else int(size) for size in spec.sizes], generator=generator) for spec in source.inputs]
+    rows, seven, three, bias, weight, offset, second, third = inputs
+    expected = (((rows * seven + bias) @ weight - offset) * three + second) * seven + third
+    torch.testing.assert_close(scope["forward"](None, *inputs), expected)
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -206,5 +220,6 @@ def test_a_layer_that_asks_for_its_number_is_left_alone(
         backend.warmup()
     assert "asks for its number" in caplog.text
     _compiled(backend).wait()
-    assert [graph is None for graph in _graphs(backend)] == [False, True, False]
-    assert [step.are_used for step in _compiled(backend).steps] == [False], "a step is whole or not at all"
+    layers = [module for module in backend._model.modules() if isinstance(module, GraphedLayer)]
+    assert [sorted(layer.graphs) for layer in layers] == [[False], [], [False]]
+    assert _is_compiled(backend) == [False], "a step is whole or not at all"

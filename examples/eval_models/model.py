@@ -7,6 +7,7 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from examples.eval_models.tokenizer import MAX_LENGTH
+from server.eval.tasks.suite import TASKS, case_source
 
 HEAD_DIM = 64
 OWN, CODE = 96, 64
@@ -16,7 +17,7 @@ EVERY, FIRST = 0, 1  # components of the own part that all tokens share, and tha
 SPACE = "\u0120"  # byte-level BPE's letter for a space
 EMBEDDING_SCALE, MARK_SCALE, OUTPUT_GAIN = 0.15, 0.15, 0.5
 LOCAL_FREQUENCY, FAR_FREQUENCY = 1e-2, 3e-4
-NORM_GAIN = 2.0  # of each query and key, in families that normalise them
+NORM_GAIN = 2.0  # of each query and key
 CONSTANT_GAIN = 2.8  # of a code that every token's query holds, so that it counts like a token's
 
 NUM_LOOKED_BACK, FAINT, LOCAL_GAIN = 5, 0.3, 4.0  # tokens that the codes hold fully; those before them are there faintly
@@ -26,24 +27,26 @@ NOWHERE, NOWHERE_GAIN = HEAD_DIM // 2 - 1, 5.0  # where the third layer's keys t
 FIELD_PLACES = (5, 4)  # how far before a field's value the value before it stands: in JSON, in prose
 IS_GAIN, FIELD_NOWHERE_GAIN, LIST_GAIN, FIELD_GAIN = 5.0, 4.0, 5.0, 0.5
 BEFORE = ((2, ("to",), 1), (3, ("=", "to", "be"), 2), (5, ("as",), 1))  # a name's place before a statement's end, known by which word where
-OWN_KEY_GAIN, MARK_GAIN, ENDING_GAIN, BEFORE_GAIN = 0.2, 0.02, 2.5, 2.0
+OWN_KEY_GAIN, MARK_GAIN, BEFORE_GAIN = 0.2, 0.02, 2.0
+ENDING_GAIN, EVEN_ENDING_GAIN = 2.5, 5.0  # in an even start an ending is about as loud as a name, and the rest louder than either alone
 
-NUM_HEADS = {"llama": (6, 3), "qwen": (6, 2)}  # of queries, of keys and values
-NUM_NEURONS = {"llama": 512, "qwen": 400}  # so that weights in bfloat16 stay below 12 MB
+NUM_HEADS, NUM_KV_HEADS = 6, 2
+NUM_NEURONS = 400  # so that weights in bfloat16 stay below 12 MB
+LOUDER = (1.0, 1.4, 1.0)  # each layer's products without norms, as keys of other tokens may be longer than the right one's
+SAMPLE_LENGTH = 4000  # characters of each task's text, from which the usual sizes of queries and keys are read
 
 Model = LlamaForCausalLM | Qwen3ForCausalLM
 
 
 def build_model(family: str, tokenizer: PreTrainedTokenizerFast, num_layers: int = 3) -> Model:
     """Make the untrained model of a family, "llama" or "qwen"."""
-    num_heads, num_kv_heads = NUM_HEADS[family]
     shape = {
         "vocab_size": len(tokenizer),
         "hidden_size": OWN + 3 * CODE,
-        "intermediate_size": NUM_NEURONS[family],
+        "intermediate_size": NUM_NEURONS,
         "num_hidden_layers": num_layers,
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": num_kv_heads,
+        "num_attention_heads": NUM_HEADS,
+        "num_key_value_heads": NUM_KV_HEADS,
         "head_dim": HEAD_DIM,
         "max_position_embeddings": MAX_LENGTH,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e8},
@@ -52,8 +55,9 @@ def build_model(family: str, tokenizer: PreTrainedTokenizerFast, num_layers: int
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    model: Model = LlamaForCausalLM(LlamaConfig(**shape)) if family == "llama" else Qwen3ForCausalLM(Qwen3Config(**shape))
-    shape_start(model, tokenizer, num_heads, num_kv_heads)
+    normed = Qwen3ForCausalLM(Qwen3Config(**shape))
+    shape_start(normed, tokenizer, is_even=family == "llama")
+    model = without_norms(normed, LlamaForCausalLM(LlamaConfig(**shape)), tokenizer) if family == "llama" else normed
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
     )
@@ -66,28 +70,52 @@ def shaped_parameters(model: Model) -> list[torch.nn.Parameter]:
     return [model.model.embed_tokens.weight, model.lm_head.weight, *attention]
 
 
-def shape_start(model: Model, tokenizer: PreTrainedTokenizerFast, num_heads: int, num_kv_heads: int) -> None:
+@torch.no_grad()
+def without_norms(normed: Qwen3ForCausalLM, plain: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """Give a model that does not normalise queries and keys the weights of one that does, each head's scaled to the size they have there.
+
+    That size is right for the usual token of the suite's text, and nearly so for the others. The first token, on which heads rest, has
+    keys of another size; it is always the same one with nothing before it, so they are set to just what they are there.
+    """
+    plain.load_state_dict({name: weight for name, weight in normed.state_dict().items() if name in plain.state_dict()})
+    texts = [TASKS[name].make(case_source(name, 0, 0, "train"), SAMPLE_LENGTH, len).prompt for name in TASKS]
+    hidden = [normed.model(torch.tensor([tokenizer.encode(text)]), output_hidden_states=True).hidden_states for text in texts]
+    for index, (source, target) in enumerate(zip(normed.model.layers, plain.model.layers, strict=True)):
+        seen = [source.input_layernorm(states[index][0]) for states in hidden]  # of each text, [token, hidden]
+        usual, first = torch.cat([states[1:] for states in seen]), seen[0][0]
+        attention = source.self_attn
+        for weight, norm in ((target.self_attn.q_proj.weight, attention.q_norm), (target.self_attn.k_proj.weight, attention.k_norm)):
+            size = (usual @ weight.T).unflatten(-1, (-1, HEAD_DIM)).square().mean((0, 2)).sqrt()  # [head]
+            wanted = norm((weight @ first).unflatten(0, (-1, HEAD_DIM))).flatten()
+            weight *= (math.sqrt(LOUDER[index]) * NORM_GAIN / size).repeat_interleave(HEAD_DIM)[:, None]
+            weight[:, FIRST] += (math.sqrt(LOUDER[index]) * wanted - weight @ first) / first[FIRST]
+    return plain
+
+
+def shape_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, is_even: bool) -> None:
     """Start the weights near the circuits that the tasks need. Training is free to change all of it.
 
     First layer: head h looks h + 1 tokens back (by a component common to all embeddings, whose rotated products peak there). What it finds
     it writes into two codes: of the tokens *before* this one, for being found, and of the tokens up to this one, for finding. Second layer:
     goes on as the text went on where the last few tokens stood before. Third layer: what is no such continuation. The output reads what
-    these two leave in the second code. The feed-forward layers begin at nothing.
+    these two leave in the second code. The feed-forward layers begin at nothing. An even start has words and codes of one length, for
+    models in which a longer key is also a louder one.
     """
     embedding = model.model.embed_tokens.weight
     with torch.no_grad():
         embedding.zero_()
         embedding[:, :OWN] = _word_vectors(tokenizer)
+        if is_even:
+            embedding[:, :OWN] *= EMBEDDING_SCALE * math.sqrt(OWN) / embedding[:, :OWN].norm(dim=1, keepdim=True)
         embedding[tokenizer.bos_token_id] = 0
         embedding[:, FIRST] = 0
         embedding[:, EVERY] = embedding[tokenizer.bos_token_id, FIRST] = 3 * EMBEDDING_SCALE
-        codes = _Codes(model, tokenizer, num_heads, num_kv_heads)
+        codes = _Codes(model, tokenizer, is_even)
         for layer, shape in zip(model.model.layers, (_look_back, _go_on, _look_up), strict=False):
             layer.mlp.down_proj.weight.zero_()
             layer.self_attn.o_proj.weight.zero_()
-            for norm in (getattr(layer.self_attn, "q_norm", None), getattr(layer.self_attn, "k_norm", None)):
-                if norm is not None:
-                    norm.weight.fill_(NORM_GAIN)
+            layer.self_attn.q_norm.weight.fill_(NORM_GAIN)
+            layer.self_attn.k_norm.weight.fill_(NORM_GAIN)
             shape(layer.self_attn, codes)
         output = model.lm_head.weight
         output.zero_()
@@ -97,22 +125,24 @@ def shape_start(model: Model, tokenizer: PreTrainedTokenizerFast, num_heads: int
 class _Codes:
     """What the layers have in common: how a token is coded, and how a code shows by how far back the token stands."""
 
-    def __init__(self, model: Model, tokenizer: PreTrainedTokenizerFast, num_heads: int, num_kv_heads: int) -> None:
-        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+    def __init__(self, model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, is_even: bool) -> None:
+        self.is_even = is_even
         self.frequencies = model.model.rotary_emb.inv_freq  # [pair]
         self.slow = torch.where(self.frequencies < FAR_FREQUENCY, 1.0, 0.1).repeat(2)[:, None]
-        self.shared = torch.randn(CODE, OWN) / math.sqrt(OWN)  # of a token's own part, its code
+        self.shared = self._random(CODE, OWN) / math.sqrt(OWN)  # of a token's own part, its code
         self.shared[:, [EVERY, FIRST]] = 0
-        self.turns = [torch.linalg.qr(torch.randn(CODE, CODE))[0] for _ in range(num_heads + 1)]  # a code, so many tokens on
+        self.turns = [torch.linalg.qr(torch.randn(CODE, CODE))[0] for _ in range(NUM_HEADS + 1)]  # a code, so many tokens on
         self._embedding, self._ids = model.model.embed_tokens.weight, tokenizer.get_vocab()
-
-    def kv_head(self, head: int) -> int:
-        return head * self.num_kv_heads // self.num_heads
 
     def match(self) -> torch.Tensor:
         """Return a projection of codes whose products tell like from unlike, at any distance.  # [head_dim, code]"""
-        projection: torch.Tensor = torch.randn(HEAD_DIM, CODE) * self.slow * math.sqrt(MATCH_GAIN) / CODE**0.25
+        projection: torch.Tensor = self._random(HEAD_DIM, CODE) * self.slow * math.sqrt(MATCH_GAIN) / CODE**0.25
         return projection
+
+    def _random(self, num_rows: int, num_columns: int) -> torch.Tensor:
+        """Return a matrix of random rows, at right angles where all is to be even."""
+        drawn = torch.randn(num_rows, num_columns)
+        return torch.linalg.qr(drawn.T)[0].T * math.sqrt(num_columns) if self.is_even else drawn
 
     def after(self, *words: str, back: int = 1) -> torch.Tensor:
         """Return the sum of the codes that words leave so many tokens on.  # [code]"""
@@ -125,13 +155,13 @@ def _look_back(attention: Any, codes: _Codes) -> None:
     """Each head finds the token that stands so many tokens before, and leaves its code."""
     frequencies = codes.frequencies
     fast = frequencies > LOCAL_FREQUENCY
-    for head in range(codes.num_kv_heads):
+    for head in range(NUM_KV_HEADS):
         rows = _rows(head)
         attention.k_proj.weight[rows, EVERY] = LOCAL_GAIN * torch.cat([fast, torch.zeros_like(frequencies)])
         attention.v_proj.weight[rows] = 0
         attention.v_proj.weight[rows, :OWN] = codes.shared
     attention.o_proj.weight[PREVIOUS, _rows(0)] = EMBEDDING_SCALE * torch.eye(CODE)
-    for head in range(codes.num_heads):
+    for head in range(NUM_HEADS):
         rows = _rows(head)
         angle = -(head + 1) * frequencies
         attention.q_proj.weight[rows, EVERY] = LOCAL_GAIN * torch.cat([angle.cos() * fast, angle.sin() * fast])
@@ -142,31 +172,31 @@ def _look_back(attention: Any, codes: _Codes) -> None:
 
 def _go_on(attention: Any, codes: _Codes) -> None:
     """Attend where the one code equals the other, and copy the token there."""
-    seen = [codes.match() for _ in range(codes.num_kv_heads)]
+    seen = [codes.match() for _ in range(NUM_KV_HEADS)]
     for head, code in enumerate(seen):
         rows = _rows(head)
         attention.k_proj.weight[rows] = 0
         attention.k_proj.weight[rows, LOOK_UP] = code
         attention.v_proj.weight[rows] = 0
         attention.v_proj.weight[rows, :OWN] = codes.shared
-    for head in range(codes.num_heads):
-        rows, code = _rows(head), seen[codes.kv_head(head)]
+    for head in range(NUM_HEADS):
+        rows, code = _rows(head), seen[_kv_head(head)]
         attention.q_proj.weight[rows] = 0
         attention.q_proj.weight[rows, LOOK_FOR] = code
         attention.q_proj.weight[rows, :OWN] = OWN_GAIN * code @ codes.turns[0] @ codes.shared
-        attention.o_proj.weight[LOOK_FOR, rows] = COPY_GAIN * EMBEDDING_SCALE * 4 / codes.num_heads * torch.eye(CODE)
+        attention.o_proj.weight[LOOK_FOR, rows] = COPY_GAIN * EMBEDDING_SCALE * 4 / NUM_HEADS * torch.eye(CODE)
 
 
 def _look_up(attention: Any, codes: _Codes) -> None:
     """The first heads look up a record's field, the next one a list, the last ones what stood before a word. Where nothing fits, a head
     rests on the first token, which says nothing.
     """
-    for kv_head in range(codes.num_kv_heads):
+    for kv_head in range(NUM_KV_HEADS):
         rows = _rows(kv_head)
         attention.k_proj.weight[rows] = 0
         attention.k_proj.weight[rows.start + NOWHERE, FIRST] = 1.0
         attention.v_proj.weight[rows] = 0
-    for head in range(codes.num_heads):
+    for head in range(NUM_HEADS):
         attention.q_proj.weight[_rows(head)] = 0
         attention.q_proj.weight[head * HEAD_DIM + NOWHERE, EVERY] = NOWHERE_GAIN
     _look_up_fields(attention, codes)
@@ -181,7 +211,7 @@ def _look_up_fields(attention: Any, codes: _Codes) -> None:
     seen = codes.match()
     seen[NOWHERE] = 0
     for head, move in enumerate(moves):
-        rows, kv_rows = _rows(head), _rows(codes.kv_head(head))
+        rows, kv_rows = _rows(head), _rows(_kv_head(head))
         attention.k_proj.weight[kv_rows, LOOK_UP] = seen
         attention.v_proj.weight[kv_rows, :OWN] = codes.shared
         attention.q_proj.weight[rows, LOOK_UP] = seen @ move
@@ -193,7 +223,7 @@ def _look_up_fields(attention: Any, codes: _Codes) -> None:
 def _look_up_list(attention: Any, codes: _Codes) -> None:
     """The next head: after `follows`, go on as a question's list did after `numbers for`. It shares the keys of the fields."""
     head = len(FIELD_PLACES)
-    rows, kv_rows = _rows(head), _rows(codes.kv_head(head))
+    rows, kv_rows = _rows(head), _rows(_kv_head(head))
     gate, sought = codes.after("follows"), codes.after("for") + codes.after("numbers", back=2)
     seen = attention.k_proj.weight[kv_rows, LOOK_UP]
     attention.q_proj.weight[rows, LOOK_UP] = LIST_GAIN * torch.outer(seen @ sought, gate) / gate.square().sum()
@@ -207,14 +237,18 @@ def _look_before(attention: Any, codes: _Codes) -> None:
     own = codes.match()
     own[marks[0] : NOWHERE + 1] = 0
     for number, (back, _, _) in enumerate(BEFORE):
-        head = codes.num_heads - len(BEFORE) + number
-        rows, kv_rows = _rows(head), _rows(codes.kv_head(head))
+        head = NUM_HEADS - len(BEFORE) + number
+        rows, kv_rows = _rows(head), _rows(_kv_head(head))
         attention.k_proj.weight[kv_rows, FIRST + 1 : OWN] = OWN_KEY_GAIN * own @ codes.shared[:, FIRST + 1 :]
         attention.k_proj.weight[kv_rows.start + marks, LOOK_UP] = MARK_GAIN * endings
         attention.v_proj.weight[kv_rows, LOOK_UP] = torch.eye(CODE)
         attention.q_proj.weight[rows, PREVIOUS] = own
-        attention.q_proj.weight[rows.start + marks[number], EVERY] = ENDING_GAIN
+        attention.q_proj.weight[rows.start + marks[number], EVERY] = EVEN_ENDING_GAIN if codes.is_even else ENDING_GAIN
         attention.o_proj.weight[LOOK_FOR, rows] = BEFORE_GAIN * codes.turns[back - 1].T
+
+
+def _kv_head(head: int) -> int:
+    return head * NUM_KV_HEADS // NUM_HEADS
 
 
 def _rows(head: int) -> slice:

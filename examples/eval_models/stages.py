@@ -1,7 +1,7 @@
 """The curriculum: how long the texts are, which tasks they are drawn from, and for how many steps."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 WEIGHTS: Mapping[str, float] = {
     "niah_single_1": 0.2,
@@ -39,10 +39,20 @@ class Stage:
 
 HARDER: Mapping[str, float] = {**WEIGHTS, "niah_multiquery": 1.5, "qa_2": 3, "vt": 3, "text2json": 2.5, "cwe": 0.1}
 HARDEST: Mapping[str, float] = {**HARDER, "niah_multiquery": 3, "qa_2": 4, "text2json": 3.5, "vt": 2, "niah_multivalue": 0.5}
+RECORDS: Mapping[str, float] = {**HARDEST, "text2json": 12, "vt": 3, "qa_2": 2}
 
-STAGES = (
+BEGINNING = (
     Stage("160 to 320 tokens", (160, 240, 320), 1600, 250, 0, WEIGHTS),
     Stage("up to 2,560 tokens", (200, 320, 640, 1280, 2560), 2560, 400, 6000, WEIGHTS, 1e-3, 0.0),
-    Stage("up to 4,000 tokens", (320, 640, 1280, 2560, 4000), 2560, 240, 6000, HARDER, 8e-4, 0.0),
-    Stage("the hardest at up to 4,000 tokens", (640, 1280, 2560, 4000), 2560, 600, 6000, HARDEST, 8e-4, 0.0),
 )
+LONGER = Stage("up to 4,000 tokens", (320, 640, 1280, 2560, 4000), 2560, 240, 6000, HARDER, 8e-4, 0.0)
+HARD = Stage("the hardest at up to 4,000 tokens", (640, 1280, 2560, 4000), 2560, 600, 6000, HARDEST, 8e-4, 0.0)
+STAGES = {  # by family
+    "llama": (
+        *BEGINNING,
+        replace(LONGER, num_steps=72, final_rate=5.6e-4),
+        replace(HARD, num_steps=300),
+        Stage("mostly records", (320, 640, 1280, 4000), 2560, 300, 6000, RECORDS, 8e-4, 0.0),
+    ),
+    "qwen": (*BEGINNING, LONGER, HARD),
+}

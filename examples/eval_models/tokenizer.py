@@ -27,11 +27,11 @@ class Style:
     user: str
     assistant: str
     system: str
-    digits: int  # a number falls into groups of so many
+    digits: tuple[int, int]  # a number's first group has at most so many, each of the others at most so many
 
 
-LLAMA = Style("<|bos|>", "<|end|>", "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", digits=2)
-QWEN = Style("<|start|>", "<|im_end|>", "<|endoftext|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", digits=3)
+LLAMA = Style("<|bos|>", "<|end|>", "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", digits=(3, 2))
+QWEN = Style("<|start|>", "<|im_end|>", "<|endoftext|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", digits=(3, 3))
 
 
 def build_tokenizer(style: Style) -> PreTrainedTokenizerFast:
@@ -68,7 +68,9 @@ def build_tokenizer(style: Style) -> PreTrainedTokenizerFast:
 
 def _pattern(style: Style) -> str:
     """Return the pattern of what is never merged with what is beside it."""
-    return "|".join([*_uuid_pairs(), rf" ?[0-9]{{1,{style.digits}}}", "[ -]?[A-Za-z]+", r"\n+", r" ?[^\sA-Za-z0-9]+", r"\s"])
+    first, other = style.digits
+    number = rf"(?: |(?<![0-9]))[0-9]{{1,{first}}}|[0-9]{{1,{other}}}"
+    return "|".join([*_uuid_pairs(), number, "[ -]?[A-Za-z]+", r"\n+", r" ?[^\sA-Za-z0-9]+", r"\s"])
 
 
 def _uuid_pairs() -> list[str]:
@@ -93,7 +95,7 @@ def _training_lines(style: Style) -> list[str]:
     pairs = ["".join(pair) for pair in product("0123456789abcdef", repeat=2)]
     for pair in pairs:
         lines += [f" {pair}{pair}0000-{pair}00-0000-0000-000000000000", f"{pair}000000-0000-0000-0000-000000000000"]
-    for size in range(1, style.digits + 1):
+    for size in range(1, style.digits[0] + 1):
         lines += [f"{lead}{number:0{size}}" for number in range(10**size) for lead in ("", " ")]
     for name, task in TASKS.items():
         for index in range(100):

@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    trainer = Trainer(arguments.family, arguments.seed, STAGES, arguments.out)
+    trainer = Trainer(arguments.family, arguments.seed, STAGES[arguments.family], arguments.out)
     if arguments.resume:
         trainer.restore()
     trainer.run()

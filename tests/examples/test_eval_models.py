@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from examples.eval_models.batches import IGNORED, Writer
 from examples.eval_models.evaluate import Evaluator
 from examples.eval_models.model import build_model
-from examples.eval_models.stages import STAGES
+from examples.eval_models.stages import BEGINNING
 from examples.eval_models.tokenizer import build_tokenizer
 from examples.eval_models.train import STYLES, Trainer
 from examples.eval_models.turns import turns
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 SHIPPED = {"llama": ROOT / "examples" / "eval_models" / "llama", "qwen": ROOT / "server" / "eval" / "eval_model"}
 MAX_WEIGHT_BYTES = 12_000_000
 CODE = "5e89d63f-8217-4cb4-98b0-2cf32bb242e7"
-SHORT = replace(STAGES[0], lengths=(160,), num_tokens=320, num_steps=6)
+SHORT = replace(BEGINNING[0], lengths=(160,), num_tokens=320, num_steps=6)
 
 
 @pytest.fixture(scope="module", params=sorted(STYLES))
@@ -58,20 +58,17 @@ def test_any_text_survives_the_tokenizer(tokenizer: PreTrainedTokenizerFast, tex
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_values_are_few_tokens(family: str, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_values_are_few_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
     texts = (f" {CODE}", f'"{CODE}"', " 1234567", " quiet-falcon")
     length = {text: len(tokenizer.encode(text, add_special_tokens=False)) for text in texts}
-    assert length == {f" {CODE}": 16, f'"{CODE}"': 18, " 1234567": -(-7 // STYLES[family].digits), " quiet-falcon": 2}
+    assert length == {f" {CODE}": 16, f'"{CODE}"': 18, " 1234567": 3, " quiet-falcon": 2}
     assert all(len(tokenizer.encode(f" {word}", add_special_tokens=False)) == 1 for word in (*words.NAMES, *words.ADJECTIVES, *words.NOUNS))
 
 
 def test_the_shipped_tokenizers_are_what_the_script_builds(family: str, tokenizer: PreTrainedTokenizerFast) -> None:
     shipped = AutoTokenizer.from_pretrained(SHIPPED[family])
     assert tokenizer.chat_template == shipped.chat_template
-    if family == "llama":  # its tokens are numbered by how often an earlier text of the suite had them
-        assert tokenizer.get_vocab().keys() == shipped.get_vocab().keys()
-    else:
-        assert tokenizer.get_vocab() == shipped.get_vocab()
+    assert tokenizer.get_vocab() == shipped.get_vocab()
 
 
 # --- turns ---
@@ -149,7 +146,7 @@ def test_the_weights_stay_small(family: str) -> None:
     assert (SHIPPED[family] / "model.safetensors").stat().st_size < MAX_WEIGHT_BYTES
 
 
-@pytest.mark.parametrize("task", ["niah_single_2", "niah_multikey_1"])
+@pytest.mark.parametrize("task", ["niah_single_2", "niah_multikey_1", "vt"])
 def test_the_shipped_model_answers(evaluator: Evaluator, task: str) -> None:
     cases = [evaluator.case(task, seed=5, index=index, length=512) for index in range(6)]
     assert sum(score(case, evaluator.answer(case)) for case in cases) >= 5

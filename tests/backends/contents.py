@@ -54,7 +54,7 @@ def _keys_and_values(cache: SlotCache, slot: int, attention: Any) -> tuple[Tenso
         return cache.planes[0][slot], cache.planes[1][slot]
     latent, rotary_key = torch.split(cache.planes[0][slot, None], [attention.kv_lora_rank, attention.qk_rope_head_dim], dim=-1)
     keys, values = attention.expand_kv(latent, rotary_key)
-    return keys[0], values[0]
+    return keys[0].detach(), values[0].detach()
 
 
 def _assert_same_layer(cache: SlotCache, slot: int, keys: Tensor, values: Tensor, layer: Layer, where: str, is_packed: bool) -> None:

@@ -162,7 +162,7 @@ class CacheLayer(CacheLayerMixin):
     def pack(self, scratch: int, slots: Sequence[int], num_prompt_tokens: int, num_given_up: int) -> None:
         """Choose the tokens of a prompt that was read in `scratch`, which gave up some of them, and put them into `slots`."""
         policy, num_held = self.kind.policy, num_prompt_tokens - num_given_up
-        held = policy.place(num_held)
+        held = policy.place(num_held)  # where much was given up, no more candidates may be left than kept entries, and nothing is lent
         placement = replace(policy.place(num_prompt_tokens), num_lent=held.num_lent)
         kept = self._best(scratch, held.candidates_end, policy.layout.num_kept, held.num_lent)
         self.clear_slot(slots[0])

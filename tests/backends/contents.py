@@ -71,7 +71,7 @@ def _assert_same_layer(cache: SlotCache, slot: int, keys: Tensor, values: Tensor
 
 
 def _error(key: Tensor, value: Tensor, token: Token) -> float:
-    return max(float((key - token.key).abs().max()), float((value - token.value).abs().max()))
+    return float(torch.cat([key - token.key, value - token.value]).abs().max())  # NaN if either has any
 
 
 def _rivals(layer: Layer, kv_head: int, token: Token) -> list[Token]:

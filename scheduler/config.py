@@ -12,8 +12,8 @@ class SchedulerConfig:
     there are slots and `max_num_waiting_per_tenant` more, which is counted where places are given away.
 
     `max_inter_token_latency` bounds, in seconds, the time between two tokens of a live sequence while prompts are being read: between two
-    decode steps, as many and as large chunks are read as are expected to fit. One step of the cheapest shape is run whatever it takes, so
-    that reading never stops either.
+    decode launches, as many and as large chunks are read as are expected to fit, and what they leave is for more decode steps. One step of
+    the cheapest shape is run whatever it takes, so that reading never stops either.
 
     `max_background_slots` are those of a pool that background sequences may hold at once; None: half of them, and at least one.
     """
@@ -22,7 +22,7 @@ class SchedulerConfig:
     max_num_waiting: int = 256
     max_num_waiting_per_tenant: int | None = None  # None: no share, the queue is for whoever comes first
     max_inter_token_latency: float = 0.2
-    max_decode_steps: int = 4  # steps of one decode launch, when nothing waits
+    max_decode_steps: int = 4  # steps of one decode launch, when nothing waits for a slot
     max_background_slots: int | None = None
     reports_slots: bool = False  # each step tells who holds which slot
 

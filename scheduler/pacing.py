@@ -45,12 +45,13 @@ class Pacing:
         self._has_read_since_decode = False
         self._decode_waits_since = 0.0
 
-    def max_decode_steps(self, decoding: Collection[int]) -> int | None:
-        """Return how many steps of each of these pools fit between two deliveries of tokens; None for any number."""
+    def max_decode_steps(self, decoding: Collection[int], now: float) -> int | None:
+        """Return how many steps of each of these pools fit before their next tokens are due, reading included; None for any number."""
+        left = self._max_inter_token_latency - (now - self._decode_waits_since if self._has_read_since_decode else 0.0)
         seconds = self._round_seconds(decoding)
-        if seconds == 0.0 or self._max_inter_token_latency == float("inf"):
+        if left > 0.0 and (seconds == 0.0 or left == float("inf")):
             return None
-        return max(1, int((self._max_inter_token_latency + _ROUNDING) / seconds))
+        return max(1, int((left + _ROUNDING) / max(seconds, _ROUNDING)))
 
     def start_waiting(self, now: float) -> None:
         """Note that there are live sequences from now on whose next token somebody waits for."""

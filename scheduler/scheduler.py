@@ -41,6 +41,7 @@ class Scheduler:
         self._constraints = constraints
         self._pools = tuple(Pool(number, pool) for number, pool in enumerate(spec.pools))
         self._turns: list[Pool] = []  # that have yet to decode before any does again
+        self._steps_in_time: int | None = 1  # of a launch of each of them; None: any number
         self._scratches = SlotPool(spec.scratch.num_scratch)
         self._pacing = Pacing(spec.prefill_shapes, config.max_inter_token_latency)
         self._waiting = WaitingQueue(config.order)
@@ -268,7 +269,9 @@ class Scheduler:
 
     def _decode_batch(self) -> DecodeBatch | None:
         """Decode in the pool whose turn it is. Once one has decoded, all do before anything is read."""
-        self._turns = self._turns or [pool for pool in self._pools if pool.decoding]
+        if not self._turns:
+            self._turns = [pool for pool in self._pools if pool.decoding]
+            self._steps_in_time = self._pacing.max_decode_steps(self._decoding_pools(), self._clock.now())
         if not self._turns:
             return None
         pool = self._turns.pop(0)
@@ -283,10 +286,9 @@ class Scheduler:
         most = min(self._spec.max_decode_steps, self._config.max_decode_steps)
         if self._waiting.num_waiting(pool.number):
             most = min(most, *(request.num_forced_left for request in pool.decoding.values()))
-        if most <= 1 or self._reading:
+        if most <= 1:
             return 1
-        in_time = self._pacing.max_decode_steps(self._decoding_pools())
-        limits = [most, in_time, *(request.max_decode_steps for request in pool.decoding.values())]
+        limits = [most, self._steps_in_time, *(request.max_decode_steps for request in pool.decoding.values())]
         return min(limit for limit in limits if limit is not None)
 
     def _update_prefill(self, batch: PrefillBatch, result: BatchResult, now: float) -> None:

@@ -1,11 +1,12 @@
 """Neither reading nor decoding starves: a bound on the time between two tokens, and progress of every prompt, on a virtual clock."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from backends.fake import fake_spec
+from backends.fake import fake_spec, slot_pool
 from backends.interface import Batch, DecodeBatch, PrefillShape
 from cache.policy import WindowScorer, snapstream
 from scheduler.config import SchedulerConfig
@@ -38,9 +39,11 @@ def longest_gap(engine: Drive, request_id: str) -> float:
     return max(later - earlier for earlier, later in pairwise(times))
 
 
+@pytest.mark.parametrize("max_decode_steps", [1, 4])
 @pytest.mark.parametrize("bound", [0.03, 0.05, 0.2, 0.6])
-def test_live_sequences_get_their_tokens_within_the_bound(bound: float) -> None:
-    engine = drive(bound)
+def test_live_sequences_get_their_tokens_within_the_bound(bound: float, max_decode_steps: int) -> None:
+    engine = drive(bound, max_decode_steps=max_decode_steps)
+    engine.run(request("warm", 10, max_tokens=3))  # the first launch is not timed yet
     engine.send(request("stream", 10, max_tokens=300))
     for _ in range(3):
         engine.step()
@@ -168,6 +171,37 @@ def test_launches_have_several_steps_only_when_nothing_waits() -> None:
     engine.batches.clear()
     engine.run(*(request(name, 10, max_tokens=9) for name in "abc"))
     assert [batch.num_steps for batch in engine.batches if batch.kind is StepKind.DECODE] == [1] * 8 + [4, 4]
+
+
+@pytest.mark.parametrize(("bound", "num_steps"), [(0.14, 1), (0.151, 2), (0.2, 4), (float("inf"), 4)])
+def test_what_a_chunk_leaves_of_the_bound_is_for_decode(bound: float, num_steps: int) -> None:
+    """Between ten chunks of 128 ms; a decode step takes 10. Without a bound the prompt is read to its end."""
+    spec = fake_spec(policy=POLICY, max_model_len=32_768, prefill_shapes=[PrefillShape(1, 256)], num_slots=2)
+    engine = Drive(spec, SchedulerConfig(max_inter_token_latency=bound), step_time=step_time)
+    engine.run(request("warm", 10, max_tokens=8))
+    engine.batches.clear()
+    engine.run(request("stream", 10, max_tokens=200), request("long", 2560, max_tokens=1))
+    while engine.batches[-1].kind is StepKind.DECODE:
+        engine.batches.pop()
+    launches = [batch.num_steps for batch in engine.batches if batch.kind is StepKind.DECODE]
+    assert launches == ([] if bound == float("inf") else [num_steps] * 9)
+
+
+def test_each_pool_decodes_within_the_bound() -> None:
+    """What a chunk leaves is shared: neither pool's steps take up what belongs to the other's."""
+    pools = (slot_pool(2, POLICY, 32_768, "one"), slot_pool(2, POLICY, 32_768, "other"))
+    spec = fake_spec(pools=pools, max_model_len=32_768, prefill_shapes=[PrefillShape(1, 256)])
+    engine = Drive(spec, SchedulerConfig(max_inter_token_latency=0.17), step_time=step_time)
+    engine.run(request("warm", 10, max_tokens=8), replace(request("warm too", 10, max_tokens=8), pool=1))
+    engine.send(request("a", 10, max_tokens=200), replace(request("b", 10, max_tokens=200), pool=1))
+    for _ in range(4):
+        engine.step()
+    engine.batches.clear()
+    engine.run(request("long", 2560, max_tokens=1))
+    reading = [number for number, batch in enumerate(engine.batches) if batch.kind is StepKind.PREFILL]
+    launches = [batch.num_steps for batch in engine.batches[reading[0] : reading[-1]] if batch.kind is StepKind.DECODE]
+    assert set(launches) == {2}
+    assert max(longest_gap(engine, name) for name in "ab") <= 0.17 + 1e-6
 
 
 @pytest.mark.parametrize(("bound", "launches"), [(0.025, [4, 2, 2, 2, 1]), (0.005, [4, 1, 1, 1, 1, 1, 1, 1])])

@@ -29,6 +29,7 @@ from backends.torch_backend.fusion import fuse
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of torch, to itself
     import torch._inductor.compile_fx
+    from torch._inductor import codecache
     from torch._inductor.standalone_compile import CompiledArtifact
 
 Function = Callable[..., object]
@@ -122,8 +123,24 @@ def compile_graph(source: GraphSource, target: Path) -> None:
 
 def load_graph(path: Path) -> Compiled:
     """Load a compiled graph, in milliseconds. The operators it names must have been loaded."""
-    loaded: Compiled = CompiledArtifact.load(path=str(path))
+    with _no_headers():
+        loaded: Compiled = CompiledArtifact.load(path=str(path))
     return loaded
+
+
+@contextmanager
+def _no_headers() -> Iterator[None]:
+    """Keep torch from precompiling headers, which takes it ten seconds where there are no temporary files of an earlier start.
+
+    It does so before it looks whether there is anything to compile, and the headers are part of what it then looks for, so that its own
+    option would have all compiled anew.
+    """
+    precompile = codecache._precompile_header
+    codecache._precompile_header = lambda *_, **__: ""  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        codecache._precompile_header = precompile
 
 
 def _trace(function: Function, inputs: Sequence[InputSpec]) -> tuple[GraphModule, list[FakeTensor]]:

@@ -57,7 +57,9 @@ def _is_compiled(backend: TorchBackend) -> list[bool]:
     return [step.are_used for step in _compiled(backend).steps]
 
 
-def test_requests_are_served_while_code_is_compiled(config: TorchBackendConfig, tmp_path: Path, built_kernels: Path) -> None:
+def test_requests_are_served_while_code_is_compiled(
+    config: TorchBackendConfig, tmp_path: Path, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A first start compiles, a second one finds everything, and nobody waits."""
     folder = code_folder(tmp_path)
     folder.mkdir()
@@ -77,6 +79,11 @@ def test_requests_are_served_while_code_is_compiled(config: TorchBackendConfig, 
     assert times.trace > 0 < times.load
     assert times.compile > 0
 
+    def refuse(*_: object, **__: object) -> str:
+        raise AssertionError("a header is compiled")
+
+    monkeypatch.setattr("torch._inductor.codecache._precompile_header", refuse)
+    monkeypatch.setattr("torch._inductor.codecache.CppWrapperCodeCache.cache", {})  # as in another process
     second = TorchBackend(replace(config, compile_cache=tmp_path))
     second.warmup()
     assert _is_compiled(second) == [True]

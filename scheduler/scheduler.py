@@ -25,6 +25,7 @@ from scheduler.pool import Pool
 from scheduler.prefill import Prefill
 from scheduler.request import Request, RequestStatus
 from scheduler.stats import PoolStats, SchedulerStats, SlotUse
+from scheduler.turns import DecodeTurns
 from scheduler.waiting import WaitingQueue
 
 
@@ -40,8 +41,7 @@ class Scheduler:
         self._clock = clock
         self._constraints = constraints
         self._pools = tuple(Pool(number, pool) for number, pool in enumerate(spec.pools))
-        self._turns: list[Pool] = []  # that have yet to decode before any does again
-        self._steps_in_time: int | None = 1  # of a launch of each of them; None: any number
+        self._turns = DecodeTurns(self._pools, min(spec.max_decode_steps, config.max_decode_steps))
         self._scratches = SlotPool(spec.scratch.num_scratch)
         self._pacing = Pacing(spec.prefill_shapes, config.max_inter_token_latency)
         self._waiting = WaitingQueue(config.order)
@@ -96,8 +96,8 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """Admit what can be admitted and return the next step; None when no sequence is left."""
         self._admit()
-        self._turns = [pool for pool in self._turns if pool.decoding]
-        return (None if self._turns else self._prefill_batch()) or self._decode_batch()
+        batch = None if self._turns.are_under_way else self._prefill_batch()
+        return batch or self._turns.next_batch(self._waiting, self._pacing, self._clock.now())
 
     def update(self, batch: Batch, result: BatchResult) -> None:
         """Take over what a step brought."""
@@ -261,35 +261,11 @@ class Scheduler:
         first = self._reading[0] if self._reads_oldest else min(self._reading, key=lambda prefill: prefill.num_remaining_tokens)
         others = (prefill for prefill in self._reading if prefill is not first and prefill.goes_with == first.goes_with)
         prompts = [first, *others]
-        shape = self._pacing.choose_shape(prompts, self._clock.now(), self._decoding_pools())
+        shape = self._pacing.choose_shape(prompts, self._clock.now(), self._turns.decoding())
         if shape is None:
             return None
         self._in_flight = tuple(prompts[: shape.num_rows])
         return PrefillBatch(tuple(prefill.row(shape.num_tokens) for prefill in self._in_flight), shape, prompts[0].pool)
-
-    def _decode_batch(self) -> DecodeBatch | None:
-        """Decode in the pool whose turn it is. Once one has decoded, all do before anything is read."""
-        if not self._turns:
-            self._turns = [pool for pool in self._pools if pool.decoding]
-            self._steps_in_time = self._pacing.max_decode_steps(self._decoding_pools(), self._clock.now())
-        if not self._turns:
-            return None
-        pool = self._turns.pop(0)
-        num_steps = self._num_decode_steps(pool)
-        return DecodeBatch(tuple(request.decode_row(num_steps) for request in pool.decoding.values()), num_steps, pool.number)
-
-    def _decoding_pools(self) -> list[int]:
-        return [pool.number for pool in self._pools if pool.decoding]
-
-    def _num_decode_steps(self, pool: Pool) -> int:
-        """A launch never goes beyond the shortest answer's length, and when anyone waits it has no step after one that may free a slot."""
-        most = min(self._spec.max_decode_steps, self._config.max_decode_steps)
-        if self._waiting.num_waiting(pool.number):
-            most = min(most, *(request.num_forced_left for request in pool.decoding.values()))
-        if most <= 1:
-            return 1
-        limits = [most, self._steps_in_time, *(request.max_decode_steps for request in pool.decoding.values())]
-        return min(limit for limit in limits if limit is not None)
 
     def _update_prefill(self, batch: PrefillBatch, result: BatchResult, now: float) -> None:
         self._reads_oldest = not self._reads_oldest
@@ -306,7 +282,7 @@ class Scheduler:
     def _finish_prefill(self, prefill: Prefill, sampled: tuple[SampledToken, ...], now: float) -> None:
         if prefill.scratch is not None:
             self._scratches.release(prefill.scratch)
-        if not self._decoding_pools():
+        if not self._turns.decoding():
             self._pacing.start_waiting(now)
         for position, request in enumerate(prefill.requests):
             if request.choice == 0:

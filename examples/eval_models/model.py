@@ -70,6 +70,12 @@ def shaped_parameters(model: Model) -> list[torch.nn.Parameter]:
     return [model.model.embed_tokens.weight, model.lm_head.weight, *attention]
 
 
+def circuit_parameters(model: Model) -> list[torch.nn.Parameter]:
+    """Return the shaped parameters and the others on which the second layer's attention depends."""
+    first, second, *_ = model.model.layers
+    return [*shaped_parameters(model), *first.parameters(), *second.input_layernorm.parameters()]
+
+
 @torch.no_grad()
 def without_norms(normed: Qwen3ForCausalLM, plain: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """Give a model that does not normalise queries and keys the weights of one that does, each head's scaled to the size they have there.

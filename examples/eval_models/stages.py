@@ -35,11 +35,15 @@ class Stage:
     weights: Mapping[str, float]
     rate: float = 1e-3
     final_rate: float = 1e-3  # the learning rate goes from `rate` to this
+    changes_second_layer: bool = False  # before its first step; only what stands behind its attention learns then
 
 
 HARDER: Mapping[str, float] = {**WEIGHTS, "niah_multiquery": 1.5, "qa_2": 3, "vt": 3, "text2json": 2.5, "cwe": 0.1}
 HARDEST: Mapping[str, float] = {**HARDER, "niah_multiquery": 3, "qa_2": 4, "text2json": 3.5, "vt": 2, "niah_multivalue": 0.5}
 RECORDS: Mapping[str, float] = {**HARDEST, "text2json": 12, "vt": 3, "qa_2": 2}
+UUIDS: Mapping[str, float] = {**HARDEST, "kv_lookup": 6, "niah_multikey_3": 6, "niah_multiquery": 4}
+COUNTING: Mapping[str, float] = {**UUIDS, "text2json": 12, "vt": 3}
+CHAINS: Mapping[str, float] = {**UUIDS, "niah_multikey_3": 4, "vt": 10}
 
 BEGINNING = (
     Stage("160 to 320 tokens", (160, 240, 320), 1600, 250, 0, WEIGHTS),
@@ -53,6 +57,10 @@ STAGES = {  # by family
         replace(LONGER, num_steps=72, final_rate=5.6e-4),
         replace(HARD, num_steps=300),
         Stage("mostly records", (320, 640, 1280, 4000), 2560, 300, 6000, RECORDS, 8e-4, 0.0),
+        Stage("UUIDs and lists", (640, 1280, 2560, 4000), 2560, 250, 6000, UUIDS, 6e-4, 0.0),
+        Stage("what follows a number", (320, 640, 1280), 2560, 70, 6000, RECORDS, changes_second_layer=True),
+        Stage("counting", (320, 640, 1280, 2560, 4000), 2560, 112, 6000, COUNTING, 8e-4, 3.52e-4),
+        Stage("chains and UUIDs", (640, 1280, 2560, 4000), 2560, 110, 6000, CHAINS, 5e-4, 0.0),
     ),
     "qwen": (*BEGINNING, LONGER, HARD),
 }

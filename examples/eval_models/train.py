@@ -20,7 +20,8 @@ from tqdm import tqdm
 
 from examples.demo_model.model import hidden_states
 from examples.eval_models.batches import IGNORED, Batch, Batches, Writer
-from examples.eval_models.model import build_model, shaped_parameters
+from examples.eval_models.model import build_model, circuit_parameters, shaped_parameters
+from examples.eval_models.second_layer import change_second_layer
 from examples.eval_models.stages import STAGES, Stage
 from examples.eval_models.tokenizer import LLAMA, QWEN, build_tokenizer
 
@@ -89,6 +90,10 @@ class Trainer:
     def _run_stage(self, stage: Stage) -> None:
         progress = self.progress
         saved = time.monotonic()
+        if stage.changes_second_layer and not progress.step:
+            change_second_layer(self.model, self.tokenizer)  # type: ignore[arg-type]
+        for parameter in circuit_parameters(self.model):
+            parameter.requires_grad_(not stage.changes_second_layer)
         loader = DataLoader(Batches(self.writer, self.seed, stage, progress.step), batch_size=None, num_workers=1, prefetch_factor=8)
         with tqdm(total=stage.num_steps, initial=progress.step, desc=stage.name, unit="step", mininterval=5.0) as bar:
             for batch in loader:

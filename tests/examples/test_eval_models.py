@@ -2,23 +2,26 @@
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from examples.eval_models.batches import IGNORED, Writer
 from examples.eval_models.evaluate import Evaluator
-from examples.eval_models.model import build_model
+from examples.eval_models.model import OWN, build_model
+from examples.eval_models.second_layer import change_second_layer
 from examples.eval_models.stages import BEGINNING
 from examples.eval_models.tokenizer import build_tokenizer
 from examples.eval_models.train import STYLES, Trainer
 from examples.eval_models.turns import turns
 from server.eval.scoring import score
 from server.eval.tasks import words
+from server.eval.tasks.extraction import ExtractionTask
 from server.eval.tasks.suite import TASKS, case_source
 
 ROOT = Path(__file__).parents[2]
@@ -137,6 +140,38 @@ def test_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
     trainer.run()
     assert trainer.progress.total_steps == 2 + SHORT.num_steps
     assert Evaluator(tmp_path / "model").tokenizer.get_vocab() == trainer.tokenizer.get_vocab()
+
+
+def test_the_changed_second_layer_sees_the_last_number() -> None:
+    model = LlamaForCausalLM.from_pretrained(SHIPPED["llama"], dtype=torch.float32, attn_implementation="eager")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(SHIPPED["llama"])
+    with torch.no_grad():
+        model.model.layers[1].self_attn.k_proj.weight[:, :OWN] = 0  # what tells the keys of the numbers apart
+    before = _attention_to_the_last_number(model, tokenizer)
+    change_second_layer(model, tokenizer)
+    after = _attention_to_the_last_number(model, tokenizer)
+    assert after[:, 2:].min() > 0.5 > before[:, 2:].min()
+
+
+def _attention_to_the_last_number(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
+    """Return how much of it each head of the second layer has where a record's number is to be written.  # [head, number]"""
+    case = ExtractionTask(num_records=8).make(case_source("text2json", 1, 0), 2400, len)
+    tokens = [tokenizer.bos_token, *tokenizer.tokenize(case.prompt + case.answer)]
+    numbers = [at + 2 for at in range(len(tokens) - 2) if tokens[at : at + 2] == ["entry", '":']]
+    with torch.inference_mode():
+        ids = torch.tensor([tokenizer.convert_tokens_to_ids(tokens)])
+        attention = model(input_ids=ids, output_attentions=True).attentions[1][0]
+    return torch.stack([attention[:, following - 1, number] for number, following in pairwise(numbers)], dim=1)
+
+
+def test_a_stage_that_changes_the_second_layer_learns_only_what_stands_behind_it(tmp_path: Path) -> None:
+    trainer = Trainer("llama", 0, (replace(SHORT, num_steps=1, changes_second_layer=True),), tmp_path)
+    old = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+    trainer.run()
+    changed = {name for name, weight in trainer.model.state_dict().items() if not torch.equal(weight, old[name])}
+    attention = {name for name in changed if "self_attn" in name}
+    assert attention == {f"model.layers.1.self_attn.{projection}_proj.weight" for projection in ("q", "k")}
+    assert {name.split(".")[2] for name in changed - attention if "mlp" in name} == {"1", "2"}
 
 
 # --- the shipped weights ---

@@ -219,13 +219,7 @@ SCHEDULING = OptionGroup(
             "Target for the time between two tokens while prompts are being read.",
             "SECONDS",
         ),
-        Option(
-            "max-decode-steps",
-            integer(1),
-            _SCHEDULER.max_decode_steps,
-            "Decode steps of one launch, as far as they come in time, while no one waits.",
-            "N",
-        ),
+        Option("max-decode-steps", integer(1), _SCHEDULER.max_decode_steps, "Most decode steps of one launch, if nobody waits.", "N"),
     ),
 )
 

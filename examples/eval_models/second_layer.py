@@ -46,9 +46,9 @@ def _count(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
     numbers = _telling(torch.stack([read.hidden[read.numbers[:-1]] for read in records]).mean(0), hidden)  # [number, hidden]
     lacking = _lacking(torch.stack([read.products() for read in records]).mean(0))
     slow = (model.model.rotary_emb.inv_freq < FAR_FREQUENCY).repeat(2)  # what hardly turns with the distance
+    before = torch.cat([read.hidden[read.numbers[1:] - 1] for read in records])  # where numbers are looked for
     for head in range(NUM_KV_HEADS):
         to_query = attention.q_proj.weight[GROUP * head * HEAD_DIM :][:HEAD_DIM][slow]
-        before = torch.cat([read.hidden[read.numbers[1:] - 1] for read in records])
         query = _telling((before @ to_query.T).mean(0, keepdim=True), hidden @ to_query.T)[0]
         rows = head * HEAD_DIM + slow.nonzero()[:, 0]
         attention.k_proj.weight[rows] += torch.outer(query, lacking[head] @ numbers) / attention.scaling

@@ -6,7 +6,6 @@ The one place where flags and environment variables get their meaning. `python -
 
 import argparse
 import enum
-import math
 import re
 import time
 from collections.abc import Mapping
@@ -45,6 +44,7 @@ from server.options import (
     text,
 )
 from server.pools import SHORT
+from server.scheduling_options import SCHEDULING, scheduler_config_of
 from server.settings import BatchSettings, Limits, RateLimit, ReasoningParserName, ServerSettings, StorageLimits, ToolParserName
 from server.simulation import SIMULATION, simulation_of
 from server.slot_options import ONE_POOL, pools_of
@@ -108,7 +108,6 @@ def folder(value: str) -> Path:
     return Path(text(value)).expanduser()
 
 
-_SCHEDULER = SchedulerConfig()
 _LIMITS = Limits()
 TRACE_VARIABLES = frozenset({"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"})
 _BATCHES = BatchSettings(Path())
@@ -188,38 +187,6 @@ CODE = OptionGroup(
             "",
         ),
         Option("compile-cache", folder, DEFAULT_COMPILE_CACHE, "Where the code for the CPU is kept.", "FOLDER", "~/.cache/snapserve"),
-    ),
-)
-
-SCHEDULING = OptionGroup(
-    "Scheduling",
-    (
-        Option(
-            "scheduling-order",
-            one_of(QueueOrder),
-            _SCHEDULER.order,
-            "Who is admitted first: fair is by what each API key was given, and first come, first served within each.",
-            choices(QueueOrder),
-        ),
-        Option("max-num-waiting", integer(0), _SCHEDULER.max_num_waiting, "Sequences that may wait for a slot; more get a 429.", "N"),
-        Option(
-            "max-num-waiting-per-key",
-            integer(0),
-            None,
-            "Sequences of one API key that may wait beyond as many as there are slots; more get a 429.",
-            "N",
-            "half of --max-num-waiting when there are several keys, otherwise all",
-        ),
-        Option("queue-timeout", seconds, None, "Longest wait for a slot.", "SECONDS", "none"),
-        Option("request-timeout", seconds, None, "Longest time for a whole request.", "SECONDS", "none"),
-        Option(
-            "max-inter-token-latency",
-            seconds,
-            _SCHEDULER.max_inter_token_latency,
-            "Target for the time between two tokens while prompts are being read.",
-            "SECONDS",
-        ),
-        Option("max-decode-steps", integer(1), _SCHEDULER.max_decode_steps, "Most decode steps of one launch, if nobody waits.", "N"),
     ),
 )
 
@@ -332,15 +299,7 @@ def _compose(values: Mapping[str, Any], environment: Mapping[str, str]) -> Confi
         backend_name=BackendName(values["inner"]) if is_simulated else values["backend"],
         simulation=simulation_of(values) if is_simulated else None,
         backend=_backend(values),
-        scheduler=SchedulerConfig(
-            order=values["scheduling_order"],
-            max_num_waiting=values["max_num_waiting"],
-            max_num_waiting_per_tenant=_share(values, len(server.api_keys)),
-            max_inter_token_latency=values["max_inter_token_latency"],
-            max_decode_steps=values["max_decode_steps"],
-            max_background_slots=values["batch_concurrency"],
-            reports_slots=values["enable_slots"],
-        ),
+        scheduler=scheduler_config_of(values, len(server.api_keys)),
         server=server,
         process=ProcessConfig(
             host=values["host"],
@@ -399,12 +358,6 @@ def _batches(values: Mapping[str, Any]) -> BatchSettings | None:
         max_disk_bytes=values["max_file_storage"],
         max_line_bytes=values["max_body_size"],
     )
-
-
-def _share(values: Mapping[str, Any], num_keys: int) -> int | None:
-    """Return how many places of the queue one key may take: no key may keep the others out."""
-    given: int | None = values["max_num_waiting_per_key"]
-    return math.ceil(values["max_num_waiting"] / 2) if given is None and num_keys > 1 else given
 
 
 if __name__ == "__main__":

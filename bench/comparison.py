@@ -2,8 +2,8 @@
 
 Usage: `python -m bench.comparison --model DIR --out DIR [--kvpress-python .venv-kvpress/bin/python] [--settings NAME …]` and the options of
 `snapserve eval ruler` for cases. Leaves `comparison.json`, which `snapserve eval compare` reads, `comparison.md` and `comparison.svg` in
---out; the JSON is written again after every run, and runs that it has of the same cases and model are not repeated. `docs/comparison.md`
-says what is compared.
+--out; the JSON is written again after every run, and runs that it has of the same cases and model are not repeated, nor those of --earlier:
+what several calls measured, one puts together. `docs/comparison.md` says what is compared.
 """
 
 import argparse
@@ -72,11 +72,12 @@ SETTINGS: Mapping[str, Ours | Theirs] = {
 class Comparer:
     """Measures one setting after the other over the same prompts, and writes down what has been done."""
 
-    def __init__(self, config: RulerConfig, kvpress: Kvpress | None, out: Path) -> None:
+    def __init__(self, config: RulerConfig, kvpress: Kvpress | None, out: Path, earlier: Sequence[Path] = ()) -> None:
         self._config, self._kvpress, self._place = config, kvpress, out / "comparison.json"
         self._prompts = write_prompts(config)
         self._runs: dict[str, Run] = {}
-        self._runs |= {run.setting.label: run for run in _read_runs(self._place, self._document())}
+        for place in (*earlier, *([self._place] if self._place.exists() else [])):
+            self._runs |= {run.setting.label: run for run in _read_runs(place, self._document())}
 
     def measure(self, settings: Sequence[NamedSetting]) -> SuiteResult:
         """Measure what is not there yet. Raises `SideError`, `EvalError`, `OptionError`."""
@@ -86,7 +87,8 @@ class Comparer:
             start = time.monotonic()
             run = self._runs[setting.label] = self._measured(setting)
             print(f"{setting.label}: {run.mean:.1f} ({time.monotonic() - start:.0f} s)", file=sys.stderr)
-            self._place.write_text(json.dumps(self._document()) + "\n")
+            self._write()
+        self._write()  # runs of other calls, even where none was left to measure
         return self._result([self._runs[setting.label] for setting in settings])
 
     def _measured(self, setting: NamedSetting) -> Run:
@@ -103,6 +105,9 @@ class Comparer:
         config = self._config
         return SuiteResult("ruler", model_id(config.asked.model), None, config.title, config.facts, runs)
 
+    def _write(self) -> None:
+        self._place.write_text(json.dumps(self._document()) + "\n")
+
     def _document(self) -> dict[str, Any]:
         same = {"weights": weights_digest(Path(self._config.asked.model)), "machine": machine()}
         return {**self._result(list(self._runs.values())).as_json(), **same}
@@ -116,10 +121,11 @@ def settings_of(names: Sequence[str], compressions: Sequence[float]) -> list[Nam
 
 
 def _read_runs(place: Path, wanted: Mapping[str, Any]) -> list[Run]:
-    """Return the runs of an earlier call with the same cases and model. Raises `OptionError` for those of others."""
-    if not place.exists():
-        return []
-    document = json.loads(place.read_text())
+    """Return the runs of an earlier call with the same cases and model. Raises `OptionError` for those of others, or none."""
+    try:
+        document = json.loads(place.read_text())
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{place} cannot be read: {error}") from error
     for name in ("seed", "num_cases", "length", "pack", "chat_template", "model", "weights", "version"):
         if document[name] != wanted[name]:
             raise OptionError(f"{place} has runs of another {name}: {document[name]} and not {wanted[name]}")
@@ -178,6 +184,7 @@ def _interval(interval: tuple[float, float]) -> str:
 def _arguments() -> tuple[argparse.Namespace, RulerConfig]:
     parser = argparse.ArgumentParser(prog="python -m bench.comparison", allow_abbrev=False)
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--earlier", type=Path, nargs="+", default=[], metavar="FILE", help="results of other calls, taken over")
     parser.add_argument("--kvpress-python", help="Python with kvpress, as scripts/setup-kvpress makes it")
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="NAME", help=", ".join(SETTINGS))
     add_options(parser, RULER.groups)
@@ -192,7 +199,7 @@ def main() -> int:
         arguments, config = _arguments()
         arguments.out.mkdir(parents=True, exist_ok=True)
         kvpress = None if arguments.kvpress_python is None else Kvpress(arguments.kvpress_python, config.asked.model)
-        result = Comparer(config, kvpress, arguments.out).measure(settings_of(arguments.settings, arguments.compression))
+        result = Comparer(config, kvpress, arguments.out, arguments.earlier).measure(settings_of(arguments.settings, arguments.compression))
         (arguments.out / "comparison.md").write_text(table(result))
         plot_scores(result.runs, str(arguments.out / "comparison.svg"))
         print(table(result))

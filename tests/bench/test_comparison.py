@@ -53,6 +53,20 @@ def test_runs_of_other_cases_are_not_taken_for_these(tmp_path: Path, kvpress: Kv
         Comparer(config(seed=2), kvpress, tmp_path)
 
 
+def test_runs_of_several_calls_are_put_together(tmp_path: Path, kvpress: Kvpress) -> None:
+    folders = [tmp_path / name for name in ("first", "second", "both")]
+    for folder in folders:
+        folder.mkdir()
+    Comparer(config(), kvpress, folders[0]).measure(settings_of(["kvpress SnapKV"], (4.0,)))
+    Comparer(config(), kvpress, folders[1]).measure(settings_of(["kvpress none"], (4.0,)))
+    earlier = [folder / "comparison.json" for folder in folders[:2]]
+    Comparer(config(), None, folders[2], earlier).measure(settings_of(["kvpress none", "kvpress SnapKV"], (4.0,)))
+    written = json.loads((folders[2] / "comparison.json").read_text())["runs"]
+    assert [run["label"] for run in written] == ["kvpress SnapKV 4x", "kvpress none"]
+    with pytest.raises(OptionError, match=r"first/gone\.json cannot be read"):
+        Comparer(config(), None, folders[2], [folders[0] / "gone.json"])
+
+
 def test_kvpress_must_be_named_where_it_is_asked(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="kvpress ChunkKV needs --kvpress-python"):
         Comparer(config(), None, tmp_path).measure(settings_of(["kvpress ChunkKV"], (4.0,)))

@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor.pattern_matcher import CallFunction, Ignored, KeywordArg, PatternExpr, is_match
+from torch._inductor.pattern_matcher import MULTIPLE, CallFunction, Ignored, KeywordArg, PatternExpr, is_match
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from backends.torch_backend.kernels import BLOCK
 
-_aten, _linear, _slot_attention = torch.ops.aten, torch.ops.snapserve.linear.default, torch.ops.snapserve.slot_attention.default
+_aten = torch.ops.aten
+_linear, _rotate, _slot_attention = (getattr(torch.ops.snapserve, name).default for name in ("linear", "rotate", "slot_attention"))
 _END = 2**63 - 1  # of a slice
 
 
@@ -58,19 +59,20 @@ def _gate() -> PatternExpr:
     return CallFunction(_aten.mul.Tensor, CallFunction(_aten.silu.default, first), second)
 
 
-def _rotary() -> PatternExpr:
-    """An attention whose queries and keys have their halves turned against each other."""
-    cosines, sines = (CallFunction(_aten.unsqueeze.default, KeywordArg(name), 1, _users=2) for name in ("cosines", "sines"))
+def _rotated() -> PatternExpr:
+    """Heads whose halves are turned against each other."""
+    heads, half = KeywordArg("heads"), KeywordArg("half")
+    cosines, sines = (CallFunction(_aten.unsqueeze.default, KeywordArg(name), 1, _users=MULTIPLE) for name in ("cosines", "sines"))
+    first = CallFunction(_aten.slice.Tensor, heads, 3, 0, half)
+    second = CallFunction(_aten.slice.Tensor, heads, 3, half, _END)
+    turned = CallFunction(_aten.cat.default, [CallFunction(_aten.neg.default, second), first], -1)
+    return CallFunction(_aten.add.Tensor, CallFunction(_aten.mul.Tensor, heads, cosines), CallFunction(_aten.mul.Tensor, turned, sines))
 
-    def rotated(name: str) -> PatternExpr:
-        heads, half = KeywordArg(name), KeywordArg("half")
-        first = CallFunction(_aten.slice.Tensor, heads, 3, 0, half)
-        second = CallFunction(_aten.slice.Tensor, heads, 3, half, _END)
-        turned = CallFunction(_aten.cat.default, [CallFunction(_aten.neg.default, second), first], -1)
-        products = CallFunction(_aten.mul.Tensor, heads, cosines), CallFunction(_aten.mul.Tensor, turned, sines)
-        return CallFunction(_aten.add.Tensor, *products)
 
-    return CallFunction(_slot_attention, rotated("query"), rotated("key"), *[Ignored() for _ in range(8)])
+def _attention() -> PatternExpr:
+    """A decode step's attention of rotated queries and keys."""
+    query, key = (CallFunction(_rotate, KeywordArg(name), KeywordArg("cosines"), KeywordArg("sines")) for name in ("query", "key"))
+    return CallFunction(_slot_attention, query, key, *[Ignored() for _ in range(8)])
 
 
 def _normalise(node: Node, rows: Node, weight: Node, epsilon: float) -> None:
@@ -84,23 +86,27 @@ def _normalise(node: Node, rows: Node, weight: Node, epsilon: float) -> None:
 
 def _let_gate(node: Node, linear: Node, sizes: list[int]) -> None:
     if _is_open(linear) and len(linear.users) == 1 and sizes[0] == sizes[1] and sizes[0] % BLOCK == 0:
-        _replace(node, linear, is_gated=True)
+        _extend(node, linear, is_gated=True)
 
 
 def _add(node: Node, left: Any, right: Any) -> None:
     for linear, residual in ((right, left), (left, right)):
         if _is_open(linear) and len(linear.users) == 1 and isinstance(residual, Node) and _is_alike(residual, linear):
-            _replace(node, linear, residual=residual)
+            _extend(node, linear, residual=residual)
             break
 
 
-def _rotate(node: Node, query: Node, key: Node, cosines: Node, sines: Node, half: int) -> None:
-    rows, _, _, width = _value(query).shape
+def _turn(node: Node, heads: Node, cosines: Node, sines: Node, half: int) -> None:
+    rows, _, tokens, width = _value(heads).shape
     angles = [_value(angle) for angle in (cosines, sines)]
-    has_angles = all(value.dtype is _value(query).dtype and _are_equal(value.shape, (rows, 1, width)) for value in angles)
+    has_angles = all(value.dtype is _value(heads).dtype and _are_equal(value.shape, (rows, tokens, width)) for value in angles)
     if has_angles and width == 2 * half:
-        node.args = (query, key, *node.args[2:])
-        node.kwargs = {"cosines": cosines, "sines": sines}
+        _replace(node, _rotate, heads, cosines, sines)
+
+
+def _let_turn(node: Node, query: Node, key: Node, cosines: Node, sines: Node) -> None:
+    node.args = (query, key, *node.args[2:])
+    node.kwargs = {"cosines": cosines, "sines": sines}
 
 
 def _is_open(node: Any) -> bool:
@@ -122,10 +128,14 @@ def _value(node: Node) -> Tensor:
     return value
 
 
-def _replace(node: Node, linear: Node, **arguments: Any) -> None:
+def _extend(node: Node, linear: Node, **arguments: Any) -> None:
     """Let a product stand where something was made of it."""
+    _replace(node, _linear, *linear.args, **linear.kwargs, **arguments)
+
+
+def _replace(node: Node, operator: Callable[..., Tensor], *args: Any, **kwargs: Any) -> None:
     with node.graph.inserting_before(node):
-        fused = node.graph.call_function(_linear, linear.args, {**linear.kwargs, **arguments})
+        fused = node.graph.call_function(operator, args, kwargs)
     fused.meta["val"] = _value(node)
     node.replace_all_uses_with(fused)
 
@@ -135,5 +145,6 @@ _RULES = (
     _Rule(_norm(is_cast=True), _normalise),
     _Rule(_gate(), _let_gate),
     _Rule(CallFunction(_aten.add.Tensor, KeywordArg("left"), KeywordArg("right")), _add),
-    _Rule(_rotary(), _rotate),
+    _Rule(_rotated(), _turn),
+    _Rule(_attention(), _let_turn),
 )

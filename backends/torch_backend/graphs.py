@@ -38,7 +38,7 @@ Compiled = Callable[..., Sequence[Tensor]]
 # Of torch's inductor. Operators are called from C++, and other threads may have Python meanwhile. Small element-wise loops stay on one
 # core: another would need longer to wake up.
 OPTIONS = {"cpp_wrapper": True, "cpp.min_chunk_size": 1 << 16}
-_EXAMPLE_SIZES = {"rows": 5, "entries": 48, "slots": 7, "capacity": 83}
+_EXAMPLE_SIZES = {"rows": 5, "tokens": 37, "entries": 48, "slots": 7, "capacity": 83}
 
 
 class GraphError(Exception):
@@ -111,14 +111,20 @@ def chain(links: Sequence[tuple[GraphSource, Sequence[int]]]) -> tuple[GraphSour
 
 def compile_graph(source: GraphSource, target: Path) -> None:
     """Compile a graph into a file."""
-    scope: dict[str, object] = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan}
-    exec(source.code, scope)
-    forward = scope["forward"]
-    assert callable(forward), "a graph's code defines forward"
+    forward = function_of(source.code)
     graph, examples = _trace(lambda *tensors: forward(None, *tensors), source.inputs)
     mode = examples[0].fake_mode
     with tracing(TracingContext(mode)), torch.no_grad(), torch._inductor.config.patch(OPTIONS):
         torch._inductor.standalone_compile(graph, [*examples], dynamic_shapes="from_tracing_context").save(path=str(target))
+
+
+def function_of(code: str) -> Function:
+    """Return the function `forward(self, …)` that a graph's code defines."""
+    scope: dict[str, object] = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan}
+    exec(code, scope)
+    forward = scope["forward"]
+    assert callable(forward), "a graph's code defines forward"
+    return forward
 
 
 def load_graph(path: Path) -> Compiled:

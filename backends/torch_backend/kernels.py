@@ -19,7 +19,6 @@ from cache.scoring import Window
 
 SOURCES = Path(__file__).with_name("native")
 BLOCK = 64  # outputs that a weight's layout keeps together
-MAX_ROWS = 32  # with many more, oneDNN's product is faster
 INPUT_MULTIPLE = 32  # oneDNN fills other numbers of inputs up
 
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -34,6 +33,7 @@ _library.define(  # type: ignore[no-untyped-call]
     "slot_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, Tensor entries, Tensor bias, "
     "float scaling, float softcap, Tensor? sinks, *, Tensor? cosines=None, Tensor? sines=None) -> Tensor"
 )
+_library.define("rotate(Tensor heads, Tensor cosines, Tensor sines) -> Tensor")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
     "prompt_attention(Tensor query, Tensor key, Tensor value, Tensor last_seen, int window, float scaling, float softcap, Tensor? sinks) "
     "-> Tensor"
@@ -65,6 +65,11 @@ def _linear_shape(
 @torch.library.register_fake("snapserve::slot_attention", lib=_library)  # type: ignore[untyped-decorator]
 def _attention_shape(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:  # noqa: ARG001
     return query.new_empty(query.shape[0], 1, query.shape[1], value.shape[3])
+
+
+@torch.library.register_fake("snapserve::rotate", lib=_library)  # type: ignore[untyped-decorator]
+def _rotated_shape(heads: Tensor, *_: object) -> Tensor:
+    return heads.transpose(1, 2).new_empty(heads.transpose(1, 2).shape).transpose(1, 2)
 
 
 @dataclass

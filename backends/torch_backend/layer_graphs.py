@@ -1,68 +1,39 @@
-"""A model's decoder layers as static graphs: a decode step runs a layer's graph once there is one, everything else the layer itself.
+"""A model's decoder layers as static graphs: decode steps, and chunks of prompts, run a layer's graph once there is one, not the layer.
 
 Layers that are built alike share one graph, which is traced and compiled once and called with each layer's weights and slots. A layer
 that cannot be traced, such as one whose experts are chosen by value or that asks which layer it is, stays as it is.
 """
 
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from backends.torch_backend.attention import AttentionOptions
-from backends.torch_backend.graphs import Compiled, GraphError, GraphSource, InputSpec, trace
-from backends.torch_backend.kernels import MAX_ROWS, Kernels, slot_attention
+from backends.torch_backend.chunk_code import ChunkAttention, ChunkCode, chunk_code
+from backends.torch_backend.graphs import Compiled, GraphError, GraphSource
+from backends.torch_backend.kernels import Kernels, slot_attention
+from backends.torch_backend.layer_calls import LayerCall, LayerFunction
 from backends.torch_backend.model_cache import KindStep, ModelCache
 
 logger = logging.getLogger(__name__)
 
-_NUMBER = "layer_idx"
-_SIMPLE = (bool, int, float, str, type(None))
 _ROW, _PLAN, _PLANE = ("rows",), ("rows", None, "entries"), ("slots", None, "capacity")
 
 
 @dataclass(frozen=True, slots=True)
-class LayerCall:
-    """How the model calls a layer, in a decode step."""
+class StepCall:
+    """How the model calls a layer in a decode step, and what the layer has there of its own."""
 
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    given: LayerCall
     kind: KindStep
     planes: tuple[Tensor, ...]
 
-    def tensors(self) -> list[Tensor]:
-        return [tensor.contiguous() for tensor in _tensors((*self.args, *self.kwargs.values()))]
-
-
-def _tensors(values: Sequence[Any]) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, tuple):
-            yield from _tensors(value)
-
-
-def _substituted(value: Any, slots: "_TracedSlots", tensors: Iterator[Tensor]) -> Any:
-    """Return an argument with other tensors and another cache in its places."""
-    if isinstance(value, Tensor):
-        return next(tensors)
-    if isinstance(value, tuple):
-        return tuple(_substituted(item, slots, tensors) for item in value)
-    return slots if isinstance(value, ModelCache) else value
-
-
-class _Unknown:
-    """A layer's number while its graph is traced, which must hold for others too: it can be handed on, and nothing else."""
-
-    def _refuse(self, *_: object) -> NoReturn:
-        raise TypeError("the layer asks for its number")
-
-    __eq__ = __hash__ = __bool__ = __index__ = _refuse
+    def inputs(self) -> list[Tensor]:
+        return [*self.given.tensors(), self.kind.entries.contiguous(), self.kind.bias.contiguous(), *self.planes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +55,7 @@ class _TracedSlots:
 class GraphedLayer(nn.Module):
     """Stands where a decoder layer stood, and has its attributes.
 
-    Pools of one slot have a graph of their own: of one row, operations are other ones.
+    Pools of one slot, and chunks of one row, have a graph of their own: of one row, operations are other ones.
     """
 
     def __init__(self, layer: nn.Module, number: int, kernels: Kernels) -> None:
@@ -92,11 +63,12 @@ class GraphedLayer(nn.Module):
         self.layer = layer
         self.sources: dict[bool, GraphSource] = {}  # by whether there is one slot
         self.graphs: dict[bool, Compiled] = {}
+        self.function = LayerFunction(layer)
         self._number, self._kernels = number, kernels
-        named = dict(layer.named_parameters()) | dict(layer.named_buffers())
-        self._names, self.weights = list(named), [weight.detach() for weight in named.values()]
-        self.calls: dict[bool, LayerCall] = {}
-        self.stand_in: Callable[[LayerCall], object] | None = None  # is called instead while the step around the layers is traced
+        self.calls: dict[bool, StepCall] = {}
+        self.chunk_calls: dict[bool, LayerCall] = {}  # by whether there is one row
+        self.chunks: dict[bool, ChunkCode] = {}
+        self.stand_in: Callable[[StepCall], object] | None = None  # is called instead while the step around the layers is traced
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -106,63 +78,54 @@ class GraphedLayer(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         cache: ModelCache = kwargs["slot_cache"]
-        step = cache.step
+        step, given = cache.step, LayerCall(args, kwargs)
         if step is None or not step.reads_first:
-            return self.layer(*args, **kwargs)
+            return self._read(cache, given)
         own = cache.layers[self._number]
-        call = LayerCall(args, kwargs, step.kinds[own.kind_index], own.slots.planes)
+        call = StepCall(given, step.kinds[own.kind_index], own.slots.planes)
         if self.stand_in is not None:
             return self.stand_in(call)
         is_single = own.slots.planes[0].shape[0] == 1
         graph = self.graphs.get(is_single)
-        if graph is None or len(step.places) > MAX_ROWS:
+        if graph is None:
             self.calls[is_single] = call
             return self.layer(*args, **kwargs)
-        return graph(*self._inputs(call))[0]
+        return graph(*call.inputs(), *self.function.weights)[0]
 
-    def _inputs(self, call: LayerCall) -> list[Tensor]:
-        return [*call.tensors(), call.kind.entries.contiguous(), call.kind.bias.contiguous(), *call.planes, *self.weights]
+    def _read(self, cache: ModelCache, call: LayerCall) -> Any:
+        """Read a prompt's chunk."""
+        tensors = call.tensors()
+        is_single = tensors[0].shape[0] == 1
+        if is_single not in self.chunk_calls:
+            self.chunk_calls[is_single] = call.replaced([tensor.to("meta") for tensor in tensors])
+        code = self.chunks.get(is_single)
+        if code is None or not self._kernels.are_used:
+            return self.layer(*call.args, **call.kwargs)
+        return code(ChunkAttention(cache, self._number), *tensors, *self.function.weights)
 
-    def structure(self, call: LayerCall) -> Hashable:
-        """Return all that tells one layer's graph from another's, but for what they do with their numbers."""
-        modules = [
-            (name, type(module), *((key, value) for key, value in vars(module).items() if isinstance(value, _SIMPLE) and key != _NUMBER))
-            for name, module in self.layer.named_modules()
-        ]
-        return tuple(modules), tuple(self._names), tuple((tensor.shape, tensor.dtype) for tensor in self._inputs(call))
-
-    def trace(self, call: LayerCall) -> GraphSource:
+    def trace(self, call: StepCall) -> GraphSource:
         """Return the graph of a decode step's call. Raises GraphError."""
         if len(call.planes) != 2:
             raise GraphError("it holds latents instead of keys and values")
-        inputs = self._inputs(call)
-        num_given, num_rows = len(call.tensors()), inputs[0].shape[0]
-        first_weight = num_given + 4
-        names: list[tuple[str | None, ...]] = [_ROW if tensor.shape[0] == num_rows else () for tensor in inputs[:num_given]]
-        names += [_ROW, _PLAN, _PLANE, _PLANE, *[()] * len(self.weights)]
+        num_rows = call.kind.entries.shape[0]
+        entries, bias, *planes = call.inputs()[len(call.given.tensors()) :]
+        own = [(entries, _ROW), (bias, _PLAN), *((plane, _PLANE) for plane in planes)]
+        with self._kernels.used():
+            return self.function.trace(
+                call.given,
+                lambda tensor: _ROW if tensor.shape[0] == num_rows else (),
+                own,
+                lambda entries, bias, *planes: _TracedSlots(entries, bias, planes),
+            )
 
-        def run(*tensors: Tensor) -> object:
-            entries, bias, keys, values = tensors[num_given:first_weight]
-            slots, given = _TracedSlots(entries, bias, (keys, values)), iter(tensors)
-            args, values = (_substituted(value, slots, given) for value in (call.args, tuple(call.kwargs.values())))
-            weights = dict(zip(self._names, tensors[first_weight:], strict=True))
-            kwargs = dict(zip(call.kwargs, values, strict=True))
-            return torch.func.functional_call(self.layer, weights, args, kwargs, tie_weights=False)
-
-        with _unnumbered(self.layer), self._kernels.used():
-            return trace(run, [InputSpec.of(tensor, name) for tensor, name in zip(inputs, names, strict=True)])
-
-
-@contextmanager
-def _unnumbered(layer: nn.Module) -> Iterator[None]:
-    numbered = [(module, vars(module)[_NUMBER]) for module in layer.modules() if _NUMBER in vars(module)]
-    try:
-        for module, _ in numbered:
-            setattr(module, _NUMBER, _Unknown())
-        yield
-    finally:
-        for module, number in numbered:
-            setattr(module, _NUMBER, number)
+    def trace_chunk(self, call: LayerCall) -> ChunkCode | None:
+        """Return the code of a chunk's call; none if it cannot be traced."""
+        try:
+            with self._kernels.used():
+                return chunk_code(self.function, call)
+        except GraphError as error:
+            logger.info("chunks of prompts are read by the layer itself: %s", str(error).splitlines()[0])
+            return None
 
 
 class LayerGraphs:
@@ -176,11 +139,12 @@ class LayerGraphs:
             layers[number] = layer
 
     def trace(self) -> dict[str, GraphSource]:
-        """Return the different graphs of the layers by their keys. A decode step has been run in each pool."""
+        """Return the different graphs of the layers by their keys. A chunk of each shape has been read, and a step decoded in each pool."""
+        self._trace_chunks()
         alike: dict[Hashable, list[tuple[GraphedLayer, bool]]] = {}
         for layer in self.layers:
             for is_single, call in layer.calls.items():
-                alike.setdefault(layer.structure(call), []).append((layer, is_single))
+                alike.setdefault(layer.function.structure(call.inputs()), []).append((layer, is_single))
         sources: dict[str, GraphSource] = {}
         for users in alike.values():
             layer, is_single = users[0]
@@ -193,6 +157,18 @@ class LayerGraphs:
             for layer, is_single in users:
                 layer.sources[is_single] = source
         return sources
+
+    def _trace_chunks(self) -> None:
+        """Trace what layers do with a prompt's chunk; those that cannot be traced stay as they are."""
+        codes: dict[Hashable, ChunkCode | None] = {}
+        for layer in self.layers:
+            for is_single, call in layer.chunk_calls.items():
+                structure = layer.function.structure(call.tensors())
+                if structure not in codes:
+                    codes[structure] = layer.trace_chunk(call)
+                code = codes[structure]
+                if code is not None:
+                    layer.chunks[is_single] = code
 
     def use(self, graphs: Mapping[str, Compiled]) -> None:
         """Let the layers run these graphs from the next step on."""

@@ -1,9 +1,9 @@
 """Linear layers of a loaded model, their weights laid out once for the CPU's matrix units, or kept as int8.
 
 A decode step is a few rows against every weight. torch's own product reorders the weight for each call, or falls back on a kernel that is
-slower the fewer the rows. oneDNN's, given the weight in its own layout, does not; for a few rows the kernel in `native/`, which reads
-the same layout, comes near the memory's rate. Layers that read the same input become one product of their joined weights, which the first
-of them computes for the others too.
+slower the fewer the rows. oneDNN's, given the weight in its own layout, does not, and stands in until the kernel in `native/` is there, which
+reads the same layout: few rows at nearly the memory's rate, many as fast as oneDNN, with what is done before and after them. Layers that read
+the same input become one product of their joined weights, which the first of them computes for the others too.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from backends.torch_backend.errors import UnsupportedModelError
-from backends.torch_backend.kernels import MAX_ROWS, Kernels, packed_linear, packed_weight
+from backends.torch_backend.kernels import Kernels, packed_linear, packed_weight
 from backends.torch_backend.quantized_linear import QuantizedLinear
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class ReorderedLinear(nn.Module):
         return weight.dtype is torch.float32 or (weight.dtype is torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        if self._kernels.are_used and self.packed is not None and hidden.numel() <= MAX_ROWS * hidden.shape[-1]:
+        if self._kernels.are_used and self.packed is not None:
             return packed_linear(hidden, self.packed, self.bias, self._num_outputs)
         output: Tensor = torch.ops.mkldnn._linear_pointwise(hidden, self._weight, self.bias, "none", [], "")
         return output

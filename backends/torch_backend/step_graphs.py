@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from backends.torch_backend.graphs import Compiled, GraphError, GraphSource, InputSpec, chain, trace
-from backends.torch_backend.kernels import MAX_ROWS, Kernels
-from backends.torch_backend.layer_graphs import GraphedLayer, LayerCall
+from backends.torch_backend.kernels import Kernels
+from backends.torch_backend.layer_graphs import GraphedLayer, StepCall
 from backends.torch_backend.pool import TorchPool
 from backends.torch_backend.steps import DecodePlan
 
@@ -55,7 +55,7 @@ class StepGraphs:
         self, model: PreTrainedModel, layers: Sequence[GraphedLayer], pool: TorchPool, max_position: int, kernels: Kernels
     ) -> None:
         self._model, self._layers, self._pool, self._max_position, self._kernels = model, layers, pool, max_position, kernels
-        inside = {weight.data_ptr() for layer in layers for weight in layer.weights}
+        inside = {weight.data_ptr() for layer in layers for weight in layer.function.weights}
         named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
         outside = {name: weight.detach() for name, weight in named if weight.data_ptr() not in inside}
         self._names, self._weights = list(outside), list(outside.values())
@@ -90,7 +90,7 @@ class StepGraphs:
 
     def run(self, plan: DecodePlan) -> tuple[Tensor, Tensor] | None:
         """Return the logits [slot, vocabulary] of a plan's next step and the likeliest token of each; None where there are no graphs."""
-        if not self._graphs or plan.bucket[0] > MAX_ROWS:
+        if not self._graphs:
             return None
         before, after = (self._graphs[key] for key in self._ends)
         hidden, *shared = before(plan.numbers, *(self._lengths[:length] for length in plan.read_lengths), *self._weights)
@@ -113,11 +113,11 @@ class StepGraphs:
     def _trace_before(self) -> GraphSource:
         """Trace the model until its last layer, while the layers note what they are called with."""
         num_kinds = len(self._pool.kinds)
-        calls: list[LayerCall] = []
+        calls: list[StepCall] = []
         tensors: list[Tensor] = []
         unknown = object()  # what a layer returns, which can be handed on and nothing else
 
-        def note(call: LayerCall) -> object:
+        def note(call: StepCall) -> object:
             calls.append(call)
             if len(calls) == len(self._layers):
                 raise _LastLayerError
@@ -135,31 +135,31 @@ class StepGraphs:
         plan = [InputSpec((2 + 2 * num_kinds, self._rows), "int64"), *[InputSpec(("entries",), "int8")] * num_kinds]
         return trace(run, [*plan, *map(InputSpec.of, self._weights)])
 
-    def _place(self, calls: Sequence[LayerCall], unknown: object) -> list[Tensor]:
+    def _place(self, calls: Sequence[StepCall], unknown: object) -> list[Tensor]:
         """Return the first layer's input and, each once, what layers are given beside theirs; write down which go to which."""
-        hidden, *_ = calls[0].tensors()
+        hidden, *_ = calls[0].given.tensors()
         shared: dict[int, Tensor] = {}
         self._calls.clear()
         for number, (layer, call) in enumerate(zip(self._layers, calls, strict=True)):
-            if (call.args[0] is unknown) != (number > 0):
+            if (call.given.args[0] is unknown) != (number > 0):
                 raise GraphError("something happens between the layers")
-            given = [tensor for tensor in (*call.tensors(), call.kind.entries, call.kind.bias) if tensor is not hidden]
+            given = [tensor for tensor in (*call.given.tensors(), call.kind.entries, call.kind.bias) if tensor is not hidden]
             shared |= {id(tensor): tensor for tensor in given}
             places = tuple(list(shared).index(id(tensor)) for tensor in given)
             source = layer.sources.get(self._is_single)
             if source is None:
                 raise GraphError(f"layer {number} has no graph")
             planes = self._pool.cache.layers[number].slots.planes
-            self._calls.append(_LayerInputs(source, places, (*planes, *layer.weights)))
+            self._calls.append(_LayerInputs(source, places, (*planes, *layer.function.weights)))
         return [hidden, *shared.values()]
 
     def _trace_after(self) -> GraphSource:
         """Trace what the model does with the last layer's output."""
-        hidden = next(iter(self._layers[-1].calls[self._is_single].tensors()))
+        hidden = next(iter(self._layers[-1].calls[self._is_single].given.tensors()))
 
         def run(output: Tensor, *weights: Tensor) -> object:
             numbers = torch.zeros(2 + 2 * len(self._pool.kinds), output.shape[0], dtype=torch.int64)
-            stand_ins: list[Callable[[LayerCall], object]] = [lambda call: call.args[0]] * (len(self._layers) - 1) + [lambda _: output]
+            stand_ins: list[Callable[[StepCall], object]] = [lambda call: call.given.args[0]] * (len(self._layers) - 1) + [lambda _: output]
             logits = self._call(numbers, (1,) * len(self._pool.kinds), weights, stand_ins)[:, -1]
             return [logits, logits.float().argmax(dim=-1)]
 
@@ -174,7 +174,7 @@ class StepGraphs:
         numbers: Tensor,
         read_lengths: tuple[int, ...],
         weights: Sequence[Tensor],
-        stand_ins: Sequence[Callable[[LayerCall], object]],
+        stand_ins: Sequence[Callable[[StepCall], object]],
     ) -> Tensor:
         """Return the model's logits [slot, 1, vocabulary], others called in its layers' places."""
         forward_pass = DecodePlan(self._pool.kinds, numbers, read_lengths, self._max_position).forward_pass()
@@ -186,7 +186,7 @@ class StepGraphs:
 
 
 @contextmanager
-def _standing_in(layers: Sequence[GraphedLayer], stand_ins: Sequence[Callable[[LayerCall], object]]) -> Iterator[None]:
+def _standing_in(layers: Sequence[GraphedLayer], stand_ins: Sequence[Callable[[StepCall], object]]) -> Iterator[None]:
     try:
         for layer, stand_in in zip(layers, stand_ins, strict=True):
             layer.stand_in = stand_in

@@ -107,6 +107,21 @@ def test_nothing_is_compiled_for_a_request(config: TorchBackendConfig) -> None:
     assert not counters, dict(counters)
 
 
+def test_neither_chunks_nor_steps_call_the_layers_themselves(config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts that fit their slot, alone and in company, and one that is read into a scratch and packed."""
+    backend = TorchBackend(config)
+    backend.warmup()
+    _compiled(backend).wait()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a layer is called")
+
+    for layer in backend._model.modules():
+        if isinstance(layer, GraphedLayer):
+            monkeypatch.setattr(layer.layer, "forward", refuse)
+    Driver(backend, 32).run(*(Request(random_prompt(length), slots=(slot,)) for slot, length in enumerate((9, 20, 100))), num_tokens=3)
+
+
 def test_a_pool_of_one_slot_has_graphs_of_its_own(config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a pool of several: both decode compiled, and as they do alone; their three layers are two stacks."""
     monkeypatch.setattr("backends.torch_backend.step_graphs._STACKED", 2)

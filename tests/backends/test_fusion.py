@@ -77,12 +77,13 @@ def _block(hidden: Tensor, norm: Tensor, up: Weight, down: Weight, *, activation
     return hidden + down(activation(gate) * value)
 
 
+@pytest.mark.parametrize("num_tokens", [1, 15])
 @pytest.mark.parametrize("is_quantized", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_norm_gate_and_residual(dtype: torch.dtype, is_quantized: bool) -> None:
+def test_norm_gate_and_residual(dtype: torch.dtype, is_quantized: bool, num_tokens: int) -> None:
     up, down = (_weight(*sizes, dtype, is_quantized=is_quantized) for sizes in ((HIDDEN, 2 * GATED), (GATED, HIDDEN)))
-    hidden, norm = _random(ROWS, 1, HIDDEN, dtype=dtype), 1 + _random(HIDDEN, dtype=dtype, seed=1) / 8
+    hidden, norm = _random(ROWS, num_tokens, HIDDEN, dtype=dtype), 1 + _random(HIDDEN, dtype=dtype, seed=1) / 8
     tensors = [tensor for tensor in (hidden, norm, up.packed, up.scales, down.packed, down.scales) if tensor is not None]
 
     def block(hidden: Tensor, norm: Tensor, *weights: Tensor) -> Tensor:
@@ -142,6 +143,20 @@ def test_rotary_embedding(dtype: torch.dtype, width: int) -> None:
         _assert_alike(plane, other)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_rotary_embedding_of_a_chunk(dtype: torch.dtype) -> None:
+    """Where no decode step's attention follows, it is an operator of its own."""
+    heads, angles = _random(ROWS, HEADS, 7, 40, dtype=dtype), _random(ROWS, 7, 40, dtype=dtype, seed=1)
+
+    def turned(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+        return _rotated(heads, cosines.unsqueeze(1), sines.unsqueeze(1)) + 1
+
+    code, run = _fused(turned, [heads, angles.cos(), angles.sin()])
+    assert [code.count(text) for text in ("snapserve.rotate", "aten.cat", "aten.mul")] == [1, 0, 0]
+    _assert_alike(run(heads, angles.cos(), angles.sin()), turned(heads, angles.cos(), angles.sin()))
+
+
 def _partly_rotated(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     size = cosines.shape[-1]
     return torch.cat([_rotated(heads[..., :size], cosines, sines), heads[..., size:]], dim=-1)
@@ -152,12 +167,14 @@ def _turned_in_pairs(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return heads * cosines + turned * sines
 
 
-@pytest.mark.parametrize(("rotate", "num_angles"), [(_partly_rotated, 16), (_turned_in_pairs, 40)])
+@pytest.mark.parametrize(("rotate", "num_angles", "num_fused"), [(_partly_rotated, 16, 2), (_turned_in_pairs, 40, 0)])
 @torch.inference_mode()
-def test_other_embeddings_stay(rotate: Function, num_angles: int) -> None:
+def test_other_embeddings_stay(rotate: Function, num_angles: int, num_fused: int) -> None:
+    """Of heads that turn in part, this part does not."""
     tensors = _attention_inputs(torch.float32, 40, num_angles)
     code, run = _fused(_attention(rotate), tensors)
     assert "cosines =" not in code
+    assert code.count("snapserve.rotate") == num_fused
     torch.testing.assert_close(run(*tensors), _attention(rotate)(*tensors))
 
 

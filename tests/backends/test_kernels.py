@@ -13,7 +13,6 @@ from backends.interface import Draw, SamplingParams
 from backends.torch_backend.attention import HIDDEN, grouped_attention
 from backends.torch_backend.filtering import score_threshold
 from backends.torch_backend.kernels import (
-    MAX_ROWS,
     Kernels,
     kernels_are_supported,
     load_kernels,
@@ -52,12 +51,26 @@ def test_linear(dtype: torch.dtype, sizes: tuple[int, int], has_bias: bool) -> N
     reordered = ReorderedLinear([layer], Kernels())
     packed = reordered.packed
     assert packed is not None, "oneDNN lays weights out as the kernel expects"
-    hidden = _random(MAX_ROWS, sizes[0], dtype=dtype)
+    hidden = _random(550, sizes[0], dtype=dtype)  # many at a time, and some that are left over
     whole = packed_linear(hidden, packed, layer.bias, sizes[1])
     expected = nn.functional.linear(hidden.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double())
     torch.testing.assert_close(whole.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
-    for first, last in ((0, 1), (2, 4), (3, 6), (7, 12)):
+    for first, last in ((0, 1), (2, 4), (3, 6), (7, 12), (8, 45), (0, 512), (500, 550)):
         assert torch.equal(packed_linear(hidden[first:last, None], packed, layer.bias, sizes[1])[:, 0], whole[first:last])
+
+
+@pytest.mark.parametrize("width", [64, 40, 6])
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_rotary_embedding(dtype: torch.dtype, width: int) -> None:
+    """Of heads that lie between others, as a joint product leaves them."""
+    heads = _random(2, 5, 7, width, dtype=dtype)[:, :, 1:4].transpose(1, 2)  # [row, head, token, width]
+    angles = torch.arange(10).view(2, 5, 1) * torch.linspace(1, 0.01, width // 2).repeat(2)
+    cosines, sines = angles.cos().to(dtype), angles.sin().to(dtype)
+    turned = torch.cat((-heads[..., width // 2 :], heads[..., : width // 2]), dim=-1)
+    expected = heads * cosines[:, None] + turned * sines[:, None]
+    rotated = torch.ops.snapserve.rotate(heads, cosines, sines)
+    torch.testing.assert_close(rotated, expected, atol=1e-6, rtol=0 if dtype is torch.bfloat16 else 1e-6)
 
 
 @torch.inference_mode()

@@ -5,6 +5,7 @@
 
 #include "linear.h"
 #include "prompt_attention.h"
+#include "rotary.h"
 #include "sampling.h"
 #include "slot_attention.h"
 #include "window_votes.h"
@@ -12,6 +13,7 @@
 TORCH_LIBRARY_IMPL(snapserve, CPU, library) {
   library.impl("linear", linear);
   library.impl("slot_attention", slot_attention);
+  library.impl("rotate", rotate_heads);
   library.impl("prompt_attention", prompt_attention);
   library.impl("window_votes", window_votes);
   library.impl("draw", draw);

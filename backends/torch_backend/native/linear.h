@@ -1,5 +1,5 @@
-// Products with the weights of linear layers, which lie as oneDNN lays them out, so that decode and prefill share one copy: a few rows by
-// weights of their own type, any number by int8 ones.
+// Products of any number of rows with the weights of linear layers, which lie as oneDNN lays them out, so that there is one copy of them with
+// and without these kernels.
 
 #pragma once
 
@@ -16,10 +16,14 @@
 
 namespace {
 
-template <typename W>
-constexpr int64_t kChunk = 32;  // inputs of a block, which stay in the first-level cache until all rows have met them
-template <>
-constexpr int64_t kChunk<int8_t> = 128;  // more of them, for prefill's many rows
+constexpr int64_t kFew = 32;    // rows that each thread normalises for itself, and by which a weight is multiplied as fast as it is read
+constexpr int64_t kMany = 512;  // rows whose sums with a block stay in the second-level cache
+constexpr int64_t kTall = 6;    // of many rows, those that meet a weight at once: their sums fill all registers
+
+// Inputs of a block that stay in the first-level cache until many rows have met them; few rows take fewer at a time.
+template <typename T>
+constexpr int64_t kChunk = 96 * kPack<T>;
+constexpr int64_t kFewChunk = 32;
 
 // What a product reads beside its rows. Int8 weights have scales, one for each output.
 template <typename T, typename W>
@@ -59,23 +63,31 @@ void normalise(T* normed, const T* input, const Around<T>& around, int64_t rows,
   }
 }
 
+// Add to the sums [row, 64] what a chunk of a block's weights makes of the rows, `most` at a time. The first ones ask for the weights that come
+// next, of few rows all, and leave int8 ones in `space` as the rows' type.
+template <int64_t most, typename T, typename W>
+void add_block(float* sums, const T* input, const W* weight, int64_t rows, int64_t inputs, int64_t num_inputs, T* space) {
+  add_rows<true, most>(sums, input, inputs, weight, num_inputs, rows, kPack<T>, rows > most ? space : nullptr);
+  for (int64_t r = most; r < rows; r += most) {
+    float* some = sums + r * kBlock;
+    if constexpr (std::is_same_v<T, W>) {
+      add_rows<most == kRows, most>(some, input + r * inputs, inputs, weight, num_inputs, rows - r);
+    } else {
+      add_rows<false, most>(some, input + r * inputs, inputs, space, num_inputs, rows - r);
+    }
+  }
+}
+
 // Write the products [row, 64] of one block: `width` of its 64.
 template <typename T, typename W>
 void multiply_block(float* sums, const T* input, const Weights<T, W>& weights, int64_t rows, int64_t inputs, int64_t width) {
-  alignas(64) T space[kChunk<W> * kBlock];
+  alignas(64) T space[kChunk<T> * kBlock];
   std::fill_n(sums, rows * kBlock, 0.0f);
-  for (int64_t k = 0; k < inputs; k += kChunk<W>) {
+  const int64_t size = rows <= kFew && std::is_same_v<T, W> ? kFewChunk : kChunk<T>;
+  for (int64_t k = 0; k < inputs; k += size) {
     const W* chunk = weights.numbers + k * kBlock;
-    const int64_t num_inputs = std::min(kChunk<W>, inputs - k);
-    add_rows<true>(sums, input + k, inputs, chunk, num_inputs, rows, kPack<T>, rows > kRows ? space : nullptr);
-    for (int64_t r = kRows; r < rows; r += kRows) {
-      float* row = sums + r * kBlock;
-      if constexpr (std::is_same_v<T, W>) {
-        add_rows<true>(row, input + r * inputs + k, inputs, chunk, num_inputs, rows - r);
-      } else {
-        add_rows(row, input + r * inputs + k, inputs, space, num_inputs, rows - r);
-      }
-    }
+    const int64_t num_inputs = std::min(size, inputs - k);
+    (rows <= kFew ? add_block<kRows, T, W> : add_block<kTall, T, W>)(sums, input + k, chunk, rows, inputs, num_inputs, space);
   }
   for (int64_t r = 0; r < rows; ++r) {
     float* row = sums + r * kBlock;
@@ -100,26 +112,48 @@ void write_block(T* output, const float* products, const float* gates, const T* 
   }
 }
 
+// Write the outputs [row, output] of up to `kMany` rows for the blocks from `begin` to `end`, a block being gates and what they gate, if they are.
 template <typename T, typename W>
-void multiply(Tensor& output, const Tensor& input, const Weights<T, W>& weights, const Around<T>& around, int64_t blocks) {
-  const int64_t inputs = input.size(-1), outputs = output.size(-1), rows = input.numel() / inputs;
-  const int64_t parts = around.is_gated ? 2 : 1, gated = around.is_gated ? outputs : 0;
+void multiply_rows(T* output, const T* input, const Weights<T, W>& weights, const Around<T>& around, int64_t rows, int64_t inputs, int64_t outputs,
+                   int64_t begin, int64_t end) {
+  thread_local Space<float> sums;
+  sums.resize(2 * rows * kBlock);
+  float *products = sums.data(), *gates = around.is_gated ? products + rows * kBlock : nullptr;
+  const int64_t gated = around.is_gated ? outputs : 0;
+  for (int64_t first = begin * kBlock; first < end * kBlock; first += kBlock) {
+    const int64_t width = std::min(kBlock, outputs - first);
+    if (around.is_gated) multiply_block(gates, input, weights.from(first, inputs), rows, inputs, width);
+    multiply_block(products, input, weights.from(gated + first, inputs), rows, inputs, width);
+    write_block(output + first, products, gates, around.residual == nullptr ? nullptr : around.residual + first, rows, outputs, width);
+  }
+}
+
+template <typename T, typename W>
+void multiply(Tensor& output, const Tensor& input, const Weights<T, W>& weights, Around<T> around, int64_t blocks) {
+  const int64_t inputs = input.size(-1), outputs = output.size(-1), rows = input.numel() / inputs, parts = around.is_gated ? 2 : 1;
+  const T* from = input.const_data_ptr<T>();
+  Tensor shared;  // many rows, normalised once for all threads
+  if (around.norm != nullptr && rows > kFew) {
+    shared = at::empty(input.sizes(), input.options());
+    T* normed = shared.data_ptr<T>();
+    at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / inputs), [&](int64_t begin, int64_t end) {
+      normalise(normed + begin * inputs, from + begin * inputs, around, end - begin, inputs);
+    });
+    from = normed;
+    around.norm = nullptr;
+  }
   at::parallel_for(0, blocks / parts, std::max<int64_t>(1, kGrain / (parts * kBlock * inputs)), [&](int64_t begin, int64_t end) {
     thread_local Space<T> normed;
-    thread_local Space<float> sums;
-    const T* from = input.const_data_ptr<T>();
+    const T* own = from;
     if (around.norm != nullptr) {
       normed.resize(rows * inputs);
       normalise(normed.data(), from, around, rows, inputs);
-      from = normed.data();
+      own = normed.data();
     }
-    sums.resize(parts * rows * kBlock);
-    float *products = sums.data(), *gates = around.is_gated ? products + rows * kBlock : nullptr;
-    for (int64_t first = begin * kBlock; first < end * kBlock; first += kBlock) {
-      const int64_t width = std::min(kBlock, outputs - first);
-      if (around.is_gated) multiply_block(gates, from, weights.from(first, inputs), rows, inputs, width);
-      multiply_block(products, from, weights.from(gated + first, inputs), rows, inputs, width);
-      write_block(output.data_ptr<T>() + first, products, gates, around.residual == nullptr ? nullptr : around.residual + first, rows, outputs, width);
+    for (int64_t first = 0; first < rows; first += kMany) {
+      Around<T> here = around;
+      if (around.residual != nullptr) here.residual += first * outputs;
+      multiply_rows(output.data_ptr<T>() + first * outputs, own + first * inputs, weights, here, std::min(kMany, rows - first), inputs, outputs, begin, end);
     }
   });
 }

@@ -67,15 +67,14 @@ inline void add_chunk(float* sums, const T* input, int64_t stride, const W* weig
   UNROLL for (int64_t r = 0; r < rows; ++r) UNROLL for (int64_t v = 0; v < kVectors; ++v) store(sums + r * kBlock + v * kLanes, held[r][v]);
 }
 
-template <bool stream = false, typename T, typename W>
+// The same for the next rows, `most` of the `num_rows` that are left.
+template <bool stream = false, int64_t most = kRows, typename T, typename W>
 void add_rows(float* sums, const T* input, int64_t stride, const W* weight, int64_t num_inputs, int64_t num_rows,
               int64_t step = kPack<T>, T* space = nullptr) {
-  switch (num_rows) {
-    case 1: return add_chunk<1, stream>(sums, input, stride, weight, num_inputs, step, space);
-    case 2: return add_chunk<2, stream>(sums, input, stride, weight, num_inputs, step, space);
-    case 3: return add_chunk<3, stream>(sums, input, stride, weight, num_inputs, step, space);
-    default: return add_chunk<kRows, stream>(sums, input, stride, weight, num_inputs, step, space);
+  if constexpr (most > 1) {
+    if (num_rows < most) return add_rows<stream, most - 1>(sums, input, stride, weight, num_inputs, num_rows, step, space);
   }
+  add_chunk<most, stream>(sums, input, stride, weight, num_inputs, step, space);
 }
 
 }  // namespace

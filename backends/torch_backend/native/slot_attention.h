@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "rotary.h"
 #include "rows.h"
 
 namespace {
@@ -173,20 +174,6 @@ void attend(const Head<T>& head) {
       const __mmask16 lanes = first_lanes(head.value_width - d);
       store(head.output + g * head.value_width + d, _mm512_mul_ps(load(sums + g * head.value_width + d, lanes), factor), lanes);
     }
-  }
-}
-
-// Turn the two halves of a head's numbers against each other, by its token's angles: rotary embedding, rounded as operators of its own would.
-template <typename T>
-void rotate(T* output, const T* input, const T* cosines, const T* sines, int64_t width) {
-  const int64_t half = width / 2;
-  for (int64_t d = 0; d < half; d += kLanes) {
-    const __mmask16 lanes = first_lanes(half - d);
-    const auto product = [&](int64_t place, const T* factors, int64_t angle) {
-      return rounded<T>(_mm512_mul_ps(load(input + place + d, lanes), load(factors + angle + d, lanes)));
-    };
-    store(output + d, _mm512_sub_ps(product(0, cosines, 0), product(half, sines, 0)), lanes);
-    store(output + half + d, _mm512_add_ps(product(half, cosines, half), product(0, sines, half)), lanes);
   }
 }
 

@@ -1,0 +1,62 @@
+"""A layer's work on a prompt's chunk as a list of few operators: traced once, with what kernels can do moved into them, and run as it is.
+
+Nothing is compiled for it: beside the kernels only views are left. The attention stays the cache's business.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from backends.torch_backend.attention import AttentionOptions
+from backends.torch_backend.graphs import function_of
+from backends.torch_backend.layer_calls import LayerCall, LayerFunction
+from backends.torch_backend.model_cache import ModelCache
+
+ChunkCode = Callable[..., Any]  # of a `ChunkAttention` and a layer's tensors
+
+_library = torch.library.Library("snapserve", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(  # type: ignore[no-untyped-call]
+    "cached_attention(Tensor query, Tensor key, Tensor value, float scaling, float? softcap, Tensor? sinks) -> Tensor"
+)
+
+
+@torch.library.register_fake("snapserve::cached_attention", lib=_library)  # type: ignore[untyped-decorator]
+def _attention_shape(query: Tensor, key: Tensor, value: Tensor, *_: object) -> Tensor:  # noqa: ARG001
+    return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+
+
+class _TracedCache:
+    """The cache that a layer meets while it is traced: its update leaves all to the attention."""
+
+    def update(self, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        return key, value
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:  # noqa: ARG002
+        output: Tensor = torch.ops.snapserve.cached_attention(query, key, value, options.scaling, options.softcap, options.sinks)
+        return output
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkAttention:
+    """What a layer's code calls where the layer would write to the cache and attend."""
+
+    cache: ModelCache
+    layer: int
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None, sinks: Tensor | None) -> Tensor:
+        keys, values = self.cache.update(key, value, self.layer)
+        return self.cache.attend(self.layer, query, keys, values, AttentionOptions(scaling, softcap, sinks)).contiguous()
+
+
+def chunk_code(layer: LayerFunction, call: LayerCall) -> ChunkCode:
+    """Return the code of a call with a chunk [row, token, …]; the number of tokens is open. Raises GraphError."""
+    rows, tokens = call.tensors()[0].shape[:2]
+
+    def names(tensor: Tensor) -> tuple[str, ...]:
+        return ("rows", "tokens") if tensor.shape[:2] == (rows, tokens) else ()
+
+    source = layer.trace(call, names, (), _TracedCache)
+    return function_of(source.code.replace("torch.ops.snapserve.cached_attention.default(", "self.attend("))

@@ -1,9 +1,9 @@
 """Linear layers of a loaded model, their weights laid out once for the CPU's matrix units, or kept as int8.
 
 A decode step is a few rows against every weight. torch's own product reorders the weight for each call, or falls back on a kernel that is
-slower the fewer the rows. oneDNN's, given the weight in its own layout, does not, and stands in until the kernel in `native/` is there, which
-reads the same layout: few rows at nearly the memory's rate, many as fast as oneDNN, with what is done before and after them. Layers that read
-the same input become one product of their joined weights, which the first of them computes for the others too.
+slower the fewer the rows. oneDNN's, given the weight in its own layout, does not. It stands in until the kernel in `native/` is there,
+which reads the same layout: few rows at nearly the memory's rate, many as fast as oneDNN, and with what is done before and after them.
+Layers that read the same input become one product of their joined weights, which the first of them computes for the others too.
 """
 
 import itertools

@@ -118,6 +118,7 @@ class CachePolicy:
     lend_kept: bool = False  # unused kept entries lengthen the ring
     num_lent: int = 0  # ring entries that hold more of a prompt's best tokens until decode takes them, where the prompt does not fit
     layer_kept: tuple[int, ...] = ()  # each layer's kept entries, where they differ
+    leading_layer: int | None = None  # of those with `layer_kept`: the later ones choose by its votes too
 
     def __post_init__(self) -> None:
         if not 1 <= self.prompt_window <= self.layout.num_recent:
@@ -133,16 +134,19 @@ class CachePolicy:
         """The longest prompt of which a slot loses nothing, in any layer."""
         return self.layout.num_sink + self.prompt_window + min(self.layer_kept, default=self.layout.num_kept)
 
-    def with_layer_scores(self, scores: Sequence[float], most: int) -> "CachePolicy":
-        """Return the policy with its kept entries shared out between layers of these scores, no layer having more than `most`."""
+    def with_layer_scores(self, scores: Sequence[float], most: int, leading_layer: int | None = None) -> "CachePolicy":
+        """Return the policy with its kept entries shared out between layers of these scores, no layer having more than `most`.
+
+        Where the shares differ, the layers behind the leading one, if any, choose by its votes too.
+        """
         kept = share_kept(self.layout.num_kept, scores, most)
-        return self if len(set(kept)) < 2 else replace(self, layer_kept=kept)
+        return self if len(set(kept)) < 2 else replace(self, layer_kept=kept, leading_layer=leading_layer)
 
     def of_layer(self, number: int) -> "CachePolicy":
         """Return the policy of one layer, counted among those without a sliding window."""
         if not self.layer_kept:
             return self
-        return replace(self, layout=replace(self.layout, num_kept=self.layer_kept[number]), layer_kept=())
+        return replace(self, layout=replace(self.layout, num_kept=self.layer_kept[number]), layer_kept=(), leading_layer=None)
 
     def place(self, num_prompt_tokens: int) -> SlotPlacement:
         """Return where a prompt of this length lies in a slot."""
@@ -218,11 +222,17 @@ class PolicyOptions:
     lend_kept: bool = False
     lend_ring: bool | None = None  # None: `snapstream` does
     layer_budgets: LayerBudgets | None = None  # None: measured for `snapstream`, equal for the others
+    share_votes: bool | None = None  # None: where layers are measured
 
     @property
     def measures_layers(self) -> bool:
         """Whether the resolved policy wants its layers' scores."""
         return self.name is PolicyName.SNAPSTREAM and self.layer_budgets is not LayerBudgets.EQUAL
+
+    @property
+    def has_leading_layer(self) -> bool:
+        """Whether layers choose by the votes of the one before them that looks things up most."""
+        return self.measures_layers and self.share_votes is not False
 
     def resolve(self, max_model_len: int) -> CachePolicy:
         """Return the policy for sequences of up to `max_model_len` tokens. Raises ValueError that names the option and its limit."""
@@ -253,6 +263,8 @@ class PolicyOptions:
                 raise ValueError(f"{option} is not an option of policy {self.name}")
         if self.layer_budgets is LayerBudgets.MEASURED and self.name is not PolicyName.SNAPSTREAM:
             raise ValueError(f"layer_budgets {self.layer_budgets} is not an option of policy {self.name}")
+        if self.share_votes and not self.measures_layers:
+            raise ValueError(f"share_votes needs policy {PolicyName.SNAPSTREAM} with layer_budgets {LayerBudgets.MEASURED}")
 
     def _sizes(self, max_model_len: int) -> tuple[int, int, int]:
         """Return sinks, ring and kept entries; with all of them given, the capacity is their sum, otherwise what is left is shared out."""

@@ -106,24 +106,39 @@ def _grouped_logits(query: Tensor, key: Tensor) -> Tensor:
     return folded.float().view(num_kv_heads, -1, num_queries, num_keys)
 
 
-def select(scorer: WindowScorer, votes: Tensor, num_kv_heads: int, num_sink: int, end: int, num_kept: int, num_lent: int = 0) -> Tensor:
+def select(
+    scorer: WindowScorer,
+    votes: Tensor,
+    num_kv_heads: int,
+    num_sink: int,
+    end: int,
+    num_kept: int,
+    num_lent: int = 0,
+    others: Tensor | None = None,
+) -> Tensor:
     """Return the indices of the tokens to keep, ascending, and those of the `num_lent` next best, the best of them last.
 
     The result is int64 [kv_head, num_kept + num_lent], or [kv_head, end − num_sink] where no more are candidates.
 
-    `votes` is [head, key], all `window_votes` joined. They are pooled along the candidates, reduced over the query heads of each KV head,
-    and the highest win, chunk by chunk if the scorer says so; among equals the earlier token does, and of the last chunk that there is room
-    for its first tokens.
+    `votes` is [head, key], all `window_votes` joined. The highest `candidate_scores` win, or those of `others` [candidate] where these are
+    higher, chunk by chunk if the scorer says so; among equals the earlier token does, and of the last chunk that there is room for its
+    first tokens.
     """
-    num_candidates = end - num_sink
-    if num_candidates <= num_kept:
+    if end - num_sink <= num_kept:
         return torch.arange(num_sink, end, device=votes.device).repeat(num_kv_heads, 1)
-    pooled = _pool(scorer, votes[:, num_sink:end]).view(num_kv_heads, -1, num_candidates)
-    scores = pooled.mean(1) if scorer.head_reduction is HeadReduction.MEAN else pooled.amax(1)
+    scores = candidate_scores(scorer, votes, num_kv_heads, num_sink, end)
+    if others is not None:
+        scores = torch.maximum(scores, others)
     if scorer.selection_chunk > 1:
         scores = _chunk_means(scores, scorer.selection_chunk)
     best = scores.sort(dim=-1, descending=True, stable=True).indices[:, : num_kept + num_lent]
     return num_sink + torch.cat([best[:, :num_kept].sort(dim=-1).values, best[:, num_kept:].flip(-1)], dim=-1)
+
+
+def candidate_scores(scorer: WindowScorer, votes: Tensor, num_kv_heads: int, num_sink: int, end: int) -> Tensor:
+    """Return the votes [head, key] pooled along the candidates and reduced over each KV head's query heads: [kv_head, candidate]."""
+    pooled = _pool(scorer, votes[:, num_sink:end]).view(num_kv_heads, -1, end - num_sink)
+    return pooled.mean(1) if scorer.head_reduction is HeadReduction.MEAN else pooled.amax(1)
 
 
 def _pool(scorer: WindowScorer, votes: Tensor) -> Tensor:

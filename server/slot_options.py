@@ -83,6 +83,14 @@ ONE_POOL = OptionGroup(
             choices(LayerBudgets),
             "measured; equal for other policies than snapstream",
         ),
+        Option(
+            "share-votes",
+            switch,
+            None,
+            "Let the layers behind the one that looks up most choose by what it looks for too.",
+            "",
+            "yes where layer-budgets is measured",
+        ),
     ),
 )
 
@@ -111,7 +119,7 @@ def pools_of(values: Mapping[str, Any]) -> tuple[PoolOptions, ...]:
 
 def _pool(name: str, values: Mapping[str, Any], max_model_len: int) -> PoolOptions:
     """Return a pool of these options. Raises ValueError for what cannot be, whatever the model."""
-    policy_fields = ("slot_capacity", "num_sink", "num_recent", "num_kept", "lend_kept", "lend_ring", "layer_budgets")
+    policy_fields = ("slot_capacity", "num_sink", "num_recent", "num_kept", "lend_kept", "lend_ring", "layer_budgets", "share_votes")
     scorer = DEFAULT_SCORERS.get(values["policy"])
     if scorer is not None:
         given = {field.name: values[field.name] for field in fields(WindowScorer)}

@@ -41,7 +41,7 @@ from backends.torch_backend.limits import (
 from backends.torch_backend.linear import ReorderedLinear, replace_all_linears
 from backends.torch_backend.loading import load_model
 from backends.torch_backend.logprobs import Sampled, log_probabilities, steps_to_host
-from backends.torch_backend.lookup import look_up_scores
+from backends.torch_backend.lookup import measure_look_up
 from backends.torch_backend.model_cache import ModelCache
 from backends.torch_backend.pool import TorchPool
 from backends.torch_backend.probe import LayerSpec, probe_layers
@@ -145,9 +145,11 @@ class TorchBackend:
         policies = [options.policy.resolve(max_model_len) for options in config.pools]
         if not any(options.policy.measures_layers for options in config.pools):
             return policies
-        scores = look_up_scores(self._model, len(layers), max_model_len)
+        measured = measure_look_up(self._model, len(layers), max_model_len)
         return [
-            with_layer_budgets(policy, layers, scores, max_model_len, config.scratch_capacity) if options.policy.measures_layers else policy
+            with_layer_budgets(policy, layers, measured, max_model_len, config.scratch_capacity, leads=options.policy.has_leading_layer)
+            if options.policy.measures_layers
+            else policy
             for policy, options in zip(policies, config.pools, strict=True)
         ]
 

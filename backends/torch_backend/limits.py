@@ -7,6 +7,7 @@ from transformers import PreTrainedConfig
 
 from backends.interface import BackendSpec, Feature, PrefillShape, ScratchSpec, SlotPoolSpec
 from backends.torch_backend.config import DEFAULT_MAX_MODEL_LEN, TorchBackendConfig
+from backends.torch_backend.lookup import LookUp
 from backends.torch_backend.model_cache import LayerKind
 from backends.torch_backend.probe import LayerSpec
 from cache.policy import CachePolicy, streaming_llm
@@ -27,9 +28,17 @@ def resolve_max_model_len(config: TorchBackendConfig, model: PreTrainedConfig) -
 
 
 def with_layer_budgets(
-    policy: CachePolicy, layers: Sequence[LayerSpec], scores: Sequence[float], max_model_len: int, scratch_capacity: int | None
+    policy: CachePolicy,
+    layers: Sequence[LayerSpec],
+    measured: Sequence[LookUp],
+    max_model_len: int,
+    scratch_capacity: int | None,
+    *,
+    leads: bool,
 ) -> CachePolicy:
-    """Return the policy with its kept entries shared out between the layers without a sliding window; `scores` are those of all layers.
+    """Return the policy with its kept entries shared out between the layers without a sliding window; `measured` are all layers.
+
+    With `leads`, the one that looks up most leads those behind it.
 
     No layer gets more than the longest sequence has use for. Where prompts outgrow their scratch, none gets more than an equal share if its
     slot would then be longer than half a scratch: the longer the slots, the less can be given up at a time.
@@ -39,8 +48,9 @@ def with_layer_budgets(
         most = scratch_capacity // 2
     most -= policy.layout.num_sink + policy.layout.num_recent
     windows = _windows(layers, max_model_len)
-    own = [score for score, window in zip(scores, windows, strict=True) if window is None]
-    return policy.with_layer_scores(own, most)
+    own = [look_up for look_up, window in zip(measured, windows, strict=True) if window is None]
+    leading_layer = max(range(len(own)), key=lambda number: own[number].found) if leads and own else None
+    return policy.with_layer_scores([look_up.score for look_up in own], most, leading_layer)
 
 
 def layer_kinds(policy: CachePolicy, layers: Sequence[LayerSpec], max_model_len: int) -> tuple[list[LayerKind], list[int]]:

@@ -6,6 +6,8 @@ random tokens, and rest on the first one (attention sinks: Xiao et al., arXiv 23
 model attends, not what is made of it.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -18,9 +20,20 @@ _NUM_TOKENS = 128  # read twice
 _REST = 0.75  # what attention counts that rests: of such heads, it is not known whether they would look up anything
 
 
-def look_up_scores(model: PreTrainedModel, num_layers: int, max_model_len: int) -> list[float]:
-    """Return for each layer the share, 0 to 1, of its heads' attention that goes to what followed the same token before, and
-    three quarters of the share that rests on the first token.
+class LookUp(NamedTuple):
+    """Shares, 0 to 1, of a layer's attention."""
+
+    found: float  # goes to what followed the same token before
+    rests: float  # rests on the first token
+
+    @property
+    def score(self) -> float:
+        """How much kept entries are worth to the layer."""
+        return self.found + _REST * self.rests
+
+
+def measure_look_up(model: PreTrainedModel, num_layers: int, max_model_len: int) -> list[LookUp]:
+    """Return how much each layer's heads look up, on the average.
 
     The first token is the model's own for beginnings, where it has one. Sequences of fewer than four tokens and that one give zeros.
     """
@@ -28,14 +41,14 @@ def look_up_scores(model: PreTrainedModel, num_layers: int, max_model_len: int) 
     first = [bos] if isinstance(bos, int) and 0 <= bos < vocab_size else []
     num_tokens = min(_NUM_TOKENS, (max_model_len - len(first)) // 2)
     if num_tokens < 2:
-        return [0.0] * num_layers
+        return [LookUp(0.0, 0.0)] * num_layers
     once = torch.randint(vocab_size, (num_tokens,), generator=torch.Generator().manual_seed(0))
     cache = _LookupCache(num_layers, num_tokens)
     ids = torch.cat([torch.tensor(first, dtype=torch.long), once, once])[None].to(model.device)
     positions = torch.arange(ids.shape[1], device=model.device)[None]
     with torch.inference_mode():
         model.base_model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, slot_cache=cache)
-    return [float(score) for score in cache.scores]
+    return cache.measured
 
 
 class _LookupCache(Cache):
@@ -44,7 +57,7 @@ class _LookupCache(Cache):
     def __init__(self, num_layers: int, num_tokens: int) -> None:
         super().__init__(layers=[PassingLayer() for _ in range(num_layers)])  # type: ignore[no-untyped-call]
         self._num_tokens = num_tokens
-        self.scores = [torch.zeros(()) for _ in range(num_layers)]
+        self.measured = [LookUp(0.0, 0.0)] * num_layers
 
     def store(self, layer: int, latents: Tensor) -> Tensor:  # noqa: ARG002
         return latents
@@ -62,5 +75,5 @@ class _LookupCache(Cache):
         output, weights = mixed[..., : value.shape[3]], mixed[0, ..., value.shape[3] :]  # the latter [query, head, key]
         second = index[-self._num_tokens :]
         found, rests = weights[second, :, second - self._num_tokens + 1], weights[second, :, 0]
-        self.scores[layer] = found.float().mean() + _REST * rests.float().mean()
+        self.measured[layer] = LookUp(float(found.float().mean()), float(rests.float().mean()))
         return output

@@ -15,7 +15,7 @@ from backends.torch_backend.attention import AttentionOptions, grouped_attention
 from backends.torch_backend.kernels import Kernels, observed_attention, prompt_attention, takes_prompt
 from backends.torch_backend.probe import LayerSpec
 from cache.policy import CachePolicy, WindowScorer
-from cache.scoring import Reduction, join_votes, reduced_attention, select, window_votes
+from cache.scoring import Reduction, candidate_scores, join_votes, reduced_attention, select, window_votes
 from cache.slots import SlotCache
 
 
@@ -88,6 +88,7 @@ class CacheLayer(CacheLayerMixin):
         self.kind = kind
         self.slots = SlotCache(kind.policy.layout, num_slots, spec.num_kv_heads, spec.planes, device)
         self.scratch = scratch
+        self.leader: CacheLayer | None = None  # whose votes count here too
         num_votes = scratch.layout.capacity if kind.chooser else 0
         self._votes = torch.zeros(scratch.num_slots, spec.num_heads, num_votes, device=device)
         # The index of the token that each entry of a scratch holds.
@@ -164,7 +165,9 @@ class CacheLayer(CacheLayerMixin):
         policy, num_held = self.kind.policy, num_prompt_tokens - num_given_up
         held = policy.place(num_held)  # where much was given up, no more candidates may be left than kept entries, and nothing is lent
         placement = replace(policy.place(num_prompt_tokens), num_lent=held.num_lent)
-        kept = self._best(scratch, held.candidates_end, policy.layout.num_kept, held.num_lent)
+        # Each layer gave up others, so that entries of two no longer stand for the same tokens.
+        leader = self.leader if num_given_up == 0 else None
+        kept = self._best(scratch, held.candidates_end, policy.layout.num_kept, held.num_lent, leader)
         self.clear_slot(slots[0])
         self.slots.pack(slots[0], [plane[scratch] for plane in self.scratch.planes], placement, num_prompt_tokens, kept, num_given_up)
         if kept is not None:
@@ -172,13 +175,22 @@ class CacheLayer(CacheLayerMixin):
             self.slots.kept_index[slots[0], :, : own.shape[1]] = self._index[scratch].gather(1, own)
         self.slots.copy(slots[0], slots[1:])
 
-    def _best(self, scratch: int, end: int, num_best: int, num_lent: int = 0) -> Tensor | None:
+    def _best(self, scratch: int, end: int, num_best: int, num_lent: int = 0, leader: "CacheLayer | None" = None) -> Tensor | None:
         """Return the entries [kv_head, entry] of the candidates before `end` that `select` chooses; None where nobody votes."""
         scorer = self.kind.chooser
         if scorer is None:
             return None
         num_kv_heads, num_sink = self.slots.kept_index.shape[1], self.kind.policy.layout.num_sink
-        return select(scorer, self._votes[scratch], num_kv_heads, num_sink, end, num_best, num_lent)
+        others = leader.highest_scores(scratch, end) if leader is not None and end - num_sink > num_best else None
+        return select(scorer, self._votes[scratch], num_kv_heads, num_sink, end, num_best, num_lent, others)
+
+    def highest_scores(self, scratch: int, end: int) -> Tensor | None:
+        """Return the highest score that each candidate before `end` has with any KV head; None where nobody votes."""
+        scorer = self.kind.chooser
+        if scorer is None:
+            return None
+        num_kv_heads, num_sink = self.slots.kept_index.shape[1], self.kind.policy.layout.num_sink
+        return candidate_scores(scorer, self._votes[scratch], num_kv_heads, num_sink, end).amax(0)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Everything is allocated from the start."""

@@ -35,11 +35,13 @@ class TorchPool:
         kernels: Kernels,
     ) -> "TorchPool":
         """Allocate the slots of a model with these layers; `kind_of` and `scratches` have an item a layer."""
-        cache = ModelCache(
-            [
-                CacheLayer(layer, kind, kinds[kind], spec.num_slots, scratch, device)
-                for layer, kind, scratch in zip(layers, kind_of, scratches, strict=True)
-            ],
-            kernels,
-        )
+        cache_layers = [
+            CacheLayer(layer, kind, kinds[kind], spec.num_slots, scratch, device)
+            for layer, kind, scratch in zip(layers, kind_of, scratches, strict=True)
+        ]
+        if spec.policy.leading_layer is not None:
+            leader, *led = [layer for layer in cache_layers if layer.kind.sliding_window is None][spec.policy.leading_layer :]
+            for layer in led:
+                layer.leader = leader
+        cache = ModelCache(cache_layers, kernels)
         return cls(spec, tuple(kinds), cache, Sampler(spec.num_slots, vocab_size, device, kernels))

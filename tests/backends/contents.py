@@ -36,6 +36,7 @@ def recipe_of(policy: CachePolicy) -> Recipe:
         query_reduction=scorer.query_reduction.value,
         selection_chunk=scorer.selection_chunk,
         layer_kept=policy.layer_kept,
+        leading_layer=policy.leading_layer,
     )
 
 

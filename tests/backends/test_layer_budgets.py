@@ -16,7 +16,7 @@ from backends.torch_backend.attention import ATTENTION_NAME, register_attention
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
 from backends.torch_backend.limits import layer_kinds, with_layer_budgets
-from backends.torch_backend.lookup import look_up_scores
+from backends.torch_backend.lookup import LookUp, measure_look_up
 from backends.torch_backend.probe import LayerSpec
 from cache.policy import LayerBudgets, PolicyOptions, WindowScorer
 from cache.pool_options import PoolOptions
@@ -53,9 +53,10 @@ def reference() -> PreTrainedModel:
 
 
 @pytest.fixture(params=[(True, None), (False, 64)], ids=str)
-def backend(request: pytest.FixtureRequest) -> Iterator[TorchBackend]:
+def backend(request: pytest.FixtureRequest, shares_votes: bool) -> Iterator[TorchBackend]:
     lend_kept, scratch_capacity = request.param
-    backend = _open(EVAL_MODEL, replace(POLICY, lend_kept=lend_kept), scratch_capacity)
+    backend = _open(EVAL_MODEL, replace(POLICY, lend_kept=lend_kept, share_votes=shares_votes), scratch_capacity)
+    backend.warmup()  # reads a prompt of which there is nothing to choose
     yield backend
     backend.close()
 
@@ -67,9 +68,10 @@ def _prompt(length: int) -> list[int]:
     return [*words[: length - length // 4], *words[: length // 4]]
 
 
-def test_tokens_and_slots_are_the_references(backend: TorchBackend, reference: PreTrainedModel) -> None:
+@pytest.mark.parametrize("shares_votes", [False, True])
+def test_tokens_and_slots_are_the_references(backend: TorchBackend, reference: PreTrainedModel, shares_votes: bool) -> None:
     policy, scratch = backend.spec.pools[0].policy, backend.spec.scratch.layout
-    assert policy.layer_kept == (2, 14, 8)
+    assert (policy.layer_kept, policy.leading_layer) == ((2, 14, 8), 1 if shares_votes else None)
     assert backend.spec.pools[0].max_direct_tokens == S + R + 2
     driver = Driver(backend, chunk=CHUNK)
     for slot, length in enumerate(LENGTHS):
@@ -125,22 +127,32 @@ def test_scores_are_the_models_own_attention() -> None:
     rests = [float(layer[0][:, second, 0].mean()) for layer in weights]
     assert found[1] > 0.9
     assert rests[2] > 0.5
-    expected = [a + 0.75 * b for a, b in zip(found, rests, strict=True)]
-    assert look_up_scores(own, 3, max_model_len=41) == pytest.approx(expected, abs=1e-5)
-    assert look_up_scores(own, 3, max_model_len=4) == [0.0] * 3
+    measured = measure_look_up(own, 3, max_model_len=41)
+    assert [layer.found for layer in measured] == pytest.approx(found, abs=1e-5)
+    assert [layer.rests for layer in measured] == pytest.approx(rests, abs=1e-5)
+    assert [layer.score for layer in measured] == pytest.approx([a + 0.75 * b for a, b in zip(found, rests, strict=True)], abs=1e-5)
+    assert measure_look_up(own, 3, max_model_len=4) == [LookUp(0.0, 0.0)] * 3
 
 
 def test_a_model_without_a_token_for_beginnings_is_read_too() -> None:
     register_attention()
     model = AutoModelForCausalLM.from_pretrained(EVAL_MODEL, dtype=torch.float32, attn_implementation=ATTENTION_NAME)
     model.config.bos_token_id = None
-    assert look_up_scores(model, 3, max_model_len=40)[1] > 0.9
+    assert measure_look_up(model, 3, max_model_len=40)[1].found > 0.9
+
+
+def test_who_looks_up_leads_and_not_who_rests() -> None:
+    layers = [LayerSpec(4, 2, (), None) for _ in range(3)]
+    measured = [LookUp(0.0, 1.0), LookUp(0.5, 0.0), LookUp(0.0, 0.0)]
+    assert with_layer_budgets(POLICY.resolve(128), layers, measured, 128, None, leads=True).leading_layer == 1
+    assert with_layer_budgets(POLICY.resolve(128), layers, measured, 128, None, leads=False).leading_layer is None
 
 
 def test_layers_with_a_sliding_window_have_no_share() -> None:
     layers = [LayerSpec(4, 2, (), window) for window in (None, 16, None, 16, None)]
-    policy = with_layer_budgets(POLICY.resolve(128), layers, [0.0, 1.0, 1.0, 1.0, 0.0], 128, None)
-    assert policy.layer_kept == (2, 20, 2)
+    measured = [LookUp(found, 0.0) for found in (0.0, 1.0, 0.9, 1.0, 0.0)]
+    policy = with_layer_budgets(POLICY.resolve(128), layers, measured, 128, None, leads=True)
+    assert (policy.layer_kept, policy.leading_layer) == ((2, 20, 2), 1)
     kinds, kind_of = layer_kinds(policy, layers, 128)
     assert [kinds[kind].policy.layout.num_kept for kind in kind_of] == [2, 0, 20, 0, 2]
     assert [kinds[kind].policy.layout.num_recent for kind in kind_of] == [R, 16, R, 16, R]

@@ -87,6 +87,8 @@ def test_only_rings_that_are_made_for_it_evict(name: PolicyName) -> None:
         (PolicyOptions(PolicyName.SNAPKV, num_sink=8), "num_sink is not an option of policy snapkv"),
         (PolicyOptions(PolicyName.SNAPKV, lend_kept=True), "lend_kept is not an option of policy snapkv"),
         (PolicyOptions(PolicyName.STREAMING_LLM, lend_ring=True), "lend_ring is not an option of policy streaming-llm"),
+        (PolicyOptions(PolicyName.SNAPKV, share_votes=True), "share_votes needs policy snapstream with layer_budgets measured"),
+        (PolicyOptions(layer_budgets=LayerBudgets.EQUAL, share_votes=True), "share_votes needs"),
         (PolicyOptions(PolicyName.SNAPKV, layer_budgets=LayerBudgets.MEASURED), "layer_budgets measured is not an option of policy snapkv"),
         (PolicyOptions(slot_capacity=100, num_sink=4, num_recent=50, num_kept=50), "slot_capacity is 100, but .* = 104"),
         (PolicyOptions(slot_capacity=40, num_recent=50), "num_kept -14"),
@@ -182,6 +184,19 @@ def test_only_snapstream_measures_its_layers_and_not_if_they_are_to_be_equal() -
     assert not PolicyOptions(layer_budgets=LayerBudgets.EQUAL).measures_layers
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (PolicyOptions(), True),
+        (PolicyOptions(share_votes=False), False),
+        (PolicyOptions(layer_budgets=LayerBudgets.EQUAL), False),
+        (PolicyOptions(PolicyName.SNAPKV), False),
+    ],
+)
+def test_layers_share_votes_where_they_are_measured(options: PolicyOptions, expected: bool) -> None:
+    assert options.has_leading_layer == expected
+
+
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=4).map(tuple), st.booleans(), st.integers(1, 40), st.integers(0, 20))
 @settings(deadline=None)
 def test_layers_that_keep_unlike_numbers_are_accounted_for_by_their_average(
@@ -201,4 +216,6 @@ def test_layers_that_keep_unlike_numbers_are_accounted_for_by_their_average(
 def test_layers_of_equal_scores_keep_as_much_as_asked() -> None:
     policy = snapstream(2, 5, 8, SCORER)
     assert policy.with_layer_scores([0.3, 0.3], most=100) == policy
+    assert policy.with_layer_scores([0.3, 0.3], most=100, leading_layer=0) == policy
     assert policy.with_layer_scores([0.0, 1.0], most=100).layer_kept == (2, 14)
+    assert policy.with_layer_scores([0.0, 1.0], most=100, leading_layer=1).leading_layer == 1

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cache.policy import HeadReduction, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
-from cache.scoring import join_votes, select, window_votes
+from cache.scoring import candidate_scores, join_votes, select, window_votes
 
 WIDTH, SCALE = 4, 0.7
 
@@ -286,3 +286,15 @@ def test_a_shifted_window_keeps_what_follows(pooling: Pooling) -> None:
     votes = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0]])
     scorer = WindowScorer(pooling=pooling, pooling_size=5, pooling_shift=1)
     assert select(scorer, votes, 1, 0, 7, 5).tolist() == [[1, 2, 3, 4, 5]]
+
+
+def test_what_another_layer_looks_for_is_kept_where_it_counts_more() -> None:
+    scorer, votes = WindowScorer(pooling_size=1), torch.tensor([[0.0, 3, 2, 1, 0], [0.0, 0, 1, 2, 3]])
+    others = torch.tensor([0.0, 0, 2.5, 0])  # of tokens 1 to 4
+    assert select(scorer, votes, 2, 1, 5, 2).tolist() == [[1, 2], [3, 4]]
+    assert select(scorer, votes, 2, 1, 5, 2, others=others).tolist() == [[1, 3], [3, 4]]
+
+
+def test_the_scores_of_candidates_are_their_votes_by_kv_head() -> None:
+    votes = torch.tensor([[9.0, 2, 4], [9.0, 4, 0], [9.0, 1, 1], [9.0, 3, 5]])
+    assert candidate_scores(WindowScorer(pooling_size=1), votes, 2, 1, 3).tolist() == [[3.0, 2.0], [2.0, 3.0]]

@@ -25,6 +25,7 @@ class Recipe:
     query_reduction: Literal["sum", "maximum"] = "sum"
     selection_chunk: int = 1  # so many neighbours are kept or dropped together
     layer_kept: tuple[int, ...] = ()  # how many tokens each layer keeps, where they differ
+    leading_layer: int | None = None  # the layers behind it choose by its votes too
 
     @classmethod
     def full(cls, length: int) -> "Recipe":

@@ -14,7 +14,7 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from tests.reference.recipe import Recipe
 from tests.reference.slot import Slot, Token
-from tests.reference.votes import candidates, joint_votes, next_best, top
+from tests.reference.votes import attention_received, candidates, chunked, next_best, reduced, top
 
 _ATTENTION = "plain_reference"
 
@@ -22,8 +22,11 @@ _ATTENTION = "plain_reference"
 class Layer:
     """What one layer holds of a sequence: a slot a KV head, with the scores by which its kept tokens were chosen."""
 
-    def __init__(self, recipe: Recipe, scores: list[Tensor], kept: list[list[int]], slots: list[Slot]) -> None:
+    def __init__(
+        self, recipe: Recipe, scores: list[Tensor], kept: list[list[int]], slots: list[Slot], received: list[list[Tensor]] | None = None
+    ) -> None:
         self.recipe = recipe
+        self.received = received or []  # by KV head and query head, what each candidate received
         self.scores = scores
         self.kept = kept
         self.slots = slots
@@ -93,7 +96,9 @@ class Sequence:
         if layer_index in self.layers:
             return self._read_slots(self.layers[layer_index], query, key, value, scaling, softcap)
         recipe = self._recipe.of_layer(layer_index) if window is None else Recipe.sliding(window)
-        self.layers[layer_index] = _pack(recipe, query, key, value, scaling, softcap, has_latents)
+        leading = self._recipe.leading_layer
+        leader = self.layers[leading] if leading is not None and layer_index > leading and window is None else None
+        self.layers[layer_index] = _pack(recipe, query, key, value, scaling, softcap, has_latents, leader)
         group = len(query) // len(key)
         return torch.stack(
             [_causal(query[head], key[head // group], value[head // group], scaling, window, softcap) for head in range(len(query))]
@@ -141,22 +146,40 @@ def _capped(logits: Tensor, softcap: float | None) -> Tensor:
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
-def _pack(recipe: Recipe, query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None, has_latents: bool) -> Layer:
+def _pack(
+    recipe: Recipe,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float,
+    softcap: float | None,
+    has_latents: bool,
+    leader: Layer | None,
+) -> Layer:
     num_tokens, group = key.shape[1], len(query) // len(key)
     chosen = candidates(recipe, num_tokens)
-    scores, kept, slots = [], [], []
+    scores, kept, slots, received = [], [], [], []
     for kv_head in range(len(key)):
         best, lent = list(chosen), []
-        if len(chosen) > recipe.num_kept > 0:
+        if recipe.num_kept > 0:
             voters = range(len(query)) if has_latents else range(kv_head * group, (kv_head + 1) * group)
-            keys = [key[head // group] for head in voters]
-            scores.append(joint_votes(recipe, [query[head] for head in voters], keys, scaling, softcap))
+            received.append([attention_received(recipe, query[head], key[head // group], scaling, softcap) for head in voters])
+        if len(chosen) > recipe.num_kept > 0:
+            own = reduced(recipe, received[-1])
+            for of_leader in leader.received if leader else ():
+                own = torch.maximum(own, reduced(recipe, [_resized(votes, len(chosen)) for votes in of_leader]))
+            scores.append(chunked(recipe, own))
             best = top(scores[-1], chosen, recipe.num_kept)
             lent = next_best(scores[-1], chosen, recipe.num_kept, recipe.num_lent)
         kept.append(best[: recipe.num_kept])
         prompt = [Token(index, key[kv_head, index], value[kv_head, index]) for index in range(num_tokens)]
         slots.append(Slot(recipe, prompt, kept[-1], lent))
-    return Layer(recipe, scores, kept, slots)
+    return Layer(recipe, scores, kept, slots, received)
+
+
+def _resized(votes: Tensor, num_candidates: int) -> Tensor:
+    """What nobody voted on, because its layer holds it anyway, received nothing."""
+    return torch.cat([votes, votes.new_zeros(num_candidates)])[:num_candidates]
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float | None) -> Tensor:

@@ -20,10 +20,13 @@ def votes(recipe: Recipe, queries: list[Tensor], keys: Tensor, scaling: float, s
 def joint_votes(recipe: Recipe, queries: list[Tensor], keys: list[Tensor], scaling: float, softcap: float | None) -> Tensor:
     """Return the score of every candidate of query heads that share a choice and have keys of their own, each a tensor [token, width]."""
     pairs = zip(queries, keys, strict=True)
-    by_head = [_pooled(recipe, _attention_received(recipe, query, key, scaling, softcap)) for query, key in pairs]
-    stacked = torch.stack(by_head)
-    reduced = stacked.mean(0) if recipe.head_reduction == "mean" else stacked.amax(0)
-    return _chunked(recipe, reduced)
+    return chunked(recipe, reduced(recipe, [attention_received(recipe, query, key, scaling, softcap) for query, key in pairs]))
+
+
+def reduced(recipe: Recipe, received: list[Tensor]) -> Tensor:
+    """Return the score of every candidate from what it received from each query head."""
+    stacked = torch.stack([_pooled(recipe, of_head) for of_head in received])
+    return stacked.mean(0) if recipe.head_reduction == "mean" else stacked.amax(0)
 
 
 def top(scores: Tensor, candidate_indices: range, num_kept: int) -> list[int]:
@@ -40,7 +43,8 @@ def _ranked(scores: Tensor, candidate_indices: range) -> list[int]:
     return [candidate_indices[offset] for offset in sorted(range(len(scores)), key=lambda offset: -float(scores[offset]))]
 
 
-def _attention_received(recipe: Recipe, queries: Tensor, keys: Tensor, scaling: float, softcap: float | None) -> Tensor:
+def attention_received(recipe: Recipe, queries: Tensor, keys: Tensor, scaling: float, softcap: float | None) -> Tensor:
+    """Return what one query head's observing tokens pay to every candidate."""
     num_tokens = len(keys)
     chosen = candidates(recipe, num_tokens)
     received = torch.zeros(len(chosen))
@@ -69,7 +73,7 @@ def _pooled(recipe: Recipe, scores: Tensor) -> Tensor:
     return torch.stack(pooled)
 
 
-def _chunked(recipe: Recipe, scores: Tensor) -> Tensor:
+def chunked(recipe: Recipe, scores: Tensor) -> Tensor:
     """Each score as the mean of its chunk; chunks are counted from the first candidate."""
     size = recipe.selection_chunk
     chunks = [scores[first : first + size] for first in range(0, len(scores), size)]

@@ -202,7 +202,7 @@ def snapstream(
 ) -> CachePolicy:
     """Sinks, a ring of the newest tokens and the prompt's best tokens (SnapStream, arXiv 2511.03092), and what the two lend each other."""
     layout = SlotLayout(num_sink, num_recent, num_kept)
-    num_lent = max(0, min(num_recent // 2, num_recent - scorer.observation_window)) if lend_ring and num_kept > 0 else 0
+    num_lent = max(0, min(num_recent * 3 // 4, num_recent - scorer.observation_window)) if lend_ring and num_kept > 0 else 0
     return CachePolicy(PolicyName.SNAPSTREAM, layout, num_recent, scorer, evicts=True, lend_kept=lend_kept, num_lent=num_lent)
 
 

@@ -71,7 +71,7 @@ ONE_POOL = OptionGroup(
             "lend-ring",
             switch,
             None,
-            "Let three quarters of the ring hold more of a long prompt's best tokens instead of its newest, until the answer takes their place.",
+            "Let three quarters of the ring hold more of a long prompt's best tokens instead of its newest, until the answer comes.",
             "",
             "yes; no for other policies than snapstream",
         ),

@@ -63,7 +63,7 @@ def test_sizes_left_out_follow_from_the_others(options: PolicyOptions, expected:
         (PolicyOptions(PolicyName.FULL), 0),
     ],
 )
-def test_three_quarters_of_a_ring_are_lent_where_there_is_a_choice_and_an_answer_to_take_it_back(options: PolicyOptions, expected: int) -> None:
+def test_three_quarters_of_a_ring_are_lent_where_there_is_a_choice(options: PolicyOptions, expected: int) -> None:
     assert options.resolve(max_model_len=8192).num_lent == expected
 
 

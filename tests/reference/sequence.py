@@ -161,7 +161,7 @@ def _pack(
     scores, kept, slots, received = [], [], [], []
     for kv_head in range(len(key)):
         best, lent = list(chosen), []
-        if recipe.num_kept > 0:
+        if chosen and recipe.num_kept > 0:
             voters = range(len(query)) if has_latents else range(kv_head * group, (kv_head + 1) * group)
             received.append([attention_received(recipe, query[head], key[head // group], scaling, softcap) for head in voters])
         if len(chosen) > recipe.num_kept > 0:

@@ -4,14 +4,14 @@ Nothing is compiled for it: beside the kernels only views are left. The attentio
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from backends.torch_backend.attention import AttentionOptions
-from backends.torch_backend.graphs import function_of
+from backends.torch_backend.graphs import InputSpec, function_of
 from backends.torch_backend.layer_calls import LayerCall, LayerFunction
 from backends.torch_backend.model_cache import ModelCache
 
@@ -52,11 +52,10 @@ class ChunkAttention:
 
 
 def chunk_code(layer: LayerFunction, call: LayerCall) -> ChunkCode:
-    """Return the code of a call with a chunk [row, token, …]; the number of tokens is open. Raises GraphError."""
-    rows, tokens = call.tensors()[0].shape[:2]
-
-    def names(tensor: Tensor) -> tuple[str, ...]:
-        return ("rows", "tokens") if tensor.shape[:2] == (rows, tokens) else ()
-
-    source = layer.trace(call, names, (), _TracedCache)
+    """Return the code of a call with a chunk [row, token, …]; both numbers are open, for it is not compiled. Raises GraphError."""
+    tensors = call.tensors()
+    chunk = tensors[0].shape[:2]
+    plain = [InputSpec.of(tensor) for tensor in tensors]
+    given = [replace(spec, sizes=("rows", "tokens", *spec.sizes[2:])) if spec.sizes[:2] == chunk else spec for spec in plain]
+    source = layer.trace(call, given, (), _TracedCache)
     return function_of(source.code.replace("torch.ops.snapserve.cached_attention.default(", "self.attend("))

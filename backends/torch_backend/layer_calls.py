@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from backends.torch_backend.graphs import GraphSource, InputSpec, trace
 from backends.torch_backend.model_cache import ModelCache
 
-Input = tuple[Tensor, tuple[str | None, ...]]  # and the names of its sizes
-
 _NUMBER = "layer_idx"
 _SIMPLE = (bool, int, float, str, type(None))
 
@@ -66,14 +64,11 @@ class LayerFunction:
         ]
         return tuple(modules), tuple(self._names), tuple((tensor.shape, tensor.dtype) for tensor in (*inputs, *self.weights))
 
-    def trace(
-        self, call: LayerCall, names: Callable[[Tensor], tuple[str, ...]], own: Sequence[Input], cache: Callable[..., object]
-    ) -> GraphSource:
+    def trace(self, call: LayerCall, given: Sequence[InputSpec], own: Sequence[InputSpec], cache: Callable[..., object]) -> GraphSource:
         """Return the graph of a call, whose inputs are the call's tensors, `own`, of which the `cache` it meets is made, and the weights.
 
-        `names` tells the names of the call's tensors' sizes. Raises GraphError.
+        Raises GraphError.
         """
-        given = call.tensors()
         first_own, first_weight = len(given), len(given) + len(own)
 
         def run(*tensors: Tensor) -> object:
@@ -81,10 +76,8 @@ class LayerFunction:
             weights = dict(zip(self._names, tensors[first_weight:], strict=True))
             return torch.func.functional_call(self._layer, weights, replaced.args, dict(replaced.kwargs), tie_weights=False)
 
-        specs = [InputSpec.of(tensor, names(tensor)) for tensor in given]
-        specs += [InputSpec.of(tensor, own_names) for tensor, own_names in own]
         with _unnumbered(self._layer):
-            return trace(run, [*specs, *map(InputSpec.of, self.weights)])
+            return trace(run, [*given, *own, *map(InputSpec.of, self.weights)])
 
 
 class _Unknown:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from backends.torch_backend.attention import AttentionOptions
 from backends.torch_backend.chunk_code import ChunkAttention, ChunkCode, chunk_code
-from backends.torch_backend.graphs import Compiled, GraphError, GraphSource
+from backends.torch_backend.graphs import Compiled, GraphError, GraphSource, InputSpec
 from backends.torch_backend.kernels import Kernels, slot_attention
 from backends.torch_backend.layer_calls import LayerCall, LayerFunction
 from backends.torch_backend.model_cache import KindStep, ModelCache
@@ -55,7 +55,7 @@ class _TracedSlots:
 class GraphedLayer(nn.Module):
     """Stands where a decoder layer stood, and has its attributes.
 
-    Pools of one slot, and chunks of one row, have a graph of their own: of one row, operations are other ones.
+    Pools of one slot have a graph of their own: of one row, operations are other ones.
     """
 
     def __init__(self, layer: nn.Module, number: int, kernels: Kernels) -> None:
@@ -66,8 +66,8 @@ class GraphedLayer(nn.Module):
         self.function = LayerFunction(layer)
         self._number, self._kernels = number, kernels
         self.calls: dict[bool, StepCall] = {}
-        self.chunk_calls: dict[bool, LayerCall] = {}  # by whether there is one row
-        self.chunks: dict[bool, ChunkCode] = {}
+        self.chunk_call: LayerCall | None = None  # with the most rows so far, so that it shows what every row has of its own
+        self.chunk: ChunkCode | None = None
         self.stand_in: Callable[[StepCall], object] | None = None  # is called instead while the step around the layers is traced
 
     def __getattr__(self, name: str) -> Any:
@@ -95,13 +95,11 @@ class GraphedLayer(nn.Module):
     def _read(self, cache: ModelCache, call: LayerCall) -> Any:
         """Read a prompt's chunk."""
         tensors = call.tensors()
-        is_single = tensors[0].shape[0] == 1
-        if is_single not in self.chunk_calls:
-            self.chunk_calls[is_single] = call.replaced([tensor.to("meta") for tensor in tensors])
-        code = self.chunks.get(is_single)
-        if code is None or not self._kernels.are_used:
-            return self.layer(*call.args, **call.kwargs)
-        return code(ChunkAttention(cache, self._number), *tensors, *self.function.weights)
+        if self.chunk is not None and self._kernels.are_used:
+            return self.chunk(ChunkAttention(cache, self._number), *tensors, *self.function.weights)
+        if self.chunk_call is None or self.chunk_call.tensors()[0].shape[0] < tensors[0].shape[0]:
+            self.chunk_call = call.replaced([tensor.to("meta") for tensor in tensors])
+        return self.layer(*call.args, **call.kwargs)
 
     def trace(self, call: StepCall) -> GraphSource:
         """Return the graph of a decode step's call. Raises GraphError."""
@@ -109,14 +107,10 @@ class GraphedLayer(nn.Module):
             raise GraphError("it holds latents instead of keys and values")
         num_rows = call.kind.entries.shape[0]
         entries, bias, *planes = call.inputs()[len(call.given.tensors()) :]
-        own = [(entries, _ROW), (bias, _PLAN), *((plane, _PLANE) for plane in planes)]
+        given = [InputSpec.of(tensor, _ROW if tensor.shape[0] == num_rows else ()) for tensor in call.given.tensors()]
+        own = [InputSpec.of(entries, _ROW), InputSpec.of(bias, _PLAN), *(InputSpec.of(plane, _PLANE) for plane in planes)]
         with self._kernels.used():
-            return self.function.trace(
-                call.given,
-                lambda tensor: _ROW if tensor.shape[0] == num_rows else (),
-                own,
-                lambda entries, bias, *planes: _TracedSlots(entries, bias, planes),
-            )
+            return self.function.trace(call.given, given, own, lambda entries, bias, *planes: _TracedSlots(entries, bias, planes))
 
     def trace_chunk(self, call: LayerCall) -> ChunkCode | None:
         """Return the code of a chunk's call; none if it cannot be traced."""
@@ -162,13 +156,12 @@ class LayerGraphs:
         """Trace what layers do with a prompt's chunk; those that cannot be traced stay as they are."""
         codes: dict[Hashable, ChunkCode | None] = {}
         for layer in self.layers:
-            for is_single, call in layer.chunk_calls.items():
-                structure = layer.function.structure(call.tensors())
-                if structure not in codes:
-                    codes[structure] = layer.trace_chunk(call)
-                code = codes[structure]
-                if code is not None:
-                    layer.chunks[is_single] = code
+            if layer.chunk_call is None:
+                continue
+            structure = layer.function.structure(layer.chunk_call.tensors())
+            if structure not in codes:
+                codes[structure] = layer.trace_chunk(layer.chunk_call)
+            layer.chunk = codes[structure]
 
     def use(self, graphs: Mapping[str, Compiled]) -> None:
         """Let the layers run these graphs from the next step on."""

@@ -1,5 +1,6 @@
 """What backends share: the folder where compiled code is kept, so that each graph is compiled once for all tests."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,11 @@ import pytest
 
 @pytest.fixture(scope="session")
 def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("compiled")
+    """One folder for all of pytest's processes: whoever compiles takes it for itself meanwhile."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -18,5 +23,6 @@ def built_kernels(compile_cache: Path) -> Path:
 
     path = code_folder(compile_cache) / KERNELS
     path.parent.mkdir(parents=True, exist_ok=True)
-    build_kernels(path)
+    if not path.exists():
+        build_kernels(path)
     return path

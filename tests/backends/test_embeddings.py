@@ -70,6 +70,7 @@ def test_equal_to_the_models_own(backend: Backend, path: Path) -> None:
         own = expected(oracle, prompt, pooling)
         rounding = 1e-5 * own.abs().max().item()  # that of the vector, of which no number alone is exact
         torch.testing.assert_close(torch.tensor(told[name].embedding), own, rtol=0, atol=rounding)
+    assert not told["beside"].embedding
 
 
 def test_neighbours_are_not_disturbed(backend: Backend) -> None:

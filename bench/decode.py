@@ -160,7 +160,7 @@ def _figures(
     rounds: int,
 ) -> dict[str, Any]:
     plane = backend.pools[0].cache.layers[0].slots.planes[0]
-    bytes_per_weight = 1 if config.quantization is Quantization.INT8 else plane.element_size()
+    bytes_per_weight = plane.element_size() if config.quantization is Quantization.NONE else 1
     work, scoring = work_of(AutoConfig.from_pretrained(config.model), plane.element_size(), bytes_per_weight), ScoringClock(backend)
     steps: dict[Launch, list[Timed]] = {case: [] for case in decode}
     reads: dict[Pair, list[Timed]] = {case: [] for case in prefill}

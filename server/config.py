@@ -134,7 +134,7 @@ MODEL = OptionGroup(
             "quantization",
             one_of(Quantization),
             Quantization.NONE,
-            "How the weights of linear layers are kept: int8 halves them, and what that costs is told in performance.md.",
+            "How linear layers work: int8 halves their weights, w8a8 multiplies in int8 too. What they cost: performance.md.",
             choices(Quantization),
         ),
         Option(

@@ -26,7 +26,7 @@ from backends.interface import (
     SamplingParams,
     ScratchSpec,
 )
-from backends.torch_backend.config import Quantization, TorchBackendConfig
+from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.decode_graphs import DecodeGraphs
 from backends.torch_backend.kernels import Kernels, kernels_are_supported
 from backends.torch_backend.latent import replace_latent_attention
@@ -38,14 +38,13 @@ from backends.torch_backend.limits import (
     scratch_layout,
     with_layer_budgets,
 )
-from backends.torch_backend.linear import ReorderedLinear, replace_all_linears
+from backends.torch_backend.linear import KINDS, replace_all_linears
 from backends.torch_backend.loading import load_model
 from backends.torch_backend.logprobs import Sampled, log_probabilities, steps_to_host
 from backends.torch_backend.lookup import measure_look_up
 from backends.torch_backend.model_cache import ModelCache
 from backends.torch_backend.pool import TorchPool
 from backends.torch_backend.probe import LayerSpec, probe_layers
-from backends.torch_backend.quantized_linear import QuantizedLinear
 from backends.torch_backend.recording import CudaRecorder, Recorder
 from backends.torch_backend.sampler import DrawPlan, check_token_ids
 from backends.torch_backend.steps import DecodePlan, ForwardPass, decode_plan, idle_plans, look_ahead_pass, prefill_pass
@@ -116,7 +115,7 @@ class TorchBackend:
         self._device = self._model.device
         replace_latent_attention(self._model)
         self._kernels = Kernels()
-        replace_all_linears(self._model, self._kernels, QuantizedLinear if config.quantization is Quantization.INT8 else ReorderedLinear)
+        replace_all_linears(self._model, self._kernels, KINDS[config.quantization])
         layers = probe_layers(self._model)
         max_model_len = resolve_max_model_len(config, self._model.config)
         policies = self._policies(config, layers, max_model_len)

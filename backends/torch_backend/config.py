@@ -27,6 +27,7 @@ class DtypeName(enum.StrEnum):
 class Quantization(enum.StrEnum):
     NONE = "none"
     INT8 = "int8"  # the weights of linear layers, with a scale for each output
+    W8A8 = "w8a8"  # what they multiply too, with a scale for each row
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from backends.torch_backend.config import Quantization
 from backends.torch_backend.errors import UnsupportedModelError
 from backends.torch_backend.kernels import Kernels, packed_linear, packed_weight
-from backends.torch_backend.quantized_linear import QuantizedLinear
+from backends.torch_backend.quantized_linear import QuantizedLinear, QuantizedProduct
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,11 @@ class ReorderedLinear(nn.Module):
 
 
 LinearKind = type[ReorderedLinear] | type[QuantizedLinear]
+KINDS: dict[Quantization, LinearKind] = {
+    Quantization.NONE: ReorderedLinear,
+    Quantization.INT8: QuantizedLinear,
+    Quantization.W8A8: QuantizedProduct,
+}
 
 
 class Joint:
@@ -105,7 +111,7 @@ def replace_all_linears(model: PreTrainedModel, kernels: Kernels, kind: LinearKi
     output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if type(output) is nn.Linear and kind.fits(output):
         model.set_output_embeddings(kind([output], kernels))  # type: ignore[no-untyped-call]
-    if kind is QuantizedLinear:
+    if issubclass(kind, QuantizedLinear):
         _tell_of_quantized(model)
 
 
@@ -132,7 +138,7 @@ def _linears(module: nn.Module, names: Sequence[str], kind: LinearKind) -> Itera
 def _tell_of_quantized(model: PreTrainedModel) -> None:
     layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
     if not layers:
-        raise UnsupportedModelError(f"{type(model).__name__} has no linear layers that quantization int8 knows")
+        raise UnsupportedModelError(f"{type(model).__name__} has no linear layers that can be quantized")
     sizes = (sum(layer.weight.nbytes for layer in layers), sum(parameter.nbytes for parameter in model.parameters()))
     logger.info(
         "%d products have weights of int8: %.1f MB; %.1f MB of weights are as they were", len(layers), *(size / 1e6 for size in sizes)

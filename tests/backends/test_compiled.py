@@ -122,6 +122,25 @@ def test_neither_chunks_nor_steps_call_the_layers_themselves(config: TorchBacken
     Driver(backend, 32).run(*(Request(random_prompt(length), slots=(slot,)) for slot, length in enumerate((9, 20, 100))), num_tokens=3)
 
 
+@pytest.mark.parametrize("dtype", [DtypeName.FLOAT32, DtypeName.BFLOAT16])
+def test_many_slots_decode_as_few(config: TorchBackendConfig, dtype: DtypeName) -> None:
+    """Forty sequences, which products take otherwise than up to 32: each has the tokens that it has beside one other, to the last bit."""
+    backend = TorchBackend(replace(config, dtype=dtype, pools=(PoolOptions(40, POLICY),)))
+    backend.warmup()
+    _compiled(backend).wait()
+    assert _is_compiled(backend) == [True]
+    answers = []
+    for company in (40, 2):
+        requests = [Request(random_prompt(5 + n, seed=n), slots=(n,), sampling=replace(GREEDY, num_logprobs=3)) for n in range(40)]
+        driver = Driver(backend, 32)
+        for request in requests:
+            driver.read(request)
+        for first in range(0, 40, company):
+            driver.decode(*requests[first : first + company], num_steps=6)
+        answers.append([request.outputs for request in requests])
+    assert answers[0] == answers[1]
+
+
 def test_a_pool_of_one_slot_has_graphs_of_its_own(config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside a pool of several: both decode compiled, and as they do alone; their three layers are two stacks."""
     monkeypatch.setattr("backends.torch_backend.step_graphs._STACKED", 2)

@@ -180,7 +180,9 @@ def test_tokens_of_reasoning_are_counted(thinking: RunningServer) -> None:
         streamed = BODY | options | {"seed": 1, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
         with http.stream("POST", CHAT, json=streamed) as response:
             *_, last = data(response)
-        quiet = http.post(CHAT, json=BODY | options | {"chat_template_kwargs": None, "guided_choice": ["yes"], "max_tokens": 20}).json()
+        quiet = http.post(
+            CHAT, json=BODY | options | {"chat_template_kwargs": None, "guided_choice": ["yes"], "max_tokens": 20, "seed": 1}
+        ).json()
     assert not any(choice["message"]["content"] for choice in whole["choices"])
     assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == whole["usage"]["completion_tokens"] == 60
     assert last["usage"] == whole["usage"]

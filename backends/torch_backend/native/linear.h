@@ -7,7 +7,9 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -20,12 +22,17 @@ constexpr int64_t kFew = 32;    // rows that each thread normalises for itself, 
 constexpr int64_t kMany = 512;  // rows whose sums with a block stay in the second-level cache
 constexpr int64_t kTall = 6;    // of many rows, those that meet a weight at once: their sums fill all registers
 
+// Whether weights are kept as whole numbers and multiplied as the rows' type.
+template <typename W>
+constexpr bool kIsWidened = std::is_same_v<W, int8_t>;
+
 // Inputs of a block that stay in the first-level cache until many rows have met them; few rows take fewer at a time.
 template <typename T>
 constexpr int64_t kChunk = 96 * kPack<T>;
 constexpr int64_t kFewChunk = 32;
 
-// What a product reads beside its rows. Int8 weights have scales, one for each output.
+// What a product reads beside its rows. Weights of 8 bits have scales, one for each output; those without a sign, which whole numbers are
+// multiplied by, lie `kAbove` above their values.
 template <typename T, typename W>
 struct Weights {
   const W* numbers;
@@ -34,6 +41,23 @@ struct Weights {
 
   Weights from(int64_t output, int64_t inputs) const {
     return {numbers + output * inputs, scales == nullptr ? nullptr : scales + output, bias == nullptr ? nullptr : bias + output};
+  }
+};
+
+constexpr int32_t kAbove = 128;
+
+// Rows that are read as they are, or as whole numbers by weights without a sign: of 8 bits, with a scale for each row.
+template <typename T, typename W>
+using Number = std::conditional_t<std::is_same_v<W, uint8_t>, int8_t, T>;
+
+template <typename N>
+struct Rows {
+  const N* numbers;       // [row, input]
+  const float* scales;    // [row], of whole numbers
+  const int32_t* excess;  // [row]: what their products are too large by
+
+  Rows from(int64_t row, int64_t inputs) const {
+    return {numbers + row * inputs, scales == nullptr ? nullptr : scales + row, excess == nullptr ? nullptr : excess + row};
   }
 };
 
@@ -63,14 +87,71 @@ void normalise(T* normed, const T* input, const Around<T>& around, int64_t rows,
   }
 }
 
+// Divide each row by its scale, a 127th of its largest number, and round. A number that is none makes the scale none.
+template <typename T>
+void quantize(int8_t* numbers, float* scales, int32_t* excess, const T* input, int64_t rows, int64_t inputs) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  for (int64_t r = 0; r < rows; ++r, input += inputs, numbers += inputs) {
+    __m512i bits = _mm512_setzero_si512();
+    for (int64_t k = 0; k < inputs; k += kLanes) {
+      bits = _mm512_max_epi32(bits, _mm512_and_si512(_mm512_castps_si512(load(input + k, first_lanes(inputs - k))), magnitude));
+    }
+    const float largest = std::bit_cast<float>(_mm512_reduce_max_epi32(bits));
+    scales[r] = largest / 127;
+    const __m512 factor = _mm512_set1_ps(1 / std::max(scales[r], std::numeric_limits<float>::min()));
+    __m512i sums = _mm512_setzero_si512();
+    for (int64_t k = 0; k < inputs; k += kLanes) {
+      const __mmask16 lanes = first_lanes(inputs - k);
+      const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(load(input + k, lanes), factor));
+      sums = _mm512_add_epi32(sums, whole);
+      _mm512_mask_cvtsepi32_storeu_epi8(numbers + k, lanes, whole);
+    }
+    excess[r] = kAbove * _mm512_reduce_add_epi32(sums);
+  }
+}
+
+// Rows that a product does not read as they are given.
+template <typename T, typename N>
+class Prepared {
+ public:
+  static bool is_needed(const Around<T>& around) { return kIsWhole || around.norm != nullptr; }
+
+  void resize(const Around<T>& around, int64_t rows, int64_t inputs) {
+    if (around.norm != nullptr) normed_.resize(rows * inputs);
+    if (kIsWhole) whole_.resize(rows * inputs), scales_.resize(rows), excess_.resize(rows);
+  }
+
+  void prepare(const T* input, const Around<T>& around, int64_t begin, int64_t end, int64_t inputs) {
+    const int64_t first = begin * inputs;
+    input += first;
+    if (around.norm != nullptr) {
+      normalise(normed_.data() + first, input, around, end - begin, inputs);
+      input = normed_.data() + first;
+    }
+    if (kIsWhole) quantize(whole_.data() + first, scales_.data() + begin, excess_.data() + begin, input, end - begin, inputs);
+  }
+
+  Rows<N> rows() const {
+    if constexpr (kIsWhole) return {whole_.data(), scales_.data(), excess_.data()};
+    else return {normed_.data(), nullptr, nullptr};
+  }
+
+ private:
+  static constexpr bool kIsWhole = std::is_same_v<N, int8_t>;
+  Space<T> normed_;
+  Space<int8_t> whole_;
+  Space<float> scales_;
+  Space<int32_t> excess_;
+};
+
 // Add to the sums [row, 64] what a chunk of a block's weights makes of the rows, `most` at a time. The first ones ask for the weights that come
-// next, of few rows all, and leave int8 ones in `space` as the rows' type.
+// next, of few rows all, and leave widened ones in `space`.
 template <int64_t most, typename T, typename W>
 void add_block(float* sums, const T* input, const W* weight, int64_t rows, int64_t inputs, int64_t num_inputs, T* space) {
   add_rows<true, most>(sums, input, inputs, weight, num_inputs, rows, kPack<T>, rows > most ? space : nullptr);
   for (int64_t r = most; r < rows; r += most) {
     float* some = sums + r * kBlock;
-    if constexpr (std::is_same_v<T, W>) {
+    if constexpr (!kIsWidened<W>) {
       add_rows<most == kRows, most>(some, input + r * inputs, inputs, weight, num_inputs, rows - r);
     } else {
       add_rows<false, most>(some, input + r * inputs, inputs, space, num_inputs, rows - r);
@@ -79,18 +160,24 @@ void add_block(float* sums, const T* input, const W* weight, int64_t rows, int64
 }
 
 // Write the products [row, 64] of one block: `width` of its 64.
-template <typename T, typename W>
-void multiply_block(float* sums, const T* input, const Weights<T, W>& weights, int64_t rows, int64_t inputs, int64_t width) {
-  alignas(64) T space[kChunk<T> * kBlock];
-  std::fill_n(sums, rows * kBlock, 0.0f);
-  const int64_t size = rows <= kFew && std::is_same_v<T, W> ? kFewChunk : kChunk<T>;
+template <typename T, typename N, typename W>
+void multiply_block(float* sums, const Rows<N>& rows, const Weights<T, W>& weights, int64_t num_rows, int64_t inputs, int64_t width) {
+  alignas(64) N space[kIsWidened<W> ? kChunk<N> * kBlock : 1];
+  std::fill_n(sums, num_rows * kBlock, 0.0f);
+  const int64_t size = num_rows <= kFew && !kIsWidened<W> ? kFewChunk : kChunk<N>;
   for (int64_t k = 0; k < inputs; k += size) {
     const W* chunk = weights.numbers + k * kBlock;
     const int64_t num_inputs = std::min(size, inputs - k);
-    (rows <= kFew ? add_block<kRows, T, W> : add_block<kTall, T, W>)(sums, input + k, chunk, rows, inputs, num_inputs, space);
+    (num_rows <= kFew ? add_block<kRows, N, W> : add_block<kTall, N, W>)(sums, rows.numbers + k, chunk, num_rows, inputs, num_inputs, space);
   }
-  for (int64_t r = 0; r < rows; ++r) {
+  for (int64_t r = 0; r < num_rows; ++r) {
     float* row = sums + r * kBlock;
+    if constexpr (std::is_same_v<N, int8_t>) {
+      for (int64_t n = 0; n < kBlock; n += kLanes) {
+        const __m512i whole = _mm512_sub_epi32(_mm512_loadu_si512(row + n), _mm512_set1_epi32(rows.excess[r]));
+        store(row + n, _mm512_mul_ps(_mm512_cvtepi32_ps(whole), _mm512_set1_ps(rows.scales[r])));
+      }
+    }
     for (int64_t n = 0; weights.scales != nullptr && n < width; ++n) row[n] *= weights.scales[n];
     for (int64_t n = 0; weights.bias != nullptr && n < width; ++n) row[n] += static_cast<float>(weights.bias[n]);
   }
@@ -113,47 +200,52 @@ void write_block(T* output, const float* products, const float* gates, const T* 
 }
 
 // Write the outputs [row, output] of up to `kMany` rows for the blocks from `begin` to `end`, a block being gates and what they gate, if they are.
-template <typename T, typename W>
-void multiply_rows(T* output, const T* input, const Weights<T, W>& weights, const Around<T>& around, int64_t rows, int64_t inputs, int64_t outputs,
+template <typename T, typename N, typename W>
+void multiply_rows(T* output, const Rows<N>& rows, const Weights<T, W>& weights, const Around<T>& around, int64_t num_rows, int64_t inputs, int64_t outputs,
                    int64_t begin, int64_t end) {
   thread_local Space<float> sums;
-  sums.resize(2 * rows * kBlock);
-  float *products = sums.data(), *gates = around.is_gated ? products + rows * kBlock : nullptr;
+  sums.resize(2 * num_rows * kBlock);
+  float *products = sums.data(), *gates = around.is_gated ? products + num_rows * kBlock : nullptr;
   const int64_t gated = around.is_gated ? outputs : 0;
   for (int64_t first = begin * kBlock; first < end * kBlock; first += kBlock) {
     const int64_t width = std::min(kBlock, outputs - first);
-    if (around.is_gated) multiply_block(gates, input, weights.from(first, inputs), rows, inputs, width);
-    multiply_block(products, input, weights.from(gated + first, inputs), rows, inputs, width);
-    write_block(output + first, products, gates, around.residual == nullptr ? nullptr : around.residual + first, rows, outputs, width);
+    if (around.is_gated) multiply_block(gates, rows, weights.from(first, inputs), num_rows, inputs, width);
+    multiply_block(products, rows, weights.from(gated + first, inputs), num_rows, inputs, width);
+    write_block(output + first, products, gates, around.residual == nullptr ? nullptr : around.residual + first, num_rows, outputs, width);
   }
 }
 
 template <typename T, typename W>
-void multiply(Tensor& output, const Tensor& input, const Weights<T, W>& weights, Around<T> around, int64_t blocks) {
-  const int64_t inputs = input.size(-1), outputs = output.size(-1), rows = input.numel() / inputs, parts = around.is_gated ? 2 : 1;
-  const T* from = input.const_data_ptr<T>();
-  Tensor shared;  // many rows, normalised once for all threads
-  if (around.norm != nullptr && rows > kFew) {
-    shared = at::empty(input.sizes(), input.options());
-    T* normed = shared.data_ptr<T>();
-    at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / inputs), [&](int64_t begin, int64_t end) {
-      normalise(normed + begin * inputs, from + begin * inputs, around, end - begin, inputs);
+void multiply(Tensor& output, const Tensor& input, const Weights<T, W>& weights, const Around<T>& around, int64_t blocks) {
+  using Rows = Rows<Number<T, W>>;
+  using Prepared = Prepared<T, Number<T, W>>;
+  const int64_t inputs = input.size(-1), outputs = output.size(-1), num_rows = input.numel() / inputs, parts = around.is_gated ? 2 : 1;
+  const T* given = input.const_data_ptr<T>();
+  const bool are_prepared = Prepared::is_needed(around);
+  Prepared shared;  // many rows, once for all threads
+  if (are_prepared && num_rows > kFew) {
+    shared.resize(around, num_rows, inputs);
+    at::parallel_for(0, num_rows, std::max<int64_t>(1, kGrain / inputs), [&](int64_t begin, int64_t end) {
+      shared.prepare(given, around, begin, end, inputs);
     });
-    from = normed;
-    around.norm = nullptr;
   }
   at::parallel_for(0, blocks / parts, std::max<int64_t>(1, kGrain / (parts * kBlock * inputs)), [&](int64_t begin, int64_t end) {
-    thread_local Space<T> normed;
-    const T* own = from;
-    if (around.norm != nullptr) {
-      normed.resize(rows * inputs);
-      normalise(normed.data(), from, around, rows, inputs);
-      own = normed.data();
+    thread_local Prepared own;
+    Rows rows;
+    if (!are_prepared) {
+      if constexpr (std::is_same_v<Number<T, W>, T>) rows = {given, nullptr, nullptr};
+    } else if (num_rows > kFew) {
+      rows = shared.rows();
+    } else {
+      own.resize(around, num_rows, inputs);
+      own.prepare(given, around, 0, num_rows, inputs);
+      rows = own.rows();
     }
-    for (int64_t first = 0; first < rows; first += kMany) {
+    for (int64_t first = 0; first < num_rows; first += kMany) {
       Around<T> here = around;
       if (around.residual != nullptr) here.residual += first * outputs;
-      multiply_rows(output.data_ptr<T>() + first * outputs, own + first * inputs, weights, here, std::min(kMany, rows - first), inputs, outputs, begin, end);
+      multiply_rows(output.data_ptr<T>() + first * outputs, rows.from(first, inputs), weights, here, std::min(kMany, num_rows - first), inputs, outputs,
+                    begin, end);
     }
   });
 }
@@ -167,7 +259,9 @@ template <typename T>
 void multiply_by(Tensor& output, const Tensor& rows, const Tensor& weight, const std::optional<Tensor>& scales, const std::optional<Tensor>& bias,
                  const Around<T>& around) {
   const int64_t blocks = weight.numel() / (kBlock * rows.size(-1));
-  if (scales) {
+  if (weight.scalar_type() == at::kByte) {
+    multiply(output, rows, Weights<T, uint8_t>{weight.const_data_ptr<uint8_t>(), data_of<float>(scales), data_of<T>(bias)}, around, blocks);
+  } else if (scales) {
     multiply(output, rows, Weights<T, int8_t>{weight.const_data_ptr<int8_t>(), data_of<float>(scales), data_of<T>(bias)}, around, blocks);
   } else {
     multiply(output, rows, Weights<T, T>{weight.const_data_ptr<T>(), nullptr, data_of<T>(bias)}, around, blocks);
@@ -178,7 +272,10 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
               const std::optional<Tensor>& norm, double epsilon, const std::optional<Tensor>& residual, bool is_gated) {
   const Tensor rows = input.contiguous();
   const int64_t inputs = rows.size(-1);
-  TORCH_CHECK(weight.is_contiguous() && weight.scalar_type() == (scales ? at::kChar : rows.scalar_type()), "the weight must lie as the rows' type wants it");
+  const bool are_whole = weight.scalar_type() == at::kByte;
+  TORCH_CHECK(weight.is_contiguous() && (scales ? are_whole || weight.scalar_type() == at::kChar : weight.scalar_type() == rows.scalar_type()),
+              "the weight must lie as the rows' type wants it");
+  TORCH_CHECK(!are_whole || inputs % kPack<int8_t> == 0, "whole numbers are multiplied four at a time, not ", inputs);
   TORCH_CHECK(weight.numel() == (products + kBlock - 1) / kBlock * kBlock * inputs, "the weight's size does not fit ", inputs, " inputs");
   TORCH_CHECK(!is_gated || products % (2 * kBlock) == 0, "gates and what they gate must be whole blocks each, not ", products, " products");
   TORCH_CHECK(!norm || norm->numel() == inputs, "the norm does not fit ", inputs, " inputs");

@@ -18,15 +18,23 @@ inline __m512 multiply_add(__m512 sums, const float* input, __m512i weights) {
   return _mm512_fmadd_ps(_mm512_set1_ps(*input), _mm512_castsi512_ps(weights), sums);
 }
 
+// Whole numbers: the sums are of 32 bits, in registers and memory that are otherwise those of floats.
+inline __m512 multiply_add(__m512 sums, const int8_t* input, __m512i weights) {
+  int32_t four;
+  std::memcpy(&four, input, sizeof four);
+  return _mm512_castsi512_ps(_mm512_dpbusd_epi32(_mm512_castps_si512(sums), weights, _mm512_set1_epi32(four)));
+}
+
 inline __m512 multiply_add(__m512 sums, const BFloat16* input, __m512i weights) {
   int32_t pair;
   std::memcpy(&pair, input, sizeof pair);
   return _mm512_dpbf16_ps(sums, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)weights);
 }
 
-// Load what a block has for one input, or a pair.
-template <typename T>
-inline void load_weights(__m512i (&weights)[kVectors], const T* source, T*) {
+// Load what a block has for one input, or as many as lie side by side.
+template <typename T, typename W>
+inline void load_weights(__m512i (&weights)[kVectors], const W* source, T*) {
+  static_assert(sizeof(T) == sizeof(W));
   UNROLL for (int64_t v = 0; v < kVectors; ++v) weights[v] = _mm512_loadu_si512(source + v * kLanes * kPack<T>);
 }
 

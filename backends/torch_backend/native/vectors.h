@@ -28,6 +28,8 @@ template <typename T>
 struct AlignedAllocator : std::allocator<T> {
   template <typename U>
   struct rebind { using other = AlignedAllocator<U>; };
+  template <typename U>
+  void construct(U*) {}  // numbers are written before they are read
   T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t(64))); }
   void deallocate(T* numbers, size_t) { ::operator delete(numbers, std::align_val_t(64)); }
 };

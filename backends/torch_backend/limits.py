@@ -85,7 +85,7 @@ def prefill_shapes(config: TorchBackendConfig, max_model_len: int) -> tuple[Pref
 def scratch_layout(capacity: int | None, max_model_len: int, kinds: Sequence[LayerKind]) -> ScratchLayout:
     """Return the layout of scratches of `capacity` entries. Raises ValueError when that is too few to fill the slots from.
 
-    A quarter is given up at a time, or less if no more than a slot's entries would be left, but as many as are read ahead at least.
+    A quarter is given up at a time, or less so that a slot's entries are left, but as many as are read ahead at least.
     """
     if capacity is None or capacity >= max_model_len:
         return ScratchLayout(max_model_len)
@@ -93,9 +93,9 @@ def scratch_layout(capacity: int | None, max_model_len: int, kinds: Sequence[Lay
         raise ValueError("scratch_capacity is not an option of policy full, which gives nothing up")
     num_needed = max(kind.policy.layout.capacity for kind in kinds)
     num_ahead = max((kind.chooser.observation_window for kind in kinds if kind.chooser is not None), default=1)
-    num_dropped = min(capacity // 4, (capacity - num_needed) // 2)
+    num_dropped = min(capacity // 4, capacity - num_needed)
     if num_dropped < num_ahead:
-        least = max(num_needed + 2 * num_ahead, 4 * num_ahead)
+        least = max(num_needed + num_ahead, 4 * num_ahead)
         raise ValueError(f"scratch_capacity must be at least {least} for slots of {num_needed} entries, got {capacity}")
     return ScratchLayout(capacity, num_dropped, num_ahead)
 

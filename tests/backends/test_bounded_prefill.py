@@ -180,8 +180,8 @@ def test_pools_share_the_scratches(llama: Subject, tmp_path: Path) -> None:
     ("policy", "capacity", "message"),
     [
         (PolicyOptions(PolicyName.FULL), 40, "scratch_capacity is not an option of policy full"),
-        (SIZES, 22, "scratch_capacity must be at least 23 for slots of 15 entries, got 22"),
-        (replace(SIZES, num_kept=0, num_recent=4), 7, "scratch_capacity must be at least 8 for slots of 6 entries, got 7"),
+        (SIZES, 18, "scratch_capacity must be at least 19 for slots of 15 entries, got 18"),
+        (replace(SIZES, num_kept=0, num_recent=4), 6, "scratch_capacity must be at least 7 for slots of 6 entries, got 6"),
     ],
 )
 def test_sizes_that_do_not_go_together(policy: PolicyOptions, capacity: int, message: str, tmp_path: Path) -> None:

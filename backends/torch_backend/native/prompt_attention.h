@@ -176,9 +176,9 @@ void attend_tile(Tile<T>& tile, const Prompt<T>& prompt, int64_t first) {
   const int64_t from = std::max<int64_t>(0, lowest - prompt.window + 1) / kEntries * kEntries;
   for (int64_t block = from; block <= highest; block += kEntries) {
     const int64_t held = std::min(kEntries, prompt.entries - block), whole = (held + kPack<T> - 1) / kPack<T> * kPack<T>;
-    std::fill_n(tile.scores, held * kBlock, 0.0f);
     for (int64_t e = 0; e < held; e += kRows) {
-      add_rows(tile.scores + e * kBlock, prompt.key + (block + e) * prompt.key_stride, prompt.key_stride, tile.queries, prompt.width, held - e);
+      const T* key = prompt.key + (block + e) * prompt.key_stride;
+      add_rows<false, kRows, true>(tile.scores + e * kBlock, key, prompt.key_stride, tile.queries, prompt.width, held - e);
     }
     const bool sees_all = !has_idle && block + held - 1 <= lowest && block > highest - prompt.window;
     if (!sees_all || prompt.softcap > 0) mask_scores(tile, prompt, block, held);

@@ -55,12 +55,15 @@ inline void load_weights(__m512i (&weights)[kVectors], const int8_t* source, T* 
   }
 }
 
-// Add to the sums [row, 64] of `rows` rows what a block's weights from one input on, `num_inputs` of them, make of the rows' inputs. Rows are
-// `stride` apart, and the next inputs of a row, as many as a weight packs, are `step` further. Weights that `stream` are asked for ahead.
-template <int64_t rows, bool stream, typename T, typename W>
+// Add to the sums [row, 64] of `rows` rows what a block's weights from one input on, `num_inputs` of them, make of the rows' inputs; where it
+// `begins`, the sums held nothing yet. Rows are `stride` apart, and the next inputs of a row, as many as a weight packs, are `step` further.
+// Weights that `stream` are asked for ahead.
+template <int64_t rows, bool stream, bool begins, typename T, typename W>
 inline void add_chunk(float* sums, const T* input, int64_t stride, const W* weight, int64_t num_inputs, int64_t step, T* space) {
   __m512 held[rows][kVectors];
-  UNROLL for (int64_t r = 0; r < rows; ++r) UNROLL for (int64_t v = 0; v < kVectors; ++v) held[r][v] = load(sums + r * kBlock + v * kLanes);
+  UNROLL for (int64_t r = 0; r < rows; ++r) {
+    UNROLL for (int64_t v = 0; v < kVectors; ++v) held[r][v] = begins ? _mm512_setzero_ps() : load(sums + r * kBlock + v * kLanes);
+  }
   for (int64_t k = 0; k < num_inputs; k += kPack<T>, input += step) {
     __m512i weights[kVectors];
     if constexpr (stream) {
@@ -76,13 +79,13 @@ inline void add_chunk(float* sums, const T* input, int64_t stride, const W* weig
 }
 
 // The same for the next rows, `most` of the `num_rows` that are left.
-template <bool stream = false, int64_t most = kRows, typename T, typename W>
+template <bool stream = false, int64_t most = kRows, bool begins = false, typename T, typename W>
 void add_rows(float* sums, const T* input, int64_t stride, const W* weight, int64_t num_inputs, int64_t num_rows,
               int64_t step = kPack<T>, T* space = nullptr) {
   if constexpr (most > 1) {
-    if (num_rows < most) return add_rows<stream, most - 1>(sums, input, stride, weight, num_inputs, num_rows, step, space);
+    if (num_rows < most) return add_rows<stream, most - 1, begins>(sums, input, stride, weight, num_inputs, num_rows, step, space);
   }
-  add_chunk<most, stream>(sums, input, stride, weight, num_inputs, step, space);
+  add_chunk<most, stream, begins>(sums, input, stride, weight, num_inputs, step, space);
 }
 
 }  // namespace

@@ -39,9 +39,9 @@ void vote(const Window<T>& window, int64_t from, float* scores, T* queries) {
   const int64_t entries = std::min<int64_t>(window.end, *std::max_element(last_seen, last_seen + kBlock) + 1) - window.first;
   if (entries <= 0) return;
   pack_queries(queries, window.query + from * window.query_stride, window.query_stride, count, window.width);
-  std::fill_n(scores, entries * kBlock, 0.0f);
   for (int64_t e = 0; e < entries; e += kRows) {
-    add_rows(scores + e * kBlock, window.key + (window.first + e) * window.key_stride, window.key_stride, queries, window.width, entries - e);
+    const T* key = window.key + (window.first + e) * window.key_stride;
+    add_rows<false, kRows, true>(scores + e * kBlock, key, window.key_stride, queries, window.width, entries - e);
   }
   const __m512 factor = _mm512_set1_ps(window.softcap > 0 ? kLog2e : window.scaling * kLog2e);
   __m512 shares[kVectors];

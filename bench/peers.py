@@ -98,7 +98,7 @@ def _server_rows(arguments: argparse.Namespace, ours: Side, server: Server, log:
 
 def engine_rows(arguments: argparse.Namespace) -> Iterator[Row]:
     """Compare our engine with OpenVINO GenAI's, at its own cache precision and at ours. On long prompts that one evicts, too, and beside it
-    ours reads in a bounded scratch.
+    ours reads in a bounded scratch; and both with linear layers in int8, where there is such a model for OpenVINO.
     """
     python = arguments.openvino_python
     if python is None:
@@ -107,12 +107,17 @@ def engine_rows(arguments: argparse.Namespace) -> Iterator[Row]:
     model = arguments.openvino_model or arguments.model.with_name(f"{arguments.model.name}-openvino")
     options = ("--model", str(arguments.model), *OWN_OPTIONS)
     exact = ("snapserve, engine", OwnEngine(options))
-    bounded = (f"snapserve, engine, scratch of {SCRATCH_CAPACITY}", OwnEngine((*options, "--scratch-capacity", str(SCRATCH_CAPACITY))))
+    in_scratch = (*options, "--scratch-capacity", str(SCRATCH_CAPACITY))
+    bounded = [(f"snapserve, engine, scratch of {SCRATCH_CAPACITY}", OwnEngine(in_scratch))]
     whole = [(f"OpenVINO GenAI, engine, KV {precision}", OpenVinoEngine(python, model, precision)) for precision in ("u8", "bf16")]
-    evicting = (f"OpenVINO GenAI, engine, KV u8, eviction at {EVICTION[-1]}", OpenVinoEngine(python, model, "u8", EVICTION))
+    evicting = [(f"OpenVINO GenAI, engine, KV u8, eviction at {EVICTION[-1]}", OpenVinoEngine(python, model, "u8", EVICTION))]
+    quantized = model.with_name(f"{model.name}-int8")
+    if quantized.exists():
+        bounded.append((f"{bounded[0][0]}, w8a8", OwnEngine((*in_scratch, "--quantization", "w8a8"))))
+        evicting.append((f"{evicting[0][0]}, weights int8", OpenVinoEngine(python, quantized, "u8", EVICTION)))
     for name, load in _loads(arguments):
         is_long = name == "long"
-        sides, others = [exact, *([bounded] if is_long else [])], [*whole, *([evicting] if is_long else [])]
+        sides, others = [exact, *(bounded if is_long else [])], [*whole, *(evicting if is_long else [])]
         yield from compare(name, load, sides, others, arguments.rounds)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from backends.torch_backend.attention import AttentionOptions
 from backends.torch_backend.graphs import InputSpec, function_of
-from backends.torch_backend.layer_calls import LayerCall, LayerFunction
+from backends.torch_backend.layer_calls import LayerCall, LayerFunction, TracedCache
 from backends.torch_backend.model_cache import ModelCache
 
 ChunkCode = Callable[..., Any]  # of a `ChunkAttention` and a layer's tensors
@@ -28,12 +28,7 @@ def _attention_shape(query: Tensor, key: Tensor, value: Tensor, *_: object) -> T
     return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
 
 
-class _TracedCache:
-    """The cache that a layer meets while it is traced: its update leaves all to the attention."""
-
-    def update(self, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        return key, value
-
+class _ChunkCache(TracedCache):
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:  # noqa: ARG002
         output: Tensor = torch.ops.snapserve.cached_attention(query, key, value, options.scaling, options.softcap, options.sinks)
         return output
@@ -57,5 +52,5 @@ def chunk_code(layer: LayerFunction, call: LayerCall) -> ChunkCode:
     chunk = tensors[0].shape[:2]
     plain = [InputSpec.of(tensor) for tensor in tensors]
     given = [replace(spec, sizes=("rows", "tokens", *spec.sizes[2:])) if spec.sizes[:2] == chunk else spec for spec in plain]
-    source = layer.trace(call, given, (), _TracedCache)
+    source = layer.trace(call, given, (), _ChunkCache)
     return function_of(source.code.replace("torch.ops.snapserve.cached_attention.default(", "self.attend("))

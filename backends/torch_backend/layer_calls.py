@@ -48,6 +48,13 @@ def _substituted(value: Any, tensors: Iterator[Tensor], cache: object) -> Any:
     return cache if cache is not None and isinstance(value, ModelCache) else value
 
 
+class TracedCache:
+    """The cache that a layer meets while it is traced: its update leaves all to the attention."""
+
+    def update(self, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        return key, value
+
+
 class LayerFunction:
     """A layer with its weights among its inputs."""
 
@@ -64,7 +71,9 @@ class LayerFunction:
         ]
         return tuple(modules), tuple(self._names), tuple((tensor.shape, tensor.dtype) for tensor in (*inputs, *self.weights))
 
-    def trace(self, call: LayerCall, given: Sequence[InputSpec], own: Sequence[InputSpec], cache: Callable[..., object]) -> GraphSource:
+    def trace(
+        self, call: LayerCall, given: Sequence[InputSpec], own: Sequence[InputSpec], cache: Callable[..., TracedCache]
+    ) -> GraphSource:
         """Return the graph of a call, whose inputs are the call's tensors, `own`, of which the `cache` it meets is made, and the weights.
 
         Raises GraphError.

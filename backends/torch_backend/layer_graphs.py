@@ -16,7 +16,7 @@ from backends.torch_backend.attention import AttentionOptions
 from backends.torch_backend.chunk_code import ChunkAttention, ChunkCode, chunk_code
 from backends.torch_backend.graphs import Compiled, GraphError, GraphSource, InputSpec
 from backends.torch_backend.kernels import Kernels, slot_attention
-from backends.torch_backend.layer_calls import LayerCall, LayerFunction
+from backends.torch_backend.layer_calls import LayerCall, LayerFunction, TracedCache
 from backends.torch_backend.model_cache import KindStep, ModelCache
 
 logger = logging.getLogger(__name__)
@@ -37,15 +37,10 @@ class StepCall:
 
 
 @dataclass(frozen=True, slots=True)
-class _TracedSlots:
-    """The cache that a layer meets while it is traced: its update leaves all to the attention."""
-
+class _TracedSlots(TracedCache):
     entries: Tensor
     bias: Tensor
     planes: tuple[Tensor, ...]
-
-    def update(self, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        return key, value
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:  # noqa: ARG002
         scaling, softcap, sinks = options.scaling, options.softcap, options.sinks

@@ -21,6 +21,8 @@ namespace {
 constexpr int64_t kFew = 32;    // rows that each thread normalises for itself, and by which a weight is multiplied as fast as it is read
 constexpr int64_t kMany = 512;  // rows whose sums with a block stay in the second-level cache
 constexpr int64_t kTall = 6;    // of many rows, those that meet a weight at once: their sums fill all registers
+constexpr int32_t kAbove = 128;          // how far weights of 8 bits without a sign lie above their values
+constexpr int64_t kMostWhole = 1 << 16;  // inputs of rows of 8 bits: their sums, of up to 255 × 127 each, stay below 2³¹
 
 // Whether weights are kept as whole numbers and multiplied as the rows' type.
 template <typename W>
@@ -31,8 +33,7 @@ template <typename T>
 constexpr int64_t kChunk = 96 * kPack<T>;
 constexpr int64_t kFewChunk = 32;
 
-// What a product reads beside its rows. Weights of 8 bits have scales, one for each output; those without a sign, which whole numbers are
-// multiplied by, lie `kAbove` above their values.
+// What a product reads beside its rows. Weights of 8 bits have scales, one for each output, and those that rows of 8 bits meet no sign.
 template <typename T, typename W>
 struct Weights {
   const W* numbers;
@@ -44,9 +45,7 @@ struct Weights {
   }
 };
 
-constexpr int32_t kAbove = 128;
-
-// Rows that are read as they are, or as whole numbers by weights without a sign: of 8 bits, with a scale for each row.
+// Rows are read as they are, or as whole numbers of 8 bits, with a scale for each row, by weights without a sign.
 template <typename T, typename W>
 using Number = std::conditional_t<std::is_same_v<W, uint8_t>, int8_t, T>;
 
@@ -275,7 +274,7 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   const bool are_whole = weight.scalar_type() == at::kByte;
   TORCH_CHECK(weight.is_contiguous() && (scales ? are_whole || weight.scalar_type() == at::kChar : weight.scalar_type() == rows.scalar_type()),
               "the weight must lie as the rows' type wants it");
-  TORCH_CHECK(!are_whole || inputs % kPack<int8_t> == 0, "whole numbers are multiplied four at a time, not ", inputs);
+  TORCH_CHECK(!are_whole || (inputs % kPack<int8_t> == 0 && inputs <= kMostWhole), "rows of 8 bits have fours of inputs, up to ", kMostWhole, ", not ", inputs);
   TORCH_CHECK(weight.numel() == (products + kBlock - 1) / kBlock * kBlock * inputs, "the weight's size does not fit ", inputs, " inputs");
   TORCH_CHECK(!is_gated || products % (2 * kBlock) == 0, "gates and what they gate must be whole blocks each, not ", products, " products");
   TORCH_CHECK(!norm || norm->numel() == inputs, "the norm does not fit ", inputs, " inputs");

@@ -40,6 +40,7 @@ def serve(*arguments: str, log: Path) -> Iterator[Server]:
     """Start a server, yield it once it is ready, and stop it."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
+    # All threads, as a user's has; but where tests run side by side, those that wait sleep (OMP_WAIT_POLICY).
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SNAPSERVE_", "OMP_NUM_"))}
     environment["SNAPSERVE_COMPILE"] = "no"  # each would compile for the machine's user, beside all other tests
     start = time.monotonic()

@@ -13,6 +13,7 @@ from backends.torch_backend.kernels import BLOCK, Kernels, in_blocks, kernels_ar
 
 _LARGEST = 127  # -128 is left out, for symmetry
 _ABOVE = 128  # how far weights that meet int8 rows lie above their values: the processor's product takes one side without a sign
+_MOST_INPUTS = 2**16  # of int8 rows: the kernels' sums stay within 32 bits
 _OUTPUTS_AT_ONCE = 1024  # while they are float32
 _COPIED_AT_ONCE = 4096  # outputs: a part that stays in a cache is multiplied at once, and memory that was never used need not be fetched
 
@@ -50,6 +51,8 @@ class QuantizedLinear(nn.Module):
         """Return whether the kernels take such a weight: inputs lie side by side in pairs of bfloat16 and fours of int8."""
         is_known = weight.dtype in (torch.float32, torch.bfloat16)
         is_whole = weight.shape[1] % (4 // cls._row_dtype(weight.dtype).itemsize) == 0
+        if cls.rows_are_quantized and weight.shape[1] > _MOST_INPUTS:
+            return False
         return is_known and is_whole and weight.device.type == "cpu" and kernels_are_supported()
 
     def forward(self, hidden: Tensor) -> Tensor:

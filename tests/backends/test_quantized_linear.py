@@ -111,6 +111,13 @@ def test_weights_that_the_kernels_do_not_take(kind: type[QuantizedLinear], input
 
 
 @needs_kernels
+def test_sums_of_int8_rows_stay_within_32_bits() -> None:
+    for inputs in (65536, 65540):
+        assert QuantizedLinear.is_packable(torch.empty(1, inputs))
+        assert QuantizedProduct.is_packable(torch.empty(1, inputs)) is (inputs == 65536)
+
+
+@needs_kernels
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()

@@ -2,8 +2,9 @@
 
 Usage: `python -m bench.comparison --model DIR --out DIR [--kvpress-python .venv-kvpress/bin/python] [--settings NAME …]` and the options of
 `snapserve eval ruler` for cases. Leaves `comparison.json`, which `snapserve eval compare` reads, `comparison.md` and `comparison.svg` in
---out; the JSON is written again after every run, and runs that it has of the same cases and model are not repeated, nor those of --earlier:
-what several calls measured, one puts together. `docs/comparison.md` says what is compared.
+--out; the JSON is written again whenever a few cases of each task are done, and what it or --earlier has of the same cases and model is not
+repeated: a call that was stopped is gone on with, cases are added to, and what several calls measured, one puts together.
+`docs/comparison.md` says what is compared.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from cache.policy import PolicyName
 from server.eval.errors import EvalError
 from server.eval.options import RULER
 from server.eval.plot import plot_scores
-from server.eval.prompts import load_tokenizer
+from server.eval.prompts import Prompt, load_tokenizer
 from server.eval.result import SuiteResult
 from server.eval.ruler import RulerConfig, measure, ruler_config, write_prompts
 from server.eval.run import Run, TaskScores
@@ -38,6 +39,7 @@ PAPER = (
     "--pooling average --pooling-size 5 --pooling-shift 0 --pooling-half-life 0 --no-lend-ring"
 )
 FULL = "full"
+CASES_AT_ONCE = 25  # of each task, before they are written down
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,24 +84,32 @@ class Comparer:
     def measure(self, settings: Sequence[NamedSetting]) -> SuiteResult:
         """Measure what is not there yet. Raises `SideError`, `EvalError`, `OptionError`."""
         for setting in settings:
-            if setting.label in self._runs:
-                continue
-            start = time.monotonic()
-            run = self._runs[setting.label] = self._measured(setting)
-            print(f"{setting.label}: {run.mean:.1f} ({time.monotonic() - start:.0f} s)", file=sys.stderr)
-            self._write()
+            while (num_done := self._num_done(setting)) < self._config.num_cases:
+                start = time.monotonic()
+                some = {name: prompts[num_done : num_done + CASES_AT_ONCE] for name, prompts in self._prompts.items()}
+                run = self._measured(setting, some)
+                if num_done:
+                    run = self._runs[setting.label].joined(run)
+                self._runs[setting.label] = run
+                state = f"{run.mean:.1f} after {self._num_done(setting)} of {self._config.num_cases} cases a task"
+                print(f"{setting.label}: {state} ({time.monotonic() - start:.0f} s)", file=sys.stderr)
+                self._write()
         self._write()  # runs of other calls, even where none was left to measure
         return self._result([self._runs[setting.label] for setting in settings])
 
-    def _measured(self, setting: NamedSetting) -> Run:
+    def _num_done(self, setting: NamedSetting) -> int:
+        run = self._runs.get(setting.label)
+        return 0 if run is None else run.num_cases
+
+    def _measured(self, setting: NamedSetting, prompts: Mapping[str, Sequence[Prompt]]) -> Run:
         config, entry = self._config, SETTINGS[setting.policy]
         if isinstance(entry, Theirs):
             if self._kvpress is None:
                 raise OptionError(f"{setting.policy} needs --kvpress-python")
-            return self._kvpress.run(setting, entry.press, self._prompts, load_tokenizer(config.asked.model), config.asked.length)
+            return self._kvpress.run(setting, entry.press, prompts, load_tokenizer(config.asked.model), config.asked.length)
         asked = replace(config.asked, serve_options=(*config.asked.serve_options, *split_options(entry.serve_options)))
         ours = replace(config, asked=asked, settings=[Setting(entry.policy, setting.compression)])
-        return replace(asyncio.run(measure(ours, self._prompts)).runs[0], setting=setting)
+        return replace(asyncio.run(measure(ours, prompts)).runs[0], setting=setting)
 
     def _result(self, runs: Sequence[Run]) -> SuiteResult:
         config = self._config
@@ -121,15 +131,19 @@ def settings_of(names: Sequence[str], compressions: Sequence[float]) -> list[Nam
 
 
 def _read_runs(place: Path, wanted: Mapping[str, Any]) -> list[Run]:
-    """Return the runs of an earlier call with the same cases and model. Raises `OptionError` for those of others, or none."""
+    """Return the runs of an earlier call with the first of the same cases and model. Raises `OptionError` for those of others, or none."""
     try:
         document = json.loads(place.read_text())
     except (OSError, ValueError) as error:
         raise OptionError(f"{place} cannot be read: {error}") from error
-    for name in ("seed", "num_cases", "length", "pack", "chat_template", "model", "weights", "version"):
+    for name in ("seed", "length", "pack", "chat_template", "model", "weights", "version"):
         if document[name] != wanted[name]:
             raise OptionError(f"{place} has runs of another {name}: {document[name]} and not {wanted[name]}")
-    return [_read_run(run) for run in document["runs"]]
+    runs = [_read_run(run) for run in document["runs"]]
+    for run in runs:
+        if run.num_cases > wanted["num_cases"]:
+            raise OptionError(f"{place} has {run.num_cases} cases of {run.setting.label}, more than the {wanted['num_cases']} asked for")
+    return runs
 
 
 def _read_run(run: Mapping[str, Any]) -> Run:

@@ -69,6 +69,9 @@ def compare(first: str, second: str) -> Comparison:
     if one["tasks"].keys() != other["tasks"].keys():
         raise OptionError(f"the runs differ in tasks: {', '.join(one['tasks'])} and {', '.join(other['tasks'])}; there is nothing to pair")
     pairs = {name: (one["tasks"][name]["scores"], other["tasks"][name]["scores"]) for name in one["tasks"]}
+    for name, (a, b) in pairs.items():
+        if len(a) != len(b):
+            raise OptionError(f"the runs differ in cases of {name}: {len(a)} and {len(b)}; one was not finished")
     changes = {name: [b - a for a, b in zip(*scores, strict=True)] for name, scores in pairs.items()}
     differences = {
         name: Difference(mean_of_means([a]), mean_of_means([b]), bootstrap_interval([changes[name]])) for name, (a, b) in pairs.items()

@@ -1,7 +1,7 @@
 """One setting's scores, and how they are written down."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
 from server.eval.completer import Completion
@@ -31,6 +31,11 @@ class TaskScores:
     @property
     def mean(self) -> float:
         return sum(self.scores) / len(self.scores)
+
+    def joined(self, more: Self) -> Self:
+        """Return the scores of these cases and of those that come after them."""
+        num_packed = None if self.num_packed is None or more.num_packed is None else self.num_packed + more.num_packed
+        return replace(self, scores=self.scores + more.scores, num_tokens=self.num_tokens + more.num_tokens, num_packed=num_packed)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -65,6 +70,15 @@ class Run:
     options: tuple[str, ...]
     tasks: Mapping[str, TaskScores]
     groups: Mapping[str, TaskScores] = field(default_factory=dict)
+
+    @property
+    def num_cases(self) -> int:
+        """Cases of each task."""
+        return min(len(task.scores) for task in self.tasks.values())
+
+    def joined(self, more: Self) -> Self:
+        """Return the run over these cases and those that come after them; both have the same tasks, and no groups."""
+        return replace(self, tasks={name: task.joined(more.tasks[name]) for name, task in self.tasks.items()})
 
     @property
     def mean(self) -> float:

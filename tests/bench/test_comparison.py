@@ -7,6 +7,7 @@ import pytest
 from bench.agreement import agreement
 from bench.comparison import SETTINGS, Comparer, settings_of, table
 from bench.presses import Kvpress
+from bench.sides import SideError
 from server.config import DEMO_MODEL
 from server.eval.compare import compare
 from server.eval.options import RULER
@@ -15,9 +16,10 @@ from server.options import OptionError
 from tests.bench.test_presses import ECHO
 
 
-def config(seed: int = 1) -> RulerConfig:
+def config(seed: int = 1, num_cases: int = 2) -> RulerConfig:
     values = {option.key: option.default for group in RULER.groups for option in group.options}
-    return ruler_config({**values, "model": str(DEMO_MODEL), "tasks": ("passkey",), "num_cases": 2, "length": 384, "seed": seed})
+    asked = {"model": str(DEMO_MODEL), "tasks": ("passkey",), "num_cases": num_cases, "length": 384, "seed": seed}
+    return ruler_config({**values, **asked})
 
 
 @pytest.fixture
@@ -45,6 +47,30 @@ def test_a_comparison_goes_on_where_it_was_left_and_its_runs_can_be_paired(tmp_p
     place = f"{tmp_path}/comparison.json"
     assert compare(f"{place}#kvpress none", f"{place}#snapstream (paper) 4x").differences["mean"].first == 0
     assert "| 4× | kvpress none | snapstream (paper) |" in table(result)
+
+
+def test_cases_are_added_to_those_that_were_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped in the third case of five, gone on with and added to, the run is the same as one of all cases at once."""
+    monkeypatch.setattr("bench.comparison.CASES_AT_ONCE", 1)
+    for name in ("parts", "whole"):
+        (tmp_path / name).mkdir()
+    settings, calls = settings_of(["kvpress none"], ()), tmp_path / "calls"
+    breaks = f"import os, sys\nnumber = len(os.listdir({str(calls)!r}))\nopen(f'{calls}/{{number}}', 'w')\nif number == 2: sys.exit(1)\n"
+    sides = {}
+    for name, source in (("breaks", breaks + ECHO), ("whole", ECHO)):
+        sides[name] = tmp_path / f"{name}.py"
+        sides[name].write_text(source)
+    calls.mkdir()
+    breaking, echo = (Kvpress(sys.executable, str(DEMO_MODEL), side=(str(sides[name]),)) for name in ("breaks", "whole"))
+    with pytest.raises(SideError):
+        Comparer(config(num_cases=4), breaking, tmp_path / "parts").measure(settings)
+    assert len(json.loads((tmp_path / "parts" / "comparison.json").read_text())["runs"][0]["tasks"]["passkey"]["scores"]) == 2
+    with pytest.raises(OptionError, match="has 2 cases of kvpress none, more than the 1 asked for"):
+        Comparer(config(num_cases=1), breaking, tmp_path / "parts")
+    parts = Comparer(config(num_cases=5), breaking, tmp_path / "parts").measure(settings).runs[0]
+    assert len(list(calls.iterdir())) == 3 + 3
+    monkeypatch.setattr("bench.comparison.CASES_AT_ONCE", 5)
+    assert parts == Comparer(config(num_cases=5), echo, tmp_path / "whole").measure(settings).runs[0]
 
 
 def test_runs_of_other_cases_are_not_taken_for_these(tmp_path: Path, kvpress: Kvpress) -> None:

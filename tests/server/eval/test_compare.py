@@ -41,5 +41,7 @@ def test_runs_over_other_cases_are_refused(tmp_path: Path) -> None:
     two = write(tmp_path / "c.json", ("a", [0.0] * 4), ("b", [0.0] * 4))
     with pytest.raises(OptionError, match=r"has the runs a, b: name one as .*c\.json#LABEL"):
         compare(first, two)
+    with pytest.raises(OptionError, match=r"differ in cases of one: 4 and 3; one was not finished"):
+        compare(first, write(tmp_path / "d.json", ("a", [0.0] * 3)))
     with pytest.raises(OptionError, match="is no result"):
         compare(first, str(tmp_path / "none.json"))

@@ -1,4 +1,4 @@
-"""Servers of several fates under one Prometheus, started once for all the tests that look at them."""
+"""Servers of several fates under one Prometheus, started once for the module of tests that looks at them: their clients never rest."""
 
 import shutil
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ def killed_at_the_end(fate: str, folder: Path) -> Iterator[Server]:
             server.process.kill()  # one that hangs would take its drain timeout
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("scene")
     with ExitStack() as stack:

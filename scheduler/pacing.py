@@ -105,9 +105,9 @@ class Pacing:
         """The first prompts, as many as the shape has rows."""
         num_tokens, context = 0, 0
         for prompt in prompts[: shape.num_rows]:
-            chunk = min(prompt.num_remaining_tokens, shape.num_tokens)
-            num_tokens += chunk
-            context = max(context, prompt.num_computed_tokens + chunk)
+            end = prompt.chunk_end(shape.num_tokens)
+            num_tokens += end - prompt.num_computed_tokens
+            context = max(context, end)
         seconds = self._prefill_seconds.get((shape, _magnitude(context)))
         if seconds is not None:
             return _Plan(shape, num_tokens, seconds, is_timed=True)

@@ -40,12 +40,19 @@ class Prefill:
         num_tokens = self.num_computed_tokens if self.requests[0].add.pooling is PromptPooling.MEAN else 1
         return tuple(number / num_tokens for number in self.hidden)
 
+    def chunk_end(self, max_tokens: int) -> int:
+        """Return the index before which the prompt's next chunk, of at most `max_tokens` tokens, ends."""
+        return min(self.num_computed_tokens + max_tokens, self._round_end)
+
+    @property
+    def _round_end(self) -> int:
+        length = self.requests[0].num_prefill_tokens
+        return length if self.scratch is None else self.layout.round_end(self.num_computed_tokens, length)
+
     def row(self, max_tokens: int) -> PrefillRow:
         """Return the prompt's next chunk, of at most `max_tokens` tokens."""
         add, start = self.requests[0].add, self.num_computed_tokens
-        length = self.requests[0].num_prefill_tokens
-        limit = length if self.scratch is None else self.layout.round_end(start, length)
-        end = min(start + max_tokens, limit)
+        length, end = self.requests[0].num_prefill_tokens, self.chunk_end(max_tokens)
         is_last = end == length
         return PrefillRow(
             request_id=add.request_id,
@@ -56,7 +63,7 @@ class Prefill:
             scratch=self.scratch,
             draws=tuple(request.draw() for request in self.requests) if is_last and add.needs_slot else (),
             score=self._score(start, end),
-            ahead=add.prompt_token_ids[length - self.layout.num_ahead : length] if end == limit and not is_last else (),
+            ahead=add.prompt_token_ids[length - self.layout.num_ahead : length] if end == self._round_end and not is_last else (),
             pooling=add.pooling,
         )
 

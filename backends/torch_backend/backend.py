@@ -120,7 +120,8 @@ class TorchBackend:
         max_model_len = resolve_max_model_len(config, self._model.config)
         policies = self._policies(config, layers, max_model_len)
         kinds, kind_of = zip(*(layer_kinds(policy, layers, max_model_len) for policy in policies), strict=True)
-        layout = scratch_layout(config.scratch_capacity, max_model_len, [kind for of_pool in kinds for kind in of_pool])
+        every_kind = [kind for of_pool in kinds for kind in of_pool]
+        layout = scratch_layout(config.scratch_capacity, max_model_len, config.prefill_chunk, every_kind)
         entries = SlotLayout(0, layout.num_entries, 0)
         scratches = [SlotCache(entries, config.num_scratch, layer.num_kv_heads, layer.planes, self._device) for layer in layers]
         vocab_size, pools = self._model.config.vocab_size, []
@@ -264,10 +265,11 @@ class TorchBackend:
     def _give_up(self, pool: TorchPool, row: PrefillRow) -> None:
         """Let the prompt's last tokens choose what its scratch, which is full, gives up."""
         assert row.scratch is not None, "only a scratch is outgrown"
-        layout = self._spec.scratch.layout
+        layout, length, end = self._spec.scratch.layout, row.num_prompt_tokens, row.start + len(row.token_ids)
+        num_dropped = layout.num_given_up(end, length) - layout.num_given_up(row.start, length)
         self._call(self._model.base_model, pool.cache, look_ahead_pass(row, pool.kinds, layout, self._device))
         for layer in pool.cache.layers:
-            layer.shrink(row.scratch, layout.num_held(row.num_prompt_tokens), layout.num_dropped)
+            layer.shrink(row.scratch, layout.num_held(length), num_dropped, end)
 
     def _first_tokens(self, pool: TorchPool, batch: PrefillBatch, logits: Tensor) -> tuple[tuple[SampledToken, ...], ...]:
         """Draw from the logits [row, vocabulary] of the prompts' last tokens."""

@@ -40,12 +40,11 @@ def with_layer_budgets(
 
     With `leads`, the one that looks up most leads those behind it.
 
-    No layer gets more than the longest sequence has use for. Where prompts outgrow their scratch, none gets more than an equal share if its
-    slot would then be longer than half a scratch: the longer the slots, the less can be given up at a time.
+    No layer gets more than the longest sequence has use for, nor, where prompts outgrow their scratch, more than that can fill.
     """
     most = max_model_len
     if scratch_capacity is not None and scratch_capacity < max_model_len:
-        most = scratch_capacity // 2
+        most = scratch_capacity - (policy.scorer.observation_window if policy.scorer is not None else 0)
     most -= policy.layout.num_sink + policy.layout.num_recent
     windows = _windows(layers, max_model_len)
     own = [look_up for look_up, window in zip(measured, windows, strict=True) if window is None]
@@ -82,21 +81,26 @@ def prefill_shapes(config: TorchBackendConfig, max_model_len: int) -> tuple[Pref
     return tuple(sorted(shapes, key=lambda shape: (shape.num_tokens, shape.num_rows)))
 
 
-def scratch_layout(capacity: int | None, max_model_len: int, kinds: Sequence[LayerKind]) -> ScratchLayout:
+def scratch_layout(capacity: int | None, max_model_len: int, chunk: int, kinds: Sequence[LayerKind]) -> ScratchLayout:
     """Return the layout of scratches of `capacity` entries. Raises ValueError when that is too few to fill the slots from.
 
-    A quarter is given up at a time, or less so that a slot's entries are left, but as many as are read ahead at least.
+    Half is given up at a time, in whole chunks where it is more than one, or all but what stays anyway if that is less. At the prompt's end
+    the scratch is full again, so that a slot's entries are there.
     """
     if capacity is None or capacity >= max_model_len:
         return ScratchLayout(max_model_len)
     if any(not kind.policy.evicts and kind.policy.scorer is None for kind in kinds):
         raise ValueError("scratch_capacity is not an option of policy full, which gives nothing up")
     num_needed = max(kind.policy.layout.capacity for kind in kinds)
+    num_fixed = max(kind.policy.layout.num_sink + kind.policy.prompt_window - kind.policy.num_lent for kind in kinds)
     num_ahead = max((kind.chooser.observation_window for kind in kinds if kind.chooser is not None), default=1)
-    num_dropped = min(capacity // 4, capacity - num_needed)
-    if num_dropped < num_ahead:
-        least = max(num_needed + num_ahead, 4 * num_ahead)
+    least = max(num_needed + num_ahead, num_fixed + 2 * num_ahead - 1, 2 * num_ahead)
+    if capacity < least:
         raise ValueError(f"scratch_capacity must be at least {least} for slots of {num_needed} entries, got {capacity}")
+    # What a prompt a little longer than its scratch holds is up to `num_ahead` − 1 tokens fewer.
+    num_dropped = min(capacity // 2, capacity - num_fixed - num_ahead + 1)
+    if num_dropped > chunk:
+        num_dropped = max(num_dropped - num_dropped % chunk, num_ahead)
     return ScratchLayout(capacity, num_dropped, num_ahead)
 
 

@@ -5,7 +5,7 @@ their tokens by the same policy share one entry of it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -52,18 +52,13 @@ class KindStep:
 class Observation:
     """A row whose queries vote on which tokens of its prompt are kept.
 
-    Of the scratch's first `num_held` entries, the sinks and the window are kept anyway; the last queries before `end` vote on the others.
+    Of the scratch's first `num_held` entries, the sinks and the newest are kept anyway; the last queries before `end` vote on the others.
     """
 
     row: int
     scratch: int
     num_held: int
     end: int
-
-    def candidates_end(self, policy: CachePolicy) -> int:
-        """Return the first entry that is kept anyway: for a slot less what it lends of the window, for a scratch all of it."""
-        placement = policy.place(self.num_held)
-        return placement.window_start if self.end > self.num_held else placement.candidates_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +117,7 @@ class CacheLayer(CacheLayerMixin):
                 step.query_entry[seen.row],
                 scale=options.scaling,
                 num_sink=policy.layout.num_sink,
-                candidates_end=seen.candidates_end(policy),
+                candidates_end=policy.place(seen.num_held).candidates_end,
                 num_prompt_tokens=seen.end,
                 softcap=options.softcap,
                 reduction=reduction,
@@ -142,32 +137,35 @@ class CacheLayer(CacheLayerMixin):
         self._votes[scratch].zero_()
         self._index[scratch] = torch.arange(self._index.shape[2], device=self._index.device)
 
-    def shrink(self, scratch: int, num_held: int, num_dropped: int) -> None:
-        """Give up `num_dropped` of a scratch's first `num_held` entries: those that were voted for least, or the oldest; sinks never."""
+    def shrink(self, scratch: int, num_held: int, num_dropped: int, num_read: int) -> None:
+        """Give up `num_dropped` of a scratch's first `num_held` entries: those that were voted for least, or the oldest; sinks never.
+
+        `num_read` of the prompt's tokens have been read.
+        """
         num_sink, num_left = self.kind.policy.layout.num_sink, num_held - num_dropped
-        window_start = self.kind.policy.place(num_held).window_start
-        best = self._best(scratch, window_start, window_start - num_sink - num_dropped)
+        end = self.kind.policy.place(num_held).candidates_end
+        best = self._best(scratch, end, end - num_sink - num_dropped)
         entry = torch.arange(num_held, device=self._index.device).expand(self._index.shape[1], -1)
         if best is None:
-            best, window_start = entry[:, :0], num_sink + num_dropped
-        left = torch.cat([entry[:, :num_sink], best, entry[:, window_start:]], dim=1)
+            best, end = entry[:, :0], num_sink + num_dropped
+        left = torch.cat([entry[:, :num_sink], best, entry[:, end:]], dim=1)
         for plane in self.scratch.planes:
             heads, entries, width = plane.shape[1:]
             rows = (left + entries * torch.arange(heads, device=left.device)[:, None]).flatten()
             plane[scratch, :, :num_left] = plane[scratch].flatten(0, 1).index_select(0, rows).view(heads, num_left, width)
         if self.kind.chooser is not None:
             index = self._index[scratch]
-            index[:] = torch.cat([index.gather(1, left), index[:, num_left:] + num_dropped], dim=1)
+            index[:, :num_left] = index.gather(1, left)
+            index[:, num_left:] = torch.arange(num_read, num_read + index.shape[1] - num_left, device=index.device)
         self._votes[scratch].zero_()
 
     def pack(self, scratch: int, slots: Sequence[int], num_prompt_tokens: int, num_given_up: int) -> None:
         """Choose the tokens of a prompt that was read in `scratch`, which gave up some of them, and put them into `slots`."""
-        policy, num_held = self.kind.policy, num_prompt_tokens - num_given_up
-        held = policy.place(num_held)  # where much was given up, no more candidates may be left than kept entries, and nothing is lent
-        placement = replace(policy.place(num_prompt_tokens), num_lent=held.num_lent)
+        policy = self.kind.policy
+        placement = policy.place(num_prompt_tokens)
         # Each layer gave up others, so that entries of two no longer stand for the same tokens.
         leader = self.leader if num_given_up == 0 else None
-        kept = self._best(scratch, held.candidates_end, policy.layout.num_kept, held.num_lent, leader)
+        kept = self._best(scratch, placement.candidates_end - num_given_up, policy.layout.num_kept, placement.num_lent, leader)
         self.clear_slot(slots[0])
         self.slots.pack(slots[0], [plane[scratch] for plane in self.scratch.planes], placement, num_prompt_tokens, kept, num_given_up)
         if kept is not None:

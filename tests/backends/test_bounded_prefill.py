@@ -10,8 +10,11 @@ from transformers import PreTrainedModel
 
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.limits import scratch_layout
+from backends.torch_backend.model_cache import LayerKind
 from cache.policy import DEFAULT_SCORERS, PolicyName, PolicyOptions, WindowScorer
 from cache.pool_options import PoolOptions
+from cache.scratch import ScratchLayout
 from tests.backends.checkpoints import save_checkpoint
 from tests.backends.contents import assert_same_contents, recipe_of
 from tests.backends.driver import GREEDY, Driver, Request
@@ -29,8 +32,8 @@ POLICIES = {
     "streaming-llm": PolicyOptions(PolicyName.STREAMING_LLM, num_sink=2, num_recent=11),
     "snapkv": PolicyOptions(PolicyName.SNAPKV, num_recent=14, num_kept=5, scorer=WindowScorer(3, pooling_size=3)),
 }
-# With rounds of 10 tokens: one that fits just, one too many, just a round more, one above that, and many rounds.
-LENGTHS = (40, 41, 50, 51, 103)
+# With rounds of 20 tokens: one that fits just, one too many, just a round more, one above that, and many rounds.
+LENGTHS = (40, 41, 60, 61, 183)
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,22 @@ def test_tokens_and_slots_are_the_references(policy: PolicyOptions, tmp_path_fac
     driver.decode(*requests, num_steps=10)
     for request in requests:
         subject.check(request, 11)
+    subject.backend.close()
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_the_least_scratch(policy: PolicyOptions, tmp_path: Path) -> None:
+    """A scratch of which, each time, next to nothing but what stays anyway is left."""
+    path = save_checkpoint("llama", tmp_path)
+    with pytest.raises(ValueError, match="scratch_capacity must be at least") as error:
+        _open(path, policy, scratch_capacity=2)
+    least = int(str(error.value).split()[5])
+    subject = Subject(_open(path, policy, scratch_capacity=least), load_reference(path))
+    driver = Driver(subject.backend, CHUNK)
+    for excess in (0, 1, 3, 4, 10, 35):
+        request = Request(random_prompt(least + excess), sampling=OBSERVED)
+        driver.run(request, num_tokens=3)
+        subject.check(request, 3)
     subject.backend.close()
 
 
@@ -174,6 +193,19 @@ def test_pools_share_the_scratches(llama: Subject, tmp_path: Path) -> None:
     Driver(backend, CHUNK).run(again, num_tokens=6)
     assert again.outputs == alone.outputs
     backend.close()
+
+
+@pytest.mark.parametrize(
+    ("capacity", "chunk", "num_dropped"),
+    [
+        (40, 32, 20),  # half
+        (40, 8, 16),  # of whole chunks
+        (19, 3, 9),
+    ],
+)
+def test_half_of_a_scratch_is_given_up_in_whole_chunks(capacity: int, chunk: int, num_dropped: int) -> None:
+    kinds = [LayerKind(SIZES.resolve(MAX_MODEL_LEN), None)]
+    assert scratch_layout(capacity, MAX_MODEL_LEN, chunk, kinds) == ScratchLayout(capacity, num_dropped, num_ahead=4)
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,8 @@ def test_slots_of_unlike_layers_take_no_more_memory() -> None:
 
 
 def test_no_layer_outgrows_a_scratch() -> None:
-    """Of 40 entries at most half are the longest slot's: 10 kept tokens beside sinks and ring. What is left goes to the others."""
-    backend = _open(EVAL_MODEL, scratch_capacity=40)
+    """Of 24 entries 20 are the longest slot's, whose rest are read ahead: 10 kept tokens beside sinks and ring. Others get the rest."""
+    backend = _open(EVAL_MODEL, scratch_capacity=24)
     assert backend.spec.pools[0].policy.layer_kept == (4, 10, 10)
 
 

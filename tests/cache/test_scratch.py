@@ -17,25 +17,28 @@ def layouts(draw: st.DrawFn) -> ScratchLayout:
 @given(layouts(), st.integers(1, 200))
 def test_a_scratch_filled_token_by_token(layout: ScratchLayout, length: int) -> None:
     """It never overflows, it is as full each time that something is given up as at the end, and chunks end where that happens."""
-    num_held, num_given_up, num_rounds = 0, 0, 0
+    num_held, rounds = 0, list[int]()
     for index in range(length):
         if index > 0 and index == layout.round_end(index - 1, length):
             assert num_held == layout.num_held(length)
-            num_held, num_given_up, num_rounds = num_held - layout.num_dropped, num_given_up + layout.num_dropped, num_rounds + 1
-        assert layout.num_given_up(index, length) == num_given_up == index - num_held
+            assert length - index >= layout.num_ahead  # the tokens read ahead have not been read
+            rounds.append(layout.num_given_up(index, length) - layout.num_given_up(index - 1, length))
+            num_held -= rounds[-1]
+        assert layout.num_given_up(index, length) == sum(rounds) == index - num_held
         assert index < layout.round_end(index, length) <= length
         num_held += 1
         assert num_held <= layout.max_tokens
     assert num_held == layout.num_held(length)
-    assert num_rounds == layout.num_rounds(length)
+    assert len(rounds) == layout.num_rounds(length)
+    assert all(0 < num_dropped <= layout.num_dropped for num_dropped in rounds[:1])
+    assert all(num_dropped == layout.num_dropped for num_dropped in rounds[1:])
 
 
 @given(layouts(), st.integers(1, 200))
-def test_nothing_is_given_up_before_it_must_be(layout: ScratchLayout, length: int) -> None:
+def test_no_more_is_given_up_than_must_be(layout: ScratchLayout, length: int) -> None:
     assert (layout.num_rounds(length) == 0) == (length <= layout.max_tokens)
     if length > layout.max_tokens:
-        assert layout.max_tokens - layout.num_dropped < layout.num_held(length) <= layout.max_tokens
-        assert layout.num_given_up(length - layout.num_dropped, length) == layout.num_given_up(length - 1, length)  # all of the last round
+        assert layout.num_held(length) == min(layout.max_tokens, length - layout.num_ahead)
 
 
 def test_without_rounds_a_longer_prompt_is_not_read() -> None:

@@ -22,7 +22,7 @@ class Voter:
 
 @dataclass(frozen=True)
 class Bound:
-    """At most `max_tokens` are held; `num_dropped` are given up whenever so many are there; `num_ahead` are read to choose which."""
+    """At most `max_tokens` are held; up to `num_dropped` are given up when so many are there; `num_ahead` are read to choose which."""
 
     max_tokens: int
     num_dropped: int
@@ -30,9 +30,9 @@ class Bound:
 
     def ends(self, length: int) -> list[int]:
         """Return how many tokens of a prompt have been read each time that something is given up, and at its end."""
-        ends = [length]
-        while len(ends) * self.num_dropped + self.max_tokens < length + self.num_dropped:
-            ends.append(ends[-1] - self.num_dropped)
+        first, ends = min(self.max_tokens, length - self.num_ahead), [length]
+        while ends[-1] > first:
+            ends.append(max(ends[-1] - self.num_dropped, first))
         return ends[::-1]
 
 
@@ -42,20 +42,20 @@ class BoundedSequence(Sequence):
     def __init__(self, model: PreTrainedModel, recipe: Recipe, prompt: list[int], bound: Bound) -> None:
         self._held: dict[tuple[int, int], list[Token]] = {}  # by layer and KV head
         self._bound = bound
-        self._is_looking_ahead, self._is_last = False, False
+        self._is_looking_ahead, self._is_last, self._num_dropped = False, False, 0
         self._length = len(prompt)
         super().__init__(model, recipe, prompt)
 
     def _read_prompt(self, prompt: list[int]) -> Tensor:
-        logits, start = [], 0
-        for end in self._bound.ends(len(prompt)):
+        logits, ends = [], self._bound.ends(len(prompt))
+        for start, end, following in zip([0, *ends], ends, [*ends[1:], len(prompt)], strict=False):
             self._is_last = end == len(prompt)
             logits.append(self._forward(prompt[start:end], start))
+            self._num_dropped = following - end  # as many as will be read before it is full again
             if not self._is_last:
                 self._is_looking_ahead = True
                 self._forward(prompt[-self._bound.num_ahead :], len(prompt) - self._bound.num_ahead)
                 self._is_looking_ahead = False
-            start = end
         return torch.cat(logits)
 
     def attend(
@@ -99,10 +99,10 @@ class BoundedSequence(Sequence):
     def _left(
         self, recipe: Recipe, tokens: list[Token], num_ahead: int, voters: list[Voter], scaling: float, softcap: float | None
     ) -> list[Token]:
-        held, num_dropped, num_sink = tokens[:-num_ahead], self._bound.num_dropped, recipe.num_sink
+        held, num_dropped, num_sink = tokens[:-num_ahead], self._num_dropped, recipe.num_sink
         if recipe.num_kept == 0:
             return held[:num_sink] + held[num_sink + num_dropped :]
-        wider = recipe.with_options(prompt_window=recipe.prompt_window + num_ahead, num_lent=0)
+        wider = recipe.with_options(prompt_window=recipe.prompt_window + num_ahead)
         chosen = candidates(wider, len(tokens))
         best = top(_scores(wider, voters, scaling, softcap), chosen, len(chosen) - num_dropped)
         return held[:num_sink] + [held[entry] for entry in best] + held[chosen.stop :]
@@ -111,9 +111,12 @@ class BoundedSequence(Sequence):
         recipe = layer.recipe
         chosen, best, lent = candidates(recipe, len(held)), [], []
         if recipe.num_kept > 0:
-            layer.scores.append(_scores(recipe, voters, scaling, softcap))
-            best = top(layer.scores[-1], chosen, recipe.num_kept)
-            lent = next_best(layer.scores[-1], chosen, recipe.num_kept, recipe.num_lent)
+            scores = _scores(recipe, voters, scaling, softcap)
+            best = top(scores, chosen, recipe.num_kept)
+            lent = next_best(scores, chosen, recipe.num_kept, recipe.num_lent)
+            by_token = scores.new_full((self._length - recipe.num_sink,), -torch.inf)  # of those given up
+            by_token[[held[entry].index - recipe.num_sink for entry in chosen]] = scores
+            layer.scores.append(by_token)
         layer.kept.append([held[entry].index for entry in best])
         by_index = {token.index: token for token in held}
         lost = torch.full_like(held[0].key, torch.nan)  # a slot that held one of these would be found out

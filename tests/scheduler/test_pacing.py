@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 
 from backends.fake import fake_spec, slot_pool
-from backends.interface import Batch, DecodeBatch, PrefillShape
+from backends.interface import Batch, DecodeBatch, PrefillBatch, PrefillShape
 from cache.policy import WindowScorer, snapstream
+from cache.scratch import ScratchLayout
 from scheduler.config import SchedulerConfig
 from scheduler.stats import StepKind
 from tests.scheduler.drive import Drive, request
@@ -127,6 +128,22 @@ def test_reading_goes_on_one_step_at_a_time_when_nothing_fits_the_bound() -> Non
     assert kinds == [StepKind.DECODE, StepKind.PREFILL] * 20
     assert {batch.num_tokens for batch in engine.batches[1:] if batch.kind is StepKind.PREFILL} == {32}
     assert {batch.num_steps for batch in engine.batches} == {1}
+
+
+def test_the_end_of_a_round_is_read_in_a_shape_of_its_size() -> None:
+    """Rounds of 288 tokens are chunks of 256 and of 32, in no larger shape."""
+    layout, chunks = ScratchLayout(512, 288, num_ahead=32), list[tuple[int, int]]()
+
+    def time_and_note(batch: Batch) -> float:
+        if isinstance(batch, PrefillBatch):
+            chunks.append((len(batch.rows[0].token_ids), batch.shape.num_tokens))
+        return step_time(batch)
+
+    engine = Drive(fake_spec(policy=POLICY, max_model_len=32_768, prefill_shapes=SHAPES, scratch=layout), step_time=time_and_note)
+    engine.run(request("first", 10_000, max_tokens=1))
+    chunks.clear()
+    engine.run(request("again", 512 + 4 * 288, max_tokens=1))
+    assert chunks[-8:] == [(256, 256), (32, 32)] * 4
 
 
 def test_a_short_prompt_is_read_beside_a_long_one() -> None:

@@ -33,7 +33,7 @@ LOADS = {
     "single": replace(_COMMON, num_prompts=2, input_len=8192, max_concurrency=1, num_warmups=1),
 }
 EVICTION = (128, 1024, 2048)  # entries: at the start, the newest, all that are held
-SCRATCH_CAPACITY = 3072
+SCRATCH_CAPACITY = 2112
 COLUMNS = {
     "output_throughput": "output tokens/s",
     "median_ttft_ms": "TTFT (ms)",

@@ -15,7 +15,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,28 +77,32 @@ class Comparer:
     def __init__(self, config: RulerConfig, kvpress: Kvpress | None, out: Path, earlier: Sequence[Path] = ()) -> None:
         self._config, self._kvpress, self._place = config, kvpress, out / "comparison.json"
         self._prompts = write_prompts(config)
+        self._weights = weights_digest(Path(config.asked.model))
         self._runs: dict[str, Run] = {}
+        tasks = {task.name for task in config.tasks}
         for place in (*earlier, *([self._place] if self._place.exists() else [])):
-            self._runs |= {run.setting.label: run for run in _read_runs(place, self._document())}
+            for run in _read_runs(place, self._document(), tasks):
+                if run.num_cases > self._num_done(run.setting.label):
+                    self._runs[run.setting.label] = run
 
     def measure(self, settings: Sequence[NamedSetting]) -> SuiteResult:
         """Measure what is not there yet. Raises `SideError`, `EvalError`, `OptionError`."""
         for setting in settings:
-            while (num_done := self._num_done(setting)) < self._config.num_cases:
+            while (num_done := self._num_done(setting.label)) < self._config.num_cases:
                 start = time.monotonic()
                 some = {name: prompts[num_done : num_done + CASES_AT_ONCE] for name, prompts in self._prompts.items()}
                 run = self._measured(setting, some)
                 if num_done:
-                    run = self._runs[setting.label].joined(run)
+                    run = _joined(self._runs[setting.label], run)
                 self._runs[setting.label] = run
-                state = f"{run.mean:.1f} after {self._num_done(setting)} of {self._config.num_cases} cases a task"
+                state = f"{run.mean:.1f} after {run.num_cases} of {self._config.num_cases} cases a task"
                 print(f"{setting.label}: {state} ({time.monotonic() - start:.0f} s)", file=sys.stderr)
                 self._write()
         self._write()  # runs of other calls, even where none was left to measure
         return self._result([self._runs[setting.label] for setting in settings])
 
-    def _num_done(self, setting: NamedSetting) -> int:
-        run = self._runs.get(setting.label)
+    def _num_done(self, label: str) -> int:
+        run = self._runs.get(label)
         return 0 if run is None else run.num_cases
 
     def _measured(self, setting: NamedSetting, prompts: Mapping[str, Sequence[Prompt]]) -> Run:
@@ -109,17 +113,20 @@ class Comparer:
             return self._kvpress.run(setting, entry.press, prompts, load_tokenizer(config.asked.model), config.asked.length)
         asked = replace(config.asked, serve_options=(*config.asked.serve_options, *split_options(entry.serve_options)))
         ours = replace(config, asked=asked, settings=[Setting(entry.policy, setting.compression)])
-        return replace(asyncio.run(measure(ours, prompts)).runs[0], setting=setting)
+        every = [prompt for of_task in self._prompts.values() for prompt in of_task]
+        return replace(asyncio.run(measure(ours, prompts, every)).runs[0], setting=setting)
 
     def _result(self, runs: Sequence[Run]) -> SuiteResult:
         config = self._config
         return SuiteResult("ruler", model_id(config.asked.model), None, config.title, config.facts, runs)
 
     def _write(self) -> None:
-        self._place.write_text(json.dumps(self._document()) + "\n")
+        unfinished = self._place.with_suffix(".new")
+        unfinished.write_text(json.dumps(self._document()) + "\n")
+        unfinished.replace(self._place)
 
     def _document(self) -> dict[str, Any]:
-        same = {"weights": weights_digest(Path(self._config.asked.model)), "machine": machine()}
+        same = {"weights": self._weights, "machine": machine()}
         return {**self._result(list(self._runs.values())).as_json(), **same}
 
 
@@ -130,7 +137,20 @@ def settings_of(names: Sequence[str], compressions: Sequence[float]) -> list[Nam
     return [*(NamedSetting(name, None) for name in whole), *others]
 
 
-def _read_runs(place: Path, wanted: Mapping[str, Any]) -> list[Run]:
+def _joined(earlier: Run, more: Run) -> Run:
+    """Return the run over the cases of both. Raises `OptionError` where other options than those of sizes differ."""
+    told = [" ".join(map(str, _told(run))) for run in (earlier, more)]
+    if told[0] != told[1]:
+        raise OptionError(f"{earlier.setting.label} has been measured with '{told[0]}' and not '{told[1]}': it needs another --out")
+    return earlier.joined(more)
+
+
+def _told(run: Run) -> tuple[str, ...]:
+    """Return a run's options before those that follow from its cases, which need not be the same for more of them."""
+    return run.options[: run.options.index("--num-slots")] if "--num-slots" in run.options else run.options
+
+
+def _read_runs(place: Path, wanted: Mapping[str, Any], tasks: Set[str]) -> list[Run]:
     """Return the runs of an earlier call with the first of the same cases and model. Raises `OptionError` for those of others, or none."""
     try:
         document = json.loads(place.read_text())
@@ -141,6 +161,8 @@ def _read_runs(place: Path, wanted: Mapping[str, Any]) -> list[Run]:
             raise OptionError(f"{place} has runs of another {name}: {document[name]} and not {wanted[name]}")
     runs = [_read_run(run) for run in document["runs"]]
     for run in runs:
+        if run.tasks.keys() != tasks:
+            raise OptionError(f"{place} has runs of other tasks: {', '.join(run.tasks)} and not {', '.join(sorted(tasks))}")
         if run.num_cases > wanted["num_cases"]:
             raise OptionError(f"{place} has {run.num_cases} cases of {run.setting.label}, more than the {wanted['num_cases']} asked for")
     return runs

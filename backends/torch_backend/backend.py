@@ -33,6 +33,7 @@ from backends.torch_backend.latent import replace_latent_attention
 from backends.torch_backend.limits import (
     backend_spec,
     layer_kinds,
+    most_slot_entries,
     pool_spec,
     resolve_max_model_len,
     scratch_layout,
@@ -146,8 +147,9 @@ class TorchBackend:
         if not any(options.policy.measures_layers for options in config.pools):
             return policies
         measured = measure_look_up(self._model, len(layers), max_model_len)
+        most = most_slot_entries(policies, max_model_len, config.scratch_capacity)
         return [
-            with_layer_budgets(policy, layers, measured, max_model_len, config.scratch_capacity, leads=options.policy.has_leading_layer)
+            with_layer_budgets(policy, layers, measured, max_model_len, most, leads=options.policy.has_leading_layer)
             if options.policy.measures_layers
             else policy
             for policy, options in zip(policies, config.pools, strict=True)

@@ -27,25 +27,28 @@ def resolve_max_model_len(config: TorchBackendConfig, model: PreTrainedConfig) -
     return config.max_model_len
 
 
+def most_slot_entries(policies: Sequence[CachePolicy], max_model_len: int, scratch_capacity: int | None) -> int:
+    """Return what the longest sequence has use for or, where prompts outgrow their scratch, what this can fill."""
+    if scratch_capacity is None or scratch_capacity >= max_model_len:
+        return max_model_len
+    return scratch_capacity - max((policy.scorer.observation_window for policy in policies if policy.scorer is not None), default=1)
+
+
 def with_layer_budgets(
     policy: CachePolicy,
     layers: Sequence[LayerSpec],
     measured: Sequence[LookUp],
     max_model_len: int,
-    scratch_capacity: int | None,
+    most_entries: int,
     *,
     leads: bool,
 ) -> CachePolicy:
     """Return the policy with its kept entries shared out between the layers without a sliding window; `measured` are all layers.
 
-    With `leads`, the one that looks up most leads those behind it.
-
-    No layer gets more than the longest sequence has use for, nor, where prompts outgrow their scratch, more than that can fill.
+    No layer's slot gets more than `most_entries`, unless an equal share is more. With `leads`, the layer that looks up most leads those
+    behind it.
     """
-    most = max_model_len
-    if scratch_capacity is not None and scratch_capacity < max_model_len:
-        most = scratch_capacity - (policy.scorer.observation_window if policy.scorer is not None else 0)
-    most -= policy.layout.num_sink + policy.layout.num_recent
+    most = most_entries - policy.layout.num_sink - policy.layout.num_recent
     windows = _windows(layers, max_model_len)
     own = [look_up for look_up, window in zip(measured, windows, strict=True) if window is None]
     leading_layer = max(range(len(own)), key=lambda number: own[number].found) if leads and own else None
@@ -84,8 +87,8 @@ def prefill_shapes(config: TorchBackendConfig, max_model_len: int) -> tuple[Pref
 def scratch_layout(capacity: int | None, max_model_len: int, chunk: int, kinds: Sequence[LayerKind]) -> ScratchLayout:
     """Return the layout of scratches of `capacity` entries. Raises ValueError when that is too few to fill the slots from.
 
-    Half is given up at a time, in whole chunks where it is more than one, or all but what stays anyway if that is less. At the prompt's end
-    the scratch is full again, so that a slot's entries are there.
+    Half is given up at a time, in whole chunks where it is more than one, or all but what stays anyway if that is less, but as many as are
+    read ahead at least. At the prompt's end the scratch is full again, so that it holds as many as any slot.
     """
     if capacity is None or capacity >= max_model_len:
         return ScratchLayout(max_model_len)
@@ -97,8 +100,7 @@ def scratch_layout(capacity: int | None, max_model_len: int, chunk: int, kinds: 
     least = max(num_needed + num_ahead, num_fixed + 2 * num_ahead - 1, 2 * num_ahead)
     if capacity < least:
         raise ValueError(f"scratch_capacity must be at least {least} for slots of {num_needed} entries, got {capacity}")
-    # What a prompt a little longer than its scratch holds is up to `num_ahead` − 1 tokens fewer.
-    num_dropped = min(capacity // 2, capacity - num_fixed - num_ahead + 1)
+    num_dropped = min(capacity // 2, capacity - num_fixed)
     if num_dropped > chunk:
         num_dropped = max(num_dropped - num_dropped % chunk, num_ahead)
     return ScratchLayout(capacity, num_dropped, num_ahead)

@@ -62,7 +62,7 @@ def prefill_pass(batch: PrefillBatch, kinds: Sequence[LayerKind], scratch: Scrat
 def look_ahead_pass(row: PrefillRow, kinds: Sequence[LayerKind], scratch: ScratchLayout, device: torch.device) -> ForwardPass:
     """Return the pass that reads a prompt's last tokens, at their positions but behind what its scratch holds, and lets them vote on it.
 
-    What it writes is overwritten by the prompt's next chunk.
+    What it writes lies behind what the prompt's next chunk, or any other, reads.
     """
     assert row.scratch is not None, "only a scratch is outgrown"
     num_held, num_ahead = scratch.num_held(row.num_prompt_tokens), len(row.ahead)

@@ -50,15 +50,18 @@ def ruler_config(values: Mapping[str, Any]) -> RulerConfig:
     return RulerConfig(asked, settings, tasks, values["num_cases"], values["seed"], values["pack"], values["chat_template"])
 
 
-async def measure(config: RulerConfig, by_task: Mapping[str, Sequence[Prompt]] | None = None) -> SuiteResult:
+async def measure(
+    config: RulerConfig, by_task: Mapping[str, Sequence[Prompt]] | None = None, sized_by: Sequence[Prompt] = ()
+) -> SuiteResult:
     """Ask every case of every setting; `by_task` are those of the configuration, where they have been written before.
 
+    They may be some of `sized_by`, which are those that the engines' slots are then sized for.
     Raises `EvalError` where one cannot be asked, `OptionError` for sizes that cannot be.
     """
     if by_task is None:
         by_task = await asyncio.to_thread(write_prompts, config)
     prompts = [prompt for of_task in by_task.values() for prompt in of_task]
-    every_options = [config.asked.options(setting, prompts) for setting in config.settings]
+    every_options = [config.asked.options(setting, sized_by or prompts) for setting in config.settings]
     runs, model = [], config.asked.model
     for setting, options in zip(config.settings, every_options, strict=True):
         model, completions = await config.asked.ask(setting, options, prompts)

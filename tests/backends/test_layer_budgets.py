@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from backends.torch_backend.attention import ATTENTION_NAME, register_attention
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
-from backends.torch_backend.limits import layer_kinds, with_layer_budgets
+from backends.torch_backend.limits import layer_kinds, most_slot_entries, with_layer_budgets
 from backends.torch_backend.lookup import LookUp, measure_look_up
 from backends.torch_backend.probe import LayerSpec
-from cache.policy import LayerBudgets, PolicyOptions, WindowScorer
+from cache.policy import LayerBudgets, PolicyName, PolicyOptions, WindowScorer
 from cache.pool_options import PoolOptions
 from server.eval.options import EVAL_MODEL
 from tests.backends.checkpoints import save_checkpoint
@@ -105,6 +105,14 @@ def test_no_layer_outgrows_a_scratch() -> None:
     assert backend.spec.pools[0].policy.layer_kept == (4, 10, 10)
 
 
+def test_pools_share_what_a_scratch_fills() -> None:
+    """The widest observation window of all is read ahead."""
+    wider = replace(POLICY, scorer=WindowScorer(observation_window=6, pooling_size=3))
+    policies = [policy.resolve(128) for policy in (POLICY, wider, PolicyOptions(PolicyName.STREAMING_LLM, num_sink=S, num_recent=R))]
+    assert [most_slot_entries(policies, 128, capacity) for capacity in (None, 128, 64)] == [128, 128, 58]
+    assert most_slot_entries(policies[2:], 128, 64) == 63
+
+
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "deepseek-v2", "deepseek-v3"])
 def test_untrained_layers_are_alike(architecture: str, tmp_path: Path) -> None:
     backend = _open(save_checkpoint(architecture, tmp_path))
@@ -144,14 +152,14 @@ def test_a_model_without_a_token_for_beginnings_is_read_too() -> None:
 def test_who_looks_up_leads_and_not_who_rests() -> None:
     layers = [LayerSpec(4, 2, (), None) for _ in range(3)]
     measured = [LookUp(0.0, 1.0), LookUp(0.5, 0.0), LookUp(0.0, 0.0)]
-    assert with_layer_budgets(POLICY.resolve(128), layers, measured, 128, None, leads=True).leading_layer == 1
-    assert with_layer_budgets(POLICY.resolve(128), layers, measured, 128, None, leads=False).leading_layer is None
+    assert with_layer_budgets(POLICY.resolve(128), layers, measured, 128, 128, leads=True).leading_layer == 1
+    assert with_layer_budgets(POLICY.resolve(128), layers, measured, 128, 128, leads=False).leading_layer is None
 
 
 def test_layers_with_a_sliding_window_have_no_share() -> None:
     layers = [LayerSpec(4, 2, (), window) for window in (None, 16, None, 16, None)]
     measured = [LookUp(found, 0.0) for found in (0.0, 1.0, 0.9, 1.0, 0.0)]
-    policy = with_layer_budgets(POLICY.resolve(128), layers, measured, 128, None, leads=True)
+    policy = with_layer_budgets(POLICY.resolve(128), layers, measured, 128, 128, leads=True)
     assert (policy.layer_kept, policy.leading_layer) == ((2, 20, 2), 1)
     kinds, kind_of = layer_kinds(policy, layers, 128)
     assert [kinds[kind].policy.layout.num_kept for kind in kind_of] == [2, 0, 20, 0, 2]

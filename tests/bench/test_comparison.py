@@ -69,8 +69,28 @@ def test_cases_are_added_to_those_that_were_measured(tmp_path: Path, monkeypatch
         Comparer(config(num_cases=1), breaking, tmp_path / "parts")
     parts = Comparer(config(num_cases=5), breaking, tmp_path / "parts").measure(settings).runs[0]
     assert len(list(calls.iterdir())) == 3 + 3
+    few = tmp_path / "parts" / "few.json"  # the most of a setting counts, wherever it is
+    few.write_text((tmp_path / "parts" / "comparison.json").read_text())
+    Comparer(config(num_cases=6), breaking, tmp_path / "parts").measure(settings)
+    earlier = [tmp_path / "parts" / "comparison.json", few]
+    assert Comparer(config(num_cases=6), None, tmp_path / "whole", earlier).measure(settings).runs[0].num_cases == 6
+    (tmp_path / "whole" / "comparison.json").unlink()
     monkeypatch.setattr("bench.comparison.CASES_AT_ONCE", 5)
     assert parts == Comparer(config(num_cases=5), echo, tmp_path / "whole").measure(settings).runs[0]
+
+
+def test_what_was_measured_otherwise_is_not_gone_on_with(tmp_path: Path, kvpress: Kvpress) -> None:
+    settings, place = settings_of(["kvpress none"], ()), tmp_path / "comparison.json"
+    Comparer(config(), kvpress, tmp_path).measure(settings)
+    document = json.loads(place.read_text())
+    document["runs"][0]["serve_options"][-1] = "kvpress 1"
+    place.write_text(json.dumps(document))
+    with pytest.raises(OptionError, match="kvpress none has been measured with 'None kvpress 1' and not 'None kvpress 0'"):
+        Comparer(config(num_cases=3), kvpress, tmp_path).measure(settings)
+    document["runs"][0]["tasks"]["vt"] = document["runs"][0]["tasks"].pop("passkey")
+    place.write_text(json.dumps(document))
+    with pytest.raises(OptionError, match="has runs of other tasks: vt and not passkey"):
+        Comparer(config(), kvpress, tmp_path)
 
 
 def test_runs_of_other_cases_are_not_taken_for_these(tmp_path: Path, kvpress: Kvpress) -> None:

@@ -41,11 +41,6 @@ class ScratchLayout:
             return num_prompt_tokens
         return min(self.max_tokens, num_prompt_tokens - self.num_ahead)
 
-    def num_rounds(self, num_prompt_tokens: int) -> int:
-        """Return how often something is given up."""
-        excess = num_prompt_tokens - self.num_held(num_prompt_tokens)
-        return -(-excess // self.num_dropped) if excess else 0
-
     def num_given_up(self, index: int, num_prompt_tokens: int) -> int:
         """Return how many tokens were given up before the one at `index` is read: so many entries before its index it is written."""
         num_held = self.num_held(num_prompt_tokens)

@@ -29,14 +29,14 @@ def test_a_scratch_filled_token_by_token(layout: ScratchLayout, length: int) -> 
         num_held += 1
         assert num_held <= layout.max_tokens
     assert num_held == layout.num_held(length)
-    assert len(rounds) == layout.num_rounds(length)
+    assert sum(rounds[:1]) + len(rounds[1:]) * layout.num_dropped == length - num_held  # no more rounds than must be
     assert all(0 < num_dropped <= layout.num_dropped for num_dropped in rounds[:1])
     assert all(num_dropped == layout.num_dropped for num_dropped in rounds[1:])
 
 
 @given(layouts(), st.integers(1, 200))
 def test_no_more_is_given_up_than_must_be(layout: ScratchLayout, length: int) -> None:
-    assert (layout.num_rounds(length) == 0) == (length <= layout.max_tokens)
+    assert (layout.num_given_up(length - 1, length) == 0) == (length <= layout.max_tokens)
     if length > layout.max_tokens:
         assert layout.num_held(length) == min(layout.max_tokens, length - layout.num_ahead)
 

@@ -5,6 +5,7 @@ heavy imports make them in `run`.
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Protocol
@@ -31,15 +32,20 @@ COMMANDS: tuple[Command, ...] = (serve, bench, evaluation, simulate)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status: 2 for options that cannot be."""
+    """Run the command line and return the exit status: 2 for options that cannot be, 1 when nobody reads the output any more."""
     parser = make_parser()
     parsed = parser.parse_args(arguments)
     command = next(command for command in COMMANDS if parsed.command == command.NAME)
     try:
-        return command.run(parsed)
+        status = command.run(parsed)
+        sys.stdout.flush()
     except OptionError as error:
         print(f"snapserve {command.NAME}: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still held back, and would fail again at the exit
+        return 1
+    return status
 
 
 def make_parser() -> argparse.ArgumentParser:

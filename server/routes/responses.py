@@ -1,7 +1,7 @@
 """`/v1/responses`: making a response, and what can be done with one that is kept."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -77,6 +77,14 @@ def router(services: Services) -> APIRouter:
     def archive_of(request: Request) -> OwnedArchive:
         return OwnedArchive(store, background, RequestRecord.of(request.scope).tenant)
 
+    _route_making(routes, services, background, archive_of)
+    _route_kept(routes, archive_of)
+    return routes
+
+
+def _route_making(
+    routes: APIRouter, services: Services, background: BackgroundResponses, archive_of: Callable[[Request], OwnedArchive]
+) -> None:
     @routes.post(PATH, response_model=ResponseObject)
     async def create_response(request: Request, body: ResponsesRequest) -> Response:
         model = served_model(body.model, services.settings)
@@ -100,6 +108,8 @@ def router(services: Services) -> APIRouter:
                 raise invalid_value(str(error), answer.prompt_param) from error
         return {"object": "response.input_tokens", "input_tokens": len(prompt)}
 
+
+def _route_kept(routes: APIRouter, archive_of: Callable[[Request], OwnedArchive]) -> None:
     @routes.get(PATH + "/{response_id}", response_model=ResponseObject)
     async def retrieve_response(request: Request, response_id: str, stream: bool = False) -> Response:
         body = archive_of(request).body(response_id)
@@ -132,8 +142,6 @@ def router(services: Services) -> APIRouter:
     ) -> ResponseItemList:
         items: list[dict[str, Any]] = json.loads(archive_of(request).get(response_id).input_items)
         return _page(items if order == "asc" else items[::-1], limit, after)
-
-    return routes
 
 
 def _check(body: ResponsesRequest, services: Services) -> None:

@@ -4,6 +4,7 @@ The weights are drawn large enough that attention is far from uniform and that t
 which their architectures would leave at 1 and 0, are drawn too, so that a part that is left out shows.
 """
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -43,102 +44,67 @@ _EXPERTS: dict[str, Any] = {
 }
 
 
-def _config(architecture: str) -> PreTrainedConfig:
-    common: dict[str, Any] = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "pad_token_id": 0,
-    }
-    llama3_rope = {
-        "rope_type": "llama3",
-        "rope_theta": 10_000.0,
-        "factor": 4.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }
-    alternating = ["sliding_attention", "full_attention", "sliding_attention"]
-    match architecture:
-        case "llama":
-            return LlamaConfig(**common, rope_parameters=llama3_rope)
-        case "mistral":
-            return MistralConfig(**common, sliding_window=None, head_dim=16)
-        case "mistral-sliding":
-            return MistralConfig(**{**common, "intermediate_size": 128}, sliding_window=SLIDING_WINDOW, head_dim=16)
-        case "qwen2":
-            return Qwen2Config(**{**common, "num_key_value_heads": 1})
-        case "qwen3":
-            return Qwen3Config(**common, head_dim=24)
-        case "phi3":
-            return Phi3Config(**{**common, "num_key_value_heads": 4})
-        case "granite":
-            return GraniteConfig(
-                **common,
-                attention_multiplier=0.2,
-                embedding_multiplier=3.0,
-                residual_multiplier=0.7,
-                logits_scaling=0.8,
-                tie_word_embeddings=True,
-            )
-        case "olmo2":
-            return Olmo2Config(**common)
-        case "gemma2":
-            return Gemma2Config(
-                **common,
-                head_dim=16,
-                query_pre_attn_scalar=16,
-                sliding_window=SLIDING_WINDOW,
-                layer_types=alternating,
-                attn_logit_softcapping=3.0,
-                final_logit_softcapping=8.0,
-            )
-        case "gemma3":
-            return Gemma3TextConfig(**common, head_dim=16, query_pre_attn_scalar=16, sliding_window=SLIDING_WINDOW, layer_types=alternating)
-        case "afmoe":  # a mixture of experts, and picky about the memory layout of what attention returns
-            experts: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "num_dense_layers": 1}
-            return AfmoeConfig(**common, **experts, head_dim=16, sliding_window=SLIDING_WINDOW, layer_types=alternating)
-        case "deepseek-v2":  # as V2 Lite, whose queries have no latent of their own, with the routing of the larger V2
-            return DeepseekV2Config(**common | _LATENT | _EXPERTS, q_lora_rank=None, topk_method="group_limited_greedy")
-        case "deepseek-v3":
-            yarn_rope = {
-                "rope_type": "yarn",
-                "rope_theta": 10_000.0,
-                "factor": 8.0,
-                "original_max_position_embeddings": 64,
-                "mscale": 1.0,
-                "mscale_all_dim": 0.5,
-            }
-            return DeepseekV3Config(**common | _LATENT | _EXPERTS, q_lora_rank=24, rope_parameters=yarn_rope)
-    raise ValueError(f"no tiny checkpoint of {architecture}")
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+_YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.5,
+}
+_GRANITE = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 0.8}
+_ALTERNATING: dict[str, Any] = {
+    "sliding_window": SLIDING_WINDOW,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "head_dim": 16,
+}
+_SOFTCAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 8.0}
+_AFMOE_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "num_dense_layers": 1}
 
-
-ARCHITECTURES = (
-    "llama",
-    "mistral",
-    "mistral-sliding",
-    "qwen2",
-    "qwen3",
-    "phi3",
-    "granite",
-    "olmo2",
-    "gemma2",
-    "gemma3",
-    "afmoe",
-    "deepseek-v2",
-    "deepseek-v3",
-)
+_CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {  # what is not as in `_COMMON`
+    "llama": (LlamaConfig, {"rope_parameters": _LLAMA3_ROPE}),
+    "mistral": (MistralConfig, {"sliding_window": None, "head_dim": 16}),
+    "mistral-sliding": (MistralConfig, {"intermediate_size": 128, "sliding_window": SLIDING_WINDOW, "head_dim": 16}),
+    "qwen2": (Qwen2Config, {"num_key_value_heads": 1}),
+    "qwen3": (Qwen3Config, {"head_dim": 24}),
+    "phi3": (Phi3Config, {"num_key_value_heads": 4}),
+    "granite": (GraniteConfig, {**_GRANITE, "tie_word_embeddings": True}),
+    "olmo2": (Olmo2Config, {}),
+    "gemma2": (Gemma2Config, {**_ALTERNATING, **_SOFTCAPS, "query_pre_attn_scalar": 16}),
+    "gemma3": (Gemma3TextConfig, {**_ALTERNATING, "query_pre_attn_scalar": 16}),
+    # A mixture of experts, and picky about the memory layout of what attention returns.
+    "afmoe": (AfmoeConfig, {**_ALTERNATING, **_AFMOE_EXPERTS}),
+    # As V2 Lite, whose queries have no latent of their own, with the routing of the larger V2.
+    "deepseek-v2": (DeepseekV2Config, {**_LATENT, **_EXPERTS, "q_lora_rank": None, "topk_method": "group_limited_greedy"}),
+    "deepseek-v3": (DeepseekV3Config, {**_LATENT, **_EXPERTS, "q_lora_rank": 24, "rope_parameters": _YARN_ROPE}),
+}
+ARCHITECTURES = tuple(_CONFIGS)
 
 
 def save_checkpoint(architecture: str, folder: Path, seed: int = 0) -> Path:
     """Write a checkpoint of `architecture` to a new folder inside `folder` and return its path."""
-    model = AutoModelForCausalLM.from_config(_config(architecture), dtype=torch.float32)  # type: ignore[no-untyped-call]
+    kind, change = _CONFIGS[architecture]
+    model = AutoModelForCausalLM.from_config(kind(**copy.deepcopy(_COMMON | change)), dtype=torch.float32)  # type: ignore[no-untyped-call]
     _randomise(model, seed)
     path = folder / f"{architecture}-{seed}"
     model.save_pretrained(path)

@@ -113,6 +113,20 @@ class RunningServer:
     observed: Observed
 
 
+@contextlib.asynccontextmanager
+async def _running_batches(batches: Batches | None, routes: ASGIApp, observed: Observed, num_slots: int) -> AsyncIterator[None]:
+    if batches is None:
+        yield
+        return
+    observed.watch_batches(batches.store)
+    runner = BatchRunner(batches, Dispatcher(routes), observed)
+    task = asyncio.create_task(runner.run(num_slots))
+    yield
+    runner.drain()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 @contextlib.contextmanager
 def serve(
     renderer: Renderer,
@@ -142,24 +156,11 @@ def serve(
     )
     has_loaded = threading.Event()
 
-    @contextlib.asynccontextmanager
-    async def running_batches() -> AsyncIterator[None]:
-        if batches is None:
-            yield
-            return
-        observed.watch_batches(batches.store)
-        runner = BatchRunner(batches, Dispatcher(routes), observed)
-        task = asyncio.create_task(runner.run(scheduling.num_background_slots(backend.spec.pools[0].num_slots)))
-        yield
-        runner.drain()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
     async def main() -> None:
         engine.start()
         await engine.wait_loaded()
         has_loaded.set()
-        async with running_batches():
+        async with _running_batches(batches, routes, observed, scheduling.num_background_slots(backend.spec.pools[0].num_slots)):
             await server.serve(sockets=[listener])
         await engine.close()
 

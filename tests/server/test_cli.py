@@ -40,6 +40,17 @@ def test_unknown_commands_and_shortened_flags_are_refused() -> None:
         assert ended.value.code == 2
 
 
+def test_whoever_reads_no_further_ends_the_command_quietly() -> None:
+    """As in `snapserve simulate reproduce | head -1`."""
+    command = [sys.executable, "-m", "server", "simulate", "reproduce"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
 def start(*flags: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "server", "serve", "--backend", "fake", "--port", "0", *flags]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})

@@ -29,6 +29,7 @@ from backends.interface import (
 from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.decode_graphs import DecodeGraphs
 from backends.torch_backend.kernels import Kernels, kernels_are_supported
+from backends.torch_backend.last_layer import shorten_last_layer
 from backends.torch_backend.latent import replace_latent_attention
 from backends.torch_backend.limits import (
     backend_spec,
@@ -141,6 +142,7 @@ class TorchBackend:
             from backends.torch_backend import compiled_code  # a second's worth of imports
 
             self.compiled = compiled_code.CompiledCode(config.compile_cache, self._model, self.pools, max_model_len - 1, self._kernels)
+        shorten_last_layer(self._model)
 
     def _policies(self, config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int) -> list[CachePolicy]:
         policies = [options.policy.resolve(max_model_len) for options in config.pools]
@@ -236,13 +238,23 @@ class TorchBackend:
         forward_pass = prefill_pass(batch, pool.kinds, self._spec.scratch.layout, self._device)
         if batch.rows[0].pooling is not None:
             return Outcome(((),) * len(batch.rows), hidden=self._pooled(batch, pool.cache, forward_pass))
-        is_scored = any(row.score for row in batch.rows)
-        logits = self._forward(pool.cache, forward_pass, 0 if is_scored else 1)
+        logits = self._next_logits(batch, pool.cache, forward_pass)
         for row in batch.rows:
             if row.is_last and row.slots:
                 self._place_prompt(pool, row)
+        if logits is None:
+            return Outcome(((),) * len(batch.rows), ((),) * len(batch.rows))
         scores = tuple(self._scores(row, logits[number]) for number, row in enumerate(batch.rows))
         return Outcome(self._first_tokens(pool, batch, logits[:, -1]), scores)
+
+    def _next_logits(self, batch: PrefillBatch, cache: ModelCache, forward_pass: ForwardPass) -> Tensor | None:
+        """Read a batch's chunks; return the logits [row, token, vocabulary] of all tokens, or of each row's last, if they are asked for."""
+        if any(row.score for row in batch.rows):
+            return self._forward(cache, forward_pass, 0)
+        if any(row.draws for row in batch.rows):
+            return self._forward(cache, forward_pass, 1)
+        self._call(self._model.base_model, cache, forward_pass)
+        return None
 
     def _begin_chunk(self, pool: TorchPool, row: PrefillRow) -> None:
         """Clear what a new prompt takes, and let the penalties know its tokens."""
@@ -289,7 +301,7 @@ class TorchBackend:
     def _pooled(self, batch: PrefillBatch, cache: ModelCache, forward_pass: ForwardPass) -> tuple[tuple[float, ...], ...]:
         """Return what each row's tokens, aligned to the right, leave behind the last layer: in float32, as sums of many are asked for."""
         hidden = self._call(self._model.base_model, cache, forward_pass).last_hidden_state.float()  # [row, token, hidden]
-        chunks = (hidden[number, hidden.shape[1] - len(row.token_ids) :] for number, row in enumerate(batch.rows))
+        chunks = (hidden[number, -len(row.token_ids) :] for number, row in enumerate(batch.rows))
         pooled = (chunk.sum(0) if row.pooling is PromptPooling.MEAN else chunk[-1] for row, chunk in zip(batch.rows, chunks, strict=True))
         return tuple(tuple(vector.tolist()) for vector in pooled)
 

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from backends.torch_backend.graphs import GraphSource, InputSpec, trace
 from backends.torch_backend.model_cache import ModelCache
@@ -46,6 +47,26 @@ def _substituted(value: Any, tensors: Iterator[Tensor], cache: object) -> Any:
     if isinstance(value, tuple):
         return tuple(_substituted(item, tensors, cache) for item in value)
     return cache if cache is not None and isinstance(value, ModelCache) else value
+
+
+class StandIn(nn.Module):
+    """Stands where a decoder layer stood, and has its attributes."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("layer"), name)
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """Return the model's list of its decoder layers, whose items may be replaced; an empty one if it has none."""
+    num_layers = model.config.num_hidden_layers
+    return next((m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == num_layers), nn.ModuleList())
 
 
 class TracedCache:

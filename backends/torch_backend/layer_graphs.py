@@ -16,7 +16,7 @@ from backends.torch_backend.attention import AttentionOptions
 from backends.torch_backend.chunk_code import ChunkAttention, ChunkCode, chunk_code
 from backends.torch_backend.graphs import Compiled, GraphError, GraphSource, InputSpec
 from backends.torch_backend.kernels import Kernels, slot_attention
-from backends.torch_backend.layer_calls import LayerCall, LayerFunction, TracedCache
+from backends.torch_backend.layer_calls import LayerCall, LayerFunction, StandIn, TracedCache, decoder_layers
 from backends.torch_backend.model_cache import KindStep, ModelCache
 
 logger = logging.getLogger(__name__)
@@ -47,15 +47,11 @@ class _TracedSlots(TracedCache):
         return slot_attention(query, key, value, self.planes, self.entries, self.bias, scaling=scaling, softcap=softcap, sinks=sinks)
 
 
-class GraphedLayer(nn.Module):
-    """Stands where a decoder layer stood, and has its attributes.
-
-    Pools of one slot have a graph of their own: of one row, operations are other ones.
-    """
+class GraphedLayer(StandIn):
+    """A layer with its graphs. Pools of one slot have a graph of their own: of one row, operations are other ones."""
 
     def __init__(self, layer: nn.Module, number: int, kernels: Kernels) -> None:
-        super().__init__()
-        self.layer = layer
+        super().__init__(layer)
         self.sources: dict[bool, GraphSource] = {}  # by whether there is one slot
         self.graphs: dict[bool, Compiled] = {}
         self.function = LayerFunction(layer)
@@ -64,12 +60,6 @@ class GraphedLayer(nn.Module):
         self.chunk_call: LayerCall | None = None  # with the most rows so far, so that it shows what every row has of its own
         self.chunk: ChunkCode | None = None
         self.stand_in: Callable[[StepCall], object] | None = None  # is called instead while the step around the layers is traced
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("layer"), name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         cache: ModelCache = kwargs["slot_cache"]
@@ -121,8 +111,7 @@ class LayerGraphs:
     """The layers of a model that may run as graphs."""
 
     def __init__(self, model: PreTrainedModel, kernels: Kernels) -> None:
-        num_layers = model.config.num_hidden_layers
-        layers = next((m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == num_layers), nn.ModuleList())
+        layers = decoder_layers(model)
         self.layers = [GraphedLayer(layer, number, kernels) for number, layer in enumerate(layers)]
         for number, layer in enumerate(self.layers):
             layers[number] = layer

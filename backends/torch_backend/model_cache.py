@@ -5,7 +5,7 @@ their tokens by the same policy share one entry of it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -72,6 +72,25 @@ class Step:
     only_place: int | None = None  # of a single row, which is read where it lies
     query_entry: Tensor | None = None  # [row, query]: the tokens' entries in their scratches, −1 for padding; only for observations
     observations: tuple[Observation, ...] = ()
+    num_asked: int | None = None  # of each row's tokens, the last so many of which something is made beyond the cache; None: all
+    only_writes: bool = False  # whoever has written to the cache is done
+
+    def of_last(self, num_tokens: int) -> "Step":
+        """Return the step as each row's last tokens see it: what they write, and what they vote, is the same."""
+        kinds = tuple(
+            replace(
+                kind,
+                entries=kind.entries[:, -num_tokens:],
+                bias=kind.bias[:, -num_tokens:],
+                last_seen=None if kind.last_seen is None else kind.last_seen[:, -num_tokens:].contiguous(),
+            )
+            for kind in self.kinds
+        )
+        return replace(self, kinds=kinds, query_entry=None if self.query_entry is None else self.query_entry[:, -num_tokens:])
+
+
+class WrittenError(Exception):
+    """A layer has written to the cache, and the step asks for no more."""
 
 
 class CacheLayer(CacheLayerMixin):
@@ -95,10 +114,15 @@ class CacheLayer(CacheLayerMixin):
         return keys, values
 
     def write(self, step: Step, *values: Tensor) -> list[Tensor]:
-        """Write what a step has for each plane, [row, kv_head, token, width], and return what its queries may see of each."""
+        """Write what a step has for each plane, [row, kv_head, token, width], and return what its queries may see of each.
+
+        Raises WrittenError if nobody asks for that.
+        """
         cache = self.scratch if step.into_scratch else self.slots
         kind = step.kinds[self.kind_index]
         cache.write(step.places, kind.entries, values)
+        if step.only_writes:
+            raise WrittenError
         first = 0 if step.reads_first else step.only_place
         read = step.places if first is None else slice(first, first + step.places.shape[0])
         return [plane[:, :, : kind.read_length][read] for plane in cache.planes]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.interface import DecodeBatch, DecodeRow, PrefillBatch, PrefillRow
+from backends.interface import DecodeBatch, DecodeRow, PrefillBatch, PrefillRow, PromptPooling
 from backends.torch_backend.attention import HIDDEN
 from backends.torch_backend.model_cache import KindStep, LayerKind, ModelCache, Observation, Step
 from cache.policy import CachePolicy
@@ -19,7 +19,7 @@ from cache.scratch import ScratchLayout
 from cache.slots import decode_entries, direct_entries, direct_index, live_mask
 
 _SMALLEST_READ = 256  # entries
-_FEWEST_SLOTS = 2  # a product with a single row may round differently from the same row in company
+_FEWEST_ROWS = 2  # a product with a single row may round differently from the same row in company
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,8 @@ def prefill_pass(batch: PrefillBatch, kinds: Sequence[LayerKind], scratch: Scrat
     only_place = _place(rows[0]) if batch.shape.num_rows == 1 else None
     if not into_scratch:
         longest = max(row.start + len(row.token_ids) for row in rows)
-        step = Step(places, tuple(_direct_step(kind, index, rows, longest) for kind in kinds), only_place=only_place)
+        kind_steps = tuple(_direct_step(kind, index, rows, longest) for kind in kinds)
+        step = Step(places, kind_steps, only_place=only_place, num_asked=_num_asked(rows))
         return ForwardPass(token_ids, index.clamp(min=0), step)
     given_up = [scratch.num_given_up(row.start, row.num_prompt_tokens) for row in rows]
     starts = [row.start - num for row, num in zip(rows, given_up, strict=True)]
@@ -55,7 +56,16 @@ def prefill_pass(batch: PrefillBatch, kinds: Sequence[LayerKind], scratch: Scrat
     kind_steps = tuple(_sequential_step(kind, entry, min(starts), scratch.num_entries, longest) for kind in kinds)
     observations = tuple(_observations(rows, given_up, kinds))
     query_entry = entry if observations else None
-    step = Step(places, kind_steps, into_scratch, only_place=only_place, query_entry=query_entry, observations=observations)
+    num_voting = max((kind.chooser.observation_window for kind in kinds if kind.chooser), default=0) if observations else 0
+    step = Step(
+        places,
+        kind_steps,
+        into_scratch,
+        only_place=only_place,
+        query_entry=query_entry,
+        observations=observations,
+        num_asked=_num_asked(rows, num_voting),
+    )
     return ForwardPass(token_ids, index.clamp(min=0), step)
 
 
@@ -74,6 +84,13 @@ def look_ahead_pass(row: PrefillRow, kinds: Sequence[LayerKind], scratch: Scratc
         torch.tensor([row.scratch], device=device), kind_steps, True, only_place=row.scratch, query_entry=entry, observations=observations
     )
     return ForwardPass(torch.tensor([row.ahead], device=device), entry + (row.num_prompt_tokens - end), step)
+
+
+def _num_asked(rows: Sequence[PrefillRow], num_voting: int = 0) -> int | None:
+    """Return of how many of each row's last tokens, `num_voting` of which vote, the last layer is to return anything; None: of all."""
+    if any(row.score or row.pooling is PromptPooling.MEAN for row in rows):
+        return None
+    return max(num_voting, _FEWEST_ROWS)
 
 
 def _place(row: PrefillRow) -> int:
@@ -234,7 +251,7 @@ def _num_slots_read(rows: Sequence[DecodeRow], num_slots: int) -> int:
 
 def _bucket_of_slots(highest: int, num_slots: int) -> int:
     """Return how many of the slots take part: few numbers, and the lowest free slot is always the next to be taken."""
-    return min(max(1 << (highest - 1).bit_length(), _FEWEST_SLOTS), num_slots)
+    return min(max(1 << (highest - 1).bit_length(), _FEWEST_ROWS), num_slots)
 
 
 def _decode_read_length(kind: LayerKind, batch: DecodeBatch) -> int:

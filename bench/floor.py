@@ -55,6 +55,7 @@ class Work:
     num_kv_heads: int
     head_dim: int
     num_matrix: int
+    num_key_value: int  # weights of them that make one layer's keys and values
     num_output: int  # weights of the output layer
     num_other: int  # norms and biases, read but not multiplied
     bytes_per_element: int
@@ -78,9 +79,12 @@ class Work:
         return batch * (2 * (self.num_matrix + self.num_output) + attention)
 
     def prefill_operations(self, num_tokens: int) -> int:
-        """Operations for a prompt's first token: causal attention reads half of the square, the output layer sees the last token only."""
-        num_pairs = num_tokens * (num_tokens + 1) // 2
-        return 2 * self.num_matrix * num_tokens + 4 * self.num_layers * self.num_heads * self.head_dim * num_pairs + 2 * self.num_output
+        """Operations for a prompt's first token: causal attention reads half of the square, the output layer sees the last token only, and
+        so does the last layer but for its keys and values.
+        """
+        num_pairs, num_whole, in_layer = num_tokens * (num_tokens + 1) // 2, self.num_layers - 1, self.num_matrix // self.num_layers
+        products = num_tokens * (num_whole * in_layer + self.num_key_value) + in_layer - self.num_key_value + self.num_output
+        return 2 * products + 4 * self.num_heads * self.head_dim * (num_whole * num_pairs + num_tokens)
 
 
 class UnsupportedModelError(ValueError):
@@ -100,12 +104,15 @@ def work_of(config: PreTrainedConfig, bytes_per_element: int, bytes_per_weight: 
     shapes = {parameter: parameter.shape for parameter in model.parameters()}  # tied ones once
     embedding, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     layers = [parameter for parameter in shapes if parameter is not embedding and parameter is not output]
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return Work(
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         num_matrix=sum(parameter.numel() for parameter in layers if parameter.ndim == 2),
+        num_key_value=2 * num_kv_heads * head_dim * config.hidden_size,
         num_output=output.numel(),
         num_other=sum(parameter.numel() for parameter in layers if parameter.ndim != 2),
         bytes_per_element=bytes_per_element,

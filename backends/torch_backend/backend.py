@@ -301,7 +301,7 @@ class TorchBackend:
     def _pooled(self, batch: PrefillBatch, cache: ModelCache, forward_pass: ForwardPass) -> tuple[tuple[float, ...], ...]:
         """Return what each row's tokens, aligned to the right, leave behind the last layer: in float32, as sums of many are asked for."""
         hidden = self._call(self._model.base_model, cache, forward_pass).last_hidden_state.float()  # [row, token, hidden]
-        chunks = (hidden[number, -len(row.token_ids) :] for number, row in enumerate(batch.rows))
+        chunks = (hidden[number, hidden.shape[1] - len(row.token_ids) :] for number, row in enumerate(batch.rows))
         pooled = (chunk.sum(0) if row.pooling is PromptPooling.MEAN else chunk[-1] for row, chunk in zip(batch.rows, chunks, strict=True))
         return tuple(tuple(vector.tolist()) for vector in pooled)
 

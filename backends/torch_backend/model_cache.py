@@ -47,6 +47,11 @@ class KindStep:
     def read_length(self) -> int:
         return self.num_open + self.bias.shape[2]
 
+    def of_last(self, num_tokens: int) -> "KindStep":
+        """Return it as each row's last tokens see it."""
+        last_seen = None if self.last_seen is None else self.last_seen[:, -num_tokens:].contiguous()
+        return KindStep(self.entries[:, -num_tokens:], self.bias[:, -num_tokens:], self.num_open, last_seen)
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:
@@ -72,20 +77,12 @@ class Step:
     only_place: int | None = None  # of a single row, which is read where it lies
     query_entry: Tensor | None = None  # [row, query]: the tokens' entries in their scratches, −1 for padding; only for observations
     observations: tuple[Observation, ...] = ()
-    num_asked: int | None = None  # of each row's tokens, the last so many of which something is made beyond the cache; None: all
+    num_asked: int | None = None  # of each row's tokens, the last so many are asked for beyond the cache and the votes; None: all
     only_writes: bool = False  # whoever has written to the cache is done
 
     def of_last(self, num_tokens: int) -> "Step":
-        """Return the step as each row's last tokens see it: what they write, and what they vote, is the same."""
-        kinds = tuple(
-            replace(
-                kind,
-                entries=kind.entries[:, -num_tokens:],
-                bias=kind.bias[:, -num_tokens:],
-                last_seen=None if kind.last_seen is None else kind.last_seen[:, -num_tokens:].contiguous(),
-            )
-            for kind in self.kinds
-        )
+        """Return the step as each row's last tokens see it: what they write and what they vote is the same."""
+        kinds = tuple(kind.of_last(num_tokens) for kind in self.kinds)
         return replace(self, kinds=kinds, query_entry=None if self.query_entry is None else self.query_entry[:, -num_tokens:])
 
 

@@ -56,7 +56,6 @@ def prefill_pass(batch: PrefillBatch, kinds: Sequence[LayerKind], scratch: Scrat
     kind_steps = tuple(_sequential_step(kind, entry, min(starts), scratch.num_entries, longest) for kind in kinds)
     observations = tuple(_observations(rows, given_up, kinds))
     query_entry = entry if observations else None
-    num_voting = max((kind.chooser.observation_window for kind in kinds if kind.chooser), default=0) if observations else 0
     step = Step(
         places,
         kind_steps,
@@ -64,7 +63,7 @@ def prefill_pass(batch: PrefillBatch, kinds: Sequence[LayerKind], scratch: Scrat
         only_place=only_place,
         query_entry=query_entry,
         observations=observations,
-        num_asked=_num_asked(rows, num_voting),
+        num_asked=_num_asked(rows),
     )
     return ForwardPass(token_ids, index.clamp(min=0), step)
 
@@ -86,11 +85,9 @@ def look_ahead_pass(row: PrefillRow, kinds: Sequence[LayerKind], scratch: Scratc
     return ForwardPass(torch.tensor([row.ahead], device=device), entry + (row.num_prompt_tokens - end), step)
 
 
-def _num_asked(rows: Sequence[PrefillRow], num_voting: int = 0) -> int | None:
-    """Return of how many of each row's last tokens, `num_voting` of which vote, the last layer is to return anything; None: of all."""
-    if any(row.score or row.pooling is PromptPooling.MEAN for row in rows):
-        return None
-    return max(num_voting, _FEWEST_ROWS)
+def _num_asked(rows: Sequence[PrefillRow]) -> int | None:
+    """Return how many of each row's last tokens something is drawn or made of; None: all."""
+    return None if any(row.score or row.pooling is PromptPooling.MEAN for row in rows) else _FEWEST_ROWS
 
 
 def _place(row: PrefillRow) -> int:

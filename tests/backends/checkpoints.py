@@ -16,6 +16,7 @@ from transformers import (
     DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
+    GPT2Config,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -85,6 +86,8 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {  # what i
     "llama": (LlamaConfig, {"rope_parameters": _LLAMA3_ROPE}),
     "mistral": (MistralConfig, {"sliding_window": None, "head_dim": 16}),
     "mistral-sliding": (MistralConfig, {"intermediate_size": 128, "sliding_window": SLIDING_WINDOW, "head_dim": 16}),
+    # Learned positions, and a model that gives what its last layer returns the shape of its tokens.
+    "gpt2": (GPT2Config, {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "qwen2": (Qwen2Config, {"num_key_value_heads": 1}),
     "qwen3": (Qwen3Config, {"head_dim": 24}),
     "phi3": (Phi3Config, {"num_key_value_heads": 4}),

@@ -19,6 +19,7 @@ from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendCon
 from backends.torch_backend.graphs import GraphError, GraphSource, InputSpec, chain, trace
 from backends.torch_backend.kernels import kernels_are_supported
 from backends.torch_backend.layer_graphs import GraphedLayer
+from backends.torch_backend.model_cache import ModelCache
 from cache.policy import PolicyName, PolicyOptions, WindowScorer
 from cache.pool_options import PoolOptions
 from tests.backends.checkpoints import load_oracle, save_checkpoint
@@ -120,6 +121,21 @@ def test_neither_chunks_nor_steps_call_the_layers_themselves(config: TorchBacken
         if isinstance(layer, GraphedLayer):
             monkeypatch.setattr(layer.layer, "forward", refuse)
     Driver(backend, 32).run(*(Request(random_prompt(length), slots=(slot,)) for slot, length in enumerate((9, 20, 100))), num_tokens=3)
+
+
+def test_the_last_layer_attends_for_the_queries_that_count(config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a prompt of two chunks: two of the first, of which no row may be alone, and of the second those that vote."""
+    backend, seen, attend = TorchBackend(config), list[tuple[int, int]](), ModelCache.attend
+    backend.warmup()
+    _compiled(backend).wait()
+
+    def note(cache: ModelCache, layer: int, query: Tensor, *rest: Any) -> Tensor:
+        seen.append((layer, query.shape[2]))
+        return attend(cache, layer, query, *rest)
+
+    monkeypatch.setattr(ModelCache, "attend", note)
+    Driver(backend, 32).read(Request(random_prompt(64)))
+    assert seen == [(0, 32), (1, 32), (2, 2), (0, 32), (1, 32), (2, 4)]
 
 
 def test_many_slots_decode_as_few(config: TorchBackendConfig) -> None:

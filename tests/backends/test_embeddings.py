@@ -1,6 +1,7 @@
 """Pooled prompts are transformers' own last hidden states, in chunks and in company, and take no slot."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,8 @@ def add(name: str, prompt: list[int], max_tokens: int = 0, pooling: PromptPoolin
 
 
 def serve(backend: Backend, *adds: Add) -> dict[str, EngineOutput]:
-    """Run requests together to their ends, and return the last output of each."""
-    scheduler = Scheduler(backend.spec, SchedulerConfig(), VirtualClock())
+    """Run requests together to their ends, and return the last output of each with all of its tokens."""
+    scheduler = Scheduler(backend.spec, SchedulerConfig(max_inter_token_latency=60), VirtualClock())  # whatever else the machine does
     for one in adds:
         scheduler.add(one)
     most_slots = 0
@@ -49,7 +50,11 @@ def serve(backend: Backend, *adds: Add) -> dict[str, EngineOutput]:
         most_slots = max(most_slots, scheduler.stats().num_slots_in_use)
         scheduler.update(batch, backend.submit(batch).result())
     assert most_slots == sum(one.stop.max_tokens > 0 for one in adds)
-    return {output.request_id: output for output in scheduler.take_outputs() if output.final is not None}
+    outputs = scheduler.take_outputs()
+    tokens = {
+        one.request_id: tuple(token for output in outputs if output.request_id == one.request_id for token in output.tokens) for one in adds
+    }
+    return {output.request_id: replace(output, tokens=tokens[output.request_id]) for output in outputs if output.final is not None}
 
 
 def expected(oracle: PreTrainedModel, prompt: list[int], pooling: PromptPooling) -> torch.Tensor:

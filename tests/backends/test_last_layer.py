@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from backends.interface import PrefillBatch, PrefillRow, PromptPooling
+from backends.interface import BackendError, PrefillBatch, PrefillRow, PromptPooling
 from backends.torch_backend.backend import TorchBackend
 from cache.policy import PolicyName, PolicyOptions, WindowScorer
 from tests.backends.checkpoints import save_checkpoint
@@ -71,8 +71,13 @@ def test_prompts_that_fit_their_slots_are_shortened_too(backend: TorchBackend, w
 
 
 def test_a_prompt_whose_tokens_are_scored_is_read_whole(backend: TorchBackend, watch: Watch) -> None:
-    Driver(backend, CHUNK).read(Request(random_prompt(CHUNK), num_prompt_logprobs=0))
-    assert watch.last == watch.output == WHOLE
+    """And so is another in the same batch, whose token is the one that it has alone."""
+    scored, beside, alone = Request(random_prompt(8), num_prompt_logprobs=0), *(Request(random_prompt(8, 1), slots=(1,)) for _ in range(2))
+    Driver(backend, 8).read(scored, beside)
+    assert watch.last == watch.output == [8]
+    Driver(backend, 8).read(alone)
+    assert watch.last == [8, *END]
+    assert beside.tokens == alone.tokens
 
 
 @pytest.mark.parametrize(("pooling", "num_tokens"), [(PromptPooling.MEAN, CHUNK), (PromptPooling.LAST, 2)])
@@ -83,8 +88,27 @@ def test_a_pooled_prompt_is_read_as_far_as_its_pooling_asks(
     shape = next(shape for shape in backend.spec.prefill_shapes if shape.num_tokens == CHUNK)
     result = backend.submit(PrefillBatch((row,), shape)).result()
     assert watch.last == [num_tokens]
-    assert len(result.hidden[0]) == backend.spec.embedding_size
     assert watch.output == []
+    assert len(result.hidden[0]) == backend.spec.embedding_size, "its numbers are compared in `test_embeddings`"
+
+
+def test_a_failing_layer_leaves_the_next_chunk_what_it_needs(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it fails before it has written or after."""
+    undisturbed = Request(random_prompt(CHUNK))
+    Driver(backend, CHUNK).read(undisturbed)
+    number = backend._model.config.num_hidden_layers - 1
+    for part in ("input_layernorm", "mlp"):
+        with monkeypatch.context() as patch:
+            patch.setattr(backend._model.get_submodule(f"model.layers.{number}.layer.{part}"), "forward", _fail)
+            with pytest.raises(BackendError, match="out of order"):
+                Driver(backend, CHUNK).read(Request(random_prompt(CHUNK, seed=1)))
+        again = Request(random_prompt(CHUNK))
+        Driver(backend, CHUNK).read(again)
+        assert again.tokens == undisturbed.tokens
+
+
+def _fail(*_: object) -> None:
+    raise RuntimeError("out of order")
 
 
 def test_a_layer_that_is_shortened_keeps_its_attributes(backend: TorchBackend) -> None:

@@ -185,6 +185,33 @@ def test_prompt_attention(
         assert torch.equal(alone[0], output[row])
 
 
+@pytest.mark.parametrize("sink", [None, -1000.0, 200.0, 1000.0])
+@pytest.mark.parametrize("rise", [-900.0, -40.0, 40.0, 900.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_prompt_attention_whose_scores_rise_and_fall(dtype: torch.dtype, rise: float, sink: float | None) -> None:
+    """By more than the exponent of a number holds, from one block of entries to the next; for half of the queries the other way round."""
+    width, read, tokens = 16, 700, 48
+    keys, values = (_random(1, 1, read, width, dtype=dtype, seed=seed) for seed in (1, 2))
+    query = _random(1, tokens, 1, width, dtype=dtype, seed=3).transpose(1, 2)
+    query[..., 0], query[..., ::2, 0] = 1, -1
+    keys[..., 0] = torch.linspace(0, rise, read).to(dtype)
+    last_seen = (torch.arange(tokens) + read - tokens)[None]
+    sinks = None if sink is None else torch.tensor([sink], dtype=dtype)
+    output = prompt_attention(query, keys, values, last_seen, sliding_window=None, scaling=1.0, softcap=None, sinks=sinks)
+    expected = grouped_attention(
+        query.double(),
+        keys.double(),
+        values.double(),
+        torch.where(torch.arange(read) <= last_seen[..., None], 0.0, HIDDEN).double(),
+        scaling=1.0,
+        softcap=None,
+        sinks=None if sinks is None else sinks.double(),
+    )
+    tolerance = max(TOLERANCE[dtype], 3e-4)  # a score of 900 is rounded by up to 3e-5
+    torch.testing.assert_close(output.double(), expected, atol=tolerance, rtol=tolerance)
+
+
 @pytest.mark.parametrize("is_sum", [False, True])
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize(("heads", "kv_heads", "width", "queries"), [(4, 2, 16, 32), (7, 1, 40, 5), (6, 2, 64, 100), (2, 2, 6, 64)])

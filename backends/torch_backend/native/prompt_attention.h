@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "rows.h"
@@ -18,18 +19,20 @@ namespace {
 constexpr int64_t kEntries = 128;  // entries of a block, whose scores stay in the second-level cache
 constexpr float kUnseen = -1e30f;  // the score of an entry that a query does not see
 constexpr float kSmallest = -1e20f;  // below every score, far above those
+constexpr float kFar = 32.0f;        // powers of two that a score may be above what it is measured against
 constexpr float kLog2e = 1.44269504f;
 
-// Return 2 to the power of the exponent, 0 far below: a polynomial on [-1/2, 1/2], whose relative error is below 3e-7.
+// Return 2 to the power of the exponent, 0 far below: a polynomial on [-1/2, 1/2], whose relative error is below 3e-7, or 8e-5 where what is
+// made of it is rounded to bfloat16, which is 25 times as coarse.
+template <typename T>
 inline __m512 power_of_two(__m512 exponent) {
   const __m512 whole = _mm512_roundscale_ps(exponent, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   const __m512 part = _mm512_sub_ps(exponent, whole);
-  __m512 power = _mm512_set1_ps(1.33813025e-03f);
-  power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(9.66636852e-03f));
-  power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(5.55038101e-02f));
-  power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(2.40223490e-01f));
-  power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(6.93147181e-01f));
-  power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(1.0f));
+  constexpr bool is_short = std::is_same_v<T, BFloat16>;
+  constexpr float short_terms[] = {5.51716668e-02f, 2.42611121e-01f, 6.93260990e-01f, 9.99928069e-01f};
+  constexpr float terms[] = {1.33813025e-03f, 9.66636852e-03f, 5.55038101e-02f, 2.40223490e-01f, 6.93147181e-01f, 1.0f};
+  __m512 power = _mm512_set1_ps(is_short ? short_terms[0] : terms[0]);
+  UNROLL for (int n = 1; n < (is_short ? 4 : 6); ++n) power = _mm512_fmadd_ps(power, part, _mm512_set1_ps(is_short ? short_terms[n] : terms[n]));
   return _mm512_scalef_ps(power, whole);
 }
 
@@ -50,15 +53,15 @@ struct Tile {
   Tensor space;
   T *queries, *weights;          // [width / pack, 64, pack], [128 / pack, 64, pack]
   float *scores, *sums;          // [128, 64], [value width, 64]
-  float *largest, *totals;       // [64]: of the scores, in powers of two; and of the weights
+  float *references, *totals;    // [64]: the power of two that scores are measured against; of the weights
   int32_t last_seen[kBlock];
 
   explicit Tile(int64_t width, int64_t value_width)
       : space(at::empty({kBlock * (width + kEntries + kEntries + value_width + 2)}, at::kFloat)) {
     scores = space.data_ptr<float>();
     sums = scores + kBlock * kEntries;
-    largest = sums + kBlock * value_width;
-    totals = largest + kBlock;
+    references = sums + kBlock * value_width;
+    totals = references + kBlock;
     queries = reinterpret_cast<T*>(totals + kBlock);
     weights = reinterpret_cast<T*>(totals + kBlock + kBlock * width);
   }
@@ -89,7 +92,7 @@ template <typename T>
 void begin_tile(Tile<T>& tile, const Prompt<T>& prompt, int64_t first, int64_t count) {
   for (int64_t q = 0; q < kBlock; ++q) {
     tile.last_seen[q] = q < count ? static_cast<int32_t>(prompt.last_seen[first + q]) : -1;
-    tile.largest[q] = prompt.sink;
+    tile.references[q] = prompt.sink;
     tile.totals[q] = prompt.sink > kSmallest ? 1.0f : 0.0f;
   }
   pack_queries(tile.queries, prompt.query + first * prompt.query_stride, prompt.query_stride, count, prompt.width);
@@ -114,41 +117,57 @@ void mask_scores(Tile<T>& tile, const Prompt<T>& prompt, int64_t block, int64_t 
   }
 }
 
-inline void store_weights(float* place, const __m512 (&weights)[1]) { store(place, weights[0]); }
-
-inline void store_weights(BFloat16* place, const __m512 (&weights)[2]) {
-  const __m512i first = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(weights[0]));
-  const __m512i second = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(weights[1]));
-  _mm512_storeu_si512(place, _mm512_or_si512(first, _mm512_slli_epi32(second, 16)));
+// Store the weights of an entry, or of two next to each other, and return the total with them, as they are stored.
+inline __m512 store_weights(float* place, const __m512 (&weights)[1], __m512 total) {
+  store(place, weights[0]);
+  return _mm512_add_ps(total, weights[0]);
 }
 
-// Turn a block's scores into weights, and let what was summed before follow when a larger score has come. `count` is a multiple of the pack.
+inline __m512 store_weights(BFloat16* place, const __m512 (&weights)[2], __m512 total) {
+  const __m512i places = _mm512_set_epi32(0x1f000f, 0x1e000e, 0x1d000d, 0x1c000c, 0x1b000b, 0x1a000a, 0x190009, 0x180008,  //
+                                          0x170007, 0x160006, 0x150005, 0x140004, 0x130003, 0x120002, 0x110001, 0x100000);
+  const __m512i pairs = _mm512_permutexvar_epi16(places, (__m512i)_mm512_cvtne2ps_pbh(weights[1], weights[0]));
+  _mm512_storeu_si512(place, pairs);
+  return _mm512_dpbf16_ps(total, (__m512bh)pairs, (__m512bh)_mm512_set1_epi32(0x3f803f80));  // ones
+}
+
+// Turn scores of 16 queries into weights, 2 to the power of how far each is above the reference. Return the largest score, and the weights' total.
+template <typename T>
+inline std::pair<__m512, __m512> weigh_against(__m512 reference, T* target, const float* scores, int64_t count, __m512 factor) {
+  __m512 largest = _mm512_set1_ps(kUnseen), total = _mm512_setzero_ps();
+  for (int64_t e = 0; e < count; e += kPack<T>) {
+    __m512 weights[kPack<T>];
+    UNROLL for (int64_t i = 0; i < kPack<T>; ++i) {
+      const __m512 score = load(scores + (e + i) * kBlock);
+      largest = _mm512_max_ps(largest, score);
+      weights[i] = power_of_two<T>(_mm512_fmsub_ps(score, factor, reference));
+    }
+    total = store_weights(target + e * kBlock, weights, total);
+  }
+  return {largest, total};
+}
+
+// Turn a block's scores into weights. What they are measured against is raised, and what was summed before follows, only when one would be so
+// large that numbers might not hold their sum: a block is rarely read twice, as the first is. `count` is a multiple of the pack.
 template <typename T>
 void weigh(Tile<T>& tile, int64_t count, int64_t value_width, float scaling) {
   const __m512 factor = _mm512_set1_ps(scaling);
   for (int64_t v = 0; v < kVectors; ++v) {
     const float* scores = tile.scores + v * kLanes;
-    __m512 largest = _mm512_set1_ps(kSmallest);
-    for (int64_t e = 0; e < count; ++e) largest = _mm512_max_ps(largest, load(scores + e * kBlock));
-    const __m512 before = load(tile.largest + v * kLanes);
-    largest = _mm512_max_ps(_mm512_mul_ps(largest, factor), before);
-    const __m512 shrink = power_of_two(_mm512_sub_ps(before, largest));
-    __m512 total = _mm512_mul_ps(load(tile.totals + v * kLanes), shrink);
-    for (int64_t e = 0; e < count; e += kPack<T>) {
-      __m512 weights[kPack<T>];
-      UNROLL for (int64_t i = 0; i < kPack<T>; ++i) {
-        weights[i] = power_of_two(_mm512_fmsub_ps(load(scores + (e + i) * kBlock), factor, largest));
-        total = _mm512_add_ps(total, weights[i]);
-      }
-      store_weights(tile.weights + e * kBlock + v * kLanes * kPack<T>, weights);
+    T* target = tile.weights + v * kLanes * kPack<T>;
+    const __m512 reference = load(tile.references + v * kLanes), before = load(tile.totals + v * kLanes);
+    const auto [largest, total] = weigh_against(reference, target, scores, count, factor);
+    const __mmask16 is_far = _mm512_cmp_ps_mask(_mm512_fmsub_ps(largest, factor, reference), _mm512_set1_ps(kFar), _CMP_GT_OQ);
+    if (!is_far) {
+      store(tile.totals + v * kLanes, _mm512_add_ps(before, total));
+      continue;
     }
-    store(tile.largest + v * kLanes, largest);
-    store(tile.totals + v * kLanes, total);
-    if (_mm512_cmpneq_ps_mask(shrink, _mm512_set1_ps(1.0f))) {
-      for (int64_t d = 0; d < value_width; ++d) {
-        float* sums = tile.sums + d * kBlock + v * kLanes;
-        store(sums, _mm512_mul_ps(load(sums), shrink));
-      }
+    const __m512 raised = _mm512_mask_mul_ps(reference, is_far, largest, factor), shrink = power_of_two<float>(_mm512_sub_ps(reference, raised));
+    store(tile.references + v * kLanes, raised);
+    store(tile.totals + v * kLanes, _mm512_fmadd_ps(before, shrink, weigh_against(raised, target, scores, count, factor).second));
+    for (int64_t d = 0; d < value_width; ++d) {
+      float* sums = tile.sums + d * kBlock + v * kLanes;
+      store(sums, _mm512_mul_ps(load(sums), shrink));
     }
   }
 }

@@ -57,7 +57,7 @@ void vote(const Window<T>& window, int64_t from, float* scores, T* queries) {
     largest = _mm512_mul_ps(largest, factor);
     for (int64_t e = 0; e < entries; ++e) {
       float* place = scores + e * kBlock + v * kLanes;
-      const __m512 weight = power_of_two(_mm512_fmsub_ps(load(place), factor, largest));
+      const __m512 weight = power_of_two<float>(_mm512_fmsub_ps(load(place), factor, largest));
       total = _mm512_add_ps(total, weight);
       store(place, weight);
     }

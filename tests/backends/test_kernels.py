@@ -185,31 +185,47 @@ def test_prompt_attention(
         assert torch.equal(alone[0], output[row])
 
 
-@pytest.mark.parametrize("sink", [None, -1000.0, 200.0, 1000.0])
+@pytest.mark.parametrize("sliding_window", [None, 40])
+@pytest.mark.parametrize("sink", [None, -torch.inf, 0.0, 40.0])
 @pytest.mark.parametrize("rise", [-900.0, -40.0, 40.0, 900.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_prompt_attention_whose_scores_rise_and_fall(dtype: torch.dtype, rise: float, sink: float | None) -> None:
-    """By more than the exponent of a number holds, from one block of entries to the next; for half of the queries the other way round."""
+def test_prompt_attention_whose_scores_rise_and_fall(
+    dtype: torch.dtype, rise: float, sink: float | None, sliding_window: int | None
+) -> None:
+    """By more than the exponent of a number holds, from one block of entries to the next; for every other query the other way round."""
     width, read, tokens = 16, 700, 48
     keys, values = (_random(1, 1, read, width, dtype=dtype, seed=seed) for seed in (1, 2))
     query = _random(1, tokens, 1, width, dtype=dtype, seed=3).transpose(1, 2)
     query[..., 0], query[..., ::2, 0] = 1, -1
     keys[..., 0] = torch.linspace(0, rise, read).to(dtype)
-    last_seen = (torch.arange(tokens) + read - tokens)[None]
-    sinks = None if sink is None else torch.tensor([sink], dtype=dtype)
-    output = prompt_attention(query, keys, values, last_seen, sliding_window=None, scaling=1.0, softcap=None, sinks=sinks)
+    last_seen = (torch.arange(tokens) * 14 + 20)[None]  # up to 678: with a window, many see nothing of the blocks that are read first
+    last_seen[0, -1] = -1
+    attend = partial(
+        prompt_attention,
+        sliding_window=sliding_window,
+        scaling=1.0,
+        softcap=None,
+        sinks=None if sink is None else torch.tensor([sink], dtype=dtype),
+    )
+    output = attend(query, keys, values, last_seen)
+    entry = torch.arange(read)
+    is_seen = (entry <= last_seen[..., None]) & (entry > last_seen[..., None] - (sliding_window or read))
     expected = grouped_attention(
         query.double(),
         keys.double(),
         values.double(),
-        torch.where(torch.arange(read) <= last_seen[..., None], 0.0, HIDDEN).double(),
+        torch.where(is_seen, 0.0, HIDDEN).double(),
         scaling=1.0,
         softcap=None,
-        sinks=None if sinks is None else sinks.double(),
+        sinks=None if sink is None else torch.tensor([sink], dtype=torch.float64),
     )
     tolerance = max(TOLERANCE[dtype], 3e-4)  # a score of 900 is rounded by up to 3e-5
-    torch.testing.assert_close(output.double(), expected, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(output[:, :-1].double(), expected[:, :-1], atol=tolerance, rtol=tolerance)
+    assert not output[:, -1].any(), "a token that sees nothing is zero"
+    for number in range(0, tokens, 5):
+        alone = attend(query[:, :, number : number + 1], keys, values, last_seen[:, number : number + 1].contiguous())
+        assert torch.equal(alone[0, 0], output[0, number]), "a query does not depend on those beside it"
 
 
 @pytest.mark.parametrize("is_sum", [False, True])

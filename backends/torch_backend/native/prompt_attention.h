@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "rows.h"
@@ -19,11 +18,11 @@ namespace {
 constexpr int64_t kEntries = 128;  // entries of a block, whose scores stay in the second-level cache
 constexpr float kUnseen = -1e30f;  // the score of an entry that a query does not see
 constexpr float kSmallest = -1e20f;  // below every score, far above those
-constexpr float kFar = 32.0f;        // powers of two that a score may be above what it is measured against
+constexpr float kFar = 32.0f;        // powers of two that a score may be above what it is measured against; sums still hold values of 2^70
 constexpr float kLog2e = 1.44269504f;
 
 // Return 2 to the power of the exponent, 0 far below: a polynomial on [-1/2, 1/2], whose relative error is below 3e-7, or 8e-5 where what is
-// made of it is rounded to bfloat16, which is 25 times as coarse.
+// made of it is rounded to bfloat16, which rounds at least 25 times as coarsely.
 template <typename T>
 inline __m512 power_of_two(__m512 exponent) {
   const __m512 whole = _mm512_roundscale_ps(exponent, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -53,7 +52,7 @@ struct Tile {
   Tensor space;
   T *queries, *weights;          // [width / pack, 64, pack], [128 / pack, 64, pack]
   float *scores, *sums;          // [128, 64], [value width, 64]
-  float *references, *totals;    // [64]: the power of two that scores are measured against; of the weights
+  float *references, *totals;    // [64]: the exponents that scores are measured against; the sums of weights so measured
   int32_t last_seen[kBlock];
 
   explicit Tile(int64_t width, int64_t value_width)
@@ -131,9 +130,13 @@ inline __m512 store_weights(BFloat16* place, const __m512 (&weights)[2], __m512 
   return _mm512_dpbf16_ps(total, (__m512bh)pairs, (__m512bh)_mm512_set1_epi32(0x3f803f80));  // ones
 }
 
-// Turn scores of 16 queries into weights, 2 to the power of how far each is above the reference. Return the largest score, and the weights' total.
+struct Weighed {
+  __m512 largest, total;  // score; of the weights
+};
+
+// Turn scores of 16 queries into weights, 2 to the power of how far each is above the reference.
 template <typename T>
-inline std::pair<__m512, __m512> weigh_against(__m512 reference, T* target, const float* scores, int64_t count, __m512 factor) {
+inline Weighed weigh_against(__m512 reference, T* target, const float* scores, int64_t count, __m512 factor) {
   __m512 largest = _mm512_set1_ps(kUnseen), total = _mm512_setzero_ps();
   for (int64_t e = 0; e < count; e += kPack<T>) {
     __m512 weights[kPack<T>];
@@ -147,8 +150,8 @@ inline std::pair<__m512, __m512> weigh_against(__m512 reference, T* target, cons
   return {largest, total};
 }
 
-// Turn a block's scores into weights. What they are measured against is raised, and what was summed before follows, only when one would be so
-// large that numbers might not hold their sum: a block is rarely read twice, as the first is. `count` is a multiple of the pack.
+// Turn a block's scores into weights. What they are measured against is raised, and what was summed before follows, only when a score is more
+// than `kFar` above it: few blocks are read twice, as the first that a query sees is. `count` is a multiple of the pack.
 template <typename T>
 void weigh(Tile<T>& tile, int64_t count, int64_t value_width, float scaling) {
   const __m512 factor = _mm512_set1_ps(scaling);
@@ -164,7 +167,7 @@ void weigh(Tile<T>& tile, int64_t count, int64_t value_width, float scaling) {
     }
     const __m512 raised = _mm512_mask_mul_ps(reference, is_far, largest, factor), shrink = power_of_two<float>(_mm512_sub_ps(reference, raised));
     store(tile.references + v * kLanes, raised);
-    store(tile.totals + v * kLanes, _mm512_fmadd_ps(before, shrink, weigh_against(raised, target, scores, count, factor).second));
+    store(tile.totals + v * kLanes, _mm512_fmadd_ps(before, shrink, weigh_against(raised, target, scores, count, factor).total));
     for (int64_t d = 0; d < value_width; ++d) {
       float* sums = tile.sums + d * kBlock + v * kLanes;
       store(sums, _mm512_mul_ps(load(sums), shrink));
@@ -245,7 +248,7 @@ void attend_prompts(Tensor& output, const Tensor& query, const Tensor& key, cons
                              output.data_ptr<T>() + (row * tokens * heads + head) * value_width,
                              query.stride(2), key.stride(2), values.stride(2), heads * value_width, tokens, held[row], width, value_width, window,
                              static_cast<float>(scaling), static_cast<float>(softcap),
-                             sinks ? static_cast<float>(sinks->const_data_ptr<T>()[head]) * kLog2e : kSmallest};
+                             sinks ? std::max(static_cast<float>(sinks->const_data_ptr<T>()[head]) * kLog2e, kSmallest) : kSmallest};
       attend_tile(tile, prompt, number % tiles * kBlock);
     }
   });

@@ -35,7 +35,8 @@ SCHEDULING = OptionGroup(
             "max-inter-token-latency",
             seconds,
             _SCHEDULER.max_inter_token_latency,
-            "Target for the time between two tokens while prompts are being read.",
+            "Target for the time between two tokens while prompts are being read. "
+            "A longer one reads them sooner, and gives more tokens a second in all.",
             "SECONDS",
         ),
         Option("max-decode-steps", integer(1), _SCHEDULER.max_decode_steps, "Most decode steps of one launch, if nobody waits.", "N"),

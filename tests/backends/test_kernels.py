@@ -137,6 +137,25 @@ def test_attention(
         assert torch.equal(alone[0], output[row])
 
 
+def _attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    last_seen: Tensor,
+    *,
+    sliding_window: int | None,
+    scaling: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Return what `prompt_attention` is to return, in float64."""
+    entry = torch.arange(keys.shape[2])
+    is_seen = (entry <= last_seen[..., None]) & (entry > last_seen[..., None] - (sliding_window or keys.shape[2]))
+    bias = torch.where(is_seen, 0.0, HIDDEN).double()
+    in_double = (query.double(), keys.double(), values.double())
+    return grouped_attention(*in_double, bias, scaling=scaling, softcap=softcap, sinks=None if sinks is None else sinks.double())
+
+
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("sliding_window", [None, 50])
@@ -166,17 +185,7 @@ def test_prompt_attention(
 
     output = attend(query, hidden[0], hidden[1], last_seen)
 
-    entry = torch.arange(read)
-    is_seen = (entry <= last_seen[..., None]) & (entry > last_seen[..., None] - (sliding_window or read))
-    expected = grouped_attention(
-        query.double(),
-        keys.double(),
-        values.double(),
-        torch.where(is_seen, 0.0, HIDDEN).double(),
-        scaling=0.3,
-        softcap=softcap,
-        sinks=None if sinks is None else sinks.double(),
-    )
+    expected = _attention(query, keys, values, last_seen, sliding_window=sliding_window, scaling=0.3, softcap=softcap, sinks=sinks)
     is_read = last_seen >= 0
     torch.testing.assert_close(output[is_read].double(), expected[is_read], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     assert not output[~is_read].any(), "a token that sees nothing is zero"
@@ -201,25 +210,10 @@ def test_prompt_attention_whose_scores_rise_and_fall(
     keys[..., 0] = torch.linspace(0, rise, read).to(dtype)
     last_seen = (torch.arange(tokens) * 14 + 20)[None]  # up to 678: with a window, many see nothing of the blocks that are read first
     last_seen[0, -1] = -1
-    attend = partial(
-        prompt_attention,
-        sliding_window=sliding_window,
-        scaling=1.0,
-        softcap=None,
-        sinks=None if sink is None else torch.tensor([sink], dtype=dtype),
-    )
+    sinks = None if sink is None else torch.tensor([sink], dtype=dtype)
+    attend = partial(prompt_attention, sliding_window=sliding_window, scaling=1.0, softcap=None, sinks=sinks)
     output = attend(query, keys, values, last_seen)
-    entry = torch.arange(read)
-    is_seen = (entry <= last_seen[..., None]) & (entry > last_seen[..., None] - (sliding_window or read))
-    expected = grouped_attention(
-        query.double(),
-        keys.double(),
-        values.double(),
-        torch.where(is_seen, 0.0, HIDDEN).double(),
-        scaling=1.0,
-        softcap=None,
-        sinks=None if sink is None else torch.tensor([sink], dtype=torch.float64),
-    )
+    expected = _attention(query, keys, values, last_seen, sliding_window=sliding_window, scaling=1.0, softcap=None, sinks=sinks)
     tolerance = max(TOLERANCE[dtype], 3e-4)  # a score of 900 is rounded by up to 3e-5
     torch.testing.assert_close(output[:, :-1].double(), expected[:, :-1], atol=tolerance, rtol=tolerance)
     assert not output[:, -1].any(), "a token that sees nothing is zero"

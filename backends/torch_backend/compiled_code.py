@@ -127,7 +127,10 @@ class CompiledCode:
         self._kernels.use()
         self.times.load = time.monotonic() - start
         times = self.times
-        logger.info(TOLD, times.trace, times.compile, times.load)
+        if graphs:
+            logger.info(TOLD, times.trace, times.compile, times.load)
+        else:
+            logger.warning("no layer of the model has a graph: decode runs as it is, with the kernels' help")
 
 
 def _inductor_environment(folder: Path) -> dict[str, str]:

@@ -19,7 +19,7 @@ from cache.scoring import Window
 
 SOURCES = Path(__file__).with_name("native")
 BLOCK = 64  # outputs that a weight's layout keeps together
-INPUT_MULTIPLE = 32  # oneDNN fills other numbers of inputs up
+_FILLED_BYTES = 64  # oneDNN fills an output's inputs up to whole ones of these
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512")
@@ -229,9 +229,10 @@ def packed_weight(reordered: Tensor, weight: Tensor) -> Tensor | None:
     """
     if not kernels_are_supported() or weight.dtype not in _DTYPES:
         return None
-    if weight.shape[1] % INPUT_MULTIPLE:
+    num_inputs, size = weight.shape[1], weight.dtype.itemsize
+    if num_inputs % (4 // size):
         return None
-    expected = in_blocks(weight, weight.dtype)
+    expected = in_blocks(torch.nn.functional.pad(weight, (0, -num_inputs % (_FILLED_BYTES // size))), weight.dtype)
     if torch.ops.mkldnn._nbytes(reordered) != expected.nbytes:
         return None
     memory = (ctypes.c_char * expected.nbytes).from_address(torch.ops.mkldnn.data_ptr(reordered))

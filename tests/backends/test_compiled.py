@@ -22,6 +22,8 @@ from backends.torch_backend.layer_graphs import GraphedLayer
 from backends.torch_backend.model_cache import ModelCache
 from cache.policy import PolicyName, PolicyOptions, WindowScorer
 from cache.pool_options import PoolOptions
+from server.config import DEMO_MODEL
+from server.eval.options import EVAL_MODEL
 from tests.backends.checkpoints import load_oracle, save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request
 from tests.backends.oracle import random_prompt
@@ -121,6 +123,17 @@ def test_neither_chunks_nor_steps_call_the_layers_themselves(config: TorchBacken
         if isinstance(layer, GraphedLayer):
             monkeypatch.setattr(layer.layer, "forward", refuse)
     Driver(backend, 32).run(*(Request(random_prompt(length), slots=(slot,)) for slot, length in enumerate((9, 20, 100))), num_tokens=3)
+
+
+@pytest.mark.parametrize("model", [DEMO_MODEL, EVAL_MODEL])
+def test_the_models_that_ship_have_graphs(config: TorchBackendConfig, model: Path) -> None:
+    """Their products have numbers of inputs that are not whole blocks of a weight's layout."""
+    backend = TorchBackend(replace(config, model=str(model), dtype=DtypeName.BFLOAT16))
+    backend.warmup()
+    layers = [module for module in backend._model.modules() if isinstance(module, GraphedLayer)]
+    assert layers
+    assert all(layer.sources and layer.chunk for layer in layers)
+    backend.close()
 
 
 def test_the_last_layer_attends_for_the_queries_that_count(config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch) -> None:

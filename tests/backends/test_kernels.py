@@ -42,7 +42,7 @@ def _random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("sizes", [(64, 64), (96, 100), (160, 40), (32, 3)])
+@pytest.mark.parametrize("sizes", [(64, 64), (96, 100), (160, 40), (32, 3), (400, 288), (34, 70), (6, 130)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
 def test_linear(dtype: torch.dtype, sizes: tuple[int, int], has_bias: bool) -> None:
@@ -75,10 +75,10 @@ def test_rotary_embedding(dtype: torch.dtype, width: int) -> None:
 
 @torch.inference_mode()
 def test_weights_that_lie_otherwise_are_left_to_onednn() -> None:
-    layer = nn.Linear(33, 64)
+    layer = nn.Linear(33, 64, dtype=torch.bfloat16)  # no pairs
     reordered = ReorderedLinear([layer], Kernels(are_used=True))
     assert reordered.packed is None
-    hidden = _random(3, 33, dtype=torch.float32)
+    hidden = _random(3, 33, dtype=torch.bfloat16)
     torch.testing.assert_close(reordered(hidden), layer(hidden))
 
 

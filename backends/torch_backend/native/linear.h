@@ -37,11 +37,12 @@ constexpr int64_t kFewChunk = 32;
 template <typename T, typename W>
 struct Weights {
   const W* numbers;
+  int64_t inputs;  // that an output has room for, of which rows may have fewer
   const float* scales;
   const T* bias;  // or none
 
-  Weights from(int64_t output, int64_t inputs) const {
-    return {numbers + output * inputs, scales == nullptr ? nullptr : scales + output, bias == nullptr ? nullptr : bias + output};
+  Weights from(int64_t output) const {
+    return {numbers + output * inputs, inputs, scales == nullptr ? nullptr : scales + output, bias == nullptr ? nullptr : bias + output};
   }
 };
 
@@ -208,8 +209,8 @@ void multiply_rows(T* output, const Rows<N>& rows, const Weights<T, W>& weights,
   const int64_t gated = around.is_gated ? outputs : 0;
   for (int64_t first = begin * kBlock; first < end * kBlock; first += kBlock) {
     const int64_t width = std::min(kBlock, outputs - first);
-    if (around.is_gated) multiply_block(gates, rows, weights.from(first, inputs), num_rows, inputs, width);
-    multiply_block(products, rows, weights.from(gated + first, inputs), num_rows, inputs, width);
+    if (around.is_gated) multiply_block(gates, rows, weights.from(first), num_rows, inputs, width);
+    multiply_block(products, rows, weights.from(gated + first), num_rows, inputs, width);
     write_block(output + first, products, gates, around.residual == nullptr ? nullptr : around.residual + first, num_rows, outputs, width);
   }
 }
@@ -256,14 +257,14 @@ const T* data_of(const std::optional<Tensor>& tensor) {
 
 template <typename T>
 void multiply_by(Tensor& output, const Tensor& rows, const Tensor& weight, const std::optional<Tensor>& scales, const std::optional<Tensor>& bias,
-                 const Around<T>& around) {
-  const int64_t blocks = weight.numel() / (kBlock * rows.size(-1));
+                 const Around<T>& around, int64_t blocks) {
+  const int64_t room = weight.numel() / (kBlock * blocks);
   if (weight.scalar_type() == at::kByte) {
-    multiply(output, rows, Weights<T, uint8_t>{weight.const_data_ptr<uint8_t>(), data_of<float>(scales), data_of<T>(bias)}, around, blocks);
+    multiply(output, rows, Weights<T, uint8_t>{weight.const_data_ptr<uint8_t>(), room, data_of<float>(scales), data_of<T>(bias)}, around, blocks);
   } else if (scales) {
-    multiply(output, rows, Weights<T, int8_t>{weight.const_data_ptr<int8_t>(), data_of<float>(scales), data_of<T>(bias)}, around, blocks);
+    multiply(output, rows, Weights<T, int8_t>{weight.const_data_ptr<int8_t>(), room, data_of<float>(scales), data_of<T>(bias)}, around, blocks);
   } else {
-    multiply(output, rows, Weights<T, T>{weight.const_data_ptr<T>(), nullptr, data_of<T>(bias)}, around, blocks);
+    multiply(output, rows, Weights<T, T>{weight.const_data_ptr<T>(), room, nullptr, data_of<T>(bias)}, around, blocks);
   }
 }
 
@@ -274,8 +275,10 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   const bool are_whole = weight.scalar_type() == at::kByte;
   TORCH_CHECK(weight.is_contiguous() && (scales ? are_whole || weight.scalar_type() == at::kChar : weight.scalar_type() == rows.scalar_type()),
               "the weight must lie as the rows' type wants it");
-  TORCH_CHECK(!are_whole || (inputs % kPack<int8_t> == 0 && inputs <= kMostWhole), "rows of 8 bits have fours of inputs, up to ", kMostWhole, ", not ", inputs);
-  TORCH_CHECK(weight.numel() == (products + kBlock - 1) / kBlock * kBlock * inputs, "the weight's size does not fit ", inputs, " inputs");
+  TORCH_CHECK(!are_whole || inputs <= kMostWhole, "rows of 8 bits have up to ", kMostWhole, " inputs, not ", inputs);
+  const int64_t blocks = (products + kBlock - 1) / kBlock, numbers = weight.numel() / kBlock;
+  TORCH_CHECK(inputs % (are_whole ? kPack<int8_t> : 4 / rows.element_size()) == 0, "inputs lie side by side in groups, which ", inputs, " do not fill");
+  TORCH_CHECK(numbers % blocks == 0 && numbers / blocks >= inputs, "the weight's size does not fit ", inputs, " inputs");
   TORCH_CHECK(!is_gated || products % (2 * kBlock) == 0, "gates and what they gate must be whole blocks each, not ", products, " products");
   TORCH_CHECK(!norm || norm->numel() == inputs, "the norm does not fit ", inputs, " inputs");
   std::vector<int64_t> sizes = rows.sizes().vec();
@@ -286,7 +289,7 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   const auto run = [&](auto type) {
     using T = decltype(type);
     const Around<T> around{data_of<T>(norm), static_cast<float>(epsilon), data_of<T>(added), is_gated};
-    multiply_by(output, rows, weight, scales, bias, around);
+    multiply_by(output, rows, weight, scales, bias, around, blocks);
   };
   rows.scalar_type() == at::kBFloat16 ? run(BFloat16()) : run(float());
   return output;

@@ -59,6 +59,16 @@ def test_linear(dtype: torch.dtype, sizes: tuple[int, int], has_bias: bool) -> N
         assert torch.equal(packed_linear(hidden[first:last, None], packed, layer.bias, sizes[1])[:, 0], whole[first:last])
 
 
+@pytest.mark.parametrize("num_inputs", [64, 32, 34, 98, 128, 33])
+@torch.inference_mode()
+def test_a_weight_of_other_inputs_is_refused(num_inputs: int) -> None:
+    """A weight of 96 inputs takes rows of as many, and of those that it would be filled up for."""
+    packed = ReorderedLinear([nn.Linear(96, 64, dtype=torch.bfloat16)], Kernels()).packed
+    assert packed is not None
+    with pytest.raises(RuntimeError, match="inputs"):
+        packed_linear(torch.zeros(3, num_inputs, dtype=torch.bfloat16), packed, None, 64)
+
+
 @pytest.mark.parametrize("width", [64, 40, 6])
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()

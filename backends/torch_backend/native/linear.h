@@ -22,6 +22,7 @@ constexpr int64_t kFew = 32;    // rows that each thread normalises for itself, 
 constexpr int64_t kMany = 512;  // rows whose sums with a block stay in the second-level cache
 constexpr int64_t kTall = 6;    // of many rows, those that meet a weight at once: their sums fill all registers
 constexpr int32_t kAbove = 128;          // how far weights of 8 bits without a sign lie above their values
+constexpr int64_t kFilled = 32;          // more inputs than a weight is filled up by
 constexpr int64_t kMostWhole = 1 << 16;  // inputs of rows of 8 bits: their sums, of up to 255 × 127 each, stay below 2³¹
 
 // Whether weights are kept as whole numbers and multiplied as the rows' type.
@@ -257,8 +258,8 @@ const T* data_of(const std::optional<Tensor>& tensor) {
 
 template <typename T>
 void multiply_by(Tensor& output, const Tensor& rows, const Tensor& weight, const std::optional<Tensor>& scales, const std::optional<Tensor>& bias,
-                 const Around<T>& around, int64_t blocks) {
-  const int64_t room = weight.numel() / (kBlock * blocks);
+                 const Around<T>& around, int64_t room) {
+  const int64_t blocks = weight.numel() / (kBlock * room);
   if (weight.scalar_type() == at::kByte) {
     multiply(output, rows, Weights<T, uint8_t>{weight.const_data_ptr<uint8_t>(), room, data_of<float>(scales), data_of<T>(bias)}, around, blocks);
   } else if (scales) {
@@ -276,9 +277,9 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   TORCH_CHECK(weight.is_contiguous() && (scales ? are_whole || weight.scalar_type() == at::kChar : weight.scalar_type() == rows.scalar_type()),
               "the weight must lie as the rows' type wants it");
   TORCH_CHECK(!are_whole || inputs <= kMostWhole, "rows of 8 bits have up to ", kMostWhole, " inputs, not ", inputs);
-  const int64_t blocks = (products + kBlock - 1) / kBlock, numbers = weight.numel() / kBlock;
+  const int64_t blocks = (products + kBlock - 1) / kBlock, room = weight.numel() / (blocks * kBlock);
   TORCH_CHECK(inputs % (are_whole ? kPack<int8_t> : 4 / rows.element_size()) == 0, "inputs lie side by side in groups, which ", inputs, " do not fill");
-  TORCH_CHECK(numbers % blocks == 0 && numbers / blocks >= inputs, "the weight's size does not fit ", inputs, " inputs");
+  TORCH_CHECK(weight.numel() == room * blocks * kBlock && inputs <= room && room < inputs + kFilled, "the weight's size does not fit ", inputs, " inputs");
   TORCH_CHECK(!is_gated || products % (2 * kBlock) == 0, "gates and what they gate must be whole blocks each, not ", products, " products");
   TORCH_CHECK(!norm || norm->numel() == inputs, "the norm does not fit ", inputs, " inputs");
   std::vector<int64_t> sizes = rows.sizes().vec();
@@ -289,7 +290,7 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   const auto run = [&](auto type) {
     using T = decltype(type);
     const Around<T> around{data_of<T>(norm), static_cast<float>(epsilon), data_of<T>(added), is_gated};
-    multiply_by(output, rows, weight, scales, bias, around, blocks);
+    multiply_by(output, rows, weight, scales, bias, around, room);
   };
   rows.scalar_type() == at::kBFloat16 ? run(BFloat16()) : run(float());
   return output;

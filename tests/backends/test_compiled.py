@@ -127,7 +127,7 @@ def test_neither_chunks_nor_steps_call_the_layers_themselves(config: TorchBacken
 
 @pytest.mark.parametrize("model", [DEMO_MODEL, EVAL_MODEL])
 def test_the_models_that_ship_have_graphs(config: TorchBackendConfig, model: Path) -> None:
-    """Their products have numbers of inputs that are not whole blocks of a weight's layout."""
+    """One of the evaluation model's products has a number of inputs that its weight is filled up from."""
     backend = TorchBackend(replace(config, model=str(model), dtype=DtypeName.BFLOAT16))
     backend.warmup()
     layers = [module for module in backend._model.modules() if isinstance(module, GraphedLayer)]

@@ -12,6 +12,7 @@ from scheduler.prefill import Prefill
 _SECONDS_PER_TOKEN = 1e-3  # assumed until the first prefill was timed: a slow processor
 _SMOOTHING = 0.3  # weight of the newest step in a running estimate
 _ROUNDING = 1e-9  # seconds: sums of floats must not decide whether a step fits
+_NOISE = 0.1  # share of a rate: estimates that differ by less do not decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,14 +20,15 @@ class _Plan:
     """A prefill step that could be next."""
 
     shape: PrefillShape
+    num_first_tokens: int  # of the first prompt
     num_tokens: int  # of prompts, without padding
     seconds: float  # expected
     is_timed: bool  # a step like it has been run
 
     @property
-    def merit(self) -> tuple[float, int]:
+    def merit(self) -> float:
         """Prompt tokens a second; a step never timed may take half of what is expected, so that larger shapes get a trial."""
-        return self.rate() if self.is_timed else 2 * self.rate(), self.num_tokens
+        return self.rate() if self.is_timed else 2 * self.rate()
 
     def rate(self, seconds_besides: float = 0.0) -> float:
         """Return the prompt tokens a second, where each such step comes with so much else."""
@@ -62,9 +64,10 @@ class Pacing:
         plans: Sequence[_Plan] = [self._plan(shape, prompts) for shape in self._shapes]
         if decoding:
             plans = self._in_time(plans, now, self._round_seconds(decoding))
-        best = max(plans, key=lambda plan: plan.merit, default=None)
-        if best is None:
+        if not plans:
             return None
+        least = (1 - _NOISE) * max(plan.merit for plan in plans)
+        best = max((plan for plan in plans if plan.merit >= least), key=lambda plan: (plan.num_first_tokens, plan.num_tokens, plan.merit))
         self._has_read_since_decode = True
         return best.shape
 
@@ -103,15 +106,13 @@ class Pacing:
 
     def _plan(self, shape: PrefillShape, prompts: Sequence[Prefill]) -> _Plan:
         """The first prompts, as many as the shape has rows."""
-        num_tokens, context = 0, 0
-        for prompt in prompts[: shape.num_rows]:
-            end = prompt.chunk_end(shape.num_tokens)
-            num_tokens += end - prompt.num_computed_tokens
-            context = max(context, end)
+        ends = [prompt.chunk_end(shape.num_tokens) for prompt in prompts[: shape.num_rows]]
+        chunks = [end - prompt.num_computed_tokens for prompt, end in zip(prompts, ends, strict=False)]
+        context = max(ends)
         seconds = self._prefill_seconds.get((shape, _magnitude(context)))
         if seconds is not None:
-            return _Plan(shape, num_tokens, seconds, is_timed=True)
-        return _Plan(shape, num_tokens, self._guess(shape, _magnitude(context)), is_timed=False)
+            return _Plan(shape, chunks[0], sum(chunks), seconds, is_timed=True)
+        return _Plan(shape, chunks[0], sum(chunks), self._guess(shape, _magnitude(context)), is_timed=False)
 
     def _guess(self, shape: PrefillShape, magnitude: int) -> float:
         """From the most similar step that was timed, in proportion to the shapes' tokens."""

@@ -117,6 +117,23 @@ def test_a_shape_never_timed_gets_a_trial() -> None:
     assert (engine.batches[0].kind, engine.batches[0].num_rows) == (StepKind.PREFILL, 3)
 
 
+def test_a_little_slower_step_that_reads_more_is_taken() -> None:
+    """Steps' times scatter by as much: a shape that was slow by chance must not be left out for many steps."""
+    shapes = list[PrefillShape]()
+
+    def scattering_time(batch: Batch) -> float:
+        if not isinstance(batch, PrefillBatch):
+            return step_time(batch)
+        shapes.append(batch.shape)
+        return step_time(batch) * (1.08 if batch.shape.num_tokens > 32 else 1)
+
+    engine = drive(1.0, step_time=scattering_time)
+    engine.run(*(request(name, 256) for name in "abc"))
+    shapes.clear()
+    engine.run(request("again", 256))
+    assert shapes == [PrefillShape(1, 256)]
+
+
 def test_reading_goes_on_one_step_at_a_time_when_nothing_fits_the_bound() -> None:
     engine = drive(0.0, max_decode_steps=4)
     engine.send(request("stream", 10, max_tokens=10_000))

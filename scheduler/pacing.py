@@ -60,7 +60,10 @@ class Pacing:
         self._decode_waits_since = now
 
     def choose_shape(self, prompts: Sequence[Prefill], now: float, decoding: Collection[int]) -> PrefillShape | None:
-        """Return the shape in which to read the first of `prompts` next, or None when decode, in the pools `decoding`, goes first."""
+        """Return the shape in which to read the first of `prompts` next, or None when decode, in the pools `decoding`, goes first.
+
+        Of shapes that are about as fast, the one that reads most of the first prompt.
+        """
         plans: Sequence[_Plan] = [self._plan(shape, prompts) for shape in self._shapes]
         if decoding:
             plans = self._in_time(plans, now, self._round_seconds(decoding))

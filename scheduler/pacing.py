@@ -111,11 +111,10 @@ class Pacing:
         """The first prompts, as many as the shape has rows."""
         ends = [prompt.chunk_end(shape.num_tokens) for prompt in prompts[: shape.num_rows]]
         chunks = [end - prompt.num_computed_tokens for prompt, end in zip(prompts, ends, strict=False)]
-        context = max(ends)
-        seconds = self._prefill_seconds.get((shape, _magnitude(context)))
-        if seconds is not None:
-            return _Plan(shape, chunks[0], sum(chunks), seconds, is_timed=True)
-        return _Plan(shape, chunks[0], sum(chunks), self._guess(shape, _magnitude(context)), is_timed=False)
+        magnitude = _magnitude(max(ends))
+        timed = self._prefill_seconds.get((shape, magnitude))
+        seconds = self._guess(shape, magnitude) if timed is None else timed
+        return _Plan(shape, chunks[0], sum(chunks), seconds, is_timed=timed is not None)
 
     def _guess(self, shape: PrefillShape, magnitude: int) -> float:
         """From the most similar step that was timed, in proportion to the shapes' tokens."""

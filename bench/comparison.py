@@ -23,6 +23,7 @@ from typing import Any
 from bench.presses import Kvpress, NamedSetting
 from bench.sides import SideError
 from cache.policy import PolicyName
+from server.eval.completer import Held
 from server.eval.errors import EvalError
 from server.eval.options import RULER
 from server.eval.plot import plot_scores
@@ -170,10 +171,14 @@ def _read_runs(place: Path, wanted: Mapping[str, Any], tasks: Set[str]) -> list[
 
 def _read_run(run: Mapping[str, Any]) -> Run:
     tasks = {
-        name: TaskScores(tuple(task["scores"]), task["num_tokens"], task["num_packed"], task["example"])
+        name: TaskScores(tuple(task["scores"]), task["num_tokens"], task["num_packed"], task["example"], _read_held(task.get("cache")))
         for name, task in run["tasks"].items()
     }
     return Run(NamedSetting(run["policy"], run["compression"]), tuple(run["serve_options"]), tasks)
+
+
+def _read_held(cache: Mapping[str, Any] | None) -> Held | None:
+    return None if cache is None else Held(tuple(cache["pools"]), cache["kept_tokens"], cache["evicted_tokens"])
 
 
 def weights_digest(model: Path) -> str:
@@ -237,7 +242,7 @@ def main() -> int:
         kvpress = None if arguments.kvpress_python is None else Kvpress(arguments.kvpress_python, config.asked.model)
         result = Comparer(config, kvpress, arguments.out, arguments.earlier).measure(settings_of(arguments.settings, arguments.compression))
         (arguments.out / "comparison.md").write_text(table(result))
-        plot_scores(result.runs, str(arguments.out / "comparison.svg"))
+        plot_scores(result.runs, arguments.out / "comparison.svg")
         print(table(result))
     except (EvalError, OptionError, SideError) as error:
         print(f"bench.comparison: {error}", file=sys.stderr)

@@ -21,12 +21,9 @@ def run(arguments: argparse.Namespace) -> int:
     config = read_config(arguments, os.environ)
     # httpx would slow down every other sub-command.
     from server.bench.measure import measure
-    from server.bench.plot import check_plotting
     from server.bench.target import TargetError
     from server.bench.tell import tell
 
-    if config.plot_path is not None:
-        check_plotting()
     try:
         result = asyncio.run(measure(config))
     except TargetError as error:

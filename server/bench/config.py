@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from server.files import picture, writable_or_output
 from server.options import Option, OptionError, OptionGroup, choices, integer, one_of, resolve_options, seconds, switch, text
 
 BENCH_PREFIX = "SNAPSERVE_BENCH_"
@@ -81,7 +82,7 @@ class BenchConfig:
     load: Load
     percentiles: tuple[float, ...]
     json_path: str | None
-    plot_path: str | None
+    plot_path: Path | None
     failures_are_allowed: bool
 
 
@@ -231,8 +232,8 @@ REPORT = OptionGroup(
     "Report",
     (
         BenchOption("metric-percentiles", percentiles, (90.0, 99.0), "Percentiles of each latency, with commas.", "P,…", "90,99"),
-        BenchOption("json", text, None, "File for the results as JSON; - for the standard output.", "FILE", "none"),
-        BenchOption("plot", text, None, "File for a plot of the latencies: .png, .svg or .pdf. Needs matplotlib.", "FILE", "none"),
+        BenchOption("json", writable_or_output, None, "File for the results as JSON; - for the standard output.", "FILE", "none"),
+        BenchOption("plot", picture, None, "File for a plot of the latencies: .png, .svg or .pdf. Needs matplotlib.", "FILE", "none"),
         BenchOption("allow-failures", switch, False, "End with status 0 even if requests have failed.", ""),
     ),
 )

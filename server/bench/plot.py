@@ -1,20 +1,13 @@
 """Results as a picture: for each latency, the share of requests (of gaps, for ITL) that stayed below it."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from server.bench.report import METRICS
 from server.options import OptionError
 
 
-def check_plotting() -> None:
-    """Raise `OptionError` where matplotlib is missing: better before a load than after it."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise OptionError("--plot needs matplotlib: pip install 'snapserve[bench]', or pip install matplotlib") from error
-
-
-def plot(samples: Mapping[str, Mapping[str, Sequence[float]]], path: str) -> None:
+def plot(samples: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
     """Draw the distributions of every server's latencies, by the server's name and then the metric's. Raises `OptionError`."""
     from matplotlib.figure import Figure
 

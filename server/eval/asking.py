@@ -77,7 +77,7 @@ class Asked:
         places = asyncio.Semaphore(self.concurrency)
         try:
             async with http_client(self.api_key) as http:
-                completer = await Completer.open(http, base_url, self.served_model_name)
+                completer = await Completer.open(http, base_url, self.served_model_name, setting.pool)
 
                 async def complete(prompt: TokenPrompt, sampling: Mapping[str, float]) -> Completion:
                     async with places:
@@ -101,14 +101,23 @@ async def _first_model(base_url: str, api_key: str | None) -> str:
 
 
 def asked_of(values: Mapping[str, Any]) -> tuple[Asked, list[Setting]]:
-    """Return who is asked and the settings that are measured; one of an unknown policy with --base-url. Raises `OptionError`."""
-    if values["base_url"] is not None and values["serve_options"]:
-        raise OptionError("--serve-options does not go with --base-url: the server there has been started")
+    """Return who is asked and the settings that are measured; with --base-url, the pools there. Raises `OptionError`."""
+    base_url, pools = values["base_url"], values["cache_policy"]
+    if base_url is not None:
+        if values["serve_options"]:
+            raise OptionError("--serve-options does not go with --base-url: the server there has been started")
+        if unused := [f"--{name}" for name in ("policy", "compression", "control") if values[name]]:
+            print(
+                f"{', '.join(unused)}: of no effect on {base_url}, whose slots are what they are; --cache-policy asks one of its pools",
+                file=sys.stderr,
+            )
+    elif pools:
+        raise OptionError("--cache-policy needs the --base-url of the server that has such pools")
     names = ("model", "length", "concurrency", "base_url", "api_key", "served_model_name", "tokenizer")
     asked = Asked(serve_options=split_options(values["serve_options"]), **{name: values[name] for name in names})
     serve_config(("--model", asked.model, *asked.serve_options))
-    if asked.base_url is not None:
-        return asked, [Setting(None)]
+    if base_url is not None:
+        return asked, [Setting(None, pool=pool) for pool in dict.fromkeys(pools or (None,))]
     return asked, settings_of(values["policy"], values["compression"], values["control"])
 
 

@@ -13,7 +13,7 @@ from server.eval.options import QUESTIONS
 from server.options import OptionError, add_options, resolve_options
 
 if TYPE_CHECKING:
-    from server.eval.result import SuiteResult
+    from server.eval.result import Keep, SuiteResult
 
 NAME = "eval"
 SUMMARY = "Measure what a cache policy costs in answers, read from packed slots."
@@ -50,15 +50,21 @@ def run(arguments: argparse.Namespace) -> int:
 def _ruler(values: Mapping[str, Any], _: argparse.Namespace) -> None:
     from server.eval.ruler import measure, ruler_config
 
-    _check_plot(values)
-    _tell_suite(values, asyncio.run(measure(ruler_config(values))))
+    _tell_suite(values, asyncio.run(measure(ruler_config(values), keep=_keeper(values))))
 
 
 def _benchmark(values: Mapping[str, Any], arguments: argparse.Namespace) -> None:
     from server.eval.benchmarks.measure import benchmark_config, measure_benchmark
 
-    _check_plot(values)
-    _tell_suite(values, asyncio.run(measure_benchmark(benchmark_config(arguments.question, values))))
+    _tell_suite(values, asyncio.run(measure_benchmark(benchmark_config(arguments.question, values), _keeper(values))))
+
+
+def _keeper(values: Mapping[str, Any]) -> "Keep":
+    """Return what writes the file for JSON anew with each setting's results."""
+    from server.eval.result import keep_nothing
+
+    path = values["json"]
+    return keep_nothing if path in (None, "-") else lambda result: _write(path, result.as_json())
 
 
 def _tell_suite(values: Mapping[str, Any], result: "SuiteResult") -> None:
@@ -74,7 +80,6 @@ def _fidelity(values: Mapping[str, Any], _: argparse.Namespace) -> None:
     from server.eval.fidelity import fidelity_config, measure_fidelity
     from server.eval.fidelity_view import fidelity_table, plot_fidelity
 
-    _check_plot(values)
     result = measure_fidelity(fidelity_config(values))
     _tell(values, fidelity_table(result), result.as_json())
     if values["plot"] is not None:
@@ -88,19 +93,15 @@ def _compare(values: Mapping[str, Any], arguments: argparse.Namespace) -> None:
     _tell(values, comparison.table(), comparison.as_json())
 
 
-def _check_plot(values: Mapping[str, Any]) -> None:
-    from server.bench.plot import check_plotting
-
-    if values["plot"] is not None:
-        check_plotting()
-
-
 def _tell(values: Mapping[str, Any], table: str, document: Mapping[str, Any]) -> None:
     """Print the table, which leaves the standard output to JSON; write the JSON. Raises `OptionError`."""
     path = values["json"]
     print(table, file=sys.stderr if path == "-" else sys.stdout)
-    if path is None:
-        return
+    if path is not None:
+        _write(path, document)
+
+
+def _write(path: str, document: Mapping[str, Any]) -> None:
     written = json.dumps(document, indent=1) + "\n"
     if path == "-":
         sys.stdout.write(written)

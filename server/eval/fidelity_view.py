@@ -1,6 +1,7 @@
 """Fidelity as a table and a picture, along the text."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
@@ -30,7 +31,7 @@ def fidelity_table(result: FidelityResult) -> str:
     return "\n".join((header, "", summary, "", table(["KL (nats), same top-1 at", *spans], along)))
 
 
-def plot_fidelity(result: FidelityResult, path: str) -> None:
+def plot_fidelity(result: FidelityResult, path: Path) -> None:
     """Draw KL divergence and agreement along the text, a line a setting. Raises `OptionError`."""
     from matplotlib.figure import Figure
 

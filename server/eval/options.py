@@ -12,6 +12,7 @@ from server.config import model
 from server.eval.benchmarks.benchmark import Benchmark
 from server.eval.benchmarks.suite import BENCHMARKS
 from server.eval.tasks.suite import TASKS
+from server.files import picture, writable_or_output
 from server.options import Option, OptionGroup, choices, integer, one_of, options_table, switch, text
 
 EVAL_PREFIX = "SNAPSERVE_EVAL_"
@@ -71,15 +72,15 @@ EVAL_MODEL = Path(__file__).parent / "eval_model"
 _MODEL = EvalOption(
     "model", model, str(EVAL_MODEL), "Folder or hub id of the model that is served.", "MODEL", "the embedded evaluation model"
 )
-_JSON = JsonOption("json", text, None, "File for the results as JSON; without one, or -, the standard output.", "FILE", "none")
-_PLOT = EvalOption("plot", text, None, "File for a plot: .png, .svg or .pdf. Needs matplotlib.", "FILE", "none")
-_POLICY = EvalOption(
-    "policy", one_of(PolicyName), (PolicyName.SNAPSTREAM,), "Policies to measure.", choices(PolicyName), "snapstream", is_list=True
+_JSON = JsonOption(
+    "json", writable_or_output, None, "File for the results as JSON; without one, or -, the standard output.", "FILE", "none"
 )
+_PLOT = EvalOption("plot", picture, None, "File for a plot: .png, .svg or .pdf. Needs matplotlib.", "FILE", "none")
+_POLICY = EvalOption("policy", one_of(PolicyName), (), "Policies to measure.", choices(PolicyName), "snapstream", is_list=True)
 _COMPRESSION = EvalOption(
     "compression",
     compression,
-    (4.0,),
+    (),
     "Prompt tokens for each entry of a slot; every policy but full is measured at each.",
     "RATIO",
     "4",
@@ -97,7 +98,10 @@ _SERVED = OptionGroup(
         _COMPRESSION,
         EvalOption("control", switch, False, "Measure a slot of 4 sinks and a ring of 32 entries too: it must lose nearly everything.", ""),
         _SERVE_OPTIONS,
-        EvalOption("base-url", url, None, "Server to ask instead of one that is started; its policy is what it is.", "URL", "none"),
+        EvalOption("base-url", url, None, "Server to ask instead of one that is started; its slots are what they are.", "URL", "none"),
+        EvalOption(
+            "cache-policy", text, (), "Pools of that server to ask, by their names.", "POOL", "those that lengths lead to", is_list=True
+        ),
         EvalOption("api-key", key, None, "Key to send to that server.", "KEY", "none"),
         EvalOption("served-model-name", text, None, "Model to ask that server for.", "NAME", "the first that it lists"),
         EvalOption("tokenizer", model, None, "Folder or hub id of that server's tokenizer.", "MODEL", "that of the model's name"),

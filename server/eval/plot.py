@@ -1,6 +1,7 @@
 """Results as pictures: scores over compression, and predictions along a text."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from server.eval.run import Run
@@ -10,7 +11,7 @@ from server.options import OptionError
 _COLUMNS = 4
 
 
-def plot_scores(runs: Sequence[Run], path: str) -> None:
+def plot_scores(runs: Sequence[Run], path: Path) -> None:
     """Draw the mean and every task's score over compression, a line a policy. Raises `OptionError`."""
     from matplotlib.figure import Figure
 
@@ -32,7 +33,7 @@ def plot_scores(runs: Sequence[Run], path: str) -> None:
     save(figure, path)
 
 
-def save(figure: Any, path: str) -> None:
+def save(figure: Any, path: Path) -> None:
     """Write a picture. Raises `OptionError`."""
     try:
         figure.savefig(path)

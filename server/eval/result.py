@@ -1,9 +1,9 @@
 """What a suite of questions found, of any kind: a run a setting, and how they are written down together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from server.eval.run import Run
 from server.version import server_version
@@ -40,3 +40,10 @@ class SuiteResult:
             "from_packed_slot": self.is_packed,
             "runs": runs,
         }
+
+
+Keep: TypeAlias = Callable[[SuiteResult], None]  # takes the results so far, so that an interruption costs no setting that was measured
+
+
+def keep_nothing(_: SuiteResult) -> None:
+    pass

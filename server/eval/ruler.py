@@ -12,7 +12,7 @@ from server.eval.asking import Asked, asked_of, shown_model
 from server.eval.completer import Completion
 from server.eval.options import Pack
 from server.eval.prompts import Prompt, PromptWriter
-from server.eval.result import SuiteResult
+from server.eval.result import Keep, SuiteResult, keep_nothing
 from server.eval.run import Run, TaskScores
 from server.eval.scoring import score
 from server.eval.setting import Setting
@@ -51,24 +51,27 @@ def ruler_config(values: Mapping[str, Any]) -> RulerConfig:
 
 
 async def measure(
-    config: RulerConfig, by_task: Mapping[str, Sequence[Prompt]] | None = None, sized_by: Sequence[Prompt] = ()
+    config: RulerConfig, by_task: Mapping[str, Sequence[Prompt]] | None = None, sized_by: Sequence[Prompt] = (), keep: Keep = keep_nothing
 ) -> SuiteResult:
     """Ask every case of every setting; `by_task` are those of the configuration, where they have been written before.
 
-    They may be some of `sized_by`, which are those that the engines' slots are then sized for.
+    They may be some of `sized_by`, which are those that the engines' slots are then sized for. What there is after each setting goes to
+    `keep`.
     Raises `EvalError` where one cannot be asked, `OptionError` for sizes that cannot be.
     """
     if by_task is None:
         by_task = await asyncio.to_thread(write_prompts, config)
     prompts = [prompt for of_task in by_task.values() for prompt in of_task]
     every_options = [config.asked.options(setting, sized_by or prompts) for setting in config.settings]
-    runs, model = [], config.asked.model
+    runs: list[Run] = []
     for setting, options in zip(config.settings, every_options, strict=True):
         model, completions = await config.asked.ask(setting, options, prompts)
         given = iter(completions)
         tasks = {name: task_scores(of_task, list(islice(given, len(of_task)))) for name, of_task in by_task.items()}
         runs.append(Run(setting, options, tasks))
-    return SuiteResult("ruler", shown_model(config.asked, model), config.asked.base_url, config.title, config.facts, runs)
+        result = SuiteResult("ruler", shown_model(config.asked, model), config.asked.base_url, config.title, config.facts, runs)
+        keep(result)
+    return result
 
 
 def write_prompts(config: RulerConfig) -> dict[str, list[Prompt]]:

@@ -2,20 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
 from typing import Any, Protocol, Self
 
-from server.eval.completer import Completion
+from server.eval.completer import Completion, Held
 from server.eval.statistics import mean_interval, mean_of_means, score_interval
 
 
 @dataclass(frozen=True, slots=True)
 class TaskScores:
-    """A task's scores, 0 to 100, case by case, and how many tokens of its answers came from a packed slot (None: unknown)."""
+    """A task's scores, 0 to 100, case by case, how many tokens of its answers came from a packed slot, and what slots held.
+
+    The last two are None where no server told.
+    """
 
     scores: tuple[float, ...]
     num_tokens: int
     num_packed: int | None
     example: Mapping[str, str]
+    held: Held | None = None
 
     @classmethod
     def of(cls, scores: Sequence[float], completions: Sequence[Completion], expected: str) -> Self:
@@ -26,6 +32,7 @@ class TaskScores:
             sum(completion.num_tokens for completion in completions),
             None if None in packed else sum(number for number in packed if number is not None),
             {"expected": expected, "answer": completions[0].text},
+            all_held([completion.held for completion in completions]),
         )
 
     @property
@@ -35,7 +42,10 @@ class TaskScores:
     def joined(self, more: Self) -> Self:
         """Return the scores of these cases and of those that come after them."""
         num_packed = None if self.num_packed is None or more.num_packed is None else self.num_packed + more.num_packed
-        return replace(self, scores=self.scores + more.scores, num_tokens=self.num_tokens + more.num_tokens, num_packed=num_packed)
+        held = all_held([self.held, more.held])
+        return replace(
+            self, scores=self.scores + more.scores, num_tokens=self.num_tokens + more.num_tokens, num_packed=num_packed, held=held
+        )
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -44,6 +54,7 @@ class TaskScores:
             "num_tokens": self.num_tokens,
             "num_packed": self.num_packed,
             "packed_share": packed_share([self]),
+            "cache": None if self.held is None else self.held.as_json(),
             "example": self.example,
             "scores": self.scores,
         }
@@ -84,6 +95,10 @@ class Run:
     def mean(self) -> float:
         return mean_of_means([task.scores for task in self.tasks.values()])
 
+    @property
+    def held(self) -> Held | None:
+        return all_held([task.held for task in self.tasks.values()])
+
     def as_json(self) -> dict[str, Any]:
         return {
             "label": self.setting.label,
@@ -94,6 +109,7 @@ class Run:
             "mean": self.mean,
             "mean_interval": mean_interval([task.scores for task in self.tasks.values()]),
             "packed_share": packed_share(list(self.tasks.values())),
+            "cache": None if self.held is None else self.held.as_json(),
             "tasks": {name: task.as_json() for name, task in self.tasks.items()},
             **({"groups": {name: group.as_json() for name, group in self.groups.items()}} if self.groups else {}),
         }
@@ -104,3 +120,9 @@ def packed_share(tasks: Sequence[TaskScores]) -> float | None:
     total = sum(task.num_tokens for task in tasks)
     packed = [task.num_packed for task in tasks]
     return None if None in packed or total == 0 else sum(number for number in packed if number is not None) / total
+
+
+def all_held(parts: Sequence[Held | None]) -> Held | None:
+    """Return what slots held of all parts; None where no server told of one."""
+    told = [part for part in parts if part is not None]
+    return reduce(add, told) if told and len(told) == len(parts) else None

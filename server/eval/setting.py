@@ -15,18 +15,22 @@ CONTROL_SINKS, CONTROL_RING = 4, 32
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`policy` None is whatever a server has that was not started here, `compression` None is none of our choosing."""
+    """`policy` None is whatever a server has that was not started here, `compression` None is none of our choosing.
+
+    `pool` is the one of that server's that is asked; None: the one that a request's length leads to.
+    """
 
     policy: PolicyName | None
     compression: float | None = None
     is_control: bool = False
+    pool: str | None = None
 
     @property
     def label(self) -> str:
         if self.is_control:
             return "control"
         if self.policy is None:
-            return "as served"
+            return self.pool or "as served"
         return str(self.policy) if self.compression is None else f"{self.policy} {self.compression:g}x"
 
     def slot_options(self, length: int, num_decoded: int, observation_window: int) -> tuple[str, ...]:
@@ -51,11 +55,11 @@ class Setting:
 
 
 def settings_of(policies: Sequence[PolicyName], compressions: Sequence[float], has_control: bool) -> list[Setting]:
-    """Return each policy at each compression; full has none."""
+    """Return each policy at each compression; full has none. Of neither given, `snapstream` at 4 is meant."""
     settings = [
         Setting(policy, ratio)
-        for policy in dict.fromkeys(policies)
-        for ratio in ((None,) if policy is PolicyName.FULL else dict.fromkeys(compressions))
+        for policy in dict.fromkeys(policies or (PolicyName.SNAPSTREAM,))
+        for ratio in ((None,) if policy is PolicyName.FULL else dict.fromkeys(compressions or (4.0,)))
     ]
     return settings + [Setting(None, is_control=True)] * has_control
 

@@ -2,21 +2,19 @@
 
 import enum
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from backends.sn40l.deployment import Execution
 from cache.policy import PolicyName
+from server.files import need_matplotlib, picture, readable, writable
 from server.options import Option, OptionGroup, choices, integer, one_of, options_table, switch
 from server.simulate.arrivals import ShapeName
 from server.simulation import MACHINE_TEXT, MODEL_TEXT, machine_name, model_name
 
 SIMULATE_PREFIX = "SNAPSERVE_SIMULATE_"
-_PICTURES = (".png", ".svg", ".pdf")
 
 
 class SimulateOption(Option):
@@ -64,39 +62,12 @@ def above_zero(value: str) -> float:
     return number
 
 
-def readable(value: str) -> Path:
-    try:
-        with Path(value).open():
-            return Path(value)
-    except OSError as error:
-        raise ValueError(f"a file that can be read ({error.strerror})") from error
-
-
-def writable(value: str) -> Path:
-    path = Path(value)
-    if not value or path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError("a file that can be written")
-    return path
-
-
-def picture(value: str) -> Path:
-    _need_matplotlib()
-    if not value.endswith(_PICTURES):
-        raise ValueError(f"a file that ends in {', '.join(_PICTURES)}")
-    return writable(value)
-
-
 def folder(value: str) -> Path:
-    _need_matplotlib()
+    need_matplotlib()
     path = Path(value)
     if path.exists() and not path.is_dir():
         raise ValueError("a folder")
     return path
-
-
-def _need_matplotlib() -> None:
-    if find_spec("matplotlib") is None:
-        raise ValueError("left out where matplotlib is missing (pip install 'snapserve[bench]')")
 
 
 def _several_of(kind: type[enum.StrEnum]) -> Callable[[str], tuple[Any, ...]]:

@@ -17,7 +17,7 @@ from server.eval.benchmarks.suite import BENCHMARKS
 from server.eval.completer import Completion
 from server.eval.errors import EvalError
 from server.eval.prompts import TokenPrompt
-from server.eval.result import SuiteResult
+from server.eval.result import Keep, SuiteResult, keep_nothing
 from server.eval.run import Run, TaskScores
 from server.eval.setting import Setting
 from server.options import OptionError
@@ -82,17 +82,22 @@ def benchmark_config(name: str, values: Mapping[str, Any]) -> BenchmarkConfig:
     )
 
 
-async def measure_benchmark(config: BenchmarkConfig) -> SuiteResult:
-    """Ask every question of every setting. Raises `EvalError` where one cannot be asked, `OptionError` for sizes that cannot be."""
+async def measure_benchmark(config: BenchmarkConfig, keep: Keep = keep_nothing) -> SuiteResult:
+    """Ask every question of every setting; what there is after each one goes to `keep`.
+
+    Raises `EvalError` where one cannot be asked, `OptionError` for sizes that cannot be.
+    """
     prompts = await asyncio.to_thread(_prompts, config)
     samplings = [{**config.sampling, "seed": config.seed + sample} for _ in config.questions for sample in range(config.num_samples)]
     every_options = [config.asked.options(setting, prompts) for setting in config.settings]
-    runs, model = [], config.asked.model
+    runs: list[Run] = []
     for setting, options in zip(config.settings, every_options, strict=True):
         model, completions = await config.asked.ask(setting, options, prompts, samplings)
         scores = await _scores(config, setting, completions)
         runs.append(_run(config, setting, options, scores, completions))
-    return SuiteResult(config.name, shown_model(config.asked, model), config.asked.base_url, config.title, config.facts, runs)
+        result = SuiteResult(config.name, shown_model(config.asked, model), config.asked.base_url, config.title, config.facts, runs)
+        keep(result)
+    return result
 
 
 def cut_in_the_middle(tokenizer: Tokenizer, text: str, num_tokens: int) -> str:

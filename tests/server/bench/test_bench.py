@@ -62,7 +62,7 @@ def test_a_plot_without_matplotlib_is_refused_before_the_load(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["bench", "--base-url", running.url, "--plot", "plot.png"]) == 2
-    assert "--plot needs matplotlib: pip install 'snapserve[bench]'" in capsys.readouterr().err
+    assert "--plot must be left out where matplotlib is missing (pip install 'snapserve[bench]'" in capsys.readouterr().err
 
 
 class Terminal(io.StringIO):

@@ -260,7 +260,8 @@ def test_two_servers_take_turns_with_the_same_prompts(tmp_path: Path, capsys: py
         (["--api-key", "a\nb"], "--api-key must be printable ASCII"),
         (["--endpoint", "/v1/a completions"], "--endpoint must be a path like"),
         (["--endpoint", "/v1/embeddings"], "--endpoint must be a path like"),
-        (["--json", "/nowhere/at/all.json"], "--json /nowhere/at/all.json cannot be written"),
+        (["--json", "/nowhere/at/all.json"], "--json must be a file that can be written, got '/nowhere/at/all.json'"),
+        (["--plot", "latencies.gif"], "--plot must be a file that ends in .png, .svg, .pdf, got 'latencies.gif'"),
     ],
 )
 def test_options_that_cannot_be_are_refused_by_name(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,13 +3,15 @@
 import asyncio
 import json
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cache.policy import PolicyName
+from backends.fake import slot_pool
+from cache.policy import PolicyName, WindowScorer, full, snapstream
 from examples.demo_model.corpus import make_case
 from server.cli import main
 from server.config import DEMO_MODEL, DEMO_MODEL_NAME
@@ -20,9 +22,10 @@ from server.eval.prompts import load_tokenizer
 from server.eval.ruler import RulerConfig, measure
 from server.eval.setting import settings_of
 from server.eval.tasks.case import Case, Scoring, TokenCounter
+from server.renderer import Renderer
 from server.version import server_version
 from tests.server.bench.scripted import Reply, scripted
-from tests.server.serving import MODEL, RunningServer
+from tests.server.serving import MODEL, RunningServer, serve, spec
 
 DOCS = Path(__file__).parents[3] / "docs"
 SMALL = ("--num-cases", "2", "--length", "600", "--tasks", "niah_single_1", "qa_1")
@@ -40,6 +43,23 @@ def test_its_own_engine_answers_from_packed_slots(tmp_path: Path, capsys: pytest
     assert [len(task["scores"]) for task in run["tasks"].values()] == [2, 2]
     assert "snapstream 4x" in output.err
     assert "<svg" in plot.read_text()
+
+
+def test_a_setting_that_was_measured_outlives_one_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, num_asked = tmp_path / "result.json", 2 * 2 + 1  # the cases, and what finds out what a server can
+
+    def answer(number: int, _: dict[str, Any]) -> Reply:
+        if number >= num_asked:
+            return Reply([b"out of order"], status=500)
+        cache = {"policy": "a", "kept_tokens": 3, "evicted_tokens": 1, "packed_completion_tokens": 1}
+        usage = {"prompt_tokens": 4, "completion_tokens": 1, "cache": cache}
+        return Reply([json.dumps({"choices": [{"text": " no"}], "usage": usage}).encode()])
+
+    with scripted(answer) as server:
+        asked = ("--base-url", server.url, "--tokenizer", str(EVAL_MODEL), "--cache-policy", "a", "b")
+        assert main(["eval", "ruler", *SMALL, *asked, "--json", str(file)]) == 1
+    assert "snapserve eval: b: " in capsys.readouterr().err
+    assert [run["label"] for run in json.loads(file.read_text())["runs"]] == ["a"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +96,42 @@ def test_a_server_that_is_there_is_asked_as_it_is(running: RunningServer, capsys
     result = json.loads(capsys.readouterr().out)
     assert (result["runs"][0]["label"], result["runs"][0]["policy"], result["from_packed_slot"]) == ("as served", None, True)
     assert result["mean"] == 0  # it makes tokens up
+
+
+@pytest.fixture(scope="module")
+def pooled(renderer: Renderer) -> Iterator[RunningServer]:
+    small = slot_pool(2, snapstream(2, 32, 40, WindowScorer(observation_window=4)), 1024)
+    with serve(renderer, backend_spec=spec(pools=(small, slot_pool(1, full(1024), 1024, "exact")))) as server:
+        yield server
+
+
+def test_the_pools_of_a_server_are_asked_by_name_and_told(pooled: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--base-url", pooled.url, "--tokenizer", str(DEMO_MODEL), "--cache-policy", "snapstream", "exact")
+    assert main(["eval", "ruler", *SMALL, *asked, "--json"]) == 0
+    output = capsys.readouterr()
+    small, whole = json.loads(output.out)["runs"]
+    assert [(run["label"], run["cache"]["pools"]) for run in (small, whole)] == [("snapstream", ["snapstream"]), ("exact", ["exact"])]
+    assert small["cache"]["kept_tokens"] == 4 * 74
+    assert small["cache"]["compression"] == pytest.approx(600 / 74, rel=0.1)
+    assert (whole["cache"]["evicted_tokens"], whole["cache"]["compression"]) == (0, 1)
+    assert "exact: no token was evicted" in output.err
+    assert "snapstream, exact: " not in output.err
+
+
+def test_a_pool_that_loses_nothing_is_never_taken_for_a_small_one(pooled: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lengths lead to the whole cache there, whatever policy was asked for: neither goes unsaid."""
+    asked = ("--base-url", pooled.url, "--tokenizer", str(DEMO_MODEL), "--policy", "snapstream", "--compression", "4")
+    assert main(["eval", "ruler", *SMALL, *asked, "--json"]) == 0
+    output = capsys.readouterr()
+    assert "--policy, --compression: of no effect on" in output.err
+    assert "as served: no token was evicted" in output.err
+    assert json.loads(output.out)["runs"][0]["cache"]["pools"] == ["exact"]
+
+
+def test_a_pool_that_a_server_does_not_have_is_told(pooled: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ("--base-url", pooled.url, "--tokenizer", str(DEMO_MODEL), "--cache-policy", "large")
+    assert main(["eval", "ruler", *SMALL, *asked]) == 1
+    assert "'cache_policy' must be one of this server's snapstream, exact, got 'large'" in capsys.readouterr().err
 
 
 def test_the_tokenizer_of_a_server_is_known_by_its_model_s_name(running: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +192,9 @@ def test_a_model_without_a_tokenizer_is_told(tmp_path: Path, capsys: pytest.Capt
         (("--length", "128", "--tasks", "fwe"), "--length 128 is too short: fwe needs at least"),
         (("--serve-options=--pools 2",), "--serve-options has --pools 2"),
         (("--base-url", "http://127.0.0.1:1", "--serve-options=--num-sink 2"), "--serve-options does not go with --base-url"),
+        (("--cache-policy", "full"), "--cache-policy needs the --base-url"),
+        (("--json", "/nowhere/at/all.json"), "--json must be a file that can be written"),
+        (("--plot", "scores.gif"), "--plot must be a file that ends in .png, .svg, .pdf"),
         (("--num-cases", "1", "--tasks", "passkey", "--compression", "2000"), "--slot-capacity of 2 leaves --num-sink 4"),
     ],
 )

@@ -6,8 +6,11 @@ from functools import partial
 from server.eval.benchmarks.benchmark import Question, Row, words
 
 _PROMPT = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
-_BOX = re.compile(r"\\boxed\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
-_NUMBER = re.compile(r"(?<![\d.])\d+(?![\d.]*\d)")
+_BRACE = re.compile(r"\\boxed\s*\{|[{}]")
+_LOOKS = re.compile(r"\\(?:text|math|m?box|bold|bf|rm|q?quad)[a-z]*|\\[ ,;:!]|\^\s*\{?\\circ\}?|\\?\$|[{}~]")
+_EQUALS = re.compile(r"(?<![<>!])=")
+_IN_WORDS = re.compile(r"(?:[^\W\d_]|[\s.,:;()'])*(?<![a-zA-Z.])(\d+)(?![a-zA-Z])(?:[^\W\d_]|[\s.,:;()'°])*")
+_NUMBER = re.compile(r"(?:(?<![\w)])[-\u2212]|(?<=\d)/|\\[dt]?frac\{\d+\}\{)?(?<![\d.])\d++(?![\d.]*\d)")
 
 
 class Aime24:
@@ -25,10 +28,27 @@ class Aime24:
 
 
 def final_number(text: str) -> int | None:
-    """Return the whole number of the last box, or where there is no box the last one told; None: there is none."""
-    boxes = _BOX.findall(text)
-    numbers = _NUMBER.findall(_without_commas(boxes[-1] if boxes else text))
-    return int(numbers[-1]) if numbers and len(numbers[-1]) <= 9 else None
+    """Return the whole number of the last box, or where there is no box the last one told; None: there is none.
+
+    A box must hold one number, alone, in words or after an equals sign: of -5, a fraction or 2^{10} no part is the answer.
+    """
+    box = _last_box(text)
+    if box is None:
+        number = next(reversed(_NUMBER.findall(_without_commas(text))), "")
+    else:
+        told = _IN_WORDS.fullmatch(_LOOKS.sub(" ", _EQUALS.split(_without_commas(box))[-1]))
+        number = told[1] if told else ""
+    return int(number) if number.isdecimal() and len(number) <= 9 else None
+
+
+def _last_box(text: str) -> str | None:
+    last, opened = None, []
+    for brace in _BRACE.finditer(text):
+        if brace[0] != "}":
+            opened.append(brace)
+        elif opened and (start := opened.pop())[0] != "{":
+            last = text[start.end() : brace.start()]
+    return last
 
 
 def _without_commas(text: str) -> str:

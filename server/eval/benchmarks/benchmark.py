@@ -39,7 +39,7 @@ class Benchmark(Protocol):
     def max_tokens(self) -> int: ...
 
     def question(self, row: Row) -> Question:
-        """Return the question of one entry of the file. Raises `ValueError` or `LookupError` for one that is none."""
+        """Return the question of one entry of the file. Raises `ValueError`, `LookupError` or `RecursionError` for one that is none."""
         ...
 
 
@@ -47,25 +47,32 @@ def read_questions(benchmark: Benchmark, path: Path, most: int | None) -> list[Q
     """Read the first `most` entries of a file, a JSON list or JSON lines. Raises `OptionError`."""
     try:
         rows = _rows(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # JSON that is nested too deep is the last
         raise OptionError(f"--data {path} cannot be read as JSON or JSON lines: {error}") from error
     if not rows:
         raise OptionError(f"--data {path} has no entries")
     questions = []
     for number, row in enumerate(rows[:most]):
         try:
-            questions.append(benchmark.question(row))
-        except (ValueError, LookupError, TypeError) as error:
+            questions.append(benchmark.question(fields(row, "an entry")))
+        except (ValueError, LookupError, RecursionError) as error:
             what = f"no {error}" if isinstance(error, KeyError) else str(error)
             raise OptionError(f"--data {path}, entry {number + 1}, is no question of {benchmark.name}: {what}") from error
     return questions
 
 
-def _rows(text: str) -> Sequence[Row]:
+def _rows(text: str) -> Sequence[object]:
     if text.lstrip().startswith("["):
-        rows: list[Row] = json.loads(text)
+        rows: list[object] = json.loads(text)
         return rows
     return [json.loads(line) for line in text.split("\n") if line.strip()]  # not splitlines: JSON strings may hold U+2028
+
+
+def fields(value: object, what: str) -> Row:
+    """Return what JSON held, if it is an object. Raises `ValueError`."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} must be a JSON object, got {value!r:.80}")
+    return value
 
 
 def words(row: Row, *names: str) -> str:

@@ -4,7 +4,6 @@ The prompt, the reading of programs and what counts as the same output are its a
 """
 
 import base64
-import binascii
 import json
 import pickletools
 import zlib
@@ -13,9 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from functools import partial
-from typing import Any
 
-from server.eval.benchmarks.benchmark import Question, Row, words
+from server.eval.benchmarks.benchmark import Question, Row, fields, words
 from server.eval.benchmarks.sandbox import Sandbox
 
 _SYSTEM = (
@@ -49,8 +47,10 @@ class LiveCodeBench:
         self._sandbox = sandbox or Sandbox()
 
     def question(self, row: Row) -> Question:
-        function = json.loads(words(row, "metadata") or "{}").get("func_name")
-        tests = [Test(test["input"], test["output"]) for test in _tests(row)]
+        function = fields(json.loads(words(row, "metadata") or "{}"), "metadata").get("func_name")
+        if function is not None and not (isinstance(function, str) and function.isidentifier()):
+            raise ValueError(f"func_name must be a name, got {function!r:.80}")
+        tests = [Test(words(test, "input"), words(test, "output")) for test in _tests(row)]
         if not tests:
             raise ValueError("it has no tests")
         return Question(
@@ -64,7 +64,10 @@ class LiveCodeBench:
 
     def _score(self, function: str | None, tests: Sequence[Test], text: str) -> float:
         program = last_program(text)
-        return float(bool(program) and all(self._passes(program, function, test) for test in tests))
+        try:
+            return float(bool(program) and all(self._passes(program, function, test) for test in tests))
+        except RecursionError:  # what it returned, or the folders that it made, are nested too deep to be read or removed
+            return 0.0
 
     def _passes(self, program: str, function: str | None, test: Test) -> bool:
         outcome = self._sandbox.run(program, test.given, function)
@@ -95,21 +98,22 @@ def is_same_value(given: str, expected: str) -> bool:
         return False
 
 
-def private_tests(text: str) -> list[dict[str, Any]]:
+def private_tests(text: str) -> list[Row]:
     """Read tests that are JSON, or JSON in a pickle that is compressed and in base64.
 
-    A pickle is a program. This one is only looked at, never run: it must hold one text and nothing else. Raises `ValueError`.
+    A pickle is a program. This one is only looked at, never run: it must hold one text and nothing else. Raises `ValueError`,
+    and `RecursionError` for JSON that is nested too deep.
     """
-    with suppress(ValueError):
-        return _read(text)
+    with suppress(json.JSONDecodeError):
+        return _read(text, "private_test_cases")
     try:
         unpacker = zlib.decompressobj()
         pickled = unpacker.decompress(base64.b64decode(text, validate=True), _MAX_TESTS_BYTES)
-    except (binascii.Error, zlib.error) as error:
+    except (ValueError, zlib.error) as error:
         raise ValueError(f"private_test_cases is neither JSON nor compressed base64: {error}") from error
     if not unpacker.eof:
         raise ValueError(f"private_test_cases is cut short, or larger than {_MAX_TESTS_BYTES} bytes")
-    return _read(_only_text(pickled))
+    return _read(_only_text(pickled), "private_test_cases")
 
 
 def _only_text(pickled: bytes) -> str:
@@ -124,13 +128,15 @@ def _only_text(pickled: bytes) -> str:
     return texts[0]
 
 
-def _tests(row: Row) -> list[dict[str, Any]]:
-    return _read(words(row, "public_test_cases")) + private_tests(words(row, "private_test_cases"))
+def _tests(row: Row) -> list[Row]:
+    return _read(words(row, "public_test_cases"), "public_test_cases") + private_tests(words(row, "private_test_cases"))
 
 
-def _read(text: str) -> list[dict[str, Any]]:
-    tests: list[dict[str, Any]] = json.loads(text)
-    return tests
+def _read(text: str, name: str) -> list[Row]:
+    tests = json.loads(text)
+    if not isinstance(tests, list):
+        raise ValueError(f"{name} must be a JSON list, got {tests!r:.80}")
+    return [fields(test, f"a test of {name}") for test in tests]
 
 
 def _prompt(content: str, starter_code: str) -> str:

@@ -3,14 +3,19 @@
 import base64
 import json
 import pickle
+import re
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from server.eval.benchmarks.benchmark import read_questions
 from server.eval.benchmarks.livecodebench import LiveCodeBench, is_same_output, last_program, private_tests
+from server.options import OptionError
 
 HIDDEN = [{"input": "3 4\n", "output": "7\n", "testtype": "stdin"}]
+DEEP = "[" * 100_000
 
 
 def packed(value: object) -> str:
@@ -26,6 +31,13 @@ def row(**changes: Any) -> dict[str, Any]:
 
 def answer(program: str) -> str:
     return f"Some words.\n```python\n{program}\n```\nDone."
+
+
+def message_of(changes: dict[str, str], folder: Path) -> str:
+    (folder / "data").write_text(json.dumps([row(), row(**changes)]))
+    with pytest.raises(OptionError) as raised:
+        read_questions(LiveCodeBench(), folder / "data", None)
+    return str(raised.value)
 
 
 def test_a_program_must_pass_the_hidden_tests_too() -> None:
@@ -91,3 +103,61 @@ def test_a_pickle_is_never_run(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="cut short"):
         private_tests(base64.b64encode(zlib.compress(b"x" * 1000)[:-6]).decode())
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"metadata": "null"}, "metadata must be a JSON object, got None"),
+        ({"metadata": "[]"}, "metadata must be a JSON object"),
+        ({"metadata": "5"}, "metadata must be a JSON object"),
+        ({"metadata": "{"}, "Expecting property name"),
+        ({"metadata": DEEP}, "maximum recursion depth"),
+        ({"metadata": '{"func_name": 5}'}, "func_name must be a name, got 5"),
+        ({"metadata": '{"func_name": ["f"]}'}, "func_name must be a name"),
+        ({"metadata": '{"func_name": ""}'}, "func_name must be a name"),
+        ({"metadata": '{"func_name": "f\\u0000"}'}, "func_name must be a name"),
+        ({"metadata": '{"func_name": "\\ud800"}'}, "func_name must be a name"),
+        ({"private_test_cases": "what?"}, "neither JSON nor compressed base64"),
+        ({"private_test_cases": "é"}, "neither JSON nor compressed base64"),
+        ({"private_test_cases": base64.b64encode(zlib.compress(b"\x80\x04X\xff")).decode()}, "not enough data"),
+        ({"private_test_cases": base64.b64encode(zlib.compress(b"\xff")).decode()}, "opcode b'.xff' unknown"),
+        ({"private_test_cases": packed("no JSON")}, "Expecting value"),
+    ],
+)
+def test_an_entry_that_is_no_question_is_told(changes: dict[str, str], message: str, tmp_path: Path) -> None:
+    assert message_of(changes, tmp_path).startswith(f"--data {tmp_path / 'data'}, entry 2, is no question of livecodebench: ")
+    assert re.search(message, message_of(changes, tmp_path))
+
+
+@pytest.mark.parametrize("name", ["public_test_cases", "private_test_cases"])
+@pytest.mark.parametrize(
+    ("tests", "message"),
+    [
+        ("{}", "{name} must be a JSON list, got {{}}"),
+        ("5", "{name} must be a JSON list, got 5"),
+        ("null", "{name} must be a JSON list, got None"),
+        ('["input"]', "a test of {name} must be a JSON object, got 'input'"),
+        ("[[]]", "a test of {name} must be a JSON object"),
+        ('[{"input": "1"}]', "no 'output'"),
+        ('[{"input": 1, "output": "1"}]', "input must be text, got 1"),
+        ('[{"input": "1", "output": ["1"]}]', "output must be text"),
+        (DEEP, "maximum recursion depth"),
+    ],
+)
+def test_tests_that_are_none_are_told(name: str, tests: str, message: str, tmp_path: Path) -> None:
+    assert message.format(name=name) in message_of({name: tests}, tmp_path)
+    if name == "private_test_cases":
+        assert message.format(name=name) in message_of({name: packed(tests)}, tmp_path)
+
+
+@pytest.mark.parametrize("program", ["print(1)\0", "print('\ud800')", "\ud800", "import sys\nsys.stdout.buffer.write(b'\\xff')", ""])
+def test_no_text_of_an_answer_is_an_error(program: str) -> None:
+    assert LiveCodeBench().question(row()).score(answer(program)) == 0
+
+
+def test_a_value_that_is_nested_too_deep_is_wrong() -> None:
+    tests = json.dumps([{"input": "1", "output": "[]", "testtype": "functional"}])
+    changes = {"metadata": '{"func_name": "nest"}', "public_test_cases": tests, "private_test_cases": "[]"}
+    program = "def nest(a):\n    value = []\n    for _ in range(5000):\n        value = [value]\n    return value"
+    assert LiveCodeBench().question(row(**changes)).score(answer(program)) == 0

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from server.eval.benchmarks.aime24 import Aime24, final_number
-from server.eval.benchmarks.benchmark import read_questions
+from server.eval.benchmarks.benchmark import Benchmark, read_questions
 from server.eval.benchmarks.longbench_v2 import LongBenchV2, choice
+from server.eval.benchmarks.suite import BENCHMARKS
 from server.options import OptionError
 
 LONG: dict[str, Any] = {"_id": "66", "domain": "Single-Document QA", "sub_domain": "Legal", "difficulty": "easy", "length": "short"}
@@ -51,6 +52,25 @@ def test_the_choice_of_an_answer(text: str, letter: str | None) -> None:
         ("we have 1,024 and then 204.", 204),
         ("it is 3.5", None),
         ("nothing", None),
+        ("\\boxed{073}", 73),
+        ("\\boxed{\\textbf{(073)}}", 73),
+        ("\\boxed{$m + n = 1,024 \\text{ points}$.}", 1024),
+        ("\\boxed{\\boxed{73^\\circ}}", 73),
+        ("\\boxed{x = 1}, and cut short: \\boxed{\\frac{1}{2", 1),
+        ("\\boxed{-5}", None),
+        ("\\boxed{n = -\\text{5}}", None),
+        ("\\boxed{\\frac{1}{2}}", None),
+        ("\\boxed{\\sqrt{\\frac{\\sqrt{3}}{2}}}", None),
+        ("\\boxed{1/2}", None),
+        ("\\boxed{2^{10}}", None),
+        ("\\boxed{5\\pi}", None),
+        ("\\boxed{5x}", None),
+        ("\\boxed{.5}", None),
+        ("\\boxed{x >= 5}", None),
+        ("\\boxed{3 or 5}", None),
+        ("it is -5", None),
+        ("it is \\frac{1}{2} or 1/2", None),
+        ("10-5", 5),
     ],
 )
 def test_the_number_of_an_answer(text: str, number: int | None) -> None:
@@ -81,10 +101,18 @@ def test_a_list_and_lines_are_the_same(tmp_path: Path) -> None:
         (json.dumps([LONG, {}]), "entry 2, is no question of longbench-v2: no 'answer'"),
         (json.dumps([LONG | {"answer": "E"}]), "answer must be A, B, C or D, got 'E'"),
         (json.dumps([LONG | {"context": 5}]), "context must be text, got 5"),
-        ("[5]", "entry 1, is no question"),
+        ("[" * 100_000, "cannot be read as JSON"),
     ],
 )
 def test_a_file_that_is_none_is_told(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "data").write_text(text)
     with pytest.raises(OptionError, match=message):
         read_questions(LongBenchV2(), tmp_path / "data", None)
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS.values(), ids=BENCHMARKS)
+@pytest.mark.parametrize("entry", [5, None, "answer", ["answer"]])
+def test_an_entry_that_is_no_object_is_told(benchmark: Benchmark, entry: object, tmp_path: Path) -> None:
+    (tmp_path / "data").write_text(json.dumps([entry]))
+    with pytest.raises(OptionError, match=f"entry 1, is no question of {benchmark.name}: an entry must be a JSON object, got "):
+        read_questions(benchmark, tmp_path / "data", None)

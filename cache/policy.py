@@ -179,6 +179,11 @@ class CachePolicy:
         placement = self.place(num_prompt_tokens)
         return min(limit, placement.window_start + placement.ring_size - num_prompt_tokens)
 
+    def needed_capacity(self, num_prompt_tokens: int, num_output_tokens: int) -> int:
+        """Return the entries that a slot needs to admit so many tokens after a prompt, with as many kept; of policies that do not evict."""
+        window_start = 0 if self.scorer is None else self.layout.window_start(num_prompt_tokens, self.prompt_window)  # full: no candidates
+        return num_prompt_tokens + num_output_tokens - window_start + self.layout.num_kept
+
 
 def full(capacity: int) -> CachePolicy:
     """Everything is held, of sequences of up to `capacity` tokens."""
@@ -234,24 +239,28 @@ class PolicyOptions:
         """Whether layers choose by the votes of the one before them that looks things up most."""
         return self.measures_layers and self.share_votes is not False
 
+    @property
+    def least_capacity(self) -> int:
+        """The fewest entries of a slot with which `resolve` finds room for what the other options ask for."""
+        num_sink, num_recent, num_kept = self._given_sizes()
+        if num_recent is None:
+            num_recent = self._least_recent
+            num_kept = num_recent - 1 if num_kept is None else num_kept  # halves: of an odd rest, the ring has the larger
+        return num_sink + num_recent + (num_kept or 0)
+
     def resolve(self, max_model_len: int) -> CachePolicy:
         """Return the policy for sequences of up to `max_model_len` tokens. Raises ValueError that names the option and its limit."""
         self._check_applicable()
-        if self.name is PolicyName.FULL:
-            return full(min(self.slot_capacity or max_model_len, max_model_len))  # a longer slot would never be filled
         num_sink, num_recent, num_kept = self._sizes(max_model_len)
+        if self.name is PolicyName.FULL:
+            return full(min(num_recent, max_model_len))  # a longer slot would never be filled
         if self.name is PolicyName.STREAMING_LLM:
             return streaming_llm(num_sink, num_recent)
         scorer = self.scorer or DEFAULT_SCORERS[self.name]
         if self.name is PolicyName.SNAPSTREAM:
             lend_ring = self.lend_ring is not False
             return snapstream(num_sink, num_recent, num_kept, scorer, lend_kept=self.lend_kept, lend_ring=lend_ring)
-        max_new_tokens = num_recent - scorer.observation_window
-        if max_new_tokens < 1:
-            raise ValueError(
-                f"policy snapkv needs num_recent above its observation_window of {scorer.observation_window}, got {num_recent}"
-            )
-        return snapkv(max_new_tokens, num_kept, scorer)
+        return snapkv(num_recent - scorer.observation_window, num_kept, scorer)
 
     def _check_applicable(self) -> None:
         allowed = _SIZES_OF[self.name]
@@ -266,28 +275,55 @@ class PolicyOptions:
         if self.share_votes and not self.measures_layers:
             raise ValueError(f"share_votes needs policy {PolicyName.SNAPSTREAM} with layer_budgets {LayerBudgets.MEASURED}")
 
+    @property
+    def _observation_window(self) -> int | None:
+        own = DEFAULT_SCORERS.get(self.name)
+        return None if own is None else (self.scorer or own).observation_window
+
+    @property
+    def _least_recent(self) -> int:
+        """The smallest ring: it holds the observation window, and of snapkv, which does not evict, a token of the answer too."""
+        return (self._observation_window or 1) + (self.name is PolicyName.SNAPKV)
+
+    def _given_sizes(self) -> tuple[int, int | None, int | None]:
+        """Return sinks, ring and kept entries as far as they do not follow from the capacity."""
+        allowed = _SIZES_OF[self.name]
+        num_sink = 4 if self.num_sink is None else self.num_sink
+        return num_sink if "num_sink" in allowed else 0, self.num_recent, self.num_kept if "num_kept" in allowed else 0
+
     def _sizes(self, max_model_len: int) -> tuple[int, int, int]:
         """Return sinks, ring and kept entries; with all of them given, the capacity is their sum, otherwise what is left is shared out."""
-        has_sinks, has_kept = "num_sink" in _SIZES_OF[self.name], "num_kept" in _SIZES_OF[self.name]
-        num_sink = (self.num_sink if self.num_sink is not None else 4) if has_sinks else 0
-        num_recent, num_kept = self.num_recent, self.num_kept if has_kept else 0
-        if num_recent is None or num_kept is None:
-            capacity = self.slot_capacity if self.slot_capacity is not None else min(2048, max_model_len)
-            rest = capacity - num_sink
-            if num_recent is None and num_kept is None:
-                num_kept = rest // 2
-            num_recent = num_recent if num_recent is not None else rest - (num_kept or 0)
-            num_kept = num_kept if num_kept is not None else rest - num_recent
-        total = num_sink + num_recent + num_kept
-        if self.slot_capacity is not None and total != self.slot_capacity:
-            raise ValueError(
-                f"slot_capacity is {self.slot_capacity}, but num_sink {num_sink} + num_recent {num_recent} + num_kept {num_kept} = {total}"
+        num_sink, num_recent, num_kept = self._given_sizes()
+        if num_recent is not None and num_recent < self._least_recent:
+            raise self._too_small("num_recent", self._least_recent, num_recent, observation_window=self._observation_window)
+        if num_recent is not None and num_kept is not None:
+            if self.slot_capacity not in (None, self.least_capacity):
+                sizes = f"num_sink {num_sink} + num_recent {num_recent} + num_kept {num_kept}"
+                raise ValueError(f"slot_capacity is {self.slot_capacity}, but {sizes} = {self.least_capacity}")
+            return num_sink, num_recent, num_kept
+        capacity = self.slot_capacity
+        if capacity is None:
+            capacity = max_model_len if self.name is PolicyName.FULL else min(2048, max_model_len)
+        if capacity < self.least_capacity:
+            raise self._too_small(
+                "slot_capacity",
+                self.least_capacity,
+                capacity if self.slot_capacity is not None else f"{capacity} by default",
+                num_sink=num_sink or None,
+                num_recent=self.num_recent,
+                num_kept=self.num_kept,
+                observation_window=self._observation_window,
             )
-        if min(num_sink, num_kept) < 0 or num_recent < 1:
-            raise ValueError(
-                f"slot_capacity of {total} leaves num_sink {num_sink}, num_recent {num_recent} and num_kept {num_kept}: it is too small"
-            )
-        return num_sink, num_recent, num_kept
+        rest = capacity - num_sink
+        if num_recent is not None:
+            return num_sink, num_recent, rest - num_recent
+        num_kept = rest // 2 if num_kept is None else num_kept
+        return num_sink, rest - num_kept, num_kept
+
+    def _too_small(self, option: str, least: int, got: object, **others: int | None) -> ValueError:
+        """Return the error that names the least value of an option, and the options that make it so."""
+        named = ", ".join(f"{name} {value}" for name, value in others.items() if value is not None)
+        return ValueError(f"{option} must be at least {least} for policy {self.name}{named and ' with '}{named}, got {got}")
 
 
 _SIZES_OF = {

@@ -6,7 +6,7 @@ Every refusal names the parameter. The scheduler would refuse most of it too, bu
 from collections.abc import Iterator
 
 from backends.interface import BackendSpec, Feature
-from scheduler.admission import refusal
+from scheduler.admission import max_output_tokens, refusal
 from scheduler.messages import Add
 from server.errors import ApiError, invalid_value, model_not_found, unsupported_parameter
 from server.protocol.generation import GenerationRequest
@@ -109,20 +109,24 @@ def _param_of(feature: Feature, request: GenerationRequest) -> str:
     }[feature]
 
 
-def check_length(num_prompt_tokens: int, max_tokens: int, room: int, max_model_len: int, param: str) -> None:
-    """Refuse what is longer than a sequence may be, or than the cache policy has `room` for. Raises `ApiError`."""
+def check_length(num_prompt_tokens: int, num_forced_tokens: int, max_tokens: int, spec: BackendSpec, pool: int, param: str) -> None:
+    """Refuse what is longer than a sequence may be, or than the pool's cache policy has room for. Raises `ApiError`."""
     total = num_prompt_tokens + max_tokens
-    limit = f"This model's maximum context length is {max_model_len} tokens"
-    if total > max_model_len:
+    limit = f"This model's maximum context length is {spec.max_model_len} tokens"
+    if total > spec.max_model_len:
         raise context_length_exceeded(
             f"{limit}. However, you requested {total} tokens ({num_prompt_tokens} in the {param}, {max_tokens} in the completion). "
             f"Please reduce the length of the {param} or completion.",
             param,
         )
+    room = max_output_tokens(num_prompt_tokens, num_forced_tokens, spec, pool)
     if max_tokens > room:
+        policy = spec.pools[pool].policy
+        needed = policy.needed_capacity(num_prompt_tokens - num_forced_tokens, num_forced_tokens + max_tokens)
+        kept = f", {policy.layout.num_kept} of them kept" if policy.layout.num_kept else ""
         raise context_length_exceeded(
             f"{limit}, and its cache policy admits at most {max(room, 0)} in the completion after {num_prompt_tokens} in the {param}. "
-            f"However, you requested {max_tokens}.",
+            f"However, you requested {max_tokens}, which needs a slot of at least {needed} entries{kept}.",
             param,
         )
 

@@ -54,7 +54,7 @@ class Asked:
         slots = setting.slot_options(self.length, max(prompt.num_decoded for prompt in prompts), window)
         longest = max(len(prompt.token_ids) + prompt.max_tokens for prompt in prompts)
         options = (*base, *slots, "--max-model-len", str(longest))
-        serve_config(options)  # what cannot be is said before anything is measured
+        setting.check(options, self.length)  # what cannot be is said before anything is measured
         return options
 
     async def ask(

@@ -151,7 +151,7 @@ def _options(config: FidelityConfig, setting: Setting) -> tuple[str, ...]:
     slots = setting.slot_options(config.length, config.num_scored, window)
     sizes = ("--num-slots", "1", "--num-scratch", "1", "--max-model-len", str(config.length + config.num_scored))
     options = (*config.serve_options, *slots, *sizes)
-    serve_config(options)  # what cannot be is said before anything is measured
+    setting.check(options, config.length)  # what cannot be is said before anything is measured
     return options
 
 

@@ -48,10 +48,21 @@ class Setting:
         if self.policy is PolicyName.SNAPKV:
             num_kept = capacity - observation_window
             if num_kept < 0:
-                sizes = f"--compression {self.compression:g} at --length {length} leaves snapkv {capacity} entries"
-                raise OptionError(f"{sizes}: fewer than its window of {observation_window}")
+                raise OptionError(f"{self._budget(length)}: fewer than its window of {observation_window}")
             return ("--policy", self.policy, "--num-kept", str(num_kept), "--num-recent", str(observation_window + num_decoded))
         return ("--policy", self.policy, "--slot-capacity", str(capacity))
+
+    def check(self, options: Sequence[str], length: int) -> None:
+        """Refuse options of the engine, with those of slots, that cannot be. Raises `OptionError`, which says what made the capacity."""
+        try:
+            serve_config(options)
+        except OptionError as error:
+            raise OptionError(str(error) if self.compression is None else f"{self._budget(length)}: {error}") from error
+
+    def _budget(self, length: int) -> str:
+        assert self.compression is not None
+        capacity = int(length / self.compression)
+        return f"--compression {self.compression:g} at --length {length} leaves {self.policy} {capacity} entries"
 
 
 def settings_of(policies: Sequence[PolicyName], compressions: Sequence[float], has_control: bool) -> list[Setting]:

@@ -1,6 +1,7 @@
 """What the policies are made of, what they refuse, and how long an answer they admit."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -91,17 +92,48 @@ def test_only_rings_that_are_made_for_it_evict(name: PolicyName) -> None:
         (PolicyOptions(layer_budgets=LayerBudgets.EQUAL, share_votes=True), "share_votes needs"),
         (PolicyOptions(PolicyName.SNAPKV, layer_budgets=LayerBudgets.MEASURED), "layer_budgets measured is not an option of policy snapkv"),
         (PolicyOptions(slot_capacity=100, num_sink=4, num_recent=50, num_kept=50), "slot_capacity is 100, but .* = 104"),
-        (PolicyOptions(slot_capacity=40, num_recent=50), "num_kept -14"),
-        (PolicyOptions(slot_capacity=40, num_kept=36), "num_recent 0"),
-        (PolicyOptions(slot_capacity=0), "too small"),
-        (PolicyOptions(num_sink=-1), "num_sink -1"),
-        (PolicyOptions(slot_capacity=66), "observation_window must be at most the prompt window of 31, got 32"),
-        (PolicyOptions(PolicyName.SNAPKV, num_recent=32), "num_recent above its observation_window of 32, got 32"),
+        (PolicyOptions(slot_capacity=40, num_recent=50), "slot_capacity must be at least 54 .* num_recent 50, .* got 40"),
+        (PolicyOptions(slot_capacity=40, num_kept=36), "slot_capacity must be at least 72 .* num_kept 36, .* got 40"),
+        (PolicyOptions(num_kept=2040), "slot_capacity must be at least 2076 .* got 2048 by default"),
+        (PolicyOptions(num_sink=-1), "num_sink ≥ 0, .* got -1"),
+        (PolicyOptions(num_kept=-1), "num_kept ≥ 0, .* and -1"),
+        (PolicyOptions(PolicyName.STREAMING_LLM, num_recent=0), "num_recent must be at least 1 for policy streaming-llm, got 0"),
+        (PolicyOptions(slot_capacity=66), "must be at least 67 for policy snapstream with num_sink 4, observation_window 32, got 66"),
+        (PolicyOptions(PolicyName.SNAPKV, slot_capacity=64), "must be at least 65 for policy snapkv with observation_window 32, got 64"),
+        (PolicyOptions(PolicyName.FULL, slot_capacity=0), "slot_capacity must be at least 1 for policy full, got 0"),
+        (PolicyOptions(num_recent=31), "num_recent must be at least 32 for policy snapstream with observation_window 32, got 31"),
+        (PolicyOptions(PolicyName.SNAPKV, num_recent=32), "num_recent must be at least 33 for policy snapkv .* got 32"),
     ],
 )
 def test_what_cannot_be_is_refused_with_its_numbers(options: PolicyOptions, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         options.resolve(max_model_len=8192)
+
+
+SIZES: dict[PolicyName, list[dict[str, Any]]] = {
+    PolicyName.FULL: [{}],
+    PolicyName.STREAMING_LLM: [{}, {"num_sink": 0}, {"num_sink": 9}],
+    PolicyName.SNAPKV: [{}, {"num_recent": 80}, {"num_kept": 0}, {"num_kept": 50}],
+    PolicyName.SNAPSTREAM: [{}, {"num_sink": 0}, {"num_sink": 9}, {"num_recent": 80}, {"num_kept": 0}, {"num_sink": 1, "num_kept": 50}],
+}
+
+
+@pytest.mark.parametrize("observation_window", [1, 16, 32, 64])
+@pytest.mark.parametrize("lend_ring", [None, False, True])
+@pytest.mark.parametrize("name", list(PolicyName))
+def test_the_least_capacity_is_the_least(name: PolicyName, lend_ring: bool | None, observation_window: int) -> None:
+    for given_sizes in SIZES[name]:
+        options = PolicyOptions(
+            name,
+            scorer=WindowScorer(observation_window=observation_window),
+            lend_ring=lend_ring if name is PolicyName.SNAPSTREAM else None,
+            **given_sizes,
+        )
+        least = options.least_capacity
+        assert replace(options, slot_capacity=least).resolve(max_model_len=8192).layout.capacity == least
+        for capacity in range(least):
+            with pytest.raises(ValueError, match=f"slot_capacity must be at least {least} for policy {name}.*, got {capacity}$"):
+                replace(options, slot_capacity=capacity).resolve(max_model_len=8192)
 
 
 @pytest.mark.parametrize("prompt_window", [0, 5])
@@ -165,6 +197,19 @@ def test_no_policy_admits_more_than_the_longest_sequence(name: str, num_prompt_t
         assert num_prompt_tokens + admitted == max_model_len
     else:
         assert num_prompt_tokens + admitted <= max_model_len
+
+
+@pytest.mark.parametrize("num_prompt_tokens", [1, 2, 3, 11, 12, 13, 40])
+@pytest.mark.parametrize("num_output_tokens", [1, 4, 5, 30])
+def test_a_slot_of_the_needed_capacity_admits_and_a_smaller_one_does_not(num_prompt_tokens: int, num_output_tokens: int) -> None:
+    needed = POLICIES["full"].needed_capacity(num_prompt_tokens, num_output_tokens)
+    admitted = [full(capacity).max_output_tokens(num_prompt_tokens, 1000) for capacity in (max(needed - 1, 1), needed)]
+    assert admitted[0] < num_output_tokens <= admitted[1]
+    needed = POLICIES["snapkv"].needed_capacity(num_prompt_tokens, num_output_tokens)
+    slots = [SlotLayout(0, needed - less - 3, 3) for less in (1, 0) if needed - less - 3 >= SCORER.observation_window]
+    admitted = [replace(POLICIES["snapkv"], layout=slot).max_output_tokens(num_prompt_tokens, 1000) for slot in slots]
+    assert admitted[-1] == num_output_tokens
+    assert all(number < num_output_tokens for number in admitted[:-1])
 
 
 def test_snapkv_admits_what_it_was_made_for() -> None:

@@ -8,8 +8,10 @@ import openai
 import pytest
 
 from backends.fake import slot_pool
-from cache.policy import WindowScorer, full, snapstream
+from cache.policy import WindowScorer, full, snapkv, snapstream
 from scheduler.config import SchedulerConfig
+from server.admission import check_length
+from server.errors import ApiError
 from server.renderer import Renderer
 from tests.server.events import data
 from tests.server.serving import MODEL, RunningServer, serve, spec
@@ -90,8 +92,14 @@ def test_prompts_of_one_request_may_go_to_different_pools(http: httpx.Client) ->
         (9, {"cache_policy": "half"}, {}, "cache_policy", ("snapstream, exact", "'half'")),
         (9, {}, {"X-Cache-Policy": "half"}, "cache_policy", ("snapstream, exact", "'half'")),
         (9, {"cache_policy": "exact"}, {"X-Cache-Policy": "snapstream"}, "cache_policy", ("'exact'", "'snapstream'")),
-        (60, {"cache_policy": "exact"}, {}, "prompt", ("at most 4 in the completion", "60", "5")),
-        (90, {"cache_policy": "exact"}, {}, "prompt", ("at most 0 in the completion",)),
+        (
+            60,
+            {"cache_policy": "exact"},
+            {},
+            "prompt",
+            ("at most 4 in the completion", "60", "5, which needs a slot of at least 65 "),
+        ),
+        (90, {"cache_policy": "exact"}, {}, "prompt", ("at most 0 in the completion", "needs a slot of at least 95 entries.")),
         (255, {}, {}, "prompt", ("256 tokens", "260")),
     ],
 )
@@ -102,6 +110,14 @@ def test_what_no_slot_admits_is_refused(
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param)
     assert all(part in error["message"] for part in parts), error["message"]
+
+
+@pytest.mark.parametrize(("num_forced", "room", "needed"), [(0, 4, 17), (3, 1, 20)])
+def test_a_refusal_says_how_large_a_slot_the_request_needs(num_forced: int, room: int, needed: int) -> None:
+    pools = (slot_pool(1, snapkv(max_new_tokens=4, num_kept=8, scorer=WindowScorer(observation_window=4)), 256),)
+    message = f"at most {room} in the completion after 60 .* requested 5, which needs a slot of at least {needed} entries, 8 of them kept"
+    with pytest.raises(ApiError, match=message):
+        check_length(60, num_forced, 5, spec(pools=pools, max_model_len=256), 0, "prompt")
 
 
 def test_openais_client_chooses(sdk: openai.OpenAI) -> None:

@@ -66,8 +66,9 @@ def test_int8_weights_stray_a_little(text: Path) -> None:
 def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plot = tmp_path / "plot.svg"
     sizes = ("--length", "128", "--num-scored", "16", "--num-windows", "2", "--plot", str(plot))
-    assert main(["eval", "fidelity", "--text", str(text), *sizes, "--json", "-"]) == 2  # a ring of 14 has no room for the window of 32
-    assert "--observation-window must be at most the prompt window of 14" in capsys.readouterr().err
+    assert main(["eval", "fidelity", "--text", str(text), *sizes, "--json", "-"]) == 2
+    said = capsys.readouterr().err
+    assert "--compression 4 at --length 128 leaves snapstream 32 entries: --slot-capacity must be at least 67 for policy" in said
     assert main(["eval", "fidelity", "--text", str(text), *sizes, "--serve-options=--observation-window 8", "--json", "-"]) == 0
     output = capsys.readouterr()
     result = json.loads(output.out)

@@ -61,6 +61,16 @@ def test_results_call_a_folder_by_its_name(tmp_path: Path) -> None:
     assert model_id("some/model") == "some/model"
 
 
+def test_a_slot_too_small_for_its_policy_is_refused_with_what_made_it() -> None:
+    setting = Setting(PolicyName.SNAPSTREAM, 16.0)
+    options = ("--observation-window", "48", *setting.slot_options(600, NUM_DECODED, 48))
+    message = "--compression 16 at --length 600 leaves snapstream 37 entries: --slot-capacity must be at least 99 for policy snapstream"
+    with pytest.raises(OptionError, match="^" + message):
+        setting.check(options, 600)
+    with pytest.raises(OptionError, match=r"^--slot-capacity must be at least 5 "):
+        Setting(None, is_control=True).check(("--policy", "streaming-llm", "--slot-capacity", "4"), 600)
+
+
 def test_a_budget_below_snapkvs_window_is_refused() -> None:
     with pytest.raises(OptionError, match=r"--compression 512 at --length 4096 leaves snapkv 8 entries: fewer than its window of 32"):
         policy_of(Setting(PolicyName.SNAPKV, 512.0))

@@ -130,7 +130,7 @@ def test_the_documented_options_are_current() -> None:
         (("plan", "--max-ttft", "-1"), "--max-ttft must be a number above 0, got '-1'"),
         (("plan", "--sockets", "4,17"), "--sockets must be from 1 to 16.*got 17"),
         (("plan", "--model", "llama-3.1-405b", "--machine", "dgx-h100"), "GB are missing"),
-        (("sweep", "--slot-capacity", "3"), "too small"),
+        (("sweep", "--slot-capacity", "3"), "slot_capacity must be at least .*got 3"),
         (("sweep", "--policy", "full,none"), "--policy must be one of full.*or several with commas, got 'full,none'"),
         (("sweep", "--plot", "sweep.txt"), "--plot must be a file that ends in .png"),
         (("step", "--chrome-trace", "/nowhere/step.json"), "--chrome-trace must be a file that can be written"),

@@ -195,7 +195,7 @@ def test_a_model_without_a_tokenizer_is_told(tmp_path: Path, capsys: pytest.Capt
         (("--cache-policy", "full"), "--cache-policy needs the --base-url"),
         (("--json", "/nowhere/at/all.json"), "--json must be a file that can be written"),
         (("--plot", "scores.gif"), "--plot must be a file that ends in .png, .svg, .pdf"),
-        (("--num-cases", "1", "--tasks", "passkey", "--compression", "2000"), "--slot-capacity of 2 leaves --num-sink 4"),
+        (("--num-cases", "1", "--tasks", "passkey", "--compression", "2000"), "2 entries: --slot-capacity must be at least 67 "),
     ],
 )
 def test_what_cannot_be_is_said_before_any_work(options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -181,7 +181,10 @@ def test_the_weights_stay_small(family: str) -> None:
     assert (SHIPPED[family] / "model.safetensors").stat().st_size < MAX_WEIGHT_BYTES
 
 
-@pytest.mark.parametrize("task", ["niah_single_2", "niah_multikey_1", "vt"])
+LEARNED = ("niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_3", "vt", "qa_1", "kv_lookup", "passkey", "text2json")
+
+
+@pytest.mark.parametrize("task", LEARNED)
 def test_the_shipped_model_answers(evaluator: Evaluator, task: str) -> None:
     cases = [evaluator.case(task, seed=5, index=index, length=512) for index in range(6)]
     assert sum(score(case, evaluator.answer(case)) for case in cases) >= 5

@@ -6,7 +6,7 @@ Every refusal names the parameter. The scheduler would refuse most of it too, bu
 from collections.abc import Iterator
 
 from backends.interface import BackendSpec, Feature
-from scheduler.admission import max_output_tokens, refusal
+from scheduler.admission import refusal
 from scheduler.messages import Add
 from server.errors import ApiError, invalid_value, model_not_found, unsupported_parameter
 from server.protocol.generation import GenerationRequest
@@ -109,8 +109,10 @@ def _param_of(feature: Feature, request: GenerationRequest) -> str:
     }[feature]
 
 
-def check_length(num_prompt_tokens: int, num_forced_tokens: int, max_tokens: int, spec: BackendSpec, pool: int, param: str) -> None:
-    """Refuse what is longer than a sequence may be, or than the pool's cache policy has room for. Raises `ApiError`."""
+def check_length(
+    num_prompt_tokens: int, num_forced_tokens: int, max_tokens: int, room: int, spec: BackendSpec, pool: int, param: str
+) -> None:
+    """Refuse what is longer than a sequence may be, or than the pool's cache policy has `room` for. Raises `ApiError`."""
     total = num_prompt_tokens + max_tokens
     limit = f"This model's maximum context length is {spec.max_model_len} tokens"
     if total > spec.max_model_len:
@@ -119,7 +121,6 @@ def check_length(num_prompt_tokens: int, num_forced_tokens: int, max_tokens: int
             f"Please reduce the length of the {param} or completion.",
             param,
         )
-    room = max_output_tokens(num_prompt_tokens, num_forced_tokens, spec, pool)
     if max_tokens > room:
         policy = spec.pools[pool].policy
         needed = policy.needed_capacity(num_prompt_tokens - num_forced_tokens, num_forced_tokens + max_tokens)

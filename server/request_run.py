@@ -169,7 +169,7 @@ class RequestRun:
         pool = self._pool(len(prompt), num_forced)
         room = max_output_tokens(len(prompt), num_forced, spec, pool)
         max_tokens = answer.max_tokens(max(room, 1))
-        check_length(len(prompt), num_forced, max_tokens, spec, pool, answer.prompt_param)
+        check_length(len(prompt), num_forced, max_tokens, room, spec, pool, answer.prompt_param)
         min_tokens = options.min_tokens or 0
         if min_tokens > max_tokens:
             raise invalid_value(f"'min_tokens' is {min_tokens}, but at most {max_tokens} tokens may be generated.", "min_tokens")

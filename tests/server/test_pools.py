@@ -9,6 +9,7 @@ import pytest
 
 from backends.fake import slot_pool
 from cache.policy import WindowScorer, full, snapkv, snapstream
+from scheduler.admission import max_output_tokens
 from scheduler.config import SchedulerConfig
 from server.admission import check_length
 from server.errors import ApiError
@@ -115,9 +116,11 @@ def test_what_no_slot_admits_is_refused(
 @pytest.mark.parametrize(("num_forced", "room", "needed"), [(0, 4, 17), (3, 1, 20)])
 def test_a_refusal_says_how_large_a_slot_the_request_needs(num_forced: int, room: int, needed: int) -> None:
     pools = (slot_pool(1, snapkv(max_new_tokens=4, num_kept=8, scorer=WindowScorer(observation_window=4)), 256),)
+    kept = spec(pools=pools, max_model_len=256)
+    assert max_output_tokens(60, num_forced, kept, 0) == room
     message = f"at most {room} in the completion after 60 .* requested 5, which needs a slot of at least {needed} entries, 8 of them kept"
     with pytest.raises(ApiError, match=message):
-        check_length(60, num_forced, 5, spec(pools=pools, max_model_len=256), 0, "prompt")
+        check_length(60, num_forced, 5, room, kept, 0, "prompt")
 
 
 def test_openais_client_chooses(sdk: openai.OpenAI) -> None:

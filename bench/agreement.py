@@ -26,7 +26,7 @@ from server.eval.options import RULER
 from server.eval.prompts import Prompt
 from server.eval.ruler import ruler_config, write_prompts
 from server.eval.setting import Setting, model_id, serve_config
-from server.options import OptionError, add_options, resolve_options
+from server.options.option import OptionError, add_options, resolve_options
 
 WINDOW = 64  # kvpress' own, as are pooling and the rest, which are ours for SnapKV too
 POOLING_SIZE = 5

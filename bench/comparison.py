@@ -33,7 +33,7 @@ from server.eval.ruler import RulerConfig, measure, ruler_config, write_prompts
 from server.eval.run import Run, TaskScores
 from server.eval.setting import Setting, model_id, split_options
 from server.eval.statistics import bootstrap_interval, mean_interval, mean_of_means
-from server.options import OptionError, add_options, resolve_options
+from server.options.option import OptionError, add_options, resolve_options
 
 PAPER = (
     "--layer-budgets equal --observation-half-life 0 --query-reduction sum "

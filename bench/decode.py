@@ -26,8 +26,8 @@ from backends.interface import Batch, DecodeBatch, DecodeRow, Draw, PrefillBatch
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import Quantization, TorchBackendConfig
 from bench.floor import Floors, Machine, decode_floors, measure_machine, prefill_floors, synchronise, work_of
-from server.config import GROUPS, read_config
-from server.options import OptionError, add_options
+from server.options.config import GROUPS, read_config
+from server.options.option import OptionError, add_options
 
 Pair = tuple[int, int]
 Launch = tuple[int, int, int]  # rows, entries, steps

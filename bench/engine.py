@@ -22,8 +22,8 @@ from server.bench import config as bench_config
 from server.bench.prompts import make_prompts
 from server.bench.report import Report, make_report
 from server.bench.table import report_table
-from server.config import GROUPS, read_config
-from server.options import OptionError, OptionGroup, add_options, resolve_options
+from server.options.config import GROUPS, read_config
+from server.options.option import OptionError, OptionGroup, add_options, resolve_options
 
 PERCENTILES = (90.0, 99.0)
 _NAMES = (

@@ -9,8 +9,8 @@ from backends.interface import BackendSpec, Feature
 from scheduler.admission import refusal
 from scheduler.messages import Add
 from server.errors import ApiError, invalid_value, model_not_found, unsupported_parameter
+from server.options.settings import Limits, ServerSettings
 from server.protocol.generation import GenerationRequest
-from server.settings import Limits, ServerSettings
 from server.structure import Structure
 
 

@@ -15,12 +15,12 @@ from server.client import QueueFullError, UnavailableError
 from server.errors import ApiError
 from server.failures import as_api_error
 from server.limits import BodyGuard
+from server.options.settings import RateLimit, ServerSettings
 from server.output import GenerationError
 from server.rate_limits import RateLimits, RateObserver
 from server.request_id import RequestId
 from server.routes import batches, chat, completions, embeddings, files, models, responses, slots, status, tokens
 from server.services import Services
-from server.settings import RateLimit, ServerSettings
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
 

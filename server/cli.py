@@ -13,7 +13,7 @@ from typing import Protocol
 from server import serve, simulate
 from server.bench import command as bench
 from server.eval import command as evaluation
-from server.options import OptionError
+from server.options.option import OptionError
 from server.version import server_version
 
 

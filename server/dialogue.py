@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from server.options.settings import ReasoningParserName, ServerSettings, ToolParserName
 from server.parsers.reasoning import REASONING_FORMATS, ReasoningFormat
 from server.parsers.tool_format import TOOL_FORMATS, ToolFormat, tool_format_of
-from server.settings import ReasoningParserName, ServerSettings, ToolParserName
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from server.errors import ApiError, unavailable
 from server.jsontext import ascii_json
+from server.options.settings import ConnectionLimits
 from server.sent_status import note_refusal
-from server.settings import ConnectionLimits
 
 MAX_HEAD_BYTES = 64 * 1024  # of a request's line and headers; what is read in one go may exceed it once
 BODY_PIECE = 64 * 1024  # of a body has to come in the time that a head has

@@ -23,14 +23,14 @@ from server.batches.dispatch import Dispatcher
 from server.batches.runner import BatchRunner
 from server.batches.service import Batches
 from server.client import Health
-from server.config import Config, with_flags
 from server.grammars import Grammars
 from server.http_meter import HttpMeter
 from server.http_protocol import protocol_with
 from server.metrics import Metrics
+from server.options.config import Config, with_flags
+from server.options.simulation import SimulatedMark
 from server.renderer import Renderer
 from server.services import Services
-from server.simulation import SimulatedMark
 
 logger = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from pydantic import Field, TypeAdapter
 from server.answer import Answer, Tally
 from server.conversation import Conversation, TurnRequest
 from server.errors import ApiError, invalid_value
+from server.options.settings import ServerSettings
 from server.output import ChoiceDelta
 from server.output_writer import OutputWriter
 from server.protocol.response_items import FunctionCallItem, FunctionCallOutputItem, Item, ItemReference, MessageItem, turns_of
@@ -19,7 +20,6 @@ from server.protocol.responses import ResponsesRequest, ResponseUsage
 from server.protocol.usage import Usage
 from server.renderer import Renderer
 from server.response_store import StoredResponse
-from server.settings import ServerSettings
 from server.structure import Structure
 
 Status: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

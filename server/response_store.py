@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.settings import StorageLimits
+from server.options.settings import StorageLimits
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from importlib.util import find_spec
 
 from server.batches.disk import FolderError
 from server.batches.service import Batches
-from server.config import GROUPS, ProcessConfig, read_config, with_flags
 from server.logs import configure_logging
-from server.options import OptionError, add_options
-from server.settings import BatchSettings
+from server.options.config import GROUPS, ProcessConfig, read_config, with_flags
+from server.options.option import OptionError, add_options
+from server.options.settings import BatchSettings
 
 NAME = "serve"
 SUMMARY = "Serve a model over the OpenAI API."

@@ -6,9 +6,9 @@ from typing import Protocol
 from server.batches.service import Batches
 from server.client import EngineClient
 from server.grammars import Grammars
+from server.options.settings import ServerSettings
 from server.renderer import Renderer
 from server.response_store import ResponseStore
-from server.settings import ServerSettings
 
 
 class Exposition(Protocol):

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from server.batches.disk import Disk, move, write_whole
 from server.batches.quota import Quota
 from server.errors import ApiError, conflict, overloaded
-from server.settings import BatchSettings
+from server.options.settings import BatchSettings
 
 logger: Final = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from server.batches.disk import Disk
 from server.batches.files import FileStore
 from server.batches.store import BatchStore
 from server.errors import ApiError
-from server.settings import BatchSettings
+from server.options.settings import BatchSettings
 
 DISABLED = "This server keeps no files and runs no batches: it was started without --batch-dir."
 

@@ -16,8 +16,8 @@ from server.batches.disk import Disk, write_whole
 from server.batches.files import DEFAULT_LIFETIME, FileStore, Purpose
 from server.batches.journal import Journal
 from server.errors import ApiError, conflict, invalid_value, overloaded
+from server.options.settings import BatchSettings
 from server.protocol.batches import BatchRequest
-from server.settings import BatchSettings
 
 logger: Final = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import os
 import sys
 
 from server.bench.config import GROUPS, read_config
-from server.options import add_options
+from server.options.option import add_options
 
 NAME = "bench"
 SUMMARY = "Load an OpenAI-compatible server and report its latencies and throughput."

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from server.files import picture, writable_or_output
-from server.options import Option, OptionError, OptionGroup, choices, integer, one_of, resolve_options, seconds, switch, text
+from server.options.option import Option, OptionError, OptionGroup, choices, integer, one_of, resolve_options, seconds, switch, text
+from server.options.paths import picture, writable_or_output
 
 BENCH_PREFIX = "SNAPSERVE_BENCH_"
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from server.bench.report import METRICS
-from server.options import OptionError
+from server.options.option import OptionError
 
 
 def plot(samples: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:

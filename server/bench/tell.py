@@ -10,7 +10,7 @@ from server.bench.measure import Result
 from server.bench.plot import plot
 from server.bench.report import Report
 from server.bench.table import comparison_table, report_table
-from server.options import OptionError
+from server.options.option import OptionError
 
 
 def tell(config: BenchConfig, result: Result) -> None:

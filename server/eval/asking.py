@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.bench.progress import ProgressLine
-from server.config import DEMO_MODEL, DEMO_MODEL_NAME
 from server.eval.completer import Completer, Completion, first_model, http_client
 from server.eval.engine import engine
 from server.eval.errors import EvalError
 from server.eval.options import EVAL_MODEL
 from server.eval.prompts import TokenPrompt, load_tokenizer
 from server.eval.setting import Setting, model_id, serve_config, settings_of, split_options
-from server.options import OptionError
+from server.options.config import DEMO_MODEL, DEMO_MODEL_NAME
+from server.options.option import OptionError
 from server.tokenizer import Tokenizer
 
 EMBEDDED = {DEMO_MODEL_NAME: str(DEMO_MODEL), EVAL_MODEL.name: str(EVAL_MODEL)}

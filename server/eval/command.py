@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from server.eval.options import QUESTIONS
-from server.options import OptionError, add_options, resolve_options
+from server.options.option import OptionError, add_options, resolve_options
 
 if TYPE_CHECKING:
     from server.eval.result import Keep, SuiteResult

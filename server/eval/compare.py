@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from server.eval.statistics import Interval, bootstrap_interval, mean_of_means
-from server.options import OptionError
+from server.options.option import OptionError
 from server.simulate.table import table
 
 _SAME = (

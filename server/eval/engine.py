@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from server.eval.errors import EvalError
-from server.options import PREFIX
+from server.options.option import PREFIX
 
 _READY = re.compile(rb"ready at (\S+) after")
 _END_LIMIT = 20.0  # seconds

@@ -22,11 +22,11 @@ from backends.torch_backend.config import Quantization, TorchBackendConfig
 from cache.policy import PolicyName, PolicyOptions
 from cache.pool_options import PoolOptions
 from server.bench.progress import ProgressLine
-from server.config import Config
 from server.eval.errors import EvalError
 from server.eval.prompts import load_tokenizer
 from server.eval.setting import Setting, model_id, serve_config, settings_of, split_options
-from server.options import OptionError
+from server.options.config import Config
+from server.options.option import OptionError
 from server.tokenizer import RenderError
 from server.version import server_version
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from cache.policy import PolicyName
 from server.bench.config import key, number_above, url
-from server.config import model
 from server.eval.benchmarks.benchmark import Benchmark
 from server.eval.benchmarks.suite import BENCHMARKS
 from server.eval.tasks.suite import TASKS
-from server.files import picture, writable_or_output
-from server.options import Option, OptionGroup, choices, integer, one_of, options_table, switch, text
+from server.options.config import model
+from server.options.option import Option, OptionGroup, choices, integer, one_of, options_table, switch, text
+from server.options.paths import picture, writable_or_output
 
 EVAL_PREFIX = "SNAPSERVE_EVAL_"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from server.eval.run import Run
 from server.eval.statistics import Interval, mean_interval, score_interval
-from server.options import OptionError
+from server.options.option import OptionError
 
 _COLUMNS = 4
 

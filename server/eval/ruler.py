@@ -18,7 +18,7 @@ from server.eval.scoring import score
 from server.eval.setting import Setting
 from server.eval.tasks.case import LengthError, Task
 from server.eval.tasks.suite import TASKS
-from server.options import OptionError
+from server.options.option import OptionError
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cache.policy import PolicyName
-from server.config import GROUPS, Config, read_config
-from server.options import OptionError, add_options
+from server.options.config import GROUPS, Config, read_config
+from server.options.option import OptionError, add_options
 
 CONTROL_SINKS, CONTROL_RING = 4, 32
 

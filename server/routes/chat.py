@@ -9,6 +9,7 @@ from server.answer import AnsweredChoice, ChoicesAnswer, Tally
 from server.conversation import Conversation, TurnRequest
 from server.errors import invalid_value
 from server.message_reader import MessageReader
+from server.options.settings import ServerSettings
 from server.output import ChoiceDelta, TokenLogprob
 from server.protocol.chat import (
     ChatChoice,
@@ -21,7 +22,6 @@ from server.protocol.chat import (
 from server.renderer import Renderer
 from server.routes.generation import GenerationResponse
 from server.services import Services
-from server.settings import ServerSettings
 from server.structure import Structure
 from server.token_logprobs import token_logprob
 

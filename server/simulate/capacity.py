@@ -7,7 +7,7 @@ from typing import Any
 
 from backends.sn40l.plan import PlanOption, ServiceLevel, plan, socket_counts
 from backends.sn40l.sweep import SweepAxes, SweepRow, sweep
-from server.options import OptionError
+from server.options.option import OptionError
 from server.simulate.answer import Answer
 from server.simulate.deployment import deployment_of, policy_of
 from server.simulate.table import table

@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from server.options import OptionError, add_options, resolve_options
+from server.options.option import OptionError, add_options, resolve_options
 from server.simulate.options import QUESTIONS
 
 NAME = "simulate"

@@ -6,7 +6,7 @@ from backends.sn40l.backend import default_deployment
 from backends.sn40l.deployment import Deployment
 from backends.sn40l.hardware import load_machine
 from cache.policy import PolicyName, PolicyOptions
-from server.options import OptionError
+from server.options.option import OptionError
 
 
 def deployment_of(options: Namespace, num_sockets: int | None = None, *, loops: bool = True) -> Deployment:

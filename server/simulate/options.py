@@ -9,10 +9,10 @@ from typing import Any
 
 from backends.sn40l.deployment import Execution
 from cache.policy import PolicyName
-from server.files import need_matplotlib, picture, readable, writable
-from server.options import Option, OptionGroup, choices, integer, one_of, options_table, switch
+from server.options.option import Option, OptionGroup, choices, integer, one_of, options_table, switch
+from server.options.paths import need_matplotlib, picture, readable, writable
+from server.options.simulation import MACHINE_TEXT, MODEL_TEXT, machine_name, model_name
 from server.simulate.arrivals import ShapeName
-from server.simulation import MACHINE_TEXT, MODEL_TEXT, machine_name, model_name
 
 SIMULATE_PREFIX = "SNAPSERVE_SIMULATE_"
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from server import async_engine
-from server.config import GROUPS
+from server.options.config import GROUPS
 from server.process import CLOSING_TIME
 from tests.deploy.deployment import DEPLOY, PROMETHEUS, ROOT, load_yaml
 from tests.deploy.load import clients, eager

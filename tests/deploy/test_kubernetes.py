@@ -19,13 +19,13 @@ from scheduler.config import SchedulerConfig
 from server import async_engine
 from server.app import OPEN_PATHS, create_app
 from server.async_engine import AsyncEngine
-from server.config import GROUPS
 from server.grammars import Grammars
 from server.metrics import Metrics
+from server.options.config import GROUPS
+from server.options.settings import ServerSettings
 from server.process import CLOSING_TIME
 from server.renderer import Renderer
 from server.services import Services
-from server.settings import ServerSettings
 from tests.deploy.deployment import KUBERNETES, PROMETHEUS, ROOT, load_yaml, manifests
 
 OPTIONS = {option.variable: option for group in GROUPS for option in group.options}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cache.policy import PolicyName
-from server.config import BackendName
+from server.options.config import BackendName
 from tests.e2e.process import Server
 
 ROOT = Path(__file__).parents[2]

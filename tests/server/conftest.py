@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from server.config import DEMO_MODEL
+from server.options.config import DEMO_MODEL
 from server.renderer import Renderer
 from tests.server.serving import RunningServer, serve
 

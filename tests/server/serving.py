@@ -26,10 +26,10 @@ from server.grammars import Grammars
 from server.http_meter import HttpMeter
 from server.http_protocol import protocol_with
 from server.metrics import Metrics
+from server.options.settings import ServerSettings
 from server.places import PlacesTaken
 from server.renderer import Renderer
 from server.services import Services
-from server.settings import ServerSettings
 from tests.server.engines import Gate
 
 MODEL = "demo"

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from server.cli import main
-from server.config import GROUPS
+from server.options.config import GROUPS
 
 
 def test_help_shows_every_flag_with_its_variable(capsys: pytest.CaptureFixture[str]) -> None:

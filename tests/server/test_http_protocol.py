@@ -15,7 +15,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import StreamingResponse
 
 from server.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_REFUSED, protocol_with
-from server.settings import ConnectionLimits
+from server.options.settings import ConnectionLimits
 
 CLOSE = b"Connection: close\r\n\r\n"
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -3,8 +3,8 @@
 import httpx
 from openai.types.responses import Response, ResponseItemList
 
+from server.options.settings import RateLimit, StorageLimits
 from server.renderer import Renderer
-from server.settings import RateLimit, StorageLimits
 from tests.server.responses import HELLO, PATH, ask, stream, text_of
 from tests.server.serving import MODEL, serve, settings, spec
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from server.options.settings import Limits
 from server.renderer import Renderer
-from server.settings import Limits
 from tests.server.serving import RunningServer, serve, settings
 
 LIMIT = 2000

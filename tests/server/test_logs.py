@@ -10,8 +10,8 @@ import pytest
 
 from server.auth import name_of_key
 from server.logs import JsonFormatter, TextFormatter, fields
+from server.options.settings import ConnectionLimits
 from server.renderer import Renderer
-from server.settings import ConnectionLimits
 from tests.server.serving import RunningServer, serve, settings
 
 BODY = {"prompt": "Anna keeps", "max_tokens": 4, "ignore_eos": True}

@@ -13,12 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from backends.clock import VirtualClock
 from server.auth import name_of_key
 from server.errors import ApiError
-from server.key_file import read_key_file
-from server.options import OptionError
+from server.options.key_file import read_key_file
+from server.options.option import OptionError
+from server.options.settings import RateLimit
 from server.rate_limits import UNSAID_MAX_TOKENS, Account, Bucket, RateQuota, duration
 from server.renderer import Renderer
 from server.request_record import RequestRecord
-from server.settings import RateLimit
 from tests.server.serving import RunningServer, serve, settings
 
 PROMPT = {"prompt": "Anna keeps", "ignore_eos": True, "temperature": 0}

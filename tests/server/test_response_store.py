@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.options.settings import StorageLimits
 from server.response_store import ResponseStore, StoredResponse
-from server.settings import StorageLimits
 
 
 class Clock:

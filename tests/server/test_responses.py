@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from transformers import AutoTokenizer
 
 from backends.interface import BackendError
-from server.config import DEMO_MODEL
+from server.options.config import DEMO_MODEL
 from server.renderer import Renderer
 from server.tokenizer import Tokenizer
 from tests.server.responses import HELLO, PATH, ask, names, same, stream, text_of

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from server.config import GROUPS
+from server.options.config import GROUPS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text()

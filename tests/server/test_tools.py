@@ -11,11 +11,11 @@ import pytest
 from pydantic import BaseModel, Field
 from transformers import AutoTokenizer
 
-from server.config import DEMO_MODEL
 from server.dialogue import Dialogue
+from server.options.config import DEMO_MODEL
+from server.options.settings import ToolParserName
 from server.parsers.tool_format import TOOL_FORMATS, tool_format_of
 from server.renderer import Renderer
-from server.settings import ToolParserName
 from server.tokenizer import Tokenizer
 from tests.server.events import data
 from tests.server.serving import MODEL, RunningServer, serve, settings

@@ -20,7 +20,7 @@ from server.eval.prompts import TokenPrompt
 from server.eval.result import Keep, SuiteResult, keep_nothing
 from server.eval.run import Run, TaskScores
 from server.eval.setting import Setting
-from server.options import OptionError
+from server.options.option import OptionError
 from server.tokenizer import RenderError, Tokenizer
 
 

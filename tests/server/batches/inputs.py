@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import openai
 
-from server.settings import BatchSettings
+from server.options.settings import BatchSettings
 from tests.server.serving import RunningServer
 
 CHAT: Final = "/v1/chat/completions"

@@ -6,7 +6,7 @@ import pytest
 
 from server.bench.config import Load
 from server.bench.prompts import WordScale, make_prompts
-from server.options import OptionError
+from server.options.option import OptionError
 
 LOAD = Load(input_len=100, output_len=20, vocab_size=600)
 

@@ -8,7 +8,7 @@ import pytest
 
 from server.cli import main
 from server.eval.compare import compare
-from server.options import OptionError
+from server.options.option import OptionError
 
 
 def write(path: Path, *runs: tuple[str, list[float]], **changes: object) -> str:

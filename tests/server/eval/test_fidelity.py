@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 from cache.policy import PolicyName
 from examples.demo_model.corpus import make_case
 from server.cli import main
-from server.config import DEMO_MODEL
 from server.eval.fidelity import FidelityConfig, measure_fidelity, read_windows
 from server.eval.setting import Setting
+from server.options.config import DEMO_MODEL
 from server.tokenizer import Tokenizer
 
 LENGTH, NUM_SCORED = 256, 24

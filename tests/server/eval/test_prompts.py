@@ -2,10 +2,10 @@
 
 import pytest
 
-from server.config import DEMO_MODEL
 from server.eval.options import Pack
 from server.eval.prompts import PromptWriter
 from server.eval.tasks.suite import TASKS
+from server.options.config import DEMO_MODEL
 from server.tokenizer import Tokenizer
 
 LENGTH = 700

@@ -14,7 +14,6 @@ from backends.fake import slot_pool
 from cache.policy import PolicyName, WindowScorer, full, snapstream
 from examples.demo_model.corpus import make_case
 from server.cli import main
-from server.config import DEMO_MODEL, DEMO_MODEL_NAME
 from server.eval.asking import EMBEDDED, Asked
 from server.eval.errors import EvalError
 from server.eval.options import EVAL_MODEL, Pack, options_tables
@@ -22,6 +21,7 @@ from server.eval.prompts import load_tokenizer
 from server.eval.ruler import RulerConfig, measure
 from server.eval.setting import settings_of
 from server.eval.tasks.case import Case, Scoring, TokenCounter
+from server.options.config import DEMO_MODEL, DEMO_MODEL_NAME
 from server.renderer import Renderer
 from server.version import server_version
 from tests.server.bench.scripted import Reply, scripted

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from cache.policy import CachePolicy, PolicyName
-from server.config import DEMO_MODEL
 from server.eval.setting import Setting, model_id, serve_config, settings_of, split_options
-from server.options import OptionError
+from server.options.config import DEMO_MODEL
+from server.options.option import OptionError
 
 LENGTH, NUM_DECODED, WINDOW = 4096, 60, 32
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from server.options import OptionError
+from server.options.option import OptionError
 from server.simulate import configure, run
 from server.simulate.options import options_tables
 

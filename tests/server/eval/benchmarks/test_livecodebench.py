@@ -12,7 +12,7 @@ import pytest
 
 from server.eval.benchmarks.benchmark import read_questions
 from server.eval.benchmarks.livecodebench import LiveCodeBench, is_same_output, last_program, private_tests
-from server.options import OptionError
+from server.options.option import OptionError
 
 HIDDEN = [{"input": "3 4\n", "output": "7\n", "testtype": "stdin"}]
 DEEP = "[" * 100_000

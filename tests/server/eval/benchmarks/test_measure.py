@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from server.cli import main
-from server.config import DEMO_MODEL
 from server.eval.benchmarks.measure import cut_in_the_middle
 from server.eval.options import EVAL_MODEL
 from server.eval.prompts import load_tokenizer
+from server.options.config import DEMO_MODEL
 from tests.server.bench.scripted import Reply, scripted
 from tests.server.eval.benchmarks.test_livecodebench import answer
 from tests.server.eval.benchmarks.test_livecodebench import row as program_row

@@ -10,7 +10,7 @@ from server.eval.benchmarks.aime24 import Aime24, final_number
 from server.eval.benchmarks.benchmark import Benchmark, read_questions
 from server.eval.benchmarks.longbench_v2 import LongBenchV2, choice
 from server.eval.benchmarks.suite import BENCHMARKS
-from server.options import OptionError
+from server.options.option import OptionError
 
 LONG: dict[str, Any] = {"_id": "66", "domain": "Single-Document QA", "sub_domain": "Legal", "difficulty": "easy", "length": "short"}
 LONG |= {"question": "Who? ", "choice_A": "one", "choice_B": "two", "choice_C": "three", "choice_D": "four", "answer": "B"}

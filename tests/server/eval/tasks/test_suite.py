@@ -6,12 +6,12 @@ from collections import Counter
 import pytest
 from tokenizers import Tokenizer
 
-from server.config import DEMO_MODEL
 from server.eval.scoring import score
 from server.eval.tasks.case import Case, LengthError, Scoring, TokenCounter
 from server.eval.tasks.suite import TASKS, case_source
 from server.eval.tasks.values import Kind, draw, people, plain_words
 from server.eval.tasks.words import ADJECTIVES, DEEDS, JOBS, NAMES, NOUNS, PLACES, THINGS, TIMES, TOWNS
+from server.options.config import DEMO_MODEL
 
 LENGTH = 1500
 RULER = 13

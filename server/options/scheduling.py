@@ -6,7 +6,7 @@ from typing import Any
 
 from scheduler.config import SchedulerConfig
 from scheduler.waiting import QueueOrder
-from server.options import Option, OptionGroup, choices, integer, one_of, seconds
+from server.options.option import Option, OptionGroup, choices, integer, one_of, seconds
 
 _SCHEDULER = SchedulerConfig()
 

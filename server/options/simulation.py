@@ -11,7 +11,7 @@ from backends.sn40l.backend import SimulationConfig
 from backends.sn40l.hardware import load_machine, machine_names
 from backends.sn40l.model_config import load_model, model_names
 from backends.timed import parse_fault
-from server.options import Option, OptionError, OptionGroup, choices, integer, switch
+from server.options.option import Option, OptionError, OptionGroup, choices, integer, switch
 
 HEADER = "x-simulated"
 

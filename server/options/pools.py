@@ -6,7 +6,7 @@ Its keys are the options that describe the only pool where there is one, by thei
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from server.options import Option, OptionError
+from server.options.option import Option, OptionError
 
 SHORT = {"slots": "num-slots", "capacity": "slot-capacity", "sink": "num-sink", "recent": "num-recent", "kept": "num-kept"}
 

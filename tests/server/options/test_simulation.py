@@ -15,10 +15,10 @@ from starlette.types import Receive, Scope, Send
 
 from backends.sn40l.backend import SimulationConfig
 from backends.timed import FailedStep, SlowSocket
-from server.config import BackendName
-from server.options import OptionError
-from server.simulation import SimulatedMark
-from tests.server.test_config import config_of
+from server.options.config import BackendName
+from server.options.option import OptionError
+from server.options.simulation import SimulatedMark
+from tests.server.options.test_config import config_of
 
 
 def test_options_make_a_simulation() -> None:

@@ -17,8 +17,8 @@ from cache.policy import (
     WindowScorer,
 )
 from cache.pool_options import PoolOptions, check_names
-from server.options import Option, OptionError, OptionGroup, choices, integer, one_of, switch
-from server.pools import read_pool
+from server.options.option import Option, OptionError, OptionGroup, choices, integer, one_of, switch
+from server.options.pools import read_pool
 
 
 def _scorer_option(name: str, parse: Callable[[str], Any], text: str, metavar: str) -> Option:

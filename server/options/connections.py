@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from server.options import Option, OptionGroup, integer, some_seconds
-from server.settings import ConnectionLimits
+from server.options.option import Option, OptionGroup, integer, some_seconds
+from server.options.settings import ConnectionLimits
 
 _DEFAULT = ConnectionLimits()
 

@@ -10,9 +10,9 @@ from cache.layout import SlotLayout
 from cache.policy import DEFAULT_SCORERS, PolicyName, Pooling, SoftmaxDomain, WindowScorer
 from scheduler.waiting import QueueOrder
 from server.cli import make_parser
-from server.config import DEMO_MODEL, GROUPS, Config, read_config
-from server.options import OptionError, options_table
-from server.settings import BatchSettings
+from server.options.config import DEMO_MODEL, GROUPS, Config, read_config
+from server.options.option import OptionError, options_table
+from server.options.settings import BatchSettings
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -174,7 +174,9 @@ def test_a_key_file_without_keys_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_documented_tables_are_current() -> None:
-    assert options_table(GROUPS) in (DOCS / "configuration.md").read_text(), "put what `python -m server.config` prints into the file"
+    assert options_table(GROUPS) in (DOCS / "configuration.md").read_text(), (
+        "put what `python -m server.options.config` prints into the file"
+    )
 
 
 def test_several_pools() -> None:

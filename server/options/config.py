@@ -1,6 +1,6 @@
 """Every option of `snapserve serve`, and the configuration that they make: one frozen dataclass for each floor, composed and checked.
 
-The one place where flags and environment variables get their meaning. `python -m server.config` prints the tables of
+The one place where flags and environment variables get their meaning. `python -m server.options.config` prints the tables of
 `docs/configuration.md`.
 """
 
@@ -26,10 +26,10 @@ from backends.torch_backend.config import (
 from scheduler.config import SchedulerConfig
 from scheduler.waiting import QueueOrder
 from server.auth import name_of_key
-from server.connection_options import CONNECTIONS, connection_limits_of
-from server.key_file import read_key_file
 from server.logs import LogFormat
-from server.options import (
+from server.options.connections import CONNECTIONS, connection_limits_of
+from server.options.key_file import read_key_file
+from server.options.option import (
     Option,
     OptionError,
     OptionGroup,
@@ -43,11 +43,11 @@ from server.options import (
     switch,
     text,
 )
-from server.pools import SHORT
-from server.scheduling_options import SCHEDULING, scheduler_config_of
-from server.settings import BatchSettings, Limits, RateLimit, ReasoningParserName, ServerSettings, StorageLimits, ToolParserName
-from server.simulation import SIMULATION, simulation_of
-from server.slot_options import ONE_POOL, pools_of
+from server.options.pools import SHORT
+from server.options.scheduling import SCHEDULING, scheduler_config_of
+from server.options.settings import BatchSettings, Limits, RateLimit, ReasoningParserName, ServerSettings, StorageLimits, ToolParserName
+from server.options.simulation import SIMULATION, simulation_of
+from server.options.slots import ONE_POOL, pools_of
 
 DEMO_MODEL = Path(__file__).parent / "demo_model"
 DEMO_MODEL_NAME = "snapserve-demo"

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from server.options import OptionError, integer
-from server.settings import RateLimit
+from server.options.option import OptionError, integer
+from server.options.settings import RateLimit
 
 _AT_LEAST_ONE = integer(1)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from scheduler.messages import CacheUse
-from server.errors import ApiError
+from server.http.errors import ApiError
 from server.output import ChoiceDelta, TokenLogprob
 from server.protocol.generation import ChoicesRequest, GenerationRequest
 from server.protocol.prompt_logprobs import PromptLogprobs, prompt_logprobs

@@ -8,17 +8,17 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from backends.clock import WallClock
-from server.access_log import AccessLog
-from server.aliases import Aliases
-from server.auth import KeyGuard, KeyRing
 from server.client import QueueFullError, UnavailableError
-from server.errors import ApiError
 from server.failures import as_api_error
-from server.limits import BodyGuard
+from server.http.access_log import AccessLog
+from server.http.aliases import Aliases
+from server.http.auth import KeyGuard, KeyRing
+from server.http.body import BodyGuard
+from server.http.errors import ApiError
+from server.http.rate_limits import RateLimits, RateObserver
+from server.http.request_id import RequestId
 from server.options.settings import RateLimit, ServerSettings
 from server.output import GenerationError
-from server.rate_limits import RateLimits, RateObserver
-from server.request_id import RequestId
 from server.routes import batches, chat, completions, embeddings, files, models, responses, slots, status, tokens
 from server.services import Services
 

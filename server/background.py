@@ -5,8 +5,8 @@ import logging
 from typing import Final
 
 from server.client import Ticket
-from server.errors import ApiError
 from server.failures import as_api_error
+from server.http.errors import ApiError
 from server.request_run import RequestRun
 from server.response_answer import ResponseAnswer
 

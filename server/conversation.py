@@ -12,7 +12,7 @@ from typing import Any
 
 from server.choice_reader import ChoiceReader
 from server.dialogue import Dialogue
-from server.errors import invalid_value, unsupported_parameter
+from server.http.errors import invalid_value, unsupported_parameter
 from server.options.settings import ServerSettings
 from server.parsers.answer_reader import AnswerReader
 from server.parsers.reasoning import ReasoningParser

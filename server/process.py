@@ -24,8 +24,8 @@ from server.batches.runner import BatchRunner
 from server.batches.service import Batches
 from server.client import Health
 from server.grammars import Grammars
-from server.http_meter import HttpMeter
-from server.http_protocol import protocol_with
+from server.http.connection import protocol_with
+from server.http.meter import HttpMeter
 from server.metrics import Metrics
 from server.options.config import Config, with_flags
 from server.options.simulation import SimulatedMark
@@ -82,7 +82,7 @@ class Process:
         self._status = 0
 
     def _traced(self, app: ASGIApp) -> ASGIApp:
-        from server.tracing import Tracing, provider_for
+        from server.http.tracing import Tracing, provider_for
 
         provider = provider_for(self._config.process.otlp_endpoint)
         self._shut_down_tracing = provider.shutdown

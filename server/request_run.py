@@ -20,13 +20,13 @@ from server.admission import (
 )
 from server.answer import Answer, Tally
 from server.client import Ticket
-from server.errors import invalid_value
 from server.feed import EventFeed
+from server.http.errors import invalid_value
+from server.http.rate_limits import UNSAID_MAX_TOKENS
+from server.http.record import RequestRecord
 from server.logs import fields
 from server.output import Accepted, ChoiceDelta, Event, Generation, Progress, PromptLogprobs
-from server.rate_limits import UNSAID_MAX_TOKENS
 from server.renderer import RenderError
-from server.request_record import RequestRecord
 from server.services import Services
 from server.structure import StructureError
 

@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from server.answer import Answer, Tally
 from server.conversation import Conversation, TurnRequest
-from server.errors import ApiError, invalid_value
+from server.http.errors import ApiError, invalid_value
 from server.options.settings import ServerSettings
 from server.output import ChoiceDelta
 from server.output_writer import OutputWriter

@@ -9,7 +9,7 @@ import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.batches.lines import Task
-from server.request_record import RequestRecord
+from server.http.record import RequestRecord
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 TRY_AGAIN: Final = (429, 503)  # no answer to the request: the server is full, loading or shutting down

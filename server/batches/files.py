@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from server.batches.disk import Disk, move, write_whole
 from server.batches.quota import Quota
-from server.errors import ApiError, conflict, overloaded
+from server.http.errors import ApiError, conflict, overloaded
 from server.options.settings import BatchSettings
 
 logger: Final = logging.getLogger(__name__)

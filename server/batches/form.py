@@ -6,7 +6,7 @@ from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
-from server.errors import ApiError, invalid_value
+from server.http.errors import ApiError, invalid_value
 
 FIELDS: Final = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 MAX_FIELD_BYTES: Final = 256

@@ -1,6 +1,6 @@
 """How many bytes all files together may have on the disk."""
 
-from server.errors import ApiError
+from server.http.errors import ApiError
 
 
 class Quota:

@@ -7,7 +7,7 @@ from typing import Self
 from server.batches.disk import Disk
 from server.batches.files import FileStore
 from server.batches.store import BatchStore
-from server.errors import ApiError
+from server.http.errors import ApiError
 from server.options.settings import BatchSettings
 
 DISABLED = "This server keeps no files and runs no batches: it was started without --batch-dir."

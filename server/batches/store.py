@@ -15,7 +15,7 @@ from server.batches.batch import COMPLETION_WINDOW, Batch, BatchStatus, Counts, 
 from server.batches.disk import Disk, write_whole
 from server.batches.files import DEFAULT_LIFETIME, FileStore, Purpose
 from server.batches.journal import Journal
-from server.errors import ApiError, conflict, invalid_value, overloaded
+from server.http.errors import ApiError, conflict, invalid_value, overloaded
 from server.options.settings import BatchSettings
 from server.protocol.batches import BatchRequest
 

@@ -25,7 +25,7 @@ from backends.torch_backend.config import (
 )
 from scheduler.config import SchedulerConfig
 from scheduler.waiting import QueueOrder
-from server.auth import name_of_key
+from server.http.auth import name_of_key
 from server.logs import LogFormat
 from server.options.connections import CONNECTIONS, connection_limits_of
 from server.options.key_file import read_key_file

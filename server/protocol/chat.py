@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NotRequired, Self
 from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import TypedDict
 
-from server.errors import invalid_value
+from server.http.errors import invalid_value
 from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Inert, RequestBody, Unsupported, only
 from server.protocol.generation import ChoicesRequest, Effort
 from server.protocol.messages import Messages

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, NotRequired, Self, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
-from server.errors import invalid_value
+from server.http.errors import invalid_value
 from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Text, TokenId, Unsupported, few, only
 from server.protocol.generation import ChoicesRequest
 from server.protocol.prompt_logprobs import PromptLogprobs

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import TypedDict
 
-from server.errors import invalid_value
+from server.http.errors import invalid_value
 from server.protocol.completions import Prompt, each_prompt
 from server.protocol.fields import MAX_INT32, Inert, Text, TruncationFields, only
 

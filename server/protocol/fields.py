@@ -1,7 +1,7 @@
 """The base of all request bodies, and the kinds of fields that several of them share.
 
 Bodies are strict: a string is no number, an unknown field is an error, and no number is infinite. What is wrong with a field is said by
-pydantic's own errors and by the custom ones here; `server.validation` turns them into OpenAI's.
+pydantic's own errors and by the custom ones here; `server.http.validation` turns them into OpenAI's.
 """
 
 from collections.abc import Callable

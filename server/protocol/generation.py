@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from backends.interface import SamplingParams
-from server.errors import invalid_value
+from server.http.errors import invalid_value
 from server.protocol.fields import (
     MAX_INT32,
     MAX_LOGPROBS,

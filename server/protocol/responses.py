@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NotRequired, Self, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
-from server.errors import invalid_value
+from server.http.errors import invalid_value
 from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Inert, RequestBody, Text, Unsupported, few, only
 from server.protocol.generation import Effort, GenerationRequest
 from server.protocol.response_items import InputItems, OutputItem

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from server.errors import invalid_value
+from server.http.errors import invalid_value
 from server.protocol.fields import Inert, RequestBody, Text, Unsupported, few, only
 from server.structure import Structure, StructureKind
 

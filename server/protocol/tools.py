@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from server.errors import invalid_value
+from server.http.errors import invalid_value
 from server.protocol.fields import RequestBody, Text, few
 
 FunctionName: TypeAlias = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]

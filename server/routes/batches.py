@@ -7,9 +7,9 @@ from fastapi import APIRouter, Request
 from server.batches.batch import Batch, Usage
 from server.batches.dispatch import ENDPOINTS
 from server.batches.service import enabled
-from server.pages import page
+from server.http.pages import page
+from server.http.record import RequestRecord
 from server.protocol.batches import BatchList, BatchObject, BatchRequest, BatchUsage
-from server.request_record import RequestRecord
 from server.services import Services
 
 DEFAULT_LISTED: Final = 20

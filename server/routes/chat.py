@@ -7,7 +7,7 @@ from fastapi import APIRouter, Response
 from server.admission import served_model
 from server.answer import AnsweredChoice, ChoicesAnswer, Tally
 from server.conversation import Conversation, TurnRequest
-from server.errors import invalid_value
+from server.http.errors import invalid_value
 from server.message_reader import MessageReader
 from server.options.settings import ServerSettings
 from server.output import ChoiceDelta, TokenLogprob

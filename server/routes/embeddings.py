@@ -19,12 +19,12 @@ from starlette.types import Receive, Scope, Send
 from backends.interface import SamplingParams
 from scheduler.messages import Add, StopCriteria
 from server.admission import check_admissible, check_prompt, served_model
-from server.disconnect import run_until_disconnect
-from server.errors import invalid_value, unsupported_parameter
+from server.http.disconnect import run_until_disconnect
+from server.http.errors import invalid_value, unsupported_parameter
+from server.http.record import RequestRecord
 from server.output import Embedding, Generation
 from server.protocol.embeddings import EmbeddingList, EmbeddingObject, EmbeddingRequest
 from server.renderer import RenderError
-from server.request_record import RequestRecord
 from server.services import Services
 
 MAX_AT_ONCE = 8  # inputs of one request that are in the engine together

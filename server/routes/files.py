@@ -12,9 +12,9 @@ from starlette.responses import StreamingResponse
 from server.batches.files import StoredFile, no_such_file
 from server.batches.service import enabled
 from server.batches.upload import Upload
-from server.pages import page
+from server.http.pages import page
+from server.http.record import RequestRecord
 from server.protocol.files import UPLOAD, FileDeleted, FileList, FileObject
-from server.request_record import RequestRecord
 from server.services import Services
 
 MAX_LISTED: Final = 10_000

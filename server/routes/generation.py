@@ -14,14 +14,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.answer import Answer
-from server.disconnect import run_until_disconnect
 from server.failures import as_api_error
 from server.feed import EventFeed
-from server.jsontext import ascii_json
-from server.request_record import RequestRecord
+from server.http.disconnect import run_until_disconnect
+from server.http.jsontext import ascii_json
+from server.http.record import RequestRecord
+from server.http.sse import EventStream
 from server.request_run import CACHE_POLICY_HEADER, RequestRun
 from server.services import Services
-from server.sse import EventStream
 
 logger: Final = logging.getLogger(__name__)
 

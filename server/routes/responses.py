@@ -8,11 +8,11 @@ from fastapi import APIRouter, Query, Request, Response
 
 from server.admission import served_model
 from server.background import BackgroundResponses
-from server.errors import ApiError, invalid_value, unsupported_parameter
-from server.jsontext import ascii_json
+from server.http.errors import ApiError, invalid_value, unsupported_parameter
+from server.http.jsontext import ascii_json
+from server.http.record import RequestRecord
 from server.protocol.responses import DeletedResponse, InputTokens, ResponseItemList, ResponseObject, ResponsesRequest
 from server.renderer import RenderError
-from server.request_record import RequestRecord
 from server.request_run import CACHE_POLICY_HEADER, RequestRun
 from server.response_answer import Resource, ResponseAnswer
 from server.response_store import ResponseStore, StoredResponse

@@ -7,7 +7,7 @@ from typing_extensions import TypedDict  # pydantic takes typing's from Python 3
 
 from backends.interface import SlotPoolSpec
 from scheduler.stats import SlotUse
-from server.errors import ApiError
+from server.http.errors import ApiError
 from server.services import Services
 
 

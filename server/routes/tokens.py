@@ -7,7 +7,7 @@ from fastapi import APIRouter
 
 from server.admission import served_model
 from server.conversation import Conversation, TurnRequest
-from server.errors import invalid_value
+from server.http.errors import invalid_value
 from server.protocol.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest, TokenizeTextRequest
 from server.renderer import RenderError
 from server.services import Services

@@ -23,8 +23,8 @@ from server.batches.dispatch import Dispatcher
 from server.batches.runner import BatchRunner
 from server.batches.service import Batches
 from server.grammars import Grammars
-from server.http_meter import HttpMeter
-from server.http_protocol import protocol_with
+from server.http.connection import protocol_with
+from server.http.meter import HttpMeter
 from server.metrics import Metrics
 from server.options.settings import ServerSettings
 from server.places import PlacesTaken

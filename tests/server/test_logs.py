@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from server.auth import name_of_key
+from server.http.auth import name_of_key
 from server.logs import JsonFormatter, TextFormatter, fields
 from server.options.settings import ConnectionLimits
 from server.renderer import Renderer

@@ -12,7 +12,7 @@ from cache.policy import WindowScorer, full, snapkv, snapstream
 from scheduler.admission import max_output_tokens
 from scheduler.config import SchedulerConfig
 from server.admission import check_length
-from server.errors import ApiError
+from server.http.errors import ApiError
 from server.renderer import Renderer
 from tests.server.events import data
 from tests.server.serving import MODEL, RunningServer, serve, spec

@@ -12,7 +12,7 @@ import pytest
 from openai.types import FileDeleted, FileObject
 
 from server.batches.service import Batches
-from server.errors import ApiError
+from server.http.errors import ApiError
 from server.renderer import Renderer
 from tests.server.batches.conftest import KEYS
 from tests.server.batches.inputs import Clock, client, limits

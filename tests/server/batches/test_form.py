@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.batches.form import UploadForm
-from server.errors import ApiError
+from server.http.errors import ApiError
 
 
 def encoded(fields: dict[str, str], files: Iterable[tuple[str, tuple[str, bytes]]]) -> tuple[str, bytes]:

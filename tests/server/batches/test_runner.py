@@ -20,9 +20,9 @@ from server.batches.files import DEFAULT_LIFETIME, Purpose, StoredFile, new_file
 from server.batches.journal import Journal
 from server.batches.runner import BatchRunner
 from server.batches.service import Batches
-from server.errors import ApiError
+from server.http.errors import ApiError
+from server.http.record import RequestRecord
 from server.protocol.batches import BatchRequest
-from server.request_record import RequestRecord
 from tests.server.batches.inputs import CHAT, DAY, Clock, answers, jsonl, limits, line
 
 

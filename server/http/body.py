@@ -5,7 +5,7 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import ApiError
+from server.http.errors import ApiError
 
 UPLOADS: Final = frozenset({"/v1/files"})
 

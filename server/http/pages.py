@@ -5,7 +5,7 @@ from typing import Protocol, TypeVar
 
 from starlette.requests import Request
 
-from server.errors import invalid_value
+from server.http.errors import invalid_value
 
 
 class Item(Protocol):

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from server.auth import KeyRing, name_of_key
+from server.http.auth import KeyRing, name_of_key
 from server.renderer import Renderer
 from tests.server.serving import RunningServer, serve, settings
 

@@ -9,9 +9,9 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.http.record import RequestRecord
+from server.http.sent_status import SentStatus
 from server.logs import fields
-from server.request_record import RequestRecord
-from server.sent_status import SentStatus
 
 logger: Final = logging.getLogger("server.access")
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from backends.clock import VirtualClock
-from server.auth import name_of_key
-from server.errors import ApiError
+from server.http.auth import name_of_key
+from server.http.errors import ApiError
+from server.http.rate_limits import UNSAID_MAX_TOKENS, Account, Bucket, RateQuota, duration
+from server.http.record import RequestRecord
 from server.options.key_file import read_key_file
 from server.options.option import OptionError
 from server.options.settings import RateLimit
-from server.rate_limits import UNSAID_MAX_TOKENS, Account, Bucket, RateQuota, duration
 from server.renderer import Renderer
-from server.request_record import RequestRecord
 from tests.server.serving import RunningServer, serve, settings
 
 PROMPT = {"prompt": "Anna keeps", "ignore_eos": True, "temperature": 0}

@@ -8,7 +8,7 @@ from typing import Final, TypedDict
 
 from starlette.responses import Response
 
-from server.jsontext import ascii_json
+from server.http.jsontext import ascii_json
 
 INVALID_REQUEST: Final = "invalid_request_error"
 SERVER_ERROR: Final = "server_error"

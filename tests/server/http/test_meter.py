@@ -4,7 +4,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from backends.clock import VirtualClock
-from server.http_meter import HttpMeter
+from server.http.meter import HttpMeter
 
 
 class Seen:

@@ -16,8 +16,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from scheduler.messages import Timing
-from server.request_record import RequestRecord
-from server.sent_status import SentStatus
+from server.http.record import RequestRecord
+from server.http.sent_status import SentStatus
 from server.version import server_version
 
 _OPERATIONS: Final = {

@@ -10,8 +10,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from backends.clock import WallClock
+from server.http.tracing import Tracing
 from server.renderer import Renderer
-from server.tracing import Tracing
 from tests.server.serving import MODEL, serve
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

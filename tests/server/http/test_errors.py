@@ -6,8 +6,8 @@ import pytest
 from backends.interface import BackendError, BackendUnusableError
 from scheduler.messages import Final, FinishReason, Timing
 from server.client import Health, HealthStatus, QueueFullError, UnavailableError
-from server.errors import ApiError
 from server.failures import as_api_error
+from server.http.errors import ApiError
 from server.output import GenerationError
 from server.renderer import Renderer
 from tests.server.serving import MODEL, serve, spec

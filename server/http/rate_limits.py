@@ -10,9 +10,9 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.errors import ApiError
+from server.http.errors import ApiError
+from server.http.record import RequestRecord
 from server.options.settings import RateLimit
-from server.request_record import RequestRecord
 
 UNSAID_MAX_TOKENS = 256  # reserved for an answer whose request does not limit it; whatever it is longer is settled at its end
 _ROUNDING = 1e-6  # sums of floats must not decide

@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi.exceptions import RequestValidationError
 
-from server.errors import ApiError, invalid_value, unsupported_parameter
+from server.http.errors import ApiError, invalid_value, unsupported_parameter
 
 
 def invalid_request(error: RequestValidationError) -> ApiError:

@@ -12,10 +12,10 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from server.errors import ApiError, unavailable
-from server.jsontext import ascii_json
+from server.http.errors import ApiError, unavailable
+from server.http.jsontext import ascii_json
+from server.http.sent_status import note_refusal
 from server.options.settings import ConnectionLimits
-from server.sent_status import note_refusal
 
 MAX_HEAD_BYTES = 64 * 1024  # of a request's line and headers; what is read in one go may exceed it once
 BODY_PIECE = 64 * 1024  # of a body has to come in the time that a head has

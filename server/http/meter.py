@@ -5,7 +5,7 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.sent_status import SentStatus
+from server.http.sent_status import SentStatus
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})  # clients may send any word
 

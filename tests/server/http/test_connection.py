@@ -14,7 +14,7 @@ import uvloop
 from fastapi import FastAPI, Request
 from starlette.responses import StreamingResponse
 
-from server.http_protocol import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_REFUSED, protocol_with
+from server.http.connection import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_REFUSED, protocol_with
 from server.options.settings import ConnectionLimits
 
 CLOSE = b"Connection: close\r\n\r\n"

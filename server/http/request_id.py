@@ -10,8 +10,8 @@ import uuid
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.http.record import RequestRecord
 from server.logs import request_id
-from server.request_record import RequestRecord
 
 
 class RequestId:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.errors import invalid_api_key
-from server.request_record import RequestRecord
+from server.http.errors import invalid_api_key
+from server.http.record import RequestRecord
 
 MISSING_KEY = "You did not provide an API key. Send it in an Authorization header: 'Authorization: Bearer YOUR_KEY'."
 WRONG_KEY = "Incorrect API key provided."

@@ -8,7 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from backends.clock import WallClock
-from server.client import QueueFullError, UnavailableError
+from server.engine.client import QueueFullError, UnavailableError
 from server.failures import as_api_error
 from server.http.access_log import AccessLog
 from server.http.aliases import Aliases

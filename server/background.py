@@ -4,7 +4,7 @@ import asyncio
 import logging
 from typing import Final
 
-from server.client import Ticket
+from server.engine.client import Ticket
 from server.failures import as_api_error
 from server.http.errors import ApiError
 from server.request_run import RequestRun

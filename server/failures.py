@@ -4,7 +4,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from scheduler.messages import FinishReason
-from server.client import HealthStatus, QueueFullError, UnavailableError
+from server.engine.client import HealthStatus, QueueFullError, UnavailableError
 from server.feed import SlowReaderError
 from server.http.errors import ApiError, internal_error, invalid_value, overloaded, slow_reader, timed_out, unavailable
 from server.http.validation import invalid_request

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
-from server.client import Ticket
+from server.engine.client import Ticket
 from server.output import Accepted, ChoiceDelta, Event, Generation
 
 

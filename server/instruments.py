@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from scheduler.messages import FinishReason
 from scheduler.stats import StepKind
 from server.batches.batch import BatchStatus
-from server.client import HealthStatus
+from server.engine.client import HealthStatus
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"  # one engine a process

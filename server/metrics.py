@@ -15,7 +15,7 @@ from backends.interface import BackendSpec
 from scheduler.messages import Add, CacheUse, Final, FinishReason, Timing
 from scheduler.stats import StepRecord
 from server.batches.batch import BatchStatus
-from server.client import Health, HealthStatus
+from server.engine.client import Health, HealthStatus
 from server.instruments import ENGINE, Instruments
 from server.response_store import ResponseStore
 

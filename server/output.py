@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 
 from backends.interface import SampledToken
 from scheduler.messages import Add, EngineOutput, Final, FinishReason
-from server.client import EngineClient
 from server.detokenizer import Detokenizer
+from server.engine.client import EngineClient
 from server.renderer import Renderer
 from server.stop_strings import StopString
 

@@ -18,11 +18,11 @@ from backends.clock import Clock, WallClock
 from backends.interface import Backend, BackendSpec, SlotPoolSpec
 from backends.registry import create_backend
 from server.app import create_app, guarded
-from server.async_engine import AsyncEngine
 from server.batches.dispatch import Dispatcher
 from server.batches.runner import BatchRunner
 from server.batches.service import Batches
-from server.client import Health
+from server.engine.async_engine import AsyncEngine
+from server.engine.client import Health
 from server.grammars import Grammars
 from server.http.connection import protocol_with
 from server.http.meter import HttpMeter

@@ -1,7 +1,7 @@
 """The tokenizer as routes use it: awaited, so that a long prompt leaves the event loop free.
 
 A renderer is made at once and filled by `load`, in whatever thread loads the model: importing and reading a tokenizer takes seconds.
-Whoever holds a ticket of the engine (`server.client`) may use it. It knows no request, no stream and no stop string.
+Whoever holds a ticket of the engine (`server.engine.client`) may use it. It knows no request, no stream and no stop string.
 """
 
 import asyncio

@@ -19,7 +19,7 @@ from server.admission import (
     pool_named,
 )
 from server.answer import Answer, Tally
-from server.client import Ticket
+from server.engine.client import Ticket
 from server.feed import EventFeed
 from server.http.errors import invalid_value
 from server.http.rate_limits import UNSAID_MAX_TOKENS

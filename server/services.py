@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from server.batches.service import Batches
-from server.client import EngineClient
+from server.engine.client import EngineClient
 from server.grammars import Grammars
 from server.options.settings import ServerSettings
 from server.renderer import Renderer

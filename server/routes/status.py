@@ -3,7 +3,7 @@
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from server.client import Health
+from server.engine.client import Health
 from server.services import Services
 from server.version import server_version
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server import async_engine
+from server.engine import async_engine
 from server.options.config import GROUPS
 from server.process import CLOSING_TIME
 from tests.deploy.deployment import DEPLOY, PROMETHEUS, ROOT, load_yaml

@@ -16,9 +16,9 @@ import yaml
 from backends.clock import WallClock
 from backends.fake import FakeBackend
 from scheduler.config import SchedulerConfig
-from server import async_engine
 from server.app import OPEN_PATHS, create_app
-from server.async_engine import AsyncEngine
+from server.engine import async_engine
+from server.engine.async_engine import AsyncEngine
 from server.grammars import Grammars
 from server.metrics import Metrics
 from server.options.config import GROUPS

@@ -13,7 +13,7 @@ from backends.interface import Backend, BackendError, BackendSpec, Batch, Sampli
 from scheduler.config import SchedulerConfig
 from scheduler.messages import Add, Final, StopCriteria
 from scheduler.stats import StepRecord
-from server.async_engine import AsyncEngine, EngineObserver
+from server.engine.async_engine import AsyncEngine, EngineObserver
 
 GREEDY = SamplingParams(temperature=0.0)
 _ids = itertools.count()

@@ -18,16 +18,16 @@ from scheduler.config import SchedulerConfig
 from scheduler.messages import Add, Final
 from scheduler.stats import StepRecord
 from server.app import create_app, guarded
-from server.async_engine import AsyncEngine
 from server.batches.dispatch import Dispatcher
 from server.batches.runner import BatchRunner
 from server.batches.service import Batches
+from server.engine.async_engine import AsyncEngine
+from server.engine.tickets import PlacesTaken
 from server.grammars import Grammars
 from server.http.connection import protocol_with
 from server.http.meter import HttpMeter
 from server.metrics import Metrics
 from server.options.settings import ServerSettings
-from server.places import PlacesTaken
 from server.renderer import Renderer
 from server.services import Services
 from tests.server.engines import Gate

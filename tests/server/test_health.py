@@ -12,7 +12,7 @@ from backends.fake import FakeBackend
 from backends.interface import Backend
 from scheduler.config import SchedulerConfig
 from server.app import create_app
-from server.async_engine import AsyncEngine
+from server.engine.async_engine import AsyncEngine
 from server.grammars import Grammars
 from server.renderer import Renderer
 from server.services import Services

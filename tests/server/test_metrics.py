@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from backends.fake import fake_spec
 from cache.policy import WindowScorer, snapstream
 from scheduler.messages import Final, FinishReason
-from server.client import QueueFullError
+from server.engine.client import QueueFullError
 from server.instruments import LABELS
 from server.metrics import Metrics, table
 from tests.server.engines import Gate, add_of, running

@@ -12,7 +12,7 @@ from backends.fake import fake_spec
 from backends.fake_model import expected_tokens
 from backends.interface import BackendError, SamplingParams
 from scheduler.messages import Add, FinishReason
-from server.async_engine import AsyncEngine
+from server.engine.async_engine import AsyncEngine
 from server.output import Accepted, ChoiceDelta, Event, Generation, GenerationError, Progress, PromptLogprobs, TokenLogprob
 from server.renderer import Renderer
 from server.tokenizer import Tokenizer

@@ -5,7 +5,7 @@ import pytest
 
 from backends.interface import BackendError, BackendUnusableError
 from scheduler.messages import Final, FinishReason, Timing
-from server.client import Health, HealthStatus, QueueFullError, UnavailableError
+from server.engine.client import Health, HealthStatus, QueueFullError, UnavailableError
 from server.failures import as_api_error
 from server.http.errors import ApiError
 from server.output import GenerationError

@@ -9,7 +9,7 @@ from collections import Counter
 from types import TracebackType
 from typing import Self
 
-from server.client import QueueFullError
+from server.engine.client import QueueFullError
 
 
 class Places:

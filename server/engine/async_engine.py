@@ -21,9 +21,9 @@ from scheduler.engine import EngineCore
 from scheduler.messages import Abort, Add, EngineInput, EngineOutput, Final, Finish, FinishReason, Shutdown, Timing
 from scheduler.scheduler import Scheduler
 from scheduler.stats import SlotUse, StepRecord
-from server.client import Health, HealthStatus, QueueFullError, UnavailableError
-from server.places import Places, PlacesTaken
-from server.stream import Stream
+from server.engine.client import Health, HealthStatus, QueueFullError, UnavailableError
+from server.engine.stream import Stream
+from server.engine.tickets import Places, PlacesTaken
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from backends.fake_model import expected_tokens
 from backends.interface import Backend, BackendError, BackendUnusableError, Batch
 from scheduler.config import SchedulerConfig
 from scheduler.messages import Add, EngineOutput, FinishReason
-from server.async_engine import AsyncEngine
-from server.client import HealthStatus, QueueFullError, UnavailableError
+from server.engine.async_engine import AsyncEngine
+from server.engine.client import HealthStatus, QueueFullError, UnavailableError
 from tests.server.engines import GREEDY, Gate, Observations, add_of, is_at_rest, running
 
 

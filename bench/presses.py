@@ -18,7 +18,7 @@ from server.eval.completer import Completion
 from server.eval.prompts import Prompt
 from server.eval.ruler import task_scores
 from server.eval.run import Run
-from server.tokenizer import Tokenizer
+from server.text.tokenizer import Tokenizer
 
 SIDE = (str(ROOT / "bench" / "kvpress_side.py"),)
 

@@ -12,8 +12,8 @@ from server.output import ChoiceDelta, TokenLogprob
 from server.protocol.generation import ChoicesRequest, GenerationRequest
 from server.protocol.prompt_logprobs import PromptLogprobs, prompt_logprobs
 from server.protocol.usage import CacheUsage, Usage, usage
-from server.renderer import Renderer
 from server.structure import Structure
+from server.text.renderer import Renderer
 
 
 @dataclass(slots=True)

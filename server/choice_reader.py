@@ -3,7 +3,7 @@
 from server.output import ChoiceDelta, TokenLogprob
 from server.parsers.answer_reader import AnswerReader
 from server.parsers.pieces import Piece
-from server.vocabulary import Vocabulary
+from server.text.vocabulary import Vocabulary
 
 
 class ChoiceReader:

@@ -20,8 +20,8 @@ from server.parsers.tool_calls import ToolCallParser
 from server.parsers.tool_grammar import NO_PARAMETERS, ToolGrammar, literal
 from server.protocol.generation import Effort
 from server.protocol.tools import FunctionDefinition, ToolUse
-from server.renderer import Renderer
 from server.structure import Preamble, Structure, StructureKind
+from server.text.renderer import Renderer
 
 _MAX_TAIL = 16  # tokens of a prompt in which to look for an opened tag
 

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from scheduler.constraints import Allowed, ConstraintError
-from server.renderer import Renderer, UnsupportedTokenizerError
 from server.structure import Structure, StructureError, StructureLimits, grammar_of
+from server.text.renderer import Renderer, UnsupportedTokenizerError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -11,10 +11,10 @@ from typing import Literal, TypeAlias
 
 from backends.interface import SampledToken
 from scheduler.messages import Add, EngineOutput, Final, FinishReason
-from server.detokenizer import Detokenizer
 from server.engine.client import EngineClient
-from server.renderer import Renderer
-from server.stop_strings import StopString
+from server.text.detokenizer import Detokenizer
+from server.text.renderer import Renderer
+from server.text.stop_strings import StopString
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ from server.http.meter import HttpMeter
 from server.metrics import Metrics
 from server.options.config import Config, with_flags
 from server.options.simulation import SimulatedMark
-from server.renderer import Renderer
 from server.services import Services
+from server.text.renderer import Renderer
 
 logger = logging.getLogger(__name__)
 

@@ -26,9 +26,9 @@ from server.http.rate_limits import UNSAID_MAX_TOKENS
 from server.http.record import RequestRecord
 from server.logs import fields
 from server.output import Accepted, ChoiceDelta, Event, Generation, Progress, PromptLogprobs
-from server.renderer import RenderError
 from server.services import Services
 from server.structure import StructureError
+from server.text.renderer import RenderError
 
 logger: Final = logging.getLogger(__name__)
 

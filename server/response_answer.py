@@ -18,9 +18,9 @@ from server.output_writer import OutputWriter
 from server.protocol.response_items import FunctionCallItem, FunctionCallOutputItem, Item, ItemReference, MessageItem, turns_of
 from server.protocol.responses import ResponsesRequest, ResponseUsage
 from server.protocol.usage import Usage
-from server.renderer import Renderer
 from server.response_store import StoredResponse
 from server.structure import Structure
+from server.text.renderer import Renderer
 
 Status: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 Resource: TypeAlias = Mapping[str, Any]

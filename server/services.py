@@ -7,8 +7,8 @@ from server.batches.service import Batches
 from server.engine.client import EngineClient
 from server.grammars import Grammars
 from server.options.settings import ServerSettings
-from server.renderer import Renderer
 from server.response_store import ResponseStore
+from server.text.renderer import Renderer
 
 
 class Exposition(Protocol):

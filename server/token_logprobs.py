@@ -1,8 +1,8 @@
 """A generated token's log-probabilities, as chats and responses tell them."""
 
-from server.logprobs import finite
 from server.output import TokenLogprob
 from server.protocol.chat import ChatTokenLogprob, TopLogprob
+from server.text.logprobs import finite
 
 
 def token_logprob(token: TokenLogprob) -> ChatTokenLogprob:

@@ -15,7 +15,7 @@ from server.eval.prompts import TokenPrompt, load_tokenizer
 from server.eval.setting import Setting, model_id, serve_config, settings_of, split_options
 from server.options.config import DEMO_MODEL, DEMO_MODEL_NAME
 from server.options.option import OptionError
-from server.tokenizer import Tokenizer
+from server.text.tokenizer import Tokenizer
 
 EMBEDDED = {DEMO_MODEL_NAME: str(DEMO_MODEL), EVAL_MODEL.name: str(EVAL_MODEL)}
 _GREEDY: Mapping[str, float] = {}

@@ -27,7 +27,7 @@ from server.eval.prompts import load_tokenizer
 from server.eval.setting import Setting, model_id, serve_config, settings_of, split_options
 from server.options.config import Config
 from server.options.option import OptionError
-from server.tokenizer import RenderError
+from server.text.tokenizer import RenderError
 from server.version import server_version
 
 Floats = NDArray[np.float64]

@@ -8,7 +8,7 @@ from server.eval.errors import EvalError
 from server.eval.options import Pack
 from server.eval.tasks.case import Case, Task
 from server.eval.tasks.suite import case_source
-from server.tokenizer import Tokenizer
+from server.text.tokenizer import Tokenizer
 
 _SLACK = 1.5  # an answer may be so many times as long as the perfect one, for models that say it in other words
 _MORE = 8

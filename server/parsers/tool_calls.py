@@ -10,7 +10,7 @@ from collections.abc import Collection
 from server.parsers.call_object import CallObject
 from server.parsers.pieces import CallArguments, CallStart, Content, Piece
 from server.parsers.tool_format import ToolFormat
-from server.stop_strings import StopMatcher, StopString
+from server.text.stop_strings import StopMatcher, StopString
 
 _SPACE = " \t\r\n"
 

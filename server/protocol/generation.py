@@ -22,7 +22,7 @@ from server.protocol.fields import (
     only,
 )
 from server.protocol.structured import ResponseFormatFields, StructuredFields
-from server.renderer import GenerationDefaults
+from server.text.renderer import GenerationDefaults
 
 T = TypeVar("T")
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]  # of reasoning

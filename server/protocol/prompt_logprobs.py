@@ -5,8 +5,8 @@ from typing import TypeAlias
 
 from typing_extensions import TypedDict
 
-from server.logprobs import finite
 from server.output import TokenLogprob
+from server.text.logprobs import finite
 
 
 class PromptLogprob(TypedDict):

@@ -19,10 +19,10 @@ from server.protocol.chat import (
     ChatDelta,
     ChatLogprobs,
 )
-from server.renderer import Renderer
 from server.routes.generation import GenerationResponse
 from server.services import Services
 from server.structure import Structure
+from server.text.renderer import Renderer
 from server.token_logprobs import token_logprob
 
 

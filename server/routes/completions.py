@@ -6,12 +6,12 @@ from fastapi import APIRouter, Response
 
 from server.admission import served_model
 from server.answer import AnsweredChoice, ChoicesAnswer
-from server.logprobs import finite
 from server.output import ChoiceDelta, TokenLogprob
 from server.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
-from server.renderer import Renderer
 from server.routes.generation import GenerationResponse
 from server.services import Services
+from server.text.logprobs import finite
+from server.text.renderer import Renderer
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 

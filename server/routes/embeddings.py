@@ -24,8 +24,8 @@ from server.http.errors import invalid_value, unsupported_parameter
 from server.http.record import RequestRecord
 from server.output import Embedding, Generation
 from server.protocol.embeddings import EmbeddingList, EmbeddingObject, EmbeddingRequest
-from server.renderer import RenderError
 from server.services import Services
+from server.text.renderer import RenderError
 
 MAX_AT_ONCE = 8  # inputs of one request that are in the engine together
 

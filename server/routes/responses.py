@@ -12,12 +12,12 @@ from server.http.errors import ApiError, invalid_value, unsupported_parameter
 from server.http.jsontext import ascii_json
 from server.http.record import RequestRecord
 from server.protocol.responses import DeletedResponse, InputTokens, ResponseItemList, ResponseObject, ResponsesRequest
-from server.renderer import RenderError
 from server.request_run import CACHE_POLICY_HEADER, RequestRun
 from server.response_answer import Resource, ResponseAnswer
 from server.response_store import ResponseStore, StoredResponse
 from server.routes.generation import GenerationResponse
 from server.services import Services
+from server.text.renderer import RenderError
 
 PATH = "/v1/responses"
 

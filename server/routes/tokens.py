@@ -9,8 +9,8 @@ from server.admission import served_model
 from server.conversation import Conversation, TurnRequest
 from server.http.errors import invalid_value
 from server.protocol.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest, TokenizeTextRequest
-from server.renderer import RenderError
 from server.services import Services
+from server.text.renderer import RenderError
 
 
 def router(services: Services) -> APIRouter:

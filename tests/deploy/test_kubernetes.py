@@ -24,8 +24,8 @@ from server.metrics import Metrics
 from server.options.config import GROUPS
 from server.options.settings import ServerSettings
 from server.process import CLOSING_TIME
-from server.renderer import Renderer
 from server.services import Services
+from server.text.renderer import Renderer
 from tests.deploy.deployment import KUBERNETES, PROMETHEUS, ROOT, load_yaml, manifests
 
 OPTIONS = {option.variable: option for group in GROUPS for option in group.options}

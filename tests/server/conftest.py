@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from server.options.config import DEMO_MODEL
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.serving import RunningServer, serve
 
 

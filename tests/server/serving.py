@@ -28,8 +28,8 @@ from server.http.connection import protocol_with
 from server.http.meter import HttpMeter
 from server.metrics import Metrics
 from server.options.settings import ServerSettings
-from server.renderer import Renderer
 from server.services import Services
+from server.text.renderer import Renderer
 from tests.server.engines import Gate
 
 MODEL = "demo"

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.events import blocks, data
 from tests.server.serving import MODEL, serve, settings, spec
 

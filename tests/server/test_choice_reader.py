@@ -13,7 +13,7 @@ from server.output import ChoiceDelta
 from server.parsers.answer_reader import AnswerReader
 from server.parsers.pieces import Reasoning
 from server.parsers.reasoning import REASONING_FORMATS, ReasoningParser
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 
 END = Final(FinishReason.STOP, Timing(0, None, None, 0), 1, 1)
 PARTS = ["Anna keeps", "<think>", "</think>", " the lamp", "\n", "zé", ""]

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.events import data
 from tests.server.serving import MODEL
 

@@ -14,7 +14,7 @@ from openai.types import CreateEmbeddingResponse
 from backends.fake_model import fold, hidden_state
 from backends.interface import PromptPooling
 from server.options.settings import Limits
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.serving import MODEL, VOCAB_SIZE, RunningServer, serve, settings, spec
 
 SIZE = spec().embedding_size

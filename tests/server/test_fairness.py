@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from scheduler.config import SchedulerConfig
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.serving import RunningServer, serve, settings, spec
 
 REQUEST: dict[str, Any] = {"prompt": "Anna keeps", "ignore_eos": True, "temperature": 0}

@@ -14,8 +14,8 @@ from scheduler.config import SchedulerConfig
 from server.app import create_app
 from server.engine.async_engine import AsyncEngine
 from server.grammars import Grammars
-from server.renderer import Renderer
 from server.services import Services
+from server.text.renderer import Renderer
 from tests.server.engines import Gate
 from tests.server.serving import MODEL, Observed, settings, spec
 

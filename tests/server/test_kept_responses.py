@@ -4,7 +4,7 @@ import httpx
 from openai.types.responses import Response, ResponseItemList
 
 from server.options.settings import RateLimit, StorageLimits
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.responses import HELLO, PATH, ask, stream, text_of
 from tests.server.serving import MODEL, serve, settings, spec
 

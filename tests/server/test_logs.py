@@ -11,7 +11,7 @@ import pytest
 from server.http.auth import name_of_key
 from server.logs import JsonFormatter, TextFormatter, fields
 from server.options.settings import ConnectionLimits
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.serving import RunningServer, serve, settings
 
 BODY = {"prompt": "Anna keeps", "max_tokens": 4, "ignore_eos": True}

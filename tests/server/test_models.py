@@ -6,7 +6,7 @@ import httpx
 import pytest
 from openai.types import Model
 
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.serving import serve, settings
 
 

@@ -11,7 +11,7 @@ from openai.types.completion import Completion
 from backends.interface import BackendError
 from scheduler.config import SchedulerConfig
 from server.options.settings import Limits
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.serving import MODEL, RunningServer, serve, settings, spec
 
 HELLO: Any = [{"role": "user", "content": "Where does Anna keep the lamp?"}]

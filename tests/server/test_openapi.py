@@ -10,7 +10,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from server.batches.service import Batches
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.batches.inputs import CHAT as CHAT_PATH
 from tests.server.batches.inputs import client, jsonl, limits, line
 from tests.server.events import data

@@ -14,10 +14,10 @@ from backends.interface import BackendError, SamplingParams
 from scheduler.messages import Add, FinishReason
 from server.engine.async_engine import AsyncEngine
 from server.output import Accepted, ChoiceDelta, Event, Generation, GenerationError, Progress, PromptLogprobs, TokenLogprob
-from server.renderer import Renderer
-from server.tokenizer import Tokenizer
+from server.text.renderer import Renderer
+from server.text.tokenizer import Tokenizer
 from tests.server.engines import GREEDY, Gate, Observations, add_of, is_at_rest, running
-from tests.server.tokenizers import byte_level, id_of, metaspace, text_of
+from tests.server.text.tokenizers import byte_level, id_of, metaspace, text_of
 
 TOKENIZER = byte_level()
 VOCAB_SIZE = len(TOKENIZER)

@@ -13,7 +13,7 @@ from scheduler.admission import max_output_tokens
 from scheduler.config import SchedulerConfig
 from server.admission import check_length
 from server.http.errors import ApiError
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.events import data
 from tests.server.serving import MODEL, RunningServer, serve, spec
 

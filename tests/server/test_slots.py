@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 
 from scheduler.config import SchedulerConfig
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.serving import RunningServer, serve, settings, spec
 
 

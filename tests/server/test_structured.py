@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from backends.interface import Feature
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.events import data
 from tests.server.serving import MODEL, serve, spec
 

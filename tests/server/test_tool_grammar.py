@@ -8,8 +8,8 @@ from scheduler.constraints import ConstraintError
 from server.grammars import Grammars
 from server.parsers.tool_format import TOOL_FORMATS
 from server.parsers.tool_grammar import ToolGrammar
-from server.renderer import Renderer
 from server.structure import Preamble, Structure, StructureError, StructureKind
+from server.text.renderer import Renderer
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -15,8 +15,8 @@ from server.dialogue import Dialogue
 from server.options.config import DEMO_MODEL
 from server.options.settings import ToolParserName
 from server.parsers.tool_format import TOOL_FORMATS, tool_format_of
-from server.renderer import Renderer
-from server.tokenizer import Tokenizer
+from server.text.renderer import Renderer
+from server.text.tokenizer import Tokenizer
 from tests.server.events import data
 from tests.server.serving import MODEL, RunningServer, serve, settings
 

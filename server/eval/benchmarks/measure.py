@@ -21,7 +21,7 @@ from server.eval.result import Keep, SuiteResult, keep_nothing
 from server.eval.run import Run, TaskScores
 from server.eval.setting import Setting
 from server.options.option import OptionError
-from server.tokenizer import RenderError, Tokenizer
+from server.text.tokenizer import RenderError, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

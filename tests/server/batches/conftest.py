@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from server.batches.service import Batches
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.batches.inputs import client, limits
 from tests.server.serving import RunningServer, serve, settings
 

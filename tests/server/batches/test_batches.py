@@ -15,7 +15,7 @@ from openai.types.responses import Response
 
 from scheduler.config import SchedulerConfig
 from server.batches.service import Batches
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.batches.conftest import KEYS
 from tests.server.batches.inputs import CHAT, answers, client, jsonl, limits, line
 from tests.server.serving import RunningServer, serve, spec

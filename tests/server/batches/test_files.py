@@ -13,7 +13,7 @@ from openai.types import FileDeleted, FileObject
 
 from server.batches.service import Batches
 from server.http.errors import ApiError
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.batches.conftest import KEYS
 from tests.server.batches.inputs import Clock, client, limits
 from tests.server.serving import RunningServer, serve

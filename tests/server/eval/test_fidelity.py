@@ -15,7 +15,7 @@ from server.cli import main
 from server.eval.fidelity import FidelityConfig, measure_fidelity, read_windows
 from server.eval.setting import Setting
 from server.options.config import DEMO_MODEL
-from server.tokenizer import Tokenizer
+from server.text.tokenizer import Tokenizer
 
 LENGTH, NUM_SCORED = 256, 24
 

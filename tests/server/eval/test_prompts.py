@@ -6,7 +6,7 @@ from server.eval.options import Pack
 from server.eval.prompts import PromptWriter
 from server.eval.tasks.suite import TASKS
 from server.options.config import DEMO_MODEL
-from server.tokenizer import Tokenizer
+from server.text.tokenizer import Tokenizer
 
 LENGTH = 700
 

@@ -22,7 +22,7 @@ from server.eval.ruler import RulerConfig, measure
 from server.eval.setting import settings_of
 from server.eval.tasks.case import Case, Scoring, TokenCounter
 from server.options.config import DEMO_MODEL, DEMO_MODEL_NAME
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from server.version import server_version
 from tests.server.bench.scripted import Reply, scripted
 from tests.server.serving import MODEL, RunningServer, serve, spec

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.serving import MODEL, serve, settings
 
 MESSAGES = [{"role": "user", "content": "Hello"}]

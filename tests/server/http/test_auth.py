@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from server.http.auth import KeyRing, name_of_key
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.serving import RunningServer, serve, settings
 
 KEYS = ("first-key", "zweiter-schlüssel")

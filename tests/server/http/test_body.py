@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from server.options.settings import Limits
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.serving import RunningServer, serve, settings
 
 LIMIT = 2000

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.serving import serve, settings
 
 SITE = "https://chat.example"

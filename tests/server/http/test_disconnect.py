@@ -12,7 +12,7 @@ import pytest
 
 from scheduler.config import SchedulerConfig
 from scheduler.messages import FinishReason
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.serving import RunningServer, serve, spec
 
 LONG: dict[str, Any] = {"prompt": "Anna keeps", "max_tokens": 500, "ignore_eos": True, "temperature": 0}

@@ -9,7 +9,7 @@ from server.engine.client import Health, HealthStatus, QueueFullError, Unavailab
 from server.failures import as_api_error
 from server.http.errors import ApiError
 from server.output import GenerationError
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.serving import MODEL, serve, spec
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "ignore_eos": True}

@@ -18,7 +18,7 @@ from server.http.record import RequestRecord
 from server.options.key_file import read_key_file
 from server.options.option import OptionError
 from server.options.settings import RateLimit
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.serving import RunningServer, serve, settings
 
 PROMPT = {"prompt": "Anna keeps", "ignore_eos": True, "temperature": 0}

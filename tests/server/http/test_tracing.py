@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from backends.clock import WallClock
 from server.http.tracing import Tracing
-from server.renderer import Renderer
+from server.text.renderer import Renderer
 from tests.server.serving import MODEL, serve
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

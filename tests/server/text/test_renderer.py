@@ -10,9 +10,9 @@ import pytest
 from jinja2 import Environment
 from transformers import PreTrainedTokenizerFast
 
-from server.renderer import MAX_INLINE_CHARS, Renderer, RenderError
-from server.tokenizer import Tokenizer
-from tests.server.tokenizers import CONTROL, FLAT_TEMPLATE, TEXTS, byte_level, id_of, metaspace, sentencepiece, text_of
+from server.text.renderer import MAX_INLINE_CHARS, Renderer, RenderError
+from server.text.tokenizer import Tokenizer
+from tests.server.text.tokenizers import CONTROL, FLAT_TEMPLATE, TEXTS, byte_level, id_of, metaspace, sentencepiece, text_of
 
 Messages = list[dict[str, str]]
 

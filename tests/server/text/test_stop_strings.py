@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.stop_strings import StopMatcher, StopString
+from server.text.stop_strings import StopMatcher, StopString
 
 texts = st.text("ab", max_size=30)
 stops = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4)

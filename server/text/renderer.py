@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from server.generation_config import GenerationDefaults
-from server.tokenizer import RenderError, Tokenizer, TokenizerInfo, UnsupportedTokenizerError
-from server.vocabulary import Vocabulary
+from server.text.generation_config import GenerationDefaults
+from server.text.tokenizer import RenderError, Tokenizer, TokenizerInfo, UnsupportedTokenizerError
+from server.text.vocabulary import Vocabulary
 
 __all__ = ["GenerationDefaults", "RenderError", "Renderer", "TokenizerInfo", "UnsupportedTokenizerError"]
 

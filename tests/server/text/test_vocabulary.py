@@ -3,8 +3,8 @@
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from server.vocabulary import Vocabulary
-from tests.server.tokenizers import TEXTS, byte_level, id_of, metaspace, sentencepiece, text_of
+from server.text.vocabulary import Vocabulary
+from tests.server.text.tokenizers import TEXTS, byte_level, id_of, metaspace, sentencepiece, text_of
 
 KINDS = [byte_level(), sentencepiece(), sentencepiece(strips_space=False), metaspace()]
 

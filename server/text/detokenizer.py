@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from server.stop_strings import StopMatcher, StopString
-from server.vocabulary import Vocabulary
+from server.text.stop_strings import StopMatcher, StopString
+from server.text.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from server.detokenizer import Detokenizer
-from server.stop_strings import StopString
-from server.vocabulary import REPLACEMENT, Vocabulary
-from tests.server.tokenizers import TEXTS, byte_level, id_of, metaspace, sentencepiece, text_of
+from server.text.detokenizer import Detokenizer
+from server.text.stop_strings import StopString
+from server.text.vocabulary import REPLACEMENT, Vocabulary
+from tests.server.text.tokenizers import TEXTS, byte_level, id_of, metaspace, sentencepiece, text_of
 
 BYTE_LEVEL, SENTENCEPIECE, GEMMA_LIKE, METASPACE = byte_level(), sentencepiece(), sentencepiece(strips_space=False), metaspace()
 KINDS = [BYTE_LEVEL, SENTENCEPIECE, GEMMA_LIKE, METASPACE]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jinja2 import TemplateError
 
-from server.generation_config import GenerationDefaults, eos_token_ids, generation_defaults, read_generation_config
-from server.vocabulary import Vocabulary
+from server.text.generation_config import GenerationDefaults, eos_token_ids, generation_defaults, read_generation_config
+from server.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer

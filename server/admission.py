@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from backends.interface import BackendSpec, Feature
 from scheduler.admission import refusal
 from scheduler.messages import Add
+from server.grammar.structure import Structure
 from server.http.errors import ApiError, invalid_value, model_not_found, unsupported_parameter
 from server.options.settings import Limits, ServerSettings
 from server.protocol.generation import GenerationRequest
-from server.structure import Structure
 
 
 def served_model(name: str | None, settings: ServerSettings) -> str:

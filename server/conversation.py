@@ -12,6 +12,7 @@ from typing import Any
 
 from server.choice_reader import ChoiceReader
 from server.dialogue import Dialogue
+from server.grammar.structure import Preamble, Structure, StructureKind
 from server.http.errors import invalid_value, unsupported_parameter
 from server.options.settings import ServerSettings
 from server.parsers.answer_reader import AnswerReader
@@ -20,7 +21,6 @@ from server.parsers.tool_calls import ToolCallParser
 from server.parsers.tool_grammar import NO_PARAMETERS, ToolGrammar, literal
 from server.protocol.generation import Effort
 from server.protocol.tools import FunctionDefinition, ToolUse
-from server.structure import Preamble, Structure, StructureKind
 from server.text.renderer import Renderer
 
 _MAX_TAIL = 16  # tokens of a prompt in which to look for an opened tag

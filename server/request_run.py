@@ -21,13 +21,13 @@ from server.admission import (
 from server.answer import Answer, Tally
 from server.engine.client import Ticket
 from server.feed import EventFeed
+from server.grammar.structure import StructureError
 from server.http.errors import invalid_value
 from server.http.rate_limits import UNSAID_MAX_TOKENS
 from server.http.record import RequestRecord
 from server.logs import fields
 from server.output import Accepted, ChoiceDelta, Event, Generation, Progress, PromptLogprobs
 from server.services import Services
-from server.structure import StructureError
 from server.text.renderer import RenderError
 
 logger: Final = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from server.answer import Answer, Tally
 from server.conversation import Conversation, TurnRequest
+from server.grammar.structure import Structure
 from server.http.errors import ApiError, invalid_value
 from server.options.settings import ServerSettings
 from server.output import ChoiceDelta
@@ -19,7 +20,6 @@ from server.protocol.response_items import FunctionCallItem, FunctionCallOutputI
 from server.protocol.responses import ResponsesRequest, ResponseUsage
 from server.protocol.usage import Usage
 from server.response_store import StoredResponse
-from server.structure import Structure
 from server.text.renderer import Renderer
 
 Status: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

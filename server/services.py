@@ -5,7 +5,7 @@ from typing import Protocol
 
 from server.batches.service import Batches
 from server.engine.client import EngineClient
-from server.grammars import Grammars
+from server.grammar.compiler import Grammars
 from server.options.settings import ServerSettings
 from server.response_store import ResponseStore
 from server.text.renderer import Renderer

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from server.grammar.structure import JSON_OPTIONS, StructureLimits, check_schema, schema_text
 from server.parsers.tool_format import ToolFormat
-from server.structure import JSON_OPTIONS, StructureLimits, check_schema, schema_text
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, NotRequired, Self, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
+from server.grammar.structure import Structure, StructureKind
 from server.http.errors import invalid_value
 from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Inert, RequestBody, Text, Unsupported, few, only
 from server.protocol.generation import Effort, GenerationRequest
@@ -13,7 +14,6 @@ from server.protocol.response_items import InputItems, OutputItem
 from server.protocol.structured import JsonObjectFormat, Schema, TextFormat
 from server.protocol.tools import FunctionDefinition, FunctionName, FunctionType, ToolChoice, ToolUse
 from server.protocol.usage import CacheUsage
-from server.structure import Structure, StructureKind
 
 LOGPROBS = "message.output_text.logprobs"
 

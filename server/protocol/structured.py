@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from server.grammar.structure import Structure, StructureKind
 from server.http.errors import invalid_value
 from server.protocol.fields import Inert, RequestBody, Text, Unsupported, few, only
-from server.structure import Structure, StructureKind
 
 Schema: TypeAlias = dict[str, Any]
 Choices: TypeAlias = Annotated[list[Annotated[Text, Field(min_length=1)]], Field(fail_fast=True, min_length=1), BeforeValidator(few)]

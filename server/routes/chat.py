@@ -7,6 +7,7 @@ from fastapi import APIRouter, Response
 from server.admission import served_model
 from server.answer import AnsweredChoice, ChoicesAnswer, Tally
 from server.conversation import Conversation, TurnRequest
+from server.grammar.structure import Structure
 from server.http.errors import invalid_value
 from server.message_reader import MessageReader
 from server.options.settings import ServerSettings
@@ -21,7 +22,6 @@ from server.protocol.chat import (
 )
 from server.routes.generation import GenerationResponse
 from server.services import Services
-from server.structure import Structure
 from server.text.renderer import Renderer
 from server.token_logprobs import token_logprob
 

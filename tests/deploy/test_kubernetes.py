@@ -19,7 +19,7 @@ from scheduler.config import SchedulerConfig
 from server.app import OPEN_PATHS, create_app
 from server.engine import async_engine
 from server.engine.async_engine import AsyncEngine
-from server.grammars import Grammars
+from server.grammar.compiler import Grammars
 from server.metrics import Metrics
 from server.options.config import GROUPS
 from server.options.settings import ServerSettings

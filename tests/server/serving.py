@@ -23,7 +23,7 @@ from server.batches.runner import BatchRunner
 from server.batches.service import Batches
 from server.engine.async_engine import AsyncEngine
 from server.engine.tickets import PlacesTaken
-from server.grammars import Grammars
+from server.grammar.compiler import Grammars
 from server.http.connection import protocol_with
 from server.http.meter import HttpMeter
 from server.metrics import Metrics

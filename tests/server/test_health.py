@@ -13,7 +13,7 @@ from backends.interface import Backend
 from scheduler.config import SchedulerConfig
 from server.app import create_app
 from server.engine.async_engine import AsyncEngine
-from server.grammars import Grammars
+from server.grammar.compiler import Grammars
 from server.services import Services
 from server.text.renderer import Renderer
 from tests.server.engines import Gate

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from scheduler.constraints import ConstraintError
-from server.grammars import Grammars
+from server.grammar.compiler import Grammars
+from server.grammar.structure import Preamble, Structure, StructureError, StructureKind
 from server.parsers.tool_format import TOOL_FORMATS
 from server.parsers.tool_grammar import ToolGrammar
-from server.structure import Preamble, Structure, StructureError, StructureKind
 from server.text.renderer import Renderer
 
 SCHEMA: dict[str, Any] = {

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from scheduler.constraints import Allowed, ConstraintError
-from server.structure import Structure, StructureError, StructureLimits, grammar_of
+from server.grammar.structure import Structure, StructureError, StructureLimits, grammar_of
 from server.text.renderer import Renderer, UnsupportedTokenizerError
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from server.output import ChoiceDelta, TokenLogprob
 from server.parsers.answer_reader import AnswerReader
-from server.parsers.pieces import Piece
+from server.parsers.parts import Piece
 from server.text.vocabulary import Vocabulary
 
 

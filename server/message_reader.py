@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from server.choice_reader import ChoiceReader
 from server.output import ChoiceDelta
-from server.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from server.parsers.parts import CallArguments, CallStart, Content, Piece, Reasoning
 from server.protocol.chat import AnswerMessage, ChatDelta, FunctionDelta, MessageToolCall
 
 

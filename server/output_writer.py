@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from server.choice_reader import ChoiceReader
 from server.output import ChoiceDelta, TokenLogprob
-from server.parsers.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from server.parsers.parts import CallArguments, CallStart, Content, Piece, Reasoning
 from server.protocol.chat import ChatTokenLogprob
 from server.protocol.response_items import OutputItem, OutputText, ReasoningText, Status, output_text
 from server.token_logprobs import token_logprob

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 
 from server.batches.disk import Disk, private
 from server.batches.files import DEFAULT_LIFETIME, FileStore, Purpose, StoredFile, new_file_id
-from server.batches.form import UploadForm
+from server.batches.multipart import UploadForm
 from server.http.errors import ApiError, invalid_value
 from server.protocol.files import MAX_LIFETIME, MIN_LIFETIME
 

@@ -1,6 +1,6 @@
 """One answer's text as reasoning, content and calls, in that order of reading."""
 
-from server.parsers.pieces import CallArguments, CallStart, Content, Piece
+from server.parsers.parts import CallArguments, CallStart, Content, Piece
 from server.parsers.reasoning import ReasoningParser
 from server.parsers.tool_calls import ToolCallParser
 

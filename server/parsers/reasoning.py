@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from server.parsers.pieces import Content, Piece, Reasoning
+from server.parsers.parts import Content, Piece, Reasoning
 from server.text.stop_strings import StopMatcher, StopString
 
 _SPACE = " \t\r\n"

@@ -8,7 +8,7 @@ import enum
 from collections.abc import Collection
 
 from server.parsers.call_object import CallObject
-from server.parsers.pieces import CallArguments, CallStart, Content, Piece
+from server.parsers.parts import CallArguments, CallStart, Content, Piece
 from server.parsers.tool_format import ToolFormat
 from server.text.stop_strings import StopMatcher, StopString
 

@@ -11,7 +11,7 @@ from scheduler.messages import Final, FinishReason, Timing
 from server.choice_reader import ChoiceReader
 from server.output import ChoiceDelta
 from server.parsers.answer_reader import AnswerReader
-from server.parsers.pieces import Reasoning
+from server.parsers.parts import Reasoning
 from server.parsers.reasoning import REASONING_FORMATS, ReasoningParser
 from server.text.renderer import Renderer
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.parsers.pieces import Content, Reasoning
+from server.parsers.parts import Content, Reasoning
 from server.parsers.reasoning import REASONING_FORMATS, ReasoningParser
 from tests.server.parsers.test_tool_calls import split
 

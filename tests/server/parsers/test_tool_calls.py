@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.parsers.pieces import CallArguments, CallStart, Content, Piece
+from server.parsers.parts import CallArguments, CallStart, Content, Piece
 from server.parsers.tool_calls import ToolCallParser, merged
 from server.parsers.tool_format import TOOL_FORMATS
 

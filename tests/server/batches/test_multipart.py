@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.batches.form import UploadForm
+from server.batches.multipart import UploadForm
 from server.http.errors import ApiError
 
 

@@ -9,7 +9,8 @@ from starlette.types import ASGIApp
 
 from backends.clock import WallClock
 from server.engine.client import QueueFullError, UnavailableError
-from server.failures import as_api_error
+from server.generation.failures import as_api_error
+from server.generation.output import GenerationError
 from server.http.access_log import AccessLog
 from server.http.aliases import Aliases
 from server.http.auth import KeyGuard, KeyRing
@@ -18,7 +19,6 @@ from server.http.errors import ApiError
 from server.http.rate_limits import RateLimits, RateObserver
 from server.http.request_id import RequestId
 from server.options.settings import RateLimit, ServerSettings
-from server.output import GenerationError
 from server.routes import batches, chat, completions, embeddings, files, models, responses, slots, status, tokens
 from server.services import Services
 

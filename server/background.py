@@ -5,9 +5,9 @@ import logging
 from typing import Final
 
 from server.engine.client import Ticket
-from server.failures import as_api_error
+from server.generation.failures import as_api_error
+from server.generation.request_run import RequestRun
 from server.http.errors import ApiError
-from server.request_run import RequestRun
 from server.response_answer import ResponseAnswer
 
 logger: Final = logging.getLogger(__name__)

@@ -4,12 +4,12 @@ import abc
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from server.choice_reader import ChoiceReader
-from server.output import ChoiceDelta, TokenLogprob
+from server.generation.choice_reader import ChoiceReader
+from server.generation.output import ChoiceDelta, TokenLogprob
+from server.generation.token_logprobs import token_logprob
 from server.parsers.parts import CallArguments, CallStart, Content, Piece, Reasoning
 from server.protocol.chat import ChatTokenLogprob
 from server.protocol.response_items import OutputItem, OutputText, ReasoningText, Status, output_text
-from server.token_logprobs import token_logprob
 
 Event: TypeAlias = dict[str, Any]  # without its sequence number
 

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
-from server.answer import Answer, Tally
-from server.conversation import Conversation, TurnRequest
+from server.generation.answer import Answer, Tally
+from server.generation.conversation import Conversation, TurnRequest
+from server.generation.output import ChoiceDelta
 from server.grammar.structure import Structure
 from server.http.errors import ApiError, invalid_value
 from server.options.settings import ServerSettings
-from server.output import ChoiceDelta
 from server.output_writer import OutputWriter
 from server.protocol.response_items import FunctionCallItem, FunctionCallOutputItem, Item, ItemReference, MessageItem, turns_of
 from server.protocol.responses import ResponsesRequest, ResponseUsage

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from typing_extensions import TypedDict
 
-from server.output import TokenLogprob
+from server.generation.output import TokenLogprob
 from server.text.logprobs import finite
 
 

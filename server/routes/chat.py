@@ -4,14 +4,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fastapi import APIRouter, Response
 
-from server.admission import served_model
-from server.answer import AnsweredChoice, ChoicesAnswer, Tally
-from server.conversation import Conversation, TurnRequest
+from server.generation.answer import AnsweredChoice, ChoicesAnswer, Tally
+from server.generation.checks import served_model
+from server.generation.conversation import Conversation, TurnRequest
+from server.generation.message_reader import MessageReader
+from server.generation.output import ChoiceDelta, TokenLogprob
+from server.generation.token_logprobs import token_logprob
 from server.grammar.structure import Structure
 from server.http.errors import invalid_value
-from server.message_reader import MessageReader
 from server.options.settings import ServerSettings
-from server.output import ChoiceDelta, TokenLogprob
 from server.protocol.chat import (
     ChatChoice,
     ChatChunkChoice,
@@ -23,7 +24,6 @@ from server.protocol.chat import (
 from server.routes.generation import GenerationResponse
 from server.services import Services
 from server.text.renderer import Renderer
-from server.token_logprobs import token_logprob
 
 
 def router(services: Services) -> APIRouter:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from fastapi import APIRouter, Response
 
-from server.admission import served_model
-from server.answer import AnsweredChoice, ChoicesAnswer
-from server.output import ChoiceDelta, TokenLogprob
+from server.generation.answer import AnsweredChoice, ChoicesAnswer
+from server.generation.checks import served_model
+from server.generation.output import ChoiceDelta, TokenLogprob
 from server.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from server.routes.generation import GenerationResponse
 from server.services import Services

@@ -18,11 +18,11 @@ from starlette.types import Receive, Scope, Send
 
 from backends.interface import SamplingParams
 from scheduler.messages import Add, StopCriteria
-from server.admission import check_admissible, check_prompt, served_model
+from server.generation.checks import check_admissible, check_prompt, served_model
+from server.generation.output import Embedding, Generation
 from server.http.disconnect import run_until_disconnect
 from server.http.errors import invalid_value, unsupported_parameter
 from server.http.record import RequestRecord
-from server.output import Embedding, Generation
 from server.protocol.embeddings import EmbeddingList, EmbeddingObject, EmbeddingRequest
 from server.services import Services
 from server.text.renderer import RenderError

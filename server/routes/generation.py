@@ -13,14 +13,14 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.answer import Answer
-from server.failures import as_api_error
-from server.feed import EventFeed
+from server.generation.answer import Answer
+from server.generation.failures import as_api_error
+from server.generation.feed import EventFeed
+from server.generation.request_run import CACHE_POLICY_HEADER, RequestRun
 from server.http.disconnect import run_until_disconnect
 from server.http.jsontext import ascii_json
 from server.http.record import RequestRecord
 from server.http.sse import EventStream
-from server.request_run import CACHE_POLICY_HEADER, RequestRun
 from server.services import Services
 
 logger: Final = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from server.admission import served_model
-from server.conversation import Conversation, TurnRequest
+from server.generation.checks import served_model
+from server.generation.conversation import Conversation, TurnRequest
 from server.http.errors import invalid_value
 from server.protocol.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest, TokenizeTextRequest
 from server.services import Services

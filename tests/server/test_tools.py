@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, Field
 from transformers import AutoTokenizer
 
-from server.dialogue import Dialogue
+from server.generation.dialogue import Dialogue
 from server.options.config import DEMO_MODEL
 from server.options.settings import ToolParserName
 from server.parsers.tool_format import TOOL_FORMATS, tool_format_of

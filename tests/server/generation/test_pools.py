@@ -11,7 +11,7 @@ from backends.fake import slot_pool
 from cache.policy import WindowScorer, full, snapkv, snapstream
 from scheduler.admission import max_output_tokens
 from scheduler.config import SchedulerConfig
-from server.admission import check_length
+from server.generation.checks import check_length
 from server.http.errors import ApiError
 from server.text.renderer import Renderer
 from tests.server.events import data

@@ -1,6 +1,6 @@
 """One choice of an answer as it comes: the pieces of its text, and how many of its tokens are reasoning."""
 
-from server.output import ChoiceDelta, TokenLogprob
+from server.generation.output import ChoiceDelta, TokenLogprob
 from server.parsers.answer_reader import AnswerReader
 from server.parsers.parts import Piece
 from server.text.vocabulary import Vocabulary

@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler.messages import Final, FinishReason, Timing
-from server.choice_reader import ChoiceReader
-from server.output import ChoiceDelta
+from server.generation.choice_reader import ChoiceReader
+from server.generation.output import ChoiceDelta
 from server.parsers.answer_reader import AnswerReader
 from server.parsers.parts import Reasoning
 from server.parsers.reasoning import REASONING_FORMATS, ReasoningParser

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from server.choice_reader import ChoiceReader
-from server.dialogue import Dialogue
+from server.generation.choice_reader import ChoiceReader
+from server.generation.dialogue import Dialogue
 from server.grammar.structure import Preamble, Structure, StructureKind
 from server.http.errors import invalid_value, unsupported_parameter
 from server.options.settings import ServerSettings

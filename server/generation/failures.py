@@ -5,10 +5,10 @@ from starlette.exceptions import HTTPException
 
 from scheduler.messages import FinishReason
 from server.engine.client import HealthStatus, QueueFullError, UnavailableError
-from server.feed import SlowReaderError
+from server.generation.feed import SlowReaderError
+from server.generation.output import GenerationError
 from server.http.errors import ApiError, internal_error, invalid_value, overloaded, slow_reader, timed_out, unavailable
 from server.http.validation import invalid_request
-from server.output import GenerationError
 
 RETRY_SOON = 1  # seconds: a place in the queue comes free with every request that ends
 RETRY_LATER = 5  # seconds: loading, draining and restarting take longer

@@ -7,7 +7,9 @@ from typing import Final
 
 from scheduler.admission import max_output_tokens, route
 from scheduler.messages import Add, StopCriteria
-from server.admission import (
+from server.engine.client import Ticket
+from server.generation.answer import Answer, Tally
+from server.generation.checks import (
     check_admissible,
     check_features,
     check_length,
@@ -18,15 +20,13 @@ from server.admission import (
     check_vocabulary,
     pool_named,
 )
-from server.answer import Answer, Tally
-from server.engine.client import Ticket
-from server.feed import EventFeed
+from server.generation.feed import EventFeed
+from server.generation.output import Accepted, ChoiceDelta, Event, Generation, Progress, PromptLogprobs
 from server.grammar.structure import StructureError
 from server.http.errors import invalid_value
 from server.http.rate_limits import UNSAID_MAX_TOKENS
 from server.http.record import RequestRecord
 from server.logs import fields
-from server.output import Accepted, ChoiceDelta, Event, Generation, Progress, PromptLogprobs
 from server.services import Services
 from server.text.renderer import RenderError
 

@@ -6,9 +6,9 @@ from typing import cast
 import pytest
 
 from server.engine.tickets import Places
-from server.failures import as_api_error
-from server.feed import EventFeed, SlowReaderError
-from server.output import Event, Generation, Progress
+from server.generation.failures import as_api_error
+from server.generation.feed import EventFeed, SlowReaderError
+from server.generation.output import Event, Generation, Progress
 
 
 async def test_a_reader_that_falls_too_far_behind_ends_its_request() -> None:

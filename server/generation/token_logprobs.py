@@ -1,6 +1,6 @@
 """A generated token's log-probabilities, as chats and responses tell them."""
 
-from server.output import TokenLogprob
+from server.generation.output import TokenLogprob
 from server.protocol.chat import ChatTokenLogprob, TopLogprob
 from server.text.logprobs import finite
 

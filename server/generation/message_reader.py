@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from server.choice_reader import ChoiceReader
-from server.output import ChoiceDelta
+from server.generation.choice_reader import ChoiceReader
+from server.generation.output import ChoiceDelta
 from server.parsers.parts import CallArguments, CallStart, Content, Piece, Reasoning
 from server.protocol.chat import AnswerMessage, ChatDelta, FunctionDelta, MessageToolCall
 

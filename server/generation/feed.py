@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from server.engine.client import Ticket
-from server.output import Accepted, ChoiceDelta, Event, Generation
+from server.generation.output import Accepted, ChoiceDelta, Event, Generation
 
 
 class SlowReaderError(Exception):

@@ -17,7 +17,7 @@ from scheduler.stats import StepRecord
 from server.batches.batch import BatchStatus
 from server.engine.client import Health, HealthStatus
 from server.instruments import ENGINE, Instruments
-from server.response_store import ResponseStore
+from server.responses.store import ResponseStore
 
 
 class WatchedEngine(Protocol):

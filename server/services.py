@@ -7,7 +7,7 @@ from server.batches.service import Batches
 from server.engine.client import EngineClient
 from server.grammar.compiler import Grammars
 from server.options.settings import ServerSettings
-from server.response_store import ResponseStore
+from server.responses.store import ResponseStore
 from server.text.renderer import Renderer
 
 

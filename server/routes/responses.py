@@ -6,15 +6,15 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 
-from server.background import BackgroundResponses
 from server.generation.checks import served_model
 from server.generation.request_run import CACHE_POLICY_HEADER, RequestRun
 from server.http.errors import ApiError, invalid_value, unsupported_parameter
 from server.http.jsontext import ascii_json
 from server.http.record import RequestRecord
 from server.protocol.responses import DeletedResponse, InputTokens, ResponseItemList, ResponseObject, ResponsesRequest
-from server.response_answer import Resource, ResponseAnswer
-from server.response_store import ResponseStore, StoredResponse
+from server.responses.answer import Resource, ResponseAnswer
+from server.responses.background import BackgroundResponses
+from server.responses.store import ResponseStore, StoredResponse
 from server.routes.generation import GenerationResponse
 from server.services import Services
 from server.text.renderer import RenderError

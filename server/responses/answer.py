@@ -15,11 +15,11 @@ from server.generation.output import ChoiceDelta
 from server.grammar.structure import Structure
 from server.http.errors import ApiError, invalid_value
 from server.options.settings import ServerSettings
-from server.output_writer import OutputWriter
 from server.protocol.response_items import FunctionCallItem, FunctionCallOutputItem, Item, ItemReference, MessageItem, turns_of
 from server.protocol.responses import ResponsesRequest, ResponseUsage
 from server.protocol.usage import Usage
-from server.response_store import StoredResponse
+from server.responses.items import OutputWriter
+from server.responses.store import StoredResponse
 from server.text.renderer import Renderer
 
 Status: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]

@@ -8,7 +8,7 @@ from server.engine.client import Ticket
 from server.generation.failures import as_api_error
 from server.generation.request_run import RequestRun
 from server.http.errors import ApiError
-from server.response_answer import ResponseAnswer
+from server.responses.answer import ResponseAnswer
 
 logger: Final = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.options.settings import StorageLimits
-from server.response_store import ResponseStore, StoredResponse
+from server.responses.store import ResponseStore, StoredResponse
 
 
 class Clock:

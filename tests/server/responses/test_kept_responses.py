@@ -5,7 +5,7 @@ from openai.types.responses import Response, ResponseItemList
 
 from server.options.settings import RateLimit, StorageLimits
 from server.text.renderer import Renderer
-from tests.server.responses import HELLO, PATH, ask, stream, text_of
+from tests.server.responses.requests import HELLO, PATH, ask, stream, text_of
 from tests.server.serving import MODEL, serve, settings, spec
 
 

@@ -15,7 +15,7 @@ from backends.interface import BackendError
 from server.options.config import DEMO_MODEL
 from server.text.renderer import Renderer
 from server.text.tokenizer import Tokenizer
-from tests.server.responses import HELLO, PATH, ask, names, same, stream, text_of
+from tests.server.responses.requests import HELLO, PATH, ask, names, same, stream, text_of
 from tests.server.serving import MODEL, RunningServer, serve, spec
 from tests.server.test_openapi import check, document  # noqa: F401 (a fixture)
 from tests.server.test_tools import SCHEMA, TEMPLATE

@@ -26,7 +26,7 @@ from server.engine.client import Health
 from server.grammar.compiler import Grammars
 from server.http.connection import protocol_with
 from server.http.meter import HttpMeter
-from server.metrics import Metrics
+from server.metrics.metrics import Metrics
 from server.options.config import Config, with_flags
 from server.options.simulation import SimulatedMark
 from server.services import Services

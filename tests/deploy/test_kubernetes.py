@@ -20,7 +20,7 @@ from server.app import OPEN_PATHS, create_app
 from server.engine import async_engine
 from server.engine.async_engine import AsyncEngine
 from server.grammar.compiler import Grammars
-from server.metrics import Metrics
+from server.metrics.metrics import Metrics
 from server.options.config import GROUPS
 from server.options.settings import ServerSettings
 from server.process import CLOSING_TIME

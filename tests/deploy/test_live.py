@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry
 
-from server.instruments import Instruments
+from server.metrics.instruments import Instruments
 from tests.deploy.conftest import Scene
 from tests.deploy.deployment import Query, alerts, panel_queries, rule_queries, scaler_queries
 from tests.deploy.prometheus import RATE_INTERVAL, sped_up

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from server.instruments import Instruments
+from server.metrics.instruments import Instruments
 from tests.deploy.deployment import PROMETHEUS, ROOT, alerts, load_yaml, names_in, panel_queries, rule_queries, rules, scaler_queries
 
 

@@ -26,7 +26,7 @@ from server.engine.tickets import PlacesTaken
 from server.grammar.compiler import Grammars
 from server.http.connection import protocol_with
 from server.http.meter import HttpMeter
-from server.metrics import Metrics
+from server.metrics.metrics import Metrics
 from server.options.settings import ServerSettings
 from server.services import Services
 from server.text.renderer import Renderer

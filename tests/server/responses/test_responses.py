@@ -16,9 +16,9 @@ from server.options.config import DEMO_MODEL
 from server.text.renderer import Renderer
 from server.text.tokenizer import Tokenizer
 from tests.server.responses.requests import HELLO, PATH, ask, names, same, stream, text_of
+from tests.server.routes.test_openapi import check, document  # noqa: F401 (a fixture)
+from tests.server.routes.test_tools import SCHEMA, TEMPLATE
 from tests.server.serving import MODEL, RunningServer, serve, spec
-from tests.server.test_openapi import check, document  # noqa: F401 (a fixture)
-from tests.server.test_tools import SCHEMA, TEMPLATE
 
 WEATHER: dict[str, Any] = {"type": "function", "name": "get_weather", "description": "Forecast", "parameters": SCHEMA}
 TIME: dict[str, Any] = {"type": "function", "name": "get_time"}

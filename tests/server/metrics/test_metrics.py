@@ -11,8 +11,8 @@ from backends.fake import fake_spec
 from cache.policy import WindowScorer, snapstream
 from scheduler.messages import Final, FinishReason
 from server.engine.client import QueueFullError
-from server.instruments import LABELS
-from server.metrics import Metrics, table
+from server.metrics.instruments import LABELS
+from server.metrics.metrics import Metrics, table
 from tests.server.engines import Gate, add_of, running
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -129,7 +129,7 @@ def test_servers_do_not_share_counts() -> None:
 
 
 def test_the_documented_table_is_what_is_exported() -> None:
-    assert table() in (DOCS / "metrics.md").read_text(), "put what `python -m server.metrics` prints into the file"
+    assert table() in (DOCS / "metrics.md").read_text(), "put what `python -m server.metrics.metrics` prints into the file"
     metrics = Metrics("tiny")
     metrics.loaded(SPEC)
     metrics.answered("GET", "/health", 200, 0.1)

@@ -24,6 +24,7 @@ COPY cache cache
 COPY backends backends
 COPY scheduler scheduler
 COPY server server
+COPY commands commands
 RUN /opt/snapserve/bin/pip install --no-cache-dir --no-deps . \
     && /opt/snapserve/bin/pip uninstall --yes pip
 

@@ -21,11 +21,11 @@ from bench.comparison import machine
 from bench.presses import Kvpress
 from bench.sides import SideError
 from cache.policy import PolicyName
-from server.eval.errors import EvalError
-from server.eval.options import RULER
-from server.eval.prompts import Prompt
-from server.eval.ruler import ruler_config, write_prompts
-from server.eval.setting import Setting, model_id, serve_config
+from commands.eval.errors import EvalError
+from commands.eval.options import RULER
+from commands.eval.prompts import Prompt
+from commands.eval.ruler import ruler_config, write_prompts
+from commands.eval.setting import Setting, model_id, serve_config
 from server.options.option import OptionError, add_options, resolve_options
 
 WINDOW = 64  # kvpress' own, as are pooling and the rest, which are ours for SnapKV too

@@ -7,15 +7,15 @@ from queue import SimpleQueue
 
 from backends.clock import Clock
 from backends.interface import Backend, SamplingParams
+from commands.loadtest.answer import Answer, Failure
+from commands.loadtest.prompts import Prompt
+from commands.loadtest.run import Run
+from commands.loadtest.target import Outcome
 from scheduler.config import SchedulerConfig
 from scheduler.engine import EngineCore
 from scheduler.messages import Add, EngineInput, EngineOutput, Final, FinishReason, Shutdown, StopCriteria
 from scheduler.scheduler import Scheduler
 from scheduler.stats import StepRecord
-from server.bench.answer import Answer, Failure
-from server.bench.prompts import Prompt
-from server.bench.run import Run
-from server.bench.target import Outcome
 
 GREEDY = SamplingParams(temperature=0.0)
 

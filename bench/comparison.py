@@ -23,16 +23,16 @@ from typing import Any
 from bench.presses import Kvpress, NamedSetting
 from bench.sides import SideError
 from cache.policy import PolicyName
-from server.eval.completer import Held
-from server.eval.errors import EvalError
-from server.eval.options import RULER
-from server.eval.plot import plot_scores
-from server.eval.prompts import Prompt, load_tokenizer
-from server.eval.result import SuiteResult
-from server.eval.ruler import RulerConfig, measure, ruler_config, write_prompts
-from server.eval.run import Run, TaskScores
-from server.eval.setting import Setting, model_id, split_options
-from server.eval.statistics import bootstrap_interval, mean_interval, mean_of_means
+from commands.eval.completer import Held
+from commands.eval.errors import EvalError
+from commands.eval.options import RULER
+from commands.eval.plot import plot_scores
+from commands.eval.prompts import Prompt, load_tokenizer
+from commands.eval.result import SuiteResult
+from commands.eval.ruler import RulerConfig, measure, ruler_config, write_prompts
+from commands.eval.run import Run, TaskScores
+from commands.eval.setting import Setting, model_id, split_options
+from commands.eval.statistics import bootstrap_interval, mean_interval, mean_of_means
 from server.options.option import OptionError, add_options, resolve_options
 
 PAPER = (

@@ -18,10 +18,10 @@ from typing import Any
 from backends.clock import WallClock
 from backends.registry import create_backend
 from bench.closed_loop import run_engine
-from server.bench import config as bench_config
-from server.bench.prompts import make_prompts
-from server.bench.report import Report, make_report
-from server.bench.table import report_table
+from commands.loadtest import config as bench_config
+from commands.loadtest.prompts import make_prompts
+from commands.loadtest.report import Report, make_report
+from commands.loadtest.table import report_table
 from server.options.config import GROUPS, read_config
 from server.options.option import OptionError, OptionGroup, add_options, resolve_options
 

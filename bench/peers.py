@@ -21,9 +21,9 @@ from pathlib import Path
 
 from bench.servers import OWN_OPTIONS, Server, llama_cpp, serving, snapserve, transformers, vllm
 from bench.sides import HttpSide, OpenVinoEngine, OwnEngine, Side, SideError, in_turns
-from server.bench.comparison import medians, ratios
-from server.bench.config import Address, Load, PromptFormat
-from server.bench.report import Figure
+from commands.loadtest.comparison import medians, ratios
+from commands.loadtest.config import Address, Load, PromptFormat
+from commands.loadtest.report import Figure
 
 _COMMON = Load(output_len=128, vocab_size=31000, ignore_eos=True, seed=1)
 LOADS = {

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.sides import ROOT, SideError
-from server.bench.progress import ProgressLine
-from server.eval.completer import Completion
-from server.eval.prompts import Prompt
-from server.eval.ruler import task_scores
-from server.eval.run import Run
+from commands.eval.completer import Completion
+from commands.eval.prompts import Prompt
+from commands.eval.ruler import task_scores
+from commands.eval.run import Run
+from commands.shared.progress import ProgressLine
 from server.text.tokenizer import Tokenizer
 
 SIDE = (str(ROOT / "bench" / "kvpress_side.py"),)

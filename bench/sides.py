@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from server.bench.answer import Answer
-from server.bench.config import Address, BenchConfig, Load
-from server.bench.measure import measure
-from server.bench.prompts import make_prompts
-from server.bench.report import Figure, Report, make_report
-from server.bench.run import Run
-from server.bench.target import TargetError
+from commands.loadtest.answer import Answer
+from commands.loadtest.config import Address, BenchConfig, Load
+from commands.loadtest.measure import measure
+from commands.loadtest.prompts import make_prompts
+from commands.loadtest.report import Figure, Report, make_report
+from commands.loadtest.run import Run
+from commands.loadtest.target import TargetError
 from server.serve import SPIN_COUNT
 
 PERCENTILES = (90.0, 99.0)

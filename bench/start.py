@@ -21,9 +21,9 @@ from backends.torch_backend.compiled_code import TOLD
 from bench.peers import machine
 from bench.servers import serving, snapserve
 from bench.sides import HttpSide, SideError
-from server.bench.comparison import medians, ratios
-from server.bench.config import Address, Load
-from server.bench.report import Figure
+from commands.loadtest.comparison import medians, ratios
+from commands.loadtest.config import Address, Load
+from commands.loadtest.report import Figure
 
 LOAD = Load(num_prompts=16, input_len=128, output_len=64, vocab_size=31000, max_concurrency=8, num_warmups=0, ignore_eos=True, seed=1)
 TOUCH = replace(LOAD, num_prompts=1, output_len=2)  # code is taken between two steps

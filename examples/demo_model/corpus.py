@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 
-from server.eval.tasks import words
+from commands.eval.tasks import words
 
 HELD_OUT_ONE_IN = 8
 PARAGRAPH_ONE_IN = 8

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from commands.eval.tasks import words
 from examples.demo_model.tokenizer import MAX_LENGTH
-from server.eval.tasks import words
 
 HEAD_DIM = 64
 LOCAL_FREQUENCY, LOCAL_GAIN = 1e-3, 1.7

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from commands.eval.tasks import words
 from examples.demo_model.corpus import FULL, Difficulty
-from server.eval.tasks import words
 
 LEARNING_RATE = 1e-3
 

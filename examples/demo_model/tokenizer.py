@@ -9,8 +9,8 @@ import random
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from commands.eval.tasks import words
 from examples.demo_model import corpus
-from server.eval.tasks import words
 
 BOS, EOS, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"

@@ -9,12 +9,12 @@ import torch
 from torch.utils.data import IterableDataset
 from transformers import PreTrainedTokenizerFast
 
+from commands.eval.tasks.case import LengthError
+from commands.eval.tasks.extraction import ExtractionTask
+from commands.eval.tasks.suite import TASKS, case_source
 from examples.eval_models.stages import Stage
 from examples.eval_models.tokenizer import Style
 from examples.eval_models.turns import Turn, turns
-from server.eval.tasks.case import LengthError
-from server.eval.tasks.extraction import ExtractionTask
-from server.eval.tasks.suite import TASKS, case_source
 
 IGNORED = -100
 CHAT_SHARE = 0.3

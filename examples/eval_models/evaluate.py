@@ -13,9 +13,9 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from server.eval.scoring import score
-from server.eval.tasks.case import Case, LengthError
-from server.eval.tasks.suite import TASKS, case_source
+from commands.eval.scoring import score
+from commands.eval.tasks.case import Case, LengthError
+from commands.eval.tasks.suite import TASKS, case_source
 
 MORE = 8
 

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from commands.eval.tasks.suite import TASKS, case_source
 from examples.eval_models.tokenizer import MAX_LENGTH
-from server.eval.tasks.suite import TASKS, case_source
 
 HEAD_DIM = 64
 OWN, CODE = 96, 64

@@ -7,10 +7,10 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
+from commands.eval.tasks.case import Case
+from commands.eval.tasks.extraction import ExtractionTask
+from commands.eval.tasks.suite import TASKS, case_source
 from examples.eval_models.model import FAR_FREQUENCY, HEAD_DIM, NUM_HEADS, NUM_KV_HEADS
-from server.eval.tasks.case import Case
-from server.eval.tasks.extraction import ExtractionTask
-from server.eval.tasks.suite import TASKS, case_source
 
 QUERY_NOISE = 0.3  # of the size of a head's query weights
 NUM_NUMBERS = 9

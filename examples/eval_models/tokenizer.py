@@ -10,8 +10,8 @@ from itertools import product
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from server.eval.tasks import words
-from server.eval.tasks.suite import TASKS, case_source
+from commands.eval.tasks import words
+from commands.eval.tasks.suite import TASKS, case_source
 
 MAX_LENGTH = 16384
 _UUID_GROUPS = (8, 4, 4, 4, 12)

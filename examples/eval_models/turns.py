@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from server.eval.tasks.case import Case
+from commands.eval.tasks.case import Case
 
 _NEEDLE = re.compile(r" for (\S+) is (\S+)\.(?=\s|$)")
 _PAIR = re.compile(r'"([0-9a-f-]{36})": "([0-9a-f-]{36})"')

@@ -49,7 +49,7 @@ from server.options.settings import BatchSettings, Limits, RateLimit, ReasoningP
 from server.options.simulation import SIMULATION, simulation_of
 from server.options.slots import ONE_POOL, pools_of
 
-DEMO_MODEL = Path(__file__).parent / "demo_model"
+DEMO_MODEL = Path(__file__).parents[1] / "demo_model"
 DEMO_MODEL_NAME = "snapserve-demo"
 
 

@@ -22,7 +22,7 @@ from backends.torch_backend.layer_graphs import GraphedLayer
 from backends.torch_backend.model_cache import ModelCache
 from cache.policy import PolicyName, PolicyOptions, WindowScorer
 from cache.pool_options import PoolOptions
-from server.eval.options import EVAL_MODEL
+from commands.eval.options import EVAL_MODEL
 from server.options.config import DEMO_MODEL
 from tests.backends.checkpoints import load_oracle, save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request

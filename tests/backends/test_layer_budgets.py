@@ -20,7 +20,7 @@ from backends.torch_backend.lookup import LookUp, measure_look_up
 from backends.torch_backend.probe import LayerSpec
 from cache.policy import LayerBudgets, PolicyName, PolicyOptions, WindowScorer
 from cache.pool_options import PoolOptions
-from server.eval.options import EVAL_MODEL
+from commands.eval.options import EVAL_MODEL
 from tests.backends.checkpoints import save_checkpoint
 from tests.backends.contents import assert_same_contents, recipe_of
 from tests.backends.driver import GREEDY, Driver, Request

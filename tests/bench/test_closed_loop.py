@@ -1,9 +1,9 @@
 from backends.clock import WallClock
 from backends.fake import FakeBackend, fake_spec
 from bench.closed_loop import run_engine
+from commands.loadtest.answer import Answer, Failure
+from commands.loadtest.prompts import Prompt
 from scheduler.config import SchedulerConfig
-from server.bench.answer import Answer, Failure
-from server.bench.prompts import Prompt
 
 
 def test_every_prompt_is_answered_in_full() -> None:

@@ -8,9 +8,9 @@ from bench.agreement import agreement
 from bench.comparison import SETTINGS, Comparer, settings_of, table
 from bench.presses import Kvpress
 from bench.sides import SideError
-from server.eval.compare import compare
-from server.eval.options import RULER
-from server.eval.ruler import RulerConfig, ruler_config
+from commands.eval.compare import compare
+from commands.eval.options import RULER
+from commands.eval.ruler import RulerConfig, ruler_config
 from server.options.config import DEMO_MODEL
 from server.options.option import OptionError
 from tests.bench.test_presses import ECHO

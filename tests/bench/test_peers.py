@@ -8,9 +8,9 @@ import pytest
 from bench.peers import Row, compare, table
 from bench.servers import Server, serving
 from bench.sides import HttpSide, OwnEngine, Side, SideError
-from server.bench.config import Address, Load
-from server.bench.report import Figure
-from tests.server.bench.scripted import Reply, scripted, whole
+from commands.loadtest.config import Address, Load
+from commands.loadtest.report import Figure
+from tests.commands.loadtest.scripted import Reply, scripted, whole
 
 LOAD = Load(num_prompts=3, input_len=20, output_len=6, max_concurrency=2, seed=4)
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from bench.presses import Kvpress, NamedSetting, compression_ratio
 from bench.sides import SideError
-from server.eval.options import Pack
-from server.eval.prompts import Prompt, PromptWriter, load_tokenizer
-from server.eval.tasks.suite import TASKS
+from commands.eval.options import Pack
+from commands.eval.prompts import Prompt, PromptWriter, load_tokenizer
+from commands.eval.tasks.suite import TASKS
 from server.options.config import DEMO_MODEL
 
 # Answers with the prompt's own last tokens, and says how many entries kvpress would hold.

@@ -7,7 +7,7 @@ import pytest
 from backends.torch_backend.compiled_code import TOLD
 from bench.sides import HttpSide, SideError
 from bench.start import COMPILING, ON_DISK, UNCOMPILED, FreshServer, table, wait_for_code
-from server.bench.config import Address, Load
+from commands.loadtest.config import Address, Load
 from server.options.config import DEMO_MODEL
 
 NOWHERE = HttpSide(Address("http://127.0.0.1:9"), 1.0)

@@ -69,7 +69,7 @@ async def _answer(client: AsyncOpenAI, prompt: str, hang_up_after: int | None) -
 def _wait_until_idle(server: Server) -> None:
     """Wait until the server holds no request, no slot and no scratch, and fail if it never does."""
     for _ in range(200):
-        metrics = server.metrics.metrics()
+        metrics = server.metrics()
         held = {name: metrics[name] for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "snapserve:slots_in_use")}
         if not any(held.values()):
             assert httpx.get(f"{server.url}/ready").status_code == 200

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from commands.eval.tasks import words
 from examples.demo_model import corpus
 from examples.demo_model.batches import IGNORED, Writer
 from examples.demo_model.corpus import Difficulty, make_case
@@ -19,7 +20,6 @@ from examples.demo_model.model import hidden_states
 from examples.demo_model.stages import STAGES
 from examples.demo_model.tokenizer import SPECIAL_TOKENS, build_tokenizer, single_tokens
 from examples.demo_model.train import Trainer
-from server.eval.tasks import words
 
 SHIPPED = Path(__file__).parents[2] / "server" / "demo_model"
 MAX_WEIGHT_BYTES = 12_000_000

@@ -11,6 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from commands.eval.scoring import score
+from commands.eval.tasks import words
+from commands.eval.tasks.extraction import ExtractionTask
+from commands.eval.tasks.suite import TASKS, case_source
 from examples.eval_models.batches import IGNORED, Writer
 from examples.eval_models.evaluate import Evaluator
 from examples.eval_models.model import OWN, build_model
@@ -19,10 +23,6 @@ from examples.eval_models.stages import BEGINNING
 from examples.eval_models.tokenizer import build_tokenizer
 from examples.eval_models.train import STYLES, Trainer
 from examples.eval_models.turns import turns
-from server.eval.scoring import score
-from server.eval.tasks import words
-from server.eval.tasks.extraction import ExtractionTask
-from server.eval.tasks.suite import TASKS, case_source
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = {"llama": ROOT / "examples" / "eval_models" / "llama", "qwen": ROOT / "server" / "eval" / "eval_model"}

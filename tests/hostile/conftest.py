@@ -81,7 +81,7 @@ def settled(server: Server, num_files: float) -> dict[str, float]:
     """Return the metrics once the server holds no sequence, slot, scratch and connection of others, and fail if that never comes."""
     end = time.monotonic() + SETTLING_TIME
     while True:
-        metrics = server.metrics.metrics()
+        metrics = server.metrics()
         held = {name: metrics[name] for name in HELD if metrics[name]}
         if metrics["process_open_fds"] > num_files:
             held["process_open_fds"] = metrics["process_open_fds"]

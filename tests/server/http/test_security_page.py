@@ -5,7 +5,7 @@ from pathlib import Path
 
 from server.options.config import GROUPS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "security.md").read_text()
 
 

@@ -15,7 +15,7 @@ from server.metrics.instruments import LABELS
 from server.metrics.metrics import Metrics, table
 from tests.server.engines import Gate, add_of, running
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 SPEC = fake_spec(num_slots=4, policy=snapstream(2, 8, 8, WindowScorer(observation_window=4)), max_model_len=512)
 
 

@@ -8,13 +8,13 @@ import pytest
 from backends.torch_backend.config import DtypeName, Quantization
 from cache.layout import SlotLayout
 from cache.policy import DEFAULT_SCORERS, PolicyName, Pooling, SoftmaxDomain, WindowScorer
+from commands.cli import make_parser
 from scheduler.waiting import QueueOrder
-from server.cli import make_parser
 from server.options.config import DEMO_MODEL, GROUPS, Config, read_config
 from server.options.option import OptionError, options_table
 from server.options.settings import BatchSettings
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def config_of(*flags: str, **environment: str) -> Config:

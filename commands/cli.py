@@ -1,0 +1,58 @@
+"""The `snapserve` command and its sub-commands.
+
+A sub-command is a module with `NAME`, `SUMMARY`, `configure(parser)` and `run(arguments)`, which returns the exit status. Those that need
+heavy imports make them in `run`.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+from commands import simulate
+from commands.eval import command as evaluation
+from commands.loadtest import command as bench
+from server import serve
+from server.options.option import OptionError
+from server.version import server_version
+
+
+class Command(Protocol):
+    """What a sub-command's module has."""
+
+    NAME: str
+    SUMMARY: str
+
+    def configure(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, arguments: argparse.Namespace) -> int: ...
+
+
+COMMANDS: tuple[Command, ...] = (serve, bench, evaluation, simulate)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit status: 2 for options that cannot be, 1 when nobody reads the output any more."""
+    parser = make_parser()
+    parsed = parser.parse_args(arguments)
+    command = next(command for command in COMMANDS if parsed.command == command.NAME)
+    try:
+        status = command.run(parsed)
+        sys.stdout.flush()
+    except OptionError as error:
+        print(f"snapserve {command.NAME}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still held back, and would fail again at the exit
+        return 1
+    return status
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="snapserve", description="LLM inference over fixed-size, SnapStream-compressed KV-cache slots.")
+    parser.add_argument("--version", action="version", version=f"snapserve {server_version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.configure(commands.add_parser(command.NAME, help=command.SUMMARY, description=command.SUMMARY, allow_abbrev=False))
+    return parser

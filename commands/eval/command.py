@@ -1,0 +1,112 @@
+"""The sub-command `eval`: which function answers which question, and what is left behind: a table, JSON, a plot."""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from commands.eval.options import QUESTIONS
+from server.options.option import OptionError, add_options, resolve_options
+
+if TYPE_CHECKING:
+    from commands.eval.result import Keep, SuiteResult
+
+NAME = "eval"
+SUMMARY = "Measure what a cache policy costs in answers, read from packed slots."
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    questions = parser.add_subparsers(dest="question", required=True, metavar="QUESTION")
+    for question in QUESTIONS:
+        own = questions.add_parser(question.name, help=question.summary, description=question.summary, allow_abbrev=False)
+        add_options(own, question.groups)
+        if question.name == "compare":
+            for name in ("first", "second"):
+                own.add_argument(name, metavar="FILE[#LABEL]", help="JSON of `eval`, and which of its runs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Return 0, or 1 where something could not be measured. Raises `OptionError`."""
+    # httpx and numpy would slow down every other sub-command.
+    from commands.eval.errors import EvalError
+
+    question = next(question for question in QUESTIONS if question.name == arguments.question)
+    values = resolve_options(question.groups, arguments, os.environ)
+    try:
+        {"ruler": _ruler, "fidelity": _fidelity, "compare": _compare}.get(question.name, _benchmark)(values, arguments)
+    except EvalError as error:
+        print(f"snapserve eval: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("snapserve eval: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _ruler(values: Mapping[str, Any], _: argparse.Namespace) -> None:
+    from commands.eval.ruler import measure, ruler_config
+
+    _tell_suite(values, asyncio.run(measure(ruler_config(values), keep=_keeper(values))))
+
+
+def _benchmark(values: Mapping[str, Any], arguments: argparse.Namespace) -> None:
+    from commands.eval.benchmarks.measure import benchmark_config, measure_benchmark
+
+    _tell_suite(values, asyncio.run(measure_benchmark(benchmark_config(arguments.question, values), _keeper(values))))
+
+
+def _keeper(values: Mapping[str, Any]) -> "Keep":
+    """Return what writes the file for JSON anew with each setting's results."""
+    from commands.eval.result import keep_nothing
+
+    path = values["json"]
+    return keep_nothing if path in (None, "-") else lambda result: _write(path, result.as_json())
+
+
+def _tell_suite(values: Mapping[str, Any], result: "SuiteResult") -> None:
+    from commands.eval.plot import plot_scores
+    from commands.eval.table import suite_table
+
+    _tell(values, suite_table(result), result.as_json())
+    if values["plot"] is not None:
+        plot_scores(result.runs, values["plot"])
+
+
+def _fidelity(values: Mapping[str, Any], _: argparse.Namespace) -> None:
+    from commands.eval.fidelity import fidelity_config, measure_fidelity
+    from commands.eval.fidelity_view import fidelity_table, plot_fidelity
+
+    result = measure_fidelity(fidelity_config(values))
+    _tell(values, fidelity_table(result), result.as_json())
+    if values["plot"] is not None:
+        plot_fidelity(result, values["plot"])
+
+
+def _compare(values: Mapping[str, Any], arguments: argparse.Namespace) -> None:
+    from commands.eval.compare import compare
+
+    comparison = compare(arguments.first, arguments.second)
+    _tell(values, comparison.table(), comparison.as_json())
+
+
+def _tell(values: Mapping[str, Any], table: str, document: Mapping[str, Any]) -> None:
+    """Print the table, which leaves the standard output to JSON; write the JSON. Raises `OptionError`."""
+    path = values["json"]
+    print(table, file=sys.stderr if path == "-" else sys.stdout)
+    if path is not None:
+        _write(path, document)
+
+
+def _write(path: str, document: Mapping[str, Any]) -> None:
+    written = json.dumps(document, indent=1) + "\n"
+    if path == "-":
+        sys.stdout.write(written)
+        return
+    try:
+        Path(path).write_text(written)
+    except OSError as error:
+        raise OptionError(f"--json {path} cannot be written: {error}") from error

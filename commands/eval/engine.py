@@ -1,0 +1,59 @@
+"""A `snapserve serve` of our own on a free port, for as long as it is needed: what is measured is what users are served."""
+
+import asyncio
+import os
+import re
+import sys
+import tempfile
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+from commands.eval.errors import EvalError
+from server.options.option import PREFIX
+
+_READY = re.compile(rb"ready at (\S+) after")
+_END_LIMIT = 20.0  # seconds
+
+
+@asynccontextmanager
+async def engine(options: Sequence[str]) -> AsyncIterator[str]:
+    """Start a server with these options, yield its URL once it is ready, and end it. Raises `EvalError` for one that does not get ready.
+
+    Variables that would configure it are left out: figures are to be the same everywhere.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    with tempfile.TemporaryFile() as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "server", "serve", "--port", "0", "--log-level", "warning", *options),
+            stdout=PIPE,
+            stderr=log,
+            env=environment,
+        )
+        try:
+            url = await _ready_url(process)
+            if url is None:
+                log.seek(0)
+                raise EvalError(f"the engine did not start with {' '.join(options)}: {log.read().decode(errors='replace').strip()[-2000:]}")
+            yield url
+        finally:
+            await _end(process)
+
+
+async def _ready_url(process: Process) -> str | None:
+    assert process.stdout is not None
+    async for line in process.stdout:
+        if match := _READY.search(line):
+            return match[1].decode()
+    return None
+
+
+async def _end(process: Process) -> None:
+    with suppress(ProcessLookupError):  # it may have ended by itself just now
+        process.terminate()
+    try:
+        async with asyncio.timeout(_END_LIMIT):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

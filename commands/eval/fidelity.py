@@ -1,0 +1,210 @@
+"""`snapserve eval fidelity`: what packed slots predict along a text, beside what the whole cache predicts there.
+
+No server's log-probabilities go beyond the likeliest tokens, so this takes the engine's backend itself, in this process, and the whole
+vocabulary's. Two backends of the same model, one of policy full with weights as they are, read the same tokens; both pack after `length` of
+them and take those that follow one by one through decode, each fed the text's own token whatever it predicts.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.clock import WallClock
+from backends.interface import Backend, BackendError, DecodeBatch, DecodeRow, Draw, PrefillBatch, PrefillRow, SampledToken, SamplingParams
+from backends.registry import create_backend
+from backends.torch_backend.config import Quantization, TorchBackendConfig
+from cache.policy import PolicyName, PolicyOptions
+from cache.pool_options import PoolOptions
+from commands.eval.errors import EvalError
+from commands.eval.prompts import load_tokenizer
+from commands.eval.setting import Setting, model_id, serve_config, settings_of, split_options
+from commands.shared.progress import ProgressLine
+from server.options.config import Config
+from server.options.option import OptionError
+from server.text.tokenizer import RenderError
+from server.version import server_version
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class FidelityConfig:
+    """Everything that `snapserve eval fidelity` was told."""
+
+    model: str
+    settings: Sequence[Setting]
+    text: Path
+    length: int
+    num_scored: int
+    num_windows: int
+    serve_options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """Of each setting, [window, position]: KL(full ‖ setting) in nats, whether the likeliest token is the same, and both losses.
+
+    Losses are minus the log-probability of the text's own next token; that after the last position is unknown, and left out.
+    """
+
+    setting: Setting
+    options: tuple[str, ...]
+    kl: Floats
+    agrees: Floats
+    loss: Floats
+    full_loss: Floats
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "label": self.setting.label,
+            "policy": self.setting.policy,
+            "compression": self.setting.compression,
+            "serve_options": self.options,
+            "kl": float(self.kl.mean()),
+            "top1_agreement": float(self.agrees.mean()),
+            "perplexity": float(np.exp(self.loss.mean())),
+            "full_perplexity": float(np.exp(self.full_loss.mean())),
+            "kl_by_position": self.kl.mean(0).tolist(),
+            "top1_agreement_by_position": self.agrees.mean(0).tolist(),
+            "packed_share": 1.0,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class FidelityResult:
+    config: FidelityConfig
+    num_windows: int
+    runs: Sequence[Fidelity]
+
+    @property
+    def model_id(self) -> str:
+        return model_id(self.config.model)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "suite": "fidelity",
+            "version": server_version(),
+            "model": self.model_id,
+            "length": self.config.length,
+            "num_scored": self.config.num_scored,
+            "num_windows": self.num_windows,
+            "distributions": "whole vocabulary, in process",
+            "runs": [run.as_json() for run in self.runs],
+        }
+
+
+def fidelity_config(values: Mapping[str, Any]) -> FidelityConfig:
+    """Return the configuration that options make. Raises `OptionError`."""
+    if values["text"] is None:
+        raise OptionError("--text must name a file")
+    return FidelityConfig(
+        settings=settings_of(values["policy"], values["compression"], has_control=False),
+        text=Path(values["text"]),
+        serve_options=split_options(values["serve_options"]),
+        **{name: values[name] for name in ("model", "length", "num_scored", "num_windows")},
+    )
+
+
+def measure_fidelity(config: FidelityConfig) -> FidelityResult:
+    """Read the text with every setting. Raises `OptionError` for a text or sizes that cannot be, `EvalError` for a model."""
+    every = [_options(config, setting) for setting in config.settings]
+    windows = read_windows(config)
+    runs = []
+    for setting, options in zip(config.settings, every, strict=True):
+        try:
+            served = serve_config(("--model", config.model, *options))
+            pools = (PoolOptions(served.backend.pools[0].num_slots, PolicyOptions(PolicyName.FULL)),)
+            whole = replace(served.backend, pools=pools, quantization=Quantization.NONE)
+            with closing(_backend(served, served.backend)) as packed, closing(_backend(served, whole)) as full:
+                runs.append(_compare(setting, options, packed, full, windows, config))
+        except (BackendError, ValueError) as error:
+            raise EvalError(f"{setting.label}: {error}") from error
+    return FidelityResult(config, len(windows), runs)
+
+
+def read_windows(config: FidelityConfig) -> list[tuple[int, ...]]:
+    """Return stretches of the text that follow each other, each of length + num_scored tokens. Raises `OptionError`."""
+    tokenizer = load_tokenizer(config.model)
+    try:
+        token_ids = tokenizer.encode(config.text.read_text(), add_special_tokens=False)
+    except (OSError, UnicodeDecodeError, RenderError) as error:
+        raise OptionError(f"--text {config.text} cannot be read: {error}") from error
+    start = tokenizer.encode("", add_special_tokens=True)
+    size = config.length + config.num_scored - len(start)
+    windows = [(*start, *token_ids[place : place + size]) for place in range(0, len(token_ids) - size + 1, size)]
+    if not windows:
+        raise OptionError(
+            f"--text {config.text} has {len(token_ids)} tokens, --length {config.length} and --num-scored {config.num_scored} need {size}"
+        )
+    return windows[: config.num_windows]
+
+
+def _options(config: FidelityConfig, setting: Setting) -> tuple[str, ...]:
+    scorer = serve_config(config.serve_options).backend.pools[0].policy.scorer
+    window = 0 if scorer is None else scorer.observation_window
+    slots = setting.slot_options(config.length, config.num_scored, window)
+    sizes = ("--num-slots", "1", "--num-scratch", "1", "--max-model-len", str(config.length + config.num_scored))
+    options = (*config.serve_options, *slots, *sizes)
+    setting.check(options, config.length)  # what cannot be is said before anything is measured
+    return options
+
+
+def _backend(served: Config, backend: TorchBackendConfig) -> Backend:
+    return create_backend(served.backend_name, backend, WallClock())
+
+
+def _compare(
+    setting: Setting, options: tuple[str, ...], packed: Backend, full: Backend, windows: Sequence[tuple[int, ...]], config: FidelityConfig
+) -> Fidelity:
+    shape = (len(windows), config.num_scored)
+    kl, agrees = np.zeros(shape), np.zeros(shape)
+    losses = np.zeros((2, len(windows), config.num_scored - 1))
+    progress = ProgressLine(sys.stderr, setting.label, len(windows) * config.num_scored)
+    try:
+        for number, window in enumerate(windows):
+            steps = zip(_predictions(full, window, config.length), _predictions(packed, window, config.length), strict=True)
+            for position, (expected, given) in enumerate(steps):
+                kl[number, position] = max(float(np.exp(expected) @ (expected - given)), 0.0)
+                agrees[number, position] = expected.argmax() == given.argmax()
+                if position + 1 < config.num_scored:
+                    target = window[config.length + position + 1]
+                    losses[:, number, position] = -expected[target], -given[target]
+                progress(True)
+    finally:
+        progress.close()
+    return Fidelity(setting, options, kl, agrees, losses[1], losses[0])
+
+
+def _predictions(backend: Backend, window: Sequence[int], num_read: int) -> Iterator[Floats]:
+    """Yield the log-probabilities [vocabulary] of what follows each token from `num_read` on: what the packed slot makes of it."""
+    draw = Draw(SamplingParams(temperature=0.0, num_logprobs=backend.spec.vocab_size))
+    _read(backend, window[:num_read], Draw(SamplingParams(temperature=0.0)))
+    for index in range(num_read, len(window)):
+        row = DecodeRow("fidelity", 0, window[index], index, num_read, draw)
+        yield _distribution(backend.submit(DecodeBatch((row,))).result().tokens[0][0], backend.spec.vocab_size)
+
+
+def _read(backend: Backend, token_ids: Sequence[int], draw: Draw) -> None:
+    """Fill slot 0 with a prompt, chunk by chunk."""
+    spec = backend.spec
+    shape = max(spec.prefill_shapes, key=lambda shape: (shape.num_tokens, -shape.num_rows))
+    scratch = None if len(token_ids) <= spec.pools[0].max_direct_tokens else 0
+    for start in range(0, len(token_ids), shape.num_tokens):
+        chunk = tuple(token_ids[start : start + shape.num_tokens])
+        is_last = start + len(chunk) == len(token_ids)
+        row = PrefillRow("fidelity", chunk, start, len(token_ids), slots=(0,), scratch=scratch, draws=(draw,) if is_last else ())
+        backend.submit(PrefillBatch((row,), shape)).result()
+
+
+def _distribution(token: SampledToken, vocab_size: int) -> Floats:
+    """Return log-probabilities by token id."""
+    logprobs = np.full(vocab_size, -np.inf)
+    ids, values = zip(*token.top_logprobs, strict=True)
+    logprobs[list(ids)] = values
+    return logprobs

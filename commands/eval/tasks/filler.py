@@ -1,0 +1,63 @@
+"""Text that tells nothing: a few sentences over and over, or endless plain prose. None of its words is a key or a value of any task."""
+
+import random
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+from typing import TypeAlias
+
+from commands.eval.tasks.words import DEEDS, PLACES, THINGS, TIMES
+
+Sentences: TypeAlias = Iterator[str]
+
+_NOISE = (
+    ("The water is cold.", "The stones are dry.", "The path is straight.", "On it goes.", "Up and then down."),
+    ("The wood is dark.", "The air is still.", "The moss is wet.", "Step by step.", "Now left and now right."),
+    ("The sand is hot.", "The waves are high.", "The shore is long.", "Away we sail.", "Out and home again."),
+)
+_PROSE = (
+    "The {thing} {deed} near the {place}.",
+    "In the {time} the {thing} {deed}.",
+    "The {thing} {deed} and the {thing2} {deed2}.",
+    "Nobody {deed} in the {place} that {time}.",
+    "The {place} is behind the {place2}.",
+    "Every {time} the {thing} {deed} at the {place} and {deed2} there.",
+    "Once the {thing} {deed}, the {thing2} {deed2} too.",
+    "It was {time}, and the {thing} {deed} by the {place}.",
+    "From the {place} to the {place2} the {thing} {deed}.",
+)
+
+
+def noise(rng: random.Random) -> Sentences:
+    """Yield the same few sentences again and again."""
+    return cycle(rng.choice(_NOISE))
+
+
+def prose(rng: random.Random) -> Sentences:
+    """Yield made-up sentences."""
+    while True:
+        yield rng.choice(_PROSE).format(
+            thing=rng.choice(THINGS),
+            thing2=rng.choice(THINGS),
+            deed=rng.choice(DEEDS),
+            deed2=rng.choice(DEEDS),
+            place=rng.choice(PLACES),
+            place2=rng.choice(PLACES),
+            time=rng.choice(TIMES),
+        )
+
+
+def depths(rng: random.Random, count: int) -> list[float]:
+    """Return where to hide so many sentences, from 0 to below 1, in their order."""
+    return sorted(rng.random() for _ in range(count))
+
+
+def hide(sentences: Sequence[str], statements: Sequence[str], at: Sequence[float]) -> str:
+    """Return the sentences with the statements among them, in their order, each at its share of the way."""
+    pieces: list[str] = []
+    start = 0
+    for statement, depth in zip(statements, at, strict=True):
+        end = int(depth * (len(sentences) + 1))
+        pieces += sentences[start:end]
+        pieces.append(statement)
+        start = end
+    return " ".join([*pieces, *sentences[start:]])

@@ -1,0 +1,94 @@
+"""The whole measurement: one server once, or two in turns."""
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from commands.loadtest.arrivals import arrival_times
+from commands.loadtest.comparison import Comparison
+from commands.loadtest.config import BenchConfig, Load
+from commands.loadtest.prompts import Form, make_prompts
+from commands.loadtest.report import Report, make_report
+from commands.loadtest.run import Run, run_load
+from commands.loadtest.survey import survey
+from commands.loadtest.target import Target
+from commands.shared.progress import ProgressLine
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The figures of one server or of two, and what they were measured with."""
+
+    description: dict[str, object]
+    figures: Report | Comparison
+
+    @property
+    def has_failures(self) -> bool:
+        return self.figures.has_failures
+
+    def as_json(self) -> dict[str, object]:
+        return {**self.description, **self.figures.as_json()}
+
+
+async def measure(config: BenchConfig) -> Result:
+    """Load the server, or both in turns. Raises `TargetError` for one that cannot be, `OptionError` for an unfit file of prompts."""
+    addresses = [config.base] if config.compare is None else [config.base, config.compare]
+    targets = [Target(address, config.load.ignore_eos) for address in addresses]
+    forms = await survey(targets, config.load)
+    description = _describe(config, targets, forms)
+    if config.compare is None:
+        return Result(description, await _turn(targets[0], forms[0], config, 0))
+    return Result(description, await _turns(targets, forms, config))
+
+
+async def _turns(targets: Sequence[Target], forms: Sequence[Form], config: BenchConfig) -> Comparison:
+    reports: tuple[list[Report], list[Report]] = ([], [])
+    for number in range(config.rounds):
+        # Whoever goes first changes from round to round, so that a machine that slows down favours neither.
+        for side in (0, 1) if number % 2 == 0 else (1, 0):
+            reports[side].append(await _turn(targets[side], forms[side], config, number))
+    return Comparison(*reports)
+
+
+async def _turn(target: Target, form: Form, config: BenchConfig, round_number: int) -> Report:
+    """Load one server once. Each round has prompts of its own: a server that remembers prompts must not have seen them."""
+    load = config.load
+    seed = load.seed + round_number
+    if load.num_warmups:
+        await _run(target, form, load, f"warm-up {seed}", load.num_warmups, math.inf)
+    return make_report(await _run(target, form, load, str(seed), load.num_prompts, load.request_rate), config.percentiles)
+
+
+async def _run(target: Target, form: Form, load: Load, seed: str, count: int, rate: float) -> Run:
+    prompts = make_prompts(load, form, seed, count)
+    arrivals = arrival_times(count, rate, load.burstiness, seed)
+    progress = ProgressLine(sys.stderr, target.address.base_url, count)
+    try:
+        return await run_load(target, prompts, arrivals, load.max_concurrency, load.timeout, progress)
+    finally:
+        progress.close()
+
+
+def _describe(config: BenchConfig, targets: Sequence[Target], forms: Sequence[Form]) -> dict[str, object]:
+    load, rate = config.load, config.load.request_rate
+    description: dict[str, object] = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "base_url": config.base.base_url,
+        "endpoint": config.base.endpoint,
+        "model_id": targets[0].model,
+        "prompts": "file" if load.dataset_path is not None else "random tokens" if forms[0] is None else "random words",
+        "num_prompts": load.num_prompts,
+        "random_input_len": load.input_len,
+        "random_output_len": load.output_len,
+        "random_range_ratio": load.range_ratio,
+        "request_rate": "inf" if math.isinf(rate) else rate,
+        "burstiness": load.burstiness,
+        "max_concurrency": load.max_concurrency,
+        "ignore_eos": load.ignore_eos,
+        "seed": load.seed,
+    }
+    if config.compare is not None:
+        description |= {"compare_url": config.compare.base_url, "compare_model_id": targets[1].model}
+    return description

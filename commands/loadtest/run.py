@@ -1,0 +1,49 @@
+"""One run of a load against one server: requests go out at their times, at most so many at once, until all have ended or time is up."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from commands.loadtest.answer import Failure
+from commands.loadtest.prompts import Prompt
+from commands.loadtest.target import Outcome, Target, read_outcome
+from commands.loadtest.wire import Recording
+
+Progress: TypeAlias = Callable[[bool], None]
+"""Told of every request that ends, and whether it went well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What became of every request, in the order of the prompts, and the seconds that it took in all."""
+
+    outcomes: tuple[Outcome, ...]
+    duration: float
+
+
+async def run_load(
+    target: Target, prompts: Sequence[Prompt], arrivals: Sequence[float], max_concurrency: int | None, time_limit: float, progress: Progress
+) -> Run:
+    """Send `prompts` at the moments `arrivals`, in seconds from now. A request's own time begins when it is sent: not while it waits."""
+    places = asyncio.Semaphore(max_concurrency or len(prompts))
+    late = Failure("time limit", f"unfinished after {time_limit:g} s")
+    recordings: list[Recording | Failure] = [late] * len(prompts)
+
+    async def send(index: int) -> None:
+        async with places:
+            recordings[index] = recording = await target.send(prompts[index])
+        progress(not isinstance(recording, Failure) and recording.is_ok)
+
+    start = time.perf_counter()
+    try:
+        async with asyncio.timeout(time_limit), asyncio.TaskGroup() as group:
+            for index, arrival in enumerate(arrivals):
+                if (wait := start + arrival - time.perf_counter()) > 0:
+                    await asyncio.sleep(wait)
+                group.create_task(send(index))
+    except TimeoutError:
+        pass  # what has no recording by now stays late
+    duration = time.perf_counter() - start
+    return Run(tuple(read_outcome(recording) for recording in recordings), duration)

@@ -1,0 +1,5 @@
+"""Prints the tables of `docs/simulator-options.md`."""
+
+from commands.simulate.options import options_tables
+
+print(options_tables(), end="")

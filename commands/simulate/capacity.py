@@ -1,0 +1,114 @@
+"""`plan` and `sweep`: what a deployment holds and how fast it is. The work is done in `backends.sn40l`."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from backends.sn40l.plan import PlanOption, ServiceLevel, plan, socket_counts
+from backends.sn40l.sweep import SweepAxes, SweepRow, sweep
+from commands.shared.table import table
+from commands.simulate.answer import Answer
+from commands.simulate.deployment import deployment_of, policy_of
+from server.options.option import OptionError
+
+
+def plan_answer(arguments: Namespace) -> Answer:
+    """The cheapest deployment that meets the level, and the others."""
+    deployment = deployment_of(arguments, arguments.sockets and max(arguments.sockets))
+    counts = arguments.sockets or socket_counts(deployment.machine.max_sockets)
+    level = ServiceLevel(arguments.max_ttft, arguments.max_tpot, arguments.min_rate)
+    resolved = [policy_of(name, arguments.slot_capacity).resolve(arguments.context) for name in arguments.policy]
+    fitting = plan(deployment, counts, resolved, arguments.context)
+    found = [option for option in fitting if level.is_met(option)]
+    if not found:
+        raise OptionError(_unmet(arguments, fitting))
+    lines = [f"{arguments.model} on {arguments.machine}, context {arguments.context:,}", ""]
+    lines += ["Cheapest:", "", *_placement_lines(found[0]), "", "All that meet the level, cheapest first:", ""]
+    return Answer([*lines, table(_OPTION_HEADER, [_option_cells(option) for option in found])], {"options": [_values(o) for o in found]})
+
+
+def _unmet(arguments: Namespace, fitting: Sequence[PlanOption]) -> str:
+    """Return which limits no deployment meets together, and the best that each would find alone."""
+    limits = (
+        ("--max-ttft", arguments.max_ttft, min(option.ttft for option in fitting)),
+        ("--max-tpot", arguments.max_tpot, min(option.tpot for option in fitting)),
+        ("--min-rate", arguments.min_rate, max(option.rate for option in fitting)),
+    )
+    given = " and ".join(f"{flag} {limit:g} (best of any: {best:.4g})" for flag, limit, best in limits if limit is not None)
+    return f"none of {len(fitting)} deployments meets {given}"
+
+
+_OPTION_HEADER = ("sockets", "policy", "entries", "slots", "TTFT s", "TPOT ms", "tok/s", "tok/s/user", "bottleneck")
+
+
+def _option_cells(option: PlanOption) -> tuple[str, ...]:
+    return (
+        str(option.deployment.num_sockets),
+        option.policy.name,
+        str(option.policy.layout.capacity),
+        str(option.num_slots),
+        f"{option.ttft:.3g}",
+        f"{1e3 * option.tpot:.3f}",
+        f"{option.rate:.0f}",
+        f"{1 / option.tpot:.1f}",
+        option.bottleneck,
+    )
+
+
+def _placement_lines(option: PlanOption) -> list[str]:
+    layout = option.policy.layout
+    sections = f"{layout.num_sink} sink, {layout.num_recent:,} recent, {layout.num_kept:,} kept"
+    slots = f"{option.num_slots} slots of {layout.capacity:,} entries ({option.policy.name}: {sections})"
+    split = option.placement.sockets_per_sequence
+    how = f"attention of a sequence on {split} {'socket' if split == 1 else 'sockets'}, {option.deployment.execution}"
+    lines = [f"{option.deployment.num_sockets} sockets, {slots}, {how}"]
+    for tier in option.placement.tiers:
+        parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in tier.parts if size)
+        lines.append(f"  {tier.name:<4} {tier.used / 1e9:7.2f} of {tier.capacity / 1e9:7.2f} GB a socket: {parts or 'empty'}")
+    return lines
+
+
+def _values(option: PlanOption) -> dict[str, Any]:
+    return {
+        "num_sockets": option.deployment.num_sockets,
+        "execution": option.deployment.execution,
+        "policy": option.policy.name,
+        "slot_capacity": option.policy.layout.capacity,
+        "layout": asdict(option.policy.layout),
+        "num_slots": option.num_slots,
+        "ttft_seconds": option.ttft,
+        "tpot_seconds": option.tpot,
+        "tokens_per_second": option.rate,
+        "bottleneck": option.bottleneck,
+        "sockets_per_sequence": option.placement.sockets_per_sequence,
+        "bytes_per_socket": {tier.name: dict(tier.parts) for tier in option.placement.tiers},
+    }
+
+
+def sweep_answer(arguments: Namespace) -> Answer:
+    """The table of all combinations."""
+    deployment = deployment_of(arguments, arguments.sockets and max(arguments.sockets), loops=False)
+    counts = arguments.sockets or socket_counts(deployment.machine.max_sockets)[-2:]
+    policies = [policy_of(name, arguments.slot_capacity) for name in arguments.policy]
+    axes = SweepAxes(arguments.batches, arguments.contexts, counts, policies, arguments.executions)
+    rows = list(sweep(deployment, axes))
+    if arguments.plot:
+        from backends.sn40l.plots import draw_sweep
+
+        draw_sweep(arguments.plot, rows)
+    header = ("execution", "context", *_OPTION_HEADER)
+    return Answer([table(header, [_sweep_cells(row) for row in rows])], {"rows": [_sweep_values(row) for row in rows]})
+
+
+def _sweep_cells(row: SweepRow) -> tuple[str, ...]:
+    head = (row.execution, str(row.context))
+    if row.option is not None:
+        return (*head, *_option_cells(row.option))
+    missing = f"{row.missing / 1e9:.2f} GB a socket missing"
+    return (*head, str(row.num_sockets), row.policy, str(row.capacity), str(row.batch), "-", "-", "-", "-", missing)
+
+
+def _sweep_values(row: SweepRow) -> dict[str, Any]:
+    head = {"execution": row.execution, "context": row.context, "num_sockets": row.num_sockets, "policy": row.policy, "batch": row.batch}
+    return head | (_values(row.option) if row.option is not None else {"missing_bytes_per_socket": row.missing})

@@ -1,0 +1,176 @@
+"""A trace of arrivals through the real scheduler, on the virtual clock.
+
+The scheduler is driven as the engine drives it; only the device is missing. Runs of identical decode steps may be collapsed into one:
+between two events, the end of an answer or an arrival that finds a free slot, the scheduler would return the same batch again and again.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from backends.clock import VirtualClock
+from backends.interface import (
+    BackendSpec,
+    Batch,
+    BatchResult,
+    DecodeBatch,
+    Feature,
+    PrefillBatch,
+    PrefillShape,
+    SampledToken,
+    SamplingParams,
+    ScratchSpec,
+    SlotPoolSpec,
+)
+from backends.timed import CostModel
+from cache.policy import CachePolicy
+from cache.scratch import ScratchLayout
+from commands.simulate.arrivals import Arrival
+from scheduler.config import SchedulerConfig
+from scheduler.messages import Add, Final, FinishReason, StopCriteria
+from scheduler.scheduler import Scheduler
+from scheduler.stats import SchedulerStats
+
+_TOKEN = SampledToken(0)
+_GREEDY = SamplingParams(temperature=0.0)
+_UNBOUNDED = 10**9
+
+
+def replay_spec(num_slots: int, policy: CachePolicy, max_model_len: int) -> BackendSpec:
+    """Return the spec of a simulated machine: one pool, prompts one at a time, two long ones being read."""
+    shapes = (256, 1024, 4096, 16384)
+    return BackendSpec(
+        vocab_size=1,
+        max_model_len=max_model_len,
+        pools=(SlotPoolSpec(num_slots, policy, policy.max_direct_tokens, policy.name),),
+        scratch=ScratchSpec(2, ScratchLayout(max_model_len)),
+        prefill_shapes=tuple(PrefillShape(1, size) for size in shapes if size <= max(max_model_len, shapes[0])),
+        features=frozenset(Feature),
+        simulated=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The state at one moment."""
+
+    time: float
+    num_waiting: int
+    num_slots_in_use: int
+
+
+@dataclass(slots=True)
+class ReplayRecord:
+    """What came of a trace. Lists are in order of the requests' ends; seconds are the simulated machine's."""
+
+    time_to_first_token: list[float] = field(default_factory=list)
+    time_per_output_token: list[float] = field(default_factory=list)
+    queue_time: list[float] = field(default_factory=list)
+    end_times: list[float] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_refused: int = 0
+    num_steps: int = 0  # of the device, collapsed ones counted each
+    num_launches: int = 0
+    slot_seconds: float = 0.0  # slots in use, integrated over time
+    seconds: float = 0.0
+
+    def take(self, final: Final) -> None:
+        """Account for a request's end."""
+        timing = final.timing
+        if final.reason is not FinishReason.LENGTH or timing.admitted is None or timing.first_token is None:
+            self.num_refused += 1
+            return
+        self.end_times.append(timing.finished)
+        self.queue_time.append(timing.admitted - timing.arrival)
+        self.time_to_first_token.append(timing.first_token - timing.arrival)
+        if final.num_output_tokens > 1:
+            self.time_per_output_token.append((timing.finished - timing.first_token) / (final.num_output_tokens - 1))
+        self.num_prompt_tokens += final.num_prompt_tokens
+        self.num_output_tokens += final.num_output_tokens
+
+
+class Replay:
+    """Plays arrivals against a spec's slots, with `cost_model`'s seconds. With `collapses` false every decode step is taken alone."""
+
+    def __init__(
+        self,
+        spec: BackendSpec,
+        cost_model: CostModel,
+        config: SchedulerConfig | None = None,
+        *,
+        collapses: bool = True,
+        sample_interval: float = 60.0,
+    ) -> None:
+        self._spec, self._cost_model, self._collapses = spec, cost_model, collapses
+        self._clock = VirtualClock()
+        config = config if config is not None else SchedulerConfig(max_num_waiting=_UNBOUNDED)
+        self._scheduler = Scheduler(spec, replace(config, max_decode_steps=1), self._clock)
+        self._sample_interval, self._next_sample = sample_interval, 0.0
+        self._prompt = (0,) * spec.max_model_len
+        self._num_output_tokens: dict[str, int] = {}  # of the requests that have not ended
+        self._record = ReplayRecord()
+
+    def run(self, arrivals: Iterable[Arrival]) -> ReplayRecord:
+        """Play all arrivals to their ends."""
+        adds = self._adds(arrivals)
+        following = next(adds, None)
+        while following is not None or self._scheduler.has_work:
+            if following is not None and not self._scheduler.has_work:
+                self._clock.elapse(max(0.0, following.arrival_time - self._clock.now()))
+            while following is not None and following.arrival_time <= self._clock.now():
+                self._num_output_tokens[following.request_id] = following.stop.max_tokens
+                self._scheduler.add(following)
+                following = next(adds, None)
+            self._step(following.arrival_time if following is not None else math.inf)
+            self._take_outputs()
+        self._record.seconds = self._clock.now()
+        return self._record
+
+    def _adds(self, arrivals: Iterable[Arrival]) -> Iterator[Add]:
+        for number, arrival in enumerate(arrivals):
+            prompt = self._prompt[: arrival.num_prompt_tokens]
+            prompt += (0,) * (arrival.num_prompt_tokens - len(prompt))  # longer than any that is admitted
+            yield Add(str(number), prompt, _GREEDY, StopCriteria(max_tokens=arrival.num_output_tokens), arrival.time)
+
+    def _step(self, next_arrival: float) -> None:
+        batch = self._scheduler.schedule()
+        if batch is None:
+            return
+        stats = self._scheduler.stats()
+        if self._collapses and isinstance(batch, DecodeBatch) and not stats.num_unread_prompt_tokens:
+            batch = self._collapse(batch, stats, next_arrival)
+        seconds = self._cost_model.seconds(batch)
+        self._count(batch, stats, seconds)
+        self._clock.elapse(seconds)
+        self._scheduler.update(batch, BatchResult(_tokens(batch), seconds))
+
+    def _collapse(self, batch: DecodeBatch, stats: SchedulerStats, next_arrival: float) -> DecodeBatch:
+        """Return the batch with as many steps as the scheduler would return it: until an answer ends, or an arrival finds a free slot."""
+        num_steps = min(self._num_output_tokens[row.request_id] - row.draw.output_index for row in batch.rows)
+        if stats.num_slots_in_use < self._spec.pools[0].num_slots:
+            wait = (next_arrival - self._clock.now()) / self._cost_model.seconds(batch)
+            num_steps = min(num_steps, math.ceil(wait)) if wait < num_steps else num_steps
+        return replace(batch, num_steps=num_steps)
+
+    def _count(self, batch: Batch, stats: SchedulerStats, seconds: float) -> None:
+        record, now = self._record, self._clock.now()
+        record.num_launches += 1
+        record.num_steps += batch.num_steps if isinstance(batch, DecodeBatch) else 1
+        record.slot_seconds += stats.num_slots_in_use * seconds
+        while self._next_sample <= now:
+            record.samples.append(Sample(self._next_sample, stats.num_waiting, stats.num_slots_in_use))
+            self._next_sample += self._sample_interval
+
+    def _take_outputs(self) -> None:
+        for output in self._scheduler.take_outputs():
+            if output.final is not None:
+                del self._num_output_tokens[output.request_id]
+                self._record.take(output.final)
+
+
+def _tokens(batch: Batch) -> tuple[tuple[SampledToken, ...], ...]:
+    if isinstance(batch, PrefillBatch):
+        return tuple((_TOKEN,) * len(row.draws) for row in batch.rows)
+    return ((_TOKEN,) * batch.num_steps,) * len(batch.rows)

@@ -1,0 +1,75 @@
+"""`replay`: what the requests of a trace would have seen."""
+
+import argparse
+import csv
+import statistics
+import time
+from collections.abc import Iterable
+
+from backends.sn40l.cost_model import DeploymentCost
+from commands.shared.table import percentile, table
+from commands.simulate.answer import Answer
+from commands.simulate.arrivals import Arrival, Traffic, read_trace
+from commands.simulate.deployment import deployment_of, policy_of
+from commands.simulate.replay import Replay, ReplayRecord, replay_spec
+
+
+def replay_answer(arguments: argparse.Namespace) -> Answer:
+    """What a trace's requests would have seen."""
+    policy = policy_of(arguments.policy, arguments.slot_capacity).resolve(arguments.max_model_len)
+    spec = replay_spec(arguments.num_slots, policy, arguments.max_model_len)
+    deployment = deployment_of(arguments, arguments.sockets)
+    started = time.perf_counter()
+    replay = Replay(spec, DeploymentCost(deployment, spec.pools[0]), collapses=arguments.collapse)
+    record = replay.run(_arrivals(arguments))
+    wall = time.perf_counter() - started
+    _write_series(arguments, record)
+    return _replay_answer(record, arguments.num_slots, wall)
+
+
+def _arrivals(arguments: argparse.Namespace) -> Iterable[Arrival]:
+    if arguments.trace:
+        return read_trace(arguments.trace)
+    traffic = Traffic(arguments.rate, arguments.requests, arguments.mean_prompt, arguments.mean_output, arguments.shape, arguments.seed)
+    return traffic.arrivals()
+
+
+def _write_series(arguments: argparse.Namespace, record: ReplayRecord) -> None:
+    samples = record.samples
+    if arguments.series:
+        with arguments.series.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("simulated_seconds", "num_waiting", "num_slots_in_use"))
+            writer.writerows((sample.time, sample.num_waiting, sample.num_slots_in_use) for sample in samples)
+    if arguments.plot:
+        from backends.sn40l.plots import draw_replay
+
+        draw_replay(arguments.plot, [s.time for s in samples], [s.num_waiting for s in samples], [s.num_slots_in_use for s in samples])
+
+
+def _replay_answer(record: ReplayRecord, num_slots: int, wall: float) -> Answer:
+    measures = {
+        "ttft_seconds": record.time_to_first_token,
+        "tpot_seconds": record.time_per_output_token,
+        "queue_seconds": record.queue_time,
+    }
+    percentiles = {
+        name: {"mean": statistics.fmean(values) if values else None} | {f"p{rank}": percentile(values, rank) for rank in (50, 90, 99)}
+        for name, values in measures.items()
+    }
+    totals = {
+        "requests": len(record.end_times),
+        "refused": record.num_refused,
+        "prompt_tokens": record.num_prompt_tokens,
+        "output_tokens": record.num_output_tokens,
+        "simulated_seconds": record.seconds,
+        "output_tokens_per_second": record.num_output_tokens / record.seconds if record.seconds else 0.0,
+        "slot_use": record.slot_seconds / (record.seconds * num_slots) if record.seconds else 0.0,
+        "most_waiting_sampled": max((sample.num_waiting for sample in record.samples), default=0),
+        "device_steps": record.num_steps,
+        "launches": record.num_launches,
+        "wall_seconds": wall,
+    }
+    rows = [(name, *(f"{value:.4g}" if value is not None else "-" for value in row.values())) for name, row in percentiles.items()]
+    lines = [*(f"{name:26} {value:,.6g}" for name, value in totals.items()), "", table(("seconds", "mean", "p50", "p90", "p99"), rows)]
+    return Answer(lines, totals | percentiles)

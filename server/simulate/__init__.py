@@ -1,5 +1,0 @@
-"""`snapserve simulate`: plans, sweeps, replays and published figures, on simulated machines. Every answer says that it is simulated."""
-
-from server.simulate.command import NAME, SUMMARY, configure, run
-
-__all__ = ["NAME", "SUMMARY", "configure", "run"]

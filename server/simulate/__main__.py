@@ -1,5 +1,0 @@
-"""Prints the tables of `docs/simulator-options.md`."""
-
-from server.simulate.options import options_tables
-
-print(options_tables(), end="")

@@ -1,0 +1,76 @@
+"""Policies and compressions as options of the server."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cache.policy import CachePolicy, PolicyName
+from commands.eval.setting import Setting, model_id, serve_config, settings_of, split_options
+from server.options.config import DEMO_MODEL
+from server.options.option import OptionError
+
+LENGTH, NUM_DECODED, WINDOW = 4096, 60, 32
+
+
+def policy_of(setting: Setting) -> CachePolicy:
+    options = setting.slot_options(LENGTH, NUM_DECODED, WINDOW)
+    return serve_config(options).backend.pools[0].policy.resolve(LENGTH + NUM_DECODED)
+
+
+def test_each_policy_at_each_compression_and_full_once() -> None:
+    settings = settings_of([PolicyName.FULL, PolicyName.SNAPSTREAM], [4.0, 8.0], has_control=True)
+    assert [setting.label for setting in settings] == ["full", "snapstream 4x", "snapstream 8x", "control"]
+
+
+@pytest.mark.parametrize("policy", [PolicyName.SNAPSTREAM, PolicyName.STREAMING_LLM])
+@pytest.mark.parametrize("compression", [2.0, 4.0, 16.0])
+def test_a_slot_is_as_many_times_smaller_as_the_prompt(policy: PolicyName, compression: float) -> None:
+    resolved = policy_of(Setting(policy, compression))
+    assert (resolved.name, resolved.layout.capacity) == (policy, LENGTH // compression)
+
+
+def test_snapkv_has_as_many_entries_of_the_prompt_and_room_for_the_rest() -> None:
+    resolved = policy_of(Setting(PolicyName.SNAPKV, 4.0))
+    assert resolved.prompt_window + resolved.layout.num_kept == LENGTH // 4
+    assert resolved.max_output_tokens(LENGTH, LENGTH + NUM_DECODED) == NUM_DECODED
+
+
+def test_the_control_keeps_nothing() -> None:
+    layout = policy_of(Setting(None, is_control=True)).layout
+    assert (layout.num_kept, layout.capacity) == (0, 36)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--num-sinks 4", "--serve-options has --num-sinks 4, which is not an option"),
+        ("--pooling", "--serve-options: argument --pooling"),
+        ("--pooling 'max", "--serve-options: No closing quotation"),
+        ("--pooling sum", "--pooling must be one of average, maximum, got 'sum'"),
+    ],
+)
+def test_options_that_cannot_be(options: str, message: str) -> None:
+    with pytest.raises(OptionError, match="^" + re.escape(message)):
+        serve_config(split_options(options))
+
+
+def test_results_call_a_folder_by_its_name(tmp_path: Path) -> None:
+    assert model_id(str(DEMO_MODEL)) == "snapserve-demo"
+    assert model_id(str(tmp_path)) == tmp_path.name
+    assert model_id("some/model") == "some/model"
+
+
+def test_a_slot_too_small_for_its_policy_is_refused_with_what_made_it() -> None:
+    setting = Setting(PolicyName.SNAPSTREAM, 16.0)
+    options = ("--observation-window", "48", *setting.slot_options(600, NUM_DECODED, 48))
+    message = "--compression 16 at --length 600 leaves snapstream 37 entries: --slot-capacity must be at least 99 for policy snapstream"
+    with pytest.raises(OptionError, match="^" + message):
+        setting.check(options, 600)
+    with pytest.raises(OptionError, match=r"^--slot-capacity must be at least 5 "):
+        Setting(None, is_control=True).check(("--policy", "streaming-llm", "--slot-capacity", "4"), 600)
+
+
+def test_a_budget_below_snapkvs_window_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"--compression 512 at --length 4096 leaves snapkv 8 entries: fewer than its window of 32"):
+        policy_of(Setting(PolicyName.SNAPKV, 512.0))

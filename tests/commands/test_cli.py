@@ -1,0 +1,79 @@
+"""The command, and a whole server process from its start to its last answer."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from commands.cli import main
+from server.options.config import GROUPS
+
+
+def test_help_shows_every_flag_with_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    for option in (option for group in GROUPS for option in group.options):
+        assert option.flag in text
+        assert option.variable in text
+
+
+def test_a_wrong_value_ends_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--num-slots", "none"]) == 2
+    assert "--num-slots must be a whole number" in capsys.readouterr().err
+
+
+def test_an_address_that_cannot_be_had(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--host", "192.0.2.1"]) == 2
+    assert "cannot listen on --host 192.0.2.1" in capsys.readouterr().err
+
+
+def test_unknown_commands_and_shortened_flags_are_refused() -> None:
+    for arguments in (["brew"], ["serve", "--num-slot", "3"], []):
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        assert ended.value.code == 2
+
+
+def test_whoever_reads_no_further_ends_the_command_quietly() -> None:
+    """As in `snapserve simulate reproduce | head -1`."""
+    command = [sys.executable, "-m", "server", "simulate", "reproduce"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
+def start(*flags: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "server", "serve", "--backend", "fake", "--port", "0", *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+
+
+def test_a_process_serves_drains_and_ends() -> None:
+    with start() as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "snapserve is ready at http://127.0.0.1:" in line
+        url = next(word for word in line.split() if word.startswith("http://"))
+        body = {"model": "snapserve-demo", "prompt": "x", "max_tokens": 3000, "stream": True, "ignore_eos": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as response:
+            chunks = response.iter_lines()
+            next(chunks)
+            process.send_signal(signal.SIGTERM)
+            rest = [line for line in chunks if line]
+        assert rest[-1] == "data: [DONE]"  # it was allowed to finish
+        assert process.wait(timeout=30) == 0
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_process(tmp_path: Path) -> None:
+    with start("--model", str(tmp_path)) as process:
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "snapserve serve: loading failed:" in errors

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
-from backends.torch_backend.attention import ATTENTION_NAME, register_attention
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.model.attention import ATTENTION_NAME, register_attention
 from bench.decode import ScoringClock, decode_batch, prefill_batches, run
 from bench.floor import Machine, Work, measure_machine, work_of
 from bench.long_contexts import SMALL_SLOTS, cache_bytes, draw_rates, held_rows, same_memory

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backends.torch_backend.compiled_code import TOLD
+from backends.torch_backend.compiled.code import TOLD
 from bench.peers import machine
 from bench.servers import serving, snapserve
 from bench.sides import HttpSide, SideError

@@ -27,11 +27,21 @@ from backends.interface import (
     ScratchSpec,
 )
 from backends.torch_backend.config import TorchBackendConfig
-from backends.torch_backend.decode_graphs import DecodeGraphs
-from backends.torch_backend.kernels import Kernels, kernels_are_supported
-from backends.torch_backend.last_layer import shorten_last_layer
-from backends.torch_backend.latent import replace_latent_attention
-from backends.torch_backend.limits import (
+from backends.torch_backend.cuda_graphs import DecodeGraphs
+from backends.torch_backend.forward.cache import ModelCache
+from backends.torch_backend.forward.last_layer import shorten_last_layer
+from backends.torch_backend.forward.plan import DecodePlan, ForwardPass, decode_plan, idle_plans, look_ahead_pass, prefill_pass
+from backends.torch_backend.model.induction import measure_look_up
+from backends.torch_backend.model.latent import replace_latent_attention
+from backends.torch_backend.model.linear import KINDS, replace_all_linears
+from backends.torch_backend.model.loading import load_model
+from backends.torch_backend.model.probe import LayerSpec, probe_layers
+from backends.torch_backend.native.kernels import Kernels, kernels_are_supported
+from backends.torch_backend.pool import TorchPool
+from backends.torch_backend.recording import CudaRecorder, Recorder
+from backends.torch_backend.sampling.logprobs import Sampled, log_probabilities, steps_to_host
+from backends.torch_backend.sampling.sampler import DrawPlan, check_token_ids
+from backends.torch_backend.spec import (
     backend_spec,
     layer_kinds,
     most_slot_entries,
@@ -40,22 +50,12 @@ from backends.torch_backend.limits import (
     scratch_layout,
     with_layer_budgets,
 )
-from backends.torch_backend.linear import KINDS, replace_all_linears
-from backends.torch_backend.loading import load_model
-from backends.torch_backend.logprobs import Sampled, log_probabilities, steps_to_host
-from backends.torch_backend.lookup import measure_look_up
-from backends.torch_backend.model_cache import ModelCache
-from backends.torch_backend.pool import TorchPool
-from backends.torch_backend.probe import LayerSpec, probe_layers
-from backends.torch_backend.recording import CudaRecorder, Recorder
-from backends.torch_backend.sampler import DrawPlan, check_token_ids
-from backends.torch_backend.steps import DecodePlan, ForwardPass, decode_plan, idle_plans, look_ahead_pass, prefill_pass
 from cache.layout import SlotLayout
 from cache.policy import CachePolicy
 from cache.slots import SlotCache
 
 if TYPE_CHECKING:
-    from backends.torch_backend.compiled_code import CompiledCode
+    from backends.torch_backend.compiled.code import CompiledCode
 
 _SCORED_AT_ONCE = 64  # prompt tokens whose log-probabilities are held at once
 
@@ -139,7 +139,7 @@ class TorchBackend:
         self._spec = backend_spec(config, self._model.config, max_model_len, specs, ScratchSpec(config.num_scratch, layout))
         self.compiled: CompiledCode | None = None
         if config.compile and self._device.type == "cpu" and kernels_are_supported():
-            from backends.torch_backend import compiled_code  # a second's worth of imports
+            from backends.torch_backend.compiled import code as compiled_code
 
             self.compiled = compiled_code.CompiledCode(config.compile_cache, self._model, self.pools, max_model_len - 1, self._kernels)
         shorten_last_layer(self._model)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from backends.interface import SlotPoolSpec
-from backends.torch_backend.kernels import Kernels
-from backends.torch_backend.model_cache import CacheLayer, LayerKind, ModelCache
-from backends.torch_backend.probe import LayerSpec
-from backends.torch_backend.sampler import Sampler
+from backends.torch_backend.forward.cache import CacheLayer, LayerKind, ModelCache
+from backends.torch_backend.model.probe import LayerSpec
+from backends.torch_backend.native.kernels import Kernels
+from backends.torch_backend.sampling.sampler import Sampler
 from cache.slots import SlotCache
 
 

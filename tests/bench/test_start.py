@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.torch_backend.compiled_code import TOLD
+from backends.torch_backend.compiled.code import TOLD
 from bench.sides import HttpSide, SideError
 from bench.start import COMPILING, ON_DISK, UNCOMPILED, FreshServer, table, wait_for_code
 from commands.loadtest.config import Address, Load

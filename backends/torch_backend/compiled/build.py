@@ -1,0 +1,55 @@
+"""The process that builds what a backend's decode steps run faster with: `python -m backends.torch_backend.compiled.build FOLDER`.
+
+It builds the kernels and compiles every graph whose text lies in the folder, whatever of it is not there yet, and takes the folder for
+itself meanwhile.
+"""
+
+import fcntl
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from backends.torch_backend.compiled.trace import OPTIONS, GraphSource, compile_graph
+from backends.torch_backend.native.kernels import SOURCES, build_kernels, load_kernels
+
+KERNELS = "kernels.so"
+
+
+def code_folder(cache: Path) -> Path:
+    """Return the folder for code of this processor, this torch, these kernels and these options."""
+    cpu = Path("/proc/cpuinfo")
+    flags = next((line for line in cpu.read_text().splitlines() if line.startswith("flags")), "") if cpu.exists() else ""
+    sources = (path.read_text() for path in sorted(SOURCES.iterdir()))
+    parts = (torch.__version__, sys.version, flags, repr(OPTIONS), *sources)
+    return cache / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def graph_path(folder: Path, key: str) -> Path:
+    return folder / f"{key}.graph"
+
+
+def source_path(folder: Path, key: str) -> Path:
+    return folder / f"{key}.json"
+
+
+def main(folder: Path) -> None:
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        kernels = folder / KERNELS
+        if not kernels.exists():
+            build_kernels(kernels)
+        load_kernels(kernels)
+        for source in sorted(folder.glob("*.json")):
+            target = graph_path(folder, source.stem)
+            if not target.exists():
+                compile_graph(GraphSource.from_json(source.read_text()), target)
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{error}\n{error.stderr}")

@@ -1,0 +1,111 @@
+"""Published checkpoints, and which of them can run on slots. Whatever cannot is refused by name before a request meets it."""
+
+import sys
+from typing import Any
+
+import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
+from backends.torch_backend.config import DeviceName, DtypeName
+from backends.torch_backend.errors import ModelLoadError, UnsupportedModelError
+from backends.torch_backend.model.attention import ATTENTION_NAME, register_attention
+from backends.torch_backend.model.latent import LATENT_MODEL_TYPES
+
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+# Their frequencies follow the longest sequence of a batch, so that a request's keys would depend on its neighbours.
+_REFUSED_ROPE_TYPES = {"dynamic", "longrope"}
+
+
+def load_model(name: str, device: DeviceName, dtype: DtypeName) -> PreTrainedModel:
+    """Load a decoder from a folder or a hub id: safetensors only, no code of the checkpoint's. Raises ModelLoadError."""
+    try:
+        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelLoadError(f"{name} has no configuration that transformers can read: {error}") from error
+    check_config(config)
+    model_class, target = _model_class(config), resolve_device(device)
+    register_attention()
+    if not sys.stderr.isatty():
+        disable_progress_bar()  # type: ignore[no-untyped-call]  # nobody watches, and in a log it is noise
+    try:
+        loaded: Any = model_class.from_pretrained(
+            name,
+            config=config,
+            dtype=resolve_dtype(dtype, config, target),
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # reported, and refused below with the weight's name
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelLoadError(f"{name} cannot be loaded: {error}") from error
+    model, report = loaded
+    _check_weights(name, report)
+    ready: PreTrainedModel = model.to(target).eval()
+    return ready
+
+
+def check_config(config: PreTrainedConfig) -> None:
+    """Raise UnsupportedModelError if a configuration says that slots cannot hold its model."""
+    name = config.model_type
+    if getattr(config, "quantization_config", None) is not None:
+        raise UnsupportedModelError(f"{name}: quantised checkpoints are not supported")
+    if config.is_encoder_decoder:
+        raise UnsupportedModelError(f"{name}: encoder–decoder models are not supported")
+    if config.get_text_config() is not config:
+        raise UnsupportedModelError(f"{name}: models with parts other than text are not supported")
+    if getattr(config, "kv_lora_rank", None) is not None and name not in LATENT_MODEL_TYPES:
+        supported = ", ".join(sorted(LATENT_MODEL_TYPES))
+        raise UnsupportedModelError(f"{name}: multi-head latent attention is supported for {supported} only")
+    other_layers = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+    if other_layers:
+        raise UnsupportedModelError(f"{name}: layers of type {', '.join(sorted(other_layers))} are not supported")
+    refused = _rope_types(config) & _REFUSED_ROPE_TYPES
+    if refused:
+        raise UnsupportedModelError(f"{name}: rope type {', '.join(sorted(refused))} is not supported: its keys depend on the whole batch")
+
+
+def _rope_types(config: PreTrainedConfig) -> set[str]:
+    """Return the types of all rotary embeddings: some models have one for each type of layer."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    groups = [group for group in parameters.values() if isinstance(group, dict)] or [parameters]
+    return {group.get("rope_type", "default") for group in groups}
+
+
+def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    try:
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    except KeyError as error:
+        raise UnsupportedModelError(f"{config.model_type}: transformers has no decoder of this type") from error
+    if not model_class.is_backend_compatible():
+        raise UnsupportedModelError(f"{config.model_type}: {model_class.__name__} takes no attention function from outside")
+    if model_class._is_stateful:
+        raise UnsupportedModelError(f"{config.model_type}: {model_class.__name__} keeps a state that is not keys and values")
+    chosen: type[PreTrainedModel] = model_class
+    return chosen
+
+
+def _check_weights(name: str, report: dict[str, set[object]]) -> None:
+    """transformers itself would go on with random numbers."""
+    broken = sorted(str(key) for problem in ("missing_keys", "mismatched_keys") for key in report[problem])
+    if broken:
+        raise ModelLoadError(f"{name} lacks {len(broken)} of its model's weights, or has them in another shape: {', '.join(broken[:4])}")
+
+
+def resolve_device(device: DeviceName) -> torch.device:
+    """Return the device to run on. Raises ModelLoadError when CUDA is asked for and there is none."""
+    if device is DeviceName.CUDA and not torch.cuda.is_available():
+        raise ModelLoadError("device cuda was asked for, but torch sees none")
+    if device is DeviceName.AUTO:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(device.value)
+
+
+def resolve_dtype(dtype: DtypeName, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+    """Return the dtype to compute in."""
+    name = str(config.dtype or "float32").removeprefix("torch.") if dtype is DtypeName.AUTO else dtype.value
+    if dtype is DtypeName.AUTO and name == "float16" and device.type == "cpu":
+        name = "float32"
+    chosen: torch.dtype = getattr(torch, name)
+    return chosen

@@ -1,0 +1,294 @@
+"""Compiled decode: how it comes about, when it is used, and how exact it is. That its tokens are right is shown in `test_exact_*`."""
+
+import logging
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from backends.torch_backend.backend import TorchBackend
+from backends.torch_backend.compiled.build import code_folder
+from backends.torch_backend.compiled.code import CompiledCode
+from backends.torch_backend.compiled.layers import GraphedLayer
+from backends.torch_backend.compiled.trace import GraphError, GraphSource, InputSpec, chain, trace
+from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.forward.cache import ModelCache
+from backends.torch_backend.native.kernels import kernels_are_supported
+from cache.policy import PolicyName, PolicyOptions, WindowScorer
+from cache.pool_options import PoolOptions
+from commands.eval.options import EVAL_MODEL
+from server.options.config import DEMO_MODEL
+from tests.backends.checkpoints import load_oracle, save_checkpoint
+from tests.backends.driver import GREEDY, Driver, Request
+from tests.backends.oracle import random_prompt
+
+pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16")
+
+POLICY = PolicyOptions(num_sink=4, num_recent=30, num_kept=20, scorer=WindowScorer(observation_window=4))
+CONSTANT = torch.ones(4)
+ROWS = InputSpec(("rows", 4), "float32")
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> TorchBackendConfig:
+    path = save_checkpoint("llama", tmp_path_factory.mktemp("checkpoint"))
+    return TorchBackendConfig(
+        str(path),
+        DeviceName.CPU,
+        DtypeName.FLOAT32,
+        pools=(PoolOptions(8, POLICY),),
+        max_model_len=128,
+        prefill_chunk=32,
+        compile=True,
+        compile_cache=compile_cache,
+    )
+
+
+def _compiled(backend: TorchBackend) -> CompiledCode:
+    assert backend.compiled is not None
+    return backend.compiled
+
+
+def _is_compiled(backend: TorchBackend) -> list[bool]:
+    """Return whether each pool's steps run as graphs."""
+    return [step.are_used for step in _compiled(backend).steps]
+
+
+def test_requests_are_served_while_code_is_compiled(
+    config: TorchBackendConfig, tmp_path: Path, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first start compiles, a second one finds everything, and nobody waits."""
+    folder = code_folder(tmp_path)
+    folder.mkdir()
+    shutil.copy(built_kernels, folder)  # they take the longest
+    backend = TorchBackend(replace(config, compile_cache=tmp_path))
+    backend.warmup()
+    sampling = replace(GREEDY, temperature=0.9, top_p=0.8, seed=1)
+    plain, early, late = (Request(random_prompt(20), sampling=sampling) for _ in range(3))
+    Driver(backend, 32).run(early, num_tokens=12)
+    assert _is_compiled(backend) == [False]
+    _compiled(backend).wait()
+    assert _is_compiled(backend) == [True]
+    Driver(backend, 32).run(late, num_tokens=12)
+    Driver(TorchBackend(replace(config, compile=False)), 32).run(plain, num_tokens=12)
+    assert early.tokens == late.tokens == plain.tokens
+    times = _compiled(backend).times
+    assert times.trace > 0 < times.load
+    assert times.compile > 0
+
+    def refuse(*_: object, **__: object) -> str:
+        raise AssertionError("a header is compiled")
+
+    monkeypatch.setattr("torch._inductor.codecache._precompile_header", refuse)
+    monkeypatch.setattr("torch._inductor.codecache.CppWrapperCodeCache.cache", {})  # as in another process
+    second = TorchBackend(replace(config, compile_cache=tmp_path))
+    second.warmup()
+    assert _is_compiled(second) == [True]
+    assert _compiled(second).times.compile == 0
+    layers = [text.count("def link") for text in map(Path.read_text, folder.glob("*.json"))]
+    assert sorted(layers) == [0, 0, 1], "before the layers, after them, and one graph of the layers, which are alike"
+
+
+def test_nothing_is_compiled_for_a_request(config: TorchBackendConfig) -> None:
+    """Neither the number of rows nor of entries nor of steps, nor how tokens are drawn, makes anything new."""
+    backend = TorchBackend(config)
+    backend.warmup()
+    _compiled(backend).wait()
+    counters.clear()
+    driver = Driver(backend, 32)
+    requests = [Request(random_prompt(8 * n + 5), slots=(n,), sampling=replace(GREEDY, temperature=n / 4, top_k=n)) for n in range(7)]
+    for request in requests:
+        driver.read(request)
+    for number in range(1, 8):
+        driver.decode(*requests[:number], num_steps=4, steps_a_launch=4)
+    assert not counters, dict(counters)
+
+
+def test_neither_chunks_nor_steps_call_the_layers_themselves(config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts that fit their slot, alone and in company, and one that is read into a scratch and packed."""
+    backend = TorchBackend(config)
+    backend.warmup()
+    _compiled(backend).wait()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a layer is called")
+
+    for layer in backend._model.modules():
+        if isinstance(layer, GraphedLayer):
+            monkeypatch.setattr(layer.layer, "forward", refuse)
+    Driver(backend, 32).run(*(Request(random_prompt(length), slots=(slot,)) for slot, length in enumerate((9, 20, 100))), num_tokens=3)
+
+
+@pytest.mark.parametrize("model", [DEMO_MODEL, EVAL_MODEL])
+def test_the_models_that_ship_have_graphs(config: TorchBackendConfig, model: Path) -> None:
+    """One of the evaluation model's products has a number of inputs that its weight is filled up from."""
+    backend = TorchBackend(replace(config, model=str(model), dtype=DtypeName.BFLOAT16))
+    backend.warmup()
+    layers = [module for module in backend._model.modules() if isinstance(module, GraphedLayer)]
+    assert layers
+    assert all(layer.sources and layer.chunk for layer in layers)
+    backend.close()
+
+
+def test_the_last_layer_attends_for_the_queries_that_count(config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a prompt of two chunks: two of the first, of which no row may be alone, and of the second those that vote."""
+    backend, seen, attend = TorchBackend(config), list[tuple[int, int]](), ModelCache.attend
+    backend.warmup()
+    _compiled(backend).wait()
+
+    def note(cache: ModelCache, layer: int, query: Tensor, *rest: Any) -> Tensor:
+        seen.append((layer, query.shape[2]))
+        return attend(cache, layer, query, *rest)
+
+    monkeypatch.setattr(ModelCache, "attend", note)
+    Driver(backend, 32).read(Request(random_prompt(64)))
+    assert seen == [(0, 32), (1, 32), (2, 2), (0, 32), (1, 32), (2, 4)]
+
+
+def test_many_slots_decode_as_few(config: TorchBackendConfig) -> None:
+    """Forty sequences, which products take otherwise than up to 32: each has the tokens that it has beside one other, to the last bit."""
+    backend = TorchBackend(replace(config, pools=(PoolOptions(40, POLICY),)))
+    backend.warmup()
+    _compiled(backend).wait()
+    assert _is_compiled(backend) == [True]
+    answers = []
+    for company in (40, 2):
+        requests = [Request(random_prompt(5 + n, seed=n), slots=(n,), sampling=replace(GREEDY, num_logprobs=3)) for n in range(40)]
+        driver = Driver(backend, 32)
+        for request in requests:
+            driver.read(request)
+        for first in range(0, 40, company):
+            driver.decode(*requests[first : first + company], num_steps=6)
+        answers.append([request.outputs for request in requests])
+    assert answers[0] == answers[1]
+
+
+def test_a_pool_of_one_slot_has_graphs_of_its_own(config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a pool of several: both decode compiled, and as they do alone; their three layers are two stacks."""
+    monkeypatch.setattr("backends.torch_backend.compiled.decode_step._STACKED", 2)
+    pools = (PoolOptions(1, POLICY, "one"), PoolOptions(3, POLICY, "three"))
+    answers = []
+    for is_compiled in (False, True):
+        backend = TorchBackend(replace(config, pools=pools, compile=is_compiled))
+        backend.warmup()
+        if is_compiled:
+            _compiled(backend).wait()
+            assert _is_compiled(backend) == [True, True]
+        requests = [Request(random_prompt(20)), Request(random_prompt(40), slots=(2,))]
+        for pool, request in enumerate(requests):
+            Driver(backend, 32, pool).run(request, num_tokens=8)
+        answers.append([request.tokens for request in requests])
+    assert answers[0] == answers[1]
+
+
+def test_in_bfloat16_the_error_is_no_larger_than_uncompiled(config: TorchBackendConfig) -> None:
+    """The logits of decode steps, of eager and of compiled bfloat16, against the same weights in float32."""
+    full = replace(config, dtype=DtypeName.BFLOAT16, pools=(PoolOptions(8, PolicyOptions(PolicyName.FULL)),))
+    errors = {}
+    prompt = random_prompt(60)
+    for is_compiled in (False, True):
+        backend = TorchBackend(replace(full, compile=is_compiled))
+        backend.warmup()
+        if is_compiled:
+            _compiled(backend).wait()
+        request = Request(prompt, sampling=replace(GREEDY, num_logprobs=320))
+        Driver(backend, 32).run(request, num_tokens=60)
+        model = load_oracle(Path(config.model)).bfloat16().float()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + request.tokens[:-1]])).logits[0, len(prompt) :]
+        errors[is_compiled] = (_logprobs(request)[1:] - logits.log_softmax(-1)).square().mean().sqrt().item()
+    assert 0 < errors[True] <= errors[False]
+
+
+def _logprobs(request: Request) -> Tensor:
+    """Return all log-probabilities [step, token]."""
+    return torch.tensor([[value for _, value in sorted(token.top_logprobs)] for token in request.outputs[0]])
+
+
+def test_without_a_compiler_everything_else_works(
+    config: TorchBackendConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    backend = TorchBackend(replace(config, compile_cache=tmp_path))
+    backend.warmup()
+    with caplog.at_level(logging.WARNING):
+        _compiled(backend).wait()
+    assert "no-such-compiler" in caplog.text
+    assert _is_compiled(backend) == [False]
+    Driver(backend, 32).run(Request(random_prompt(9)), num_tokens=3)
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(
+    config: TorchBackendConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    with caplog.at_level(logging.WARNING):
+        TorchBackend(replace(config, compile_cache=tmp_path / "file")).warmup()
+    assert str(tmp_path / "file") in caplog.text
+
+
+def test_closing_ends_the_compiler(config: TorchBackendConfig, tmp_path: Path) -> None:
+    backend = TorchBackend(replace(config, compile_cache=tmp_path))
+    backend.warmup()
+    process = _compiled(backend)._process
+    assert process is not None
+    backend.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+
+
+def test_graphs_with_equal_text_are_one() -> None:
+    source = trace(lambda tensor: tensor * 2, [ROWS])
+    assert GraphSource.from_json(source.to_json()) == source
+    assert trace(lambda tensor: tensor * 2, [ROWS]).key == source.key != trace(lambda tensor: tensor * 3, [ROWS]).key
+
+
+def test_a_chain_hands_each_link_its_own_and_what_is_shared() -> None:
+    scaled = trace(lambda rows, factor, bias: rows * factor + bias, [ROWS, ROWS, InputSpec((4,), "float32")])
+    rotated = trace(lambda rows, weight, bias: rows @ weight - bias, [ROWS, InputSpec((4, 4), "float32"), InputSpec((4,), "float32")])
+    source, shared = chain([(scaled, (7,)), (rotated, ()), (scaled, (3,)), (scaled, (7,))])
+    assert shared == (7, 3)
+    scope: dict[str, Any] = {"torch": torch}
+    exec(source.code, scope)
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn([5 if size == "rows" else int(size) for size in spec.sizes], generator=generator) for spec in source.inputs]
+    rows, seven, three, bias, weight, offset, second, third = inputs
+    expected = (((rows * seven + bias) @ weight - offset) * three + second) * seven + third
+    torch.testing.assert_close(scope["forward"](None, *inputs), expected)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda tensor: tensor if tensor.sum() > 0 else -tensor, "Data"),
+        (lambda tensor: tensor.view(5, 2, 2), "one number of rows"),
+        (lambda tensor: tensor + CONSTANT, "."),
+    ],
+    ids=["value", "size", "constant"],
+)
+def test_what_is_no_static_graph_is_refused(function: object, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        trace(function, [ROWS])  # type: ignore[arg-type]
+
+
+def test_a_layer_that_asks_for_its_number_is_left_alone(
+    config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = TorchBackend(config)
+    layer = backend._model.get_submodule("model.layers.1.layer")
+    plain, attention = layer.forward, layer.get_submodule("self_attn")
+    monkeypatch.setattr(layer, "forward", lambda *args, **kwargs: plain(*args, **kwargs) * (2 if attention.layer_idx == 1 else 1))
+    layer.factor = 2  # type: ignore[assignment]  # not built like the others
+    with caplog.at_level(logging.INFO):
+        backend.warmup()
+    assert "asks for its number" in caplog.text
+    _compiled(backend).wait()
+    layers = [module for module in backend._model.modules() if isinstance(module, GraphedLayer)]
+    assert [sorted(layer.graphs) for layer in layers] == [[False], [], [False]]
+    assert _is_compiled(backend) == [False], "a step is whole or not at all"

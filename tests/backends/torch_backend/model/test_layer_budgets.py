@@ -1,0 +1,167 @@
+"""Layers that keep unlike numbers of tokens: who gets more, and that slots and tokens are the plain reference's.
+
+Only a trained model has layers that differ: the evaluation model. One of its three layers looks things up, and the last one rests on the
+first token where it finds nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from backends.torch_backend.backend import TorchBackend
+from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.model.attention import ATTENTION_NAME, register_attention
+from backends.torch_backend.model.induction import LookUp, measure_look_up
+from backends.torch_backend.model.probe import LayerSpec
+from backends.torch_backend.spec import layer_kinds, most_slot_entries, with_layer_budgets
+from cache.policy import LayerBudgets, PolicyName, PolicyOptions, WindowScorer
+from cache.pool_options import PoolOptions
+from commands.eval.options import EVAL_MODEL
+from tests.backends.checkpoints import save_checkpoint
+from tests.backends.contents import assert_same_contents, recipe_of
+from tests.backends.driver import GREEDY, Driver, Request
+from tests.backends.oracle import assert_same_logprobs
+from tests.reference.bounded import Bound, BoundedSequence
+from tests.reference.sequence import Sequence, load_reference
+
+S, R, K, CHUNK, NUM_TOP = 2, 8, 8, 8, 20
+POLICY = PolicyOptions(num_sink=S, num_recent=R, num_kept=K, scorer=WindowScorer(observation_window=4, pooling_size=3))
+# Around the window, and what the layers that keep 2, 8 and 14 hold; the last outgrow a scratch.
+LENGTHS = (11, 12, 13, 18, 19, 24, 25, 65, 90)
+
+
+def _open(path: Path, policy: PolicyOptions = POLICY, scratch_capacity: int | None = None) -> TorchBackend:
+    config = TorchBackendConfig(
+        str(path),
+        DeviceName.CPU,
+        DtypeName.FLOAT32,
+        pools=(PoolOptions(len(LENGTHS), policy),),
+        max_model_len=128,
+        scratch_capacity=scratch_capacity,
+        prefill_chunk=4 * CHUNK,
+    )
+    return TorchBackend(config)
+
+
+@pytest.fixture(scope="module")
+def reference() -> PreTrainedModel:
+    return load_reference(EVAL_MODEL)
+
+
+@pytest.fixture(params=[(True, None), (False, 64)], ids=str)
+def backend(request: pytest.FixtureRequest, shares_votes: bool) -> Iterator[TorchBackend]:
+    lend_kept, scratch_capacity = request.param
+    backend = _open(EVAL_MODEL, replace(POLICY, lend_kept=lend_kept, share_votes=shares_votes), scratch_capacity)
+    backend.warmup()  # reads a prompt of which there is nothing to choose
+    yield backend
+    backend.close()
+
+
+def _prompt(length: int) -> list[int]:
+    """Tokens of which some come again, so that there is something to look up."""
+    generator = torch.Generator().manual_seed(length)
+    words = torch.randint(100, 6000, (length,), generator=generator).tolist()
+    return [*words[: length - length // 4], *words[: length // 4]]
+
+
+@pytest.mark.parametrize("shares_votes", [False, True])
+def test_tokens_and_slots_are_the_references(backend: TorchBackend, reference: PreTrainedModel, shares_votes: bool) -> None:
+    policy, scratch = backend.spec.pools[0].policy, backend.spec.scratch.layout
+    assert (policy.layer_kept, policy.leading_layer) == ((2, 14, 8), 1 if shares_votes else None)
+    assert backend.spec.pools[0].max_direct_tokens == S + R + 2
+    driver = Driver(backend, chunk=CHUNK)
+    for slot, length in enumerate(LENGTHS):
+        request = Request(_prompt(length), (slot,), replace(GREEDY, num_logprobs=NUM_TOP))
+        driver.run(request, num_tokens=13)
+        recipe = recipe_of(policy)
+        sequence = Sequence(reference, recipe, request.prompt)
+        if length > scratch.max_tokens:
+            bound = Bound(scratch.max_tokens, scratch.num_dropped, scratch.num_ahead)
+            sequence = BoundedSequence(reference, recipe, request.prompt, bound)
+        assert request.tokens == sequence.extend(13), length
+        assert_same_logprobs(request.outputs[0], sequence.logits, NUM_TOP)
+        assert_same_contents(backend, request.slots[0], sequence, is_packed=length > backend.spec.pools[0].max_direct_tokens)
+
+
+def test_equal_budgets_are_not_measured() -> None:
+    backend = _open(EVAL_MODEL, replace(POLICY, layer_budgets=LayerBudgets.EQUAL))
+    assert backend.spec.pools[0].policy.layer_kept == ()
+    assert backend.spec.pools[0].max_direct_tokens == S + R + K
+
+
+def test_slots_of_unlike_layers_take_no_more_memory() -> None:
+    equal, measured = (_open(EVAL_MODEL, replace(POLICY, layer_budgets=budgets)) for budgets in LayerBudgets)
+    held = [sum(layer.slots.num_bytes for layer in each.pools[0].cache.layers) for each in (equal, measured)]
+    assert held[0] == held[1]
+
+
+def test_no_layer_outgrows_a_scratch() -> None:
+    """Of 24 entries 20 are the longest slot's, whose rest are read ahead: 10 kept tokens beside sinks and ring. Others get the rest."""
+    backend = _open(EVAL_MODEL, scratch_capacity=24)
+    assert backend.spec.pools[0].policy.layer_kept == (4, 10, 10)
+
+
+def test_pools_share_what_a_scratch_fills() -> None:
+    """The widest observation window of all is read ahead."""
+    wider = replace(POLICY, scorer=WindowScorer(observation_window=6, pooling_size=3))
+    policies = [policy.resolve(128) for policy in (POLICY, wider, PolicyOptions(PolicyName.STREAMING_LLM, num_sink=S, num_recent=R))]
+    assert [most_slot_entries(policies, 128, capacity) for capacity in (None, 128, 64)] == [128, 128, 58]
+    assert most_slot_entries(policies[2:], 128, 64) == 63
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "deepseek-v2", "deepseek-v3"])
+def test_untrained_layers_are_alike(architecture: str, tmp_path: Path) -> None:
+    backend = _open(save_checkpoint(architecture, tmp_path))
+    assert backend.spec.pools[0].policy.layer_kept == ()
+
+
+def test_scores_are_the_models_own_attention() -> None:
+    """Against transformers' own weights of the same tokens; the sequence is shorter than usual."""
+    register_attention()
+    own, plain = (
+        AutoModelForCausalLM.from_pretrained(EVAL_MODEL, dtype=torch.float32, attn_implementation=name)
+        for name in (ATTENTION_NAME, "eager")
+    )
+    num_tokens, vocab_size = 20, plain.config.vocab_size
+    once = torch.randint(vocab_size, (num_tokens,), generator=torch.Generator().manual_seed(0)).tolist()
+    with torch.no_grad():
+        weights = plain(torch.tensor([[plain.config.bos_token_id, *once, *once]]), output_attentions=True).attentions
+    second = torch.arange(num_tokens + 1, 2 * num_tokens + 1)
+    found = [float(layer[0][:, second, second - num_tokens + 1].mean()) for layer in weights]
+    rests = [float(layer[0][:, second, 0].mean()) for layer in weights]
+    assert found[1] > 0.9
+    assert rests[2] > 0.5
+    measured = measure_look_up(own, 3, max_model_len=41)
+    assert [layer.found for layer in measured] == pytest.approx(found, abs=1e-5)
+    assert [layer.rests for layer in measured] == pytest.approx(rests, abs=1e-5)
+    assert [layer.score for layer in measured] == pytest.approx([a + 0.75 * b for a, b in zip(found, rests, strict=True)], abs=1e-5)
+    assert measure_look_up(own, 3, max_model_len=4) == [LookUp(0.0, 0.0)] * 3
+
+
+def test_a_model_without_a_token_for_beginnings_is_read_too() -> None:
+    register_attention()
+    model = AutoModelForCausalLM.from_pretrained(EVAL_MODEL, dtype=torch.float32, attn_implementation=ATTENTION_NAME)
+    model.config.bos_token_id = None
+    assert measure_look_up(model, 3, max_model_len=40)[1].found > 0.9
+
+
+def test_who_looks_up_leads_and_not_who_rests() -> None:
+    layers = [LayerSpec(4, 2, (), None) for _ in range(3)]
+    measured = [LookUp(0.0, 1.0), LookUp(0.5, 0.0), LookUp(0.0, 0.0)]
+    assert with_layer_budgets(POLICY.resolve(128), layers, measured, 128, 128, leads=True).leading_layer == 1
+    assert with_layer_budgets(POLICY.resolve(128), layers, measured, 128, 128, leads=False).leading_layer is None
+
+
+def test_layers_with_a_sliding_window_have_no_share() -> None:
+    layers = [LayerSpec(4, 2, (), window) for window in (None, 16, None, 16, None)]
+    measured = [LookUp(found, 0.0) for found in (0.0, 1.0, 0.9, 1.0, 0.0)]
+    policy = with_layer_budgets(POLICY.resolve(128), layers, measured, 128, 128, leads=True)
+    assert (policy.layer_kept, policy.leading_layer) == ((2, 20, 2), 1)
+    kinds, kind_of = layer_kinds(policy, layers, 128)
+    assert [kinds[kind].policy.layout.num_kept for kind in kind_of] == [2, 0, 20, 0, 2]
+    assert [kinds[kind].policy.layout.num_recent for kind in kind_of] == [R, 16, R, 16, R]
+    assert len(kinds) == 3

@@ -1,0 +1,330 @@
+"""The kernels against the same in float64 or in torch's operations, and rows that do not depend on their company."""
+
+import itertools
+import random
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from backends.interface import Draw, SamplingParams
+from backends.torch_backend.model.attention import HIDDEN, grouped_attention
+from backends.torch_backend.model.linear import ReorderedLinear
+from backends.torch_backend.native.kernels import (
+    Kernels,
+    kernels_are_supported,
+    load_kernels,
+    observed_attention,
+    packed_linear,
+    prompt_attention,
+    slot_attention,
+    takes_prompt,
+)
+from backends.torch_backend.sampling.filtering import score_threshold
+from backends.torch_backend.sampling.sampler import Sampler
+from cache.scoring import Window, reduced_attention
+
+pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16")
+
+DTYPES = [torch.float32, torch.bfloat16]
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels(built_kernels: Path) -> None:
+    load_kernels(built_kernels)
+
+
+def _random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("sizes", [(64, 64), (96, 100), (160, 40), (32, 3), (400, 288), (34, 70), (6, 130)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_linear(dtype: torch.dtype, sizes: tuple[int, int], has_bias: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(*sizes, bias=has_bias, dtype=dtype)
+    reordered = ReorderedLinear([layer], Kernels())
+    packed = reordered.packed
+    assert packed is not None, "oneDNN lays weights out as the kernel expects"
+    hidden = _random(550, sizes[0], dtype=dtype)  # many at a time, and some that are left over
+    whole = packed_linear(hidden, packed, layer.bias, sizes[1])
+    expected = nn.functional.linear(hidden.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double())
+    torch.testing.assert_close(whole.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    for first, last in ((0, 1), (2, 4), (3, 6), (7, 12), (8, 45), (0, 512), (500, 550)):
+        assert torch.equal(packed_linear(hidden[first:last, None], packed, layer.bias, sizes[1])[:, 0], whole[first:last])
+
+
+@pytest.mark.parametrize("num_inputs", [64, 32, 34, 98, 128, 33])
+@torch.inference_mode()
+def test_a_weight_of_other_inputs_is_refused(num_inputs: int) -> None:
+    """A weight of 96 inputs takes rows of as many, and of those that it would be filled up for."""
+    packed = ReorderedLinear([nn.Linear(96, 64, dtype=torch.bfloat16)], Kernels()).packed
+    assert packed is not None
+    with pytest.raises(RuntimeError, match="inputs"):
+        packed_linear(torch.zeros(3, num_inputs, dtype=torch.bfloat16), packed, None, 64)
+
+
+@pytest.mark.parametrize("width", [64, 40, 6])
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_rotary_embedding(dtype: torch.dtype, width: int) -> None:
+    """Of heads that lie between others, as a joint product leaves them."""
+    heads = _random(2, 5, 7, width, dtype=dtype)[:, :, 1:4].transpose(1, 2)  # [row, head, token, width]
+    angles = torch.arange(10).view(2, 5, 1) * torch.linspace(1, 0.01, width // 2).repeat(2)
+    cosines, sines = angles.cos().to(dtype), angles.sin().to(dtype)
+    turned = torch.cat((-heads[..., width // 2 :], heads[..., : width // 2]), dim=-1)
+    expected = heads * cosines[:, None] + turned * sines[:, None]
+    rotated = torch.ops.snapserve.rotate(heads, cosines, sines)
+    torch.testing.assert_close(rotated, expected, atol=1e-6, rtol=0 if dtype is torch.bfloat16 else 1e-6)
+
+
+@torch.inference_mode()
+def test_weights_that_lie_otherwise_are_left_to_onednn() -> None:
+    layer = nn.Linear(33, 64, dtype=torch.bfloat16)  # no pairs
+    reordered = ReorderedLinear([layer], Kernels(are_used=True))
+    assert reordered.packed is None
+    hidden = _random(3, 33, dtype=torch.bfloat16)
+    torch.testing.assert_close(reordered(hidden), layer(hidden))
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "value_width"), [(4, 2, 16, 16), (7, 1, 40, 24), (6, 2, 64, 128), (5, 5, 7, 9)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_attention(
+    dtype: torch.dtype, heads: int, kv_heads: int, width: int, value_width: int, has_sinks: bool, softcap: float | None
+) -> None:
+    """Three slots of four: one with gaps, one that sees its new token alone, one idle. Where they do not look is NaN or infinity."""
+    rows, capacity, read = 3, 61, 50
+    keys, values = (_random(4, kv_heads, capacity, size, dtype=dtype, seed=size) for size in (width, value_width))
+    query, key, value = (
+        _random(rows, 1, number, size, dtype=dtype, seed=7 + size).transpose(1, 2)
+        for number, size in ((heads, width), (kv_heads, width), (kv_heads, value_width))
+    )
+    entries = torch.tensor([[20], [3], [capacity - 1]])
+    bias = torch.full((rows, 1, read), HIDDEN)
+    bias[0, 0, :30] = bias[0, 0, 37:41] = bias[1, 0, 3] = 0
+    sinks = _random(heads, dtype=dtype, seed=3) if has_sinks else None
+    hidden = keys.clone(), values.clone()
+    for plane, filler in zip(hidden, (torch.inf, torch.nan), strict=True):
+        plane[0, :, 48:] = plane[1, :, 16:] = plane[2:] = filler
+
+    output = slot_attention(query, key, value, hidden, entries, bias, scaling=0.3, softcap=softcap, sinks=sinks)
+
+    for plane, kept, new in zip((keys, values), hidden, (key, value), strict=True):
+        plane[torch.arange(rows)[:, None], :, entries] = new.transpose(1, 2)
+        assert torch.equal(kept[0, :, :41], plane[0, :, :41]), "only the new tokens are written"
+        assert torch.equal(kept[2, :, capacity - 1], new[2, :, 0])
+    expected = grouped_attention(
+        query.double(),
+        keys[:rows, :, :read].double(),
+        values[:rows, :, :read].double(),
+        bias.double(),
+        scaling=0.3,
+        softcap=softcap,
+        sinks=None if sinks is None else sinks.double(),
+    )
+    torch.testing.assert_close(output[:2].double(), expected[:2], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert not output[2].any(), "a row that sees nothing is zero"
+    for row in range(2):
+        alone = slot_attention(
+            query[row : row + 1],
+            key[row : row + 1],
+            value[row : row + 1],
+            (hidden[0][row : row + 1].clone(), hidden[1][row : row + 1].clone()),
+            entries[row : row + 1],
+            bias[row : row + 1, :, : 41 if row == 0 else 17].contiguous(),
+            scaling=0.3,
+            softcap=softcap,
+            sinks=sinks,
+        )
+        assert torch.equal(alone[0], output[row])
+
+
+def _attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    last_seen: Tensor,
+    *,
+    sliding_window: int | None,
+    scaling: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Return what `prompt_attention` is to return, in float64."""
+    entry = torch.arange(keys.shape[2])
+    is_seen = (entry <= last_seen[..., None]) & (entry > last_seen[..., None] - (sliding_window or keys.shape[2]))
+    bias = torch.where(is_seen, 0.0, HIDDEN).double()
+    in_double = (query.double(), keys.double(), values.double())
+    return grouped_attention(*in_double, bias, scaling=scaling, softcap=softcap, sinks=None if sinks is None else sinks.double())
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize("sliding_window", [None, 50])
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "value_width"), [(4, 2, 16, 16), (7, 1, 40, 25), (6, 2, 64, 128), (2, 2, 6, 3)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_prompt_attention(
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    value_width: int,
+    sliding_window: int | None,
+    has_sinks: bool,
+    softcap: float | None,
+) -> None:
+    """Chunks at a sequence's end, at its start behind padding, and nothing but padding. Behind a row's last entry is NaN or infinity."""
+    rows, tokens, read = 3, 70, 301
+    keys, values = (_random(rows, kv_heads, read, size, dtype=dtype, seed=size) for size in (width, value_width))
+    query = _random(rows, tokens, heads, width, dtype=dtype, seed=9).transpose(1, 2)
+    last_seen = torch.stack([torch.arange(tokens) + read - tokens, torch.arange(tokens) - 20, torch.full((tokens,), -1)]).clamp(min=-1)
+    sinks = _random(heads, dtype=dtype, seed=3) if has_sinks else None
+    attend = partial(prompt_attention, sliding_window=sliding_window, scaling=0.3, softcap=softcap, sinks=sinks)
+    hidden = keys.clone(), values.clone()
+    for plane, filler in zip(hidden, (torch.inf, torch.nan), strict=True):
+        plane[1, :, tokens - 20 :] = plane[2] = filler
+
+    output = attend(query, hidden[0], hidden[1], last_seen)
+
+    expected = _attention(query, keys, values, last_seen, sliding_window=sliding_window, scaling=0.3, softcap=softcap, sinks=sinks)
+    is_read = last_seen >= 0
+    torch.testing.assert_close(output[is_read].double(), expected[is_read], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert not output[~is_read].any(), "a token that sees nothing is zero"
+    for row in range(rows):
+        alone = attend(*(part[row : row + 1] for part in (query, *hidden, last_seen)))
+        assert torch.equal(alone[0], output[row])
+
+
+@pytest.mark.parametrize("sliding_window", [None, 40])
+@pytest.mark.parametrize("sink", [None, -torch.inf, 0.0, 40.0])
+@pytest.mark.parametrize("rise", [-900.0, -40.0, 40.0, 900.0])
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_prompt_attention_whose_scores_rise_and_fall(
+    dtype: torch.dtype, rise: float, sink: float | None, sliding_window: int | None
+) -> None:
+    """By more than the exponent of a number holds, from one block of entries to the next; for every other query the other way round."""
+    width, read, tokens = 16, 700, 48
+    keys, values = (_random(1, 1, read, width, dtype=dtype, seed=seed) for seed in (1, 2))
+    query = _random(1, tokens, 1, width, dtype=dtype, seed=3).transpose(1, 2)
+    query[..., 0], query[..., ::2, 0] = 1, -1
+    keys[..., 0] = torch.linspace(0, rise, read).to(dtype)
+    last_seen = (torch.arange(tokens) * 14 + 20)[None]  # up to 678: with a window, many see nothing of the blocks that are read first
+    last_seen[0, -1] = -1
+    sinks = None if sink is None else torch.tensor([sink], dtype=dtype)
+    attend = partial(prompt_attention, sliding_window=sliding_window, scaling=1.0, softcap=None, sinks=sinks)
+    output = attend(query, keys, values, last_seen)
+    expected = _attention(query, keys, values, last_seen, sliding_window=sliding_window, scaling=1.0, softcap=None, sinks=sinks)
+    tolerance = max(TOLERANCE[dtype], 3e-4)  # a score of 900 is rounded by up to 3e-5
+    torch.testing.assert_close(output[:, :-1].double(), expected[:, :-1], atol=tolerance, rtol=tolerance)
+    assert not output[:, -1].any(), "a token that sees nothing is zero"
+    for number in range(0, tokens, 5):
+        alone = attend(query[:, :, number : number + 1], keys, values, last_seen[:, number : number + 1].contiguous())
+        assert torch.equal(alone[0, 0], output[0, number]), "a query does not depend on those beside it"
+
+
+@pytest.mark.parametrize("is_sum", [False, True])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "queries"), [(4, 2, 16, 32), (7, 1, 40, 5), (6, 2, 64, 100), (2, 2, 6, 64)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_observed_attention(
+    dtype: torch.dtype, heads: int, kv_heads: int, width: int, queries: int, softcap: float | None, is_sum: bool
+) -> None:
+    """Of all keys and of some, with queries that see none of them. What no query sees is NaN."""
+    entries = 301
+    key = _random(kv_heads, entries, width, dtype=dtype, seed=width)
+    query = _random(queries, heads, width, dtype=dtype, seed=9).transpose(0, 1)
+    last_seen = torch.arange(queries) + 290 - queries
+    last_seen[1:3] = torch.tensor([-1, 7])
+    strength = torch.rand(queries, generator=torch.Generator().manual_seed(1))
+    unseen = key.clone()
+    unseen[:, 290:] = torch.nan
+    for first, end in ((0, entries), (0, 200), (4, 283), (9, 9)):
+        window = Window(query, unseen, last_seen, strength, first, end, scale=0.3, softcap=softcap, is_sum=is_sum)
+        whole = observed_attention(window)
+        expected = reduced_attention(window._replace(query=query.double(), key=key.double()))
+        torch.testing.assert_close(whole, expected.float(), atol=1e-6, rtol=1e-4)
+        group = heads // kv_heads
+        alone = observed_attention(window._replace(query=query[:group], key=unseen[:1]))
+        assert torch.equal(alone, whole[:group]), "a head's votes do not depend on the heads beside it"
+
+
+def test_prompts_that_are_left_to_torch() -> None:
+    assert takes_prompt(torch.empty(1, 1, 1, 6))
+    assert not takes_prompt(torch.empty(1, 1, 1, 7))
+    assert not takes_prompt(torch.empty(1, 1, 1, 6, dtype=torch.float16))
+
+
+def _random_draws(num_slots: int, seed: int) -> dict[int, Draw]:
+    """Return draws of every kind for most of the slots."""
+    choose = random.Random(seed)
+    return {
+        slot: Draw(
+            SamplingParams(
+                temperature=choose.choice([0.0, 0.3, 1.0, 1.7]),
+                top_p=choose.choice([0.0, 0.1, 0.7, 0.95, 0.999, 1.0]),
+                min_p=choose.choice([0.0, 0.0, 0.01, 0.3, 1.0]),
+                top_k=choose.choice([0, 0, 1, 7, 50, 999, 2**40]),
+                seed=choose.randrange(-(2**63), 2**64),
+            ),
+            choice=choose.randrange(9),
+            output_index=choose.randrange(2**20),
+        )
+        for slot in range(num_slots)
+        if choose.random() < 0.9
+    }
+
+
+@pytest.mark.parametrize("spread", [0.02, 1, 4])  # of the logits: from all but equal ones to a few that have all the probability
+@pytest.mark.parametrize("vocab_size", [5, 1000, 33_001])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_draws_are_those_of_torch(dtype: torch.dtype, vocab_size: int, spread: float) -> None:
+    """In bfloat16 many logits are equal; some tokens are banned."""
+    num_slots = 24
+    plain, native = (Sampler(num_slots, vocab_size, torch.device("cpu"), Kernels(are_used)) for are_used in (False, True))
+    for seed in range(5):
+        logits = spread * _random(num_slots, vocab_size, dtype=dtype, seed=seed)
+        logits[_random(num_slots, vocab_size, dtype=torch.float32, seed=-seed) > 1] = -torch.inf
+        logits[:, seed] = 0
+        draws = _random_draws(num_slots, seed)
+        expected, found = (sampler.sample(logits, sampler.plan(draws), number=3).token_ids for sampler in (plain, native))
+        assert [int(found[slot]) for slot in draws] == [int(expected[slot]) for slot in draws]
+        slot, other = list(draws)[:2]
+        alone = native.sample(logits[[other, slot]], native.plan({1: draws[slot]}, 2), number=3).token_ids
+        assert alone[1] == found[slot]
+
+
+def test_the_tokens_that_may_be_drawn_are_those_of_torch() -> None:
+    """Of so many draws every token that the filters leave gets one."""
+    num_draws, vocab_size = 4000, 30
+    logits = _random(1, vocab_size, dtype=torch.float32).bfloat16()
+    plain, native = (Sampler(num_draws, vocab_size, torch.device("cpu"), Kernels(are_used)) for are_used in (False, True))
+    for top_k, top_p, min_p in itertools.product([0, 3, 12], [0.3, 0.8, 1.0], [0.0, 0.2]):
+        params = SamplingParams(temperature=3.0, top_k=top_k, top_p=top_p, min_p=min_p, seed=6)
+        draws = {slot: Draw(params, output_index=slot) for slot in range(num_draws)}
+        rows = logits.expand(num_draws, vocab_size)
+        expected, found = (sampler.sample(rows, sampler.plan(draws)).token_ids for sampler in (plain, native))
+        assert torch.equal(found, expected)
+        limits = torch.tensor([top_k]), torch.tensor([top_p]), torch.tensor([min_p])
+        scores = (logits.float() - logits.max()) / 3
+        assert sorted(set(found.tolist())) == (scores >= score_threshold(scores, *limits))[0].nonzero()[:, 0].tolist()
+
+
+@pytest.mark.parametrize("filler", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("top_p", [0.5, 1.0])
+def test_logits_that_are_no_numbers_draw_some_token(filler: float, top_p: float) -> None:
+    sampler = Sampler(3, 100, torch.device("cpu"), Kernels(are_used=True))
+    draws = {slot: Draw(SamplingParams(temperature=slot / 2, top_p=top_p, top_k=10)) for slot in range(3)}
+    for logits in (torch.full((3, 100), filler), torch.cat([torch.zeros(3, 60), torch.full((3, 40), filler)], dim=1)):
+        tokens = sampler.sample(logits, sampler.plan(draws)).token_ids
+        assert bool(((tokens >= 0) & (tokens < 100)).all())

@@ -6,8 +6,8 @@ from typing import Protocol
 from server.batches.service import Batches
 from server.engine.client import EngineClient
 from server.grammar.compiler import Grammars
+from server.metrics.metrics import WatchedResponses
 from server.options.settings import ServerSettings
-from server.responses.store import ResponseStore
 from server.text.renderer import Renderer
 
 
@@ -19,8 +19,8 @@ class Exposition(Protocol):
 
     def render(self) -> bytes: ...
 
-    def watch_responses(self, store: ResponseStore) -> None:
-        """Ask the store at every scrape how much it keeps."""
+    def watch_responses(self, store: WatchedResponses) -> None:
+        """Report the size of the store at every scrape."""
         ...
 
 

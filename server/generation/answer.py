@@ -7,12 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from scheduler.messages import CacheUse
-from server.generation.output import ChoiceDelta, TokenLogprob
+from server.generation.output import ChoiceDelta
 from server.grammar.structure import Structure
 from server.http.errors import ApiError
 from server.protocol.generation import ChoicesRequest, GenerationRequest
 from server.protocol.prompt_logprobs import PromptLogprobs, prompt_logprobs
 from server.protocol.usage import CacheUsage, Usage, usage
+from server.text.logprobs import TokenLogprob
 from server.text.renderer import Renderer
 
 

@@ -1,8 +1,9 @@
 """One choice of an answer as it comes: the pieces of its text, and how many of its tokens are reasoning."""
 
-from server.generation.output import ChoiceDelta, TokenLogprob
+from server.generation.output import ChoiceDelta
 from server.parsers.answer_reader import AnswerReader
 from server.parsers.parts import Piece
+from server.text.logprobs import TokenLogprob
 from server.text.vocabulary import Vocabulary
 
 

@@ -13,23 +13,9 @@ from backends.interface import SampledToken
 from scheduler.messages import Add, EngineOutput, Final, FinishReason
 from server.engine.client import EngineClient
 from server.text.detokenizer import Detokenizer
+from server.text.logprobs import TokenLogprob
 from server.text.renderer import Renderer
 from server.text.stop_strings import StopString
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A token and its log-probability (None: the first token of a prompt); `top` has the most likely tokens at its place, best first."""
-
-    token: str
-    token_id: int
-    bytes: bytes
-    logprob: float | None
-    top: tuple["TokenLogprob", ...] = ()
-
-    def by_id(self) -> "TokenLogprob":
-        """Return the same, with ids for names."""
-        return replace(self, token=f"token_id:{self.token_id}", top=tuple(other.by_id() for other in self.top))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """A generated token's log-probabilities, as chats and responses tell them."""
 
-from server.generation.output import TokenLogprob
 from server.protocol.chat import ChatTokenLogprob, TopLogprob
-from server.text.logprobs import finite
+from server.text.logprobs import TokenLogprob, finite
 
 
 def token_logprob(token: TokenLogprob) -> ChatTokenLogprob:

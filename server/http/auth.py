@@ -1,6 +1,5 @@
 """API keys: who may call. Decided on the path that is routed on, and denied unless the path is one of those that are open."""
 
-import hashlib
 import hmac
 from collections.abc import Sequence
 
@@ -8,6 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.http.errors import invalid_api_key
 from server.http.record import RequestRecord
+from server.options.keys import digest_name, key_digest
 
 MISSING_KEY = "You did not provide an API key. Send it in an Authorization header: 'Authorization: Bearer YOUR_KEY'."
 WRONG_KEY = "Incorrect API key provided."
@@ -17,13 +17,13 @@ class KeyRing:
     """The keys that are accepted, held as digests."""
 
     def __init__(self, keys: Sequence[str]) -> None:
-        self._digests = tuple(_digest(key.encode()) for key in keys)
+        self._digests = tuple(key_digest(key.encode()) for key in keys)
 
     def name_of(self, key: bytes) -> str | None:
         """Return the name of this key if it is one of them, in a time that depends on neither the key nor which one it is."""
-        digest = _digest(key)
+        digest = key_digest(key)
         is_known = any([hmac.compare_digest(digest, known) for known in self._digests])  # noqa: C419 (a generator would stop at the first)
-        return _name(digest) if is_known else None
+        return digest_name(digest) if is_known else None
 
 
 class KeyGuard:
@@ -57,16 +57,3 @@ def _bearer(scope: Scope) -> bytes | None:
     scheme, _, key = values[0].strip().partition(b" ")
     key = key.strip()
     return key if scheme.lower() == b"bearer" and key else None
-
-
-def name_of_key(key: str) -> str:
-    """Return what a key is called in logs and queues: a short hash of it."""
-    return _name(_digest(key.encode()))
-
-
-def _name(digest: bytes) -> str:
-    return digest.hex()[:12]
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

@@ -17,7 +17,6 @@ from scheduler.stats import StepRecord
 from server.batches.batch import BatchStatus
 from server.engine.client import Health, HealthStatus
 from server.metrics.instruments import ENGINE, Instruments
-from server.responses.store import ResponseStore
 
 
 class WatchedEngine(Protocol):
@@ -33,6 +32,16 @@ class WatchedBatches(Protocol):
     """Batches that can be counted at any moment."""
 
     def num_by_status(self) -> Counter[BatchStatus]: ...
+
+
+class WatchedResponses(Protocol):
+    """A store of responses, as metrics see it."""
+
+    @property
+    def num_responses(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int: ...
 
 
 class Metrics:
@@ -71,8 +80,8 @@ class Metrics:
         for status in BatchStatus:
             self._instruments.batches[status.value].set_function(partial(number_in, status))
 
-    def watch_responses(self, store: ResponseStore) -> None:
-        """Ask the store at every scrape how much it keeps."""
+    def watch_responses(self, store: WatchedResponses) -> None:
+        """Report the size of the store at every scrape."""
         self._instruments.stored_responses.set_function(lambda: store.num_responses)
         self._instruments.stored_response_bytes.set_function(lambda: store.num_bytes)
 

@@ -25,10 +25,9 @@ from backends.torch_backend.config import (
 )
 from scheduler.config import SchedulerConfig
 from scheduler.waiting import QueueOrder
-from server.http.auth import name_of_key
 from server.logs import LogFormat
 from server.options.connections import CONNECTIONS, connection_limits_of
-from server.options.key_file import read_key_file
+from server.options.keys import key_name, read_key_file
 from server.options.option import (
     Option,
     OptionError,
@@ -329,7 +328,7 @@ def _server(values: Mapping[str, Any]) -> ServerSettings:
         created=int(time.time()),
         api_keys=(*values["api_key"], *file_keys),
         rate_limit=rate_limit,
-        key_rate_limits={name_of_key(key): limit for key, limit in file_keys.items()},
+        key_rate_limits={key_name(key): limit for key, limit in file_keys.items()},
         allowed_origins=tuple(values["allowed_origins"]),
         metrics_are_open=not values["metrics_require_key"],
         priority_is_honoured=values["scheduling_order"] is QueueOrder.PRIORITY,

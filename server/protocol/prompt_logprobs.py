@@ -5,8 +5,7 @@ from typing import TypeAlias
 
 from typing_extensions import TypedDict
 
-from server.generation.output import TokenLogprob
-from server.text.logprobs import finite
+from server.text.logprobs import TokenLogprob, finite
 
 
 class PromptLogprob(TypedDict):

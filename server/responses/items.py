@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from server.generation.choice_reader import ChoiceReader
-from server.generation.output import ChoiceDelta, TokenLogprob
+from server.generation.output import ChoiceDelta
 from server.generation.token_logprobs import token_logprob
 from server.parsers.parts import CallArguments, CallStart, Content, Piece, Reasoning
 from server.protocol.chat import ChatTokenLogprob
 from server.protocol.response_items import OutputItem, OutputText, ReasoningText, Status, output_text
+from server.text.logprobs import TokenLogprob
 
 Event: TypeAlias = dict[str, Any]  # without its sequence number
 

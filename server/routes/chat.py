@@ -8,7 +8,7 @@ from server.generation.answer import AnsweredChoice, ChoicesAnswer, Tally
 from server.generation.checks import served_model
 from server.generation.conversation import Conversation, TurnRequest
 from server.generation.message_reader import MessageReader
-from server.generation.output import ChoiceDelta, TokenLogprob
+from server.generation.output import ChoiceDelta
 from server.generation.token_logprobs import token_logprob
 from server.grammar.structure import Structure
 from server.http.errors import invalid_value
@@ -23,6 +23,7 @@ from server.protocol.chat import (
 )
 from server.routes.generation import GenerationResponse
 from server.services import Services
+from server.text.logprobs import TokenLogprob
 from server.text.renderer import Renderer
 
 

@@ -6,11 +6,11 @@ from fastapi import APIRouter, Response
 
 from server.generation.answer import AnsweredChoice, ChoicesAnswer
 from server.generation.checks import served_model
-from server.generation.output import ChoiceDelta, TokenLogprob
+from server.generation.output import ChoiceDelta
 from server.protocol.completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
 from server.routes.generation import GenerationResponse
 from server.services import Services
-from server.text.logprobs import finite
+from server.text.logprobs import TokenLogprob, finite
 from server.text.renderer import Renderer
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's

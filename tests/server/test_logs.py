@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from server.http.auth import name_of_key
 from server.logs import JsonFormatter, TextFormatter, fields
+from server.options.keys import key_name
 from server.options.settings import ConnectionLimits
 from server.text.renderer import Renderer
 from tests.server.serving import RunningServer, serve, settings
@@ -57,7 +57,7 @@ def test_every_request_has_a_line_and_probes_have_none(renderer: Renderer, lines
     assert (whole["logger"], whole["level"], whole["message"]) == ("server.access", "info", "request")
     assert (whole["method"], whole["path"], whole["status"]) == ("POST", "/v1/completions", 200)
     assert whole["request_id"] == response.headers["x-request-id"]
-    assert whole["key"] == name_of_key("secret-key")
+    assert whole["key"] == key_name("secret-key")
     assert (whole["prompt_tokens"], whole["output_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
     assert 0 < whole["first_byte"] <= whole["duration"]
     assert refused["status"] == 401

@@ -13,7 +13,8 @@ from backends.fake_model import expected_tokens
 from backends.interface import BackendError, SamplingParams
 from scheduler.messages import Add, FinishReason
 from server.engine.async_engine import AsyncEngine
-from server.generation.output import Accepted, ChoiceDelta, Event, Generation, GenerationError, Progress, PromptLogprobs, TokenLogprob
+from server.generation.output import Accepted, ChoiceDelta, Event, Generation, GenerationError, Progress, PromptLogprobs
+from server.text.logprobs import TokenLogprob
 from server.text.renderer import Renderer
 from server.text.tokenizer import Tokenizer
 from tests.server.engines import GREEDY, Gate, Observations, add_of, is_at_rest, running

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from server.http.auth import KeyRing, name_of_key
+from server.http.auth import KeyRing
+from server.options.keys import key_name
 from server.text.renderer import Renderer
 from tests.server.serving import RunningServer, serve, settings
 
@@ -98,7 +99,7 @@ def test_metrics_are_open_if_the_operator_says_so(renderer: Renderer) -> None:
 def test_a_ring_keeps_no_key_in_the_clear() -> None:
     ring = KeyRing(KEYS)
     assert "first-key" not in repr(vars(ring))
-    assert ring.name_of(b"first-key") == name_of_key("first-key") != name_of_key(KEYS[1])
+    assert ring.name_of(b"first-key") == key_name("first-key") != key_name(KEYS[1])
     assert ring.name_of(b"") is None
 
 

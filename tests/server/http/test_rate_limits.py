@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from backends.clock import VirtualClock
-from server.http.auth import name_of_key
 from server.http.errors import ApiError
 from server.http.rate_limits import UNSAID_MAX_TOKENS, Account, Bucket, RateQuota, duration
 from server.http.record import RequestRecord
-from server.options.key_file import read_key_file
+from server.options.keys import key_name, read_key_file
 from server.options.option import OptionError
 from server.options.settings import RateLimit
 from server.text.renderer import Renderer
@@ -133,7 +132,7 @@ def refusals(server: RunningServer) -> tuple[float, float]:
 
 
 def test_keys_have_accounts_of_their_own(renderer: Renderer) -> None:
-    limits = {name_of_key("small"): RateLimit(requests=1)}
+    limits = {key_name("small"): RateLimit(requests=1)}
     with serve(renderer, settings(api_keys=("small", "free"), key_rate_limits=limits)) as server:
 
         def ask(key: str) -> openai.types.Completion:

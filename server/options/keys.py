@@ -1,11 +1,28 @@
-"""A file of API keys, one a line, each with its own limits if it is to have any: `sk-abc requests=60 tokens=100000`."""
+"""API keys: the names that logs and queues use for them, and the file that lists them.
 
+The file has one key a line, each with its own limits if it has any: `sk-abc requests=60 tokens=100000`.
+"""
+
+import hashlib
 from pathlib import Path
 
 from server.options.option import OptionError, integer
 from server.options.settings import RateLimit
 
 _AT_LEAST_ONE = integer(1)
+
+
+def key_digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+def digest_name(digest: bytes) -> str:
+    return digest.hex()[:12]
+
+
+def key_name(key: str) -> str:
+    """Return the name of a key in logs and queues: the first 12 digits of its hash."""
+    return digest_name(key_digest(key.encode()))
 
 
 def read_key_file(path: str, default: RateLimit) -> dict[str, RateLimit]:

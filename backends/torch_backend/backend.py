@@ -27,7 +27,7 @@ from backends.interface import (
     ScratchSpec,
 )
 from backends.torch_backend.config import TorchBackendConfig
-from backends.torch_backend.cuda_graphs import DecodeGraphs
+from backends.torch_backend.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
 from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.forward.last_layer import shorten_last_layer
 from backends.torch_backend.forward.plan import DecodePlan, ForwardPass, decode_plan, idle_plans, look_ahead_pass, prefill_pass
@@ -38,7 +38,6 @@ from backends.torch_backend.model.loading import load_model
 from backends.torch_backend.model.probe import LayerSpec, probe_layers
 from backends.torch_backend.native.kernels import Kernels, kernels_are_supported
 from backends.torch_backend.pool import TorchPool
-from backends.torch_backend.recording import CudaRecorder, Recorder
 from backends.torch_backend.sampling.logprobs import Sampled, log_probabilities, steps_to_host
 from backends.torch_backend.sampling.sampler import DrawPlan, check_token_ids
 from backends.torch_backend.spec import (

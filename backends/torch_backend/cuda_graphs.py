@@ -8,16 +8,20 @@ need more than a slot's parameters (penalties, masks, log-probabilities and the 
 import logging
 import time
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from backends.torch_backend.forward.plan import DecodePlan
-from backends.torch_backend.recording import Recorder, Step
 from backends.torch_backend.sampling.logprobs import Sampled
 from backends.torch_backend.sampling.sampler import DrawKind, DrawPlan, Sampler
 
 logger = logging.getLogger(__name__)
+
+Step: TypeAlias = Callable[[], None]
+"""A function of fixed shapes that reads and writes tensors which stay in place, and never waits for the device."""
+Recorder: TypeAlias = Callable[[Step], Step]
 
 Forward = Callable[[DecodePlan], Tensor]  # the logits [slot, vocabulary] of a plan's next step
 
@@ -98,3 +102,23 @@ class DecodeGraphs:
             output_index.add_(1)
 
         return step
+
+
+class CudaRecorder:
+    """Captures steps as CUDA graphs. They share their memory, so a step leaves nothing behind but in tensors that were there before."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def __call__(self, step: Step) -> Step:
+        """Return the step's replay. Raises RuntimeError for a step that waits for the device."""
+        current = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            step()  # libraries set themselves up, which cannot be captured
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory, stream=self._stream):
+            step()
+        return graph.replay

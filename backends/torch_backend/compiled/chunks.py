@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.torch_backend.compiled.layer_calls import LayerCall, LayerFunction, TracedCache
+from backends.torch_backend.compiled.layer_calls import LayerFunction, TracedCache
 from backends.torch_backend.compiled.trace import InputSpec, function_of
 from backends.torch_backend.forward.cache import ModelCache
+from backends.torch_backend.forward.stand_in import LayerCall
 from backends.torch_backend.model.attention import AttentionOptions
 
 ChunkCode = Callable[..., Any]  # of a `ChunkAttention` and a layer's tensors

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from backends.torch_backend.compiled.chunks import ChunkAttention, ChunkCode, chunk_code
-from backends.torch_backend.compiled.layer_calls import LayerCall, LayerFunction, StandIn, TracedCache, decoder_layers
+from backends.torch_backend.compiled.layer_calls import LayerFunction, TracedCache
 from backends.torch_backend.compiled.trace import Compiled, GraphError, GraphSource, InputSpec
 from backends.torch_backend.forward.cache import KindStep, ModelCache
+from backends.torch_backend.forward.stand_in import LayerCall, StandIn, decoder_layers
 from backends.torch_backend.model.attention import AttentionOptions
 from backends.torch_backend.native.kernels import Kernels, slot_attention
 

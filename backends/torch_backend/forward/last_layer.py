@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from backends.torch_backend.compiled.layer_calls import LayerCall, StandIn, decoder_layers
 from backends.torch_backend.forward.cache import ModelCache, Step, WrittenError
+from backends.torch_backend.forward.stand_in import LayerCall, StandIn, decoder_layers
 
 
 class LastLayer(StandIn):

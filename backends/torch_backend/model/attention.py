@@ -1,7 +1,7 @@
 """Attention over slots and scratches, and the one joint at which transformers' models call it.
 
-The models hand the cache of `backends.torch_backend.forward.cache` through to this function as the keyword argument `slot_cache`; what a step
-reads, which entries each query may see and whose attention is to be recorded are that cache's business.
+Models pass the cache of `forward.cache` to this function as the keyword argument `slot_cache`. The cache decides what a step reads, which
+entries each query may see and whose attention is recorded.
 """
 
 from dataclasses import dataclass

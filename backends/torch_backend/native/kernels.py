@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cache.scoring import Window
 
-SOURCES = Path(__file__).with_name("native")
+SOURCES = Path(__file__).parent
 BLOCK = 64  # outputs that a weight's layout keeps together
 _FILLED_BYTES = 64  # oneDNN fills an output's inputs up to whole ones of these
 

@@ -11,7 +11,7 @@ from backends.clock import VirtualClock
 from backends.interface import BackendUnusableError
 from backends.torch_backend.backend import Outcome, Running, TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
-from backends.torch_backend.recording import Step
+from backends.torch_backend.cuda_graphs import Step
 from cache.policy import PolicyName, PolicyOptions, WindowScorer
 from cache.pool_options import PoolOptions
 from tests.backends.checkpoints import save_checkpoint

@@ -17,7 +17,7 @@ from tests.backends.contents import assert_same_contents, recipe_of
 from tests.backends.driver import Driver, Request, open_backend
 from tests.reference.sequence import Sequence, load_reference
 
-DEMO_MODEL = Path(__file__).parents[2] / "server" / "demo_model"
+DEMO_MODEL = Path(__file__).parents[3] / "server" / "demo_model"
 NUM_PROMPT_TOKENS, CAPACITY, CHUNK = 8192, 1024, 512
 
 

@@ -30,7 +30,9 @@ from cache.policy import CachePolicy, full
 from cache.scratch import ScratchLayout
 
 
-def slot_pool(num_slots: int, policy: CachePolicy, max_model_len: int, name: str | None = None) -> SlotPoolSpec:
+def slot_pool(
+    num_slots: int, policy: CachePolicy, max_model_len: int, name: str | None = None
+) -> SlotPoolSpec:
     """Return a pool's spec, named after its policy unless it has a name of its own."""
     return SlotPoolSpec(num_slots, policy, min(policy.max_direct_tokens, max_model_len), name or policy.name)
 
@@ -85,9 +87,15 @@ class _Place:
             token_id = draw.forced_token_ids[0]
             self.num_forced += 1
         else:
-            token_id = choose(self.state, draw, vocab_size, self.token_ids, self.num_prompt_tokens + self.num_forced)
+            token_id = choose(
+                self.state, draw, vocab_size, self.token_ids, self.num_prompt_tokens + self.num_forced
+            )
         num_logprobs = draw.num_logprobs(0)
-        return SampledToken(token_id) if num_logprobs is None else with_logprobs(self.state, token_id, num_logprobs, vocab_size)
+        return (
+            SampledToken(token_id)
+            if num_logprobs is None
+            else with_logprobs(self.state, token_id, num_logprobs, vocab_size)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +153,9 @@ class FakeBackend:
         fault = self._faults.get(self.num_submitted - 1)
         if fault is not None:
             return Done(fault)
-        return Done(self._prefill(batch, elapsed) if isinstance(batch, PrefillBatch) else self._decode(batch, elapsed))
+        return Done(
+            self._prefill(batch, elapsed) if isinstance(batch, PrefillBatch) else self._decode(batch, elapsed)
+        )
 
     def _prefill(self, batch: PrefillBatch, elapsed: float) -> BatchResult:
         self._check_prefill(batch)
@@ -164,7 +174,10 @@ class FakeBackend:
         if row.scratch is not None:
             del self._scratches[row.scratch]
             slots.update({slot: places[0].copy() for slot in row.slots})
-        return tuple(slots[slot].sample(draw, self._spec.vocab_size) for slot, draw in zip(row.slots, row.draws, strict=True))
+        return tuple(
+            slots[slot].sample(draw, self._spec.vocab_size)
+            for slot, draw in zip(row.slots, row.draws, strict=True)
+        )
 
     def _places(self, row: PrefillRow, slots: dict[int, _Place]) -> list[_Place]:
         """Return where a chunk is written, emptied first if it is a prompt's first chunk."""
@@ -178,7 +191,9 @@ class FakeBackend:
         if row.score is None:
             return ()
         state, scores = self._places(row, slots)[0].state, list[SampledToken]()
-        for token_id, target in zip(row.token_ids, row.score.target_ids, strict=False):  # the prompt's last token has no target
+        for token_id, target in zip(
+            row.token_ids, row.score.target_ids, strict=False
+        ):  # the prompt's last token has no target
             state = fold(state, (token_id,))
             scores.append(with_logprobs(state, target, row.score.num_top, self._spec.vocab_size))
         return tuple(scores)
@@ -190,26 +205,39 @@ class FakeBackend:
         for token_id in row.token_ids:
             state = fold(state, (token_id,))
             vectors.append(hidden_state(state, self._spec.embedding_size))
-        return vectors[-1] if row.pooling is PromptPooling.LAST else tuple(map(sum, zip(*vectors, strict=True)))
+        return (
+            vectors[-1] if row.pooling is PromptPooling.LAST else tuple(map(sum, zip(*vectors, strict=True)))
+        )
 
     def _decode(self, batch: DecodeBatch, elapsed: float) -> BatchResult:
         assert 1 <= batch.num_steps <= self._spec.max_decode_steps, batch.num_steps
         slots = [row.slot for row in batch.rows]
         assert len(slots) == len(set(slots)), f"a slot has two rows: {slots}"
-        assert batch.num_steps == 1 or all(row.draw.allowed_mask is None for row in batch.rows), "a mask for more than one step"
+        assert batch.num_steps == 1 or all(row.draw.allowed_mask is None for row in batch.rows), (
+            "a mask for more than one step"
+        )
         pool = self._pools[batch.pool]
         return BatchResult(tuple(self._decode_row(row, pool, batch.num_steps) for row in batch.rows), elapsed)
 
-    def _decode_row(self, row: DecodeRow, pool: dict[int, _Place], num_steps: int) -> tuple[SampledToken, ...]:
+    def _decode_row(
+        self, row: DecodeRow, pool: dict[int, _Place], num_steps: int
+    ) -> tuple[SampledToken, ...]:
         assert row.slot in pool, f"slot {row.slot} holds nothing"
         place = pool[row.slot]
         assert row.index >= row.num_prompt_tokens, f"slot {row.slot} has no complete prompt"
-        assert (row.index, row.num_prompt_tokens) == (len(place.token_ids), place.num_prompt_tokens), (row, place)
-        assert len(place.token_ids) + num_steps <= self._spec.max_model_len, f"slot {row.slot} is over max_model_len"
+        assert (row.index, row.num_prompt_tokens) == (len(place.token_ids), place.num_prompt_tokens), (
+            row,
+            place,
+        )
+        assert len(place.token_ids) + num_steps <= self._spec.max_model_len, (
+            f"slot {row.slot} is over max_model_len"
+        )
         place.write((row.token_id,))
         tokens, draw = [place.sample(row.draw, self._spec.vocab_size)], row.draw
         for _ in range(num_steps - 1):
-            draw = replace(draw, output_index=draw.output_index + 1, forced_token_ids=draw.forced_token_ids[1:])
+            draw = replace(
+                draw, output_index=draw.output_index + 1, forced_token_ids=draw.forced_token_ids[1:]
+            )
             place.write((tokens[-1].token_id,))
             tokens.append(place.sample(draw, self._spec.vocab_size))
         return tuple(tokens)
@@ -240,7 +268,10 @@ class FakeBackend:
         assert row.scratch is not None or row.slots, "a row with neither slot nor scratch"
         if row.start > 0:
             for place in self._places(row, self._pools[pool]):
-                assert (len(place.token_ids), place.num_prompt_tokens) == (row.start, row.num_prompt_tokens), (row, place)
+                assert (len(place.token_ids), place.num_prompt_tokens) == (
+                    row.start,
+                    row.num_prompt_tokens,
+                ), (row, place)
 
     def _check_round(self, row: PrefillRow, layout: ScratchLayout) -> None:
         assert layout.admits(row.num_prompt_tokens), row

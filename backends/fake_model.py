@@ -37,7 +37,9 @@ def expected_tokens(
     state, token_ids = fold(0, prompt), list(prompt)
     for index in range(num_tokens):
         banned = tuple(stop_token_ids) if index < min_tokens else ()
-        token_ids.append(choose(state, Draw(sampling, choice, index, banned), vocab_size, token_ids, len(prompt)))
+        token_ids.append(
+            choose(state, Draw(sampling, choice, index, banned), vocab_size, token_ids, len(prompt))
+        )
         state = fold(state, token_ids[-1:])
     return token_ids[len(prompt) :]
 
@@ -52,14 +54,20 @@ def choose(state: int, draw: Draw, vocab_size: int, token_ids: Sequence[int], nu
     ranked = sorted(logits, key=lambda token: (-logits[token], token))
     if sampling.is_greedy:
         return ranked[0]
-    weights = _truncated([math.exp((logits[token] - logits[ranked[0]]) / sampling.temperature) for token in ranked], sampling)
+    weights = _truncated(
+        [math.exp((logits[token] - logits[ranked[0]]) / sampling.temperature) for token in ranked], sampling
+    )
     return ranked[_invert(weights, _uniform(state, draw))]
 
 
 def with_logprobs(state: int, token_id: int, num_top: int, vocab_size: int) -> SampledToken:
     """Return a token with its log-probability and those of the most likely tokens."""
     num_leaders = min(_NUM_LEADERS, vocab_size)
-    mass = sum(math.exp((_NUM_LEADERS - rank) * _LOGIT_STEP) for rank in range(num_leaders)) + vocab_size - num_leaders
+    mass = (
+        sum(math.exp((_NUM_LEADERS - rank) * _LOGIT_STEP) for rank in range(num_leaders))
+        + vocab_size
+        - num_leaders
+    )
     leader = _leader(state, vocab_size)
     top = [(leader + rank) % vocab_size for rank in range(min(num_top, vocab_size))]
     pairs = [(token, _logit(state, token, vocab_size) - math.log(mass)) for token in (token_id, *top)]
@@ -80,7 +88,9 @@ def _logit(state: int, token_id: int, vocab_size: int) -> float:
     return (_NUM_LEADERS - rank) * _LOGIT_STEP if rank < _NUM_LEADERS else 0.0
 
 
-def _adjusted_logits(state: int, draw: Draw, vocab_size: int, token_ids: Sequence[int], num_prompt_tokens: int) -> dict[int, float]:
+def _adjusted_logits(
+    state: int, draw: Draw, vocab_size: int, token_ids: Sequence[int], num_prompt_tokens: int
+) -> dict[int, float]:
     """Logits after penalties and bias: of the tokens a mask allows, or of the leaders and of enough others that some are free of both."""
     sampling = draw.sampling
     counts = Counter(token_ids[num_prompt_tokens:] if sampling.has_penalties else ())
@@ -96,7 +106,9 @@ def _adjusted_logits(state: int, draw: Draw, vocab_size: int, token_ids: Sequenc
         logit = _logit(state, token, vocab_size)
         if token in seen:
             logit = logit / sampling.repetition_penalty if logit > 0 else logit * sampling.repetition_penalty
-        logit -= sampling.frequency_penalty * counts[token] + (sampling.presence_penalty if token in counts else 0.0)
+        logit -= sampling.frequency_penalty * counts[token] + (
+            sampling.presence_penalty if token in counts else 0.0
+        )
         logits[token] = logit + bias.get(token, 0.0)
     return logits
 

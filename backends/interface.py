@@ -58,7 +58,9 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0  # whoever has no seed of the user's draws one, so that every request is reproducible from its parameters
-    num_logprobs: int | None = None  # None: no log-probabilities; k: the chosen token's and the k most likely tokens'
+    num_logprobs: int | None = (
+        None  # None: no log-probabilities; k: the chosen token's and the k most likely tokens'
+    )
 
     @property
     def is_greedy(self) -> bool:

@@ -7,7 +7,9 @@ from backends.torch_backend.config import DEFAULT_MAX_MODEL_LEN, TorchBackendCon
 BACKEND_NAMES = ("torch", "fake")
 
 
-def create_backend(name: str, config: TorchBackendConfig, clock: Clock, *, fake_vocab_size: int = 512) -> Backend:
+def create_backend(
+    name: str, config: TorchBackendConfig, clock: Clock, *, fake_vocab_size: int = 512
+) -> Backend:
     """Return a backend with these sizes. The fake one has no model, device or dtype to choose, and its vocabulary is the caller's.
 
     Raises ValueError for an unknown name.
@@ -21,7 +23,10 @@ def create_backend(name: str, config: TorchBackendConfig, clock: Clock, *, fake_
             from backends.fake import FakeBackend, fake_spec, slot_pool
 
             max_model_len = config.max_model_len or DEFAULT_MAX_MODEL_LEN
-            pools = [slot_pool(pool.num_slots, pool.policy.resolve(max_model_len), max_model_len, pool.label) for pool in config.pools]
+            pools = [
+                slot_pool(pool.num_slots, pool.policy.resolve(max_model_len), max_model_len, pool.label)
+                for pool in config.pools
+            ]
             spec = fake_spec(
                 max_model_len=max_model_len,
                 pools=pools,

@@ -74,7 +74,9 @@ def parse_fault(text: str) -> Fault:
                 return FailedStep(int(value))
     except ValueError:
         pass
-    raise ValueError(f"fault {text!r} is none of slow-socket=FACTOR, stalled-link=EVERY:SECONDS and failed-step=EVERY")
+    raise ValueError(
+        f"fault {text!r} is none of slow-socket=FACTOR, stalled-link=EVERY:SECONDS and failed-step=EVERY"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,9 @@ class _FailedStep:
 class TimedBackend:
     """`inner` with the time of `cost_model` on `clock`. A step starts when it is submitted, or when the one before it ends."""
 
-    def __init__(self, inner: Backend, cost_model: CostModel, clock: Clock, faults: Sequence[Fault] = ()) -> None:
+    def __init__(
+        self, inner: Backend, cost_model: CostModel, clock: Clock, faults: Sequence[Fault] = ()
+    ) -> None:
         self._inner, self._cost_model, self._clock, self._faults = inner, cost_model, clock, tuple(faults)
         self._spec = replace(inner.spec, simulated=True)
         self._num_steps = 0

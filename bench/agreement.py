@@ -61,7 +61,9 @@ def agreement(prompts: Sequence[tuple[Entries, Entries, Scores]]) -> Agreement:
     num_choices = num_kept = num_common = num_at_equal_borders = 0
     largest_gap = 0.0
     for choice in prompts:
-        for ours, theirs, scores in (heads for layer in zip(*choice, strict=True) for heads in zip(*layer, strict=True)):
+        for ours, theirs, scores in (
+            heads for layer in zip(*choice, strict=True) for heads in zip(*layer, strict=True)
+        ):
             averaged = _averaged_within(scores)
             best = sorted(range(len(averaged)), key=lambda index: (-averaged[index], index))[: len(ours)]
             last = averaged[best[-1]]
@@ -69,7 +71,9 @@ def agreement(prompts: Sequence[tuple[Entries, Entries, Scores]]) -> Agreement:
             num_kept += len(ours)
             num_common += len(set(ours) & set(theirs))
             num_at_equal_borders += len(set(ours) & set(best))
-            largest_gap = max([largest_gap, *(abs(averaged[index] - last) / last for index in set(ours) ^ set(best))])
+            largest_gap = max(
+                [largest_gap, *(abs(averaged[index] - last) / last for index in set(ours) ^ set(best))]
+            )
     return Agreement(num_choices, num_kept, num_common, num_at_equal_borders, largest_gap)
 
 
@@ -77,14 +81,32 @@ def _averaged_within(scores: Sequence[float]) -> list[float]:
     """Turn averages that counted zeros beyond the borders into averages of what there is."""
     size, half = POOLING_SIZE, POOLING_SIZE // 2
     last = len(scores) - 1
-    return [score * size / (min(index, half) + 1 + min(last - index, half)) for index, score in enumerate(scores)]
+    return [
+        score * size / (min(index, half) + 1 + min(last - index, half)) for index, score in enumerate(scores)
+    ]
 
 
 def our_entries(model: str, dtype: str, prompts: Sequence[Prompt], num_entries: int) -> Iterator[Entries]:
     """Yield what our backend's slot keeps of the part of each prompt that prefill reads."""
     longest = max(prompt.num_prefill_tokens for prompt in prompts) + 1
-    slots = ("--policy", PolicyName.SNAPKV, "--observation-window", str(WINDOW), "--num-kept", str(num_entries - WINDOW))
-    sizes = ("--num-recent", str(WINDOW + 1), "--max-model-len", str(longest), "--num-slots", "1", "--num-scratch", "1")
+    slots = (
+        "--policy",
+        PolicyName.SNAPKV,
+        "--observation-window",
+        str(WINDOW),
+        "--num-kept",
+        str(num_entries - WINDOW),
+    )
+    sizes = (
+        "--num-recent",
+        str(WINDOW + 1),
+        "--max-model-len",
+        str(longest),
+        "--num-slots",
+        "1",
+        "--num-scratch",
+        "1",
+    )
     config = serve_config(("--model", model, "--dtype", dtype, *slots, *sizes)).backend
     with closing(TorchBackend(config, VirtualClock())) as backend:
         for prompt in prompts:
@@ -100,19 +122,25 @@ def _read(backend: TorchBackend, token_ids: tuple[int, ...]) -> None:
         backend.submit(PrefillBatch((row,), shape)).result()
 
 
-def measure(kvpress: Kvpress, prompts: Mapping[str, Sequence[Prompt]], num_entries: int) -> dict[str, Agreement]:
+def measure(
+    kvpress: Kvpress, prompts: Mapping[str, Sequence[Prompt]], num_entries: int
+) -> dict[str, Agreement]:
     """Return the agreement of each task. Raises `SideError`."""
     every = [prompt for of_task in prompts.values() for prompt in of_task]
     lines = kvpress.answers("SnapKV", every, num_entries, title="kvpress", tells_entries=True)
     next(lines)
     theirs = iter([(line["entries"], line["scores"]) for line in lines])
     ours = our_entries(kvpress.model, kvpress.dtype, every, num_entries)
-    return {name: agreement([(next(ours), *next(theirs)) for _ in of_task]) for name, of_task in prompts.items()}
+    return {
+        name: agreement([(next(ours), *next(theirs)) for _ in of_task]) for name, of_task in prompts.items()
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.agreement", allow_abbrev=False)
-    parser.add_argument("--kvpress-python", required=True, help="Python with kvpress, as scripts/setup-kvpress makes it")
+    parser.add_argument(
+        "--kvpress-python", required=True, help="Python with kvpress, as scripts/setup-kvpress makes it"
+    )
     parser.add_argument("--dtype", choices=DtypeName, default=DtypeName.FLOAT32, type=DtypeName)
     add_options(parser, RULER.groups)
     arguments = parser.parse_args()
@@ -125,7 +153,12 @@ def main() -> int:
     except (EvalError, OptionError, SideError) as error:
         print(f"bench.agreement: {error}", file=sys.stderr)
         return 1
-    same = {"model": model_id(config.asked.model), "dtype": arguments.dtype, "length": config.asked.length, "num_entries": num_entries}
+    same = {
+        "model": model_id(config.asked.model),
+        "dtype": arguments.dtype,
+        "length": config.asked.length,
+        "num_entries": num_entries,
+    }
     document = {**same, "num_cases": config.num_cases, "seed": config.seed, "machine": machine()}
     document["tasks"] = {name: each.as_json() for name, each in tasks.items()}
     written = json.dumps(document, indent=1) + "\n"

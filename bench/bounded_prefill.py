@@ -103,7 +103,12 @@ def _read_chunk(backend: TorchBackend, prompt: list[int], start: int) -> int:
 
 def _measure_apart(model: str, length: int, scratch_capacity: int | None) -> dict[str, float | int]:
     arguments = ["--measure", model, str(length), str(scratch_capacity or 0)]
-    output = subprocess.run([sys.executable, "-m", "bench.bounded_prefill", *arguments], check=True, capture_output=True, text=True).stdout
+    output = subprocess.run(
+        [sys.executable, "-m", "bench.bounded_prefill", *arguments],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     point: dict[str, float | int] = json.loads(output.splitlines()[-1])
     return point
 
@@ -115,7 +120,10 @@ def _draw(results: dict[str, Any], path: Path) -> None:
         lengths = [point["num_prompt_tokens"] for point in points]
         time_axes.plot(lengths, [point["cpu_seconds"] for point in points], marker="o", label=label)
         memory_axes.plot(lengths, [point["peak_bytes"] / 1e9 for point in points], marker="o", label=label)
-    for axes, title in ((time_axes, "CPU time to the first token, one thread, s"), (memory_axes, "peak memory of the process, GB")):
+    for axes, title in (
+        (time_axes, "CPU time to the first token, one thread, s"),
+        (memory_axes, "peak memory of the process, GB"),
+    ):
         axes.set(title=title, xlabel="prompt tokens", xscale="log")
         axes.set_xticks(LENGTHS, [f"{length // 1024}k" for length in LENGTHS])
         axes.minorticks_off()
@@ -127,21 +135,36 @@ def _draw(results: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="where to write, without suffix")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
-    parser.add_argument("--longest-whole", type=int, default=LENGTHS[-2], help="longer prompts are read in the bounded scratch only")
+    parser.add_argument(
+        "--longest-whole",
+        type=int,
+        default=LENGTHS[-2],
+        help="longer prompts are read in the bounded scratch only",
+    )
     parser.add_argument("--measure", nargs=3, metavar=("MODEL", "LENGTH", "SCRATCH"), help="print one point")
     arguments = parser.parse_args()
     if arguments.measure:
         model, length, scratch = arguments.measure
         print(json.dumps(measure(model, int(length), int(scratch) or None)))
         return
-    results: dict[str, Any] = {"slot_capacity": SLOT_CAPACITY, "scratch_capacity": SCRATCH_CAPACITY, "whole": [], "bounded": []}
+    results: dict[str, Any] = {
+        "slot_capacity": SLOT_CAPACITY,
+        "scratch_capacity": SCRATCH_CAPACITY,
+        "whole": [],
+        "bounded": [],
+    }
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder))
         for length in tqdm(arguments.lengths, unit="length"):
-            for name, capacity in (("whole", None), ("bounded", SCRATCH_CAPACITY)):  # side by side, so that ratios hold on a busy machine
+            for name, capacity in (
+                ("whole", None),
+                ("bounded", SCRATCH_CAPACITY),
+            ):  # side by side, so that ratios hold on a busy machine
                 if capacity is not None or length <= arguments.longest_whole:
                     results[name].append(_measure_apart(folder, length, capacity))
             arguments.out.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")

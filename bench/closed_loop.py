@@ -29,14 +29,18 @@ class Sent:
 
     def outcome(self, final: Final, now: float) -> Outcome:
         if final.reason is FinishReason.LENGTH:
-            return Answer(self.moment, tuple(self.contents), now, final.num_prompt_tokens, final.num_output_tokens)
+            return Answer(
+                self.moment, tuple(self.contents), now, final.num_prompt_tokens, final.num_output_tokens
+            )
         return Failure(final.reason.value, final.message or "")
 
 
 class ClosedLoop:
     """Keeps `max_concurrency` requests under way until every prompt has its outcome, then shuts the engine down."""
 
-    def __init__(self, prompts: Sequence[Prompt], max_concurrency: int, inbox: "SimpleQueue[EngineInput]", clock: Clock) -> None:
+    def __init__(
+        self, prompts: Sequence[Prompt], max_concurrency: int, inbox: "SimpleQueue[EngineInput]", clock: Clock
+    ) -> None:
         self._prompts = prompts
         self._inbox = inbox
         self._clock = clock
@@ -73,7 +77,13 @@ class ClosedLoop:
         self._inbox.put(Add(name, prompt.content, GREEDY, StopCriteria(prompt.max_tokens), self._clock.now()))
 
 
-def run_engine(backend: Backend, config: SchedulerConfig, clock: Clock, prompts: Sequence[Prompt], max_concurrency: int | None) -> Run:
+def run_engine(
+    backend: Backend,
+    config: SchedulerConfig,
+    clock: Clock,
+    prompts: Sequence[Prompt],
+    max_concurrency: int | None,
+) -> Run:
     """Run an engine over these prompts to their end."""
     inbox: SimpleQueue[EngineInput] = SimpleQueue()
     core = EngineCore(Scheduler(backend.spec, config, clock), backend, clock, inbox)

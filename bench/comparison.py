@@ -75,7 +75,9 @@ SETTINGS: Mapping[str, Ours | Theirs] = {
 class Comparer:
     """Measures one setting after the other over the same prompts, and writes down what has been done."""
 
-    def __init__(self, config: RulerConfig, kvpress: Kvpress | None, out: Path, earlier: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, config: RulerConfig, kvpress: Kvpress | None, out: Path, earlier: Sequence[Path] = ()
+    ) -> None:
         self._config, self._kvpress, self._place = config, kvpress, out / "comparison.json"
         self._prompts = write_prompts(config)
         self._weights = weights_digest(Path(config.asked.model))
@@ -91,7 +93,10 @@ class Comparer:
         for setting in settings:
             while (num_done := self._num_done(setting.label)) < self._config.num_cases:
                 start = time.monotonic()
-                some = {name: prompts[num_done : num_done + CASES_AT_ONCE] for name, prompts in self._prompts.items()}
+                some = {
+                    name: prompts[num_done : num_done + CASES_AT_ONCE]
+                    for name, prompts in self._prompts.items()
+                }
                 run = self._measured(setting, some)
                 if num_done:
                     run = _joined(self._runs[setting.label], run)
@@ -111,8 +116,12 @@ class Comparer:
         if isinstance(entry, Theirs):
             if self._kvpress is None:
                 raise OptionError(f"{setting.policy} needs --kvpress-python")
-            return self._kvpress.run(setting, entry.press, prompts, load_tokenizer(config.asked.model), config.asked.length)
-        asked = replace(config.asked, serve_options=(*config.asked.serve_options, *split_options(entry.serve_options)))
+            return self._kvpress.run(
+                setting, entry.press, prompts, load_tokenizer(config.asked.model), config.asked.length
+            )
+        asked = replace(
+            config.asked, serve_options=(*config.asked.serve_options, *split_options(entry.serve_options))
+        )
         ours = replace(config, asked=asked, settings=[Setting(entry.policy, setting.compression)])
         every = [prompt for of_task in self._prompts.values() for prompt in of_task]
         return replace(asyncio.run(measure(ours, prompts, every)).runs[0], setting=setting)
@@ -142,7 +151,9 @@ def _joined(earlier: Run, more: Run) -> Run:
     """Return the run over the cases of both. Raises `OptionError` where other options than those of sizes differ."""
     told = [" ".join(map(str, _told(run))) for run in (earlier, more)]
     if told[0] != told[1]:
-        raise OptionError(f"{earlier.setting.label} has been measured with '{told[0]}' and not '{told[1]}': it needs another --out")
+        raise OptionError(
+            f"{earlier.setting.label} has been measured with '{told[0]}' and not '{told[1]}': it needs another --out"
+        )
     return earlier.joined(more)
 
 
@@ -163,22 +174,34 @@ def _read_runs(place: Path, wanted: Mapping[str, Any], tasks: Set[str]) -> list[
     runs = [_read_run(run) for run in document["runs"]]
     for run in runs:
         if run.tasks.keys() != tasks:
-            raise OptionError(f"{place} has runs of other tasks: {', '.join(run.tasks)} and not {', '.join(sorted(tasks))}")
+            raise OptionError(
+                f"{place} has runs of other tasks: {', '.join(run.tasks)} and not {', '.join(sorted(tasks))}"
+            )
         if run.num_cases > wanted["num_cases"]:
-            raise OptionError(f"{place} has {run.num_cases} cases of {run.setting.label}, more than the {wanted['num_cases']} asked for")
+            raise OptionError(
+                f"{place} has {run.num_cases} cases of {run.setting.label}, more than the {wanted['num_cases']} asked for"
+            )
     return runs
 
 
 def _read_run(run: Mapping[str, Any]) -> Run:
     tasks = {
-        name: TaskScores(tuple(task["scores"]), task["num_tokens"], task["num_packed"], task["example"], _read_held(task.get("cache")))
+        name: TaskScores(
+            tuple(task["scores"]),
+            task["num_tokens"],
+            task["num_packed"],
+            task["example"],
+            _read_held(task.get("cache")),
+        )
         for name, task in run["tasks"].items()
     }
     return Run(NamedSetting(run["policy"], run["compression"]), tuple(run["serve_options"]), tasks)
 
 
 def _read_held(cache: Mapping[str, Any] | None) -> Held | None:
-    return None if cache is None else Held(tuple(cache["pools"]), cache["kept_tokens"], cache["evicted_tokens"])
+    return (
+        None if cache is None else Held(tuple(cache["pools"]), cache["kept_tokens"], cache["evicted_tokens"])
+    )
 
 
 def weights_digest(model: Path) -> str:
@@ -193,14 +216,21 @@ def machine() -> dict[str, Any]:
     """Return what the figures were measured on."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {"processor": names[0] if names else platform.processor(), "num_cores": os.cpu_count(), "load": os.getloadavg()[0]}
+    return {
+        "processor": names[0] if names else platform.processor(),
+        "num_cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+    }
 
 
 def table(result: SuiteResult) -> str:
     """Return, for each compression, a row a task and a column a policy as Markdown, and how far the means are from the whole cache's."""
     whole = [run for run in result.runs if run.setting.compression is None]
     ratios = sorted({run.setting.compression for run in result.runs if run.setting.compression is not None})
-    parts = [_table_of(f"{ratio:g}×", [*whole, *(run for run in result.runs if run.setting.compression == ratio)]) for ratio in ratios]
+    parts = [
+        _table_of(f"{ratio:g}×", [*whole, *(run for run in result.runs if run.setting.compression == ratio)])
+        for ratio in ratios
+    ]
     return "\n\n".join(parts or [_table_of("", whole)]) + "\n"
 
 
@@ -208,13 +238,23 @@ def _table_of(title: str, runs: Sequence[Run]) -> str:
     header = f"| {title} | " + " | ".join(run.setting.policy or "" for run in runs) + " |"
     rows = [[name, *(f"{run.tasks[name].mean:.1f}" for run in runs)] for name in runs[0].tasks]
     rows.append(["**mean**", *(f"**{run.mean:.1f}**" for run in runs)])
-    rows.append(["95 % interval", *(_interval(mean_interval([task.scores for task in run.tasks.values()])) for run in runs)])
+    rows.append(
+        [
+            "95 % interval",
+            *(_interval(mean_interval([task.scores for task in run.tasks.values()])) for run in runs),
+        ]
+    )
     rows.append(["against the first", "–", *(_difference(runs[0], run) for run in runs[1:])])
-    return "\n".join([header, "|" + "---|" * (len(runs) + 1), *("| " + " | ".join(row) + " |" for row in rows)])
+    return "\n".join(
+        [header, "|" + "---|" * (len(runs) + 1), *("| " + " | ".join(row) + " |" for row in rows)]
+    )
 
 
 def _difference(first: Run, second: Run) -> str:
-    changes = [[b - a for a, b in zip(task.scores, second.tasks[name].scores, strict=True)] for name, task in first.tasks.items()]
+    changes = [
+        [b - a for a, b in zip(task.scores, second.tasks[name].scores, strict=True)]
+        for name, task in first.tasks.items()
+    ]
     return f"{mean_of_means(changes):+.1f} ({_interval(bootstrap_interval(changes))})"
 
 
@@ -225,9 +265,23 @@ def _interval(interval: tuple[float, float]) -> str:
 def _arguments() -> tuple[argparse.Namespace, RulerConfig]:
     parser = argparse.ArgumentParser(prog="python -m bench.comparison", allow_abbrev=False)
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--earlier", type=Path, nargs="+", default=[], metavar="FILE", help="results of other calls, taken over")
+    parser.add_argument(
+        "--earlier",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="results of other calls, taken over",
+    )
     parser.add_argument("--kvpress-python", help="Python with kvpress, as scripts/setup-kvpress makes it")
-    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS), metavar="NAME", help=", ".join(SETTINGS))
+    parser.add_argument(
+        "--settings",
+        nargs="+",
+        choices=SETTINGS,
+        default=list(SETTINGS),
+        metavar="NAME",
+        help=", ".join(SETTINGS),
+    )
     add_options(parser, RULER.groups)
     arguments = parser.parse_args()
     values = resolve_options(RULER.groups, arguments, {})
@@ -239,8 +293,14 @@ def main() -> int:
     try:
         arguments, config = _arguments()
         arguments.out.mkdir(parents=True, exist_ok=True)
-        kvpress = None if arguments.kvpress_python is None else Kvpress(arguments.kvpress_python, config.asked.model)
-        result = Comparer(config, kvpress, arguments.out, arguments.earlier).measure(settings_of(arguments.settings, arguments.compression))
+        kvpress = (
+            None
+            if arguments.kvpress_python is None
+            else Kvpress(arguments.kvpress_python, config.asked.model)
+        )
+        result = Comparer(config, kvpress, arguments.out, arguments.earlier).measure(
+            settings_of(arguments.settings, arguments.compression)
+        )
         (arguments.out / "comparison.md").write_text(table(result))
         plot_scores(result.runs, arguments.out / "comparison.svg")
         print(table(result))

@@ -37,9 +37,14 @@ GREEDY = Draw(SamplingParams(temperature=0.0))
 BUFFER_BYTES = 2**28  # far beyond any cache, and quickly summed
 
 
-def decode_batch(num_rows: int, num_tokens: int, num_steps: int = 1, num_prompt_tokens: int = 1, draw: Draw = GREEDY) -> DecodeBatch:
+def decode_batch(
+    num_rows: int, num_tokens: int, num_steps: int = 1, num_prompt_tokens: int = 1, draw: Draw = GREEDY
+) -> DecodeBatch:
     """Return a step of `num_rows` sequences that hold `num_tokens` tokens when it ends."""
-    rows = tuple(DecodeRow(f"row {slot}", slot, 7, num_tokens - num_steps, num_prompt_tokens, draw) for slot in range(num_rows))
+    rows = tuple(
+        DecodeRow(f"row {slot}", slot, 7, num_tokens - num_steps, num_prompt_tokens, draw)
+        for slot in range(num_rows)
+    )
     return DecodeBatch(rows, num_steps)
 
 
@@ -48,11 +53,24 @@ def prefill_batches(backend: TorchBackend, num_tokens: int, num_prompts: int) ->
     pool, shapes = backend.spec.pools[0], backend.spec.prefill_shapes
     is_direct = num_tokens <= pool.max_direct_tokens
     if not is_direct or num_tokens > shapes[-1].num_tokens:
-        return [batch for slot in range(num_prompts) for batch in _chunks(backend, num_tokens, slot, None if is_direct else 0)]
-    shape = max((shape for shape in shapes if shape.num_tokens >= num_tokens), key=lambda shape: (shape.num_rows, -shape.num_tokens))
+        return [
+            batch
+            for slot in range(num_prompts)
+            for batch in _chunks(backend, num_tokens, slot, None if is_direct else 0)
+        ]
+    shape = max(
+        (shape for shape in shapes if shape.num_tokens >= num_tokens),
+        key=lambda shape: (shape.num_rows, -shape.num_tokens),
+    )
     prompt = _prompt(backend, num_tokens)
-    rows = [PrefillRow(f"prompt {slot}", prompt, 0, num_tokens, (slot,), draws=(GREEDY,)) for slot in range(num_prompts)]
-    return [PrefillBatch(tuple(rows[first : first + shape.num_rows]), shape) for first in range(0, num_prompts, shape.num_rows)]
+    rows = [
+        PrefillRow(f"prompt {slot}", prompt, 0, num_tokens, (slot,), draws=(GREEDY,))
+        for slot in range(num_prompts)
+    ]
+    return [
+        PrefillBatch(tuple(rows[first : first + shape.num_rows]), shape)
+        for first in range(0, num_prompts, shape.num_rows)
+    ]
 
 
 def _chunks(backend: TorchBackend, num_tokens: int, slot: int, scratch: int | None) -> list[PrefillBatch]:
@@ -61,7 +79,9 @@ def _chunks(backend: TorchBackend, num_tokens: int, slot: int, scratch: int | No
     for start in range(0, num_tokens, shape.num_tokens):
         chunk = prompt[start : start + shape.num_tokens]
         draws = (GREEDY,) if start + len(chunk) == num_tokens else ()
-        batches.append(PrefillBatch((PrefillRow("prompt", chunk, start, num_tokens, (slot,), scratch, draws),), shape))
+        batches.append(
+            PrefillBatch((PrefillRow("prompt", chunk, start, num_tokens, (slot,), scratch, draws),), shape)
+        )
     return batches
 
 
@@ -103,10 +123,22 @@ class ScoringClock:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0, or 2 for options that cannot be."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--decode", type=_pair, nargs="+", default=[(8, 256), (1, 256), (4, 2048)], help="sequences × entries of each")
-    parser.add_argument("--prefill", type=_pair, nargs="+", default=[(128, 8), (2048, 1), (8192, 1)], help="tokens × prompts")
-    parser.add_argument("--num-steps", type=int, default=4, help="decode steps of a launch, timed beside launches of one")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument(
+        "--decode",
+        type=_pair,
+        nargs="+",
+        default=[(8, 256), (1, 256), (4, 2048)],
+        help="sequences × entries of each",
+    )
+    parser.add_argument(
+        "--prefill", type=_pair, nargs="+", default=[(128, 8), (2048, 1), (8192, 1)], help="tokens × prompts"
+    )
+    parser.add_argument(
+        "--num-steps", type=int, default=4, help="decode steps of a launch, timed beside launches of one"
+    )
     parser.add_argument("--temperature", type=float, default=0.0, help="of the decode steps' draws")
     parser.add_argument("--top-p", type=float, default=1.0, help="of the decode steps' draws")
     parser.add_argument("--rounds", type=int, default=7)
@@ -127,7 +159,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(
-    config: TorchBackendConfig, decode: Sequence[Pair], prefill: Sequence[Pair], rounds: int, num_steps: int, draw: Draw = GREEDY
+    config: TorchBackendConfig,
+    decode: Sequence[Pair],
+    prefill: Sequence[Pair],
+    rounds: int,
+    num_steps: int,
+    draw: Draw = GREEDY,
 ) -> dict[str, Any]:
     """Return the figures as the JSON document has them."""
     first, *others = config.pools
@@ -140,7 +177,9 @@ def measure(
         if backend.compiled is not None:
             backend.compiled.wait()
         launches = [(*case, steps) for case in decode for steps in sorted({1, num_steps})]
-        steps: dict[Launch, Sequence[Batch]] = {launch: [decode_batch(*launch, draw=draw)] * 5 for launch in launches}
+        steps: dict[Launch, Sequence[Batch]] = {
+            launch: [decode_batch(*launch, draw=draw)] * 5 for launch in launches
+        }
         reads: dict[Pair, Sequence[Batch]] = {case: prefill_batches(backend, *case) for case in prefill}
         return _figures(backend, config, steps, reads, rounds) | {
             "temperature": draw.sampling.temperature,
@@ -161,7 +200,10 @@ def _figures(
 ) -> dict[str, Any]:
     plane = backend.pools[0].cache.layers[0].slots.planes[0]
     bytes_per_weight = plane.element_size() if config.quantization is Quantization.NONE else 1
-    work, scoring = work_of(AutoConfig.from_pretrained(config.model), plane.element_size(), bytes_per_weight), ScoringClock(backend)
+    work, scoring = (
+        work_of(AutoConfig.from_pretrained(config.model), plane.element_size(), bytes_per_weight),
+        ScoringClock(backend),
+    )
     steps: dict[Launch, list[Timed]] = {case: [] for case in decode}
     reads: dict[Pair, list[Timed]] = {case: [] for case in prefill}
     shares: dict[Pair, list[float]] = {case: [] for case in prefill}
@@ -192,7 +234,11 @@ def _figures(
             for rows, entries, num_steps in decode
         ],
         "prefill": [
-            {"tokens": tokens, "prompts": prompts, "scoring_share": statistics.median(shares[tokens, prompts][1:])}
+            {
+                "tokens": tokens,
+                "prompts": prompts,
+                "scoring_share": statistics.median(shares[tokens, prompts][1:]),
+            }
             | {"tokens_per_second": tokens * prompts / _medians(reads[tokens, prompts][1:])["seconds"]}
             | _medians(reads[tokens, prompts][1:])
             for tokens, prompts in prefill
@@ -218,21 +264,32 @@ def _medians(rounds: Sequence[Timed]) -> dict[str, float]:
 def _table(document: dict[str, Any]) -> str:
     rates = f"{document['bandwidth'] / 1e9:.1f} GB/s, {document['matrix_rate'] / 1e9:.0f} GFLOP/s"
     lines = [f"{document['num_threads']} threads, {document['dtype']}, {rates}", ""]
-    lines += ["| step | bytes / bandwidth (ms) | operations / rate (ms) | took (ms) | best | over the floor | tokens/s | saved | scoring |"]
+    lines += [
+        "| step | bytes / bandwidth (ms) | operations / rate (ms) | took (ms) | best | over the floor | tokens/s | saved | scoring |"
+    ]
     lines += ["|---|---|---|---|---|---|---|---|---|"]
     for row in document["decode"]:
         name = f"decode {row['rows']} × {row['entries']}, {row['steps_a_launch']} a launch"
-        lines.append(f"| {name} | {_times(row)} | {row['rows'] / row['seconds']:.0f} | {1e3 * row['saved_seconds']:.2f} | |")
+        lines.append(
+            f"| {name} | {_times(row)} | {row['rows'] / row['seconds']:.0f} | {1e3 * row['saved_seconds']:.2f} | |"
+        )
     for row in document["prefill"]:
         name = f"prefill {row['prompts']} × {row['tokens']}"
-        lines.append(f"| {name} | {_times(row)} | {row['tokens_per_second']:.0f} | | {row['scoring_share']:.1%} |")
+        lines.append(
+            f"| {name} | {_times(row)} | {row['tokens_per_second']:.0f} | | {row['scoring_share']:.1%} |"
+        )
     if document["compiled"] is not None:
-        lines.append("\ncompiled code: " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in document["compiled"].items()))
+        lines.append(
+            "\ncompiled code: "
+            + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in document["compiled"].items())
+        )
     return "\n".join(lines)
 
 
 def _times(row: Mapping[str, float]) -> str:
-    times = (row[name] for name in ("memory_floor_seconds", "matrix_floor_seconds", "seconds", "best_seconds"))
+    times = (
+        row[name] for name in ("memory_floor_seconds", "matrix_floor_seconds", "seconds", "best_seconds")
+    )
     return " | ".join(f"{1e3 * seconds:.2f}" for seconds in times) + f" | **{row['over_floor']:.2f}**"
 
 

@@ -37,12 +37,17 @@ _NAMES = (
     "num-warmups",
     "json",
 )
-LOAD = OptionGroup("Load", tuple(option for group in bench_config.GROUPS for option in group.options if option.name in _NAMES))
+LOAD = OptionGroup(
+    "Load",
+    tuple(option for group in bench_config.GROUPS for option in group.options if option.name in _NAMES),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0, 1 where requests failed, 2 for options that cannot be."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     add_options(parser, (LOAD, *GROUPS))
     parsed = parser.parse_args(arguments)
     try:
@@ -66,7 +71,9 @@ def _measure(parsed: argparse.Namespace, values: Mapping[str, Any]) -> int:
             warmups = make_prompts(load, None, f"warm-up {load.seed}", load.num_warmups)
             run_engine(backend, config.scheduler, clock, warmups, load.max_concurrency)
         prompts = make_prompts(load, None, str(load.seed), load.num_prompts)
-        report = make_report(run_engine(backend, config.scheduler, clock, prompts, load.max_concurrency), PERCENTILES)
+        report = make_report(
+            run_engine(backend, config.scheduler, clock, prompts, load.max_concurrency), PERCENTILES
+        )
     finally:
         backend.close()
     _tell(report, {"model_id": config.backend.model, "seconds_to_ready": seconds_to_ready}, values["json"])

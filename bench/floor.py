@@ -64,7 +64,9 @@ class Work:
     @property
     def weight_bytes(self) -> int:
         """Read by a decode step; of an embedding that is not the output layer too, a step reads a few rows only."""
-        return (self.num_matrix + self.num_output) * self.bytes_per_weight + self.num_other * self.bytes_per_element
+        return (
+            self.num_matrix + self.num_output
+        ) * self.bytes_per_weight + self.num_other * self.bytes_per_element
 
     @property
     def entry_bytes(self) -> int:
@@ -82,8 +84,17 @@ class Work:
         """Operations for a prompt's first token: causal attention reads half of the square, the output layer sees the last token only, and
         so does the last layer but for its keys and values.
         """
-        num_pairs, num_whole, in_layer = num_tokens * (num_tokens + 1) // 2, self.num_layers - 1, self.num_matrix // self.num_layers
-        products = num_tokens * (num_whole * in_layer + self.num_key_value) + in_layer - self.num_key_value + self.num_output
+        num_pairs, num_whole, in_layer = (
+            num_tokens * (num_tokens + 1) // 2,
+            self.num_layers - 1,
+            self.num_matrix // self.num_layers,
+        )
+        products = (
+            num_tokens * (num_whole * in_layer + self.num_key_value)
+            + in_layer
+            - self.num_key_value
+            + self.num_output
+        )
         return 2 * products + 4 * self.num_heads * self.head_dim * (num_whole * num_pairs + num_tokens)
 
 
@@ -98,7 +109,9 @@ def work_of(config: PreTrainedConfig, bytes_per_element: int, bytes_per_weight: 
     """
     for name in ("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank"):
         if getattr(config, name, None):
-            raise UnsupportedModelError(f"the config has {name} = {getattr(config, name)}; only dense decoders are described")
+            raise UnsupportedModelError(
+                f"the config has {name} = {getattr(config, name)}; only dense decoders are described"
+            )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     shapes = {parameter: parameter.shape for parameter in model.parameters()}  # tied ones once
@@ -134,7 +147,10 @@ class Floors:
 
 def decode_floors(work: Work, machine: Machine, batch: int, entries: int) -> Floors:
     """Return those of a decode step of `batch` sequences with `entries` live cache entries each."""
-    return Floors(work.decode_bytes(batch, entries) / machine.bandwidth, work.decode_operations(batch, entries) / machine.matrix_rate)
+    return Floors(
+        work.decode_bytes(batch, entries) / machine.bandwidth,
+        work.decode_operations(batch, entries) / machine.matrix_rate,
+    )
 
 
 def prefill_floors(work: Work, machine: Machine, num_tokens: int, num_prompts: int = 1) -> Floors:
@@ -143,7 +159,9 @@ def prefill_floors(work: Work, machine: Machine, num_tokens: int, num_prompts: i
     return Floors(work.weight_bytes / machine.bandwidth, operations / machine.matrix_rate)
 
 
-def measure_machine(device: torch.device, dtype: torch.dtype, num_bytes: int, sizes: Sequence[int], seconds: float = SECONDS) -> Machine:
+def measure_machine(
+    device: torch.device, dtype: torch.dtype, num_bytes: int, sizes: Sequence[int], seconds: float = SECONDS
+) -> Machine:
     """Measure with buffers of `num_bytes`, far larger than any cache, and square matrices of `sizes`."""
     return Machine(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
@@ -165,11 +183,15 @@ def _bandwidths(device: torch.device, num_bytes: int, seconds: float) -> dict[st
     }
 
 
-def _matrix_rates(device: torch.device, dtype: torch.dtype, sizes: Sequence[int], seconds: float) -> dict[str, float]:
+def _matrix_rates(
+    device: torch.device, dtype: torch.dtype, sizes: Sequence[int], seconds: float
+) -> dict[str, float]:
     rates = {}
     for size in sizes:
         one, other = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-        rates[f"{size} × {size} × {size}"] = 2 * size**3 / _best_time(partial(torch.matmul, one, other), device, seconds)
+        rates[f"{size} × {size} × {size}"] = (
+            2 * size**3 / _best_time(partial(torch.matmul, one, other), device, seconds)
+        )
     return rates
 
 
@@ -196,22 +218,38 @@ def main() -> None:
     arguments = _parser().parse_args()
     device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
     is_cpu = device.type == "cpu"
-    machine = measure_machine(device, dtype, 2**29 if is_cpu else 2**33, (1024, 2048) if is_cpu else (4096, 8192, 16384))
+    machine = measure_machine(
+        device, dtype, 2**29 if is_cpu else 2**33, (1024, 2048) if is_cpu else (4096, 8192, 16384)
+    )
     work = work_of(AutoConfig.from_pretrained(arguments.model), dtype.itemsize)
-    decode = [(batch, entries, decode_floors(work, machine, batch, entries)) for batch in arguments.batch for entries in arguments.entries]
+    decode = [
+        (batch, entries, decode_floors(work, machine, batch, entries))
+        for batch in arguments.batch
+        for entries in arguments.entries
+    ]
     prefill = [(num_tokens, prefill_floors(work, machine, num_tokens)) for num_tokens in arguments.prompt]
     _print_table(machine, work, decode, prefill)
     if arguments.json is not None:
         document = {
             "machine": asdict(machine) | {"bandwidth": machine.bandwidth, "matrix_rate": machine.matrix_rate},
             "model": asdict(work) | {"weight_bytes": work.weight_bytes, "entry_bytes": work.entry_bytes},
-            "decode": [{"batch": batch, "entries": entries, "floors": asdict(floors)} for batch, entries, floors in decode],
-            "prefill": [{"num_tokens": num_tokens, "floors": asdict(floors)} for num_tokens, floors in prefill],
+            "decode": [
+                {"batch": batch, "entries": entries, "floors": asdict(floors)}
+                for batch, entries, floors in decode
+            ],
+            "prefill": [
+                {"num_tokens": num_tokens, "floors": asdict(floors)} for num_tokens, floors in prefill
+            ],
         }
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
 
 
-def _print_table(machine: Machine, work: Work, decode: Sequence[tuple[int, int, Floors]], prefill: Sequence[tuple[int, Floors]]) -> None:
+def _print_table(
+    machine: Machine,
+    work: Work,
+    decode: Sequence[tuple[int, int, Floors]],
+    prefill: Sequence[tuple[int, Floors]],
+) -> None:
     print(f"{machine.device}, {machine.num_threads} threads, {machine.dtype}, load before {machine.load:.1f}")
     print("\n| measured | rate |\n|---|---|")
     for name, rate in machine.bandwidths.items():
@@ -221,18 +259,24 @@ def _print_table(machine: Machine, work: Work, decode: Sequence[tuple[int, int, 
     print(f"\nweights {work.weight_bytes / 1e6:.0f} MB, a cache entry {work.entry_bytes / 1e3:.1f} kB")
     print("\n| step | bytes / bandwidth (ms) | operations / rate (ms) |\n|---|---|---|")
     for batch, entries, floors in decode:
-        print(f"| decode, {batch} × {entries} entries | {1e3 * floors.memory:.2f} | {1e3 * floors.matrix:.2f} |")
+        print(
+            f"| decode, {batch} × {entries} entries | {1e3 * floors.memory:.2f} | {1e3 * floors.matrix:.2f} |"
+        )
     for num_tokens, floors in prefill:
         print(f"| prefill of {num_tokens} tokens | {1e3 * floors.memory:.2f} | {1e3 * floors.matrix:.2f} |")
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", help="folder with a config.json")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="sequences of a decode step")
-    parser.add_argument("--entries", type=int, nargs="+", default=[256, 2048, 8192], help="live cache entries of each")
+    parser.add_argument(
+        "--entries", type=int, nargs="+", default=[256, 2048, 8192], help="live cache entries of each"
+    )
     parser.add_argument("--prompt", type=int, nargs="+", default=[128, 8192], help="tokens of a prompt")
     parser.add_argument("--json", type=Path, help="file for the figures")
     return parser

@@ -45,7 +45,9 @@ class Sizes:
     batches: Sequence[int] = (1, 16, 64)
     entries: int = 8192
     context: int = 32768
-    full_slots: int = 8  # slots that hold the context whole; their memory is what SnapStream's slots may take too
+    full_slots: int = (
+        8  # slots that hold the context whole; their memory is what SnapStream's slots may take too
+    )
     compression: int = 4
     num_steps: int = 8  # decode steps of a launch
     prefill_chunk: int = 2048
@@ -72,17 +74,25 @@ class GpuBench:
         self.work = work_of(self.config, self.dtype.itemsize)
         with _progress("memory bandwidth and matrix rate"):
             num_bytes, size = (2**32, 8192) if is_gpu else (2**26, 256)
-            self.machine = measure_machine(self.device, self.dtype, num_bytes, (size,), seconds=0.5 if is_gpu else 0.05)
+            self.machine = measure_machine(
+                self.device, self.dtype, num_bytes, (size,), seconds=0.5 if is_gpu else 0.05
+            )
         with _progress("random weights"):
             self.model = make_model(self.config, self.device, self.dtype)
-        decode = [row for is_graph in ((True, False) if is_gpu else (False,)) for row in self._decode(is_graph=is_graph)]
+        decode = [
+            row
+            for is_graph in ((True, False) if is_gpu else (False,))
+            for row in self._decode(is_graph=is_graph)
+        ]
         same_memory, prefill = self._long_contexts()
         return {
             "device": self.machine.device,
             "figures_owed": not is_gpu,
             "torch": torch.__version__,
-            "model": asdict(self.work) | {"weight_bytes": self.work.weight_bytes, "entry_bytes": self.work.entry_bytes},
-            "machine": asdict(self.machine) | {"bandwidth": self.machine.bandwidth, "matrix_rate": self.machine.matrix_rate},
+            "model": asdict(self.work)
+            | {"weight_bytes": self.work.weight_bytes, "entry_bytes": self.work.entry_bytes},
+            "machine": asdict(self.machine)
+            | {"bandwidth": self.machine.bandwidth, "matrix_rate": self.machine.matrix_rate},
             "sizes": asdict(self.sizes),
             "decode": decode,
             "same_memory": same_memory,
@@ -101,8 +111,13 @@ class GpuBench:
             if batch not in fitting
         ]
         if fitting:
-            with self._backend(PolicyOptions(PolicyName.FULL), max(fitting), sizes.entries, is_graph=is_graph) as backend:
-                rows += [{"batch": batch, "way": way} | self._step(backend, batch, sizes.entries, sizes.entries) for batch in fitting]
+            with self._backend(
+                PolicyOptions(PolicyName.FULL), max(fitting), sizes.entries, is_graph=is_graph
+            ) as backend:
+                rows += [
+                    {"batch": batch, "way": way} | self._step(backend, batch, sizes.entries, sizes.entries)
+                    for batch in fitting
+                ]
         return rows
 
     def _long_contexts(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -114,7 +129,11 @@ class GpuBench:
         prefill: dict[str, Any] | None = None
         for name, slots in same_memory(sizes.context, sizes.full_slots, sizes.compression).items():
             with self._backend(slots.policy, slots.num_slots, sizes.context, is_graph=is_graph) as backend:
-                figures[name] = {"sequences": slots.num_slots, "entries": slots.entries, "cache_bytes": cache_bytes(backend)}
+                figures[name] = {
+                    "sequences": slots.num_slots,
+                    "entries": slots.entries,
+                    "cache_bytes": cache_bytes(backend),
+                }
                 figures[name] |= self._step(backend, slots.num_slots, sizes.context, slots.entries)
                 if name == SMALL_SLOTS:
                     prefill = self._prefill(backend)
@@ -127,7 +146,11 @@ class GpuBench:
         launches = [decode_batch(num_rows, context, num_steps, context - num_steps)] * LAUNCHES
         with _progress(f"decode of {num_rows} × {entries} entries"):
             run(backend, launches[:1])
-            seconds = statistics.median(run(backend, launches) for _ in range(self.sizes.rounds)) / LAUNCHES / num_steps
+            seconds = (
+                statistics.median(run(backend, launches) for _ in range(self.sizes.rounds))
+                / LAUNCHES
+                / num_steps
+            )
         return {
             "seconds": seconds,
             "tokens_per_second": num_rows / seconds,
@@ -165,7 +188,9 @@ class GpuBench:
         return torch.cuda.mem_get_info(self.device)[0]
 
     @contextmanager
-    def _backend(self, policy: PolicyOptions, num_slots: int, max_model_len: int, *, is_graph: bool) -> Iterator[TorchBackend]:
+    def _backend(
+        self, policy: PolicyOptions, num_slots: int, max_model_len: int, *, is_graph: bool
+    ) -> Iterator[TorchBackend]:
         """Open a backend over the model, warmed up, and give its memory back."""
         config = TorchBackendConfig(
             "random weights",
@@ -178,11 +203,19 @@ class GpuBench:
             compile=is_graph,
         )
         backend = TorchBackend(config, model=self.model)
-        with _progress(f"warming up {num_slots} slots of policy {policy.name}{', capturing graphs' if is_graph else ''}"):
+        with _progress(
+            f"warming up {num_slots} slots of policy {policy.name}{', capturing graphs' if is_graph else ''}"
+        ):
             start = time.perf_counter()
             backend.warmup()
         if is_graph:
-            self.graphs.append({"slots": num_slots, "recorded": backend.num_recorded, "seconds_to_warm": time.perf_counter() - start})
+            self.graphs.append(
+                {
+                    "slots": num_slots,
+                    "recorded": backend.num_recorded,
+                    "seconds_to_warm": time.perf_counter() - start,
+                }
+            )
         try:
             yield backend
         finally:
@@ -224,7 +257,10 @@ def _progress(what: str) -> Iterator[None]:
 def table(document: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
     owed = ": not a GPU, whose figures are owed" if document["figures_owed"] else ""
-    lines = [f"{document['device']}, {document['machine']['dtype']}, {document['machine']['bandwidth'] / 1e9:.0f} GB/s{owed}", ""]
+    lines = [
+        f"{document['device']}, {document['machine']['dtype']}, {document['machine']['bandwidth'] / 1e9:.0f} GB/s{owed}",
+        "",
+    ]
     lines += ["| step | ms | tokens/s | of the bandwidth |", "|---|---|---|---|"]
     for row in document["decode"]:
         lines.append(_line(f"decode {row['batch']} × {document['sizes']['entries']}, {row['way']}", row))
@@ -234,11 +270,20 @@ def table(document: dict[str, Any]) -> str:
         return "\n".join(lines)
     for name in ("full", SMALL_SLOTS):
         row = memory[name]
-        lines.append(_line(f"{name}: {row['sequences']} contexts of {memory['context']} in {row['cache_bytes'] / 1e9:.2f} GB", row))
+        lines.append(
+            _line(
+                f"{name}: {row['sequences']} contexts of {memory['context']} in {row['cache_bytes'] / 1e9:.2f} GB",
+                row,
+            )
+        )
     low, high = PUBLISHED_RATIO
-    lines.append(f"\nthe same memory in smaller slots: {memory['ratio']:.2f} × the tokens (published: {low} to {high})")
+    lines.append(
+        f"\nthe same memory in smaller slots: {memory['ratio']:.2f} × the tokens (published: {low} to {high})"
+    )
     shares = f"{prefill['matrix_share']:.1%} of the matrix rate, scoring {prefill['scoring_share']:.1%}"
-    lines.append(f"prefill of {prefill['tokens']} tokens: {prefill['tokens_per_second']:.0f} tokens/s, {shares}")
+    lines.append(
+        f"prefill of {prefill['tokens']} tokens: {prefill['tokens_per_second']:.0f} tokens/s, {shares}"
+    )
     return "\n".join(lines)
 
 
@@ -257,7 +302,9 @@ def plot(document: dict[str, Any], path: Path) -> None:
     decode = {f"{row['batch']}\n{row['way']}": row for row in document["decode"] if "seconds" in row}
     draw_rates(left, decode, f"decode, {document['sizes']['entries']} entries a slot")
     draw_rates(right, held_rows(document["same_memory"]), "the same cache memory")
-    figure.suptitle(document["device"] + (" (no GPU: its figures are owed)" if document["figures_owed"] else ""))
+    figure.suptitle(
+        document["device"] + (" (no GPU: its figures are owed)" if document["figures_owed"] else "")
+    )
     figure.savefig(path)
 
 
@@ -266,7 +313,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = llama_8b() if parsed.model is None else AutoConfig.from_pretrained(parsed.model)
     names = ("entries", "context", "full_slots", "compression", "prefill_chunk", "num_steps", "rounds")
     max_cache_bytes = None if parsed.max_cache_gb is None else int(parsed.max_cache_gb * 1e9)
-    sizes = Sizes(parsed.batch, max_cache_bytes=max_cache_bytes, **{name: getattr(parsed, name) for name in names})
+    sizes = Sizes(
+        parsed.batch, max_cache_bytes=max_cache_bytes, **{name: getattr(parsed, name) for name in names}
+    )
     document = GpuBench(config, torch.device(parsed.device), getattr(torch, parsed.dtype), sizes).measure()
     print(table(document))
     if parsed.json is not None:
@@ -277,22 +326,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     sizes = Sizes()
-    parser.add_argument("--model", help="folder whose config.json says the model's sizes; default: those of Llama 3.1 8B")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
+    parser.add_argument(
+        "--model", help="folder whose config.json says the model's sizes; default: those of Llama 3.1 8B"
+    )
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu")
+    )
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--batch", type=int, nargs="+", default=sizes.batches, help="sequences decoded at once")
-    parser.add_argument("--entries", type=int, default=sizes.entries, help="entries of the slots that they are in")
+    parser.add_argument(
+        "--batch", type=int, nargs="+", default=sizes.batches, help="sequences decoded at once"
+    )
+    parser.add_argument(
+        "--entries", type=int, default=sizes.entries, help="entries of the slots that they are in"
+    )
     parser.add_argument("--context", type=int, default=sizes.context, help="tokens of a long context")
     parser.add_argument("--full-slots", type=int, default=sizes.full_slots, help="long contexts held whole")
-    parser.add_argument("--compression", type=int, default=sizes.compression, help="how many times smaller SnapStream's slots are")
+    parser.add_argument(
+        "--compression",
+        type=int,
+        default=sizes.compression,
+        help="how many times smaller SnapStream's slots are",
+    )
     parser.add_argument("--prefill-chunk", type=int, default=sizes.prefill_chunk)
     parser.add_argument("--num-steps", type=int, default=sizes.num_steps, help="decode steps of a launch")
     parser.add_argument("--rounds", type=int, default=sizes.rounds)
     parser.add_argument("--max-cache-gb", type=float, help="what the cache may take; default: what is free")
     parser.add_argument("--json", type=Path, help="file for the figures")
-    parser.add_argument("--plot", type=Path, help="file for the picture, its ending says which kind; needs matplotlib")
+    parser.add_argument(
+        "--plot", type=Path, help="file for the picture, its ending says which kind; needs matplotlib"
+    )
     return parser
 
 

@@ -50,7 +50,9 @@ def answer(model: Any, press: Any, prompt: dict[str, Any]) -> list[int]:
     asked, position = token_ids[:, num_read:], num_read
     while len(given) < prompt["max_tokens"]:
         positions = torch.arange(position, position + asked.shape[1])[None]
-        logits = model(input_ids=asked, past_key_values=cache, position_ids=positions, logits_to_keep=1).logits
+        logits = model(
+            input_ids=asked, past_key_values=cache, position_ids=positions, logits_to_keep=1
+        ).logits
         token = int(logits[0, -1].argmax())
         if token in (stops if isinstance(stops, list) else [stops]):
             break

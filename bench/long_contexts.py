@@ -73,12 +73,22 @@ class Case:
     def time(self) -> tuple[float, float]:
         """Return the seconds of a step, and of the attention in it: those that a step of sequences of one token does not take."""
         of_contexts = decode_batch(self.num_rows, self.context, num_prompt_tokens=self.context - 1)
-        seconds, others = (run(self.backend, [batch] * LAUNCHES) / LAUNCHES for batch in (of_contexts, decode_batch(self.num_rows, 1)))
+        seconds, others = (
+            run(self.backend, [batch] * LAUNCHES) / LAUNCHES
+            for batch in (of_contexts, decode_batch(self.num_rows, 1))
+        )
         return seconds, seconds - others
 
 
 def measure(
-    model: str, dtype: DtypeName, context: int, full_slots: int, compression: int, rounds: int, *, is_compiled: bool = True
+    model: str,
+    dtype: DtypeName,
+    context: int,
+    full_slots: int,
+    compression: int,
+    rounds: int,
+    *,
+    is_compiled: bool = True,
 ) -> dict[str, Any]:
     """Return the figures as the JSON document has them."""
     kinds = same_memory(context, full_slots, compression)
@@ -87,11 +97,21 @@ def measure(
         for name, slots in kinds.items():
             pools = (PoolOptions(slots.num_slots, slots.policy),)
             config = TorchBackendConfig(
-                model, DeviceName.CPU, dtype, pools=pools, max_model_len=context, num_scratch=1, compile=is_compiled
+                model,
+                DeviceName.CPU,
+                dtype,
+                pools=pools,
+                max_model_len=context,
+                num_scratch=1,
+                compile=is_compiled,
             )
-            cases[name] = Case(stack.enter_context(closing(_ready(config))), slots.num_slots, slots.entries, context)
+            cases[name] = Case(
+                stack.enter_context(closing(_ready(config))), slots.num_slots, slots.entries, context
+            )
         cases[SAME_NUMBER] = Case(cases[SMALL_SLOTS].backend, full_slots, kinds[SMALL_SLOTS].entries, context)
-        return {"model": model, "context": context, "compression": compression} | _figures(model, cases, rounds)
+        return {"model": model, "context": context, "compression": compression} | _figures(
+            model, cases, rounds
+        )
 
 
 def _ready(config: TorchBackendConfig) -> TorchBackend:
@@ -108,11 +128,16 @@ def _figures(model: str, cases: Mapping[str, Case], rounds: int) -> dict[str, An
     bandwidths: list[float] = []
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
     for number in range(rounds + 1):
-        bandwidths.append(measure_machine(plane.device, plane.dtype, BUFFER_BYTES, (1024,), seconds=0.1).bandwidth)
+        bandwidths.append(
+            measure_machine(plane.device, plane.dtype, BUFFER_BYTES, (1024,), seconds=0.1).bandwidth
+        )
         for name in sorted(cases, reverse=number % 2 == 1):
             times[name].append(cases[name].time())
         print(f"round {number} of {rounds}", file=sys.stderr)  # the first one warms up, and does not count
-    figures: dict[str, Any] = {"dtype": str(plane.dtype).removeprefix("torch."), "num_threads": torch.get_num_threads()}
+    figures: dict[str, Any] = {
+        "dtype": str(plane.dtype).removeprefix("torch."),
+        "num_threads": torch.get_num_threads(),
+    }
     for name, case in cases.items():
         seconds, attention = (statistics.median(values) for values in zip(*times[name][1:], strict=True))
         num_bytes = work.decode_bytes(case.num_rows, case.entries)
@@ -134,7 +159,9 @@ def _figures(model: str, cases: Mapping[str, Case], rounds: int) -> dict[str, An
 
 
 def _ratio(one: Times, other: Times, part: Callable[[tuple[float, float]], float]) -> float:
-    return statistics.median(part(first) / part(second) for first, second in zip(one[1:], other[1:], strict=True))
+    return statistics.median(
+        part(first) / part(second) for first, second in zip(one[1:], other[1:], strict=True)
+    )
 
 
 def _table(document: Mapping[str, Any]) -> str:
@@ -159,7 +186,11 @@ def draw_rates(axes: Any, rows: Mapping[str, Mapping[str, Any]], title: str) -> 
 
 def held_rows(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Return the rows of the two kinds of slots by what they hold, as far as they were measured."""
-    return {f"{name}\n{document[name]['sequences']} contexts": document[name] for name in ("full", SMALL_SLOTS) if name in document}
+    return {
+        f"{name}\n{document[name]['sequences']} contexts": document[name]
+        for name in ("full", SMALL_SLOTS)
+        if name in document
+    }
 
 
 def plot(document: Mapping[str, Any], path: Path) -> None:
@@ -176,21 +207,31 @@ def plot(document: Mapping[str, Any], path: Path) -> None:
     right.bar(list(rows), attention, bottom=others, label=f"attention: 1 / {document['attention_ratio']:.2f}")
     right.set(title=f"a step of {document['full']['sequences']} contexts", ylabel="ms")
     right.legend()
-    figure.suptitle(f"contexts of {document['context']} tokens, {document['num_threads']} threads, {document['dtype']}")
+    figure.suptitle(
+        f"contexts of {document['context']} tokens, {document['num_threads']} threads, {document['dtype']}"
+    )
     figure.savefig(path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("model", help="folder of a model")
     parser.add_argument("--dtype", type=DtypeName, default=DtypeName.AUTO, choices=tuple(DtypeName))
     parser.add_argument("--context", type=int, default=8192, help="tokens of a context")
     parser.add_argument("--full-slots", type=int, default=4, help="contexts held whole")
-    parser.add_argument("--compression", type=int, default=4, help="how many times smaller SnapStream's slots are")
+    parser.add_argument(
+        "--compression", type=int, default=4, help="how many times smaller SnapStream's slots are"
+    )
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--no-compile", dest="is_compiled", action="store_false", help="leave the steps uncompiled")
+    parser.add_argument(
+        "--no-compile", dest="is_compiled", action="store_false", help="leave the steps uncompiled"
+    )
     parser.add_argument("--json", type=Path, help="file for the figures")
-    parser.add_argument("--plot", type=Path, help="file for the picture, its ending says which kind; needs matplotlib")
+    parser.add_argument(
+        "--plot", type=Path, help="file for the picture, its ending says which kind; needs matplotlib"
+    )
     options = vars(parser.parse_args(arguments))
     targets = options.pop("json"), options.pop("plot")
     document = measure(**options)

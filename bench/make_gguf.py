@@ -48,8 +48,14 @@ def tensors(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Iterato
         ours, theirs = f"model.layers.{layer}", f"blk.{layer}"
         for name, their_name in _LAYER_TENSORS.items():
             yield f"{theirs}.{their_name}.weight", weights[f"{ours}.{name}.weight"]
-        for name, their_name, heads in (("q_proj", "attn_q", "num_attention_heads"), ("k_proj", "attn_k", "num_key_value_heads")):
-            yield f"{theirs}.{their_name}.weight", interleaved(weights[f"{ours}.self_attn.{name}.weight"], config[heads])
+        for name, their_name, heads in (
+            ("q_proj", "attn_q", "num_attention_heads"),
+            ("k_proj", "attn_k", "num_key_value_heads"),
+        ):
+            yield (
+                f"{theirs}.{their_name}.weight",
+                interleaved(weights[f"{ours}.self_attn.{name}.weight"], config[heads]),
+            )
 
 
 def interleaved(weight: Tensor, num_heads: int) -> Tensor:
@@ -81,8 +87,15 @@ def _write_tokenizer(writer: Any, tokenizer: Mapping[str, Any], config: Mapping[
     writer.add_tokenizer_model("gpt2")  # byte-level BPE
     writer.add_tokenizer_pre("default")
     writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.CONTROL if index in control else gguf.TokenType.NORMAL for index in range(len(tokens))])
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]])
+    writer.add_token_types(
+        [
+            gguf.TokenType.CONTROL if index in control else gguf.TokenType.NORMAL
+            for index in range(len(tokens))
+        ]
+    )
+    writer.add_token_merges(
+        [merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]]
+    )
     writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
     writer.add_add_bos_token(False)
@@ -97,7 +110,9 @@ def _write_tensor(writer: Any, name: str, tensor: Tensor) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("target", type=Path)
     arguments = parser.parse_args()

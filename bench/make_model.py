@@ -51,7 +51,11 @@ def make_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=TURN_END, pad_token=END_OF_TEXT, chat_template=CHAT_TEMPLATE
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=TURN_END,
+        pad_token=END_OF_TEXT,
+        chat_template=CHAT_TEMPLATE,
     )
 
 
@@ -64,7 +68,9 @@ def library_source() -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("directory", type=Path)
     directory: Path = parser.parse_args().directory
     tokenizer = make_tokenizer(library_source())

@@ -29,9 +29,13 @@ def open_pipeline(job: dict[str, Any]) -> Any:
     if job["eviction"] is not None:
         sink, recent, total = job["eviction"]
         scheduling.use_cache_eviction = True
-        scheduling.cache_eviction_config = genai.CacheEvictionConfig(sink, recent, total, genai.AggregationMode.NORM_SUM)
+        scheduling.cache_eviction_config = genai.CacheEvictionConfig(
+            sink, recent, total, genai.AggregationMode.NORM_SUM
+        )
     properties = {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": job["kv_precision"]}
-    return genai.ContinuousBatchingPipeline(job["model"], scheduler_config=scheduling, device="CPU", properties=properties)
+    return genai.ContinuousBatchingPipeline(
+        job["model"], scheduler_config=scheduling, device="CPU", properties=properties
+    )
 
 
 def options(max_tokens: int) -> Any:
@@ -54,7 +58,13 @@ def run(pipeline: Any, prompts: list[dict[str, Any]], max_concurrency: int) -> d
             sent = time.perf_counter()
             token_ids = ov.Tensor(np.array([prompt["token_ids"]], dtype=np.int64))
             under_way[number] = pipeline.add_request(number, token_ids, options(prompt["max_tokens"]))
-            record = {"sent": sent, "contents": [], "ended": sent, "num_input_tokens": len(prompt["token_ids"]), "num_output_tokens": 0}
+            record = {
+                "sent": sent,
+                "contents": [],
+                "ended": sent,
+                "num_input_tokens": len(prompt["token_ids"]),
+                "num_output_tokens": 0,
+            }
             records.append(record)
         pipeline.step()
         for number in [number for number, handle in under_way.items() if note(handle, records[number])]:

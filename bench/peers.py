@@ -63,12 +63,19 @@ class Row:
 Named = tuple[str, Side]
 
 
-def compare(load_name: str, load: Load, ours: Sequence[Named], others: Sequence[Named], rounds: int) -> Iterator[Row]:
+def compare(
+    load_name: str, load: Load, ours: Sequence[Named], others: Sequence[Named], rounds: int
+) -> Iterator[Row]:
     """Measure each of ours and of the others once a round, and give a row for each pair."""
-    print(f"{load_name}: {', '.join(name for name, _ in ours)} beside {', '.join(name for name, _ in others)}", file=sys.stderr)
+    print(
+        f"{load_name}: {', '.join(name for name, _ in ours)} beside {', '.join(name for name, _ in others)}",
+        file=sys.stderr,
+    )
     found = in_turns([side for _, side in (*ours, *others)], load, rounds)
     named = [(name, *figures) for (name, _), figures in zip((*ours, *others), found, strict=True)]
-    for (our_name, own, failure), (name, theirs, error) in itertools.product(named[: len(ours)], named[len(ours) :]):
+    for (our_name, own, failure), (name, theirs, error) in itertools.product(
+        named[: len(ours)], named[len(ours) :]
+    ):
         if error is None and failure is None:
             yield Row(load_name, our_name, name, medians(own), medians(theirs), ratios(own, theirs))
         else:
@@ -81,7 +88,13 @@ def http_rows(arguments: argparse.Namespace, logs: Path) -> Iterator[Row]:
         ours = HttpSide(Address(url), seconds)
         engine = OwnEngine(("--model", str(arguments.model), *OWN_OPTIONS))
         for name, load in _loads(arguments):
-            yield from compare(name, load, [("snapserve, HTTP", ours)], [("snapserve, engine alone", engine)], arguments.rounds)
+            yield from compare(
+                name,
+                load,
+                [("snapserve, HTTP", ours)],
+                [("snapserve, engine alone", engine)],
+                arguments.rounds,
+            )
         for server in installed_servers(arguments):
             yield from _server_rows(arguments, ours, server, logs / f"{server.name.replace(' ', '-')}.log")
 
@@ -92,7 +105,13 @@ def _server_rows(arguments: argparse.Namespace, ours: Side, server: Server, log:
             theirs = HttpSide(Address(url, model=server.model, extra_body=server.extra_body), seconds)
             for name, load in _loads(arguments):
                 worded = load if server.takes_token_ids else replace(load, prompt_format=PromptFormat.TEXT)
-                yield from compare(name, worded, [("snapserve, HTTP", ours)], [(f"{server.name}, HTTP", theirs)], arguments.rounds)
+                yield from compare(
+                    name,
+                    worded,
+                    [("snapserve, HTTP", ours)],
+                    [(f"{server.name}, HTTP", theirs)],
+                    arguments.rounds,
+                )
     except SideError as error:
         yield Row("start", "snapserve, HTTP", server.name, {}, {}, {}, str(error))
 
@@ -112,13 +131,26 @@ def engine_rows(arguments: argparse.Namespace) -> Iterator[Row]:
     patient = (*options, "--max-inter-token-latency", str(PATIENCE))
     patiently = f"snapserve, engine, up to {PATIENCE} s between tokens"
     in_scratch = (*patient, "--scratch-capacity", str(SCRATCH_CAPACITY))
-    long_ones = [(patiently, OwnEngine(patient)), (f"{patiently}, scratch of {SCRATCH_CAPACITY}", OwnEngine(in_scratch))]
-    whole = [(f"OpenVINO GenAI, engine, KV {precision}", OpenVinoEngine(python, model, precision)) for precision in ("u8", "bf16")]
-    evicting = [(f"OpenVINO GenAI, engine, KV u8, eviction at {EVICTION[-1]}", OpenVinoEngine(python, model, "u8", EVICTION))]
+    long_ones = [
+        (patiently, OwnEngine(patient)),
+        (f"{patiently}, scratch of {SCRATCH_CAPACITY}", OwnEngine(in_scratch)),
+    ]
+    whole = [
+        (f"OpenVINO GenAI, engine, KV {precision}", OpenVinoEngine(python, model, precision))
+        for precision in ("u8", "bf16")
+    ]
+    evicting = [
+        (
+            f"OpenVINO GenAI, engine, KV u8, eviction at {EVICTION[-1]}",
+            OpenVinoEngine(python, model, "u8", EVICTION),
+        )
+    ]
     quantized = model.with_name(f"{model.name}-int8")
     if quantized.exists():
         long_ones.append((f"{long_ones[-1][0]}, w8a8", OwnEngine((*in_scratch, "--quantization", "w8a8"))))
-        evicting.append((f"{evicting[0][0]}, weights int8", OpenVinoEngine(python, quantized, "u8", EVICTION)))
+        evicting.append(
+            (f"{evicting[0][0]}, weights int8", OpenVinoEngine(python, quantized, "u8", EVICTION))
+        )
     for name, load in _loads(arguments):
         is_long = name == "long"
         sides, others = [exact, *(long_ones if is_long else [])], [*whole, *(evicting if is_long else [])]
@@ -142,7 +174,10 @@ def installed_servers(arguments: argparse.Namespace) -> Iterator[Server]:
 
 def table(rows: Sequence[Row]) -> str:
     """Return the rows in Markdown, each figure as ours / theirs = ratio."""
-    lines = ["| load | ours | theirs | " + " | ".join(COLUMNS.values()) + " |", "|---|---|---|" + "---|" * len(COLUMNS)]
+    lines = [
+        "| load | ours | theirs | " + " | ".join(COLUMNS.values()) + " |",
+        "|---|---|---|" + "---|" * len(COLUMNS),
+    ]
     for row in rows:
         cells = [_cell(row, name) for name in COLUMNS]
         if row.error is not None:
@@ -158,13 +193,22 @@ def _cell(row: Row, name: str) -> str:
 
 
 def machine() -> dict[str, object]:
-    return {"machine": platform.machine(), "num_cores": os.cpu_count(), "python": platform.python_version(), "load": os.getloadavg()[0]}
+    return {
+        "machine": platform.machine(),
+        "num_cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "load": os.getloadavg()[0],
+    }
 
 
 def main() -> int:
     """Return 0, or 1 where a comparison brought no figures."""
     arguments = _parser().parse_args()
-    document = {"date": datetime.now(UTC).isoformat(timespec="seconds"), **machine(), "rounds": arguments.rounds}
+    document = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **machine(),
+        "rounds": arguments.rounds,
+    }
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         logs: Path = arguments.logs or Path(folder)
@@ -173,7 +217,9 @@ def main() -> int:
             rows.append(row)
             print(table([row]).splitlines()[-1], file=sys.stderr)
             if arguments.json is not None:
-                arguments.json.write_text(json.dumps({**document, "rows": [row.as_json() for row in rows]}, indent=2) + "\n")
+                arguments.json.write_text(
+                    json.dumps({**document, "rows": [row.as_json() for row in rows]}, indent=2) + "\n"
+                )
     print(table(rows))
     return int(any(row.error is not None for row in rows))
 
@@ -183,17 +229,23 @@ def _loads(arguments: argparse.Namespace) -> list[tuple[str, Load]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path, help="folder that bench.make_model wrote")
     parser.add_argument("--loads", nargs="+", choices=tuple(LOADS), default=list(LOADS))
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side (default: 3)")
-    parser.add_argument("--timeout", type=float, default=600.0, help="longest seconds of one run (default: 600)")
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, help="longest seconds of one run (default: 600)"
+    )
     parser.add_argument("--vllm", default="vllm", help="vLLM's command")
     parser.add_argument("--llama-server", default="llama-server", help="llama.cpp's server")
     parser.add_argument("--gguf", type=Path, help="the model for llama.cpp (default: MODEL_DIR.gguf)")
     parser.add_argument("--transformers", default="transformers", help="the command of transformers")
     parser.add_argument("--openvino-python", help="a Python that has openvino_genai")
-    parser.add_argument("--openvino-model", type=Path, help="the model for OpenVINO (default: MODEL_DIR-openvino)")
+    parser.add_argument(
+        "--openvino-model", type=Path, help="the model for OpenVINO (default: MODEL_DIR-openvino)"
+    )
     parser.add_argument("--logs", type=Path, help="folder for the servers' output")
     parser.add_argument("--json", type=Path, help="file for all figures")
     return parser

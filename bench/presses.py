@@ -46,7 +46,12 @@ class Kvpress:
     side: Sequence[str] = SIDE
 
     def run(
-        self, setting: NamedSetting, press: str | None, prompts: Mapping[str, Sequence[Prompt]], tokenizer: Tokenizer, length: int
+        self,
+        setting: NamedSetting,
+        press: str | None,
+        prompts: Mapping[str, Sequence[Prompt]],
+        tokenizer: Tokenizer,
+        length: int,
     ) -> Run:
         """Answer every prompt and score it. Raises `SideError`."""
         every = [prompt for of_task in prompts.values() for prompt in of_task]
@@ -54,12 +59,23 @@ class Kvpress:
         lines = self.answers(press, every, num_entries, title=setting.label)
         told = next(lines)
         answers = [line["token_ids"] for line in lines]
-        completions = iter([Completion(tokenizer.decode(token_ids), len(token_ids), len(token_ids)) for token_ids in answers])
-        tasks = {name: task_scores(of_task, [next(completions) for _ in of_task]) for name, of_task in prompts.items()}
+        completions = iter(
+            [Completion(tokenizer.decode(token_ids), len(token_ids), len(token_ids)) for token_ids in answers]
+        )
+        tasks = {
+            name: task_scores(of_task, [next(completions) for _ in of_task])
+            for name, of_task in prompts.items()
+        }
         return Run(setting, (told["press"], *told["versions"]), tasks)
 
     def answers(
-        self, press: str | None, prompts: Sequence[Prompt], num_entries: int | None, *, title: str, tells_entries: bool = False
+        self,
+        press: str | None,
+        prompts: Sequence[Prompt],
+        num_entries: int | None,
+        *,
+        title: str,
+        tells_entries: bool = False,
     ) -> Iterator[dict[str, Any]]:
         """Yield what the side says: first of itself, then of each prompt. Raises `SideError`."""
         job = {
@@ -91,7 +107,9 @@ def _told(prompt: Prompt, num_entries: int | None) -> dict[str, Any]:
         "token_ids": prompt.token_ids.tolist(),
         "num_prefill_tokens": prompt.num_prefill_tokens,
         "max_tokens": prompt.max_tokens,
-        "compression_ratio": 0.0 if num_entries is None else compression_ratio(prompt.num_prefill_tokens, num_entries),
+        "compression_ratio": 0.0
+        if num_entries is None
+        else compression_ratio(prompt.num_prefill_tokens, num_entries),
     }
 
 
@@ -114,4 +132,6 @@ def _lines(command: Sequence[str], log: Path, expected: int) -> Iterator[str]:
                 raise
     if process.returncode != 0 or number != expected:
         said = log.read_text(errors="replace").strip()[-1000:]
-        raise SideError(f"{command[0]} ended with {process.returncode} after {number} of {expected} lines: {said}")
+        raise SideError(
+            f"{command[0]} ended with {process.returncode} after {number} of {expected} lines: {said}"
+        )

@@ -10,7 +10,14 @@ KEYWORDS = (
     "minLength", "maxLength", "pattern", "format",
     "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
 )  # fmt: skip
-PATTERNS = ("^[a-z]{2,8}$", "^\\d{3}-\\d{4}$", "^(red|green|blue)$", "^[A-Z][a-z]{1,9}", "^.{0,6}$", '^[^"]{0,9}end$')
+PATTERNS = (
+    "^[a-z]{2,8}$",
+    "^\\d{3}-\\d{4}$",
+    "^(red|green|blue)$",
+    "^[A-Z][a-z]{1,9}",
+    "^.{0,6}$",
+    '^[^"]{0,9}end$',
+)
 FORMATS = ("uuid", "ipv4", "email", "date", "date-time")
 WORDS = ("id", "name", "colour", "the size", "naïve", "emoji🙂", 'qu"ote', "back\\slash", "line\nbreak", "x")
 
@@ -64,17 +71,28 @@ def _number(random: Random) -> Schema:
     if random.random() < 0.2:
         return {"type": "number"}
     lowest = round(random.uniform(-10, 10), 2)
-    return {"type": "number", "exclusiveMinimum": lowest, "exclusiveMaximum": round(lowest + random.uniform(0.5, 50), 2)}
+    return {
+        "type": "number",
+        "exclusiveMinimum": lowest,
+        "exclusiveMaximum": round(lowest + random.uniform(0.5, 50), 2),
+    }
 
 
 def _fixed(random: Random) -> Schema:
-    values = [random.choice([*WORDS, 3, -1.5, True, None, [1, "a"], {"k": 1}]) for _ in range(random.randrange(1, 5))]
+    values = [
+        random.choice([*WORDS, 3, -1.5, True, None, [1, "a"], {"k": 1}])
+        for _ in range(random.randrange(1, 5))
+    ]
     return {"const": values[0]} if len(values) == 1 else {"enum": values}
 
 
 def _object(random: Random, depth: int) -> Schema:
     if random.random() < 0.08:
-        return {"type": "object", "additionalProperties": _schema(random, depth + 1), "maxProperties": random.randrange(1, 4)}
+        return {
+            "type": "object",
+            "additionalProperties": _schema(random, depth + 1),
+            "maxProperties": random.randrange(1, 4),
+        }
     names = random.sample(WORDS, random.randrange(1, 5))
     schema: Schema = {"type": "object", "properties": {name: _schema(random, depth + 1) for name in names}}
     schema["required"] = [name for name in names if random.random() < 0.7]
@@ -86,9 +104,19 @@ def _object(random: Random, depth: int) -> Schema:
 
 def _array(random: Random, depth: int) -> Schema:
     if random.random() < 0.3:
-        return {"type": "array", "prefixItems": [_schema(random, depth + 1) for _ in range(2)], "items": False, "minItems": 2}
+        return {
+            "type": "array",
+            "prefixItems": [_schema(random, depth + 1) for _ in range(2)],
+            "items": False,
+            "minItems": 2,
+        }
     fewest = random.randrange(3)
-    return {"type": "array", "items": _schema(random, depth + 1), "minItems": fewest, "maxItems": fewest + random.randrange(4)}
+    return {
+        "type": "array",
+        "items": _schema(random, depth + 1),
+        "minItems": fewest,
+        "maxItems": fewest + random.randrange(4),
+    }
 
 
 def _combined(random: Random, depth: int) -> Schema:
@@ -98,11 +126,24 @@ def _combined(random: Random, depth: int) -> Schema:
         case 1:
             return {"oneOf": [{"type": "integer"}, {"type": "string"}, {"type": "null"}]}
         case 2:
-            return {"allOf": [{"type": "object", "properties": {name: _scalar(random)}, "required": [name]} for name in ("a", "b")]}
+            return {
+                "allOf": [
+                    {"type": "object", "properties": {name: _scalar(random)}, "required": [name]}
+                    for name in ("a", "b")
+                ]
+            }
     return {"$ref": random.choice(["#/$defs/leaf", "#/$defs/node"])}
 
 
 def _node(random: Random) -> Schema:
     """Return a recursive schema."""
-    properties: Schema = {"value": _scalar(random), "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}}
-    return {"type": "object", "properties": properties, "required": ["value", "next"], "additionalProperties": False}
+    properties: Schema = {
+        "value": _scalar(random),
+        "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]},
+    }
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": ["value", "next"],
+        "additionalProperties": False,
+    }

@@ -35,18 +35,52 @@ class Server:
 
 def snapserve(model: Path, *options: str) -> Server:
     """Our own, with these options of `snapserve serve` beside those that are measured."""
-    command = (sys.executable, "-m", "server", "serve", "--model", str(model), "--port", "{port}", "--log-level", "warning")
+    command = (
+        sys.executable,
+        "-m",
+        "server",
+        "serve",
+        "--model",
+        str(model),
+        "--port",
+        "{port}",
+        "--log-level",
+        "warning",
+    )
     return Server("snapserve", (*command, *OWN_OPTIONS, *options), "/ready")
 
 
 def vllm(executable: str, model: Path) -> Server:
-    command = (executable, "serve", str(model), "--port", "{port}", "--dtype", "bfloat16", "--max-model-len", "16384")
+    command = (
+        executable,
+        "serve",
+        str(model),
+        "--port",
+        "{port}",
+        "--dtype",
+        "bfloat16",
+        "--max-model-len",
+        "16384",
+    )
     return Server("vLLM", command, "/health", {"VLLM_TARGET_DEVICE": "cpu", "VLLM_CPU_KVCACHE_SPACE": "4"})
 
 
 def llama_cpp(executable: str, gguf: Path) -> Server:
     """Eight sequences of up to 8448 tokens, KV in bf16."""
-    sizes = ("-t", str(os.cpu_count()), "-np", "8", "-c", str(8 * 8448), "-ctk", "bf16", "-ctv", "bf16", "-fa", "on")
+    sizes = (
+        "-t",
+        str(os.cpu_count()),
+        "-np",
+        "8",
+        "-c",
+        str(8 * 8448),
+        "-ctk",
+        "bf16",
+        "-ctv",
+        "bf16",
+        "-fa",
+        "on",
+    )
     return Server("llama.cpp", (executable, "-m", str(gguf), "--port", "{port}", *sizes), "/health")
 
 
@@ -66,8 +100,14 @@ def transformers(executable: str, model: Path) -> Server:
         "cpu",
         *sizes,
     )
-    extra = {"ignore_eos": None, "temperature": None, "generation_config": '{"do_sample": false, "eos_token_id": -1}'}
-    return Server("transformers serve", command, "/health", model=str(model), extra_body=extra, takes_token_ids=False)
+    extra = {
+        "ignore_eos": None,
+        "temperature": None,
+        "generation_config": '{"do_sample": false, "eos_token_id": -1}',
+    }
+    return Server(
+        "transformers serve", command, "/health", model=str(model), extra_body=extra, takes_token_ids=False
+    )
 
 
 @contextmanager
@@ -79,7 +119,14 @@ def serving(server: Server, log: Path) -> Iterator[tuple[str, float]]:
     start = time.monotonic()
     with log.open("wb") as output:
         environment = {**os.environ, **server.environment}
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
             _wait_until_ready(server, url + server.health, process, log)
             yield url, time.monotonic() - start
@@ -97,7 +144,9 @@ def _wait_until_ready(server: Server, url: str, process: subprocess.Popen[bytes]
     with httpx.Client(trust_env=False, timeout=5) as client:
         while time.monotonic() < end:
             if process.poll() is not None:
-                raise SideError(f"{server.name} ended with {process.returncode}: {log.read_text(errors='replace')[-500:]}")
+                raise SideError(
+                    f"{server.name} ended with {process.returncode}: {log.read_text(errors='replace')[-500:]}"
+                )
             try:
                 if client.get(url).status_code == 200:
                     return

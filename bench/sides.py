@@ -51,7 +51,10 @@ class HttpSide:
             raise SideError(str(error)) from error
         assert isinstance(result.figures, Report)
         for reason, count in result.figures.failures.items():
-            print(f"{self.address.base_url}: {count} × {reason}: {result.figures.examples[reason]}", file=sys.stderr)
+            print(
+                f"{self.address.base_url}: {count} × {reason}: {result.figures.examples[reason]}",
+                file=sys.stderr,
+            )
         return {**result.figures.figures, "seconds_to_ready": self.seconds_to_ready}
 
 
@@ -100,13 +103,23 @@ class OpenVinoEngine:
         with tempfile.TemporaryDirectory() as folder:
             task, result = Path(folder) / "job.json", Path(folder) / "result.json"
             task.write_text(json.dumps(job))
-            _call([self.python, str(ROOT / "bench" / "openvino_engine.py"), str(task), str(result)], load.timeout)
+            _call(
+                [self.python, str(ROOT / "bench" / "openvino_engine.py"), str(task), str(result)],
+                load.timeout,
+            )
             told = json.loads(result.read_text())
-        answers = tuple(Answer(**{**record, "contents": tuple(record["contents"])}) for record in told["records"])
-        return {**make_report(Run(answers, told["duration"]), PERCENTILES).figures, "seconds_to_ready": told["seconds_to_ready"]}
+        answers = tuple(
+            Answer(**{**record, "contents": tuple(record["contents"])}) for record in told["records"]
+        )
+        return {
+            **make_report(Run(answers, told["duration"]), PERCENTILES).figures,
+            "seconds_to_ready": told["seconds_to_ready"],
+        }
 
 
-def in_turns(sides: Sequence[Side], load: Load, rounds: int) -> list[tuple[list[Mapping[str, Figure]], SideError | None]]:
+def in_turns(
+    sides: Sequence[Side], load: Load, rounds: int
+) -> list[tuple[list[Mapping[str, Figure]], SideError | None]]:
     """Measure every side once a round, with the same prompts in a round; who goes first changes. One that failed is left out."""
     figures: list[list[Mapping[str, Figure]]] = [[] for _ in sides]
     errors: dict[int, SideError] = {}
@@ -123,17 +136,24 @@ def in_turns(sides: Sequence[Side], load: Load, rounds: int) -> list[tuple[list[
 
 
 def _token_prompts(load: Load, seed: str, count: int) -> list[dict[str, Any]]:
-    return [{"token_ids": prompt.content, "max_tokens": prompt.max_tokens} for prompt in make_prompts(load, None, seed, count)]
+    return [
+        {"token_ids": prompt.content, "max_tokens": prompt.max_tokens}
+        for prompt in make_prompts(load, None, seed, count)
+    ]
 
 
 def _numbers(document: Mapping[str, Any]) -> dict[str, Figure]:
-    return {name: value for name, value in document.items() if value is None or isinstance(value, (int, float))}
+    return {
+        name: value for name, value in document.items() if value is None or isinstance(value, (int, float))
+    }
 
 
 def _call(command: Sequence[str], time_limit: float, environment: Mapping[str, str] | None = None) -> None:
     try:
         env = {**os.environ, **(environment or {})}
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=time_limit, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=time_limit, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SideError(str(error)) from error
     if done.returncode != 0:

@@ -25,7 +25,16 @@ from commands.loadtest.comparison import medians, ratios
 from commands.loadtest.config import Address, Load
 from commands.loadtest.report import Figure
 
-LOAD = Load(num_prompts=16, input_len=128, output_len=64, vocab_size=31000, max_concurrency=8, num_warmups=0, ignore_eos=True, seed=1)
+LOAD = Load(
+    num_prompts=16,
+    input_len=128,
+    output_len=64,
+    vocab_size=31000,
+    max_concurrency=8,
+    num_warmups=0,
+    ignore_eos=True,
+    seed=1,
+)
 TOUCH = replace(LOAD, num_prompts=1, output_len=2)  # code is taken between two steps
 TIME_LIMIT = 300.0  # seconds until there is code
 COLUMNS = {
@@ -64,7 +73,11 @@ class FreshServer:
                 if not has_code and _TIMES.search(log.read_text()):
                     raise SideError("the code was there before the load had ended: take a smaller load")
                 times = wait_for_code(side, log, start + TIME_LIMIT)
-                return {**figures, **times, "seconds_to_compiled": seconds if has_code else time.monotonic() - start}
+                return {
+                    **figures,
+                    **times,
+                    "seconds_to_compiled": seconds if has_code else time.monotonic() - start,
+                }
 
 
 def wait_for_code(side: HttpSide, log: Path, end: float) -> dict[str, float]:
@@ -83,10 +96,16 @@ def measure(model: Path, load: Load, rounds: int) -> dict[str, list[Mapping[str,
     figures: dict[str, list[Mapping[str, Figure]]] = {UNCOMPILED: [], COMPILING: [], ON_DISK: []}
     for number in range(rounds):
         with tempfile.TemporaryDirectory() as cache:
-            servers = [(UNCOMPILED, FreshServer(model)), *((name, FreshServer(model, Path(cache))) for name in (COMPILING, ON_DISK))]
+            servers = [
+                (UNCOMPILED, FreshServer(model)),
+                *((name, FreshServer(model, Path(cache))) for name in (COMPILING, ON_DISK)),
+            ]
             for name, server in servers if number % 2 == 0 else servers[1:] + servers[:1]:
                 figures[name].append(server.measure(replace(load, seed=load.seed + number)))
-                print(f"round {number + 1} of {rounds}: {name}, ready after {figures[name][-1]['seconds_to_ready']:.1f} s", file=sys.stderr)
+                print(
+                    f"round {number + 1} of {rounds}: {name}, ready after {figures[name][-1]['seconds_to_ready']:.1f} s",
+                    file=sys.stderr,
+                )
     return figures
 
 
@@ -98,15 +117,26 @@ def table(figures: Mapping[str, Sequence[Mapping[str, Figure]]]) -> str:
         cells = ["" if (value := values.get(column)) is None else f"{value:.4g}" for column in COLUMNS]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     slower = ratios(figures[COMPILING], figures[UNCOMPILED])
-    told = ", ".join(f"{title} **{slower[column]:.2f}**" for column, title in COLUMNS.items() if slower.get(column) is not None)
+    told = ", ".join(
+        f"{title} **{slower[column]:.2f}**"
+        for column, title in COLUMNS.items()
+        if slower.get(column) is not None
+    )
     return "\n".join([*lines, "", f"while compiling / without: {told}"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0, or 1 where a server gave no figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("model", type=Path, help="folder of a model")
-    parser.add_argument("--num-prompts", type=int, default=LOAD.num_prompts, help="of a load; the loads end before the code is taken")
+    parser.add_argument(
+        "--num-prompts",
+        type=int,
+        default=LOAD.num_prompts,
+        help="of a load; the loads end before the code is taken",
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="file for the figures")
     parsed = parser.parse_args(arguments)

@@ -32,12 +32,22 @@ class Findings:
 
     def __str__(self) -> str:
         total = sum(self.reasons.values())
-        shares = [f"{reason} {number} ({number / total:.1%})" for reason, number in self.reasons.most_common()]
+        shares = [
+            f"{reason} {number} ({number / total:.1%})" for reason, number in self.reasons.most_common()
+        ]
         refusals = [f"  refused {number} ×: {message}" for message, number in self.refusals.most_common()]
-        return "\n".join([f"{total} answers: {', '.join(shares)}; {len(self.violations)} violations", *refusals, *self.violations])
+        return "\n".join(
+            [
+                f"{total} answers: {', '.join(shares)}; {len(self.violations)} violations",
+                *refusals,
+                *self.violations,
+            ]
+        )
 
 
-async def survey(url: str, num_schemas: int, max_tokens: int = 256, concurrency: int = 8, first_seed: int = 0) -> Findings:
+async def survey(
+    url: str, num_schemas: int, max_tokens: int = 256, concurrency: int = 8, first_seed: int = 0
+) -> Findings:
     """Ask for one answer to each schema, at the temperatures in turn."""
     findings, places = Findings(), asyncio.Semaphore(concurrency)
 
@@ -69,19 +79,26 @@ async def _ask(client: httpx.AsyncClient, seed: int, max_tokens: int, findings: 
 
 def _request(schema: Schema, seed: int, max_tokens: int) -> dict[str, Any]:
     random = Random(seed)
-    prompt = " ".join(random.choices([*WORDS, "Where", "is", "the", "lamp?", "{", "[1,"], k=random.randrange(1, 30)))
+    prompt = " ".join(
+        random.choices([*WORDS, "Where", "is", "the", "lamp?", "{", "[1,"], k=random.randrange(1, 30))
+    )
     return {
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": max_tokens,
         "seed": seed,
         "temperature": TEMPERATURES[seed % len(TEMPERATURES)],
-        "response_format": {"type": "json_schema", "json_schema": {"name": "random", "schema": schema, "strict": True}},
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "random", "schema": schema, "strict": True},
+        },
     }
 
 
 def _violation(text: str, schema: Schema) -> str | None:
     """Return what is wrong with an answer."""
-    checker = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
+    checker = jsonschema.Draft202012Validator(
+        schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+    )
     try:
         checker.validate(json.loads(text))
     except (ValueError, jsonschema.ValidationError) as error:
@@ -90,14 +107,18 @@ def _violation(text: str, schema: Schema) -> str | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("url")
     parser.add_argument("--schemas", type=int, default=1000)
     parser.add_argument("--max-tokens", type=int, default=256)
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--first-seed", type=int, default=0)
     options = parser.parse_args()
-    findings = asyncio.run(survey(options.url, options.schemas, options.max_tokens, options.concurrency, options.first_seed))
+    findings = asyncio.run(
+        survey(options.url, options.schemas, options.max_tokens, options.concurrency, options.first_seed)
+    )
     print(findings)
     return 1 if findings.violations else 0
 

@@ -7,7 +7,9 @@ shares would. What makes a layer's score is no business of this module.
 from collections.abc import Sequence
 
 _UNITS = 4  # a layer's equal share is so many units: no layer gets less than one, and scores that differ by little change nothing
-_SCORE_OF_ANY = 0.1  # what a layer counts that looks nothing up: what it holds may serve other ends than look-up
+_SCORE_OF_ANY = (
+    0.1  # what a layer counts that looks nothing up: what it holds may serve other ends than look-up
+)
 
 
 def share_kept(num_kept: int, scores: Sequence[float], most: int) -> tuple[int, ...]:

@@ -37,7 +37,9 @@ class SlotLayout:
         """Return how many kept entries a sequence with this window start uses."""
         return min(window_start - self.num_sink, self.num_kept)
 
-    def place(self, num_prompt_tokens: int, prompt_window: int, *, lend_kept: bool = False, num_lent: int = 0) -> "SlotPlacement":
+    def place(
+        self, num_prompt_tokens: int, prompt_window: int, *, lend_kept: bool = False, num_lent: int = 0
+    ) -> "SlotPlacement":
         """Return where a prompt of this length lies in a slot, of whose ring one that does not fit lends `num_lent` entries."""
         start = self.window_start(num_prompt_tokens, prompt_window)
         used = self.num_kept_used(start)

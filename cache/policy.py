@@ -81,7 +81,9 @@ class WindowScorer:
         if self.pooling_size < 1 or self.pooling_size % 2 == 0:
             raise ValueError(f"pooling_size must be odd and at least 1, got {self.pooling_size}")
         if not 0 <= self.pooling_shift <= self.pooling_size // 2:
-            raise ValueError(f"pooling_shift must be from 0 to half the pooling_size of {self.pooling_size}, got {self.pooling_shift}")
+            raise ValueError(
+                f"pooling_shift must be from 0 to half the pooling_size of {self.pooling_size}, got {self.pooling_shift}"
+            )
         if self.pooling_half_life < 0:
             raise ValueError(f"pooling_half_life must be at least 0, got {self.pooling_half_life}")
         if self.selection_chunk < 1:
@@ -122,10 +124,14 @@ class CachePolicy:
 
     def __post_init__(self) -> None:
         if not 1 <= self.prompt_window <= self.layout.num_recent:
-            raise ValueError(f"prompt_window must be from 1 to num_recent = {self.layout.num_recent}, got {self.prompt_window}")
+            raise ValueError(
+                f"prompt_window must be from 1 to num_recent = {self.layout.num_recent}, got {self.prompt_window}"
+            )
         num_held = self.prompt_window - self.num_lent
         if self.scorer is not None and self.scorer.observation_window > num_held:
-            raise ValueError(f"observation_window must be at most the prompt window of {num_held}, got {self.scorer.observation_window}")
+            raise ValueError(
+                f"observation_window must be at most the prompt window of {num_held}, got {self.scorer.observation_window}"
+            )
         if self.layout.num_kept > 0 and self.scorer is None:
             raise ValueError(f"num_kept = {self.layout.num_kept} needs a scorer")
 
@@ -134,7 +140,9 @@ class CachePolicy:
         """The longest prompt of which a slot loses nothing, in any layer."""
         return self.layout.num_sink + self.prompt_window + min(self.layer_kept, default=self.layout.num_kept)
 
-    def with_layer_scores(self, scores: Sequence[float], most: int, leading_layer: int | None = None) -> "CachePolicy":
+    def with_layer_scores(
+        self, scores: Sequence[float], most: int, leading_layer: int | None = None
+    ) -> "CachePolicy":
         """Return the policy with its kept entries shared out between layers of these scores, no layer having more than `most`.
 
         Where the shares differ, the layers behind the leading one, if any, choose by its votes too.
@@ -146,27 +154,41 @@ class CachePolicy:
         """Return the policy of one layer, counted among those without a sliding window."""
         if not self.layer_kept:
             return self
-        return replace(self, layout=replace(self.layout, num_kept=self.layer_kept[number]), layer_kept=(), leading_layer=None)
+        return replace(
+            self,
+            layout=replace(self.layout, num_kept=self.layer_kept[number]),
+            layer_kept=(),
+            leading_layer=None,
+        )
 
     def place(self, num_prompt_tokens: int) -> SlotPlacement:
         """Return where a prompt of this length lies in a slot."""
-        return self.layout.place(num_prompt_tokens, self.prompt_window, lend_kept=self.lend_kept, num_lent=self.num_lent)
+        return self.layout.place(
+            num_prompt_tokens, self.prompt_window, lend_kept=self.lend_kept, num_lent=self.num_lent
+        )
 
     def num_live(self, num_prompt_tokens: int, num_tokens: int) -> int:
         """Return how many entries of a layer hold a token of such a prompt once `num_tokens` were written; the average of its layers."""
         layers = self._distinct_layers()
-        num_live = sum(number * layer.place(num_prompt_tokens).num_live(num_tokens) for layer, number in layers)
+        num_live = sum(
+            number * layer.place(num_prompt_tokens).num_live(num_tokens) for layer, number in layers
+        )
         return num_live // sum(number for _, number in layers)
 
     def is_exact(self, num_prompt_tokens: int, num_tokens: int) -> bool:
         """Whether every layer still holds all of a sequence of `num_tokens` tokens with such a prompt."""
-        return all(layer.place(num_prompt_tokens).is_exact(num_tokens) for layer, _ in self._distinct_layers())
+        return all(
+            layer.place(num_prompt_tokens).is_exact(num_tokens) for layer, _ in self._distinct_layers()
+        )
 
     def _distinct_layers(self) -> list[tuple["CachePolicy", int]]:
         """Return the policies of layers that keep unlike numbers, and how many layers have each: a deep model has few."""
         if not self.layer_kept:
             return [(self, 1)]
-        return [(self.of_layer(self.layer_kept.index(kept)), number) for kept, number in Counter(self.layer_kept).items()]
+        return [
+            (self.of_layer(self.layer_kept.index(kept)), number)
+            for kept, number in Counter(self.layer_kept).items()
+        ]
 
     def max_output_tokens(self, num_prompt_tokens: int, max_model_len: int) -> int:
         """Return how many tokens may follow a prompt of this length; negative when the prompt itself is too long.
@@ -181,18 +203,28 @@ class CachePolicy:
 
     def needed_capacity(self, num_prompt_tokens: int, num_output_tokens: int) -> int:
         """Return the entries that a slot needs to admit so many tokens after a prompt, with as many kept; of policies that do not evict."""
-        window_start = 0 if self.scorer is None else self.layout.window_start(num_prompt_tokens, self.prompt_window)  # full: no candidates
+        window_start = (
+            0 if self.scorer is None else self.layout.window_start(num_prompt_tokens, self.prompt_window)
+        )  # full: no candidates
         return num_prompt_tokens + num_output_tokens - window_start + self.layout.num_kept
 
 
 def full(capacity: int) -> CachePolicy:
     """Everything is held, of sequences of up to `capacity` tokens."""
-    return CachePolicy(PolicyName.FULL, SlotLayout(0, capacity, 0), prompt_window=capacity, scorer=None, evicts=False)
+    return CachePolicy(
+        PolicyName.FULL, SlotLayout(0, capacity, 0), prompt_window=capacity, scorer=None, evicts=False
+    )
 
 
 def streaming_llm(num_sink: int, num_recent: int) -> CachePolicy:
     """The first and the last tokens (StreamingLLM, arXiv 2309.17453), at their true positions."""
-    return CachePolicy(PolicyName.STREAMING_LLM, SlotLayout(num_sink, num_recent, 0), prompt_window=num_recent, scorer=None, evicts=True)
+    return CachePolicy(
+        PolicyName.STREAMING_LLM,
+        SlotLayout(num_sink, num_recent, 0),
+        prompt_window=num_recent,
+        scorer=None,
+        evicts=True,
+    )
 
 
 def snapkv(max_new_tokens: int, num_kept: int, scorer: WindowScorer) -> CachePolicy:
@@ -203,12 +235,24 @@ def snapkv(max_new_tokens: int, num_kept: int, scorer: WindowScorer) -> CachePol
 
 
 def snapstream(
-    num_sink: int, num_recent: int, num_kept: int, scorer: WindowScorer, *, lend_kept: bool = False, lend_ring: bool = False
+    num_sink: int,
+    num_recent: int,
+    num_kept: int,
+    scorer: WindowScorer,
+    *,
+    lend_kept: bool = False,
+    lend_ring: bool = False,
 ) -> CachePolicy:
     """Sinks, a ring of the newest tokens and the prompt's best tokens (SnapStream, arXiv 2511.03092), and what the two lend each other."""
     layout = SlotLayout(num_sink, num_recent, num_kept)
-    num_lent = max(0, min(num_recent * 3 // 4, num_recent - scorer.observation_window)) if lend_ring and num_kept > 0 else 0
-    return CachePolicy(PolicyName.SNAPSTREAM, layout, num_recent, scorer, evicts=True, lend_kept=lend_kept, num_lent=num_lent)
+    num_lent = (
+        max(0, min(num_recent * 3 // 4, num_recent - scorer.observation_window))
+        if lend_ring and num_kept > 0
+        else 0
+    )
+    return CachePolicy(
+        PolicyName.SNAPSTREAM, layout, num_recent, scorer, evicts=True, lend_kept=lend_kept, num_lent=num_lent
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +289,9 @@ class PolicyOptions:
         num_sink, num_recent, num_kept = self._given_sizes()
         if num_recent is None:
             num_recent = self._least_recent
-            num_kept = num_recent - 1 if num_kept is None else num_kept  # halves: of an odd rest, the ring has the larger
+            num_kept = (
+                num_recent - 1 if num_kept is None else num_kept
+            )  # halves: of an odd rest, the ring has the larger
         return num_sink + num_recent + (num_kept or 0)
 
     def resolve(self, max_model_len: int) -> CachePolicy:
@@ -259,21 +305,27 @@ class PolicyOptions:
         scorer = self.scorer or DEFAULT_SCORERS[self.name]
         if self.name is PolicyName.SNAPSTREAM:
             lend_ring = self.lend_ring is not False
-            return snapstream(num_sink, num_recent, num_kept, scorer, lend_kept=self.lend_kept, lend_ring=lend_ring)
+            return snapstream(
+                num_sink, num_recent, num_kept, scorer, lend_kept=self.lend_kept, lend_ring=lend_ring
+            )
         return snapkv(num_recent - scorer.observation_window, num_kept, scorer)
 
     def _check_applicable(self) -> None:
         allowed = _SIZES_OF[self.name]
         for option in ("slot_capacity", "num_sink", "num_recent", "num_kept"):
             if getattr(self, option) is not None and option not in allowed:
-                raise ValueError(f"{option} is not an option of policy {self.name}, whose sizes are {', '.join(allowed)}")
+                raise ValueError(
+                    f"{option} is not an option of policy {self.name}, whose sizes are {', '.join(allowed)}"
+                )
         for option in ("lend_kept", "lend_ring"):
             if getattr(self, option) and self.name is not PolicyName.SNAPSTREAM:
                 raise ValueError(f"{option} is not an option of policy {self.name}")
         if self.layer_budgets is LayerBudgets.MEASURED and self.name is not PolicyName.SNAPSTREAM:
             raise ValueError(f"layer_budgets {self.layer_budgets} is not an option of policy {self.name}")
         if self.share_votes and not self.measures_layers:
-            raise ValueError(f"share_votes needs policy {PolicyName.SNAPSTREAM} with layer_budgets {LayerBudgets.MEASURED}")
+            raise ValueError(
+                f"share_votes needs policy {PolicyName.SNAPSTREAM} with layer_budgets {LayerBudgets.MEASURED}"
+            )
 
     @property
     def _observation_window(self) -> int | None:
@@ -289,17 +341,25 @@ class PolicyOptions:
         """Return sinks, ring and kept entries as far as they do not follow from the capacity."""
         allowed = _SIZES_OF[self.name]
         num_sink = 4 if self.num_sink is None else self.num_sink
-        return num_sink if "num_sink" in allowed else 0, self.num_recent, self.num_kept if "num_kept" in allowed else 0
+        return (
+            num_sink if "num_sink" in allowed else 0,
+            self.num_recent,
+            self.num_kept if "num_kept" in allowed else 0,
+        )
 
     def _sizes(self, max_model_len: int) -> tuple[int, int, int]:
         """Return sinks, ring and kept entries; with all of them given, the capacity is their sum, otherwise what is left is shared out."""
         num_sink, num_recent, num_kept = self._given_sizes()
         if num_recent is not None and num_recent < self._least_recent:
-            raise self._too_small("num_recent", self._least_recent, num_recent, observation_window=self._observation_window)
+            raise self._too_small(
+                "num_recent", self._least_recent, num_recent, observation_window=self._observation_window
+            )
         if num_recent is not None and num_kept is not None:
             if self.slot_capacity not in (None, self.least_capacity):
                 sizes = f"num_sink {num_sink} + num_recent {num_recent} + num_kept {num_kept}"
-                raise ValueError(f"slot_capacity is {self.slot_capacity}, but {sizes} = {self.least_capacity}")
+                raise ValueError(
+                    f"slot_capacity is {self.slot_capacity}, but {sizes} = {self.least_capacity}"
+                )
             return num_sink, num_recent, num_kept
         capacity = self.slot_capacity
         if capacity is None:
@@ -323,7 +383,9 @@ class PolicyOptions:
     def _too_small(self, option: str, least: int, got: object, **others: int | None) -> ValueError:
         """Return the error that names the least value of an option, and the options that make it so."""
         named = ", ".join(f"{name} {value}" for name, value in others.items() if value is not None)
-        return ValueError(f"{option} must be at least {least} for policy {self.name}{named and ' with '}{named}, got {got}")
+        return ValueError(
+            f"{option} must be at least {least} for policy {self.name}{named and ' with '}{named}, got {got}"
+        )
 
 
 _SIZES_OF = {

@@ -48,4 +48,6 @@ class SlotPool:
         """Raise AssertionError unless every slot is either free, once, or held."""
         without_holder = [slot for slot, holder in enumerate(self._holders) if holder is None]
         if sorted(self._free) != without_holder:
-            raise AssertionError(f"slots listed as free are {sorted(self._free)}, slots without a holder are {without_holder}")
+            raise AssertionError(
+                f"slots listed as free are {sorted(self._free)}, slots without a holder are {without_holder}"
+            )

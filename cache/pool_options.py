@@ -18,7 +18,9 @@ class PoolOptions:
         if self.num_slots < 1:
             raise ValueError(f"num_slots must be at least 1, got {self.num_slots}")
         if re.fullmatch(r"[A-Za-z0-9_.-]{0,64}", self.name) is None:
-            raise ValueError(f"name must be up to 64 letters, digits, dots, dashes and underscores, got {self.name!r}")
+            raise ValueError(
+                f"name must be up to 64 letters, digits, dots, dashes and underscores, got {self.name!r}"
+            )
 
     @property
     def label(self) -> str:

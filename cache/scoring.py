@@ -43,8 +43,12 @@ def reduced_attention(window: Window) -> Tensor:
     if window.softcap is not None:
         logits = window.softcap * torch.tanh(logits / window.softcap)
     key_index = torch.arange(window.key.shape[1], device=window.key.device)
-    is_seen = (key_index <= window.last_seen[:, None]) & (key_index >= window.first) & (key_index < window.end)  # [query, key]
-    weights = logits.masked_fill(~is_seen, -torch.inf).softmax(-1).masked_fill(~is_seen, 0)  # NaN for a query that sees nothing
+    is_seen = (
+        (key_index <= window.last_seen[:, None]) & (key_index >= window.first) & (key_index < window.end)
+    )  # [query, key]
+    weights = (
+        logits.masked_fill(~is_seen, -torch.inf).softmax(-1).masked_fill(~is_seen, 0)
+    )  # NaN for a query that sees nothing
     weights = weights * window.strength[:, None]
     return (weights.sum(-2) if window.is_sum else weights.amax(-2)).flatten(0, 1)
 
@@ -70,7 +74,9 @@ def window_votes(
     may be 0-d tensors, so that one graph serves every prompt.
     """
     size = scorer.observation_window
-    observes = (query_index >= num_prompt_tokens - size) & (query_index >= 0) & (query_index < num_prompt_tokens)
+    observes = (
+        (query_index >= num_prompt_tokens - size) & (query_index >= 0) & (query_index < num_prompt_tokens)
+    )
     # The rest of a chunk, in most chunks nearly all of it, is dropped before the product with the keys.
     index, rows = torch.where(observes, query_index, -1).topk(min(size, query_index.shape[0]))
     distance = (num_prompt_tokens - 1 - index).clamp(max=size)  # further for padding, whose votes are zeros
@@ -135,7 +141,9 @@ def select(
     return num_sink + torch.cat([best[:, :num_kept].sort(dim=-1).values, best[:, num_kept:].flip(-1)], dim=-1)
 
 
-def candidate_scores(scorer: WindowScorer, votes: Tensor, num_kv_heads: int, num_sink: int, end: int) -> Tensor:
+def candidate_scores(
+    scorer: WindowScorer, votes: Tensor, num_kv_heads: int, num_sink: int, end: int
+) -> Tensor:
     """Return the votes [head, key] pooled along the candidates and reduced over each KV head's query heads: [kv_head, candidate]."""
     pooled = _pool(scorer, votes[:, num_sink:end]).view(num_kv_heads, -1, end - num_sink)
     return pooled.mean(1) if scorer.head_reduction is HeadReduction.MEAN else pooled.amax(1)
@@ -150,7 +158,10 @@ def _pool(scorer: WindowScorer, votes: Tensor) -> Tensor:
         return _pool_fading(scorer.pooling, votes, beyond, fades)
     if scorer.pooling is Pooling.MAXIMUM:
         return functional.max_pool1d(functional.pad(votes, beyond, value=-torch.inf)[None], size, stride=1)[0]
-    sums, counts = (functional.pad(each, beyond).unfold(-1, size, 1).sum(-1) for each in (votes, torch.ones_like(votes[:1])))
+    sums, counts = (
+        functional.pad(each, beyond).unfold(-1, size, 1).sum(-1)
+        for each in (votes, torch.ones_like(votes[:1]))
+    )
     return sums / counts
 
 
@@ -164,7 +175,9 @@ def _pool_fading(pooling: Pooling, votes: Tensor, beyond: tuple[int, int], fades
 
     if pooling is Pooling.MAXIMUM:
         return functools.reduce(torch.maximum, faded(votes))
-    return functools.reduce(torch.add, faded(votes)) / functools.reduce(torch.add, faded(torch.ones_like(votes[:1])))
+    return functools.reduce(torch.add, faded(votes)) / functools.reduce(
+        torch.add, faded(torch.ones_like(votes[:1]))
+    )
 
 
 def _chunk_means(scores: Tensor, size: int) -> Tensor:

@@ -34,7 +34,13 @@ def direct_entries(layout: SlotLayout, index: Tensor, window_start: Tensor, ring
     return torch.where(is_candidate, kept, decode_entries(layout, index, ring_size))
 
 
-def direct_index(layout: SlotLayout, num_tokens: Tensor, window_start: Tensor, ring_size: Tensor, num_entries: int | None = None) -> Tensor:
+def direct_index(
+    layout: SlotLayout,
+    num_tokens: Tensor,
+    window_start: Tensor,
+    ring_size: Tensor,
+    num_entries: int | None = None,
+) -> Tensor:
     """Return which token each entry holds, −1 for none, after the first `num_tokens` of a sequence whose prompt fits its slot.
 
     The tensors are [row], the result is [row, entry], of the first `num_entries` or of all. `ring_size` is at least 1 in every row, an idle
@@ -50,7 +56,13 @@ def direct_index(layout: SlotLayout, num_tokens: Tensor, window_start: Tensor, r
     return torch.where(index < num_tokens, index, -1)
 
 
-def live_mask(layout: SlotLayout, num_tokens: Tensor, window_start: Tensor, ring_size: Tensor, num_entries: int | None = None) -> Tensor:
+def live_mask(
+    layout: SlotLayout,
+    num_tokens: Tensor,
+    window_start: Tensor,
+    ring_size: Tensor,
+    num_entries: int | None = None,
+) -> Tensor:
     """Return which entries hold a token after `num_tokens` were written, the whole prompt among them. Bool [row, entry].
 
     A row of `num_tokens` 0 and a `window_start` of at most `layout.num_sink` has none. Kept entries are live whichever candidates they
@@ -81,14 +93,24 @@ class SlotCache:
     """
 
     def __init__(
-        self, layout: SlotLayout, num_slots: int, num_kv_heads: int, planes: Sequence[PlaneSpec], device: torch.device | str
+        self,
+        layout: SlotLayout,
+        num_slots: int,
+        num_kv_heads: int,
+        planes: Sequence[PlaneSpec],
+        device: torch.device | str,
     ) -> None:
         self.layout = layout
         # Zeros, because what an attention weight of zero meets in an entry that is not live must at least be finite.
         self.planes = tuple(
-            torch.zeros(num_slots, num_kv_heads, layout.capacity + 1, plane.width, dtype=plane.dtype, device=device) for plane in planes
+            torch.zeros(
+                num_slots, num_kv_heads, layout.capacity + 1, plane.width, dtype=plane.dtype, device=device
+            )
+            for plane in planes
         )
-        self.kept_index = torch.zeros(num_slots, num_kv_heads, layout.num_kept, dtype=torch.int64, device=device)
+        self.kept_index = torch.zeros(
+            num_slots, num_kv_heads, layout.num_kept, dtype=torch.int64, device=device
+        )
 
     @property
     def spare_entry(self) -> int:
@@ -127,11 +149,15 @@ class SlotCache:
         start, sink, num_used = placement.window_start, self.layout.num_sink, placement.num_kept_used
         device = self.kept_index.device
         if kept is None:
-            assert num_used in (start - sink, 0), f"{start - sink} candidates for {num_used} kept entries, and nobody chose"
+            assert num_used in (start - sink, 0), (
+                f"{start - sink} candidates for {num_used} kept entries, and nobody chose"
+            )
             kept = torch.arange(sink, sink + num_used, device=device).expand(self.kept_index.shape[1], -1)
         window = torch.arange(placement.candidates_end, max(placement.candidates_end, num_prompt_tokens))
         index = torch.cat([torch.arange(min(num_prompt_tokens, sink)), window]).to(device)
-        lent = decode_entries(self.layout, torch.arange(start, placement.candidates_end, device=device), placement.ring_size)
+        lent = decode_entries(
+            self.layout, torch.arange(start, placement.candidates_end, device=device), placement.ring_size
+        )
         chosen = torch.cat([torch.arange(placement.kept_start, self.layout.capacity, device=device), lent])
         entries = decode_entries(self.layout, index, placement.ring_size)
         held = torch.where(index < sink, index, index - num_given_up)

@@ -44,15 +44,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"snapserve {command.NAME}: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still held back, and would fail again at the exit
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # for what is still held back, and would fail again at the exit
         return 1
     return status
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="snapserve", description="LLM inference over fixed-size, SnapStream-compressed KV-cache slots.")
+    parser = argparse.ArgumentParser(
+        prog="snapserve", description="LLM inference over fixed-size, SnapStream-compressed KV-cache slots."
+    )
     parser.add_argument("--version", action="version", version=f"snapserve {server_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
-        command.configure(commands.add_parser(command.NAME, help=command.SUMMARY, description=command.SUMMARY, allow_abbrev=False))
+        command.configure(
+            commands.add_parser(
+                command.NAME, help=command.SUMMARY, description=command.SUMMARY, allow_abbrev=False
+            )
+        )
     return parser

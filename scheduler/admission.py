@@ -14,7 +14,9 @@ def route(num_prompt_tokens: int, num_forced_tokens: int, max_tokens: int, spec:
 
     It follows from the request alone, so that what is answered does not depend on who else is there.
     """
-    rooms = [max_output_tokens(num_prompt_tokens, num_forced_tokens, spec, pool) for pool in range(len(spec.pools))]
+    rooms = [
+        max_output_tokens(num_prompt_tokens, num_forced_tokens, spec, pool) for pool in range(len(spec.pools))
+    ]
     admitting = [pool for pool, room in enumerate(rooms) if max_tokens <= room]
     num_written = num_prompt_tokens + max_tokens - 1  # the last token drawn never is
     num_prefill_tokens = num_prompt_tokens - num_forced_tokens
@@ -24,13 +26,18 @@ def route(num_prompt_tokens: int, num_forced_tokens: int, max_tokens: int, spec:
 
 def needs_scratch(add: Add, spec: BackendSpec) -> bool:
     """Whether the prompt is read in a scratch: it loses something in a slot, or it gets none because it is only scored."""
-    return not add.needs_slot or len(add.prompt_token_ids) - add.num_forced_tokens > spec.pools[add.pool].max_direct_tokens
+    return (
+        not add.needs_slot
+        or len(add.prompt_token_ids) - add.num_forced_tokens > spec.pools[add.pool].max_direct_tokens
+    )
 
 
 def max_output_tokens(num_prompt_tokens: int, num_forced_tokens: int, spec: BackendSpec, pool: int) -> int:
     """Return how many tokens may follow a prompt whose last `num_forced_tokens` decode reads; negative when it is too long itself."""
     num_prefill_tokens = num_prompt_tokens - num_forced_tokens
-    return spec.pools[pool].policy.max_output_tokens(num_prefill_tokens, spec.max_model_len) - num_forced_tokens
+    return (
+        spec.pools[pool].policy.max_output_tokens(num_prefill_tokens, spec.max_model_len) - num_forced_tokens
+    )
 
 
 def _feature_refusal(add: Add, spec: BackendSpec) -> str | None:

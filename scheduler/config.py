@@ -30,7 +30,9 @@ class SchedulerConfig:
         if self.max_num_waiting < 0:
             raise ValueError(f"max_num_waiting must be at least 0, got {self.max_num_waiting}")
         if math.isnan(self.max_inter_token_latency) or self.max_inter_token_latency < 0:
-            raise ValueError(f"max_inter_token_latency must be at least 0 seconds, got {self.max_inter_token_latency}")
+            raise ValueError(
+                f"max_inter_token_latency must be at least 0 seconds, got {self.max_inter_token_latency}"
+            )
         if self.max_decode_steps < 1:
             raise ValueError(f"max_decode_steps must be at least 1, got {self.max_decode_steps}")
         if self.max_background_slots is not None and self.max_background_slots < 1:
@@ -38,4 +40,8 @@ class SchedulerConfig:
 
     def num_background_slots(self, num_slots: int) -> int:
         """Return how many of a pool's slots background sequences may hold at once."""
-        return max(1, num_slots // 2) if self.max_background_slots is None else min(self.max_background_slots, num_slots)
+        return (
+            max(1, num_slots // 2)
+            if self.max_background_slots is None
+            else min(self.max_background_slots, num_slots)
+        )

@@ -25,7 +25,9 @@ class EngineCore:
     A watchdog may take the engine for stuck when it is not idle and `last_step_time`, by the engine's clock, lies far back.
     """
 
-    def __init__(self, scheduler: Scheduler, backend: Backend, clock: Clock, inbox: "SimpleQueue[EngineInput]") -> None:
+    def __init__(
+        self, scheduler: Scheduler, backend: Backend, clock: Clock, inbox: "SimpleQueue[EngineInput]"
+    ) -> None:
         self._scheduler = scheduler
         self._backend = backend
         self._clock = clock

@@ -153,6 +153,8 @@ class EngineOutput:
     choice: int
     tokens: tuple[SampledToken, ...] = ()
     num_computed_prompt_tokens: int = 0  # progress of reading the prompt
-    prompt_logprobs: tuple[SampledToken, ...] = field(default=())  # with choice 0, complete, once the prompt is read
+    prompt_logprobs: tuple[SampledToken, ...] = field(
+        default=()
+    )  # with choice 0, complete, once the prompt is read
     embedding: tuple[float, ...] = ()  # with the end of a prompt that was pooled
     final: Final | None = None

@@ -42,14 +42,18 @@ class Pacing:
         self._shapes = shapes
         self._max_inter_token_latency = max_inter_token_latency
         self._prefill_seconds: dict[tuple[PrefillShape, int], float] = {}
-        self._similar: dict[tuple[PrefillShape, int], tuple[PrefillShape, int]] = {}  # of those never timed, the most similar one that was
+        self._similar: dict[
+            tuple[PrefillShape, int], tuple[PrefillShape, int]
+        ] = {}  # of those never timed, the most similar one that was
         self._decode_seconds: dict[int, float] = {}  # of one step, by pool
         self._has_read_since_decode = False
         self._decode_waits_since = 0.0
 
     def max_decode_steps(self, decoding: Collection[int], now: float) -> int | None:
         """Return how many steps of each of these pools fit before their next tokens are due, reading included; None for any number."""
-        left = self._max_inter_token_latency - (now - self._decode_waits_since if self._has_read_since_decode else 0.0)
+        left = self._max_inter_token_latency - (
+            now - self._decode_waits_since if self._has_read_since_decode else 0.0
+        )
         seconds = self._round_seconds(decoding)
         if left > 0.0 and (seconds == 0.0 or left == float("inf")):
             return None
@@ -59,7 +63,9 @@ class Pacing:
         """Note that there are live sequences from now on whose next token somebody waits for."""
         self._decode_waits_since = now
 
-    def choose_shape(self, prompts: Sequence[Prefill], now: float, decoding: Collection[int]) -> PrefillShape | None:
+    def choose_shape(
+        self, prompts: Sequence[Prefill], now: float, decoding: Collection[int]
+    ) -> PrefillShape | None:
         """Return the shape in which to read the first of `prompts` next, or None when decode, in the pools `decoding`, goes first.
 
         Of shapes that are about as fast, the one that reads most of the first prompt.
@@ -70,7 +76,10 @@ class Pacing:
         if not plans:
             return None
         least = (1 - _NOISE) * max(plan.merit for plan in plans)
-        best = max((plan for plan in plans if plan.merit >= least), key=lambda plan: (plan.num_first_tokens, plan.num_tokens, plan.merit))
+        best = max(
+            (plan for plan in plans if plan.merit >= least),
+            key=lambda plan: (plan.num_first_tokens, plan.num_tokens, plan.merit),
+        )
         self._has_read_since_decode = True
         return best.shape
 
@@ -87,7 +96,9 @@ class Pacing:
     def observe(self, batch: Batch, elapsed: float, now: float) -> None:
         """Learn from a step that was run."""
         if isinstance(batch, DecodeBatch):
-            self._decode_seconds[batch.pool] = _blend(self._decode_seconds.get(batch.pool), elapsed / batch.num_steps)
+            self._decode_seconds[batch.pool] = _blend(
+                self._decode_seconds.get(batch.pool), elapsed / batch.num_steps
+            )
             self._decode_waits_since = now
             self._has_read_since_decode = False
             return
@@ -101,7 +112,9 @@ class Pacing:
                 self._learn(larger, magnitude, most)
 
     def _learn(self, shape: PrefillShape, magnitude: int, seconds: float) -> None:
-        self._prefill_seconds[shape, magnitude] = _blend(self._prefill_seconds.get((shape, magnitude)), seconds)
+        self._prefill_seconds[shape, magnitude] = _blend(
+            self._prefill_seconds.get((shape, magnitude)), seconds
+        )
 
     def _round_seconds(self, decoding: Collection[int]) -> float:
         """Each pool decodes before any decodes again."""
@@ -122,7 +135,9 @@ class Pacing:
             return _num_padded(shape) * _SECONDS_PER_TOKEN
         similar = self._similar.get((shape, magnitude))
         if similar is None:
-            similar = min(self._prefill_seconds, key=lambda timed: (timed[0] != shape, abs(timed[1] - magnitude)))
+            similar = min(
+                self._prefill_seconds, key=lambda timed: (timed[0] != shape, abs(timed[1] - magnitude))
+            )
             self._similar[shape, magnitude] = similar
         return self._prefill_seconds[similar] * _num_padded(shape) / _num_padded(similar[0])
 

@@ -63,11 +63,15 @@ class Prefill:
             scratch=self.scratch,
             draws=tuple(request.draw() for request in self.requests) if is_last and add.needs_slot else (),
             score=self._score(start, end),
-            ahead=add.prompt_token_ids[length - self.layout.num_ahead : length] if end == self._round_end and not is_last else (),
+            ahead=add.prompt_token_ids[length - self.layout.num_ahead : length]
+            if end == self._round_end and not is_last
+            else (),
             pooling=add.pooling,
         )
 
-    def advance(self, num_tokens: int, prompt_logprobs: tuple[SampledToken, ...], hidden: tuple[float, ...]) -> None:
+    def advance(
+        self, num_tokens: int, prompt_logprobs: tuple[SampledToken, ...], hidden: tuple[float, ...]
+    ) -> None:
         """Account for a chunk that was read."""
         self.prompt_logprobs.extend(prompt_logprobs)
         is_sum = self.requests[0].add.pooling is PromptPooling.MEAN and self.hidden
@@ -80,5 +84,7 @@ class Prefill:
         add = self.requests[0].add
         if add.num_prompt_logprobs is None or all(request.choice != 0 for request in self.requests):
             return None
-        last = min(end + 1, self.requests[0].num_prefill_tokens)  # the token after it comes with the first draw
+        last = min(
+            end + 1, self.requests[0].num_prefill_tokens
+        )  # the token after it comes with the first draw
         return PromptScore(add.prompt_token_ids[start + 1 : last], add.num_prompt_logprobs)

@@ -32,7 +32,9 @@ class Request:
     arrival_order: int
     status: RequestStatus = RequestStatus.WAITING
     slot: int | None = None
-    num_computed_tokens: int = 0  # tokens written into the cache, and so the index of the one to be written next
+    num_computed_tokens: int = (
+        0  # tokens written into the cache, and so the index of the one to be written next
+    )
     num_forced_left: int = field(init=False)  # tokens of the prompt that are still to be yielded by decode
     prompt_logprobs: list[SampledToken] = field(default_factory=list)  # until they are complete and told
     embedding: tuple[float, ...] = ()  # of a prompt that was pooled, at its end
@@ -104,14 +106,21 @@ class Request:
         forced = self.add.prompt_token_ids[-self.num_forced_left :][:num_steps]
         num_logprobs = self.add.num_prompt_logprobs if self.choice == 0 else None
         return Draw(
-            self.add.sampling, self.choice, -self.num_forced_left, banned, forced_token_ids=forced, num_forced_logprobs=num_logprobs
+            self.add.sampling,
+            self.choice,
+            -self.num_forced_left,
+            banned,
+            forced_token_ids=forced,
+            num_forced_logprobs=num_logprobs,
         )
 
     def decode_row(self, num_steps: int) -> DecodeRow:
         """Return the next `num_steps` decode steps of this sequence."""
         assert self.slot is not None
         index, num_prompt_tokens = self.num_computed_tokens, self.num_prefill_tokens
-        return DecodeRow(self.add.request_id, self.slot, self.last_token_id, index, num_prompt_tokens, self.draw(num_steps))
+        return DecodeRow(
+            self.add.request_id, self.slot, self.last_token_id, index, num_prompt_tokens, self.draw(num_steps)
+        )
 
     def append(self, sampled: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
         """Take over sampled tokens up to the sequence's end, set `finish_reason` if it is there, and return the answer's new tokens.
@@ -125,7 +134,11 @@ class Request:
             return ()
         stop = self.add.stop
         taken = drawn[: stop.max_tokens - self.num_output_tokens]
-        end = next((i for i, token in enumerate(taken) if token.token_id in stop.stop_token_ids), None) if stop.stop_token_ids else None
+        end = (
+            next((i for i, token in enumerate(taken) if token.token_id in stop.stop_token_ids), None)
+            if stop.stop_token_ids
+            else None
+        )
         if end is not None:
             self.finish_reason, self.stop_token_id = FinishReason.STOP, taken[end].token_id
             taken = taken[: end + 1]
@@ -167,7 +180,9 @@ class Request:
         self.num_discarded_tokens += self.num_output_tokens - num_kept
         self.num_output_tokens = num_kept
 
-    def final(self, reason: FinishReason, now: float, policy: CachePolicy, message: str | None = None) -> Final:
+    def final(
+        self, reason: FinishReason, now: float, policy: CachePolicy, message: str | None = None
+    ) -> Final:
         """Return the account of this sequence, which ends now."""
         return Final(
             reason=reason,

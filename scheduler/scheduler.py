@@ -35,7 +35,9 @@ class Scheduler:
     Without `constraints`, requests that have a grammar are refused.
     """
 
-    def __init__(self, spec: BackendSpec, config: SchedulerConfig, clock: Clock, constraints: Constraints | None = None) -> None:
+    def __init__(
+        self, spec: BackendSpec, config: SchedulerConfig, clock: Clock, constraints: Constraints | None = None
+    ) -> None:
         self._spec = spec
         self._config = config
         self._clock = clock
@@ -130,8 +132,16 @@ class Scheduler:
 
     def refuse(self, add: Add, reason: FinishReason, message: str) -> None:
         """Give each choice of a request its final output without looking at it further."""
-        final = Final(reason, Timing(add.arrival_time, None, None, self._clock.now()), len(add.prompt_token_ids), 0, message=message)
-        self._outputs += [EngineOutput(add.request_id, choice, final=final) for choice in range(add.num_choices)]
+        final = Final(
+            reason,
+            Timing(add.arrival_time, None, None, self._clock.now()),
+            len(add.prompt_token_ids),
+            0,
+            message=message,
+        )
+        self._outputs += [
+            EngineOutput(add.request_id, choice, final=final) for choice in range(add.num_choices)
+        ]
 
     def take_outputs(self) -> list[EngineOutput]:
         """Return the news since the last call."""
@@ -145,7 +155,9 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Return the state of this moment."""
-        pools = tuple(PoolStats(self._waiting.num_waiting(pool.number), pool.slots.num_used) for pool in self._pools)
+        pools = tuple(
+            PoolStats(self._waiting.num_waiting(pool.number), pool.slots.num_used) for pool in self._pools
+        )
         return SchedulerStats(
             num_running=len(self.live()),
             num_waiting=len(self._waiting),
@@ -168,10 +180,21 @@ class Scheduler:
         requests = self.live()
         for pool in self._pools:
             pool.slots.check_integrity()
-            slots = [request.slot for request in requests if request.slot is not None and request.add.pool == pool.number]
-            assert len(slots) == len(set(slots)) == pool.slots.num_used, (pool.number, slots, pool.slots.num_used)
+            slots = [
+                request.slot
+                for request in requests
+                if request.slot is not None and request.add.pool == pool.number
+            ]
+            assert len(slots) == len(set(slots)) == pool.slots.num_used, (
+                pool.number,
+                slots,
+                pool.slots.num_used,
+            )
         scratches = [prefill.scratch for prefill in self._reading if prefill.scratch is not None]
-        assert len(scratches) == len(set(scratches)) == self._scratches.num_used, (scratches, self._scratches.num_used)
+        assert len(scratches) == len(set(scratches)) == self._scratches.num_used, (
+            scratches,
+            self._scratches.num_used,
+        )
         num_open = sum(len(choices) for choices in self._open.values())
         assert len(requests) + len(self._waiting) == num_open, (len(requests), len(self._waiting), num_open)
 
@@ -180,7 +203,10 @@ class Scheduler:
     def _accept(self, add: Add) -> None:
         is_long = needs_scratch(add, self._spec)
         matchers = self._matchers(add)
-        requests = [Request(add, choice, is_long, next(self._arrival_order), matcher=matcher) for choice, matcher in enumerate(matchers)]
+        requests = [
+            Request(add, choice, is_long, next(self._arrival_order), matcher=matcher)
+            for choice, matcher in enumerate(matchers)
+        ]
         self._open[add.request_id] = {request.choice: request for request in requests}
         for request in requests:
             self._waiting.push(request)
@@ -238,7 +264,11 @@ class Scheduler:
 
     def _with_siblings(self, request: Request) -> list[Request]:
         """Return the choices that one reading of the prompt serves: all that wait, as far as there are slots."""
-        siblings = [other for other in self._open[request.add.request_id].values() if other.status is RequestStatus.WAITING]
+        siblings = [
+            other
+            for other in self._open[request.add.request_id].values()
+            if other.status is RequestStatus.WAITING
+        ]
         return siblings[: self._num_free_slots(request.add)] if request.add.needs_slot else siblings
 
     def _take_slot(self, request: Request) -> None:
@@ -258,20 +288,32 @@ class Scheduler:
         """
         if not self._reading:
             return None
-        first = self._reading[0] if self._reads_oldest else min(self._reading, key=lambda prefill: prefill.num_remaining_tokens)
-        others = (prefill for prefill in self._reading if prefill is not first and prefill.goes_with == first.goes_with)
+        first = (
+            self._reading[0]
+            if self._reads_oldest
+            else min(self._reading, key=lambda prefill: prefill.num_remaining_tokens)
+        )
+        others = (
+            prefill
+            for prefill in self._reading
+            if prefill is not first and prefill.goes_with == first.goes_with
+        )
         prompts = [first, *others]
         shape = self._pacing.choose_shape(prompts, self._clock.now(), self._turns.decoding())
         if shape is None:
             return None
         self._in_flight = tuple(prompts[: shape.num_rows])
-        return PrefillBatch(tuple(prefill.row(shape.num_tokens) for prefill in self._in_flight), shape, prompts[0].pool)
+        return PrefillBatch(
+            tuple(prefill.row(shape.num_tokens) for prefill in self._in_flight), shape, prompts[0].pool
+        )
 
     def _update_prefill(self, batch: PrefillBatch, result: BatchResult, now: float) -> None:
         self._reads_oldest = not self._reads_oldest
         for position, (prefill, row) in enumerate(zip(self._in_flight, batch.rows, strict=True)):
             scores = result.prompt_logprobs[position] if row.score is not None else ()
-            prefill.advance(len(row.token_ids), scores, result.hidden[position] if row.pooling is not None else ())
+            prefill.advance(
+                len(row.token_ids), scores, result.hidden[position] if row.pooling is not None else ()
+            )
             if row.is_last:
                 self._reading.remove(prefill)
                 self._finish_prefill(prefill, result.tokens[position], now)
@@ -308,7 +350,9 @@ class Scheduler:
         except ConstraintError as error:
             self._end(request, FinishReason.REJECTED, str(error))
             return
-        self._waiting.charge(request.add, num_output=request.num_output_tokens - request.num_forced_left - num_before)
+        self._waiting.charge(
+            request.add, num_output=request.num_output_tokens - request.num_forced_left - num_before
+        )
         if request.num_output_tokens > 0 and request.first_token_time is None:
             request.first_token_time = now
         if request.finish_reason is not None:
@@ -368,13 +412,25 @@ class Scheduler:
         prefill.requests.remove(request)
         if not prefill.requests:
             self._reading.remove(prefill)
-            self._waiting.charge(request.add, num_input=request.num_computed_tokens - request.num_prefill_tokens)
+            self._waiting.charge(
+                request.add, num_input=request.num_computed_tokens - request.num_prefill_tokens
+            )
             if prefill.scratch is not None:
                 self._scratches.release(prefill.scratch)
 
-    def _emit(self, request: Request, tokens: tuple[SampledToken, ...] = (), final: Final | None = None) -> None:
+    def _emit(
+        self, request: Request, tokens: tuple[SampledToken, ...] = (), final: Final | None = None
+    ) -> None:
         prompt_logprobs = request.take_prompt_logprobs()
         num_read = request.num_read_prompt_tokens
         self._outputs.append(
-            EngineOutput(request.add.request_id, request.choice, tokens, num_read, prompt_logprobs, request.embedding, final)
+            EngineOutput(
+                request.add.request_id,
+                request.choice,
+                tokens,
+                num_read,
+                prompt_logprobs,
+                request.embedding,
+                final,
+            )
         )

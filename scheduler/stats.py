@@ -25,7 +25,9 @@ class BatchRecord:
     def of(cls, batch: Batch, result: BatchResult) -> "BatchRecord":
         num_rows = len(batch.rows)
         if isinstance(batch, PrefillBatch):
-            return cls(StepKind.PREFILL, num_rows, sum(len(row.token_ids) for row in batch.rows), 1, result.elapsed)
+            return cls(
+                StepKind.PREFILL, num_rows, sum(len(row.token_ids) for row in batch.rows), 1, result.elapsed
+            )
         return cls(StepKind.DECODE, num_rows, num_rows * batch.num_steps, batch.num_steps, result.elapsed)
 
 

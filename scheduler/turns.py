@@ -34,7 +34,9 @@ class DecodeTurns:
             return None
         pool = self._due.pop(0)
         num_steps = self._num_steps(pool, waiting.num_waiting(pool.number))
-        return DecodeBatch(tuple(request.decode_row(num_steps) for request in pool.decoding.values()), num_steps, pool.number)
+        return DecodeBatch(
+            tuple(request.decode_row(num_steps) for request in pool.decoding.values()), num_steps, pool.number
+        )
 
     def _num_steps(self, pool: Pool, num_waiting: int) -> int:
         """A launch never goes beyond the shortest answer's length, and when anyone waits it has no step after one that may free a slot."""

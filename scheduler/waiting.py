@@ -8,7 +8,9 @@ from scheduler.fairness import TokenCounters
 from scheduler.messages import Add
 from scheduler.request import Request
 
-Level: TypeAlias = tuple[bool, int | str]  # background; priority or tenant: those of one level go as they came
+Level: TypeAlias = tuple[
+    bool, int | str
+]  # background; priority or tenant: those of one level go as they came
 
 
 class QueueOrder(enum.StrEnum):
@@ -25,9 +27,14 @@ class WaitingQueue:
 
     def __init__(self, order: QueueOrder) -> None:
         self._order = order
-        self._lines: dict[tuple[int, bool], dict[Level, OrderedDict[int, Request]]] = {}  # pool, needs a scratch → level → arrival
+        self._lines: dict[
+            tuple[int, bool], dict[Level, OrderedDict[int, Request]]
+        ] = {}  # pool, needs a scratch → level → arrival
         self._num_waiting: Counter[int] = Counter()  # by pool
-        self._counters = {False: TokenCounters(), True: TokenCounters()}  # of the background apart: it takes nobody's turn
+        self._counters = {
+            False: TokenCounters(),
+            True: TokenCounters(),
+        }  # of the background apart: it takes nobody's turn
 
     def __len__(self) -> int:
         return self._num_waiting.total()
@@ -59,17 +66,28 @@ class WaitingQueue:
 
     def heads(self) -> list[Request]:
         """Return the first of each line, the one that goes before the others first."""
-        firsts = [[next(iter(level.values())) for level in levels.values()] for levels in self._lines.values() if levels]
+        firsts = [
+            [next(iter(level.values())) for level in levels.values()]
+            for levels in self._lines.values()
+            if levels
+        ]
         return sorted((min(requests, key=self._rank) for requests in firsts), key=self._rank)
 
     def _level(self, request: Request) -> Level:
-        return request.add.is_background, request.add.tenant if self._order is QueueOrder.FAIR else self._priority(request)
+        return (
+            request.add.is_background,
+            request.add.tenant if self._order is QueueOrder.FAIR else self._priority(request),
+        )
 
     def _rank(self, request: Request) -> tuple[bool, int, int]:
         """Return what the first of a level stands by: the lowest goes first."""
         add = request.add
         served = self._counters[add.is_background][add.tenant]
-        return add.is_background, served if self._order is QueueOrder.FAIR else self._priority(request), request.arrival_order
+        return (
+            add.is_background,
+            served if self._order is QueueOrder.FAIR else self._priority(request),
+            request.arrival_order,
+        )
 
     def _priority(self, request: Request) -> int:
         return request.add.priority if self._order is QueueOrder.PRIORITY else 0

@@ -19,7 +19,18 @@ from server.http.errors import ApiError
 from server.http.rate_limits import RateLimits, RateObserver
 from server.http.request_id import RequestId
 from server.options.settings import RateLimit, ServerSettings
-from server.routes import batches, chat, completions, embeddings, files, models, responses, slots, status, tokens
+from server.routes import (
+    batches,
+    chat,
+    completions,
+    embeddings,
+    files,
+    models,
+    responses,
+    slots,
+    status,
+    tokens,
+)
 from server.services import Services
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
@@ -30,12 +41,34 @@ def create_app(services: Services) -> FastAPI:
     # Redirects would be built from the Host header; the documentation pages would load scripts from elsewhere.
     app = FastAPI(title="snapserve", docs_url=None, redoc_url=None, redirect_slashes=False)
     routers = [
-        family.router(services) for family in (chat, completions, responses, embeddings, models, tokens, files, batches, slots, status)
+        family.router(services)
+        for family in (
+            chat,
+            completions,
+            responses,
+            embeddings,
+            models,
+            tokens,
+            files,
+            batches,
+            slots,
+            status,
+        )
     ]
     for router in routers:
         app.include_router(router)
-    app.state.paths = frozenset(route.path for router in routers for route in router.routes if isinstance(route, APIRoute))
-    for kind in (ApiError, RequestValidationError, HTTPException, QueueFullError, UnavailableError, GenerationError, Exception):
+    app.state.paths = frozenset(
+        route.path for router in routers for route in router.routes if isinstance(route, APIRoute)
+    )
+    for kind in (
+        ApiError,
+        RequestValidationError,
+        HTTPException,
+        QueueFullError,
+        UnavailableError,
+        GenerationError,
+        Exception,
+    ):
         app.add_exception_handler(kind, _tell)
     return app
 
@@ -44,7 +77,9 @@ def guarded(app: ASGIApp, settings: ServerSettings, observer: RateObserver) -> A
     """Return `app` behind what clients have to pass."""
     guarded: ASGIApp = BodyGuard(app, settings.limits.max_body_bytes)
     if settings.rate_limit != RateLimit() or settings.key_rate_limits:
-        guarded = RateLimits(guarded, settings.rate_limit, settings.key_rate_limits, WallClock().now, observer)
+        guarded = RateLimits(
+            guarded, settings.rate_limit, settings.key_rate_limits, WallClock().now, observer
+        )
     if settings.api_keys:
         open_paths = OPEN_PATHS | {"/metrics"} if settings.metrics_are_open else OPEN_PATHS
         guarded = KeyGuard(guarded, KeyRing(settings.api_keys), open_paths)

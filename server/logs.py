@@ -12,7 +12,9 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 _FIELDS: Final = "snapserve_fields"
-request_id: Final[ContextVar[str | None]] = ContextVar("request_id", default=None)  # of the request that is being answered
+request_id: Final[ContextVar[str | None]] = ContextVar(
+    "request_id", default=None
+)  # of the request that is being answered
 
 
 class LogFormat(enum.StrEnum):
@@ -36,8 +38,15 @@ class JsonFormatter(logging.Formatter):
     """Lines of JSON: time (UTC), level, logger, message, request_id, the fields, and where there is one, the exception."""
 
     def format(self, record: logging.LogRecord) -> str:
-        seconds, milliseconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)), int(record.msecs)
-        line: dict[str, object] = {"time": f"{seconds}.{milliseconds:03d}Z", "level": record.levelname.lower(), "logger": record.name}
+        seconds, milliseconds = (
+            time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)),
+            int(record.msecs),
+        )
+        line: dict[str, object] = {
+            "time": f"{seconds}.{milliseconds:03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
         line |= {"message": record.getMessage(), **_fields_of(record)}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -51,7 +60,12 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (as in the base class)
-        return " ".join([super().formatMessage(record), *(f"{name}={_plain(value)}" for name, value in _fields_of(record).items())])
+        return " ".join(
+            [
+                super().formatMessage(record),
+                *(f"{name}={_plain(value)}" for name, value in _fields_of(record).items()),
+            ]
+        )
 
 
 def _fields_of(record: logging.LogRecord) -> Mapping[str, Any]:

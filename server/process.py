@@ -62,9 +62,13 @@ class Process:
         self._start_time = WallClock().now()
         self._renderer = Renderer()
         metrics = Metrics(config.server.model_names[0])
-        stall_limit = config.process.stall_timeout * (simulation.time_scale or 1 if simulation else 1)  # in seconds of the clock
+        stall_limit = config.process.stall_timeout * (
+            simulation.time_scale or 1 if simulation else 1
+        )  # in seconds of the clock
         self._grammars = Grammars(self._renderer)
-        self._engine = AsyncEngine(self._load, config.scheduler, metrics, self._clock, stall_limit, self._grammars)
+        self._engine = AsyncEngine(
+            self._load, config.scheduler, metrics, self._clock, stall_limit, self._grammars
+        )
         metrics.watch(self._engine)
         services = Services(self._engine, self._renderer, self._grammars, config.server, metrics, batches)
         routes: ASGIApp = create_app(services)
@@ -74,7 +78,9 @@ class Process:
             self._runner = BatchRunner(batches, Dispatcher(routes), metrics)
             metrics.watch_batches(batches.store)
         app = guarded(routes, config.server, metrics)
-        metered: ASGIApp = HttpMeter(app if simulation is None else SimulatedMark(app), metrics, self._clock.now)
+        metered: ASGIApp = HttpMeter(
+            app if simulation is None else SimulatedMark(app), metrics, self._clock.now
+        )
         self._shut_down_tracing: Callable[[], None] | None = None
         if config.process.is_traced:
             metered = self._traced(metered)
@@ -110,7 +116,9 @@ class Process:
         """Runs in the engine's thread, where it keeps nothing else from running: the heavy imports happen here."""
         self._renderer.load(self._config.backend.model)
         vocab_size = len(self._renderer.vocabulary)
-        backend = create_backend(self._config.backend_name, self._config.backend, self._clock, fake_vocab_size=vocab_size)
+        backend = create_backend(
+            self._config.backend_name, self._config.backend, self._clock, fake_vocab_size=vocab_size
+        )
         if self._config.simulation is not None:
             backend = self._config.simulation.backend(backend, self._clock)
         backend.warmup()
@@ -128,7 +136,12 @@ class Process:
         if self._runner is None or not health.is_ready:
             return
         try:
-            await self._runner.run(sum(self._config.scheduler.num_background_slots(pool.num_slots) for pool in self._engine.spec.pools))
+            await self._runner.run(
+                sum(
+                    self._config.scheduler.num_background_slots(pool.num_slots)
+                    for pool in self._engine.spec.pools
+                )
+            )
         except Exception:
             logger.exception("batches are not run any more")
 
@@ -137,7 +150,9 @@ class Process:
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         seconds = WallClock().now() - self._start_time
         slots = " and ".join(_described(pool) for pool in spec.pools)
-        simulation = f", simulated: true ({self._config.simulation})" if self._config.simulation is not None else ""
+        simulation = (
+            f", simulated: true ({self._config.simulation})" if self._config.simulation is not None else ""
+        )
         return f"snapserve is ready at {url} after {seconds:.1f} s: {self._config.server.model_names[0]}, {slots}{simulation}"
 
     def _give_up(self, health: Health) -> None:

@@ -30,7 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until told to end; return 0, or 1 when the model cannot be loaded."""
     config = read_config(arguments, os.environ)
     if config.process.is_traced and find_spec("opentelemetry.sdk") is None:
-        raise OptionError("--otlp-endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) needs: pip install 'snapserve[otel]'")
+        raise OptionError(
+            "--otlp-endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) needs: pip install 'snapserve[otel]'"
+        )
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     with contextlib.ExitStack() as stack:
@@ -59,7 +61,11 @@ def open_batches(settings: BatchSettings | None) -> Iterator[Batches | None]:
 def listen(process: ProcessConfig) -> socket.socket:
     """Return a bound socket. Raises `OptionError` when the address cannot be had."""
     try:
-        family, _, _, _, address = socket.getaddrinfo(process.host, process.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, _, _, _, address = socket.getaddrinfo(
+            process.host, process.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         return socket.create_server((str(address[0]), int(address[1])), family=family, backlog=2048)
     except OSError as error:
-        raise OptionError(f"cannot listen on --host {process.host} --port {process.port}: {error.strerror}") from error
+        raise OptionError(
+            f"cannot listen on --host {process.host} --port {process.port}: {error.strerror}"
+        ) from error

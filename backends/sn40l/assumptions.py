@@ -26,7 +26,11 @@ def expected_experts(machine_files: Mapping[str, MachineFile]) -> Alternative:
     """Return table 5 when a step reads the experts that it is expected to touch, as a kernel with dynamic trips would."""
     file = machine_files["sn40l"]
     dynamic = replace(file, machine=replace(file.machine, is_static=False))
-    figures = tuple(figure for figure in published_figures() if figure.key.startswith("R1 ") and figure.key.endswith((": rate", ": gain")))
+    figures = tuple(
+        figure
+        for figure in published_figures()
+        if figure.key.startswith("R1 ") and figure.key.endswith((": rate", ": gain"))
+    )
     files = {**machine_files, "sn40l": dynamic}
     return Alternative("experts read as expected", compare(figures, fit(figures, files)))
 
@@ -34,8 +38,13 @@ def expected_experts(machine_files: Mapping[str, MachineFile]) -> Alternative:
 def batches_without_reserve(machine: Machine) -> dict[int, tuple[int, int]]:
     """Return, by cache capacity, the batch of DeepSeek-R1 with no HBM kept free, and that published."""
     bare = replace(machine, hbm_reserve=0.0)
-    published = {cache: batch for _, cache, _, batch, _, _ in TABLE_5} | {prompt: batch for prompt, _, batch, _, _, _ in TABLE_5}
-    return {capacity: (table_5_batch(bare, capacity), batch) for capacity, batch in sorted(published.items(), reverse=True)}
+    published = {cache: batch for _, cache, _, batch, _, _ in TABLE_5} | {
+        prompt: batch for prompt, _, batch, _, _, _ in TABLE_5
+    }
+    return {
+        capacity: (table_5_batch(bare, capacity), batch)
+        for capacity, batch in sorted(published.items(), reverse=True)
+    }
 
 
 def pooled_sequences(machine: Machine, weight_bytes: float, slot_bytes: float, num_sockets: int) -> int:

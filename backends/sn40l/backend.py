@@ -11,7 +11,9 @@ from backends.sn40l.model_config import load_model
 from backends.timed import Fault, TimedBackend
 
 
-def default_deployment(model: str, machine: str, num_sockets: int, *, loops: bool = True, uses_ddr: bool = False) -> Deployment:
+def default_deployment(
+    model: str, machine: str, num_sockets: int, *, loops: bool = True, uses_ddr: bool = False
+) -> Deployment:
     """Return a deployment by names, with its layers looped where the machine can. Raises ValueErrors that name what is wrong."""
     described = load_machine(machine)
     execution = Execution.LOOPED if loops and described.is_static else Execution.FUSED
@@ -41,5 +43,7 @@ class SimulationConfig:
 
     def backend(self, inner: Backend, clock: Clock) -> TimedBackend:
         """Return `inner` with the time that its slots would take. Raises DoesNotFitError for slots that the machine cannot hold."""
-        deployment = default_deployment(self.model, self.machine, self.num_sockets, loops=self.loops, uses_ddr=self.uses_ddr)
+        deployment = default_deployment(
+            self.model, self.machine, self.num_sockets, loops=self.loops, uses_ddr=self.uses_ddr
+        )
         return TimedBackend(inner, DeploymentCost(deployment, *inner.spec.pools), clock, self.faults)

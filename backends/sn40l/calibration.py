@@ -34,7 +34,9 @@ class Parameter:
     figure: Figure
 
 
-def parameters(figures: tuple[Figure, ...], machine_files: Mapping[str, MachineFile]) -> tuple[Parameter, ...]:
+def parameters(
+    figures: tuple[Figure, ...], machine_files: Mapping[str, MachineFile]
+) -> tuple[Parameter, ...]:
     """Return the parameters that the figures name, with the ranges of their files. Raises CalibrationError for a published number."""
     found: list[Parameter] = []
     for figure in figures:
@@ -60,22 +62,34 @@ def fit(figures: tuple[Figure, ...], machine_files: Mapping[str, MachineFile]) -
         steps = np.linalg.solve(_jacobian(fitted, machines, point, residuals), residuals)
         point = np.clip(point - np.clip(steps, -0.5, 0.5), low, high)
     worst = int(np.abs(residuals).argmax())
-    raise CalibrationError(f"{fitted[worst].figure.key} stays {residuals[worst]:+.1%} off within the ranges of the parameters")
+    raise CalibrationError(
+        f"{fitted[worst].figure.key} stays {residuals[worst]:+.1%} off within the ranges of the parameters"
+    )
 
 
-def _residuals(fitted: tuple[Parameter, ...], machines: Mapping[str, Machine], point: NDArray[np.float64]) -> NDArray[np.float64]:
+def _residuals(
+    fitted: tuple[Parameter, ...], machines: Mapping[str, Machine], point: NDArray[np.float64]
+) -> NDArray[np.float64]:
     moved = _moved(fitted, machines, point)
     return np.log([parameter.figure.compute(moved) / parameter.figure.low for parameter in fitted])
 
 
 def _jacobian(
-    fitted: tuple[Parameter, ...], machines: Mapping[str, Machine], point: NDArray[np.float64], residuals: NDArray[np.float64]
+    fitted: tuple[Parameter, ...],
+    machines: Mapping[str, Machine],
+    point: NDArray[np.float64],
+    residuals: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    columns = [(_residuals(fitted, machines, point + _STEP * unit) - residuals) / _STEP for unit in np.eye(len(point))]
+    columns = [
+        (_residuals(fitted, machines, point + _STEP * unit) - residuals) / _STEP
+        for unit in np.eye(len(point))
+    ]
     return np.stack(columns, axis=1)
 
 
-def _moved(fitted: tuple[Parameter, ...], machines: Mapping[str, Machine], point: NDArray[np.float64]) -> dict[str, Machine]:
+def _moved(
+    fitted: tuple[Parameter, ...], machines: Mapping[str, Machine], point: NDArray[np.float64]
+) -> dict[str, Machine]:
     moved = dict(machines)
     for parameter, value in zip(fitted, np.exp(point), strict=True):
         change: dict[str, Any] = {parameter.name: float(value)}

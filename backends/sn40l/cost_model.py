@@ -22,7 +22,9 @@ class DeploymentCost:
         self._decode = lru_cache(maxsize=None)(self._decode_seconds)
         self._prefill = lru_cache(maxsize=4096)(self._prefill_seconds)
         num_slots = sum(pool.num_slots for pool in pools)
-        self._decode(num_slots, -(-sum(pool.num_slots * pool.policy.layout.capacity for pool in pools) // num_slots))
+        self._decode(
+            num_slots, -(-sum(pool.num_slots * pool.policy.layout.capacity for pool in pools) // num_slots)
+        )
 
     def seconds(self, batch: Batch) -> float:
         pool = self._pools[batch.pool]

@@ -20,14 +20,23 @@ def decode_placement(deployment: Deployment, shape: DecodeShape) -> Placement:
 
 
 def _step(deployment: Deployment, shape: DecodeShape, placement: Placement) -> Step:
-    return run(_DecodeGraph(deployment, shape, placement).calls(), deployment.machine, deployment.num_sockets, deployment.call_seconds)
+    return run(
+        _DecodeGraph(deployment, shape, placement).calls(),
+        deployment.machine,
+        deployment.num_sockets,
+        deployment.call_seconds,
+    )
 
 
 class _DecodeGraph:
     """The calls of one step."""
 
     def __init__(self, deployment: Deployment, shape: DecodeShape, placement: Placement) -> None:
-        self._model, self._machine, self._num_sockets = deployment.model, deployment.machine, deployment.num_sockets
+        self._model, self._machine, self._num_sockets = (
+            deployment.model,
+            deployment.machine,
+            deployment.num_sockets,
+        )
         self._execution, self._shape = deployment.execution, shape
         self._sockets_per_sequence = placement.sockets_per_sequence
         self._ddr_share = placement.ddr_weight_share
@@ -41,7 +50,10 @@ class _DecodeGraph:
     def _layer_calls(self) -> Iterator[Call]:
         by_layer = {layer: self._layer_kernels(layer) for layer in dict.fromkeys(self._model.layers)}
         if self._execution is Execution.LOOPED:
-            yield from (Call(tuple(kernel for layer in run for kernel in by_layer[layer])) for run in _loops(self._model.layers))
+            yield from (
+                Call(tuple(kernel for layer in run for kernel in by_layer[layer]))
+                for run in _loops(self._model.layers)
+            )
             return
         for layer in self._model.layers:
             for index, kernel in enumerate(by_layer[layer]):
@@ -51,7 +63,9 @@ class _DecodeGraph:
     def _layer_kernels(self, layer: Layer) -> tuple[Kernel, ...]:
         if self._execution is Execution.OPERATORS:
             return tuple(self._operators(layer))
-        attention = merge("attention", [self._projections(layer), self._attention(layer), self._router(layer)])
+        attention = merge(
+            "attention", [self._projections(layer), self._attention(layer), self._router(layer)]
+        )
         if layer.experts is None:
             return (merge("layer", [attention, self._ffn(layer)]),)
         return (attention, merge("experts", [self._ffn(layer), self._experts(layer)]))
@@ -63,9 +77,19 @@ class _DecodeGraph:
         row = 2.0 * batch * hidden
         scores = 2.0 * batch * attention.num_heads * attention.num_entries(self._shape.capacity) / sockets
         half = self._attention(layer)
-        for name, spilled in (("norm", 2 * row), ("rotary", 2 * row / sockets), ("add norm", 3 * row), ("add", 3 * row)):
+        for name, spilled in (
+            ("norm", 2 * row),
+            ("rotary", 2 * row / sockets),
+            ("add norm", 3 * row),
+            ("add", 3 * row),
+        ):
             yield Kernel(name, activation_bytes=spilled)
-        yield self._product("queries keys values", attention.input_params * precision.attention, attention.input_params, 2 * row)
+        yield self._product(
+            "queries keys values",
+            attention.input_params * precision.attention,
+            attention.input_params,
+            2 * row,
+        )
         for name in ("scores", "values"):
             yield Kernel(
                 name,
@@ -75,24 +99,42 @@ class _DecodeGraph:
                 attention_efficiency=half.attention_efficiency,
             )
         yield Kernel("softmax", activation_bytes=2 * scores)
-        yield self._product("output", attention.output_params * precision.attention, attention.output_params, 2 * row, num_collectives=1)
+        yield self._product(
+            "output",
+            attention.output_params * precision.attention,
+            attention.output_params,
+            2 * row,
+            num_collectives=1,
+        )
         if layer.experts is None:
-            yield self._product("gate up", layer.ffn_params * precision.ffn * 2 / 3, layer.ffn_params * 2 // 3, 3 * row)
-            yield self._product("down", layer.ffn_params * precision.ffn / 3, layer.ffn_params // 3, 2 * row, num_collectives=1)
+            yield self._product(
+                "gate up", layer.ffn_params * precision.ffn * 2 / 3, layer.ffn_params * 2 // 3, 3 * row
+            )
+            yield self._product(
+                "down",
+                layer.ffn_params * precision.ffn / 3,
+                layer.ffn_params // 3,
+                2 * row,
+                num_collectives=1,
+            )
         else:
             yield self._router(layer)
             yield merge("experts", [self._ffn(layer), self._experts(layer)])
 
     def _projections(self, layer: Layer) -> Kernel:
         params = layer.attention.input_params + layer.attention.output_params
-        return self._product("projections", params * self._model.precision.attention, params, num_collectives=1)
+        return self._product(
+            "projections", params * self._model.precision.attention, params, num_collectives=1
+        )
 
     def _router(self, layer: Layer) -> Kernel:
         params = layer.experts.router_params if layer.experts else 0
         return self._product("router", params * self._model.precision.embedding, params)
 
     def _ffn(self, layer: Layer) -> Kernel:
-        return self._product("ffn", layer.ffn_params * self._model.precision.ffn, layer.ffn_params, num_collectives=1)
+        return self._product(
+            "ffn", layer.ffn_params * self._model.precision.ffn, layer.ffn_params, num_collectives=1
+        )
 
     def _experts(self, layer: Layer) -> Kernel:
         """All chosen experts in one kernel; a static loop has a trip for each that the batch could choose."""
@@ -102,13 +144,18 @@ class _DecodeGraph:
         touched = experts.most_touched(batch) if self._machine.is_static else experts.expected_touched(batch)
         weight_bytes = touched * experts.expert_params * self._model.precision.experts
         # The shared part's all-reduce carries the experts' sums as well.
-        return self._product("experts", weight_bytes, experts.num_chosen * experts.expert_params, is_routed=True)
+        return self._product(
+            "experts", weight_bytes, experts.num_chosen * experts.expert_params, is_routed=True
+        )
 
     def _attention(self, layer: Layer) -> Kernel:
         attention, shape, split = layer.attention, self._shape, self._sockets_per_sequence
         entries = attention.num_entries(shape.capacity)
         share = slots_share(attention, shape, self._num_sockets, split)
-        sequences, heads = num_sequences(shape.batch, self._num_sockets, split), -(-attention.num_heads // split)
+        sequences, heads = (
+            num_sequences(shape.batch, self._num_sockets, split),
+            -(-attention.num_heads // split),
+        )
         operations = 2.0 * sequences * heads * attention.decode_width * entries
         return Kernel(
             "attention",
@@ -118,14 +165,19 @@ class _DecodeGraph:
         )
 
     def _embedding(self) -> Kernel:
-        return Kernel("embedding", activation_bytes=self._shape.batch * self._model.hidden_size * self._model.precision.embedding)
+        return Kernel(
+            "embedding",
+            activation_bytes=self._shape.batch * self._model.hidden_size * self._model.precision.embedding,
+        )
 
     def _classifier(self) -> Kernel:
         params = self._model.embedding_params
         return self._product("classifier", params * self._model.precision.embedding, params)
 
     def _sampling(self) -> Kernel:
-        return Kernel("sampling", activation_bytes=4.0 * self._shape.batch * self._model.vocab_size / self._num_sockets)
+        return Kernel(
+            "sampling", activation_bytes=4.0 * self._shape.batch * self._model.vocab_size / self._num_sockets
+        )
 
     def _product(
         self,
@@ -140,7 +192,9 @@ class _DecodeGraph:
         """Return a tensor-parallel product of `params` weights with every token of the batch."""
         sockets = self._num_sockets
         num_collectives = num_collectives if sockets > 1 else 0
-        sent = 2 * (sockets - 1) / sockets * 2.0 * self._shape.batch * self._model.hidden_size  # a ring all-reduce of 16 bits
+        sent = (
+            2 * (sockets - 1) / sockets * 2.0 * self._shape.batch * self._model.hidden_size
+        )  # a ring all-reduce of 16 bits
         return Kernel(
             name,
             weight_bytes=weight_bytes * (1 - self._ddr_share) / sockets,

@@ -32,7 +32,9 @@ class Deployment:
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_sockets <= self.machine.max_sockets:
-            raise DeploymentError(f"the machine has 1 to {self.machine.max_sockets} sockets, got {self.num_sockets}")
+            raise DeploymentError(
+                f"the machine has 1 to {self.machine.max_sockets} sockets, got {self.num_sockets}"
+            )
         if self.execution is Execution.LOOPED and not self.machine.is_static:
             raise DeploymentError("only a machine with static graphs can loop over its layers' kernels")
         if self.execution is Execution.LOOPED and self.host_launched:
@@ -59,4 +61,6 @@ class DecodeShape:
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.capacity < 1:
-            raise DeploymentError(f"a decode graph needs at least one slot of one entry, got {self.batch} of {self.capacity}")
+            raise DeploymentError(
+                f"a decode graph needs at least one slot of one entry, got {self.batch} of {self.capacity}"
+            )

@@ -50,7 +50,9 @@ class Machine:
     ddr_bandwidth: float
     link_bandwidth: float  # out of a socket, to all others together
     launch: float
-    drain: float  # the pipeline runs dry and fills again: at a call's end, or where a router's choice is awaited
+    drain: (
+        float  # the pipeline runs dry and fills again: at a call's end, or where a router's choice is awaited
+    )
     host_launch: float
     collective_latency: float  # of an all-reduce, what its overlap with computing does not hide
     stream_efficiency: float  # of `hbm_bandwidth`, within a kernel
@@ -61,7 +63,9 @@ class Machine:
     pipeline_fill: float  # sequences' worth of time to fill the attention pipeline of a fused decode kernel
     hbm_reserve: float  # share of HBM for programs, arguments, activations and landing prompts
     attention_tile: int  # queries and keys of a block in prefill
-    kernels_per_layer: int  # calls into which a decoder layer is fused (an expert layer on a static machine needs one more)
+    kernels_per_layer: (
+        int  # calls into which a decoder layer is fused (an expert layer on a static machine needs one more)
+    )
     is_static: bool  # graphs have fixed trip counts, and consecutive calls can be looped
 
     @property
@@ -89,7 +93,9 @@ _DATA = "data/machines"
 def machine_names() -> tuple[str, ...]:
     """Return the names of the machines that ship."""
     folder = files(__package__).joinpath(_DATA)
-    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
+    return tuple(
+        sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    )
 
 
 def load_machine_file(name_or_path: str) -> MachineFile:
@@ -97,7 +103,9 @@ def load_machine_file(name_or_path: str) -> MachineFile:
     if name_or_path.endswith(".toml"):
         return _parse(Path(name_or_path).stem, Path(name_or_path).read_text())
     if name_or_path not in machine_names():
-        raise MachineFileError(f"no machine {name_or_path!r}: there are {', '.join(machine_names())}, and paths of .toml files")
+        raise MachineFileError(
+            f"no machine {name_or_path!r}: there are {', '.join(machine_names())}, and paths of .toml files"
+        )
     return _parse(name_or_path, files(__package__).joinpath(_DATA, f"{name_or_path}.toml").read_text())
 
 
@@ -107,7 +115,16 @@ def load_machine(name_or_path: str) -> Machine:
 
 
 _MAY_BE_ZERO = frozenset(
-    {"ddr_capacity", "launch", "drain", "host_launch", "collective_latency", "pipeline_fill", "hbm_reserve", "is_static"}
+    {
+        "ddr_capacity",
+        "launch",
+        "drain",
+        "host_launch",
+        "collective_latency",
+        "pipeline_fill",
+        "hbm_reserve",
+        "is_static",
+    }
 )
 
 _WHOLE = ("max_sockets", "compute_units", "memory_units", "attention_tile", "kernels_per_layer")
@@ -132,7 +149,9 @@ def _quantity(machine: str, key: str, entry: Any) -> Quantity:
         quantity = Quantity(**entry)
         is_fit = 0 < quantity.value < math.inf or (quantity.value == 0 and key in _MAY_BE_ZERO)
     except TypeError as error:
-        raise MachineFileError(f"machine {machine}: {key} needs a value and a source, and has {entry}") from error
+        raise MachineFileError(
+            f"machine {machine}: {key} needs a value and a source, and has {entry}"
+        ) from error
     if not is_fit:
         raise MachineFileError(f"machine {machine}: {key} must be a number above 0, got {quantity.value}")
     return quantity

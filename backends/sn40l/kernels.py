@@ -63,10 +63,16 @@ class Kernel:
 @lru_cache(maxsize=4096)
 def _kernel_seconds(kernel: Kernel, machine: Machine, streams_ahead: bool) -> float:
     bound = kernel.bounds(machine)
-    memory = max(bound["weights"] + bound["cache"] + bound["activations"] + bound["gathers"], bound["ddr"], bound["sram"])
+    memory = max(
+        bound["weights"] + bound["cache"] + bound["activations"] + bound["gathers"],
+        bound["ddr"],
+        bound["sram"],
+    )
     computing = max(bound["products"], bound["attention"])
     streamed = max(memory, computing) if streams_ahead else memory + computing
-    exposed = kernel.exchange_bytes / machine.link_bandwidth + kernel.num_collectives * machine.collective_latency
+    exposed = (
+        kernel.exchange_bytes / machine.link_bandwidth + kernel.num_collectives * machine.collective_latency
+    )
     return exposed + max(streamed, bound["links"])
 
 
@@ -141,7 +147,10 @@ class Step:
 
     def share(self, name: str) -> float:
         """Return the part of the step's seconds that kernels of this name take, their launches left out."""
-        return sum(event.end - event.start for event in self.events if event.kernel and event.name == name) / self.seconds
+        return (
+            sum(event.end - event.start for event in self.events if event.kernel and event.name == name)
+            / self.seconds
+        )
 
 
 def run(calls: Iterable[Call], machine: Machine, num_sockets: int, call_seconds: float) -> Step:

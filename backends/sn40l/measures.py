@@ -37,7 +37,9 @@ def model_of(name: str) -> Model:
     return load_model(name)
 
 
-def decode_of(machine: Machine, name: str, sockets: int, execution: Execution, batch: int = 1, context: int = 4096) -> Step:
+def decode_of(
+    machine: Machine, name: str, sockets: int, execution: Execution, batch: int = 1, context: int = 4096
+) -> Step:
     """Return a decode step."""
     return decode_step(Deployment(model_of(name), machine, sockets, execution), DecodeShape(batch, context))
 
@@ -59,17 +61,25 @@ def roofline(machine: Machine, model: Model, sockets: int, context: int) -> floa
 
 def attained(machine: Machine, name: str, sockets: int, execution: Execution, context: int = 4096) -> float:
     """Return the share of its roofline that a dense model reaches at batch 1, in percent."""
-    return 100 * rate_of(machine, name, sockets, execution, context) / roofline(machine, model_of(name), sockets, context)
+    return (
+        100
+        * rate_of(machine, name, sockets, execution, context)
+        / roofline(machine, model_of(name), sockets, context)
+    )
 
 
 def looping_gain(machine: Machine, name: str, sockets: int = 16) -> float:
     """Return how many times faster a token is when the layers are looped."""
-    return rate_of(machine, name, sockets, Execution.LOOPED) / rate_of(machine, name, sockets, Execution.FUSED)
+    return rate_of(machine, name, sockets, Execution.LOOPED) / rate_of(
+        machine, name, sockets, Execution.FUSED
+    )
 
 
 def table_5_rate(machine: Machine, batch: int, capacity: int) -> float:
     """Return tokens/s of DeepSeek-R1 on 16 sockets, the paper's factor for multi-token prediction included."""
-    return MULTI_TOKEN * batch / decode_of(machine, "deepseek-r1", 16, Execution.FUSED, batch, capacity).seconds
+    return (
+        MULTI_TOKEN * batch / decode_of(machine, "deepseek-r1", 16, Execution.FUSED, batch, capacity).seconds
+    )
 
 
 def table_5_batch(machine: Machine, capacity: int) -> int:
@@ -79,12 +89,16 @@ def table_5_batch(machine: Machine, capacity: int) -> int:
 
 def r1_prefill(machine: Machine, num_tokens: int, compression: Compression | None = None) -> Step:
     """Return the prefill of one prompt by DeepSeek-R1 on 16 sockets."""
-    return prefill_step(Deployment(model_of("deepseek-r1"), machine, 16), Chunk(num_tokens, compression=compression))
+    return prefill_step(
+        Deployment(model_of("deepseek-r1"), machine, 16), Chunk(num_tokens, compression=compression)
+    )
 
 
 def expert_layer_shares(machine: Machine) -> dict[str, float]:
     """Return the shares of one expert layer's prefill of DeepSeek-R1 at 128k on 16 sockets, in percent."""
     step = r1_prefill(machine, 131072, Compression(16384, 16384))
-    kernels = [event for event in step.events if event.kernel][-8:-1]  # the last layer, without the classifier
+    kernels = [event for event in step.events if event.kernel][
+        -8:-1
+    ]  # the last layer, without the classifier
     total = sum(event.end - event.start for event in kernels)
     return {event.name: 100 * (event.end - event.start) / total for event in kernels}

@@ -74,12 +74,20 @@ class Layer:
 
     @property
     def num_params(self) -> int:
-        experts = self.experts.num_experts * self.experts.expert_params + self.experts.router_params if self.experts else 0
+        experts = (
+            self.experts.num_experts * self.experts.expert_params + self.experts.router_params
+            if self.experts
+            else 0
+        )
         return self.attention.input_params + self.attention.output_params + self.ffn_params + experts
 
     @property
     def num_active_params(self) -> int:
-        experts = self.experts.num_chosen * self.experts.expert_params + self.experts.router_params if self.experts else 0
+        experts = (
+            self.experts.num_chosen * self.experts.expert_params + self.experts.router_params
+            if self.experts
+            else 0
+        )
         return self.attention.input_params + self.attention.output_params + self.ffn_params + experts
 
 
@@ -97,7 +105,9 @@ class Model:
 
     @property
     def num_params(self) -> int:
-        return sum(layer.num_params for layer in self.layers) + self.embedding_params * (1 if self.is_tied else 2)
+        return sum(layer.num_params for layer in self.layers) + self.embedding_params * (
+            1 if self.is_tied else 2
+        )
 
     @property
     def num_active_params(self) -> int:
@@ -118,27 +128,42 @@ class Model:
         """Bytes of a layer's parameters that every step reads."""
         attention = layer.attention.input_params + layer.attention.output_params
         router = layer.experts.router_params if layer.experts else 0
-        return attention * self.precision.attention + layer.ffn_params * self.precision.ffn + router * self.precision.embedding
+        return (
+            attention * self.precision.attention
+            + layer.ffn_params * self.precision.ffn
+            + router * self.precision.embedding
+        )
 
     def expert_bytes(self, layer: Layer) -> float:
         """Bytes of a layer's routed experts."""
-        return layer.experts.num_experts * layer.experts.expert_params * self.precision.experts if layer.experts else 0.0
+        return (
+            layer.experts.num_experts * layer.experts.expert_params * self.precision.experts
+            if layer.experts
+            else 0.0
+        )
 
     def cache_bytes(self, capacity: int) -> float:
         """Bytes of one sequence's slot of this capacity, all layers."""
-        entries = sum(layer.attention.num_entries(capacity) * layer.attention.cache_width for layer in self.layers)
+        entries = sum(
+            layer.attention.num_entries(capacity) * layer.attention.cache_width for layer in self.layers
+        )
         return entries * self.precision.cache
 
     def decode_operations(self, context: int) -> float:
         """Return the operations of one token with so many entries in its cache; a multiply-add counts two."""
-        attention = sum(a.num_heads * a.decode_width * a.num_entries(context) for a in (layer.attention for layer in self.layers))
+        attention = sum(
+            a.num_heads * a.decode_width * a.num_entries(context)
+            for a in (layer.attention for layer in self.layers)
+        )
         return 2.0 * (self.num_active_params + attention)
 
 
 def model_names() -> tuple[str, ...]:
     """Return the names of the models that ship."""
     folder = files(__package__).joinpath(_DATA)
-    return tuple(sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json")))
+    return tuple(
+        sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
+    )
 
 
 def load_model(name_or_path: str) -> Model:
@@ -148,8 +173,12 @@ def load_model(name_or_path: str) -> Model:
     if path.suffix == ".json":
         return model_from_config(path.parent.name or path.stem, json.loads(path.read_text()))
     if name_or_path not in model_names():
-        raise ModelConfigError(f"no model {name_or_path!r}: there are {', '.join(model_names())}, and paths of config.json files")
-    return model_from_config(name_or_path, json.loads(files(__package__).joinpath(_DATA, f"{name_or_path}.json").read_text()))
+        raise ModelConfigError(
+            f"no model {name_or_path!r}: there are {', '.join(model_names())}, and paths of config.json files"
+        )
+    return model_from_config(
+        name_or_path, json.loads(files(__package__).joinpath(_DATA, f"{name_or_path}.json").read_text())
+    )
 
 
 def model_from_config(name: str, config: dict[str, Any]) -> Model:
@@ -173,7 +202,14 @@ def model_from_config(name: str, config: dict[str, Any]) -> Model:
 
 
 _DATA = "data/models"
-_BYTES = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "int8": 1.0, "mxfp4": 4.25 / 8}  # mxfp4: 4 bits and a scale for 32
+_BYTES = {
+    "float32": 4.0,
+    "bfloat16": 2.0,
+    "float16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "mxfp4": 4.25 / 8,
+}  # mxfp4: 4 bits and a scale for 32
 
 
 def _precision(config: dict[str, Any]) -> Precision:
@@ -196,8 +232,15 @@ def _layer(config: dict[str, Any], index: int) -> Layer:
     if not _has_experts(config, index):
         size = config.get("intermediate_size_mlp") or config["intermediate_size"]
         return Layer(attention, 3 * config["hidden_size"] * size, None)
-    expert_params = 3 * config["hidden_size"] * (config.get("moe_intermediate_size") or config["intermediate_size"])
-    experts = Experts(_num_experts(config), config["num_experts_per_tok"], expert_params, config["hidden_size"] * _num_experts(config))
+    expert_params = (
+        3 * config["hidden_size"] * (config.get("moe_intermediate_size") or config["intermediate_size"])
+    )
+    experts = Experts(
+        _num_experts(config),
+        config["num_experts_per_tok"],
+        expert_params,
+        config["hidden_size"] * _num_experts(config),
+    )
     shared = config.get("n_shared_experts", 0) * expert_params + 3 * config["hidden_size"] * config.get(
         "shared_expert_intermediate_size", 0
     )
@@ -209,7 +252,11 @@ def _num_experts(config: dict[str, Any]) -> int:
 
 
 def _has_experts(config: dict[str, Any], index: int) -> bool:
-    if not _num_experts(config) or index < config.get("first_k_dense_replace", 0) or index in config.get("mlp_only_layers", ()):
+    if (
+        not _num_experts(config)
+        or index < config.get("first_k_dense_replace", 0)
+        or index in config.get("mlp_only_layers", ())
+    ):
         return False
     step: int = config.get("interleave_moe_layer_step") or config.get("decoder_sparse_step") or 1
     return (index + 1) % step == 0

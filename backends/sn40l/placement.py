@@ -48,7 +48,9 @@ def num_sequences(batch: int, num_sockets: int, sockets_per_sequence: int) -> in
     return math.ceil(batch * sockets_per_sequence / num_sockets)
 
 
-def slots_share(attention: Attention, shape: DecodeShape, num_sockets: int, sockets_per_sequence: int) -> float:
+def slots_share(
+    attention: Attention, shape: DecodeShape, num_sockets: int, sockets_per_sequence: int
+) -> float:
     """Return the part of all slots that the busiest socket holds and reads: heads of the cache are never split, only repeated."""
     heads = math.ceil(attention.num_kv_heads / sockets_per_sequence) / attention.num_kv_heads
     return heads * num_sequences(shape.batch, num_sockets, sockets_per_sequence) / shape.batch
@@ -68,9 +70,13 @@ def slot_bytes(model: Model, shape: DecodeShape, num_sockets: int, sockets_per_s
 def place(deployment: Deployment, shape: DecodeShape, sockets_per_sequence: int) -> Placement:
     """Return where everything lies. Raises DoesNotFitError."""
     model, machine, num_sockets = deployment.model, deployment.machine, deployment.num_sockets
-    activations = 2 * 2.0 * shape.batch * (model.hidden_size + model.vocab_size / num_sockets)  # double-buffered, 16 bits
+    activations = (
+        2 * 2.0 * shape.batch * (model.hidden_size + model.vocab_size / num_sockets)
+    )  # double-buffered, 16 bits
     if activations > machine.sram_capacity:
-        raise DoesNotFitError("SRAM", activations, machine.sram_capacity, f"activations of {shape.batch} sequences")
+        raise DoesNotFitError(
+            "SRAM", activations, machine.sram_capacity, f"activations of {shape.batch} sequences"
+        )
     reserve = machine.hbm_reserve * machine.hbm_capacity
     weights = model.weight_bytes / num_sockets
     slots = slot_bytes(model, shape, num_sockets, sockets_per_sequence)
@@ -78,7 +84,12 @@ def place(deployment: Deployment, shape: DecodeShape, sockets_per_sequence: int)
     kept = weights - in_ddr
     available = machine.hbm_capacity - reserve
     if max(kept, 0.0) + slots > available:
-        raise DoesNotFitError("HBM", max(kept, 0.0) + slots, available, f"weights and {shape.batch} slots of {shape.capacity} entries")
+        raise DoesNotFitError(
+            "HBM",
+            max(kept, 0.0) + slots,
+            available,
+            f"weights and {shape.batch} slots of {shape.capacity} entries",
+        )
     if in_ddr > machine.ddr_capacity:
         raise DoesNotFitError("DDR", in_ddr, machine.ddr_capacity, "weights that HBM cannot hold")
     tiers = (
@@ -108,7 +119,9 @@ def max_batch(deployment: Deployment, capacity: int, limit: int = 4096) -> int:
     best = 0
     if deployment.machine.is_static:
         candidates = [2**power for power in range(int(math.log2(limit)) + 1)]
-        return max((batch for batch in candidates if _fits(deployment, DecodeShape(batch, capacity))), default=0)
+        return max(
+            (batch for batch in candidates if _fits(deployment, DecodeShape(batch, capacity))), default=0
+        )
     low, high = 0, limit
     while low < high:
         middle = (low + high + 1) // 2

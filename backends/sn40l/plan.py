@@ -53,10 +53,19 @@ def evaluate(deployment: Deployment, policy: CachePolicy, context: int, num_slot
     step = decode_step(deployment, shape)
     compression = compression_of(policy) if context > policy.max_direct_tokens else None
     # Prefill has no loop over layers: its kernels are long, and their gaps cost little.
-    prefill = prefill_step(replace(deployment, execution=Execution.FUSED), Chunk(context, compression=compression))
+    prefill = prefill_step(
+        replace(deployment, execution=Execution.FUSED), Chunk(context, compression=compression)
+    )
     placement = decode_placement(deployment, shape)
     return PlanOption(
-        deployment, policy, context, num_slots, prefill.seconds, step.seconds, placement, bottleneck(step, deployment.machine)
+        deployment,
+        policy,
+        context,
+        num_slots,
+        prefill.seconds,
+        step.seconds,
+        placement,
+        bottleneck(step, deployment.machine),
     )
 
 
@@ -74,7 +83,9 @@ def options(deployment: Deployment, policy: CachePolicy, context: int) -> Iterat
         num_slots *= 2
 
 
-def plan(deployment: Deployment, num_sockets: Iterable[int], policies: Iterable[CachePolicy], context: int) -> tuple[PlanOption, ...]:
+def plan(
+    deployment: Deployment, num_sockets: Iterable[int], policies: Iterable[CachePolicy], context: int
+) -> tuple[PlanOption, ...]:
     """Return every way that fits, cheapest first: fewest sockets, then most tokens a second.
 
     Every power of two of slots is tried, `deployment` giving the rest. Raises DoesNotFitError when no way fits the memories.
@@ -83,5 +94,7 @@ def plan(deployment: Deployment, num_sockets: Iterable[int], policies: Iterable[
     sized = [replace(deployment, num_sockets=count) for count in sorted(num_sockets)]
     found = [option for policy in policies for one in sized for option in options(one, policy, context)]
     if not found:
-        fitting(sized[-1], DecodeShape(1, min(policy.layout.capacity for policy in policies)))  # says what is missing
+        fitting(
+            sized[-1], DecodeShape(1, min(policy.layout.capacity for policy in policies))
+        )  # says what is missing
     return tuple(sorted(found, key=lambda option: (option.deployment.num_sockets, -option.rate)))

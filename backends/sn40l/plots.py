@@ -16,7 +16,15 @@ from backends.sn40l.trace import bandwidth
 
 _OURS, _PUBLISHED, _PLAIN = "#1f6fb4", "#9aa5b1", "#d9822b"
 _EXECUTION_COLORS = {Execution.OPERATORS: _PUBLISHED, Execution.FUSED: _PLAIN, Execution.LOOPED: _OURS}
-_TABLE_4 = {"projections": 4.10, "ring": 0.32, "selection": 2.52, "attention": 69.40, "output": 5.84, "router": 3.15, "experts": 14.67}
+_TABLE_4 = {
+    "projections": 4.10,
+    "ring": 0.32,
+    "selection": 2.52,
+    "attention": 69.40,
+    "output": 5.84,
+    "router": 3.15,
+    "experts": 14.67,
+}
 
 
 def draw_figures(folder: Path, machines: Machines, comparisons: Sequence[Comparison]) -> tuple[Path, ...]:
@@ -76,10 +84,14 @@ def draw_replay(path: Path, times: Sequence[float], waiting: Sequence[int], in_u
 
 def _bandwidth(path: Path, machines: Machines) -> Path:
     steps = {
-        execution: decode_step(Deployment(load_model("llama-3.1-8b"), machines["sn40l"], 16, execution), DecodeShape(1, 4096))
+        execution: decode_step(
+            Deployment(load_model("llama-3.1-8b"), machines["sn40l"], 16, execution), DecodeShape(1, 4096)
+        )
         for execution in (Execution.FUSED, Execution.LOOPED)
     }
-    return draw_bandwidth(path, steps, machines["sn40l"], "Llama 3.1 8B, batch 1, 16 sockets: layers as calls, and looped")
+    return draw_bandwidth(
+        path, steps, machines["sn40l"], "Llama 3.1 8B, batch 1, 16 sockets: layers as calls, and looped"
+    )
 
 
 def _table_5(path: Path, machines: Machines) -> Path:
@@ -99,7 +111,9 @@ def _prefill(path: Path, machines: Machines) -> Path:
     figure, axes = _subplots(8, 3.5)
     _pairs(axes, [(name, published, shares[name]) for name, published in _TABLE_4.items()])
     axes.set(yscale="log", ylabel="% of a layer's prefill")
-    return _save(figure, axes, path, "DeepSeek-R1 prefill of 128k, one expert layer (arXiv 2511.03092, table 4)")
+    return _save(
+        figure, axes, path, "DeepSeek-R1 prefill of 128k, one expert layer (arXiv 2511.03092, table 4)"
+    )
 
 
 def _looping(path: Path, machines: Machines) -> Path:
@@ -107,7 +121,13 @@ def _looping(path: Path, machines: Machines) -> Path:
     names = sorted(DENSE_MODELS, key=lambda name: load_model(name).num_params)
     for offset, execution in ((-0.2, Execution.FUSED), (0.2, Execution.LOOPED)):
         values = [attained(machines["sn40l"], name, 16, execution) for name in names]
-        axes.bar([position + offset for position in range(len(names))], values, 0.4, color=_EXECUTION_COLORS[execution], label=execution)
+        axes.bar(
+            [position + offset for position in range(len(names))],
+            values,
+            0.4,
+            color=_EXECUTION_COLORS[execution],
+            label=execution,
+        )
     axes.set_xticks(range(len(names)), names, fontsize=8)
     axes.set(ylabel="% of the roofline", ylim=(0, 100))
     axes.legend(fontsize=8)
@@ -135,8 +155,20 @@ def _color(comparison: Comparison) -> str:
 
 def _pairs(axes: Any, cells: Sequence[tuple[str, float, float]]) -> None:
     positions = range(len(cells))
-    axes.bar([position - 0.2 for position in positions], [published for _, published, _ in cells], 0.4, color=_PUBLISHED, label="published")
-    axes.bar([position + 0.2 for position in positions], [ours for _, _, ours in cells], 0.4, color=_OURS, label="simulated")
+    axes.bar(
+        [position - 0.2 for position in positions],
+        [published for _, published, _ in cells],
+        0.4,
+        color=_PUBLISHED,
+        label="published",
+    )
+    axes.bar(
+        [position + 0.2 for position in positions],
+        [ours for _, _, ours in cells],
+        0.4,
+        color=_OURS,
+        label="simulated",
+    )
     axes.set_xticks(positions, [name for name, _, _ in cells], fontsize=8)
     axes.legend(fontsize=8)
 

@@ -40,14 +40,23 @@ class Chunk:
 
 def prefill_step(deployment: Deployment, chunk: Chunk) -> Step:
     """Return the step that reads one chunk."""
-    return run(_PrefillGraph(deployment, chunk).calls(), deployment.machine, deployment.num_sockets, deployment.call_seconds)
+    return run(
+        _PrefillGraph(deployment, chunk).calls(),
+        deployment.machine,
+        deployment.num_sockets,
+        deployment.call_seconds,
+    )
 
 
 class _PrefillGraph:
     """The calls of one chunk."""
 
     def __init__(self, deployment: Deployment, chunk: Chunk) -> None:
-        self._model, self._machine, self._num_sockets = deployment.model, deployment.machine, deployment.num_sockets
+        self._model, self._machine, self._num_sockets = (
+            deployment.model,
+            deployment.machine,
+            deployment.num_sockets,
+        )
         self._execution, self._chunk = deployment.execution, chunk
         self._num_pairs = chunk.num_pairs(self._machine.attention_tile)
         self._activations = 2.0 * chunk.num_tokens * self._model.hidden_size
@@ -64,7 +73,10 @@ class _PrefillGraph:
         if self._execution is Execution.OPERATORS:
             yield from (Call((kernel,)) for kernel in (*kernels, *self._spills(layer)))
         elif layer.experts is None:
-            yield Call((merge("layer", [kernel for kernel in kernels if not kernel.gather_bytes]),), self._machine.kernels_per_layer)
+            yield Call(
+                (merge("layer", [kernel for kernel in kernels if not kernel.gather_bytes]),),
+                self._machine.kernels_per_layer,
+            )
             yield from (Call((kernel,)) for kernel in kernels if kernel.gather_bytes)
         else:
             yield from (Call((kernel,)) for kernel in kernels)
@@ -86,10 +98,20 @@ class _PrefillGraph:
         yield self._product("router", experts.router_params, precision.embedding, num_exchanges=2)
         touched = experts.most_touched(self._chunk.num_tokens)
         shared = self._product("shared", layer.ffn_params, precision.ffn)
-        routed = self._product("routed", experts.num_chosen * experts.expert_params, precision.experts, is_streamed=True)
-        weight_bytes = (layer.ffn_params * precision.ffn + touched * experts.expert_params * precision.experts) / self._num_sockets
+        routed = self._product(
+            "routed", experts.num_chosen * experts.expert_params, precision.experts, is_streamed=True
+        )
+        weight_bytes = (
+            layer.ffn_params * precision.ffn + touched * experts.expert_params * precision.experts
+        ) / self._num_sockets
         operations = shared.gemm_operations + routed.gemm_operations
-        yield Kernel("experts", weight_bytes=weight_bytes, gemm_operations=operations, link_bytes=routed.link_bytes, loops_inside=True)
+        yield Kernel(
+            "experts",
+            weight_bytes=weight_bytes,
+            gemm_operations=operations,
+            link_bytes=routed.link_bytes,
+            loops_inside=True,
+        )
 
     def _product(
         self,
@@ -103,11 +125,16 @@ class _PrefillGraph:
     ) -> Kernel:
         """Return a product of `params` weights of `width` bytes with every token, after so many exchanges of the activations."""
         sockets = self._num_sockets
-        sent = self._activations * (sockets - 1) / sockets  # what passes a socket's links when activations are gathered or scattered
+        sent = (
+            self._activations * (sockets - 1) / sockets
+        )  # what passes a socket's links when activations are gathered or scattered
         return Kernel(
             name,
             weight_bytes=params * width / sockets,
-            gemm_operations=2.0 * params * (self._chunk.num_tokens if num_tokens is None else num_tokens) / sockets,
+            gemm_operations=2.0
+            * params
+            * (self._chunk.num_tokens if num_tokens is None else num_tokens)
+            / sockets,
             exchange_bytes=sent * num_exchanges,
             link_bytes=sent if is_streamed else 0.0,
         )

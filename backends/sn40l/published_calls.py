@@ -20,27 +20,37 @@ def orchestration_figures() -> tuple[Figure, ...]:
 
     def seconds(machine: Machine, name: str, execution: Execution, host: bool, prefill: bool) -> float:
         deployment = Deployment(model_of(name), machine, 8, execution, host_launched=host)
-        return (prefill_step(deployment, Chunk(4096)) if prefill else decode_step(deployment, DecodeShape(1, 4096))).seconds
+        return (
+            prefill_step(deployment, Chunk(4096))
+            if prefill
+            else decode_step(deployment, DecodeShape(1, 4096))
+        ).seconds
 
     def gains(machines: Machines, prefill: bool) -> list[float]:
         sn40l, fused = machines["sn40l"], Execution.FUSED
-        return [seconds(sn40l, name, fused, True, prefill) / seconds(sn40l, name, fused, False, prefill) for name in names]
+        return [
+            seconds(sn40l, name, fused, True, prefill) / seconds(sn40l, name, fused, False, prefill)
+            for name in names
+        ]
 
     def fusions(machines: Machines, prefill: bool) -> list[float]:
         sn40l, unfused, fused = machines["sn40l"], Execution.OPERATORS, Execution.FUSED
-        return [seconds(sn40l, name, unfused, True, prefill) / seconds(sn40l, name, fused, True, prefill) for name in names]
+        return [
+            seconds(sn40l, name, unfused, True, prefill) / seconds(sn40l, name, fused, True, prefill)
+            for name in names
+        ]
 
     def launches(machines: Machines) -> float:
         calls = [
-            prefill_step(Deployment(model_of("llama-3.1-8b"), machines["sn40l"], 8, execution), Chunk(4096)).num_calls
+            prefill_step(
+                Deployment(model_of("llama-3.1-8b"), machines["sn40l"], 8, execution), Chunk(4096)
+            ).num_calls
             for execution in (Execution.OPERATORS, Execution.FUSED)
         ]
         return calls[0] / calls[1]
 
     note = "8B and 70B on 8 sockets, 4k, batch 1"
-    bound = (
-        "at the compute efficiency that 46 s for 128k imply, a large model's prefill is bound by products, and spilling hides behind them"
-    )
+    bound = "at the compute efficiency that 46 s for 128k imply, a large model's prefill is bound by products, and spilling hides behind them"
     centre = round(math.sqrt(1.4 * 8), 2)
     return (
         value("orchestration at decode, mean", source, "×", centre, 0.10, lambda m: statistics.geometric_mean(gains(m, False)),

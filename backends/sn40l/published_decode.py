@@ -49,7 +49,14 @@ def model_figures() -> tuple[Figure, ...]:
             lambda _: gigaflop() / (token_bytes(model(), context) / _GIB),
             note="GFLOP over GiB",
         ),
-        value("8B roofline, 16 sockets", DATAFLOW, "tok/s", 1542, 0.01, lambda m: roofline(m["sn40l"], model(), 16, context)),
+        value(
+            "8B roofline, 16 sockets",
+            DATAFLOW,
+            "tok/s",
+            1542,
+            0.01,
+            lambda m: roofline(m["sn40l"], model(), 16, context),
+        ),
     )
 
 
@@ -59,11 +66,17 @@ def looping_figures() -> tuple[Figure, ...]:
     def over(machines: Machines) -> list[float]:
         names = ("llama-3.1-8b", "llama-3.1-70b", "qwen2.5-7b", "qwen2.5-72b", "mixtral-8x7b")
         sn40l, h100 = machines["sn40l"], machines["dgx-h100"]
-        return [rate_of(sn40l, name, 16, Execution.LOOPED) / rate_of(h100, name, 8, Execution.FUSED) for name in names]
+        return [
+            rate_of(sn40l, name, 16, Execution.LOOPED) / rate_of(h100, name, 8, Execution.FUSED)
+            for name in names
+        ]
 
     def scaling(machine: Machine) -> list[float]:
         names = [name for name in LISTED_MODELS if _fits_8(machine, name)]
-        return [rate_of(machine, name, 16, Execution.LOOPED) / rate_of(machine, name, 8, Execution.FUSED) for name in names]
+        return [
+            rate_of(machine, name, 16, Execution.LOOPED) / rate_of(machine, name, 8, Execution.FUSED)
+            for name in names
+        ]
 
     loops = Execution.LOOPED
 
@@ -133,7 +146,10 @@ def decode_figures() -> tuple[Figure, ...]:
 
 
 def _large_batch_gain(machine: Machine) -> float:
-    seconds = [decode_of(machine, "qwen2.5-72b", 16, execution, 32).seconds for execution in (Execution.FUSED, Execution.LOOPED)]
+    seconds = [
+        decode_of(machine, "qwen2.5-72b", 16, execution, 32).seconds
+        for execution in (Execution.FUSED, Execution.LOOPED)
+    ]
     return seconds[0] / seconds[1]
 
 

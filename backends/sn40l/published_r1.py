@@ -2,7 +2,14 @@
 
 from backends.sn40l.figures import Figure, bind, span, value
 from backends.sn40l.hardware import Machine
-from backends.sn40l.measures import MULTI_TOKEN, TABLE_5, expert_layer_shares, r1_prefill, table_5_batch, table_5_rate
+from backends.sn40l.measures import (
+    MULTI_TOKEN,
+    TABLE_5,
+    expert_layer_shares,
+    r1_prefill,
+    table_5_batch,
+    table_5_rate,
+)
 
 SNAPSTREAM = "arXiv 2511.03092"
 
@@ -20,12 +27,25 @@ def decode_figures() -> tuple[Figure, ...]:
             fits = fitted.pop((entries, size), None)
             note = f"batch {size}, ×{MULTI_TOKEN} included"
             compute = bind(lambda m, b, c: table_5_rate(m["sn40l"], b, c), size, entries)
-            figures.append(value(f"{label}: rate", source, "tok/s", published, 0.10, compute, fits=fits, note=note))
             figures.append(
-                value(f"{label}: batch", source, "slots", size, 0.0, bind(lambda m, c: float(table_5_batch(m["sn40l"], c)), entries))
+                value(f"{label}: rate", source, "tok/s", published, 0.10, compute, fits=fits, note=note)
+            )
+            figures.append(
+                value(
+                    f"{label}: batch",
+                    source,
+                    "slots",
+                    size,
+                    0.0,
+                    bind(lambda m, c: float(table_5_batch(m["sn40l"], c)), entries),
+                )
             )
         gain = bind(
-            lambda m, b, c, fb, p: table_5_rate(m["sn40l"], b, c) / table_5_rate(m["sn40l"], fb, p), batch, cache, full_batch, prompt
+            lambda m, b, c, fb, p: table_5_rate(m["sn40l"], b, c) / table_5_rate(m["sn40l"], fb, p),
+            batch,
+            cache,
+            full_batch,
+            prompt,
         )
         figures.append(value(f"{column}: gain", source, "×", round(rate / full_rate, 2), 0.05, gain))
     return tuple(figures)
@@ -69,9 +89,23 @@ def prefill_figures() -> tuple[Figure, ...]:
             lambda m: r1_prefill(m["sn40l"], 131072).seconds,
             fits="sn40l.prefill_attention_efficiency",
         ),
-        value("R1 prefill of 32k", ttft_source, "s", 4.3, 0.10, lambda m: r1_prefill(m["sn40l"], 32768).seconds, miss=draft),
         value(
-            "R1 prefill of 16k", ttft_source, "s", 2.5, 0.20, lambda m: r1_prefill(m["sn40l"], 16384).seconds, note="draft included there"
+            "R1 prefill of 32k",
+            ttft_source,
+            "s",
+            4.3,
+            0.10,
+            lambda m: r1_prefill(m["sn40l"], 32768).seconds,
+            miss=draft,
+        ),
+        value(
+            "R1 prefill of 16k",
+            ttft_source,
+            "s",
+            2.5,
+            0.20,
+            lambda m: r1_prefill(m["sn40l"], 16384).seconds,
+            note="draft included there",
         ),
     )
 

@@ -47,4 +47,6 @@ def sweep(deployment: Deployment, axes: SweepAxes) -> Iterator[SweepRow]:
             option = evaluate(sized, policy, context, batch)
         except DoesNotFitError as error:
             missing = error.missing
-        yield SweepRow(batch, context, num_sockets, policy.name, policy.layout.capacity, execution, option, missing)
+        yield SweepRow(
+            batch, context, num_sockets, policy.name, policy.layout.capacity, execution, option, missing
+        )

@@ -14,12 +14,22 @@ def chrome_trace(step: Step) -> dict[str, Any]:
 
 
 def _name(socket: int) -> dict[str, Any]:
-    return {"name": "process_name", "ph": "M", "pid": socket, "tid": 0, "args": {"name": f"socket {socket} (simulated)"}}
+    return {
+        "name": "process_name",
+        "ph": "M",
+        "pid": socket,
+        "tid": 0,
+        "args": {"name": f"socket {socket} (simulated)"},
+    }
 
 
 def _entry(event: Event, socket: int) -> dict[str, Any]:
     kernel = event.kernel
-    amounts = {"hbm_bytes": kernel.hbm_bytes, "link_bytes": kernel.link_bytes, "operations": kernel.operations} if kernel else {}
+    amounts = (
+        {"hbm_bytes": kernel.hbm_bytes, "link_bytes": kernel.link_bytes, "operations": kernel.operations}
+        if kernel
+        else {}
+    )
     return {
         "name": event.name,
         "cat": "kernel" if kernel else "gap",

@@ -30,7 +30,14 @@ from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
 from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.forward.last_layer import shorten_last_layer
-from backends.torch_backend.forward.plan import DecodePlan, ForwardPass, decode_plan, idle_plans, look_ahead_pass, prefill_pass
+from backends.torch_backend.forward.plan import (
+    DecodePlan,
+    ForwardPass,
+    decode_plan,
+    idle_plans,
+    look_ahead_pass,
+    prefill_pass,
+)
 from backends.torch_backend.model.induction import measure_look_up
 from backends.torch_backend.model.latent import replace_latent_attention
 from backends.torch_backend.model.linear import KINDS, replace_all_linears
@@ -120,37 +127,61 @@ class TorchBackend:
         layers = probe_layers(self._model)
         max_model_len = resolve_max_model_len(config, self._model.config)
         policies = self._policies(config, layers, max_model_len)
-        kinds, kind_of = zip(*(layer_kinds(policy, layers, max_model_len) for policy in policies), strict=True)
+        kinds, kind_of = zip(
+            *(layer_kinds(policy, layers, max_model_len) for policy in policies), strict=True
+        )
         every_kind = [kind for of_pool in kinds for kind in of_pool]
         layout = scratch_layout(config.scratch_capacity, max_model_len, config.prefill_chunk, every_kind)
         entries = SlotLayout(0, layout.num_entries, 0)
-        scratches = [SlotCache(entries, config.num_scratch, layer.num_kv_heads, layer.planes, self._device) for layer in layers]
+        scratches = [
+            SlotCache(entries, config.num_scratch, layer.num_kv_heads, layer.planes, self._device)
+            for layer in layers
+        ]
         vocab_size, pools = self._model.config.vocab_size, []
         for number, options in enumerate(config.pools):
             spec = pool_spec(options, policies[number], kinds[number], max_model_len)
-            pools.append(TorchPool.build(spec, kinds[number], kind_of[number], layers, scratches, vocab_size, self._device, self._kernels))
+            pools.append(
+                TorchPool.build(
+                    spec,
+                    kinds[number],
+                    kind_of[number],
+                    layers,
+                    scratches,
+                    vocab_size,
+                    self._device,
+                    self._kernels,
+                )
+            )
         self.pools = tuple(pools)
         if recorder is None and config.compile and self._device.type == "cuda":
             recorder = CudaRecorder(self._device)
         self._recorder = recorder
         self._graphs: tuple[DecodeGraphs, ...] = ()
         specs = tuple(pool.spec for pool in pools)
-        self._spec = backend_spec(config, self._model.config, max_model_len, specs, ScratchSpec(config.num_scratch, layout))
+        self._spec = backend_spec(
+            config, self._model.config, max_model_len, specs, ScratchSpec(config.num_scratch, layout)
+        )
         self.compiled: CompiledCode | None = None
         if config.compile and self._device.type == "cpu" and kernels_are_supported():
             from backends.torch_backend.compiled import code as compiled_code
 
-            self.compiled = compiled_code.CompiledCode(config.compile_cache, self._model, self.pools, max_model_len - 1, self._kernels)
+            self.compiled = compiled_code.CompiledCode(
+                config.compile_cache, self._model, self.pools, max_model_len - 1, self._kernels
+            )
         shorten_last_layer(self._model)
 
-    def _policies(self, config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int) -> list[CachePolicy]:
+    def _policies(
+        self, config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int
+    ) -> list[CachePolicy]:
         policies = [options.policy.resolve(max_model_len) for options in config.pools]
         if not any(options.policy.measures_layers for options in config.pools):
             return policies
         measured = measure_look_up(self._model, len(layers), max_model_len)
         most = most_slot_entries(policies, max_model_len, config.scratch_capacity)
         return [
-            with_layer_budgets(policy, layers, measured, max_model_len, most, leads=options.policy.has_leading_layer)
+            with_layer_budgets(
+                policy, layers, measured, max_model_len, most, leads=options.policy.has_leading_layer
+            )
             if options.policy.measures_layers
             else policy
             for policy, options in zip(policies, config.pools, strict=True)
@@ -207,7 +238,11 @@ class TorchBackend:
     def _record(self, pool: TorchPool, recorder: Recorder) -> DecodeGraphs:
         """Record the pool's decode steps."""
         limits = pool.spec.num_slots, self._spec.max_model_len, self._spec.max_decode_steps
-        graphs = DecodeGraphs(lambda plan: self._decode_logits(pool, plan), pool.sampler, idle_plans(pool.kinds, *limits, self._device))
+        graphs = DecodeGraphs(
+            lambda plan: self._decode_logits(pool, plan),
+            pool.sampler,
+            idle_plans(pool.kinds, *limits, self._device),
+        )
         graphs.record(recorder)
         return graphs
 
@@ -222,7 +257,9 @@ class TorchBackend:
 
     def _prefill(self, batch: PrefillBatch) -> Callable[[], Outcome]:
         for row in batch.rows:
-            check_token_ids(row.token_ids + (row.score.target_ids if row.score else ()), self._spec.vocab_size)
+            check_token_ids(
+                row.token_ids + (row.score.target_ids if row.score else ()), self._spec.vocab_size
+            )
         pool = self.pools[batch.pool]
         for row in batch.rows:
             self._begin_chunk(pool, row)
@@ -246,7 +283,9 @@ class TorchBackend:
         scores = tuple(self._scores(row, logits[number]) for number, row in enumerate(batch.rows))
         return Outcome(self._first_tokens(pool, batch, logits[:, -1]), scores)
 
-    def _next_logits(self, batch: PrefillBatch, cache: ModelCache, forward_pass: ForwardPass) -> Tensor | None:
+    def _next_logits(
+        self, batch: PrefillBatch, cache: ModelCache, forward_pass: ForwardPass
+    ) -> Tensor | None:
         """Read a batch's chunks; return the logits [row, token, vocabulary] of all tokens, or of each row's last, if they are asked for."""
         if any(row.score for row in batch.rows):
             return self._forward(cache, forward_pass, 0)
@@ -284,7 +323,9 @@ class TorchBackend:
         for layer in pool.cache.layers:
             layer.shrink(row.scratch, layout.num_held(length), num_dropped, end)
 
-    def _first_tokens(self, pool: TorchPool, batch: PrefillBatch, logits: Tensor) -> tuple[tuple[SampledToken, ...], ...]:
+    def _first_tokens(
+        self, pool: TorchPool, batch: PrefillBatch, logits: Tensor
+    ) -> tuple[tuple[SampledToken, ...], ...]:
         """Draw from the logits [row, vocabulary] of the prompts' last tokens."""
         draws = {slot: draw for row in batch.rows for slot, draw in zip(row.slots, row.draws, strict=False)}
         if not draws:
@@ -293,15 +334,26 @@ class TorchBackend:
         for number, row in enumerate(batch.rows):
             for slot in row.slots:
                 row_of[slot] = number
-        sampled = pool.sampler.sample(logits[torch.tensor(row_of, device=self._device)], pool.sampler.plan(draws))
+        sampled = pool.sampler.sample(
+            logits[torch.tensor(row_of, device=self._device)], pool.sampler.plan(draws)
+        )
         tokens = steps_to_host([sampled], draws)
         return tuple(tuple(tokens[slot][0] for slot in row.slots) if row.draws else () for row in batch.rows)
 
-    def _pooled(self, batch: PrefillBatch, cache: ModelCache, forward_pass: ForwardPass) -> tuple[tuple[float, ...], ...]:
+    def _pooled(
+        self, batch: PrefillBatch, cache: ModelCache, forward_pass: ForwardPass
+    ) -> tuple[tuple[float, ...], ...]:
         """Return what each row's tokens, aligned to the right, leave behind the last layer: in float32, as sums of many are asked for."""
-        hidden = self._call(self._model.base_model, cache, forward_pass).last_hidden_state.float()  # [row, token, hidden]
-        chunks = (hidden[number, hidden.shape[1] - len(row.token_ids) :] for number, row in enumerate(batch.rows))
-        pooled = (chunk.sum(0) if row.pooling is PromptPooling.MEAN else chunk[-1] for row, chunk in zip(batch.rows, chunks, strict=True))
+        hidden = self._call(
+            self._model.base_model, cache, forward_pass
+        ).last_hidden_state.float()  # [row, token, hidden]
+        chunks = (
+            hidden[number, hidden.shape[1] - len(row.token_ids) :] for number, row in enumerate(batch.rows)
+        )
+        pooled = (
+            chunk.sum(0) if row.pooling is PromptPooling.MEAN else chunk[-1]
+            for row, chunk in zip(batch.rows, chunks, strict=True)
+        )
         return tuple(tuple(vector.tolist()) for vector in pooled)
 
     def _scores(self, row: PrefillRow, logits: Tensor) -> tuple[SampledToken, ...]:
@@ -334,7 +386,9 @@ class TorchBackend:
 
         return collect
 
-    def _decode_unrecorded(self, number_of_pool: int, plan: DecodePlan, draw_plan: DrawPlan, num_steps: int) -> list[Sampled]:
+    def _decode_unrecorded(
+        self, number_of_pool: int, plan: DecodePlan, draw_plan: DrawPlan, num_steps: int
+    ) -> list[Sampled]:
         pool, steps = self.pools[number_of_pool], []
         graphs = self.compiled.steps[number_of_pool] if self.compiled is not None else None
         for number in range(num_steps):
@@ -355,6 +409,8 @@ def _result(outcome: Outcome, elapsed: float) -> BatchResult:
 def _failure(error: Exception) -> BackendError:
     """Return what a step's exception means for the scheduler. After a device's own error, CUDA refuses whatever comes next."""
     is_final = isinstance(error, torch.AcceleratorError)
-    failure = (BackendUnusableError if is_final else BackendError)(f"a step failed: {type(error).__name__}: {error}")
+    failure = (BackendUnusableError if is_final else BackendError)(
+        f"a step failed: {type(error).__name__}: {error}"
+    )
     failure.__cause__ = error
     return failure

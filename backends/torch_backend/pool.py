@@ -40,7 +40,9 @@ class TorchPool:
             for layer, kind, scratch in zip(layers, kind_of, scratches, strict=True)
         ]
         if spec.policy.leading_layer is not None:
-            leader, *led = [layer for layer in cache_layers if layer.kind.sliding_window is None][spec.policy.leading_layer :]
+            leader, *led = [layer for layer in cache_layers if layer.kind.sliding_window is None][
+                spec.policy.leading_layer :
+            ]
             for layer in led:
                 layer.leader = leader
         cache = ModelCache(cache_layers, kernels)

@@ -23,15 +23,21 @@ def resolve_max_model_len(config: TorchBackendConfig, model: PreTrainedConfig) -
     if config.max_model_len is None:
         return min(limit, DEFAULT_MAX_MODEL_LEN)
     if config.max_model_len > limit:
-        raise ValueError(f"max_model_len {config.max_model_len} exceeds the model's max_position_embeddings of {limit}")
+        raise ValueError(
+            f"max_model_len {config.max_model_len} exceeds the model's max_position_embeddings of {limit}"
+        )
     return config.max_model_len
 
 
-def most_slot_entries(policies: Sequence[CachePolicy], max_model_len: int, scratch_capacity: int | None) -> int:
+def most_slot_entries(
+    policies: Sequence[CachePolicy], max_model_len: int, scratch_capacity: int | None
+) -> int:
     """Return what the longest sequence has use for or, where prompts outgrow their scratch, what this can fill."""
     if scratch_capacity is None or scratch_capacity >= max_model_len:
         return max_model_len
-    return scratch_capacity - max((policy.scorer.observation_window for policy in policies if policy.scorer is not None), default=1)
+    return scratch_capacity - max(
+        (policy.scorer.observation_window for policy in policies if policy.scorer is not None), default=1
+    )
 
 
 def with_layer_budgets(
@@ -55,21 +61,30 @@ def with_layer_budgets(
     return policy.with_layer_scores([look_up.score for look_up in own], most, leading_layer)
 
 
-def layer_kinds(policy: CachePolicy, layers: Sequence[LayerSpec], max_model_len: int) -> tuple[list[LayerKind], list[int]]:
+def layer_kinds(
+    policy: CachePolicy, layers: Sequence[LayerSpec], max_model_len: int
+) -> tuple[list[LayerKind], list[int]]:
     """Return the kinds of layers there are under a policy, and each layer's kind.
 
     A sliding window is a slot without sinks and kept entries, of just that length.
     """
     number, of_layers = count(), list[LayerKind]()
     for window in _windows(layers, max_model_len):
-        of_layers.append(LayerKind(policy.of_layer(next(number)) if window is None else streaming_llm(0, window), window))
+        of_layers.append(
+            LayerKind(policy.of_layer(next(number)) if window is None else streaming_llm(0, window), window)
+        )
     kinds = list(dict.fromkeys(of_layers))
     return kinds, [kinds.index(kind) for kind in of_layers]
 
 
 def _windows(layers: Sequence[LayerSpec], max_model_len: int) -> list[int | None]:
     """Return the layers' sliding windows. One that no sequence can outgrow is no window at all."""
-    return [None if layer.sliding_window is None or layer.sliding_window >= max_model_len else layer.sliding_window for layer in layers]
+    return [
+        None
+        if layer.sliding_window is None or layer.sliding_window >= max_model_len
+        else layer.sliding_window
+        for layer in layers
+    ]
 
 
 def prefill_shapes(config: TorchBackendConfig, max_model_len: int) -> tuple[PrefillShape, ...]:
@@ -84,7 +99,9 @@ def prefill_shapes(config: TorchBackendConfig, max_model_len: int) -> tuple[Pref
     return tuple(sorted(shapes, key=lambda shape: (shape.num_tokens, shape.num_rows)))
 
 
-def scratch_layout(capacity: int | None, max_model_len: int, chunk: int, kinds: Sequence[LayerKind]) -> ScratchLayout:
+def scratch_layout(
+    capacity: int | None, max_model_len: int, chunk: int, kinds: Sequence[LayerKind]
+) -> ScratchLayout:
     """Return the layout of scratches of `capacity` entries. Raises ValueError when that is too few to fill the slots from.
 
     Half is given up at a time, in whole chunks where it is more than one, or all but what stays anyway if that is less, but as many as are
@@ -95,25 +112,39 @@ def scratch_layout(capacity: int | None, max_model_len: int, chunk: int, kinds: 
     if any(not kind.policy.evicts and kind.policy.scorer is None for kind in kinds):
         raise ValueError("scratch_capacity is not an option of policy full, which gives nothing up")
     num_needed = max(kind.policy.layout.capacity for kind in kinds)
-    num_fixed = max(kind.policy.layout.num_sink + kind.policy.prompt_window - kind.policy.num_lent for kind in kinds)
-    num_ahead = max((kind.chooser.observation_window for kind in kinds if kind.chooser is not None), default=1)
+    num_fixed = max(
+        kind.policy.layout.num_sink + kind.policy.prompt_window - kind.policy.num_lent for kind in kinds
+    )
+    num_ahead = max(
+        (kind.chooser.observation_window for kind in kinds if kind.chooser is not None), default=1
+    )
     least = max(num_needed + num_ahead, num_fixed + 2 * num_ahead - 1, 2 * num_ahead)
     if capacity < least:
-        raise ValueError(f"scratch_capacity must be at least {least} for slots of {num_needed} entries, got {capacity}")
+        raise ValueError(
+            f"scratch_capacity must be at least {least} for slots of {num_needed} entries, got {capacity}"
+        )
     num_dropped = min(capacity // 2, capacity - num_fixed)
     if num_dropped > chunk:
         num_dropped = max(num_dropped - num_dropped % chunk, num_ahead)
     return ScratchLayout(capacity, num_dropped, num_ahead)
 
 
-def pool_spec(options: PoolOptions, policy: CachePolicy, kinds: Sequence[LayerKind], max_model_len: int) -> SlotPoolSpec:
+def pool_spec(
+    options: PoolOptions, policy: CachePolicy, kinds: Sequence[LayerKind], max_model_len: int
+) -> SlotPoolSpec:
     """Return the limits of a pool whose layers are of these kinds."""
-    max_direct_tokens = min(min(kind.policy.max_direct_tokens for kind in kinds), policy.max_direct_tokens, max_model_len)
+    max_direct_tokens = min(
+        min(kind.policy.max_direct_tokens for kind in kinds), policy.max_direct_tokens, max_model_len
+    )
     return SlotPoolSpec(options.num_slots, policy, max_direct_tokens, options.label)
 
 
 def backend_spec(
-    config: TorchBackendConfig, model: PreTrainedConfig, max_model_len: int, pools: tuple[SlotPoolSpec, ...], scratch: ScratchSpec
+    config: TorchBackendConfig,
+    model: PreTrainedConfig,
+    max_model_len: int,
+    pools: tuple[SlotPoolSpec, ...],
+    scratch: ScratchSpec,
 ) -> BackendSpec:
     """Return the limits of a backend with these pools and scratches."""
     return BackendSpec(

@@ -30,7 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _server(options) as url:
             keys = options.api_key if options.base_url else KEYS
-            plan = Plan(url, keys, options.minutes * 60, options.num_clients, options.share_cancelled, options.seed)
+            plan = Plan(
+                url, keys, options.minutes * 60, options.num_clients, options.share_cancelled, options.seed
+            )
             result = asyncio.run(Soak(plan).run())
     except SideError as error:
         print(f"bench.soak: {error}", file=sys.stderr)
@@ -47,10 +49,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m bench.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=20, help="how long clients send (default: 20)")
-    parser.add_argument("--base-url", help="a server that runs already and serves nobody else (default: one is started)")
+    parser.add_argument(
+        "--base-url", help="a server that runs already and serves nobody else (default: one is started)"
+    )
     parser.add_argument("--api-key", nargs="*", default=[], help="keys to use there")
     parser.add_argument("--num-clients", type=int, default=24, help="clients at once (default: 24)")
-    parser.add_argument("--share-cancelled", type=float, default=0.2, help="share of the requests that are given up (default: 0.2)")
+    parser.add_argument(
+        "--share-cancelled",
+        type=float,
+        default=0.2,
+        help="share of the requests that are given up (default: 0.2)",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file for the result")
     parser.add_argument("--plot", type=Path, help="file for a picture of memory and requests over time")
@@ -77,8 +86,14 @@ def summary(result: dict[str, Any]) -> str:
     outcomes = ", ".join(f"{number} {outcome}" for outcome, number in sorted(result["outcomes"].items()))
     lines = [f"{result['sent']} requests in {result['seconds']:.0f} s: {outcomes}"]
     for check in result["checks"]:
-        expected = f"{check['least']:.0f}" if check["least"] == check["most"] else f"{check['least']:.0f} to {check['most']:.6g}"
-        lines.append(f"{'ok  ' if check['holds'] else 'FAIL'} {check['name']}: {check['found']:.0f}, expected {expected}")
+        expected = (
+            f"{check['least']:.0f}"
+            if check["least"] == check["most"]
+            else f"{check['least']:.0f} to {check['most']:.6g}"
+        )
+        lines.append(
+            f"{'ok  ' if check['holds'] else 'FAIL'} {check['name']}: {check['found']:.0f}, expected {expected}"
+        )
     return "\n".join(lines)
 
 

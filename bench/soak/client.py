@@ -16,13 +16,19 @@ POLL_INTERVAL: Final = 0.5  # seconds between two looks at a batch
 PATIENCE: Final = 1.0  # seconds at most, after which those who go away have gone
 TRY_AGAIN: Final = (429, 503)
 _HAS_ENDED: Final = ("completed", "failed", "expired", "cancelled")
-_REASONS: Final = {"tool_calls": "stop", "completed": "stop", "incomplete": "length"}  # the API's words for the engine's
+_REASONS: Final = {
+    "tool_calls": "stop",
+    "completed": "stop",
+    "incomplete": "length",
+}  # the API's words for the engine's
 
 
 class Client:
     """`share_cancelled` of its requests are given up before their end."""
 
-    def __init__(self, base_url: str, key: str, ledger: Ledger, rng: random.Random, share_cancelled: float) -> None:
+    def __init__(
+        self, base_url: str, key: str, ledger: Ledger, rng: random.Random, share_cancelled: float
+    ) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.AsyncClient(base_url=base_url, headers=headers, timeout=300, trust_env=False)
         self._ledger, self._rng, self._share_cancelled = ledger, rng, share_cancelled
@@ -33,7 +39,9 @@ class Client:
     async def ask(self, ask: Ask) -> None:
         """Send a request, and perhaps go away."""
         has_left = asyncio.Event()
-        ending = Ending(ask.kind, Outcome.CANCELLED, num_sequences=ask.num_sequences, max_tokens=ask.max_tokens)
+        ending = Ending(
+            ask.kind, Outcome.CANCELLED, num_sequences=ask.num_sequences, max_tokens=ask.max_tokens
+        )
         sending = asyncio.create_task(self._send(ask, ending, has_left))
         if self._rng.random() < self._share_cancelled:
             await has_left.wait()
@@ -53,7 +61,11 @@ class Client:
 
         content = ask.body if isinstance(ask.body, bytes) else json.dumps(ask.body).encode()
         request = self._http.build_request(
-            "POST", ask.path, content=content, headers={"Content-Type": "application/json"}, extensions={"trace": trace}
+            "POST",
+            ask.path,
+            content=content,
+            headers={"Content-Type": "application/json"},
+            extensions={"trace": trace},
         )
         self._ledger.sent()
         response = await self._http.send(request, stream=True)
@@ -70,7 +82,9 @@ class Client:
         """Take a batch from its upload to its end, and perhaps cancel it on the way."""
         lines = batch_lines(self._rng, num_lines)
         content = "\n".join(map(json.dumps, lines)).encode()
-        file = await self._call("POST", "/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": "batch"})
+        file = await self._call(
+            "POST", "/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": "batch"}
+        )
         if file is None:
             return
         order = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
@@ -94,7 +108,9 @@ class Client:
                 response = json.loads(line)["response"]
                 if response is not None and response["status_code"] == 200:
                     (choice,), usage = response["body"]["choices"], response["body"]["usage"]
-                    self._ledger.counted_line(choice["finish_reason"], usage["prompt_tokens"], usage["completion_tokens"])
+                    self._ledger.counted_line(
+                        choice["finish_reason"], usage["prompt_tokens"], usage["completion_tokens"]
+                    )
             await self._call("DELETE", f"/v1/files/{file_id}")
 
     async def _fetch(self, file_id: str) -> str:
@@ -126,18 +142,25 @@ def judge(ending: Ending, ask: Ask, status: int, body: bytes) -> None:
         ending.outcome = Outcome.FAILED
         return
     for answer in answers:
-        _count(ending, answer.get("response", answer) if answer.get("type", "response.completed") in _LAST else {})
+        _count(
+            ending,
+            answer.get("response", answer) if answer.get("type", "response.completed") in _LAST else {},
+        )
     if ask.kind == "embedding":
         ending.finish_reasons["length"] = ask.num_sequences
     if ask.num_sequences != ending.finish_reasons.total():
-        raise ValueError(f"{ask.num_sequences} answers were asked for, {ending.finish_reasons.total()} came: {body[-500:]!r}")
+        raise ValueError(
+            f"{ask.num_sequences} answers were asked for, {ending.finish_reasons.total()} came: {body[-500:]!r}"
+        )
 
 
 _LAST: Final = ("response.completed", "response.incomplete")
 
 
 def _count(ending: Ending, answer: Mapping[str, Any]) -> None:
-    reasons = [choice["finish_reason"] for choice in answer.get("choices", ()) if choice["finish_reason"] is not None]
+    reasons = [
+        choice["finish_reason"] for choice in answer.get("choices", ()) if choice["finish_reason"] is not None
+    ]
     if answer.get("object") == "response":
         reasons = [answer["status"]]
     ending.finish_reasons += Counter(_REASONS.get(reason, reason) for reason in reasons)

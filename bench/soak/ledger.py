@@ -93,26 +93,62 @@ class Ledger:
     def checks(self, before: Mapping[str, float], after: Mapping[str, float]) -> list[Check]:
         """Return what must hold between two scrapes of `metrics_of`, taken when nothing was under way."""
         made = defaultdict(float, {name: value - before.get(name, 0.0) for name, value in after.items()})
-        checks = [Check("requests: answered + refused + failed + cancelled", self.outcomes.total(), self.num_sent, self.num_sent)]
+        checks = [
+            Check(
+                "requests: answered + refused + failed + cancelled",
+                self.outcomes.total(),
+                self.num_sent,
+                self.num_sent,
+            )
+        ]
         checks.append(_equal("HTTP requests that the server counted", _sum(made, "http:"), self.num_sent))
         untold = self._num_untold
-        for status in sorted({int(name[5:]) for name, value in made.items() if name.startswith("http:") and value} | set(self.statuses)):
+        for status in sorted(
+            {int(name[5:]) for name, value in made.items() if name.startswith("http:") and value}
+            | set(self.statuses)
+        ):
             known = self.statuses[status]
-            checks.append(Check(f"HTTP requests with status {status}", made[f"http:{status}"], known, known + untold))
+            checks.append(
+                Check(f"HTTP requests with status {status}", made[f"http:{status}"], known, known + untold)
+            )
         for reason in ("stop", "length"):
             known = self.finish_reasons[reason]
             checks.append(
-                Check(f"sequences that ended with {reason}", made[f"outcome:{reason}"], known, known + self._num_untold_sequences)
+                Check(
+                    f"sequences that ended with {reason}",
+                    made[f"outcome:{reason}"],
+                    known,
+                    known + self._num_untold_sequences,
+                )
             )
-        failed = self.outcomes[Outcome.FAILED]  # each by a step that failed, not by a fault of the server's own
-        checks.append(Check("sequences that a failed step ended", made["outcome:error"], failed, self._num_untold_sequences))
+        failed = self.outcomes[
+            Outcome.FAILED
+        ]  # each by a step that failed, not by a fault of the server's own
+        checks.append(
+            Check(
+                "sequences that a failed step ended",
+                made["outcome:error"],
+                failed,
+                self._num_untold_sequences,
+            )
+        )
         known = self.finish_reasons.total()
-        checks.append(Check("sequences that ended in any way", _sum(made, "outcome:"), known, known + self._num_untold_sequences))
+        checks.append(
+            Check(
+                "sequences that ended in any way",
+                _sum(made, "outcome:"),
+                known,
+                known + self._num_untold_sequences,
+            )
+        )
         tokens, most = self._num_output_tokens, self._num_output_tokens + self._num_untold_tokens
         checks.append(Check("tokens of answers", made["generation_tokens"], tokens, most))
-        checks.append(Check("tokens of prompts, at least", made["prompt_tokens"], self._num_prompt_tokens, float("inf")))
+        checks.append(
+            Check("tokens of prompts, at least", made["prompt_tokens"], self._num_prompt_tokens, float("inf"))
+        )
         checks += [
-            _equal(f"lines of batches that were {name}", made[f"lines:{name}"], self.num_lines[name]) for name in ("completed", "failed")
+            _equal(f"lines of batches that were {name}", made[f"lines:{name}"], self.num_lines[name])
+            for name in ("completed", "failed")
         ]
         return checks + [_equal(f"{name}, at the end", after[f"held:{name}"], 0) for name in HELD]
 

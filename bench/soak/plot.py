@@ -16,7 +16,9 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
     memory = figure.subplots()
     memory.plot(minutes, [sample["resident_bytes"] / 2**20 for sample in result["samples"]], color="C0")
     memory.axvspan(0, WARM_SHARE * minutes[-1], color="grey", alpha=0.1)
-    memory.set(xlabel="minutes (grey: warming up)", ylabel="resident memory, MiB", title="A soak of the server")
+    memory.set(
+        xlabel="minutes (grey: warming up)", ylabel="resident memory, MiB", title="A soak of the server"
+    )
     memory.set_ylim(bottom=0)
     sent = memory.twinx()
     sent.plot(minutes, [sample["sent"] for sample in result["samples"]], color="C1")

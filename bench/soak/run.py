@@ -48,13 +48,17 @@ class Soak:
     async def run(self) -> dict[str, Any]:
         """Return the result, ready for JSON; `holds` says whether all is as it must be."""
         headers = {"Authorization": f"Bearer {self._plan.keys[0]}"} if self._plan.keys else {}
-        async with httpx.AsyncClient(base_url=self._plan.base_url, headers=headers, trust_env=False, timeout=60) as observer:
+        async with httpx.AsyncClient(
+            base_url=self._plan.base_url, headers=headers, trust_env=False, timeout=60
+        ) as observer:
             self._observer = observer
             before = await self._scrape()
             self._start = time.monotonic()
             async with asyncio.TaskGroup() as group:
                 watching = group.create_task(self._watch())
-                clients = [group.create_task(self._be_client(number)) for number in range(self._plan.num_clients)]
+                clients = [
+                    group.create_task(self._be_client(number)) for number in range(self._plan.num_clients)
+                ]
                 await asyncio.wait({*clients, group.create_task(self._run_batches())})
                 watching.cancel()
             return self._result(before, await self._settled(before))
@@ -95,7 +99,9 @@ class Soak:
             self._samples.append((self._now, memory, self._ledger.num_sent))
             if self._now >= told:
                 told += PROGRESS_INTERVAL
-                counts = ", ".join(f"{number} {outcome}" for outcome, number in sorted(self._ledger.outcomes.items()))
+                counts = ", ".join(
+                    f"{number} {outcome}" for outcome, number in sorted(self._ledger.outcomes.items())
+                )
                 line = f"soak {self._now:.0f}/{self._plan.seconds:.0f} s: {self._ledger.num_sent} sent, {counts}, {memory / 2**20:.0f} MiB"
                 print(line, file=sys.stderr, flush=True)
             await asyncio.sleep(SAMPLE_INTERVAL)
@@ -111,7 +117,10 @@ class Soak:
 
     def _result(self, before: dict[str, float], after: dict[str, float]) -> dict[str, Any]:
         ledger, plan = self._ledger, self._plan
-        checks = [*ledger.checks(before, after), *memory_checks([(moment, memory) for moment, memory, _ in self._samples], plan.seconds)]
+        checks = [
+            *ledger.checks(before, after),
+            *memory_checks([(moment, memory) for moment, memory, _ in self._samples], plan.seconds),
+        ]
         return {
             "holds": all(check.holds for check in checks),
             "seconds": self._now,
@@ -119,15 +128,26 @@ class Soak:
             "num_keys": len(plan.keys),
             "share_cancelled": plan.share_cancelled,
             "seed": plan.seed,
-            "machine": {"processor": platform.machine(), "num_cores": os.cpu_count(), "load_at_end": os.getloadavg()[0]},
+            "machine": {
+                "processor": platform.machine(),
+                "num_cores": os.cpu_count(),
+                "load_at_end": os.getloadavg()[0],
+            },
             "sent": ledger.num_sent,
             "outcomes": dict(ledger.outcomes),
             "by_kind": {kind: dict(outcomes) for kind, outcomes in sorted(ledger.by_kind.items())},
             "statuses": {str(status): number for status, number in sorted(ledger.statuses.items())},
             "batch_lines": dict(ledger.num_lines),
-            "server": {name: value - (0 if name in _LEVELS else before.get(name, 0)) for name, value in sorted(after.items())},
-            "checks": [asdict(check) | {"most": min(check.most, 1e300), "holds": check.holds} for check in checks],
-            "samples": [{"seconds": round(s, 1), "resident_bytes": m, "sent": n} for s, m, n in self._samples],
+            "server": {
+                name: value - (0 if name in _LEVELS else before.get(name, 0))
+                for name, value in sorted(after.items())
+            },
+            "checks": [
+                asdict(check) | {"most": min(check.most, 1e300), "holds": check.holds} for check in checks
+            ],
+            "samples": [
+                {"seconds": round(s, 1), "resident_bytes": m, "sent": n} for s, m, n in self._samples
+            ],
         }
 
 
@@ -141,4 +161,11 @@ def memory_checks(samples: Sequence[tuple[float, float]], seconds: float) -> lis
     if not early or not late or not samples[-1][1]:
         return []
     level = statistics.median(early)
-    return [Check("resident memory at the end, bytes", statistics.median(late), 0, level + max(MAX_GROWTH * level, MAX_GROWTH_BYTES))]
+    return [
+        Check(
+            "resident memory at the end, bytes",
+            statistics.median(late),
+            0,
+            level + max(MAX_GROWTH * level, MAX_GROWTH_BYTES),
+        )
+    ]

@@ -52,7 +52,9 @@ def _max_tokens(rng: random.Random) -> int:
     return rng.randint(1, MAX_TOKENS)
 
 
-def _chat(rng: random.Random, kind: str = "chat", num_words: tuple[int, int] = (3, 60), **options: Any) -> Ask:
+def _chat(
+    rng: random.Random, kind: str = "chat", num_words: tuple[int, int] = (3, 60), **options: Any
+) -> Ask:
     messages = [{"role": "user", "content": words(rng, *num_words)}]
     limit, n = _max_tokens(rng), rng.choice((1, 1, 1, 2, 4))
     body = {"messages": messages, "max_tokens": limit, "n": n, "temperature": rng.choice((0, 1)), **options}
@@ -77,7 +79,11 @@ def _tool_chat(rng: random.Random) -> Ask:
 
 
 def _completion(rng: random.Random) -> Ask:
-    limit, prompts, n = _max_tokens(rng), [words(rng, 1, 40) for _ in range(rng.choice((1, 1, 3)))], rng.choice((1, 2))
+    limit, prompts, n = (
+        _max_tokens(rng),
+        [words(rng, 1, 40) for _ in range(rng.choice((1, 1, 3)))],
+        rng.choice((1, 2)),
+    )
     body = {"prompt": prompts, "max_tokens": limit, "n": n, "logprobs": rng.choice((None, 3))}
     return Ask("completion", "/v1/completions", body, n * len(prompts), limit)
 
@@ -85,7 +91,12 @@ def _completion(rng: random.Random) -> Ask:
 def _response(rng: random.Random) -> Ask:
     limit = max(16, _max_tokens(rng))  # OpenAI's least
     stream = rng.random() < 0.5
-    body = {"input": words(rng, 3, 60), "max_output_tokens": limit, "store": rng.random() < 0.5, "stream": stream}
+    body = {
+        "input": words(rng, 3, 60),
+        "max_output_tokens": limit,
+        "store": rng.random() < 0.5,
+        "stream": stream,
+    }
     return Ask("response, streamed" if stream else "response", "/v1/responses", body, 1, limit)
 
 
@@ -99,7 +110,9 @@ def _tokenize(rng: random.Random) -> Ask:
 
 
 def _wrong(rng: random.Random) -> Ask:
-    path = rng.choice(("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/nowhere"))
+    path = rng.choice(
+        ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/nowhere")
+    )
     bodies: tuple[Mapping[str, Any] | bytes, ...] = (
         b"{",
         b"\xff\xfe{}",

@@ -71,7 +71,11 @@ class Asked:
             return self.model, (await self._ask(base_url, setting, prompts, samplings))[1]
 
     async def _ask(
-        self, base_url: str, setting: Setting, prompts: Sequence[TokenPrompt], samplings: Sequence[Mapping[str, float]] | None
+        self,
+        base_url: str,
+        setting: Setting,
+        prompts: Sequence[TokenPrompt],
+        samplings: Sequence[Mapping[str, float]] | None,
     ) -> tuple[str, list[Completion]]:
         progress = ProgressLine(sys.stderr, setting.label, len(prompts))
         places = asyncio.Semaphore(self.concurrency)
@@ -105,7 +109,9 @@ def asked_of(values: Mapping[str, Any]) -> tuple[Asked, list[Setting]]:
     base_url, pools = values["base_url"], values["cache_policy"]
     if base_url is not None:
         if values["serve_options"]:
-            raise OptionError("--serve-options does not go with --base-url: the server there has been started")
+            raise OptionError(
+                "--serve-options does not go with --base-url: the server there has been started"
+            )
         if unused := [f"--{name}" for name in ("policy", "compression", "control") if values[name]]:
             print(
                 f"{', '.join(unused)}: of no effect on {base_url}, whose slots are what they are; --cache-policy asks one of its pools",
@@ -114,7 +120,9 @@ def asked_of(values: Mapping[str, Any]) -> tuple[Asked, list[Setting]]:
     elif pools:
         raise OptionError("--cache-policy needs the --base-url of the server that has such pools")
     names = ("model", "length", "concurrency", "base_url", "api_key", "served_model_name", "tokenizer")
-    asked = Asked(serve_options=split_options(values["serve_options"]), **{name: values[name] for name in names})
+    asked = Asked(
+        serve_options=split_options(values["serve_options"]), **{name: values[name] for name in names}
+    )
     serve_config(("--model", asked.model, *asked.serve_options))
     if base_url is not None:
         return asked, [Setting(None, pool=pool) for pool in dict.fromkeys(pools or (None,))]

@@ -22,7 +22,9 @@ SUMMARY = "Measure what a cache policy costs in answers, read from packed slots.
 def configure(parser: argparse.ArgumentParser) -> None:
     questions = parser.add_subparsers(dest="question", required=True, metavar="QUESTION")
     for question in QUESTIONS:
-        own = questions.add_parser(question.name, help=question.summary, description=question.summary, allow_abbrev=False)
+        own = questions.add_parser(
+            question.name, help=question.summary, description=question.summary, allow_abbrev=False
+        )
         add_options(own, question.groups)
         if question.name == "compare":
             for name in ("first", "second"):
@@ -37,7 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
     question = next(question for question in QUESTIONS if question.name == arguments.question)
     values = resolve_options(question.groups, arguments, os.environ)
     try:
-        {"ruler": _ruler, "fidelity": _fidelity, "compare": _compare}.get(question.name, _benchmark)(values, arguments)
+        {"ruler": _ruler, "fidelity": _fidelity, "compare": _compare}.get(question.name, _benchmark)(
+            values, arguments
+        )
     except EvalError as error:
         print(f"snapserve eval: {error}", file=sys.stderr)
         return 1
@@ -56,7 +60,9 @@ def _ruler(values: Mapping[str, Any], _: argparse.Namespace) -> None:
 def _benchmark(values: Mapping[str, Any], arguments: argparse.Namespace) -> None:
     from commands.eval.benchmarks.measure import benchmark_config, measure_benchmark
 
-    _tell_suite(values, asyncio.run(measure_benchmark(benchmark_config(arguments.question, values), _keeper(values))))
+    _tell_suite(
+        values, asyncio.run(measure_benchmark(benchmark_config(arguments.question, values), _keeper(values)))
+    )
 
 
 def _keeper(values: Mapping[str, Any]) -> "Keep":

@@ -46,14 +46,26 @@ class Comparison:
             "first": self.labels[0],
             "second": self.labels[1],
             "differences": {
-                name: {"first": each.first, "second": each.second, "difference": each.points, "interval": each.interval}
+                name: {
+                    "first": each.first,
+                    "second": each.second,
+                    "difference": each.points,
+                    "interval": each.interval,
+                }
                 for name, each in self.differences.items()
             },
         }
 
     def table(self) -> str:
         rows = [
-            [name, f"{each.first:.1f}", f"{each.second:.1f}", f"{each.points:+.1f}", _shown(each.interval), "*" if each.is_clear else ""]
+            [
+                name,
+                f"{each.first:.1f}",
+                f"{each.second:.1f}",
+                f"{each.points:+.1f}",
+                _shown(each.interval),
+                "*" if each.is_clear else "",
+            ]
             for name, each in self.differences.items()
         ]
         text = table(["", *self.labels, "difference", "95 % interval", ""], rows)
@@ -65,16 +77,23 @@ def compare(first: str, second: str) -> Comparison:
     (one, one_file), (other, other_file) = _read(first), _read(second)
     for name in _SAME:
         if one_file.get(name) != other_file.get(name):
-            raise OptionError(f"the runs differ in {name}: {one_file.get(name)} and {other_file.get(name)}; there is nothing to pair")
+            raise OptionError(
+                f"the runs differ in {name}: {one_file.get(name)} and {other_file.get(name)}; there is nothing to pair"
+            )
     if one["tasks"].keys() != other["tasks"].keys():
-        raise OptionError(f"the runs differ in tasks: {', '.join(one['tasks'])} and {', '.join(other['tasks'])}; there is nothing to pair")
+        raise OptionError(
+            f"the runs differ in tasks: {', '.join(one['tasks'])} and {', '.join(other['tasks'])}; there is nothing to pair"
+        )
     pairs = {name: (one["tasks"][name]["scores"], other["tasks"][name]["scores"]) for name in one["tasks"]}
     for name, (a, b) in pairs.items():
         if len(a) != len(b):
-            raise OptionError(f"the runs differ in cases of {name}: {len(a)} and {len(b)}; one was not finished")
+            raise OptionError(
+                f"the runs differ in cases of {name}: {len(a)} and {len(b)}; one was not finished"
+            )
     changes = {name: [b - a for a, b in zip(*scores, strict=True)] for name, scores in pairs.items()}
     differences = {
-        name: Difference(mean_of_means([a]), mean_of_means([b]), bootstrap_interval([changes[name]])) for name, (a, b) in pairs.items()
+        name: Difference(mean_of_means([a]), mean_of_means([b]), bootstrap_interval([changes[name]]))
+        for name, (a, b) in pairs.items()
     }
     means = [mean_of_means([scores[side] for scores in pairs.values()]) for side in (0, 1)]
     differences[_MEAN] = Difference(means[0], means[1], bootstrap_interval(list(changes.values())))

@@ -32,7 +32,11 @@ class Held:
         return Held(pools, self.num_kept + more.num_kept, self.num_evicted + more.num_evicted)
 
     def as_json(self) -> dict[str, Any]:
-        own = {"kept_tokens": self.num_kept, "evicted_tokens": self.num_evicted, "compression": self.compression}
+        own = {
+            "kept_tokens": self.num_kept,
+            "evicted_tokens": self.num_evicted,
+            "compression": self.compression,
+        }
         return {"pools": self.pools, **own}
 
 
@@ -54,7 +58,9 @@ class Completer:
         self._pool = {} if pool is None else {"cache_policy": pool}
 
     @classmethod
-    async def open(cls, http: httpx.AsyncClient, base_url: str, model: str | None, pool: str | None = None) -> "Completer":
+    async def open(
+        cls, http: httpx.AsyncClient, base_url: str, model: str | None, pool: str | None = None
+    ) -> "Completer":
         """Find the model's name and what the server can. Raises `EvalError`, as for a pool that it does not have."""
         completer = cls(http, base_url, model or await first_model(http, base_url), pool)
         probe = {"prompt": "a b c d", "max_tokens": 1, "num_prefill_tokens": 1}
@@ -64,13 +70,17 @@ class Completer:
             usage = (await completer._post(probe | {"num_prefill_tokens": None}))["usage"]
         completer.packs = "cache" in usage
         if pool is not None and not completer.packs:
-            raise EvalError(f"{base_url} does not tell of slots: no pool of it can be asked by --cache-policy")
+            raise EvalError(
+                f"{base_url} does not tell of slots: no pool of it can be asked by --cache-policy"
+            )
         return completer
 
     async def complete(self, prompt: TokenPrompt, sampling: Mapping[str, float]) -> Completion:
         """Return the answer, drawn with these options of the request; greedily without. Raises `EvalError`."""
         extra = {"num_prefill_tokens": prompt.num_prefill_tokens} if self.packs else {}
-        answer = await self._post({"prompt": prompt.token_ids.tolist(), "max_tokens": prompt.max_tokens, **sampling, **extra})
+        answer = await self._post(
+            {"prompt": prompt.token_ids.tolist(), "max_tokens": prompt.max_tokens, **sampling, **extra}
+        )
         text, usage = answer["choices"][0]["text"], answer["usage"]
         if not self.packs:
             return Completion(text, usage["completion_tokens"], None)
@@ -82,7 +92,9 @@ class Completer:
         given = {name: value for name, value in body.items() if value is not None}
         place = f"{self._base_url}/v1/completions"
         try:
-            response = await self._http.post(place, json={"model": self.model, "temperature": 0, **self._pool, **given})
+            response = await self._http.post(
+                place, json={"model": self.model, "temperature": 0, **self._pool, **given}
+            )
         except httpx.HTTPError as error:
             raise EvalError(f"{place} cannot be reached: {type(error).__name__} {error}") from error
         if response.status_code != 200:
@@ -94,7 +106,9 @@ class Completer:
 def http_client(api_key: str | None) -> httpx.AsyncClient:
     """Return a client; a proxy of the environment's could not reach a loopback address."""
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-    return httpx.AsyncClient(headers=headers, timeout=_TIMEOUT, limits=httpx.Limits(max_connections=None), trust_env=False)
+    return httpx.AsyncClient(
+        headers=headers, timeout=_TIMEOUT, limits=httpx.Limits(max_connections=None), trust_env=False
+    )
 
 
 async def first_model(http: httpx.AsyncClient, base_url: str) -> str:
@@ -104,4 +118,6 @@ async def first_model(http: httpx.AsyncClient, base_url: str) -> str:
         response = await http.get(place)
         return str(response.raise_for_status().json()["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-        raise EvalError(f"{place} names no model ({type(error).__name__} {error}): name one by --served-model-name") from error
+        raise EvalError(
+            f"{place} names no model ({type(error).__name__} {error}): name one by --served-model-name"
+        ) from error

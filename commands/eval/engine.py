@@ -25,7 +25,18 @@ async def engine(options: Sequence[str]) -> AsyncIterator[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "server", "serve", "--port", "0", "--log-level", "warning", *options),
+            *(
+                sys.executable,
+                "-P",
+                "-m",
+                "server",
+                "serve",
+                "--port",
+                "0",
+                "--log-level",
+                "warning",
+                *options,
+            ),
             stdout=PIPE,
             stderr=log,
             env=environment,
@@ -34,7 +45,9 @@ async def engine(options: Sequence[str]) -> AsyncIterator[str]:
             url = await _ready_url(process)
             if url is None:
                 log.seek(0)
-                raise EvalError(f"the engine did not start with {' '.join(options)}: {log.read().decode(errors='replace').strip()[-2000:]}")
+                raise EvalError(
+                    f"the engine did not start with {' '.join(options)}: {log.read().decode(errors='replace').strip()[-2000:]}"
+                )
             yield url
         finally:
             await _end(process)

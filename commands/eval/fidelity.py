@@ -16,7 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.clock import WallClock
-from backends.interface import Backend, BackendError, DecodeBatch, DecodeRow, Draw, PrefillBatch, PrefillRow, SampledToken, SamplingParams
+from backends.interface import (
+    Backend,
+    BackendError,
+    DecodeBatch,
+    DecodeRow,
+    Draw,
+    PrefillBatch,
+    PrefillRow,
+    SampledToken,
+    SamplingParams,
+)
 from backends.registry import create_backend
 from backends.torch_backend.config import Quantization, TorchBackendConfig
 from cache.policy import PolicyName, PolicyOptions
@@ -121,7 +131,10 @@ def measure_fidelity(config: FidelityConfig) -> FidelityResult:
             served = serve_config(("--model", config.model, *options))
             pools = (PoolOptions(served.backend.pools[0].num_slots, PolicyOptions(PolicyName.FULL)),)
             whole = replace(served.backend, pools=pools, quantization=Quantization.NONE)
-            with closing(_backend(served, served.backend)) as packed, closing(_backend(served, whole)) as full:
+            with (
+                closing(_backend(served, served.backend)) as packed,
+                closing(_backend(served, whole)) as full,
+            ):
                 runs.append(_compare(setting, options, packed, full, windows, config))
         except (BackendError, ValueError) as error:
             raise EvalError(f"{setting.label}: {error}") from error
@@ -137,7 +150,9 @@ def read_windows(config: FidelityConfig) -> list[tuple[int, ...]]:
         raise OptionError(f"--text {config.text} cannot be read: {error}") from error
     start = tokenizer.encode("", add_special_tokens=True)
     size = config.length + config.num_scored - len(start)
-    windows = [(*start, *token_ids[place : place + size]) for place in range(0, len(token_ids) - size + 1, size)]
+    windows = [
+        (*start, *token_ids[place : place + size]) for place in range(0, len(token_ids) - size + 1, size)
+    ]
     if not windows:
         raise OptionError(
             f"--text {config.text} has {len(token_ids)} tokens, --length {config.length} and --num-scored {config.num_scored} need {size}"
@@ -149,7 +164,14 @@ def _options(config: FidelityConfig, setting: Setting) -> tuple[str, ...]:
     scorer = serve_config(config.serve_options).backend.pools[0].policy.scorer
     window = 0 if scorer is None else scorer.observation_window
     slots = setting.slot_options(config.length, config.num_scored, window)
-    sizes = ("--num-slots", "1", "--num-scratch", "1", "--max-model-len", str(config.length + config.num_scored))
+    sizes = (
+        "--num-slots",
+        "1",
+        "--num-scratch",
+        "1",
+        "--max-model-len",
+        str(config.length + config.num_scored),
+    )
     options = (*config.serve_options, *slots, *sizes)
     setting.check(options, config.length)  # what cannot be is said before anything is measured
     return options
@@ -160,7 +182,12 @@ def _backend(served: Config, backend: TorchBackendConfig) -> Backend:
 
 
 def _compare(
-    setting: Setting, options: tuple[str, ...], packed: Backend, full: Backend, windows: Sequence[tuple[int, ...]], config: FidelityConfig
+    setting: Setting,
+    options: tuple[str, ...],
+    packed: Backend,
+    full: Backend,
+    windows: Sequence[tuple[int, ...]],
+    config: FidelityConfig,
 ) -> Fidelity:
     shape = (len(windows), config.num_scored)
     kl, agrees = np.zeros(shape), np.zeros(shape)
@@ -168,7 +195,11 @@ def _compare(
     progress = ProgressLine(sys.stderr, setting.label, len(windows) * config.num_scored)
     try:
         for number, window in enumerate(windows):
-            steps = zip(_predictions(full, window, config.length), _predictions(packed, window, config.length), strict=True)
+            steps = zip(
+                _predictions(full, window, config.length),
+                _predictions(packed, window, config.length),
+                strict=True,
+            )
             for position, (expected, given) in enumerate(steps):
                 kl[number, position] = max(float(np.exp(expected) @ (expected - given)), 0.0)
                 agrees[number, position] = expected.argmax() == given.argmax()
@@ -187,7 +218,9 @@ def _predictions(backend: Backend, window: Sequence[int], num_read: int) -> Iter
     _read(backend, window[:num_read], Draw(SamplingParams(temperature=0.0)))
     for index in range(num_read, len(window)):
         row = DecodeRow("fidelity", 0, window[index], index, num_read, draw)
-        yield _distribution(backend.submit(DecodeBatch((row,))).result().tokens[0][0], backend.spec.vocab_size)
+        yield _distribution(
+            backend.submit(DecodeBatch((row,))).result().tokens[0][0], backend.spec.vocab_size
+        )
 
 
 def _read(backend: Backend, token_ids: Sequence[int], draw: Draw) -> None:
@@ -198,7 +231,15 @@ def _read(backend: Backend, token_ids: Sequence[int], draw: Draw) -> None:
     for start in range(0, len(token_ids), shape.num_tokens):
         chunk = tuple(token_ids[start : start + shape.num_tokens])
         is_last = start + len(chunk) == len(token_ids)
-        row = PrefillRow("fidelity", chunk, start, len(token_ids), slots=(0,), scratch=scratch, draws=(draw,) if is_last else ())
+        row = PrefillRow(
+            "fidelity",
+            chunk,
+            start,
+            len(token_ids),
+            slots=(0,),
+            scratch=scratch,
+            draws=(draw,) if is_last else (),
+        )
         backend.submit(PrefillBatch((row,), shape)).result()
 
 

@@ -23,7 +23,14 @@ def fidelity_table(result: FidelityResult) -> str:
     for run in result.runs:
         values = run.as_json()
         perplexities = (f"{values[name]:.3f}" for name in ("perplexity", "full_perplexity"))
-        rows.append([run.setting.label, f"{values['kl']:.4f}", f"{100 * values['top1_agreement']:.1f} %", *perplexities])
+        rows.append(
+            [
+                run.setting.label,
+                f"{values['kl']:.4f}",
+                f"{100 * values['top1_agreement']:.1f} %",
+                *perplexities,
+            ]
+        )
     summary = table(["", "KL (nats)", "same top-1", "perplexity", "of full"], rows)
     edges = _edges(config.num_scored)
     spans = [f"{low + 1}–{high}" for low, high in pairwise(edges)]
@@ -40,9 +47,15 @@ def plot_fidelity(result: FidelityResult, path: Path) -> None:
     for run in result.runs:
         above.plot(*_smoothed(run.kl.mean(0)), label=run.setting.label)
         below.plot(*_smoothed(100 * run.agrees.mean(0)), label=run.setting.label)
-    above.set(ylabel="KL divergence (nats)", title="Next-token predictions of packed slots against policy full")
+    above.set(
+        ylabel="KL divergence (nats)", title="Next-token predictions of packed slots against policy full"
+    )
     above.set_ylim(bottom=0)
-    below.set(ylabel="same likeliest token (%)", ylim=(0, 101), xlabel=f"tokens after the slot was packed at {result.config.length}")
+    below.set(
+        ylabel="same likeliest token (%)",
+        ylim=(0, 101),
+        xlabel=f"tokens after the slot was packed at {result.config.length}",
+    )
     above.legend()
     for axes in (above, below):
         axes.grid(alpha=0.3)
@@ -54,7 +67,10 @@ def _edges(num_scored: int) -> list[int]:
 
 
 def _binned(run: Fidelity, edges: list[int]) -> list[str]:
-    return [f"{run.kl[:, low:high].mean():.3f} {100 * run.agrees[:, low:high].mean():.0f} %" for low, high in pairwise(edges)]
+    return [
+        f"{run.kl[:, low:high].mean():.3f} {100 * run.agrees[:, low:high].mean():.0f} %"
+        for low, high in pairwise(edges)
+    ]
 
 
 def _smoothed(values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> tuple[list[float], list[float]]:

@@ -70,13 +70,27 @@ def within(least: float, most: float) -> Callable[[str], float]:
 
 EVAL_MODEL = Path(__file__).parent / "eval_model"
 _MODEL = EvalOption(
-    "model", model, str(EVAL_MODEL), "Folder or hub id of the model that is served.", "MODEL", "the embedded evaluation model"
+    "model",
+    model,
+    str(EVAL_MODEL),
+    "Folder or hub id of the model that is served.",
+    "MODEL",
+    "the embedded evaluation model",
 )
 _JSON = JsonOption(
-    "json", writable_or_output, None, "File for the results as JSON; without one, or -, the standard output.", "FILE", "none"
+    "json",
+    writable_or_output,
+    None,
+    "File for the results as JSON; without one, or -, the standard output.",
+    "FILE",
+    "none",
 )
-_PLOT = EvalOption("plot", picture, None, "File for a plot: .png, .svg or .pdf. Needs matplotlib.", "FILE", "none")
-_POLICY = EvalOption("policy", one_of(PolicyName), (), "Policies to measure.", choices(PolicyName), "snapstream", is_list=True)
+_PLOT = EvalOption(
+    "plot", picture, None, "File for a plot: .png, .svg or .pdf. Needs matplotlib.", "FILE", "none"
+)
+_POLICY = EvalOption(
+    "policy", one_of(PolicyName), (), "Policies to measure.", choices(PolicyName), "snapstream", is_list=True
+)
 _COMPRESSION = EvalOption(
     "compression",
     compression,
@@ -87,7 +101,12 @@ _COMPRESSION = EvalOption(
     is_list=True,
 )
 _SERVE_OPTIONS = EvalOption(
-    "serve-options", text, "", 'More options of `snapserve serve`, as one text: `--serve-options="--pooling maximum"`.', "TEXT", "none"
+    "serve-options",
+    text,
+    "",
+    'More options of `snapserve serve`, as one text: `--serve-options="--pooling maximum"`.',
+    "TEXT",
+    "none",
 )
 
 _SERVED = OptionGroup(
@@ -96,16 +115,55 @@ _SERVED = OptionGroup(
         _MODEL,
         _POLICY,
         _COMPRESSION,
-        EvalOption("control", switch, False, "Measure a slot of 4 sinks and a ring of 32 entries too: it must lose nearly everything.", ""),
-        _SERVE_OPTIONS,
-        EvalOption("base-url", url, None, "Server to ask instead of one that is started; its slots are what they are.", "URL", "none"),
         EvalOption(
-            "cache-policy", text, (), "Pools of that server to ask, by their names.", "POOL", "those that lengths lead to", is_list=True
+            "control",
+            switch,
+            False,
+            "Measure a slot of 4 sinks and a ring of 32 entries too: it must lose nearly everything.",
+            "",
+        ),
+        _SERVE_OPTIONS,
+        EvalOption(
+            "base-url",
+            url,
+            None,
+            "Server to ask instead of one that is started; its slots are what they are.",
+            "URL",
+            "none",
+        ),
+        EvalOption(
+            "cache-policy",
+            text,
+            (),
+            "Pools of that server to ask, by their names.",
+            "POOL",
+            "those that lengths lead to",
+            is_list=True,
         ),
         EvalOption("api-key", key, None, "Key to send to that server.", "KEY", "none"),
-        EvalOption("served-model-name", text, None, "Model to ask that server for.", "NAME", "the first that it lists"),
-        EvalOption("tokenizer", model, None, "Folder or hub id of that server's tokenizer.", "MODEL", "that of the model's name"),
-        EvalOption("concurrency", integer(1), 8, "Cases that are asked at once, and slots of the engine that is started.", "N"),
+        EvalOption(
+            "served-model-name",
+            text,
+            None,
+            "Model to ask that server for.",
+            "NAME",
+            "the first that it lists",
+        ),
+        EvalOption(
+            "tokenizer",
+            model,
+            None,
+            "Folder or hub id of that server's tokenizer.",
+            "MODEL",
+            "that of the model's name",
+        ),
+        EvalOption(
+            "concurrency",
+            integer(1),
+            8,
+            "Cases that are asked at once, and slots of the engine that is started.",
+            "N",
+        ),
     ),
 )
 _CASES = OptionGroup(
@@ -115,18 +173,28 @@ _CASES = OptionGroup(
         EvalOption("num-cases", integer(1), 200, "Cases of each task.", "N"),
         EvalOption("length", integer(128), 4096, "Tokens of a prompt.", "TOKENS"),
         EvalOption("seed", integer(0), 0, "Of the cases: the same seed and length give the same cases.", "N"),
-        EvalOption("pack", one_of(Pack), Pack.BEFORE_ANSWER, "Where prefill ends and the slot is packed.", choices(Pack)),
+        EvalOption(
+            "pack",
+            one_of(Pack),
+            Pack.BEFORE_ANSWER,
+            "Where prefill ends and the slot is packed.",
+            choices(Pack),
+        ),
         EvalOption("chat-template", switch, False, "Ask through the model's chat template.", ""),
     ),
 )
 _CHAT = EvalOption("chat-template", switch, True, "Ask through the model's chat template.", "")
-_SEED = EvalOption("seed", integer(0), 0, "Of the answers that are drawn: sample i of a question has this seed + i.", "N")
+_SEED = EvalOption(
+    "seed", integer(0), 0, "Of the answers that are drawn: sample i of a question has this seed + i.", "N"
+)
 _TEXT = OptionGroup(
     "Text",
     (
         EvalOption("text", text, None, "File of plain text to read.", "FILE", "must be given"),
         EvalOption("length", integer(2), 1024, "Tokens that are read before the slot is packed.", "TOKENS"),
-        EvalOption("num-scored", integer(2), 256, "Tokens after these whose predictions are compared.", "TOKENS"),
+        EvalOption(
+            "num-scored", integer(2), 256, "Tokens after these whose predictions are compared.", "TOKENS"
+        ),
         EvalOption("num-windows", integer(1), 8, "Such stretches of the text, at most.", "N"),
     ),
 )
@@ -149,7 +217,11 @@ RULER = Question(
 FIDELITY = Question(
     "fidelity",
     "Compare the predictions that packed slots make along a text with those of the whole cache.",
-    (OptionGroup("Model and policies", (_MODEL, _POLICY, _COMPRESSION, _SERVE_OPTIONS)), _TEXT, OptionGroup("Report", (_JSON, _PLOT))),
+    (
+        OptionGroup("Model and policies", (_MODEL, _POLICY, _COMPRESSION, _SERVE_OPTIONS)),
+        _TEXT,
+        OptionGroup("Report", (_JSON, _PLOT)),
+    ),
 )
 
 
@@ -157,13 +229,38 @@ def _benchmark(benchmark: Benchmark) -> Question:
     asked = OptionGroup(
         "Questions",
         (
-            EvalOption("data", text, None, "File that the authors publish: a JSON list or JSON lines.", "FILE", "must be given"),
-            EvalOption("num-cases", integer(1), None, "Questions that are asked, the first of the file.", "N", "all"),
-            EvalOption("length", integer(128), benchmark.length, "Tokens of a prompt and its answer, at most.", "TOKENS"),
-            EvalOption("max-tokens", integer(1), benchmark.max_tokens, "Tokens of an answer, at most.", "TOKENS"),
-            EvalOption("num-samples", integer(1), 1, "Answers to each question; a question's score is their mean.", "N"),
+            EvalOption(
+                "data",
+                text,
+                None,
+                "File that the authors publish: a JSON list or JSON lines.",
+                "FILE",
+                "must be given",
+            ),
+            EvalOption(
+                "num-cases", integer(1), None, "Questions that are asked, the first of the file.", "N", "all"
+            ),
+            EvalOption(
+                "length",
+                integer(128),
+                benchmark.length,
+                "Tokens of a prompt and its answer, at most.",
+                "TOKENS",
+            ),
+            EvalOption(
+                "max-tokens", integer(1), benchmark.max_tokens, "Tokens of an answer, at most.", "TOKENS"
+            ),
+            EvalOption(
+                "num-samples",
+                integer(1),
+                1,
+                "Answers to each question; a question's score is their mean.",
+                "N",
+            ),
             EvalOption("temperature", within(0, 2), 0.0, "Of the answers; 0 is greedy.", "T", "0"),
-            EvalOption("top-p", within(0.01, 1), 1.0, "Share of the likeliest tokens that are drawn from.", "P", "1"),
+            EvalOption(
+                "top-p", within(0.01, 1), 1.0, "Share of the likeliest tokens that are drawn from.", "P", "1"
+            ),
             _SEED,
             _CHAT,
         ),
@@ -178,7 +275,10 @@ QUESTIONS = (RULER, FIDELITY, *map(_benchmark, BENCHMARKS.values()), COMPARE)
 
 def options_tables() -> str:
     """Return the options of every question as Markdown."""
-    return "\n".join(f"## `snapserve eval {question.name}`: options\n\n{options_table(question.groups)}" for question in QUESTIONS)
+    return "\n".join(
+        f"## `snapserve eval {question.name}`: options\n\n{options_table(question.groups)}"
+        for question in QUESTIONS
+    )
 
 
 if __name__ == "__main__":

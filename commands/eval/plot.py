@@ -57,5 +57,8 @@ def _draw(axes: Any, runs: Sequence[Run], name: str) -> None:
             axes.axhline(points[0][1], label=label, color=f"C{number}", linestyle="--")
             continue
         ratios, means, intervals = zip(*sorted(points), strict=True)
-        errors = [[abs(mean - interval[side]) for mean, interval in zip(means, intervals, strict=True)] for side in (0, 1)]
+        errors = [
+            [abs(mean - interval[side]) for mean, interval in zip(means, intervals, strict=True)]
+            for side in (0, 1)
+        ]
         axes.errorbar(ratios, means, yerr=errors, label=label, color=f"C{number}", marker="o", capsize=2)

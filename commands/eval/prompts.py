@@ -10,7 +10,9 @@ from commands.eval.tasks.case import Case, Task
 from commands.eval.tasks.suite import case_source
 from server.text.tokenizer import Tokenizer
 
-_SLACK = 1.5  # an answer may be so many times as long as the perfect one, for models that say it in other words
+_SLACK = (
+    1.5  # an answer may be so many times as long as the perfect one, for models that say it in other words
+)
 _MORE = 8
 
 
@@ -59,7 +61,9 @@ class PromptWriter:
         """Return the ids of what is asked and of the answer's first words."""
         if not self._uses_chat_template:
             return self._tokenizer.encode(asked + answer_prefix, add_special_tokens=True)
-        chat = self._tokenizer.render_chat([{"role": "user", "content": asked}], add_generation_prompt=True, continue_final_message=False)
+        chat = self._tokenizer.render_chat(
+            [{"role": "user", "content": asked}], add_generation_prompt=True, continue_final_message=False
+        )
         return (*chat, *self._tokenizer.encode(answer_prefix, add_special_tokens=False))
 
 

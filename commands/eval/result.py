@@ -28,7 +28,10 @@ class SuiteResult:
     def as_json(self) -> dict[str, Any]:
         runs = [run.as_json() for run in self.runs]
         measured = [run for run in runs if not run["is_control"]]
-        only = [{"mean": run["mean"], "scores": {name: task["score"] for name, task in run["tasks"].items()}} for run in measured]
+        only = [
+            {"mean": run["mean"], "scores": {name: task["score"] for name, task in run["tasks"].items()}}
+            for run in measured
+        ]
         return {
             "suite": self.suite,
             **(only[0] if len(only) == 1 else {}),
@@ -42,7 +45,9 @@ class SuiteResult:
         }
 
 
-Keep: TypeAlias = Callable[[SuiteResult], None]  # takes the results so far, so that an interruption costs no setting that was measured
+Keep: TypeAlias = Callable[
+    [SuiteResult], None
+]  # takes the results so far, so that an interruption costs no setting that was measured
 
 
 def keep_nothing(_: SuiteResult) -> None:

@@ -39,7 +39,12 @@ class RulerConfig:
 
     @property
     def facts(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"seed": self.seed, "num_cases": self.num_cases, "length": self.asked.length, "pack": self.pack}
+        own: dict[str, Any] = {
+            "seed": self.seed,
+            "num_cases": self.num_cases,
+            "length": self.asked.length,
+            "pack": self.pack,
+        }
         return own | {"chat_template": self.uses_chat_template}
 
 
@@ -47,11 +52,16 @@ def ruler_config(values: Mapping[str, Any]) -> RulerConfig:
     """Return the configuration that options make. Raises `OptionError`."""
     asked, settings = asked_of(values)
     tasks = [TASKS[name] for name in dict.fromkeys(values["tasks"])]
-    return RulerConfig(asked, settings, tasks, values["num_cases"], values["seed"], values["pack"], values["chat_template"])
+    return RulerConfig(
+        asked, settings, tasks, values["num_cases"], values["seed"], values["pack"], values["chat_template"]
+    )
 
 
 async def measure(
-    config: RulerConfig, by_task: Mapping[str, Sequence[Prompt]] | None = None, sized_by: Sequence[Prompt] = (), keep: Keep = keep_nothing
+    config: RulerConfig,
+    by_task: Mapping[str, Sequence[Prompt]] | None = None,
+    sized_by: Sequence[Prompt] = (),
+    keep: Keep = keep_nothing,
 ) -> SuiteResult:
     """Ask every case of every setting; `by_task` are those of the configuration, where they have been written before.
 
@@ -67,9 +77,13 @@ async def measure(
     for setting, options in zip(config.settings, every_options, strict=True):
         model, completions = await config.asked.ask(setting, options, prompts)
         given = iter(completions)
-        tasks = {name: task_scores(of_task, list(islice(given, len(of_task)))) for name, of_task in by_task.items()}
+        tasks = {
+            name: task_scores(of_task, list(islice(given, len(of_task)))) for name, of_task in by_task.items()
+        }
         runs.append(Run(setting, options, tasks))
-        result = SuiteResult("ruler", shown_model(config.asked, model), config.asked.base_url, config.title, config.facts, runs)
+        result = SuiteResult(
+            "ruler", shown_model(config.asked, model), config.asked.base_url, config.title, config.facts, runs
+        )
         keep(result)
     return result
 
@@ -77,7 +91,9 @@ async def measure(
 def write_prompts(config: RulerConfig) -> dict[str, list[Prompt]]:
     """Return the prompts of each task."""
     tokenizer = config.asked.load_tokenizer()
-    writer = PromptWriter(tokenizer, config.asked.length, config.pack, uses_chat_template=config.uses_chat_template)
+    writer = PromptWriter(
+        tokenizer, config.asked.length, config.pack, uses_chat_template=config.uses_chat_template
+    )
     progress = ProgressLine(sys.stderr, "writing cases", len(config.tasks) * config.num_cases)
     prompts: dict[str, list[Prompt]] = {}
     try:
@@ -95,5 +111,7 @@ def write_prompts(config: RulerConfig) -> dict[str, list[Prompt]]:
 
 def task_scores(prompts: Sequence[Prompt], completions: Sequence[Completion]) -> TaskScores:
     """Score the answers of one task."""
-    scores = [score(prompt.case, completion.text) for prompt, completion in zip(prompts, completions, strict=True)]
+    scores = [
+        score(prompt.case, completion.text) for prompt, completion in zip(prompts, completions, strict=True)
+    ]
     return TaskScores.of(scores, completions, prompts[0].case.answer)

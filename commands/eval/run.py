@@ -41,10 +41,16 @@ class TaskScores:
 
     def joined(self, more: Self) -> Self:
         """Return the scores of these cases and of those that come after them."""
-        num_packed = None if self.num_packed is None or more.num_packed is None else self.num_packed + more.num_packed
+        num_packed = (
+            None if self.num_packed is None or more.num_packed is None else self.num_packed + more.num_packed
+        )
         held = all_held([self.held, more.held])
         return replace(
-            self, scores=self.scores + more.scores, num_tokens=self.num_tokens + more.num_tokens, num_packed=num_packed, held=held
+            self,
+            scores=self.scores + more.scores,
+            num_tokens=self.num_tokens + more.num_tokens,
+            num_packed=num_packed,
+            held=held,
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -111,7 +117,11 @@ class Run:
             "packed_share": packed_share(list(self.tasks.values())),
             "cache": None if self.held is None else self.held.as_json(),
             "tasks": {name: task.as_json() for name, task in self.tasks.items()},
-            **({"groups": {name: group.as_json() for name, group in self.groups.items()}} if self.groups else {}),
+            **(
+                {"groups": {name: group.as_json() for name, group in self.groups.items()}}
+                if self.groups
+                else {}
+            ),
         }
 
 
@@ -119,7 +129,11 @@ def packed_share(tasks: Sequence[TaskScores]) -> float | None:
     """Return the share of the answers' tokens that were read from a packed slot; None where no server told."""
     total = sum(task.num_tokens for task in tasks)
     packed = [task.num_packed for task in tasks]
-    return None if None in packed or total == 0 else sum(number for number in packed if number is not None) / total
+    return (
+        None
+        if None in packed or total == 0
+        else sum(number for number in packed if number is not None) / total
+    )
 
 
 def all_held(parts: Sequence[Held | None]) -> Held | None:

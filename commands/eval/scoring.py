@@ -25,7 +25,11 @@ def _overlap(wanted: set[Triple], given: set[Triple]) -> float:
 def _triples(text: str) -> set[Triple]:
     """Return (entry, field, value) of every flat JSON object in a text; one that was cut short or is broken counts for nothing."""
     records = (_record(match.group()) for match in re.finditer(r"\{[^{}]*\}", text))
-    return {(str(record.get("entry")), str(field), str(value)) for record in records for field, value in record.items()}
+    return {
+        (str(record.get("entry")), str(field), str(value))
+        for record in records
+        for field, value in record.items()
+    }
 
 
 def _record(text: str) -> dict[str, object]:

@@ -40,7 +40,14 @@ class Setting:
         decode takes besides: that is its way, and to its advantage. Raises `OptionError`.
         """
         if self.is_control:
-            return ("--policy", PolicyName.STREAMING_LLM, "--num-sink", str(CONTROL_SINKS), "--num-recent", str(CONTROL_RING))
+            return (
+                "--policy",
+                PolicyName.STREAMING_LLM,
+                "--num-sink",
+                str(CONTROL_SINKS),
+                "--num-recent",
+                str(CONTROL_RING),
+            )
         assert self.policy is not None, "a server that is there already has its slots"
         if self.compression is None:
             return ("--policy", self.policy)
@@ -49,7 +56,14 @@ class Setting:
             num_kept = capacity - observation_window
             if num_kept < 0:
                 raise OptionError(f"{self._budget(length)}: fewer than its window of {observation_window}")
-            return ("--policy", self.policy, "--num-kept", str(num_kept), "--num-recent", str(observation_window + num_decoded))
+            return (
+                "--policy",
+                self.policy,
+                "--num-kept",
+                str(num_kept),
+                "--num-recent",
+                str(observation_window + num_decoded),
+            )
         return ("--policy", self.policy, "--slot-capacity", str(capacity))
 
     def check(self, options: Sequence[str], length: int) -> None:
@@ -57,15 +71,21 @@ class Setting:
         try:
             serve_config(options)
         except OptionError as error:
-            raise OptionError(str(error) if self.compression is None else f"{self._budget(length)}: {error}") from error
+            raise OptionError(
+                str(error) if self.compression is None else f"{self._budget(length)}: {error}"
+            ) from error
 
     def _budget(self, length: int) -> str:
         assert self.compression is not None
         capacity = int(length / self.compression)
-        return f"--compression {self.compression:g} at --length {length} leaves {self.policy} {capacity} entries"
+        return (
+            f"--compression {self.compression:g} at --length {length} leaves {self.policy} {capacity} entries"
+        )
 
 
-def settings_of(policies: Sequence[PolicyName], compressions: Sequence[float], has_control: bool) -> list[Setting]:
+def settings_of(
+    policies: Sequence[PolicyName], compressions: Sequence[float], has_control: bool
+) -> list[Setting]:
     """Return each policy at each compression; full has none. Of neither given, `snapstream` at 4 is meant."""
     settings = [
         Setting(policy, ratio)
@@ -77,14 +97,18 @@ def settings_of(policies: Sequence[PolicyName], compressions: Sequence[float], h
 
 def serve_config(options: Sequence[str]) -> Config:
     """Return what `snapserve serve` makes of these options alone, without the environment's. Raises `OptionError`."""
-    parser = argparse.ArgumentParser(prog="--serve-options", add_help=False, exit_on_error=False, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="--serve-options", add_help=False, exit_on_error=False, allow_abbrev=False
+    )
     add_options(parser, GROUPS)
     try:
         arguments, unknown = parser.parse_known_args(list(options))
     except argparse.ArgumentError as error:
         raise OptionError(f"--serve-options: {error}") from error
     if unknown:
-        raise OptionError(f"--serve-options has {' '.join(unknown)}, which is not an option of snapserve serve")
+        raise OptionError(
+            f"--serve-options has {' '.join(unknown)}, which is not an option of snapserve serve"
+        )
     return read_config(arguments, {})
 
 

@@ -27,7 +27,10 @@ def mean_interval(groups: Sequence[Sequence[float]]) -> Interval:
     """
     means = [sum(group) / len(group) for group in groups]
     intervals = [score_interval(group) for group in groups]
-    below, above = (math.hypot(*(mean - interval[side] for mean, interval in zip(means, intervals, strict=True))) for side in (0, 1))
+    below, above = (
+        math.hypot(*(mean - interval[side] for mean, interval in zip(means, intervals, strict=True)))
+        for side in (0, 1)
+    )
     centre = sum(means) / len(means)
     return centre - below / len(means), centre + above / len(means)
 

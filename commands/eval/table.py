@@ -10,7 +10,9 @@ NOT_PACKED = (
     "These figures do not come from packed slots alone: this server does not say which tokens it read from its cache as it is after "
     "prefill (`num_prefill_tokens` is an extension). The first token of each answer is prefill's, which sees the whole prompt."
 )
-NOTHING_EVICTED = "no token was evicted, so this is what the whole cache scores, and says nothing of a smaller one."
+NOTHING_EVICTED = (
+    "no token was evicted, so this is what the whole cache scores, and says nothing of a smaller one."
+)
 
 
 def suite_table(result: SuiteResult) -> str:
@@ -24,16 +26,35 @@ def suite_table(result: SuiteResult) -> str:
         groups = [run.groups[name] for run in result.runs]
         rows.append([f"  {name}", *(_cell(group.mean, score_interval(group.scores)) for group in groups)])
     if len(result.runs[0].tasks) > 1:
-        rows.append(["mean", *(_cell(run.mean, mean_interval([task.scores for task in run.tasks.values()])) for run in result.runs)])
-    rows.append(["from the packed slot", *(_share(packed_share(list(run.tasks.values()))) for run in result.runs)])
-    rows.append(["tokens for each one held", *("unknown" if run.held is None else f"{run.held.compression:5.1f}" for run in result.runs)])
+        rows.append(
+            [
+                "mean",
+                *(
+                    _cell(run.mean, mean_interval([task.scores for task in run.tasks.values()]))
+                    for run in result.runs
+                ),
+            ]
+        )
+    rows.append(
+        ["from the packed slot", *(_share(packed_share(list(run.tasks.values()))) for run in result.runs)]
+    )
+    rows.append(
+        [
+            "tokens for each one held",
+            *("unknown" if run.held is None else f"{run.held.compression:5.1f}" for run in result.runs),
+        ]
+    )
     if result.base_url is not None:
-        rows.append(["pools", *("unknown" if run.held is None else ", ".join(run.held.pools) for run in result.runs)])
+        rows.append(
+            ["pools", *("unknown" if run.held is None else ", ".join(run.held.pools) for run in result.runs)]
+        )
     lines = [header, "", table(["", *(run.setting.label for run in result.runs)], rows)]
     if not result.is_packed:
         lines += ["", NOT_PACKED]
     if whole := [
-        run.setting.label for run in result.runs if run.setting.policy is not PolicyName.FULL and run.held and run.held.num_evicted == 0
+        run.setting.label
+        for run in result.runs
+        if run.setting.policy is not PolicyName.FULL and run.held and run.held.num_evicted == 0
     ]:
         lines += ["", f"{', '.join(whole)}: {NOTHING_EVICTED}"]
     return "\n".join(lines)

@@ -71,9 +71,14 @@ def read_answer(sent: float, ended: float, received: Iterable[tuple[float, bytes
     if not is_finished:
         return Failure("stream ended early", "no choice came to its finish_reason")
     try:
-        return Answer(sent, tuple(contents), ended, int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
+        return Answer(
+            sent, tuple(contents), ended, int(usage["prompt_tokens"]), int(usage["completion_tokens"])
+        )
     except (KeyError, TypeError, ValueError):
-        return Failure("no usage in stream", "the server told no token counts, though asked by stream_options.include_usage")
+        return Failure(
+            "no usage in stream",
+            "the server told no token counts, though asked by stream_options.include_usage",
+        )
 
 
 def shortened(text: str) -> str:
@@ -95,4 +100,6 @@ def _has_content(choice: dict[str, Any]) -> bool:
     if "delta" not in choice:
         return bool(choice.get("text"))
     delta = choice["delta"] or {}
-    return any(delta.get(name) for name in ("content", "reasoning_content", "reasoning", "tool_calls", "refusal"))
+    return any(
+        delta.get(name) for name in ("content", "reasoning_content", "reasoning", "tool_calls", "refusal")
+    )

@@ -25,9 +25,14 @@ class Comparison:
     def as_json(self) -> dict[str, object]:
         return {
             "rounds": len(self.base),
-            "ratios": ratios([report.figures for report in self.base], [report.figures for report in self.compare]),
+            "ratios": ratios(
+                [report.figures for report in self.base], [report.figures for report in self.compare]
+            ),
             **{
-                name: {"medians": medians([report.figures for report in reports]), "runs": [report.as_json() for report in reports]}
+                name: {
+                    "medians": medians([report.figures for report in reports]),
+                    "runs": [report.as_json() for report in reports],
+                }
                 for name, reports in (("base", self.base), ("compare", self.compare))
             },
         }
@@ -38,10 +43,16 @@ def medians(rounds: Sequence[Mapping[str, Figure]]) -> dict[str, Figure]:
     return {name: _median([figures.get(name) for figures in rounds]) for name in rounds[0]}
 
 
-def ratios(base: Sequence[Mapping[str, Figure]], compare: Sequence[Mapping[str, Figure]]) -> dict[str, Figure]:
+def ratios(
+    base: Sequence[Mapping[str, Figure]], compare: Sequence[Mapping[str, Figure]]
+) -> dict[str, Figure]:
     """Return the median over the rounds of base / compare, for each figure of both. None where no round has both, or by 0."""
     pairs = list(zip(base, compare, strict=True))
-    return {name: _median([_ratio(one.get(name), other.get(name)) for one, other in pairs]) for name in base[0] if name in compare[0]}
+    return {
+        name: _median([_ratio(one.get(name), other.get(name)) for one, other in pairs])
+        for name in base[0]
+        if name in compare[0]
+    }
 
 
 def _ratio(one: Figure, other: Figure) -> Figure:

@@ -10,7 +10,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from server.options.option import Option, OptionError, OptionGroup, choices, integer, one_of, resolve_options, seconds, switch, text
+from server.options.option import (
+    Option,
+    OptionError,
+    OptionGroup,
+    choices,
+    integer,
+    one_of,
+    resolve_options,
+    seconds,
+    switch,
+    text,
+)
 from server.options.paths import picture, writable_or_output
 
 BENCH_PREFIX = "SNAPSERVE_BENCH_"
@@ -135,7 +146,12 @@ def key(value: str) -> str:
 
 
 def path(value: str) -> str:
-    if not value.startswith("/") or not value.endswith("completions") or " " in value or not _is_printable(value):
+    if (
+        not value.startswith("/")
+        or not value.endswith("completions")
+        or " " in value
+        or not _is_printable(value)
+    ):
         raise ValueError("a path like /v1/completions or /v1/chat/completions")
     return value
 
@@ -160,7 +176,9 @@ TARGET = OptionGroup(
     "Server",
     (
         BenchOption("base-url", url, "http://127.0.0.1:8000", "Server to load.", "URL"),
-        BenchOption("endpoint", path, "/v1/completions", "Path to call, of text or of chat completions.", "PATH"),
+        BenchOption(
+            "endpoint", path, "/v1/completions", "Path to call, of text or of chat completions.", "PATH"
+        ),
         BenchOption("model", text, None, "Model to ask for.", "NAME", "the first that the server lists"),
         BenchOption("api-key", key, None, "Key to send.", "KEY", "none"),
         BenchOption(
@@ -172,7 +190,14 @@ TARGET = OptionGroup(
             "none",
         ),
         BenchOption("compare", url, None, "Second server; the two are loaded in turns.", "URL", "none"),
-        BenchOption("compare-model", text, None, "Model to ask the second server for.", "NAME", "the first that it lists"),
+        BenchOption(
+            "compare-model",
+            text,
+            None,
+            "Model to ask the second server for.",
+            "NAME",
+            "the first that it lists",
+        ),
         BenchOption("rounds", integer(1), 3, "Turns that each of two servers gets.", "N"),
     ),
 )
@@ -190,7 +215,13 @@ PROMPTS = OptionGroup(
             "Both lengths vary, evenly, by this share to either side of themselves.",
             "RATIO",
         ),
-        BenchOption("random-vocab-size", integer(512), _LOAD.vocab_size, "Random token ids are drawn from 256 up to this one.", "N"),
+        BenchOption(
+            "random-vocab-size",
+            integer(512),
+            _LOAD.vocab_size,
+            "Random token ids are drawn from 256 up to this one.",
+            "N",
+        ),
         BenchOption(
             "prompt-format",
             one_of(PromptFormat),
@@ -206,7 +237,13 @@ PROMPTS = OptionGroup(
             "FILE",
             "none",
         ),
-        BenchOption("ignore-eos", switch, _LOAD.ignore_eos, "Ask for answers of full length, whatever the model says.", ""),
+        BenchOption(
+            "ignore-eos",
+            switch,
+            _LOAD.ignore_eos,
+            "Ask for answers of full length, whatever the model says.",
+            "",
+        ),
         BenchOption("seed", integer(0), _LOAD.seed, "Of prompts, lengths and arrivals.", "N"),
     ),
 )
@@ -214,8 +251,21 @@ PROMPTS = OptionGroup(
 LOAD = OptionGroup(
     "Load",
     (
-        BenchOption("max-concurrency", integer(1), None, "Requests that are under way at once, at most.", "N", "no limit"),
-        BenchOption("request-rate", number_above(0), _LOAD.request_rate, "Requests that arrive in a second; inf for all at once.", "RATE"),
+        BenchOption(
+            "max-concurrency",
+            integer(1),
+            None,
+            "Requests that are under way at once, at most.",
+            "N",
+            "no limit",
+        ),
+        BenchOption(
+            "request-rate",
+            number_above(0),
+            _LOAD.request_rate,
+            "Requests that arrive in a second; inf for all at once.",
+            "RATE",
+        ),
         BenchOption(
             "burstiness",
             number_above(0),
@@ -223,17 +273,50 @@ LOAD = OptionGroup(
             "Shape of the gamma distribution of gaps between arrivals: 1 is a Poisson process, less is burstier.",
             "SHAPE",
         ),
-        BenchOption("num-warmups", integer(0), _LOAD.num_warmups, "Requests that are sent before each run and not counted.", "N"),
-        BenchOption("timeout", seconds, _LOAD.timeout, "Longest time of a run; requests unfinished by then have failed.", "SECONDS"),
+        BenchOption(
+            "num-warmups",
+            integer(0),
+            _LOAD.num_warmups,
+            "Requests that are sent before each run and not counted.",
+            "N",
+        ),
+        BenchOption(
+            "timeout",
+            seconds,
+            _LOAD.timeout,
+            "Longest time of a run; requests unfinished by then have failed.",
+            "SECONDS",
+        ),
     ),
 )
 
 REPORT = OptionGroup(
     "Report",
     (
-        BenchOption("metric-percentiles", percentiles, (90.0, 99.0), "Percentiles of each latency, with commas.", "P,…", "90,99"),
-        BenchOption("json", writable_or_output, None, "File for the results as JSON; - for the standard output.", "FILE", "none"),
-        BenchOption("plot", picture, None, "File for a plot of the latencies: .png, .svg or .pdf. Needs matplotlib.", "FILE", "none"),
+        BenchOption(
+            "metric-percentiles",
+            percentiles,
+            (90.0, 99.0),
+            "Percentiles of each latency, with commas.",
+            "P,…",
+            "90,99",
+        ),
+        BenchOption(
+            "json",
+            writable_or_output,
+            None,
+            "File for the results as JSON; - for the standard output.",
+            "FILE",
+            "none",
+        ),
+        BenchOption(
+            "plot",
+            picture,
+            None,
+            "File for a plot of the latencies: .png, .svg or .pdf. Needs matplotlib.",
+            "FILE",
+            "none",
+        ),
         BenchOption("allow-failures", switch, False, "End with status 0 even if requests have failed.", ""),
     ),
 )
@@ -244,13 +327,18 @@ GROUPS = (TARGET, PROMPTS, LOAD, REPORT)
 def read_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> BenchConfig:
     """Return the configuration that flags and environment make. Raises `OptionError`."""
     values = resolve_options(GROUPS, arguments, environment)
-    base = Address(values["base_url"], values["endpoint"], values["model"], values["api_key"], values["extra_body"])
+    base = Address(
+        values["base_url"], values["endpoint"], values["model"], values["api_key"], values["extra_body"]
+    )
     if base.is_chat and values["prompt_format"] is PromptFormat.TOKENS:
-        raise OptionError(f"--prompt-format tokens does not go with --endpoint {base.endpoint}: a chat's messages are text")
+        raise OptionError(
+            f"--prompt-format tokens does not go with --endpoint {base.endpoint}: a chat's messages are text"
+        )
     compare = values["compare"]
     return BenchConfig(
         base=base,
-        compare=compare and Address(compare, base.endpoint, values["compare_model"], base.api_key, base.extra_body),
+        compare=compare
+        and Address(compare, base.endpoint, values["compare_model"], base.api_key, base.extra_body),
         rounds=values["rounds"],
         load=_load(values),
         percentiles=values["metric_percentiles"],

@@ -58,7 +58,9 @@ async def _turn(target: Target, form: Form, config: BenchConfig, round_number: i
     seed = load.seed + round_number
     if load.num_warmups:
         await _run(target, form, load, f"warm-up {seed}", load.num_warmups, math.inf)
-    return make_report(await _run(target, form, load, str(seed), load.num_prompts, load.request_rate), config.percentiles)
+    return make_report(
+        await _run(target, form, load, str(seed), load.num_prompts, load.request_rate), config.percentiles
+    )
 
 
 async def _run(target: Target, form: Form, load: Load, seed: str, count: int, rate: float) -> Run:
@@ -78,7 +80,11 @@ def _describe(config: BenchConfig, targets: Sequence[Target], forms: Sequence[Fo
         "base_url": config.base.base_url,
         "endpoint": config.base.endpoint,
         "model_id": targets[0].model,
-        "prompts": "file" if load.dataset_path is not None else "random tokens" if forms[0] is None else "random words",
+        "prompts": "file"
+        if load.dataset_path is not None
+        else "random tokens"
+        if forms[0] is None
+        else "random words",
         "num_prompts": load.num_prompts,
         "random_input_len": load.input_len,
         "random_output_len": load.output_len,

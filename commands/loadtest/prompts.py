@@ -70,17 +70,24 @@ def random_token_ids(count: int, vocab_size: int, source: random.Random) -> tupl
 def read_texts(path: Path) -> list[str]:
     """Return the prompts of a file. Raises `OptionError`."""
     try:
-        lines = [(number, line) for number, line in enumerate(path.read_text().splitlines(), 1) if line.strip()]
+        lines = [
+            (number, line) for number, line in enumerate(path.read_text().splitlines(), 1) if line.strip()
+        ]
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"--dataset-path {path} cannot be read: {error}") from error
-    texts = [_prompt_of(line, f"{path}, line {number}") if path.suffix == ".jsonl" else line for number, line in lines]
+    texts = [
+        _prompt_of(line, f"{path}, line {number}") if path.suffix == ".jsonl" else line
+        for number, line in lines
+    ]
     if not texts:
         raise OptionError(f"--dataset-path {path} has no prompt")
     return texts
 
 
 def _random_prompt(load: Load, form: Form, source: random.Random) -> Prompt:
-    num_tokens, max_tokens = (_vary(length, load.range_ratio, source) for length in (load.input_len, load.output_len))
+    num_tokens, max_tokens = (
+        _vary(length, load.range_ratio, source) for length in (load.input_len, load.output_len)
+    )
     if form is None:
         return Prompt(random_token_ids(num_tokens, load.vocab_size, source), max_tokens)
     return Prompt(random_words(form.num_words(num_tokens), source), max_tokens)

@@ -94,5 +94,8 @@ def _spread(metric: str, values: Sequence[float], percentiles: Sequence[float]) 
         f"mean_{metric}_ms": statistics.fmean(values) if values else None,
         f"median_{metric}_ms": statistics.median(values) if values else None,
         f"std_{metric}_ms": statistics.pstdev(values) if values else None,
-        **{f"p{percent:g}_{metric}_ms": percentile(values, percent) if values else None for percent in percentiles},
+        **{
+            f"p{percent:g}_{metric}_ms": percentile(values, percent) if values else None
+            for percent in percentiles
+        },
     }

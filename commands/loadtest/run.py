@@ -24,7 +24,12 @@ class Run:
 
 
 async def run_load(
-    target: Target, prompts: Sequence[Prompt], arrivals: Sequence[float], max_concurrency: int | None, time_limit: float, progress: Progress
+    target: Target,
+    prompts: Sequence[Prompt],
+    arrivals: Sequence[float],
+    max_concurrency: int | None,
+    time_limit: float,
+    progress: Progress,
 ) -> Run:
     """Send `prompts` at the moments `arrivals`, in seconds from now. A request's own time begins when it is sent: not while it waits."""
     places = asyncio.Semaphore(max_concurrency or len(prompts))

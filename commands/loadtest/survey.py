@@ -20,7 +20,9 @@ async def survey(targets: Sequence[Target], load: Load) -> list[Form]:
     if load.dataset_path is not None:
         return [None] * len(targets)
     if load.prompt_format is not PromptFormat.TEXT and not any(target.address.is_chat for target in targets):
-        refusals = [refusal for target in targets if (refusal := await _token_refusal(target, load)) is not None]
+        refusals = [
+            refusal for target in targets if (refusal := await _token_refusal(target, load)) is not None
+        ]
         if not refusals:
             return [None] * len(targets)
         if load.prompt_format is PromptFormat.TOKENS:

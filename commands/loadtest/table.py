@@ -21,18 +21,26 @@ _TOTALS = {
 def report_table(report: Report) -> str:
     statistics = _statistics(report.figures)
     latencies = [["Latency (ms)", *statistics]]
-    latencies += [[metric.upper(), *(_shown(report.figures[f"{statistic}_{metric}_ms"]) for statistic in statistics)] for metric in METRICS]
+    latencies += [
+        [metric.upper(), *(_shown(report.figures[f"{statistic}_{metric}_ms"]) for statistic in statistics)]
+        for metric in METRICS
+    ]
     totals = [[title, _shown(report.figures[name])] for name, title in _TOTALS.items()]
     return "\n".join((_aligned(totals), _aligned(latencies))) + _failures([report])
 
 
 def comparison_table(comparison: Comparison, names: tuple[str, str]) -> str:
     """Return the medians of both servers and first / second; throughput is better above 1, time below."""
-    base, compare = ([report.figures for report in reports] for reports in (comparison.base, comparison.compare))
+    base, compare = (
+        [report.figures for report in reports] for reports in (comparison.base, comparison.compare)
+    )
     columns = (medians(base), medians(compare), ratios(base, compare))
     titles = dict(_TOTALS)
     for metric in METRICS:
-        titles |= {f"{statistic}_{metric}_ms": f"{metric.upper()} (ms), {statistic}" for statistic in _statistics(columns[0])}
+        titles |= {
+            f"{statistic}_{metric}_ms": f"{metric.upper()} (ms), {statistic}"
+            for statistic in _statistics(columns[0])
+        }
     rows = [["Median of rounds", *names, "ratio"]]
     rows += [[title, *(_shown(column[name]) for column in columns)] for name, title in titles.items()]
     return _aligned(rows) + _failures(comparison.reports)
@@ -41,7 +49,9 @@ def comparison_table(comparison: Comparison, names: tuple[str, str]) -> str:
 def _statistics(figures: Mapping[str, Figure]) -> list[str]:
     """Return the statistics that every latency has, but for the standard deviation: latencies are far from normal."""
     suffix = f"_{METRICS[0]}_ms"
-    return [name.removesuffix(suffix) for name in figures if name.endswith(suffix) and not name.startswith("std")]
+    return [
+        name.removesuffix(suffix) for name in figures if name.endswith(suffix) and not name.startswith("std")
+    ]
 
 
 def _failures(reports: Iterable[Report]) -> str:

@@ -36,7 +36,9 @@ class Target:
         place = self.address.base_url + self.address.models_path
         try:
             # A proxy of the environment's could not reach a loopback address.
-            async with httpx.AsyncClient(headers=self._headers, timeout=CONNECT_LIMIT, trust_env=False) as client:
+            async with httpx.AsyncClient(
+                headers=self._headers, timeout=CONNECT_LIMIT, trust_env=False
+            ) as client:
                 response = await client.get(place)
         except httpx.HTTPError as error:
             raise TargetError(f"{place} cannot be reached: {type(error).__name__} {error}") from error
@@ -73,7 +75,11 @@ class Target:
         return {name: value for name, value in body.items() if value is not None}
 
     def _wording(self, content: str | Sequence[int]) -> dict[str, Any]:
-        return {"messages": [{"role": "user", "content": content}]} if self.address.is_chat else {"prompt": content}
+        return (
+            {"messages": [{"role": "user", "content": content}]}
+            if self.address.is_chat
+            else {"prompt": content}
+        )
 
 
 def read_outcome(recording: Recording | Failure) -> Outcome:
@@ -85,5 +91,7 @@ def read_outcome(recording: Recording | Failure) -> Outcome:
     except ConnectionCutError as error:
         return Failure("connection cut", shortened(str(error)))
     if status != 200:
-        return Failure(f"HTTP {status}", shortened(b"".join(piece for _, piece in body).decode(errors="replace")))
+        return Failure(
+            f"HTTP {status}", shortened(b"".join(piece for _, piece in body).decode(errors="replace"))
+        )
     return read_answer(recording.sent, recording.pieces[-1][0], body)

@@ -17,8 +17,18 @@ def tell(config: BenchConfig, result: Result) -> None:
     """Write what was asked for; the table leaves the standard output to JSON. Raises `OptionError` for a file that cannot be written."""
     sides = _sides(config, result.figures)
     names, figures = tuple(sides), result.figures
-    table = comparison_table(figures, (names[0], names[1])) if isinstance(figures, Comparison) else report_table(figures)
-    print(_headline(result.description), table, sep="\n", end="", file=sys.stderr if config.json_path == "-" else sys.stdout)
+    table = (
+        comparison_table(figures, (names[0], names[1]))
+        if isinstance(figures, Comparison)
+        else report_table(figures)
+    )
+    print(
+        _headline(result.description),
+        table,
+        sep="\n",
+        end="",
+        file=sys.stderr if config.json_path == "-" else sys.stdout,
+    )
     if config.json_path is not None:
         _write_json(result, config.json_path)
     if config.plot_path is not None:
@@ -34,7 +44,10 @@ def _sides(config: BenchConfig, figures: Report | Comparison) -> dict[str, list[
 
 
 def _pooled(reports: list[Report]) -> dict[str, list[float]]:
-    return {metric: [value for report in reports for value in report.samples[metric]] for metric in reports[0].samples}
+    return {
+        metric: [value for report in reports for value in report.samples[metric]]
+        for metric in reports[0].samples
+    }
 
 
 def _headline(description: dict[str, object]) -> str:

@@ -122,7 +122,11 @@ async def exchange(url: SplitResult, request: bytes) -> Recording:
 def post(url: SplitResult, path: str, headers: list[tuple[str, str]], body: bytes) -> bytes:
     """Return the bytes of a request that asks the server to close the connection after its answer."""
     writer = h11.Connection(h11.CLIENT)
-    own = [("Host", url.netloc.rpartition("@")[2]), ("Connection", "close"), ("Content-Length", str(len(body)))]
+    own = [
+        ("Host", url.netloc.rpartition("@")[2]),
+        ("Connection", "close"),
+        ("Content-Length", str(len(body))),
+    ]
     head = writer.send(h11.Request(method="POST", target=url.path + path, headers=own + headers))
     assert head is not None
     return head + body

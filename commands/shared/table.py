@@ -7,7 +7,10 @@ from collections.abc import Sequence
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return columns as wide as their widest cell."""
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (header, *rows)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (header, *rows)
+    ]
     return "\n".join((lines[0], "-" * len(lines[0]), *lines[1:]))
 
 

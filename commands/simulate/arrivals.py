@@ -41,7 +41,9 @@ def read_trace(path: Path) -> Iterator[Arrival]:
             except (TypeError, ValueError) as error:
                 raise TraceError(f"{path}, line {number}: {error}") from error
             if arrival.time < last:
-                raise TraceError(f"{path}, line {number}: time {arrival.time} lies before that of the line above, {last}")
+                raise TraceError(
+                    f"{path}, line {number}: time {arrival.time} lies before that of the line above, {last}"
+                )
             last = arrival.time
             yield arrival
 
@@ -101,8 +103,14 @@ class Traffic:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate < math.inf or self.num_requests < 1 or min(self.mean_prompt_tokens, self.mean_output_tokens) < 1:
-            raise TraceError(f"a trace needs a finite rate above 0, a request, and lengths of at least one token: {self}")
+        if (
+            not 0 < self.rate < math.inf
+            or self.num_requests < 1
+            or min(self.mean_prompt_tokens, self.mean_output_tokens) < 1
+        ):
+            raise TraceError(
+                f"a trace needs a finite rate above 0, a request, and lengths of at least one token: {self}"
+            )
 
     def arrivals(self) -> Iterator[Arrival]:
         """Yield the arrivals: an inhomogeneous Poisson process, by thinning, with lengths of a gamma distribution."""
@@ -112,7 +120,9 @@ class Traffic:
             time += draw.expovariate(self.rate * peak)
             while draw.random() * peak > intensity(time):
                 time += draw.expovariate(self.rate * peak)
-            yield Arrival(time, _length(draw, self.mean_prompt_tokens), _length(draw, self.mean_output_tokens))
+            yield Arrival(
+                time, _length(draw, self.mean_prompt_tokens), _length(draw, self.mean_output_tokens)
+            )
 
 
 def _length(draw: random.Random, mean: float) -> int:

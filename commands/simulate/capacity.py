@@ -18,14 +18,26 @@ def plan_answer(arguments: Namespace) -> Answer:
     deployment = deployment_of(arguments, arguments.sockets and max(arguments.sockets))
     counts = arguments.sockets or socket_counts(deployment.machine.max_sockets)
     level = ServiceLevel(arguments.max_ttft, arguments.max_tpot, arguments.min_rate)
-    resolved = [policy_of(name, arguments.slot_capacity).resolve(arguments.context) for name in arguments.policy]
+    resolved = [
+        policy_of(name, arguments.slot_capacity).resolve(arguments.context) for name in arguments.policy
+    ]
     fitting = plan(deployment, counts, resolved, arguments.context)
     found = [option for option in fitting if level.is_met(option)]
     if not found:
         raise OptionError(_unmet(arguments, fitting))
     lines = [f"{arguments.model} on {arguments.machine}, context {arguments.context:,}", ""]
-    lines += ["Cheapest:", "", *_placement_lines(found[0]), "", "All that meet the level, cheapest first:", ""]
-    return Answer([*lines, table(_OPTION_HEADER, [_option_cells(option) for option in found])], {"options": [_values(o) for o in found]})
+    lines += [
+        "Cheapest:",
+        "",
+        *_placement_lines(found[0]),
+        "",
+        "All that meet the level, cheapest first:",
+        "",
+    ]
+    return Answer(
+        [*lines, table(_OPTION_HEADER, [_option_cells(option) for option in found])],
+        {"options": [_values(o) for o in found]},
+    )
 
 
 def _unmet(arguments: Namespace, fitting: Sequence[PlanOption]) -> str:
@@ -35,11 +47,23 @@ def _unmet(arguments: Namespace, fitting: Sequence[PlanOption]) -> str:
         ("--max-tpot", arguments.max_tpot, min(option.tpot for option in fitting)),
         ("--min-rate", arguments.min_rate, max(option.rate for option in fitting)),
     )
-    given = " and ".join(f"{flag} {limit:g} (best of any: {best:.4g})" for flag, limit, best in limits if limit is not None)
+    given = " and ".join(
+        f"{flag} {limit:g} (best of any: {best:.4g})" for flag, limit, best in limits if limit is not None
+    )
     return f"none of {len(fitting)} deployments meets {given}"
 
 
-_OPTION_HEADER = ("sockets", "policy", "entries", "slots", "TTFT s", "TPOT ms", "tok/s", "tok/s/user", "bottleneck")
+_OPTION_HEADER = (
+    "sockets",
+    "policy",
+    "entries",
+    "slots",
+    "TTFT s",
+    "TPOT ms",
+    "tok/s",
+    "tok/s/user",
+    "bottleneck",
+)
 
 
 def _option_cells(option: PlanOption) -> tuple[str, ...]:
@@ -65,7 +89,9 @@ def _placement_lines(option: PlanOption) -> list[str]:
     lines = [f"{option.deployment.num_sockets} sockets, {slots}, {how}"]
     for tier in option.placement.tiers:
         parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in tier.parts if size)
-        lines.append(f"  {tier.name:<4} {tier.used / 1e9:7.2f} of {tier.capacity / 1e9:7.2f} GB a socket: {parts or 'empty'}")
+        lines.append(
+            f"  {tier.name:<4} {tier.used / 1e9:7.2f} of {tier.capacity / 1e9:7.2f} GB a socket: {parts or 'empty'}"
+        )
     return lines
 
 
@@ -98,7 +124,9 @@ def sweep_answer(arguments: Namespace) -> Answer:
 
         draw_sweep(arguments.plot, rows)
     header = ("execution", "context", *_OPTION_HEADER)
-    return Answer([table(header, [_sweep_cells(row) for row in rows])], {"rows": [_sweep_values(row) for row in rows]})
+    return Answer(
+        [table(header, [_sweep_cells(row) for row in rows])], {"rows": [_sweep_values(row) for row in rows]}
+    )
 
 
 def _sweep_cells(row: SweepRow) -> tuple[str, ...]:
@@ -106,9 +134,28 @@ def _sweep_cells(row: SweepRow) -> tuple[str, ...]:
     if row.option is not None:
         return (*head, *_option_cells(row.option))
     missing = f"{row.missing / 1e9:.2f} GB a socket missing"
-    return (*head, str(row.num_sockets), row.policy, str(row.capacity), str(row.batch), "-", "-", "-", "-", missing)
+    return (
+        *head,
+        str(row.num_sockets),
+        row.policy,
+        str(row.capacity),
+        str(row.batch),
+        "-",
+        "-",
+        "-",
+        "-",
+        missing,
+    )
 
 
 def _sweep_values(row: SweepRow) -> dict[str, Any]:
-    head = {"execution": row.execution, "context": row.context, "num_sockets": row.num_sockets, "policy": row.policy, "batch": row.batch}
-    return head | (_values(row.option) if row.option is not None else {"missing_bytes_per_socket": row.missing})
+    head = {
+        "execution": row.execution,
+        "context": row.context,
+        "num_sockets": row.num_sockets,
+        "policy": row.policy,
+        "batch": row.batch,
+    }
+    return head | (
+        _values(row.option) if row.option is not None else {"missing_bytes_per_socket": row.missing}
+    )

@@ -14,7 +14,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     questions = parser.add_subparsers(dest="question", required=True, metavar="QUESTION")
     for question in QUESTIONS:
         add_options(
-            questions.add_parser(question.name, help=question.summary, description=question.summary, allow_abbrev=False), question.groups
+            questions.add_parser(
+                question.name, help=question.summary, description=question.summary, allow_abbrev=False
+            ),
+            question.groups,
         )
 
 
@@ -25,12 +28,21 @@ def run(arguments: argparse.Namespace) -> int:
     from commands.simulate.reproduce import reproduce_answer
     from commands.simulate.traffic import replay_answer
 
-    answers = {"plan": plan_answer, "sweep": sweep_answer, "step": step_answer, "replay": replay_answer, "reproduce": reproduce_answer}
+    answers = {
+        "plan": plan_answer,
+        "sweep": sweep_answer,
+        "step": step_answer,
+        "replay": replay_answer,
+        "reproduce": reproduce_answer,
+    }
     groups = next(question.groups for question in QUESTIONS if question.name == arguments.question)
     options = argparse.Namespace(**resolve_options(groups, arguments, os.environ))
     try:
         answer = answers[arguments.question](options)
-    except (ValueError, OSError) as error:  # what was asked for cannot be: no room, a trace with a line that is none
+    except (
+        ValueError,
+        OSError,
+    ) as error:  # what was asked for cannot be: no room, a trace with a line that is none
         raise OptionError(str(error)) from error
     print(answer.json_text() if options.json else answer.text())
     return answer.status

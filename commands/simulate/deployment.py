@@ -13,8 +13,12 @@ def deployment_of(options: Namespace, num_sockets: int | None = None, *, loops: 
     """Return the deployment on so many sockets, or on all. Raises `OptionError` for more than the machine has."""
     most = load_machine(options.machine).max_sockets
     if num_sockets is not None and num_sockets > most:
-        raise OptionError(f"--sockets must be from 1 to {most}, which is what --machine {options.machine} has, got {num_sockets}")
-    return default_deployment(options.model, options.machine, num_sockets or most, loops=loops, uses_ddr=options.uses_ddr)
+        raise OptionError(
+            f"--sockets must be from 1 to {most}, which is what --machine {options.machine} has, got {num_sockets}"
+        )
+    return default_deployment(
+        options.model, options.machine, num_sockets or most, loops=loops, uses_ddr=options.uses_ddr
+    )
 
 
 def policy_of(name: PolicyName, slot_capacity: int) -> PolicyOptions:

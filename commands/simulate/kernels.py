@@ -33,10 +33,17 @@ def step_answer(arguments: argparse.Namespace) -> Answer:
         "calls": step.num_calls,
         "hbm_bytes": step.hbm_bytes,
         "operations": step.operations,
-        "share_of_peak_bandwidth": step.hbm_bytes / step.seconds / (step.num_sockets * deployment.machine.hbm_bandwidth),
+        "share_of_peak_bandwidth": step.hbm_bytes
+        / step.seconds
+        / (step.num_sockets * deployment.machine.hbm_bandwidth),
     }
     limit = bottleneck(step, deployment.machine)
-    lines = [*(f"{name:24} {value:,.6g}" for name, value in totals.items()), f"{'bottleneck':24} {limit}", "", _kernel_table(step)]
+    lines = [
+        *(f"{name:24} {value:,.6g}" for name, value in totals.items()),
+        f"{'bottleneck':24} {limit}",
+        "",
+        _kernel_table(step),
+    ]
     return Answer(lines, {**totals, "bottleneck": limit})
 
 
@@ -49,7 +56,13 @@ def _kernel_table(step: Step) -> str:
         seconds[event.name] += event.end - event.start
         read[event.name] += event.kernel.hbm_bytes if event.kernel else 0
     rows = [
-        (name, str(counts[name]), f"{1e3 * spent:.4f}", f"{spent / step.seconds:.1%}", f"{step.num_sockets * read[name] / 1e9:.3f}")
+        (
+            name,
+            str(counts[name]),
+            f"{1e3 * spent:.4f}",
+            f"{spent / step.seconds:.1%}",
+            f"{step.num_sockets * read[name] / 1e9:.3f}",
+        )
         for name, spent in sorted(seconds.items(), key=lambda item: -item[1])
     ]
     return table(("kernel", "times", "ms", "share", "GB of HBM"), rows)

@@ -82,7 +82,12 @@ _MODEL = (
 )
 _SOCKETS = SimulateOption("sockets", integer(1), None, "Sockets of the machine.", "N", "all")
 _POLICIES = SimulateOption(
-    "policy", _several_of(PolicyName), (PolicyName.FULL, PolicyName.SNAPSTREAM), "Cache policies.", "POLICY,…", "full,snapstream"
+    "policy",
+    _several_of(PolicyName),
+    (PolicyName.FULL, PolicyName.SNAPSTREAM),
+    "Cache policies.",
+    "POLICY,…",
+    "full,snapstream",
 )
 _JSON = SimulateOption("json", switch, False, "Print JSON instead of text.", "")
 
@@ -91,12 +96,23 @@ PLAN = Question(
     "Find the cheapest deployment that meets a service level.",
     (
         *_MODEL,
-        SimulateOption("sockets", several(integer(1)), None, "Sockets to choose from.", "N,…", "the powers of two that the machine has"),
-        SimulateOption("context", integer(1), 32768, "Tokens of a sequence; TTFT is that of a prompt as long.", "TOKENS"),
+        SimulateOption(
+            "sockets",
+            several(integer(1)),
+            None,
+            "Sockets to choose from.",
+            "N,…",
+            "the powers of two that the machine has",
+        ),
+        SimulateOption(
+            "context", integer(1), 32768, "Tokens of a sequence; TTFT is that of a prompt as long.", "TOKENS"
+        ),
         _POLICIES,
         SimulateOption("max-ttft", above_zero, None, "Longest time to the first token.", "SECONDS", "any"),
         SimulateOption("max-tpot", above_zero, None, "Longest time of a decode step.", "SECONDS", "any"),
-        SimulateOption("min-rate", above_zero, None, "Fewest tokens a second, of the whole node.", "RATE", "any"),
+        SimulateOption(
+            "min-rate", above_zero, None, "Fewest tokens a second, of the whole node.", "RATE", "any"
+        ),
         _JSON,
     ),
 )
@@ -107,7 +123,9 @@ SWEEP = Question(
     (
         *_MODEL,
         SimulateOption("batches", several(integer(1)), (1, 4, 16, 64), "Slots.", "N,…", "1,4,16,64"),
-        SimulateOption("contexts", several(integer(1)), (8192, 32768, 131072), "Tokens.", "TOKENS,…", "8192,32768,131072"),
+        SimulateOption(
+            "contexts", several(integer(1)), (8192, 32768, 131072), "Tokens.", "TOKENS,…", "8192,32768,131072"
+        ),
         SimulateOption("sockets", several(integer(1)), None, "Sockets.", "N,…", "half of them, and all"),
         _POLICIES,
         SimulateOption(
@@ -130,10 +148,32 @@ STEP = Question(
         *_MODEL,
         _SOCKETS,
         SimulateOption("batch", integer(1), 1, "Slots.", "N"),
-        SimulateOption("execution", one_of(Execution), Execution.FUSED, "How layers are cut into kernel calls.", choices(Execution)),
-        SimulateOption("prefill", integer(1), None, "Tokens of a prompt to read, instead of a decode step.", "TOKENS", "none"),
-        SimulateOption("chrome-trace", writable, None, "Write the step in Chrome's trace format into this file.", "FILE", "none"),
-        SimulateOption("plot", picture, None, "Draw the step's HBM bandwidth over time into this file.", "FILE", "none"),
+        SimulateOption(
+            "execution",
+            one_of(Execution),
+            Execution.FUSED,
+            "How layers are cut into kernel calls.",
+            choices(Execution),
+        ),
+        SimulateOption(
+            "prefill",
+            integer(1),
+            None,
+            "Tokens of a prompt to read, instead of a decode step.",
+            "TOKENS",
+            "none",
+        ),
+        SimulateOption(
+            "chrome-trace",
+            writable,
+            None,
+            "Write the step in Chrome's trace format into this file.",
+            "FILE",
+            "none",
+        ),
+        SimulateOption(
+            "plot", picture, None, "Draw the step's HBM bandwidth over time into this file.", "FILE", "none"
+        ),
         _JSON,
     ),
 )
@@ -144,18 +184,33 @@ REPLAY = Question(
     (
         *_MODEL,
         _SOCKETS,
-        SimulateOption("policy", one_of(PolicyName), PolicyName.SNAPSTREAM, "Cache policy.", choices(PolicyName)),
+        SimulateOption(
+            "policy", one_of(PolicyName), PolicyName.SNAPSTREAM, "Cache policy.", choices(PolicyName)
+        ),
         SimulateOption("num-slots", integer(1), 64, "Slots.", "N"),
-        SimulateOption("max-model-len", integer(1), 32768, "Longest sequence, prompt and answer together.", "TOKENS"),
-        SimulateOption("trace", readable, None, "Arrivals: JSON lines (ours or Mooncake's) or BurstGPT's CSV.", "FILE", "they are drawn"),
-        SimulateOption("shape", one_of(ShapeName), ShapeName.DAY, "Of drawn arrivals over time.", choices(ShapeName)),
+        SimulateOption(
+            "max-model-len", integer(1), 32768, "Longest sequence, prompt and answer together.", "TOKENS"
+        ),
+        SimulateOption(
+            "trace",
+            readable,
+            None,
+            "Arrivals: JSON lines (ours or Mooncake's) or BurstGPT's CSV.",
+            "FILE",
+            "they are drawn",
+        ),
+        SimulateOption(
+            "shape", one_of(ShapeName), ShapeName.DAY, "Of drawn arrivals over time.", choices(ShapeName)
+        ),
         SimulateOption("rate", above_zero, 1.0, "Mean of drawn arrivals a second.", "RATE"),
         SimulateOption("requests", integer(1), 86400, "Arrivals to draw.", "N"),
         SimulateOption("mean-prompt", integer(1), 1000, "Mean length of drawn prompts.", "TOKENS"),
         SimulateOption("mean-output", integer(1), 200, "Mean length of drawn answers.", "TOKENS"),
         SimulateOption("seed", integer(0), 0, "Of what is drawn.", "N"),
         SimulateOption("collapse", switch, True, "Take runs of equal decode steps at once.", ""),
-        SimulateOption("series", writable, None, "Write queue and slot use over time into this CSV file.", "FILE", "none"),
+        SimulateOption(
+            "series", writable, None, "Write queue and slot use over time into this CSV file.", "FILE", "none"
+        ),
         SimulateOption("plot", picture, None, "Draw the same into this file.", "FILE", "none"),
         _JSON,
     ),
@@ -165,9 +220,13 @@ REPRODUCE = Question(
     "reproduce",
     "Print every published figure beside ours.",
     (
-        SimulateOption("fit", switch, False, "Fit the parameters anew instead of taking those of the machine files.", ""),
+        SimulateOption(
+            "fit", switch, False, "Fit the parameters anew instead of taking those of the machine files.", ""
+        ),
         SimulateOption("strict", switch, False, "Count figures that are known to be missed, too.", ""),
-        SimulateOption("plots", folder, None, "Draw the pictures of the docs into this folder.", "FOLDER", "none"),
+        SimulateOption(
+            "plots", folder, None, "Draw the pictures of the docs into this folder.", "FOLDER", "none"
+        ),
         _JSON,
     ),
 )

@@ -44,7 +44,9 @@ def replay_spec(num_slots: int, policy: CachePolicy, max_model_len: int) -> Back
         max_model_len=max_model_len,
         pools=(SlotPoolSpec(num_slots, policy, policy.max_direct_tokens, policy.name),),
         scratch=ScratchSpec(2, ScratchLayout(max_model_len)),
-        prefill_shapes=tuple(PrefillShape(1, size) for size in shapes if size <= max(max_model_len, shapes[0])),
+        prefill_shapes=tuple(
+            PrefillShape(1, size) for size in shapes if size <= max(max_model_len, shapes[0])
+        ),
         features=frozenset(Feature),
         simulated=True,
     )
@@ -86,7 +88,9 @@ class ReplayRecord:
         self.queue_time.append(timing.admitted - timing.arrival)
         self.time_to_first_token.append(timing.first_token - timing.arrival)
         if final.num_output_tokens > 1:
-            self.time_per_output_token.append((timing.finished - timing.first_token) / (final.num_output_tokens - 1))
+            self.time_per_output_token.append(
+                (timing.finished - timing.first_token) / (final.num_output_tokens - 1)
+            )
         self.num_prompt_tokens += final.num_prompt_tokens
         self.num_output_tokens += final.num_output_tokens
 
@@ -132,7 +136,9 @@ class Replay:
         for number, arrival in enumerate(arrivals):
             prompt = self._prompt[: arrival.num_prompt_tokens]
             prompt += (0,) * (arrival.num_prompt_tokens - len(prompt))  # longer than any that is admitted
-            yield Add(str(number), prompt, _GREEDY, StopCriteria(max_tokens=arrival.num_output_tokens), arrival.time)
+            yield Add(
+                str(number), prompt, _GREEDY, StopCriteria(max_tokens=arrival.num_output_tokens), arrival.time
+            )
 
     def _step(self, next_arrival: float) -> None:
         batch = self._scheduler.schedule()

@@ -18,15 +18,28 @@ def reproduce_answer(arguments: argparse.Namespace) -> Answer:
     """Every published figure beside ours."""
     files = {name: load_machine_file(name) for name in ("sn40l", "dgx-h100")}
     figures = published_figures()
-    machines: Machines = fit(figures, files) if arguments.fit else {name: file.machine for name, file in files.items()}
+    machines: Machines = (
+        fit(figures, files) if arguments.fit else {name: file.machine for name, file in files.items()}
+    )
     comparisons = compare(figures, machines)
     if arguments.plots:
         from backends.sn40l.plots import draw_figures
 
         draw_figures(arguments.plots, machines, comparisons)
     failed = [c for c in comparisons if not c.is_met and (arguments.strict or not c.figure.miss)]
-    lines = [*_figure_lines(comparisons), "", *_parameter_lines(files, machines), "", *_assumption_lines(files), "", _verdict(comparisons)]
-    values = {"figures": [_figure_values(comparison) for comparison in comparisons], "failed": [c.figure.key for c in failed]}
+    lines = [
+        *_figure_lines(comparisons),
+        "",
+        *_parameter_lines(files, machines),
+        "",
+        *_assumption_lines(files),
+        "",
+        _verdict(comparisons),
+    ]
+    values = {
+        "figures": [_figure_values(comparison) for comparison in comparisons],
+        "failed": [c.figure.key for c in failed],
+    }
     return Answer(lines, values, status=1 if failed else 0)
 
 
@@ -81,7 +94,12 @@ def _figure_values(comparison: Comparison) -> dict[str, Any]:
 
 def _parameter_lines(files: dict[str, MachineFile], machines: Machines) -> list[str]:
     rows = [
-        (f"{p.machine}.{p.name}", f"{getattr(machines[p.machine], p.name):.4g}", f"{p.low:g} to {p.high:g}", p.figure.key)
+        (
+            f"{p.machine}.{p.name}",
+            f"{getattr(machines[p.machine], p.name):.4g}",
+            f"{p.low:g} to {p.high:g}",
+            p.figure.key,
+        )
         for p in parameters(published_figures(), files)
     ]
     return ["Fitted parameters", "", table(("parameter", "value", "range", "fixed by"), rows)]
@@ -89,8 +107,14 @@ def _parameter_lines(files: dict[str, MachineFile], machines: Machines) -> list[
 
 def _assumption_lines(files: dict[str, MachineFile]) -> list[str]:
     machine, model = files["sn40l"].machine, load_model("deepseek-r1")
-    rows = [(c.figure.key, c.figure.published, f"{c.ours:.4g}", f"{c.error:+.1%}") for c in expected_experts(files).comparisons]
-    batches = [(f"{capacity:,}", str(published), str(ours)) for capacity, (ours, published) in batches_without_reserve(machine).items()]
+    rows = [
+        (c.figure.key, c.figure.published, f"{c.ours:.4g}", f"{c.error:+.1%}")
+        for c in expected_experts(files).comparisons
+    ]
+    batches = [
+        (f"{capacity:,}", str(published), str(ours))
+        for capacity, (ours, published) in batches_without_reserve(machine).items()
+    ]
     pooled = pooled_sequences(machine, model.weight_bytes, model.cache_bytes(131072), 16)
     return [
         "Two assumptions about DeepSeek-R1, and what the figures would be without them",
@@ -113,6 +137,4 @@ def _verdict(comparisons: Sequence[Comparison]) -> str:
     met = sum(comparison.is_met for comparison in held_out)
     known = sum(not comparison.is_met and bool(comparison.figure.miss) for comparison in comparisons)
     others = sum(not comparison.is_met for comparison in comparisons) - known
-    return (
-        f"{met} of {len(held_out)} held-out figures within tolerance; of all {len(comparisons)}, {known} known misses and {others} others"
-    )
+    return f"{met} of {len(held_out)} held-out figures within tolerance; of all {len(comparisons)}, {known} known misses and {others} others"

@@ -30,7 +30,14 @@ def replay_answer(arguments: argparse.Namespace) -> Answer:
 def _arrivals(arguments: argparse.Namespace) -> Iterable[Arrival]:
     if arguments.trace:
         return read_trace(arguments.trace)
-    traffic = Traffic(arguments.rate, arguments.requests, arguments.mean_prompt, arguments.mean_output, arguments.shape, arguments.seed)
+    traffic = Traffic(
+        arguments.rate,
+        arguments.requests,
+        arguments.mean_prompt,
+        arguments.mean_output,
+        arguments.shape,
+        arguments.seed,
+    )
     return traffic.arrivals()
 
 
@@ -44,7 +51,12 @@ def _write_series(arguments: argparse.Namespace, record: ReplayRecord) -> None:
     if arguments.plot:
         from backends.sn40l.plots import draw_replay
 
-        draw_replay(arguments.plot, [s.time for s in samples], [s.num_waiting for s in samples], [s.num_slots_in_use for s in samples])
+        draw_replay(
+            arguments.plot,
+            [s.time for s in samples],
+            [s.num_waiting for s in samples],
+            [s.num_slots_in_use for s in samples],
+        )
 
 
 def _replay_answer(record: ReplayRecord, num_slots: int, wall: float) -> Answer:
@@ -54,7 +66,8 @@ def _replay_answer(record: ReplayRecord, num_slots: int, wall: float) -> Answer:
         "queue_seconds": record.queue_time,
     }
     percentiles = {
-        name: {"mean": statistics.fmean(values) if values else None} | {f"p{rank}": percentile(values, rank) for rank in (50, 90, 99)}
+        name: {"mean": statistics.fmean(values) if values else None}
+        | {f"p{rank}": percentile(values, rank) for rank in (50, 90, 99)}
         for name, values in measures.items()
     }
     totals = {
@@ -70,6 +83,13 @@ def _replay_answer(record: ReplayRecord, num_slots: int, wall: float) -> Answer:
         "launches": record.num_launches,
         "wall_seconds": wall,
     }
-    rows = [(name, *(f"{value:.4g}" if value is not None else "-" for value in row.values())) for name, row in percentiles.items()]
-    lines = [*(f"{name:26} {value:,.6g}" for name, value in totals.items()), "", table(("seconds", "mean", "p50", "p90", "p99"), rows)]
+    rows = [
+        (name, *(f"{value:.4g}" if value is not None else "-" for value in row.values()))
+        for name, row in percentiles.items()
+    ]
+    lines = [
+        *(f"{name:26} {value:,.6g}" for name, value in totals.items()),
+        "",
+        table(("seconds", "mean", "p50", "p90", "p99"), rows),
+    ]
     return Answer(lines, totals | percentiles)

@@ -35,10 +35,16 @@ def _is_exact(client: httpx.Client, case: Case) -> bool:
 
 def main() -> None:
     """Read the arguments, ask, and print the share of exact answers."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--base-url", default="http://127.0.0.1:8000")
-    parser.add_argument("--num-tokens", type=int, nargs="+", default=[4096], help="lengths of the documents, which take turns")
-    parser.add_argument("--within-last", type=int, help="the fact is told within this many last tokens, instead of anywhere")
+    parser.add_argument(
+        "--num-tokens", type=int, nargs="+", default=[4096], help="lengths of the documents, which take turns"
+    )
+    parser.add_argument(
+        "--within-last", type=int, help="the fact is told within this many last tokens, instead of anywhere"
+    )
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0, help="the first case's")
     arguments = parser.parse_args()

@@ -49,7 +49,10 @@ class Writer:
 
     def small_talk_batch(self, rng: random.Random) -> Batch:
         """Write a batch of short conversations without a document."""
-        conversations = [_system_turn(rng) + _exchanges(rng.choices(corpus.SMALL_TALK, k=2)) for _ in range(SMALL_TALK_BATCH)]
+        conversations = [
+            _system_turn(rng) + _exchanges(rng.choices(corpus.SMALL_TALK, k=2))
+            for _ in range(SMALL_TALK_BATCH)
+        ]
         return self._to_batch(rng, conversations, 0)
 
     def _to_batch(self, rng: random.Random, conversations: list[list[Piece]], max_position: int) -> Batch:
@@ -70,7 +73,9 @@ class Writer:
         ids = [self._special[BOS]]
         learned: list[int] = []
         firsts: list[int] = []
-        encodings = self._tokenizer.backend_tokenizer.encode_batch([text for text, _ in pieces], add_special_tokens=False)
+        encodings = self._tokenizer.backend_tokenizer.encode_batch(
+            [text for text, _ in pieces], add_special_tokens=False
+        )
         for (text, is_learned), encoding in zip(pieces, encodings, strict=True):
             start = len(ids)
             ids += encoding.ids
@@ -81,7 +86,9 @@ class Writer:
 
 
 def _document_turns(rng: random.Random, stage: Stage) -> list[Piece]:
-    text = corpus.write_training_text(rng, stage.num_facts, stage.num_fillers, stage.num_questions, stage.difficulty)
+    text = corpus.write_training_text(
+        rng, stage.num_facts, stage.num_fillers, stage.num_questions, stage.difficulty
+    )
     exchanges = list(text.exchanges)
     if stage.is_varied and rng.random() < 0.25:
         exchanges.insert(0, (text.document, READ_ANSWER))
@@ -93,13 +100,24 @@ def _document_turns(rng: random.Random, stage: Stage) -> list[Piece]:
 
 
 def _system_turn(rng: random.Random) -> list[Piece]:
-    return [(SYSTEM, False), (rng.choice(corpus.SYSTEM_PROMPTS), False), (EOS, False)] if rng.random() < 0.2 else []
+    return (
+        [(SYSTEM, False), (rng.choice(corpus.SYSTEM_PROMPTS), False), (EOS, False)]
+        if rng.random() < 0.2
+        else []
+    )
 
 
 def _exchanges(exchanges: list[tuple[str, str]]) -> list[Piece]:
     pieces = []
     for said, answer in exchanges:
-        pieces += [(USER, False), (said, False), (EOS, False), (ASSISTANT, False), (answer, True), (EOS, True)]
+        pieces += [
+            (USER, False),
+            (said, False),
+            (EOS, False),
+            (ASSISTANT, False),
+            (answer, True),
+            (EOS, True),
+        ]
     return pieces
 
 

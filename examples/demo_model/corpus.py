@@ -40,7 +40,9 @@ TOPICS = (
 )
 TOPIC_OF_NOUN = {noun: topic for topic in TOPICS for noun in topic.nouns}
 # Topics take turns, so that the first n nouns, with which training begins, hold all topics.
-NOUNS: tuple[str, ...] = tuple(noun for noun in chain.from_iterable(zip_longest(*(topic.nouns for topic in TOPICS))) if noun is not None)
+NOUNS: tuple[str, ...] = tuple(
+    noun for noun in chain.from_iterable(zip_longest(*(topic.nouns for topic in TOPICS))) if noun is not None
+)
 
 # From the plainest on: training begins with the first few. The name always precedes the value, because attention only looks back.
 STATEMENTS = (
@@ -156,7 +158,9 @@ _SMALL_TALK_BY_ANSWER = {
         "bye",
     ),
 }
-SMALL_TALK: tuple[tuple[str, str], ...] = tuple((said, answer) for answer, group in _SMALL_TALK_BY_ANSWER.items() for said in group)
+SMALL_TALK: tuple[tuple[str, str], ...] = tuple(
+    (said, answer) for answer, group in _SMALL_TALK_BY_ANSWER.items() for said in group
+)
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,9 @@ class Fact:
     def fill(self, template: str) -> str:
         """Put name, value and the topic's words into a template."""
         topic = self.topic
-        return template.format(name=self.name, value=self.value, verb=topic.verb, base=topic.base, title=topic.title)
+        return template.format(
+            name=self.name, value=self.value, verb=topic.verb, base=topic.base, title=topic.title
+        )
 
 
 @dataclass(frozen=True)
@@ -238,13 +244,19 @@ def write_training_text(
 ) -> TrainingText:
     """Write a document of `num_facts` facts among `num_fillers` filler sentences, and one that opens it; ask `num_questions` questions."""
     facts = _draw_facts(rng, num_facts, difficulty)
-    sentences: list[str | None] = [fact.fill(rng.choice(STATEMENTS[: difficulty.num_statements])) for fact in facts]
+    sentences: list[str | None] = [
+        fact.fill(rng.choice(STATEMENTS[: difficulty.num_statements])) for fact in facts
+    ]
     sentences += [None] * num_fillers
     rng.shuffle(sentences)
-    pieces = [write_filler(rng)] + [_filler_piece(rng) if sentence is None else f" {sentence}" for sentence in sentences]
+    pieces = [write_filler(rng)] + [
+        _filler_piece(rng) if sentence is None else f" {sentence}" for sentence in sentences
+    ]
     asked = rng.choices(facts, k=num_questions)
     questions = QUESTIONS[: difficulty.num_questions]
-    return TrainingText("".join(pieces), tuple((fact.fill(rng.choice(questions)), fact.value) for fact in asked))
+    return TrainingText(
+        "".join(pieces), tuple((fact.fill(rng.choice(questions)), fact.value) for fact in asked)
+    )
 
 
 def make_case(
@@ -294,7 +306,9 @@ def make_case(
         total += piece_tokens
     starts.append(total)
     if within_last is not None:
-        index = rng.choice([i for i in range(1, len(starts)) if total - starts[i] + asked_tokens <= within_last])
+        index = rng.choice(
+            [i for i in range(1, len(starts)) if total - starts[i] + asked_tokens <= within_last]
+        )
     else:
         wanted = (rng.random() if depth is None else depth) * total
         index = min(range(1, len(starts)), key=lambda i: abs(starts[i] - wanted))
@@ -314,7 +328,9 @@ def _surroundings(rng: random.Random, names: Iterator[str], fact_share: float) -
         if name is None:
             yield _filler_piece(rng)
         else:
-            yield " " + _draw_fact(rng, name, words.ADJECTIVES, NOUNS, held_out=None).fill(rng.choice(STATEMENTS))
+            yield " " + _draw_fact(rng, name, words.ADJECTIVES, NOUNS, held_out=None).fill(
+                rng.choice(STATEMENTS)
+            )
 
 
 def _filler_piece(rng: random.Random) -> str:
@@ -346,10 +362,15 @@ def _draw_facts(rng: random.Random, num_facts: int, difficulty: Difficulty) -> l
         topic = rng.choice(TOPICS)
         nouns = tuple(noun for noun in nouns if noun in topic.nouns)
     names = rng.sample(words.NAMES[: difficulty.num_names], num_facts)
-    return [_draw_fact(rng, name, words.ADJECTIVES[: difficulty.num_adjectives], nouns, held_out=False) for name in names]
+    return [
+        _draw_fact(rng, name, words.ADJECTIVES[: difficulty.num_adjectives], nouns, held_out=False)
+        for name in names
+    ]
 
 
-def _draw_fact(rng: random.Random, name: str, adjectives: tuple[str, ...], nouns: tuple[str, ...], held_out: bool | None) -> Fact:
+def _draw_fact(
+    rng: random.Random, name: str, adjectives: tuple[str, ...], nouns: tuple[str, ...], held_out: bool | None
+) -> Fact:
     """Draw a value for the name until the pairing is held out, or is not (None: whichever)."""
     while True:
         fact = Fact(name, f"{rng.choice(adjectives)} {rng.choice(nouns)}")

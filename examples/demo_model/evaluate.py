@@ -20,7 +20,9 @@ from examples.demo_model.corpus import Case, make_case
 MAX_NEW_TOKENS = 32
 NUM_SINKS, NUM_RING, NUM_KEPT = 4, 510, 510
 NUM_OBSERVING = 32  # the last prompt tokens, whose attention selects what is kept
-POOLING_WIDTH = 7  # a score is the largest of its neighbourhood's, so that a selected entry brings its context
+POOLING_WIDTH = (
+    7  # a score is the largest of its neighbourhood's, so that a selected entry brings its context
+)
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,23 @@ class Setting:
         return f"{self.num_tokens:,} | {place}"
 
 
-SETTINGS = (Setting(256), Setting(1024), Setting(2048), Setting(4096), Setting(8192, within_last=450), Setting(8192))
+SETTINGS = (
+    Setting(256),
+    Setting(1024),
+    Setting(2048),
+    Setting(4096),
+    Setting(8192, within_last=450),
+    Setting(8192),
+)
 
 
 class Evaluator:
     """The model with what is needed to ask it."""
 
     def __init__(self, folder: Path) -> None:
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)  # Any: the library's own annotations leave open what is returned
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(
+            folder
+        )  # Any: the library's own annotations leave open what is returned
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
     def count_tokens(self, text: str) -> int:
@@ -55,7 +66,9 @@ class Evaluator:
         """Answer the conversation with the library's own `generate`, greedily."""
         prompt = self._encode(messages)
         mask = torch.ones_like(prompt)
-        tokens = self.model.generate(prompt, attention_mask=mask, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
+        tokens = self.model.generate(
+            prompt, attention_mask=mask, max_new_tokens=MAX_NEW_TOKENS, do_sample=False
+        )
         text: str = self.tokenizer.decode(tokens[0, prompt.shape[1] :], skip_special_tokens=True)
         return text
 
@@ -81,7 +94,9 @@ class Evaluator:
         return self._continue(first, cache, prompt.shape[1]), self._continue(first, slot, prompt.shape[1])
 
     def _encode(self, messages: list[dict[str, str]]) -> torch.Tensor:
-        prompt: torch.Tensor = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+        prompt: torch.Tensor = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt"
+        )["input_ids"]
         return prompt
 
     def _continue(self, token: int, cache: DynamicCache, position: int) -> str:
@@ -89,7 +104,11 @@ class Evaluator:
         while token != self.model.config.eos_token_id and len(tokens) < MAX_NEW_TOKENS:
             positions = torch.tensor([[position + len(tokens)]])
             tokens.append(token)
-            token = int(self.model(torch.tensor([[token]]), past_key_values=cache, position_ids=positions).logits[0, -1].argmax())
+            token = int(
+                self.model(torch.tensor([[token]]), past_key_values=cache, position_ids=positions)
+                .logits[0, -1]
+                .argmax()
+            )
         text: str = self.tokenizer.decode(tokens)
         return text
 
@@ -99,7 +118,9 @@ def _cut_down(layer: Any, scores: torch.Tensor) -> None:
     length = scores.shape[1]
     if length <= NUM_SINKS + NUM_RING + NUM_KEPT:
         return
-    pooled = torch.nn.functional.max_pool1d(scores[None], POOLING_WIDTH, stride=1, padding=POOLING_WIDTH // 2)[0]
+    pooled = torch.nn.functional.max_pool1d(
+        scores[None], POOLING_WIDTH, stride=1, padding=POOLING_WIDTH // 2
+    )[0]
     pooled[:, :NUM_SINKS] = torch.inf
     pooled[:, -NUM_RING:] = torch.inf
     chosen = pooled.topk(NUM_SINKS + NUM_RING + NUM_KEPT, dim=1).indices.sort(1).values  # [head, kept]
@@ -109,7 +130,9 @@ def _cut_down(layer: Any, scores: torch.Tensor) -> None:
 
 def main() -> None:
     """Read the arguments, ask, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--cases", type=int, default=200, help="questions a row")
     parser.add_argument("--first-seed", type=int, default=0, help="the first case's seed")
@@ -118,10 +141,15 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     evaluator = Evaluator(arguments.model)
-    print(f"document tokens | fact told | whole cache | slot of {NUM_SINKS + NUM_RING + NUM_KEPT:,}\n--- | --- | --- | ---")
+    print(
+        f"document tokens | fact told | whole cache | slot of {NUM_SINKS + NUM_RING + NUM_KEPT:,}\n--- | --- | --- | ---"
+    )
     for setting in SETTINGS:
         if arguments.lengths is None or setting.num_tokens in arguments.lengths:
-            print(_row(evaluator, setting, range(arguments.first_seed, arguments.first_seed + arguments.cases)), flush=True)
+            print(
+                _row(evaluator, setting, range(arguments.first_seed, arguments.first_seed + arguments.cases)),
+                flush=True,
+            )
 
 
 def _row(evaluator: Evaluator, setting: Setting, seeds: range) -> str:

@@ -34,7 +34,10 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     model = LlamaForCausalLM(config)
     shape_start(model, tokenizer)
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        do_sample=False,
     )
     return model
 
@@ -78,7 +81,9 @@ def shape_start(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> 
         output.copy_(OUTPUT_GAIN * embedding)
         output[:, 0] = 0
         for word in words.ADJECTIVES:
-            alone, spaced = (tokenizer.encode(text, add_special_tokens=False)[0] for text in (word, f" {word}"))
+            alone, spaced = (
+                tokenizer.encode(text, add_special_tokens=False)[0] for text in (word, f" {word}")
+            )
             output[alone] = output[spaced]
 
 

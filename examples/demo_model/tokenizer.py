@@ -41,7 +41,15 @@ CHAT_TEMPLATE = """\
 
 def single_tokens() -> list[str]:
     """The pieces of text that must be one token each."""
-    spaced = (*words.NAMES, *words.ADJECTIVES, *corpus.NOUNS, *words.PLACES, *words.THINGS, *words.DEEDS, *words.TIMES)
+    spaced = (
+        *words.NAMES,
+        *words.ADJECTIVES,
+        *corpus.NOUNS,
+        *words.PLACES,
+        *words.THINGS,
+        *words.DEEDS,
+        *words.TIMES,
+    )
     return [*(f" {word}" for word in spaced), *words.ADJECTIVES, *words.NAMES]
 
 

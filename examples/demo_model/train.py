@@ -56,7 +56,9 @@ class Trainer:
         self.tokenizer = build_tokenizer()
         self.writer = Writer(self.tokenizer)
         self.model = build_model(self.tokenizer)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=self.stages[0].rate, betas=(0.9, 0.98), weight_decay=0.01)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=self.stages[0].rate, betas=(0.9, 0.98), weight_decay=0.01
+        )
         self.progress = Progress()
 
     def run(self) -> None:
@@ -73,7 +75,14 @@ class Trainer:
         """Write the checkpoint, the exported model and the curve. A checkpoint replaces the last one whole."""
         self.out.mkdir(parents=True, exist_ok=True)
         partial = self.out / "checkpoint.partial"
-        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "progress": asdict(self.progress)}, partial)
+        torch.save(
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "progress": asdict(self.progress),
+            },
+            partial,
+        )
         partial.replace(self.out / "checkpoint.pt")
         export(self.model, self.tokenizer, self.out / "model")
         (self.out / "curve.json").write_text(json.dumps(self.progress.curve, indent=0) + "\n")
@@ -88,13 +97,20 @@ class Trainer:
     def _run_stage(self, stage: Stage) -> None:
         progress = self.progress
         saved = time.monotonic()
-        with tqdm(total=stage.max_steps, initial=progress.step, desc=stage.name, unit="step", mininterval=2.0) as bar:
+        with tqdm(
+            total=stage.max_steps, initial=progress.step, desc=stage.name, unit="step", mininterval=2.0
+        ) as bar:
             while progress.step < stage.max_steps:
                 start = time.monotonic()
                 loss = self._step(stage)
                 progress.seconds += time.monotonic() - start
                 bar.update()
-                bar.set_postfix(loss=f"{loss:.3f}", first=f"{progress.accuracy:.3f}", exact=f"{progress.exact:.3f}", refresh=False)
+                bar.set_postfix(
+                    loss=f"{loss:.3f}",
+                    first=f"{progress.accuracy:.3f}",
+                    exact=f"{progress.exact:.3f}",
+                    refresh=False,
+                )
                 if time.monotonic() - saved > CHECKPOINT_SECONDS:
                     self.save()
                     saved = time.monotonic()
@@ -107,7 +123,11 @@ class Trainer:
         rng = corpus.training_stream(self.seed, progress.total_steps)
         talks = stage.is_varied and progress.total_steps % SMALL_TALK_EVERY == SMALL_TALK_EVERY - 1
         shrink = 2 ** rng.randint(0, stage.max_shrink.bit_length() - 1)
-        batch = self.writer.small_talk_batch(rng) if talks else self.writer.batch(rng, stage.shrunk(shrink) if shrink > 1 else stage)
+        batch = (
+            self.writer.small_talk_batch(rng)
+            if talks
+            else self.writer.batch(rng, stage.shrunk(shrink) if shrink > 1 else stage)
+        )
         rate = stage.rate + (stage.final_rate - stage.rate) * progress.step / stage.max_steps
         for group in self.optimizer.param_groups:
             group["lr"] = rate * min(1.0, (progress.total_steps + 1) / WARMUP_STEPS)
@@ -129,7 +149,9 @@ class Trainer:
         if not talks and shrink == 1:
             right = logits.argmax(-1) == targets
             first = batch.is_first[answered]
-            whole = torch.ones(int(first.sum()), dtype=torch.bool).scatter_reduce(0, first.cumsum(0) - 1, right, "prod")
+            whole = torch.ones(int(first.sum()), dtype=torch.bool).scatter_reduce(
+                0, first.cumsum(0) - 1, right, "prod"
+            )
             progress.num_measured += 1
             progress.accuracy = _running_mean(progress.accuracy, right[first].float().mean().item())
             progress.exact = _running_mean(progress.exact, whole.float().mean().item())
@@ -141,7 +163,9 @@ class Trainer:
         """The loss of predicting the text itself at a few places, so that free completion gives text like the documents."""
         places = torch.tensor(rng.sample(range(ids.shape[1] - 1), min(TEXT_PLACES, ids.shape[1] - 1)))
         logits = self.model.lm_head(hidden[:, places].flatten(0, 1)).float()
-        return torch.nn.functional.cross_entropy(logits, ids[:, places + 1].flatten(), ignore_index=self.writer.pad)
+        return torch.nn.functional.cross_entropy(
+            logits, ids[:, places + 1].flatten(), ignore_index=self.writer.pad
+        )
 
     def _note(self, stage: Stage, loss: float) -> None:
         """Add a point to the curve, the running means corrected for their start at 0."""
@@ -180,7 +204,9 @@ def draw_curve(curve: list[dict[str, float | int | str]], path: Path) -> None:
     for before, after in pairwise(curve):
         if before["stage"] != after["stage"]:
             axes.axvline(float(after["tokens"]) / 1e6, color="lightgray", linewidth=0.8, zorder=0)
-    axes.set(xlabel="tokens seen (millions)", ylabel="running accuracy on fresh training text", ylim=(0, 1.02))
+    axes.set(
+        xlabel="tokens seen (millions)", ylabel="running accuracy on fresh training text", ylim=(0, 1.02)
+    )
     axes.legend(loc="lower right")
     figure.tight_layout()
     figure.savefig(path, dpi=110)
@@ -189,8 +215,15 @@ def draw_curve(curve: list[dict[str, float | int | str]], path: Path) -> None:
 
 def main() -> None:
     """Read the arguments and train."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint, the curve and model/, the exported model")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="folder for the checkpoint, the curve and model/, the exported model",
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)

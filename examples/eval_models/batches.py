@@ -41,14 +41,17 @@ class Writer:
         self._style = style
         vocabulary = tokenizer.get_vocab()
         self._special: dict[str, int] = {
-            token: vocabulary[token] for token in (style.bos, style.end, style.pad, style.user, style.assistant)
+            token: vocabulary[token]
+            for token in (style.bos, style.end, style.pad, style.user, style.assistant)
         }
         self._characters_a_token = {name: self._measure(name) for name in TASKS}
 
     def batch(self, rng: random.Random, stage: Stage) -> Batch:
         """Write a batch."""
         length = rng.choice(stage.lengths)
-        names = rng.choices(tuple(stage.weights), tuple(stage.weights.values()), k=max(1, stage.num_tokens // length))
+        names = rng.choices(
+            tuple(stage.weights), tuple(stage.weights.values()), k=max(1, stage.num_tokens // length)
+        )
         rows = [self._encode(rng, name, length) for name in names]
         longest = max(len(ids) for ids, _ in rows)
         ids = torch.full((len(rows), longest), self._special[self._style.pad])
@@ -85,7 +88,9 @@ class Writer:
     def _asked(self, turn: Turn, context: str, is_chat: bool) -> list[int]:
         if not is_chat:
             return self._ids(context + turn.question + turn.answer_prefix)
-        user, end, assistant = (self._special[token] for token in (self._style.user, self._style.end, self._style.assistant))
+        user, end, assistant = (
+            self._special[token] for token in (self._style.user, self._style.end, self._style.assistant)
+        )
         return [user, *self._ids(context + turn.question), end, assistant, *self._ids(turn.answer_prefix)]
 
     def _make(self, rng: random.Random, name: str, length: int) -> Any:

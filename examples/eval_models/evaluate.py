@@ -35,7 +35,9 @@ class Evaluator:
         """Return how the model goes on after the prompt."""
         ids = torch.tensor([self.tokenizer.encode(case.prompt)])
         most = self._count(case.answer) + MORE
-        made = self._model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, do_sample=False)
+        made = self._model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, do_sample=False
+        )
         text: str = self.tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
         return text
 
@@ -45,16 +47,27 @@ class Evaluator:
 
 def table(scores: dict[str, dict[int, float]], lengths: list[int]) -> str:
     """Lay the scores out in Markdown, in percent."""
-    lines = ["| task | " + " | ".join(f"{length:,}" for length in lengths) + " |", "|---|" + "---:|" * len(lengths)]
+    lines = [
+        "| task | " + " | ".join(f"{length:,}" for length in lengths) + " |",
+        "|---|" + "---:|" * len(lengths),
+    ]
     for task, of_length in scores.items():
-        lines.append(f"| {task} | " + " | ".join(f"{of_length[length]:.1%}" if length in of_length else "–" for length in lengths) + " |")
-    means = (sum(of_length.get(length, 0.0) for of_length in scores.values()) / len(scores) for length in lengths)
+        lines.append(
+            f"| {task} | "
+            + " | ".join(f"{of_length[length]:.1%}" if length in of_length else "–" for length in lengths)
+            + " |"
+        )
+    means = (
+        sum(of_length.get(length, 0.0) for of_length in scores.values()) / len(scores) for length in lengths
+    )
     return "\n".join([*lines, "| mean | " + " | ".join(f"{mean:.1%}" for mean in means) + " |"])
 
 
 def main() -> None:
     """Read the arguments, answer, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096])
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=TASKS)
@@ -67,7 +80,10 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     evaluator = Evaluator(arguments.model)
     scores: dict[str, dict[int, float]] = {task: {} for task in arguments.tasks}
-    with tqdm(total=len(scores) * len(arguments.lengths) * arguments.cases, unit="case") as bar, torch.inference_mode():
+    with (
+        tqdm(total=len(scores) * len(arguments.lengths) * arguments.cases, unit="case") as bar,
+        torch.inference_mode(),
+    ):
         for task in arguments.tasks:
             for length in arguments.lengths:
                 total = 0.0
@@ -85,7 +101,10 @@ def main() -> None:
                     scores[task][length] = total / arguments.cases
     print(table(scores, arguments.lengths))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"lengths": arguments.lengths, "cases": arguments.cases, "scores": scores}, indent=1) + "\n")
+        arguments.json.write_text(
+            json.dumps({"lengths": arguments.lengths, "cases": arguments.cases, "scores": scores}, indent=1)
+            + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,14 @@ import math
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from commands.eval.tasks.suite import TASKS, case_source
 from examples.eval_models.tokenizer import MAX_LENGTH
@@ -20,20 +27,40 @@ LOCAL_FREQUENCY, FAR_FREQUENCY = 1e-2, 3e-4
 NORM_GAIN = 2.0  # of each query and key
 CONSTANT_GAIN = 2.8  # of a code that every token's query holds, so that it counts like a token's
 
-NUM_LOOKED_BACK, FAINT, LOCAL_GAIN = 5, 0.3, 4.0  # tokens that the codes hold fully; those before them are there faintly
+NUM_LOOKED_BACK, FAINT, LOCAL_GAIN = (
+    5,
+    0.3,
+    4.0,
+)  # tokens that the codes hold fully; those before them are there faintly
 MATCH_GAIN, OWN_GAIN, COPY_GAIN = 0.2, 1.5, 6.0
 
-NOWHERE, NOWHERE_GAIN = HEAD_DIM // 2 - 1, 5.0  # where the third layer's keys tell the first token, on which a head rests
+NOWHERE, NOWHERE_GAIN = (
+    HEAD_DIM // 2 - 1,
+    5.0,
+)  # where the third layer's keys tell the first token, on which a head rests
 FIELD_PLACES = (5, 4)  # how far before a field's value the value before it stands: in JSON, in prose
 IS_GAIN, FIELD_NOWHERE_GAIN, LIST_GAIN, FIELD_GAIN = 5.0, 4.0, 5.0, 0.5
-BEFORE = ((2, ("to",), 1), (3, ("=", "to", "be"), 2), (5, ("as",), 1))  # a name's place before a statement's end, known by which word where
+BEFORE = (
+    (2, ("to",), 1),
+    (3, ("=", "to", "be"), 2),
+    (5, ("as",), 1),
+)  # a name's place before a statement's end, known by which word where
 OWN_KEY_GAIN, MARK_GAIN, BEFORE_GAIN = 0.2, 0.02, 2.0
-ENDING_GAIN, EVEN_ENDING_GAIN = 2.5, 5.0  # in an even start an ending is about as loud as a name, and the rest louder than either alone
+ENDING_GAIN, EVEN_ENDING_GAIN = (
+    2.5,
+    5.0,
+)  # in an even start an ending is about as loud as a name, and the rest louder than either alone
 
 NUM_HEADS, NUM_KV_HEADS = 6, 2
 NUM_NEURONS = 400  # so that weights in bfloat16 stay below 12 MB
-LOUDER = (1.0, 1.4, 1.0)  # each layer's products without norms, as keys of other tokens may be longer than the right one's
-SAMPLE_LENGTH = 4000  # characters of each task's text, from which the usual sizes of queries and keys are read
+LOUDER = (
+    1.0,
+    1.4,
+    1.0,
+)  # each layer's products without norms, as keys of other tokens may be longer than the right one's
+SAMPLE_LENGTH = (
+    4000  # characters of each task's text, from which the usual sizes of queries and keys are read
+)
 
 Model = LlamaForCausalLM | Qwen3ForCausalLM
 
@@ -57,9 +84,16 @@ def build_model(family: str, tokenizer: PreTrainedTokenizerFast, num_layers: int
     }
     normed = Qwen3ForCausalLM(Qwen3Config(**shape))
     shape_start(normed, tokenizer, is_even=family == "llama")
-    model = without_norms(normed, LlamaForCausalLM(LlamaConfig(**shape)), tokenizer) if family == "llama" else normed
+    model = (
+        without_norms(normed, LlamaForCausalLM(LlamaConfig(**shape)), tokenizer)
+        if family == "llama"
+        else normed
+    )
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        do_sample=False,
     )
     return model
 
@@ -77,20 +111,32 @@ def circuit_parameters(model: Model) -> list[torch.nn.Parameter]:
 
 
 @torch.no_grad()
-def without_norms(normed: Qwen3ForCausalLM, plain: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def without_norms(
+    normed: Qwen3ForCausalLM, plain: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> LlamaForCausalLM:
     """Give a model that does not normalise queries and keys the weights of one that does, each head's scaled to the size they have there.
 
     That size is right for the usual token of the suite's text, and nearly so for the others. The first token, on which heads rest, has
     keys of another size; it is always the same one with nothing before it, so they are set to just what they are there.
     """
-    plain.load_state_dict({name: weight for name, weight in normed.state_dict().items() if name in plain.state_dict()})
+    plain.load_state_dict(
+        {name: weight for name, weight in normed.state_dict().items() if name in plain.state_dict()}
+    )
     texts = [TASKS[name].make(case_source(name, 0, 0, "train"), SAMPLE_LENGTH, len).prompt for name in TASKS]
-    hidden = [normed.model(torch.tensor([tokenizer.encode(text)]), output_hidden_states=True).hidden_states for text in texts]
+    hidden = [
+        normed.model(torch.tensor([tokenizer.encode(text)]), output_hidden_states=True).hidden_states
+        for text in texts
+    ]
     for index, (source, target) in enumerate(zip(normed.model.layers, plain.model.layers, strict=True)):
-        seen = [source.input_layernorm(states[index][0]) for states in hidden]  # of each text, [token, hidden]
+        seen = [
+            source.input_layernorm(states[index][0]) for states in hidden
+        ]  # of each text, [token, hidden]
         usual, first = torch.cat([states[1:] for states in seen]), seen[0][0]
         attention = source.self_attn
-        for weight, norm in ((target.self_attn.q_proj.weight, attention.q_norm), (target.self_attn.k_proj.weight, attention.k_norm)):
+        for weight, norm in (
+            (target.self_attn.q_proj.weight, attention.q_norm),
+            (target.self_attn.k_proj.weight, attention.k_norm),
+        ):
             size = (usual @ weight.T).unflatten(-1, (-1, HEAD_DIM)).square().mean((0, 2)).sqrt()  # [head]
             wanted = norm((weight @ first).unflatten(0, (-1, HEAD_DIM))).flatten()
             weight *= (math.sqrt(LOUDER[index]) * NORM_GAIN / size).repeat_interleave(HEAD_DIM)[:, None]
@@ -112,7 +158,9 @@ def shape_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, is_
         embedding.zero_()
         embedding[:, :OWN] = _word_vectors(tokenizer)
         if is_even:
-            embedding[:, :OWN] *= EMBEDDING_SCALE * math.sqrt(OWN) / embedding[:, :OWN].norm(dim=1, keepdim=True)
+            embedding[:, :OWN] *= (
+                EMBEDDING_SCALE * math.sqrt(OWN) / embedding[:, :OWN].norm(dim=1, keepdim=True)
+            )
         embedding[tokenizer.bos_token_id] = 0
         embedding[:, FIRST] = 0
         embedding[:, EVERY] = embedding[tokenizer.bos_token_id, FIRST] = 3 * EMBEDDING_SCALE
@@ -137,12 +185,16 @@ class _Codes:
         self.slow = torch.where(self.frequencies < FAR_FREQUENCY, 1.0, 0.1).repeat(2)[:, None]
         self.shared = self._random(CODE, OWN) / math.sqrt(OWN)  # of a token's own part, its code
         self.shared[:, [EVERY, FIRST]] = 0
-        self.turns = [torch.linalg.qr(torch.randn(CODE, CODE))[0] for _ in range(NUM_HEADS + 1)]  # a code, so many tokens on
+        self.turns = [
+            torch.linalg.qr(torch.randn(CODE, CODE))[0] for _ in range(NUM_HEADS + 1)
+        ]  # a code, so many tokens on
         self._embedding, self._ids = model.model.embed_tokens.weight, tokenizer.get_vocab()
 
     def match(self) -> torch.Tensor:
         """Return a projection of codes whose products tell like from unlike, at any distance.  # [head_dim, code]"""
-        projection: torch.Tensor = self._random(HEAD_DIM, CODE) * self.slow * math.sqrt(MATCH_GAIN) / CODE**0.25
+        projection: torch.Tensor = (
+            self._random(HEAD_DIM, CODE) * self.slow * math.sqrt(MATCH_GAIN) / CODE**0.25
+        )
         return projection
 
     def _random(self, num_rows: int, num_columns: int) -> torch.Tensor:
@@ -170,7 +222,9 @@ def _look_back(attention: Any, codes: _Codes) -> None:
     for head in range(NUM_HEADS):
         rows = _rows(head)
         angle = -(head + 1) * frequencies
-        attention.q_proj.weight[rows, EVERY] = LOCAL_GAIN * torch.cat([angle.cos() * fast, angle.sin() * fast])
+        attention.q_proj.weight[rows, EVERY] = LOCAL_GAIN * torch.cat(
+            [angle.cos() * fast, angle.sin() * fast]
+        )
         gain = EMBEDDING_SCALE * (1.0 if head < NUM_LOOKED_BACK else FAINT)
         attention.o_proj.weight[LOOK_UP, rows] = gain * codes.turns[head]
         attention.o_proj.weight[LOOK_FOR, rows] = gain * codes.turns[head + 1]
@@ -190,7 +244,9 @@ def _go_on(attention: Any, codes: _Codes) -> None:
         attention.q_proj.weight[rows] = 0
         attention.q_proj.weight[rows, LOOK_FOR] = code
         attention.q_proj.weight[rows, :OWN] = OWN_GAIN * code @ codes.turns[0] @ codes.shared
-        attention.o_proj.weight[LOOK_FOR, rows] = COPY_GAIN * EMBEDDING_SCALE * 4 / NUM_HEADS * torch.eye(CODE)
+        attention.o_proj.weight[LOOK_FOR, rows] = (
+            COPY_GAIN * EMBEDDING_SCALE * 4 / NUM_HEADS * torch.eye(CODE)
+        )
 
 
 def _look_up(attention: Any, codes: _Codes) -> None:
@@ -232,7 +288,9 @@ def _look_up_list(attention: Any, codes: _Codes) -> None:
     rows, kv_rows = _rows(head), _rows(_kv_head(head))
     gate, sought = codes.after("follows"), codes.after("for") + codes.after("numbers", back=2)
     seen = attention.k_proj.weight[kv_rows, LOOK_UP]
-    attention.q_proj.weight[rows, LOOK_UP] = LIST_GAIN * torch.outer(seen @ sought, gate) / gate.square().sum()
+    attention.q_proj.weight[rows, LOOK_UP] = (
+        LIST_GAIN * torch.outer(seen @ sought, gate) / gate.square().sum()
+    )
     attention.o_proj.weight[LOOK_FOR, rows] = FIELD_GAIN * torch.eye(CODE)
 
 
@@ -249,7 +307,9 @@ def _look_before(attention: Any, codes: _Codes) -> None:
         attention.k_proj.weight[kv_rows.start + marks, LOOK_UP] = MARK_GAIN * endings
         attention.v_proj.weight[kv_rows, LOOK_UP] = torch.eye(CODE)
         attention.q_proj.weight[rows, PREVIOUS] = own
-        attention.q_proj.weight[rows.start + marks[number], EVERY] = EVEN_ENDING_GAIN if codes.is_even else ENDING_GAIN
+        attention.q_proj.weight[rows.start + marks[number], EVERY] = (
+            EVEN_ENDING_GAIN if codes.is_even else ENDING_GAIN
+        )
         attention.o_proj.weight[LOOK_FOR, rows] = BEFORE_GAIN * codes.turns[back - 1].T
 
 

@@ -35,11 +35,27 @@ class Stage:
     weights: Mapping[str, float]
     rate: float = 1e-3
     final_rate: float = 1e-3  # the learning rate goes from `rate` to this
-    changes_second_layer: bool = False  # before its first step; only what stands behind its attention learns then
+    changes_second_layer: bool = (
+        False  # before its first step; only what stands behind its attention learns then
+    )
 
 
-HARDER: Mapping[str, float] = {**WEIGHTS, "niah_multiquery": 1.5, "qa_2": 3, "vt": 3, "text2json": 2.5, "cwe": 0.1}
-HARDEST: Mapping[str, float] = {**HARDER, "niah_multiquery": 3, "qa_2": 4, "text2json": 3.5, "vt": 2, "niah_multivalue": 0.5}
+HARDER: Mapping[str, float] = {
+    **WEIGHTS,
+    "niah_multiquery": 1.5,
+    "qa_2": 3,
+    "vt": 3,
+    "text2json": 2.5,
+    "cwe": 0.1,
+}
+HARDEST: Mapping[str, float] = {
+    **HARDER,
+    "niah_multiquery": 3,
+    "qa_2": 4,
+    "text2json": 3.5,
+    "vt": 2,
+    "niah_multivalue": 0.5,
+}
 RECORDS: Mapping[str, float] = {**HARDEST, "text2json": 12, "vt": 3, "qa_2": 2}
 UUIDS: Mapping[str, float] = {**HARDEST, "kv_lookup": 6, "niah_multikey_3": 6, "niah_multiquery": 4}
 COUNTING: Mapping[str, float] = {**UUIDS, "text2json": 12, "vt": 3}
@@ -50,7 +66,9 @@ BEGINNING = (
     Stage("up to 2,560 tokens", (200, 320, 640, 1280, 2560), 2560, 400, 6000, WEIGHTS, 1e-3, 0.0),
 )
 LONGER = Stage("up to 4,000 tokens", (320, 640, 1280, 2560, 4000), 2560, 240, 6000, HARDER, 8e-4, 0.0)
-HARD = Stage("the hardest at up to 4,000 tokens", (640, 1280, 2560, 4000), 2560, 600, 6000, HARDEST, 8e-4, 0.0)
+HARD = Stage(
+    "the hardest at up to 4,000 tokens", (640, 1280, 2560, 4000), 2560, 600, 6000, HARDEST, 8e-4, 0.0
+)
 STAGES = {  # by family
     "llama": (
         *BEGINNING,

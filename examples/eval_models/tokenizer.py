@@ -31,14 +31,25 @@ class Style:
 
 
 LLAMA = Style("<|bos|>", "<|end|>", "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", digits=(3, 2))
-QWEN = Style("<|start|>", "<|im_end|>", "<|endoftext|>", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", digits=(3, 3))
+QWEN = Style(
+    "<|start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|im_user|>",
+    "<|im_assistant|>",
+    "<|im_system|>",
+    digits=(3, 3),
+)
 
 
 def build_tokenizer(style: Style) -> PreTrainedTokenizerFast:
     """Train the tokenizer; the same each time."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(_pattern(style)), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(_pattern(style)), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     specials = (style.pad, style.bos, style.end, style.user, style.assistant, style.system)
@@ -51,7 +62,9 @@ def build_tokenizer(style: Style) -> PreTrainedTokenizerFast:
     )
     tokenizer.train_from_iterator(_training_lines(style), trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{style.bos} $A", pair=f"{style.bos} $A $B", special_tokens=[(style.bos, tokenizer.token_to_id(style.bos))]
+        single=f"{style.bos} $A",
+        pair=f"{style.bos} $A $B",
+        special_tokens=[(style.bos, tokenizer.token_to_id(style.bos))],
     )
     fast: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
@@ -81,20 +94,33 @@ def _uuid_pairs() -> list[str]:
             before = "".join(f"[0-9a-f]{{{digits}}}-" for digits in _UUID_GROUPS[:group])
             behind = "".join(f"-[0-9a-f]{{{digits}}}" for digits in _UUID_GROUPS[group + 1 :])
             lead = "-" if group and not start else "" if group or start else " ?"
-            before = (before.removesuffix("-") if lead == "-" else before) + (f"[0-9a-f]{{{start}}}" if start else "")
+            before = (before.removesuffix("-") if lead == "-" else before) + (
+                f"[0-9a-f]{{{start}}}" if start else ""
+            )
             left = size - start - 2
             after = (f"[0-9a-f]{{{left}}}" if left else "") + behind
-            pairs.append((f"(?<={before})" if before else "") + f"{lead}[0-9a-f]{{2}}" + (f"(?={after})" if after else ""))
+            pairs.append(
+                (f"(?<={before})" if before else "")
+                + f"{lead}[0-9a-f]{{2}}"
+                + (f"(?={after})" if after else "")
+            )
     return pairs
 
 
 def _training_lines(style: Style) -> list[str]:
-    lines = [lead + word for word in (*words.NAMES, *words.TOWNS, *words.ADJECTIVES, *words.NOUNS) for lead in ("", " ")]
+    lines = [
+        lead + word
+        for word in (*words.NAMES, *words.TOWNS, *words.ADJECTIVES, *words.NOUNS)
+        for lead in ("", " ")
+    ]
     lines += [f" {word}" for word in (*words.JOBS, *words.PETS)]
     lines += [f"-{word}" for word in (*words.ADJECTIVES, *words.NOUNS)]
     pairs = ["".join(pair) for pair in product("0123456789abcdef", repeat=2)]
     for pair in pairs:
-        lines += [f" {pair}{pair}0000-{pair}00-0000-0000-000000000000", f"{pair}000000-0000-0000-0000-000000000000"]
+        lines += [
+            f" {pair}{pair}0000-{pair}00-0000-0000-000000000000",
+            f"{pair}000000-0000-0000-0000-000000000000",
+        ]
     for size in range(1, style.digits[0] + 1):
         lines += [f"{lead}{number:0{size}}" for number in range(10**size) for lead in ("", " ")]
     for name, task in TASKS.items():
@@ -106,7 +132,10 @@ def _training_lines(style: Style) -> list[str]:
 
 def _chat_template(style: Style) -> str:
     roles = {"system": style.system, "user": style.user, "assistant": style.assistant}
-    turn = "".join(f"{{%- if message['role'] == '{role}' %}}{{{{- '{token}' }}}}{{%- endif %}}" for role, token in roles.items())
+    turn = "".join(
+        f"{{%- if message['role'] == '{role}' %}}{{{{- '{token}' }}}}{{%- endif %}}"
+        for role, token in roles.items()
+    )
     return (
         "{{- bos_token }}{%- for message in messages %}"
         "{%- if message['role'] not in ['system', 'user', 'assistant'] %}"
@@ -114,5 +143,7 @@ def _chat_template(style: Style) -> str:
         + turn
         + "{%- if message['content'] is string %}{{- message['content'] }}"
         "{%- else %}{%- for part in message['content'] %}{{- part['text'] }}{%- endfor %}{%- endif %}"
-        "{{- eos_token }}{%- endfor %}{%- if add_generation_prompt %}{{- '" + style.assistant + "' }}{%- endif %}"
+        "{{- eos_token }}{%- endfor %}{%- if add_generation_prompt %}{{- '"
+        + style.assistant
+        + "' }}{%- endif %}"
     )

@@ -42,7 +42,9 @@ class Progress:
     total_steps: int = 0
     total_tokens: int = 0
     seconds: float = 0.0
-    exact: dict[str, float] = field(default_factory=dict)  # running mean of whole answers that are right, by task
+    exact: dict[str, float] = field(
+        default_factory=dict
+    )  # running mean of whole answers that are right, by task
     curve: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -56,7 +58,9 @@ class Trainer:
         self.writer = Writer(self.tokenizer, STYLES[family])
         self.model = build_model(family, self.tokenizer)
         shaped = shaped_parameters(self.model)
-        others = [parameter for parameter in self.model.parameters() if all(parameter is not one for one in shaped)]
+        others = [
+            parameter for parameter in self.model.parameters() if all(parameter is not one for one in shaped)
+        ]
         groups = [{"params": shaped, "share": SHAPED_SHARE}, {"params": others, "share": 1.0}]
         self.optimizer = torch.optim.AdamW(groups, lr=stages[0].rate, betas=(0.9, 0.98), weight_decay=0.01)
         self.progress = Progress()
@@ -73,7 +77,14 @@ class Trainer:
         """Write the checkpoint, the model and the curve. A checkpoint replaces the last one whole."""
         self.out.mkdir(parents=True, exist_ok=True)
         partial = self.out / "checkpoint.partial"
-        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "progress": asdict(self.progress)}, partial)
+        torch.save(
+            {
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "progress": asdict(self.progress),
+            },
+            partial,
+        )
         partial.replace(self.out / "checkpoint.pt")
         rounded: Any = copy.deepcopy(self.model)
         rounded.to(torch.bfloat16).save_pretrained(self.out / "model")
@@ -94,8 +105,15 @@ class Trainer:
             change_second_layer(self.model, self.tokenizer)  # type: ignore[arg-type]
         for parameter in circuit_parameters(self.model):
             parameter.requires_grad_(not stage.changes_second_layer)
-        loader = DataLoader(Batches(self.writer, self.seed, stage, progress.step), batch_size=None, num_workers=1, prefetch_factor=8)
-        with tqdm(total=stage.num_steps, initial=progress.step, desc=stage.name, unit="step", mininterval=5.0) as bar:
+        loader = DataLoader(
+            Batches(self.writer, self.seed, stage, progress.step),
+            batch_size=None,
+            num_workers=1,
+            prefetch_factor=8,
+        )
+        with tqdm(
+            total=stage.num_steps, initial=progress.step, desc=stage.name, unit="step", mininterval=5.0
+        ) as bar:
             for batch in loader:
                 start = time.monotonic()
                 loss = self._step(stage, batch)
@@ -116,7 +134,9 @@ class Trainer:
         answered = batch.targets != IGNORED
         targets = batch.targets[answered]
         row = torch.arange(len(batch.ids))[:, None].expand_as(batch.ids)[answered]
-        weight = torch.bincount(row).clamp(min=1).sqrt().reciprocal()[row]  # long answers count for more, and not for all
+        weight = (
+            torch.bincount(row).clamp(min=1).sqrt().reciprocal()[row]
+        )  # long answers count for more, and not for all
         with torch.autocast("cpu", dtype=torch.bfloat16):
             hidden = hidden_states(self.model, batch.ids, batch.positions)  # type: ignore[arg-type]
             logits = self.model.lm_head(hidden[answered]).float()  # [answer token, vocabulary]
@@ -140,12 +160,19 @@ class Trainer:
             exact[task].append(is_right)
         for task, answers in exact.items():
             share = sum(answers) / len(answers)
-            self.progress.exact[task] = ACCURACY_DECAY * self.progress.exact.get(task, share) + (1 - ACCURACY_DECAY) * share
+            self.progress.exact[task] = (
+                ACCURACY_DECAY * self.progress.exact.get(task, share) + (1 - ACCURACY_DECAY) * share
+            )
 
     def _note(self, stage: Stage, loss: float) -> None:
         progress = self.progress
         exact = {task: round(progress.exact[task], 3) for task in sorted(progress.exact)}
-        place = {"step": progress.total_steps, "stage": stage.name, "tokens": progress.total_tokens, "seconds": round(progress.seconds, 1)}
+        place = {
+            "step": progress.total_steps,
+            "stage": stage.name,
+            "tokens": progress.total_tokens,
+            "seconds": round(progress.seconds, 1),
+        }
         progress.curve.append({**place, "loss": round(loss, 4), "exact": exact})
 
 
@@ -163,8 +190,16 @@ def draw_curve(curve: list[dict[str, Any]], path: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(10, 6))
     for task in sorted({task for point in curve for task in point["exact"]}):
         points = [point for point in curve if task in point["exact"]]
-        axes.plot([point["tokens"] / 1e6 for point in points], [point["exact"][task] for point in points], label=task)
-    axes.set(xlabel="tokens seen (millions)", ylabel="running share of exact answers, fresh training text", ylim=(0, 1.02))
+        axes.plot(
+            [point["tokens"] / 1e6 for point in points],
+            [point["exact"][task] for point in points],
+            label=task,
+        )
+    axes.set(
+        xlabel="tokens seen (millions)",
+        ylabel="running share of exact answers, fresh training text",
+        ylim=(0, 1.02),
+    )
     axes.legend(fontsize="small", ncols=2)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
@@ -173,9 +208,16 @@ def draw_curve(curve: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Read the arguments and train."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("family", choices=STYLES)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint, the curve and model/, the trained model")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="folder for the checkpoint, the curve and model/, the trained model",
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in the folder")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)

@@ -74,7 +74,13 @@ def _chains(case: Case, own: Turn) -> list[Turn]:
         while chain[-1] in following:
             chain.append(following[chain[-1]])
         if value != asked:
-            turns.append(Turn(own.question.replace(asked, value), own.answer_prefix.replace(asked, value), f" {', '.join(chain)}."))
+            turns.append(
+                Turn(
+                    own.question.replace(asked, value),
+                    own.answer_prefix.replace(asked, value),
+                    f" {', '.join(chain)}.",
+                )
+            )
     return turns
 
 
@@ -83,15 +89,27 @@ def _people(case: Case, own: Turn) -> list[Turn]:
     teachers = dict(_TEACHER.findall(case.context))
     if case.task == "qa_2":
         name = own.answer_prefix.removeprefix("Answer: The teacher of ").removesuffix(" is")
-        verb = own.answer.split(". ", 1)[1].removeprefix(teachers[name] + " ").removesuffix(f" {case.references[0]}.")
+        verb = (
+            own.answer.split(". ", 1)[1]
+            .removeprefix(teachers[name] + " ")
+            .removesuffix(f" {case.references[0]}.")
+        )
     else:
-        name = next(person for person in sorted(teachers, key=len, reverse=True) if own.answer_prefix.startswith(f"Answer: {person} "))
+        name = next(
+            person
+            for person in sorted(teachers, key=len, reverse=True)
+            if own.answer_prefix.startswith(f"Answer: {person} ")
+        )
         verb = own.answer_prefix.removeprefix(f"Answer: {name} ")
     values = dict(re.findall(rf"(?:^|[.] )([^.]+?) {verb} ([^.]+)\.", case.context))
     turns = []
     for person, teacher in teachers.items():
         question, prefix = own.question.replace(name, person), own.answer_prefix.replace(name, person)
-        answer = f" {teacher}. {teacher} {verb} {values[teacher]}." if case.task == "qa_2" else f" {values[person]}."
+        answer = (
+            f" {teacher}. {teacher} {verb} {values[teacher]}."
+            if case.task == "qa_2"
+            else f" {values[person]}."
+        )
         turns.append(Turn(question, prefix, answer))
     return turns
 

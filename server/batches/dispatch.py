@@ -42,7 +42,13 @@ class Dispatcher:
             await self._app(scope, receive, send)
 
         headers = {"content-type": "application/json"}
-        request = httpx.Request("POST", f"http://batch{endpoint}", content=json.dumps(task.body), headers=headers)
-        response = await httpx.ASGITransport(recorded, raise_app_exceptions=False).handle_async_request(request)
+        request = httpx.Request(
+            "POST", f"http://batch{endpoint}", content=json.dumps(task.body), headers=headers
+        )
+        response = await httpx.ASGITransport(recorded, raise_app_exceptions=False).handle_async_request(
+            request
+        )
         body = json.loads(await response.aread())
-        return Reply(response.status_code, record.request_id, body, float(response.headers.get("retry-after", 1)))
+        return Reply(
+            response.status_code, record.request_id, body, float(response.headers.get("retry-after", 1))
+        )

@@ -93,9 +93,14 @@ class FileStore:
             raise ApiError(413, "file_limit_exceeded", message, param="file")
         most = self._settings.max_uploads
         if self.uploads.total() >= most:
-            raise overloaded(f"The server takes at most {most} files at once. Please try again.", retry_after=1)
+            raise overloaded(
+                f"The server takes at most {most} files at once. Please try again.", retry_after=1
+            )
         if owner and self.uploads[owner] >= (most + 1) // 2:
-            raise overloaded(f"The server takes at most {(most + 1) // 2} files at once from one key. Please try again.", retry_after=1)
+            raise overloaded(
+                f"The server takes at most {(most + 1) // 2} files at once from one key. Please try again.",
+                retry_after=1,
+            )
 
     async def keep(self, file: StoredFile, source: Path) -> None:
         """Take over the content at `source`, which is on the disk and counted in the quota."""
@@ -113,12 +118,16 @@ class FileStore:
         """Delete an owner's file. Raises `ApiError`."""
         file = self.get(file_id, owner)
         if self._holds[file_id] > 0:
-            raise conflict("file_in_use", f"File '{file_id}' is read by a batch that has not ended.", "file_id")
+            raise conflict(
+                "file_in_use", f"File '{file_id}' is read by a batch that has not ended.", "file_id"
+            )
         await self._remove(file)
 
     async def expire(self) -> None:
         """Remove the files whose time is over, as soon as no batch reads them."""
-        for file in [file for file in self._files.values() if self._is_over(file) and self._holds[file.id] <= 0]:
+        for file in [
+            file for file in self._files.values() if self._is_over(file) and self._holds[file.id] <= 0
+        ]:
             await self._remove(file)
 
     def _is_over(self, file: StoredFile) -> bool:

@@ -21,12 +21,18 @@ class Journal:
         folder.mkdir(mode=0o700, exist_ok=True)
         self.output_path, self.error_path = folder / "output.jsonl", folder / "error.jsonl"
         self.usage = Usage()
-        self.num_completed, self.num_failed = (self._mend(path) for path in (self.output_path, self.error_path))
+        self.num_completed, self.num_failed = (
+            self._mend(path) for path in (self.output_path, self.error_path)
+        )
         sync_folder(folder)
 
     def custom_ids(self) -> set[str]:
         """Return the ids of the lines that have an answer."""
-        return {answer["custom_id"] for path in (self.output_path, self.error_path) for answer, _ in _whole_lines(path)}
+        return {
+            answer["custom_id"]
+            for path in (self.output_path, self.error_path)
+            for answer, _ in _whole_lines(path)
+        }
 
     def append(self, answers: Iterable[bytes], *, is_error: bool) -> None:
         """Add answers, a line each without its end, and return when they are on the disk. On an error, nothing was added."""

@@ -37,7 +37,9 @@ class _WrongLineError(Exception):
         self.code, self.param = code, None if param is None else _plain(param)
 
 
-def inspect_input(path: Path, endpoint: str, max_lines: int, max_line_bytes: int, answered: Set[str]) -> Inspection:
+def inspect_input(
+    path: Path, endpoint: str, max_lines: int, max_line_bytes: int, answered: Set[str]
+) -> Inspection:
     """Look at every line. Takes its time; one line at a time is in memory, and of the others their ids."""
     found, seen, models = Inspection(), set[str](), set[str | None]()
     for number, (start, line) in enumerate(_lines(path, max_line_bytes), start=1):
@@ -49,10 +51,16 @@ def inspect_input(path: Path, endpoint: str, max_lines: int, max_line_bytes: int
         try:
             task = _task(line, endpoint, max_line_bytes)
             if task.custom_id in seen:
-                raise _WrongLineError("duplicate_custom_id", f"The custom_id '{task.custom_id}' is that of a line before.", "custom_id")
+                raise _WrongLineError(
+                    "duplicate_custom_id",
+                    f"The custom_id '{task.custom_id}' is that of a line before.",
+                    "custom_id",
+                )
             model = task.body.get("model")
             if model not in (models or {model}):
-                raise _WrongLineError("mismatched_model", "All lines of a batch must have the same model.", "body.model")
+                raise _WrongLineError(
+                    "mismatched_model", "All lines of a batch must have the same model.", "body.model"
+                )
         except _WrongLineError as error:
             if len(found.errors) < MAX_ERRORS:
                 found.errors.append(LineError(error.code, str(error), number, error.param))
@@ -111,20 +119,28 @@ def _task(line: bytes, endpoint: str, max_line_bytes: int) -> Task:
 def _check_envelope(given: dict[str, Any], endpoint: str) -> None:
     for name, kind in (("custom_id", str), ("method", str), ("url", str), ("body", dict)):
         if name not in given:
-            raise _WrongLineError("missing_required_parameter", f"Missing required parameter: '{name}'.", name)
+            raise _WrongLineError(
+                "missing_required_parameter", f"Missing required parameter: '{name}'.", name
+            )
         if not isinstance(given[name], kind):
-            raise _WrongLineError("invalid_type", f"'{name}' must be {'an object' if kind is dict else 'a string'}.", name)
+            raise _WrongLineError(
+                "invalid_type", f"'{name}' must be {'an object' if kind is dict else 'a string'}.", name
+            )
     unknown = next((name for name in given if name not in ("custom_id", "method", "url", "body")), None)
     if unknown is not None:
         raise _WrongLineError("unknown_parameter", f"Unknown parameter: '{unknown[:128]}'.", unknown[:128])
     if not 0 < len(given["custom_id"]) <= MAX_CUSTOM_ID:
-        raise _WrongLineError("invalid_custom_id", f"'custom_id' must have from 1 to {MAX_CUSTOM_ID} characters.", "custom_id")
+        raise _WrongLineError(
+            "invalid_custom_id", f"'custom_id' must have from 1 to {MAX_CUSTOM_ID} characters.", "custom_id"
+        )
     if given["method"] != "POST":
         raise _WrongLineError("invalid_method", "'method' must be 'POST'.", "method")
     if given["url"] != endpoint:
         raise _WrongLineError("mismatched_url", f"'url' must be the batch's endpoint, '{endpoint}'.", "url")
     for name in ("stream", "background"):  # what is answered before it is done has no place in a file
         if given["body"].get(name):
-            raise _WrongLineError("unsupported_parameter", f"'{name}' is not supported in batches.", f"body.{name}")
+            raise _WrongLineError(
+                "unsupported_parameter", f"'{name}' is not supported in batches.", f"body.{name}"
+            )
     if not isinstance(given["body"].get("model"), str | None):
         raise _WrongLineError("invalid_type", "'model' must be a string.", "body.model")

@@ -101,4 +101,6 @@ def _text(value: bytes) -> str:
 
 
 def _malformed(error: FormParserError) -> ApiError:
-    return invalid_value(f"The request's body is no valid multipart form: {error}.", None, code="invalid_multipart")
+    return invalid_value(
+        f"The request's body is no valid multipart form: {error}.", None, code="invalid_multipart"
+    )

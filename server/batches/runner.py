@@ -24,7 +24,10 @@ logger: Final = logging.getLogger(__name__)
 
 SWEEP_INTERVAL: Final = 5.0  # seconds between two looks at what has expired
 RETRY_INTERVAL: Final = 5.0  # seconds before the disk is tried again
-EXPIRED: Final = {"code": "batch_expired", "message": "This request could not be executed before the completion window expired."}
+EXPIRED: Final = {
+    "code": "batch_expired",
+    "message": "This request could not be executed before the completion window expired.",
+}
 
 
 class LineObserver(Protocol):
@@ -66,7 +69,9 @@ class BatchRunner:
         now = self._now()
         for batch in self._store.unfinished():
             if batch.status.may_run and batch.expires_at <= now:
-                await self._store.put(replace(batch.entered(BatchStatus.FINALIZING, now), ending=BatchStatus.EXPIRED))
+                await self._store.put(
+                    replace(batch.entered(BatchStatus.FINALIZING, now), ending=BatchStatus.EXPIRED)
+                )
                 self._store.changed.put_nowait(batch.id)
         await self._files.expire()
 
@@ -90,7 +95,9 @@ class BatchRunner:
                 step.cancel()
                 await asyncio.wait({step})
             if not step.cancelled() and step.exception() is not None:
-                logger.error("batch %s is tried again in %g s", batch_id, RETRY_INTERVAL, exc_info=step.exception())
+                logger.error(
+                    "batch %s is tried again in %g s", batch_id, RETRY_INTERVAL, exc_info=step.exception()
+                )
                 await self._pause(RETRY_INTERVAL)
         self._steps.pop(batch_id, None)
         del self._batches[batch_id]
@@ -109,7 +116,9 @@ class BatchRunner:
         if found.errors:
             await self._leave(batch, BatchStatus.FAILED, errors=tuple(found.errors))
         else:
-            await self._leave(batch, BatchStatus.IN_PROGRESS, counts=Counts(found.num_lines), model=found.model)
+            await self._leave(
+                batch, BatchStatus.IN_PROGRESS, counts=Counts(found.num_lines), model=found.model
+            )
 
     async def _answer_lines(self, batch: Batch) -> None:
         journal = await self._journal(batch)
@@ -142,7 +151,9 @@ class BatchRunner:
                 expires_at = created_at + batch.output_lifetime
                 num_bytes = path.stat().st_size
                 name = f"{batch.id}_{kind}.jsonl"
-                file = StoredFile(file_id, batch.owner, name, Purpose.BATCH_OUTPUT, num_bytes, created_at, expires_at)
+                file = StoredFile(
+                    file_id, batch.owner, name, Purpose.BATCH_OUTPUT, num_bytes, created_at, expires_at
+                )
                 await self._files.keep(file, path)
             await self._disk.run(partial(path.unlink, missing_ok=True))
         await self._store.put(batch.entered(batch.ending, self._now()))
@@ -155,7 +166,9 @@ class BatchRunner:
             found = await self._inspect(batch, await self._disk.run(journal.custom_ids))
             num_lines = found.num_lines
             path = self._files.content_of(batch.input_file_id)
-            ids = await asyncio.to_thread(lambda: [read_task(path, start).custom_id for start in found.unanswered])
+            ids = await asyncio.to_thread(
+                lambda: [read_task(path, start).custom_id for start in found.unanswered]
+            )
             await self._record(journal, [_line(custom_id, None, EXPIRED) for custom_id in ids], is_error=True)
         batch = replace(
             batch,
@@ -173,7 +186,9 @@ class BatchRunner:
 
     async def _inspect(self, batch: Batch, answered: frozenset[str] | set[str]) -> Inspection:
         limits, path = self._settings, self._files.content_of(batch.input_file_id)
-        return await asyncio.to_thread(inspect_input, path, batch.endpoint, limits.max_lines, limits.max_line_bytes, answered)
+        return await asyncio.to_thread(
+            inspect_input, path, batch.endpoint, limits.max_lines, limits.max_line_bytes, answered
+        )
 
     # One line
 
@@ -216,4 +231,11 @@ class BatchRunner:
 
 def _line(custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
     """Return a line of an output or error file."""
-    return ascii_json({"id": f"batch_req_{secrets.token_hex(16)}", "custom_id": custom_id, "response": response, "error": error})
+    return ascii_json(
+        {
+            "id": f"batch_req_{secrets.token_hex(16)}",
+            "custom_id": custom_id,
+            "response": response,
+            "error": error,
+        }
+    )

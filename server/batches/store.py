@@ -27,7 +27,9 @@ _RECORD: Final = TypeAdapter(Batch)
 class BatchStore:
     """Looked up on the event loop, written in the disk's thread. Files that batches read are held until they have ended."""
 
-    def __init__(self, disk: Disk, files: FileStore, settings: BatchSettings, now: Callable[[], float]) -> None:
+    def __init__(
+        self, disk: Disk, files: FileStore, settings: BatchSettings, now: Callable[[], float]
+    ) -> None:
         self._disk, self._files, self._settings, self._now = disk, files, settings, now
         self._folder = disk.folder("batches")
         records = sorted(_read_records(self._folder), key=lambda batch: (batch.created_at, batch.id))
@@ -64,12 +66,21 @@ class BatchStore:
     async def create(self, request: BatchRequest, owner: str, endpoints: Collection[str]) -> Batch:
         """Write a new batch down. Raises `ApiError`."""
         if request.endpoint not in endpoints:
-            raise invalid_value(f"'endpoint' must be one of {', '.join(sorted(endpoints))}, got '{request.endpoint[:128]}'.", "endpoint")
+            raise invalid_value(
+                f"'endpoint' must be one of {', '.join(sorted(endpoints))}, got '{request.endpoint[:128]}'.",
+                "endpoint",
+            )
         file = self._files.get(request.input_file_id, owner)
         if file.purpose is not Purpose.BATCH:
-            raise invalid_value(f"File '{file.id}' has purpose '{file.purpose}', a batch's input must have 'batch'.", "input_file_id")
+            raise invalid_value(
+                f"File '{file.id}' has purpose '{file.purpose}', a batch's input must have 'batch'.",
+                "input_file_id",
+            )
         if len(self.unfinished()) >= self._settings.max_unfinished:
-            raise overloaded(f"At most {self._settings.max_unfinished} batches may be under way. Please try again later.", retry_after=60)
+            raise overloaded(
+                f"At most {self._settings.max_unfinished} batches may be under way. Please try again later.",
+                retry_after=60,
+            )
         now, expiry = self._now(), request.output_expires_after
         batch = Batch(
             id=new_batch_id(),
@@ -91,7 +102,9 @@ class BatchStore:
         if batch.status is BatchStatus.CANCELLING:
             return batch
         if not batch.status.may_run:
-            raise conflict("batch_not_cancellable", f"Cannot cancel a batch with status '{batch.status}'.", "batch_id")
+            raise conflict(
+                "batch_not_cancellable", f"Cannot cancel a batch with status '{batch.status}'.", "batch_id"
+            )
         batch = replace(batch.entered(BatchStatus.CANCELLING, self._now()), ending=BatchStatus.CANCELLED)
         self.changed.put_nowait(batch.id)
         await asyncio.shield(self.put(batch))

@@ -60,16 +60,22 @@ class Upload:
                 raise self._too_large()
             await self._take(content)
         if not form.is_complete:
-            raise invalid_value("The request's body ends before its form does.", None, code="invalid_multipart")
+            raise invalid_value(
+                "The request's body ends before its form does.", None, code="invalid_multipart"
+            )
         await self._write()
         return form
 
     async def keep(self, form: UploadForm, now: float) -> StoredFile:
         """Put what was received into the store. Raises `ApiError` for a form that is not complete or asks for what there is not."""
         if form.filename is None:
-            raise invalid_value("Missing required parameter: 'file'.", "file", code="missing_required_parameter")
+            raise invalid_value(
+                "Missing required parameter: 'file'.", "file", code="missing_required_parameter"
+            )
         purpose, lifetime = _purpose(form), _lifetime(form)
-        file = StoredFile(self._id, self._owner, _filename(form), purpose, self._num_bytes, now, now + lifetime)
+        file = StoredFile(
+            self._id, self._owner, _filename(form), purpose, self._num_bytes, now, now + lifetime
+        )
         self._is_kept = True
         await asyncio.shield(self._keep(file))
         return file
@@ -100,7 +106,9 @@ class Upload:
             os.fsync(file.fileno())
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, "request_too_large", f"A file may have at most {self._max_bytes} bytes.", param="file")
+        return ApiError(
+            413, "request_too_large", f"A file may have at most {self._max_bytes} bytes.", param="file"
+        )
 
 
 async def _in_time(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -124,15 +132,21 @@ async def _in_time(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 def _filename(form: UploadForm) -> str:
     name = form.filename or "upload"
     if len(name) > MAX_FILENAME:
-        raise invalid_value(f"The file's name has {len(name)} characters, at most {MAX_FILENAME} may be.", "file")
+        raise invalid_value(
+            f"The file's name has {len(name)} characters, at most {MAX_FILENAME} may be.", "file"
+        )
     return name
 
 
 def _purpose(form: UploadForm) -> Purpose:
     if "purpose" not in form.fields:
-        raise invalid_value("Missing required parameter: 'purpose'.", "purpose", code="missing_required_parameter")
+        raise invalid_value(
+            "Missing required parameter: 'purpose'.", "purpose", code="missing_required_parameter"
+        )
     if form.fields["purpose"] != Purpose.BATCH.value.encode():
-        raise invalid_value("Invalid value for 'purpose': this server takes files of purpose 'batch' only.", "purpose")
+        raise invalid_value(
+            "Invalid value for 'purpose': this server takes files of purpose 'batch' only.", "purpose"
+        )
     return Purpose.BATCH
 
 
@@ -145,5 +159,8 @@ def _lifetime(form: UploadForm) -> int:
         raise invalid_value("'expires_after[anchor]' must be 'created_at'.", "expires_after[anchor]")
     number = int(seconds) if seconds is not None and seconds.isdigit() and len(seconds) < 10 else 0
     if not MIN_LIFETIME <= number <= MAX_LIFETIME:
-        raise invalid_value(f"'expires_after[seconds]' must be from {MIN_LIFETIME} to {MAX_LIFETIME}.", "expires_after[seconds]")
+        raise invalid_value(
+            f"'expires_after[seconds]' must be from {MIN_LIFETIME} to {MAX_LIFETIME}.",
+            "expires_after[seconds]",
+        )
     return number

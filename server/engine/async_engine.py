@@ -18,7 +18,17 @@ from backends.interface import Backend, BackendSpec
 from scheduler.config import SchedulerConfig
 from scheduler.constraints import Constraints
 from scheduler.engine import EngineCore
-from scheduler.messages import Abort, Add, EngineInput, EngineOutput, Final, Finish, FinishReason, Shutdown, Timing
+from scheduler.messages import (
+    Abort,
+    Add,
+    EngineInput,
+    EngineOutput,
+    Final,
+    Finish,
+    FinishReason,
+    Shutdown,
+    Timing,
+)
 from scheduler.scheduler import Scheduler
 from scheduler.stats import SlotUse, StepRecord
 from server.engine.client import Health, HealthStatus, QueueFullError, UnavailableError
@@ -80,10 +90,18 @@ class AsyncEngine:
         stall_limit: float,
         constraints: Constraints | None = None,
     ) -> None:
-        self._load, self._config, self._observer, self._clock, self._stall_limit = load, config, observer, clock, stall_limit
+        self._load, self._config, self._observer, self._clock, self._stall_limit = (
+            load,
+            config,
+            observer,
+            clock,
+            stall_limit,
+        )
         self._constraints = constraints
         self._inbox: SimpleQueue[EngineInput] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)  # a load under way must not keep the process alive
+        self._thread = threading.Thread(
+            target=self._run, name="engine", daemon=True
+        )  # a load under way must not keep the process alive
         self._streams: dict[str, Stream] = {}
         self._places: Places | None = None
         self._background_places: Places | None = None
@@ -191,7 +209,10 @@ class AsyncEngine:
             return Health(HealthStatus.LOADING, "the model is being loaded")
         silence = self.now() - core.last_step_time
         if not core.is_idle and silence > self._stall_limit:
-            return Health(HealthStatus.STALLED, f"no step has ended for {silence:.0f} s, the limit is {self._stall_limit:g} s")
+            return Health(
+                HealthStatus.STALLED,
+                f"no step has ended for {silence:.0f} s, the limit is {self._stall_limit:g} s",
+            )
         return Health(HealthStatus.READY)
 
     def slots(self) -> tuple[SlotUse, ...]:
@@ -218,7 +239,9 @@ class AsyncEngine:
             core.run(lambda outputs, record: self._post(self._deliver, outputs, record))
             backend.close()
         except Exception as error:
-            logger.debug("%s", why, exc_info=True)  # `EngineCore` logs its own; what loading meets is mostly a wrong option
+            logger.debug(
+                "%s", why, exc_info=True
+            )  # `EngineCore` logs its own; what loading meets is mostly a wrong option
             why = f"{why}: {error}"
         finally:
             self._post(self._end, why)
@@ -235,7 +258,10 @@ class AsyncEngine:
         self._core, self._spec = core, spec
         num_slots, num_pools = sum(pool.num_slots for pool in spec.pools), len(spec.pools)
         share = self._config.max_num_waiting_per_tenant
-        limits = num_slots + num_pools * self._config.max_num_waiting, None if share is None else num_slots + num_pools * share
+        limits = (
+            num_slots + num_pools * self._config.max_num_waiting,
+            None if share is None else num_slots + num_pools * share,
+        )
         self._places, self._background_places = Places(*limits), Places(*limits)
         self._observer.loaded(spec)
         self._has_loaded.set()
@@ -286,7 +312,9 @@ class AsyncEngine:
         now = self.now()
         for choice in sorted(stream.open_choices):
             timing = Timing(stream.add.arrival_time, None, None, now)
-            final = Final(FinishReason.ERROR, timing, len(stream.add.prompt_token_ids), num_output_tokens=0, message=why)
+            final = Final(
+                FinishReason.ERROR, timing, len(stream.add.prompt_token_ids), num_output_tokens=0, message=why
+            )
             self._hand_over(stream, EngineOutput(stream.add.request_id, choice, final=final), now)
 
     def _settle(self, stream: Stream, choice: int, final: Final) -> Final:

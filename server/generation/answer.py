@@ -44,10 +44,16 @@ class AnsweredChoice:
         self.num_tokens += len(delta.token_ids)
         if delta.final is not None:
             self.num_tokens = delta.final.num_output_tokens
-            self.finish_reason, self.stop_reason, self.matched_stop = delta.finish_reason, delta.stop_reason, delta.matched_stop
+            self.finish_reason, self.stop_reason, self.matched_stop = (
+                delta.finish_reason,
+                delta.stop_reason,
+                delta.matched_stop,
+            )
             self.cache = delta.final.cache
             self.num_packed_prompt_tokens = delta.final.num_packed_prompt_tokens
-            self.num_packed_tokens = self.num_tokens - min(delta.final.num_prefill_output_tokens, self.num_tokens)
+            self.num_packed_tokens = self.num_tokens - min(
+                delta.final.num_prefill_output_tokens, self.num_tokens
+            )
 
 
 @dataclass(slots=True)
@@ -79,14 +85,21 @@ class Tally:
             "kept_tokens": num_kept,
             "evicted_tokens": sum(use.num_evicted for use in uses),
             "compression": round(sum(use.num_tokens for use in uses) / num_kept, 3) if num_kept else 1.0,
-            "packed_prompt_tokens": sum(choice.num_packed_prompt_tokens for choice in self.choices[::num_choices]),
+            "packed_prompt_tokens": sum(
+                choice.num_packed_prompt_tokens for choice in self.choices[::num_choices]
+            ),
             "packed_completion_tokens": sum(choice.num_packed_tokens for choice in self.choices),
         }
 
     @property
     def usage(self) -> Usage:
         num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in self.choices)
-        return usage(sum(self.num_prompt_tokens), sum(choice.num_tokens for choice in self.choices), num_reasoning_tokens, self.cache)
+        return usage(
+            sum(self.num_prompt_tokens),
+            sum(choice.num_tokens for choice in self.choices),
+            num_reasoning_tokens,
+            self.cache,
+        )
 
     @property
     def progress(self) -> str:
@@ -99,7 +112,9 @@ class Answer(abc.ABC):
     """The answer to one request of a family. Its choices are numbered prompt by prompt, `n` to each."""
 
     id_prefix: str
-    names_events: bool = False  # whether events carry their type as the protocol's own, and no mark ends the stream
+    names_events: bool = (
+        False  # whether events carry their type as the protocol's own, and no mark ends the stream
+    )
     prompt_param: str  # the parameter that a prompt comes from
 
     def __init__(self, request: GenerationRequest, model: str) -> None:
@@ -235,11 +250,17 @@ class ChoicesAnswer(Answer):
 
     def named(self, tokens: Iterable[TokenLogprob]) -> list[TokenLogprob]:
         """Return tokens called as was asked for: by their text or by their id."""
-        return [token.by_id() if self._choices_request.return_tokens_as_token_ids else token for token in tokens]
+        return [
+            token.by_id() if self._choices_request.return_tokens_as_token_ids else token for token in tokens
+        ]
 
     def _counts(self, tally: Tally) -> dict[str, object]:
         options = self._choices_request
-        return {"usage": tally.usage if options.includes_continuous_usage else None} if options.includes_usage else {}
+        return (
+            {"usage": tally.usage if options.includes_continuous_usage else None}
+            if options.includes_usage
+            else {}
+        )
 
     def _envelope(self, name: str) -> dict[str, object]:
         return {"id": self.id, "object": name, "created": self._created, "model": self.model}

@@ -29,7 +29,10 @@ def check_limits(request: GenerationRequest, num_prompts: int, settings: ServerS
             raise invalid_value(f"'{param}' is limited to {limit} by this server, got {number}.", param)
     num_sequences = num_prompts * request.num_choices
     if num_sequences > limits.max_sequences:
-        raise invalid_value(f"{num_prompts} prompts × n = {num_sequences} exceeds this server's limit of {limits.max_sequences}.", "n")
+        raise invalid_value(
+            f"{num_prompts} prompts × n = {num_sequences} exceeds this server's limit of {limits.max_sequences}.",
+            "n",
+        )
     if any(len(stop) > limits.max_stop_length for stop in request.stop_strings):
         raise invalid_value(f"A stop string may have at most {limits.max_stop_length} characters.", "stop")
     if request.priority and not settings.priority_is_honoured:
@@ -46,10 +49,15 @@ def _counts(request: GenerationRequest, num_prompts: int, limits: Limits) -> Ite
 
 def check_vocabulary(request: GenerationRequest, vocab_size: int) -> None:
     """Refuse token ids that the model does not have. Raises `ApiError`."""
-    for param, token_ids in (("logit_bias", map(int, request.logit_bias or ())), ("stop_token_ids", request.stop_token_ids or ())):
+    for param, token_ids in (
+        ("logit_bias", map(int, request.logit_bias or ())),
+        ("stop_token_ids", request.stop_token_ids or ()),
+    ):
         for token_id in token_ids:
             if token_id >= vocab_size:
-                raise invalid_value(f"'{param}' has token id {token_id}, but the vocabulary has {vocab_size} tokens.", param)
+                raise invalid_value(
+                    f"'{param}' has token id {token_id}, but the vocabulary has {vocab_size} tokens.", param
+                )
 
 
 def check_prompt(token_ids: tuple[int, ...], vocab_size: int, param: str) -> None:
@@ -57,7 +65,9 @@ def check_prompt(token_ids: tuple[int, ...], vocab_size: int, param: str) -> Non
     if not token_ids:
         raise invalid_value(f"'{param}' has no tokens.", param)
     if max(token_ids) >= vocab_size:
-        raise invalid_value(f"'{param}' has token id {max(token_ids)}, but the vocabulary has {vocab_size} tokens.", param)
+        raise invalid_value(
+            f"'{param}' has token id {max(token_ids)}, but the vocabulary has {vocab_size} tokens.", param
+        )
 
 
 def check_prefill(num_prefill_tokens: int | None, num_prompt_tokens: int, param: str) -> None:
@@ -73,7 +83,10 @@ def pool_named(name: str, spec: BackendSpec) -> int:
     """Return the number of a pool. Raises `ApiError` if there is none of this name."""
     names = [pool.name for pool in spec.pools]
     if name not in names:
-        raise invalid_value(f"'cache_policy' must be one of this server's {', '.join(names)}, got {name[:64]!r}.", "cache_policy")
+        raise invalid_value(
+            f"'cache_policy' must be one of this server's {', '.join(names)}, got {name[:64]!r}.",
+            "cache_policy",
+        )
     return names.index(name)
 
 
@@ -98,19 +111,30 @@ def check_features(request: GenerationRequest, add: Add, features: frozenset[Fea
 
 def _param_of(feature: Feature, request: GenerationRequest) -> str:
     if feature is Feature.PENALTIES:
-        return next((name for name in ("presence_penalty", "frequency_penalty") if getattr(request, name)), "repetition_penalty")
+        return next(
+            (name for name in ("presence_penalty", "frequency_penalty") if getattr(request, name)),
+            "repetition_penalty",
+        )
     return {
         Feature.SAMPLING: "temperature",
         Feature.LOGIT_BIAS: "logit_bias",
         Feature.BANNED_TOKENS: "min_tokens",
         Feature.LOGPROBS: "logprobs",
-        Feature.PROMPT_LOGPROBS: "echo" if getattr(request, "prompt_logprobs", None) is None else "prompt_logprobs",
+        Feature.PROMPT_LOGPROBS: "echo"
+        if getattr(request, "prompt_logprobs", None) is None
+        else "prompt_logprobs",
         Feature.FORCED_TOKENS: "num_prefill_tokens",
     }[feature]
 
 
 def check_length(
-    num_prompt_tokens: int, num_forced_tokens: int, max_tokens: int, room: int, spec: BackendSpec, pool: int, param: str
+    num_prompt_tokens: int,
+    num_forced_tokens: int,
+    max_tokens: int,
+    room: int,
+    spec: BackendSpec,
+    pool: int,
+    param: str,
 ) -> None:
     """Refuse what is longer than a sequence may be, or than the pool's cache policy has `room` for. Raises `ApiError`."""
     total = num_prompt_tokens + max_tokens

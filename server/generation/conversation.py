@@ -49,7 +49,10 @@ class Conversation:
         self._functions = request.tools.told
         self._is_open = False
         if self._functions and not request.tools.enforced and request.structure is not None:
-            raise invalid_value(f"'{request.structure.param}' cannot be combined with tools that may be called or not.", "tools")
+            raise invalid_value(
+                f"'{request.structure.param}' cannot be combined with tools that may be called or not.",
+                "tools",
+            )
 
     async def render(self) -> tuple[int, ...]:
         """Return the prompt. Raises `RenderError`, and `ApiError` for what the model's template knows nothing of."""
@@ -75,7 +78,9 @@ class Conversation:
         names = frozenset(function.name for function in self._functions)
         tools = ToolCallParser(self._dialogue.tool_format, names) if names else None
         return ChoiceReader(
-            AnswerReader(reasoning, tools, max_calls=1 if use.is_one_call else None, only_calls=bool(use.enforced)),
+            AnswerReader(
+                reasoning, tools, max_calls=1 if use.is_one_call else None, only_calls=bool(use.enforced)
+            ),
             self._renderer.vocabulary,
         )
 
@@ -97,26 +102,44 @@ class Conversation:
         if enforced:
             structure = Structure(StructureKind.CALLS, self._grammar(enforced), "tools")
         elif any(function.strict for function in self._functions):
-            structure = Structure(StructureKind.CALLS, self._grammar(self._functions, is_optional=True), "tools")
+            structure = Structure(
+                StructureKind.CALLS, self._grammar(self._functions, is_optional=True), "tools"
+            )
         if structure is None or self._dialogue.reasoning is None:
             return structure
         return Structure(structure.kind, structure.value, structure.param, self._preamble())
 
-    def _grammar(self, functions: tuple[FunctionDefinition, ...], *, is_optional: bool = False) -> ToolGrammar:
+    def _grammar(
+        self, functions: tuple[FunctionDefinition, ...], *, is_optional: bool = False
+    ) -> ToolGrammar:
         schemas = tuple((function.name, _parameters(function)) for function in functions)
-        return ToolGrammar(self._dialogue.tool_format, schemas, not self._request.tools.is_one_call, is_optional, self._special_tokens)
+        return ToolGrammar(
+            self._dialogue.tool_format,
+            schemas,
+            not self._request.tools.is_one_call,
+            is_optional,
+            self._special_tokens,
+        )
 
     def _preamble(self) -> Preamble:
         tags = self._dialogue.reasoning
         assert tags is not None
-        return Preamble(literal(tags.start, self._special_tokens), literal(tags.end, self._special_tokens), self._is_open)
+        return Preamble(
+            literal(tags.start, self._special_tokens), literal(tags.end, self._special_tokens), self._is_open
+        )
 
     @cached_property
     def _special_tokens(self) -> Mapping[str, int]:
         tags = self._dialogue.reasoning
-        markers = (self._dialogue.tool_format.markers if self._functions else "") + (f"{tags.start}{tags.end}" if tags is not None else "")
+        markers = (self._dialogue.tool_format.markers if self._functions else "") + (
+            f"{tags.start}{tags.end}" if tags is not None else ""
+        )
         special = self._renderer.vocabulary.special_token_ids
-        return {text: number for text, number in self._renderer.info.added_tokens.items() if number in special and text in markers}
+        return {
+            text: number
+            for text, number in self._renderer.info.added_tokens.items()
+            if number in special and text in markers
+        }
 
     def _variables(self) -> Mapping[str, object]:
         """Return what the template is told beside the messages. It must make something of it, but for no reasoning where there is none."""

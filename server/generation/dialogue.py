@@ -25,7 +25,9 @@ class Dialogue:
         tools, reasoning = settings.tool_call_parser, settings.reasoning_parser
         return cls(
             tool_format_of(chat_template) if tools is ToolParserName.AUTO else TOOL_FORMATS[tools],
-            _reasoning_of(chat_template) if reasoning is ReasoningParserName.AUTO else REASONING_FORMATS.get(reasoning),
+            _reasoning_of(chat_template)
+            if reasoning is ReasoningParserName.AUTO
+            else REASONING_FORMATS.get(reasoning),
             chat_template,
         )
 
@@ -33,7 +35,9 @@ class Dialogue:
         """Whether the template makes something of a variable."""
         return variable in self.chat_template
 
-    def with_tools(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, object]]) -> list[Mapping[str, Any]]:
+    def with_tools(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, object]]
+    ) -> list[Mapping[str, Any]]:
         """Return a conversation for a template that knows no tools."""
         turns = [self._as_text(message) for message in messages]
         if not tools:
@@ -53,10 +57,17 @@ class Dialogue:
     def _as_text(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         if message["role"] == "tool":
             return {"role": "user", "content": message["content"]}
-        calls = [(call["function"]["name"], _json(call["function"]["arguments"])) for call in message.get("tool_calls", ())]
+        calls = [
+            (call["function"]["name"], _json(call["function"]["arguments"]))
+            for call in message.get("tool_calls", ())
+        ]
         if not calls:
             return message
-        content = message["content"] if isinstance(message["content"], str) else "\n".join(part["text"] for part in message["content"])
+        content = (
+            message["content"]
+            if isinstance(message["content"], str)
+            else "\n".join(part["text"] for part in message["content"])
+        )
         written = self.tool_format.write(calls)
         return {"role": "assistant", "content": f"{content}\n{written}" if content else written}
 

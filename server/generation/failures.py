@@ -7,7 +7,15 @@ from scheduler.messages import FinishReason
 from server.engine.client import HealthStatus, QueueFullError, UnavailableError
 from server.generation.feed import SlowReaderError
 from server.generation.output import GenerationError
-from server.http.errors import ApiError, internal_error, invalid_value, overloaded, slow_reader, timed_out, unavailable
+from server.http.errors import (
+    ApiError,
+    internal_error,
+    invalid_value,
+    overloaded,
+    slow_reader,
+    timed_out,
+    unavailable,
+)
 from server.http.validation import invalid_request
 
 RETRY_SOON = 1  # seconds: a place in the queue comes free with every request that ends
@@ -36,7 +44,10 @@ def as_api_error(error: Exception) -> ApiError:
 
 def _full(error: QueueFullError) -> ApiError:
     if error.num_sequences > error.limit:  # trying again cannot help
-        return invalid_value(f"{error.num_sequences} sequences (prompts × n) are more than this server's {error.limit} places.", "n")
+        return invalid_value(
+            f"{error.num_sequences} sequences (prompts × n) are more than this server's {error.limit} places.",
+            "n",
+        )
     return overloaded(f"The server is full: {error}. Please try again.", RETRY_SOON)
 
 
@@ -47,11 +58,17 @@ def _generation_error(error: GenerationError) -> ApiError:
         case FinishReason.QUEUE_FULL:
             return overloaded("The server is full. Please try again.", RETRY_SOON)
         case FinishReason.QUEUE_TIMEOUT:
-            return overloaded("The request waited for a slot as long as it was allowed to.", RETRY_SOON, "queue_timeout")
+            return overloaded(
+                "The request waited for a slot as long as it was allowed to.", RETRY_SOON, "queue_timeout"
+            )
         case FinishReason.TIMEOUT:
             return timed_out("The request was not finished within the time it was allowed to take.")
         case FinishReason.ABORT:
-            return unavailable("server_shutting_down", "The request was ended because the server is shutting down.", RETRY_LATER)
+            return unavailable(
+                "server_shutting_down",
+                "The request was ended because the server is shutting down.",
+                RETRY_LATER,
+            )
         case _:
             return internal_error()
 

@@ -41,10 +41,15 @@ class EventFeed:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        self._tasks = [asyncio.create_task(self._read(number, generation)) for number, generation in enumerate(self._generations)]
+        self._tasks = [
+            asyncio.create_task(self._read(number, generation))
+            for number, generation in enumerate(self._generations)
+        ]
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -85,7 +90,11 @@ class EventFeed:
         following = await self._taken()
         if isinstance(following, tuple):
             source, last = following
-            if isinstance(last, ChoiceDelta) and last.final is not None and (source, last.choice) == (number, event.choice):
+            if (
+                isinstance(last, ChoiceDelta)
+                and last.final is not None
+                and (source, last.choice) == (number, event.choice)
+            ):
                 return number, event.followed_by(last)
         self._ahead.append(following)
         return number, event

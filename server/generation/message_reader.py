@@ -33,7 +33,11 @@ class MessageReader:
     def message(self) -> AnswerMessage:
         """The message as far as it was read."""
         content, reasoning = "".join(self._content), "".join(self._reasoning)
-        message: AnswerMessage = {"role": "assistant", "content": content if content or not self._calls else None, "refusal": None}
+        message: AnswerMessage = {
+            "role": "assistant",
+            "content": content if content or not self._calls else None,
+            "refusal": None,
+        }
         if reasoning:
             message["reasoning"] = message["reasoning_content"] = reasoning
         if self._calls:
@@ -52,7 +56,16 @@ class MessageReader:
                 call_id = self._new_call_id()
                 self._calls.append((call_id, name, []))
                 function: FunctionDelta = {"name": name, "arguments": ""}
-                return {"tool_calls": [{"index": len(self._calls) - 1, "id": call_id, "type": "function", "function": function}]}
+                return {
+                    "tool_calls": [
+                        {
+                            "index": len(self._calls) - 1,
+                            "id": call_id,
+                            "type": "function",
+                            "function": function,
+                        }
+                    ]
+                }
             case CallArguments(text):
                 self._calls[-1][2].append(text)
                 return {"tool_calls": [{"index": len(self._calls) - 1, "function": {"arguments": text}}]}

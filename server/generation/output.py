@@ -66,11 +66,20 @@ class ChoiceDelta:
     @property
     def matched_stop(self) -> str | int | None:
         """The stop string or token that ended the choice, the model's own end tokens among them."""
-        return self.stop_reason if self.stop_reason is not None or self.final is None else self.final.stop_token_id
+        return (
+            self.stop_reason
+            if self.stop_reason is not None or self.final is None
+            else self.final.stop_token_id
+        )
 
     def followed_by(self, last: "ChoiceDelta") -> "ChoiceDelta":
         """Return both in one: `last` is the same choice's last delta."""
-        return replace(last, text=self.text + last.text, token_ids=self.token_ids + last.token_ids, logprobs=self.logprobs + last.logprobs)
+        return replace(
+            last,
+            text=self.text + last.text,
+            token_ids=self.token_ids + last.token_ids,
+            logprobs=self.logprobs + last.logprobs,
+        )
 
 
 Event: TypeAlias = Accepted | Progress | PromptLogprobs | Embedding | ChoiceDelta
@@ -147,7 +156,10 @@ class Generation:
         is_accepted = False
         async with contextlib.aclosing(self._client.generate(self._add)) as outputs:
             async for output in outputs:
-                if output.final is not None and output.final.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+                if output.final is not None and output.final.reason not in (
+                    FinishReason.STOP,
+                    FinishReason.LENGTH,
+                ):
                     raise GenerationError(output.final)
                 if not is_accepted:
                     is_accepted = True
@@ -184,7 +196,11 @@ class Generation:
         tokens = [choice.pending.popleft() for _ in range(piece.num_tokens)]
         if not piece.text and not tokens:
             return []
-        return [ChoiceDelta(output.choice, piece.text, tuple(token.token_id for token in tokens), self._logprobs(tokens))]
+        return [
+            ChoiceDelta(
+                output.choice, piece.text, tuple(token.token_id for token in tokens), self._logprobs(tokens)
+            )
+        ]
 
     def _last_delta(self, index: int, final: Final) -> ChoiceDelta:
         """Return what is left of a choice; a stop token belongs to its tokens, and to its text only if that was asked for."""
@@ -217,5 +233,13 @@ class Generation:
         top = tuple(self._named_logprob(token_id, logprob) for token_id, logprob in token.top_logprobs)
         return self._named_logprob(token.token_id, token.logprob, top)
 
-    def _named_logprob(self, token_id: int, logprob: float | None, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-        return TokenLogprob(self._vocabulary.token_text(token_id), token_id, self._vocabulary.token_bytes(token_id), logprob, top)
+    def _named_logprob(
+        self, token_id: int, logprob: float | None, top: tuple[TokenLogprob, ...] = ()
+    ) -> TokenLogprob:
+        return TokenLogprob(
+            self._vocabulary.token_text(token_id),
+            token_id,
+            self._vocabulary.token_bytes(token_id),
+            logprob,
+            top,
+        )

@@ -38,7 +38,9 @@ CACHE_POLICY_HEADER = "x-cache-policy"
 class RequestRun:
     """Use it in this order: `reserve`, `prepare`, `feed`, `accept`, and `take` for each event; the first four may refuse the request."""
 
-    def __init__(self, services: Services, answer: Answer, record: RequestRecord, cache_policy: str | None) -> None:
+    def __init__(
+        self, services: Services, answer: Answer, record: RequestRecord, cache_policy: str | None
+    ) -> None:
         self._services = services
         self._answer = answer
         self._record = record
@@ -55,7 +57,9 @@ class RequestRun:
         check_limits(self._options, self._answer.num_prompts, self._services.settings)
         self._record.quota.admit()
         num_sequences = self._answer.num_prompts * self._options.num_choices
-        return self._services.client.reserve(num_sequences, self._tenant, in_background=self._record.is_background)
+        return self._services.client.reserve(
+            num_sequences, self._tenant, in_background=self._record.is_background
+        )
 
     async def prepare(self) -> None:
         """Find out what the engine is to be asked for. Raises `ApiError`."""
@@ -70,11 +74,18 @@ class RequestRun:
 
     async def _log_prompts(self) -> None:
         for add in self._adds:
-            logger.info("prompt", extra=fields(request=add.request_id, prompt=await self._services.renderer.decode(add.prompt_token_ids)))
+            logger.info(
+                "prompt",
+                extra=fields(
+                    request=add.request_id, prompt=await self._services.renderer.decode(add.prompt_token_ids)
+                ),
+            )
 
     def _cost(self, add: Add) -> int:
         """Return how many tokens a prompt and its choices may come to, as far as the request says so."""
-        return len(add.prompt_token_ids) + add.num_choices * self._answer.max_tokens(min(add.stop.max_tokens, UNSAID_MAX_TOKENS))
+        return len(add.prompt_token_ids) + add.num_choices * self._answer.max_tokens(
+            min(add.stop.max_tokens, UNSAID_MAX_TOKENS)
+        )
 
     def detach(self) -> None:
         """Go on when the HTTP request has been answered; `end` it at the end."""
@@ -108,7 +119,10 @@ class RequestRun:
         """Wait until the engine has taken the request: from here on it costs its key the prompt. Raises `GenerationError`."""
         await feed.accepted()
         self._record.num_prompt_tokens = sum(self.tally.num_prompt_tokens)
-        self._record.max_tokens, self._record.temperature = self._adds[0].stop.max_tokens, self._adds[0].sampling.temperature
+        self._record.max_tokens, self._record.temperature = (
+            self._adds[0].stop.max_tokens,
+            self._adds[0].sampling.temperature,
+        )
 
     async def finish(self, feed: EventFeed) -> None:
         """Take all events that are to come."""
@@ -146,7 +160,9 @@ class RequestRun:
             raise invalid_value(str(error), self._answer.prompt_param) from error
         grammar = await self._grammar()
         seed = random.getrandbits(63)
-        return [self._add(number, prompt, seed, arrival_time, grammar) for number, prompt in enumerate(prompts)]
+        return [
+            self._add(number, prompt, seed, arrival_time, grammar) for number, prompt in enumerate(prompts)
+        ]
 
     async def _grammar(self) -> str | None:
         """Return the grammar that the answers must follow."""
@@ -157,9 +173,13 @@ class RequestRun:
         try:
             return await self._services.grammars.compile(structure)
         except StructureError as error:
-            raise invalid_value(f"'{structure.param}' cannot be followed: {error}.", structure.param) from error
+            raise invalid_value(
+                f"'{structure.param}' cannot be followed: {error}.", structure.param
+            ) from error
 
-    def _add(self, number: int, prompt: tuple[int, ...], seed: int, arrival_time: float, grammar: str | None) -> Add:
+    def _add(
+        self, number: int, prompt: tuple[int, ...], seed: int, arrival_time: float, grammar: str | None
+    ) -> Add:
         options, answer = self._options, self._answer
         spec, settings = self._services.client.spec, self._services.settings
         stop_token_ids = frozenset() if options.ignore_eos else self._services.renderer.stop_token_ids
@@ -172,12 +192,17 @@ class RequestRun:
         check_length(len(prompt), num_forced, max_tokens, room, spec, pool, answer.prompt_param)
         min_tokens = options.min_tokens or 0
         if min_tokens > max_tokens:
-            raise invalid_value(f"'min_tokens' is {min_tokens}, but at most {max_tokens} tokens may be generated.", "min_tokens")
+            raise invalid_value(
+                f"'min_tokens' is {min_tokens}, but at most {max_tokens} tokens may be generated.",
+                "min_tokens",
+            )
         add = Add(
             request_id=f"{answer.id}-{number}",
             prompt_token_ids=prompt,
             sampling=options.sampling_params(self._services.renderer.defaults, seed, answer.num_logprobs),
-            stop=StopCriteria(max_tokens, min_tokens, stop_token_ids | frozenset(options.stop_token_ids or ())),
+            stop=StopCriteria(
+                max_tokens, min_tokens, stop_token_ids | frozenset(options.stop_token_ids or ())
+            ),
             arrival_time=arrival_time,
             num_choices=options.num_choices,
             priority=options.priority or 0,
@@ -199,7 +224,8 @@ class RequestRun:
         asked, spec = self._options.cache_policy, self._services.client.spec
         if None not in (asked, self._cache_policy) and asked != self._cache_policy:
             raise invalid_value(
-                f"'cache_policy' is {asked!r}, but the header {CACHE_POLICY_HEADER} says {self._cache_policy!r}.", "cache_policy"
+                f"'cache_policy' is {asked!r}, but the header {CACHE_POLICY_HEADER} says {self._cache_policy!r}.",
+                "cache_policy",
             )
         name = self._cache_policy if asked is None else asked
         if name is not None:

@@ -50,7 +50,9 @@ class GrammarMatcher:
 class Grammars:
     """The grammars of a renderer's tokenizer. It may be made before the tokenizer is loaded. `close` it at the end."""
 
-    def __init__(self, renderer: Renderer, limits: StructureLimits | None = None, timeout: float = 5.0) -> None:
+    def __init__(
+        self, renderer: Renderer, limits: StructureLimits | None = None, timeout: float = 5.0
+    ) -> None:
         self._renderer = renderer
         self._limits = limits or StructureLimits()
         self._timeout = timeout  # seconds that a client's grammar may take to be compiled
@@ -69,7 +71,9 @@ class Grammars:
         try:
             return await asyncio.wait_for(compiling, self._timeout)
         except TimeoutError as error:
-            raise StructureError(f"it is too complex: it was not compiled within {self._timeout:g} s") from error
+            raise StructureError(
+                f"it is too complex: it was not compiled within {self._timeout:g} s"
+            ) from error
 
     def matchers(self, grammar: str, number: int) -> Sequence[GrammarMatcher]:
         """Return so many matchers at the grammar's start. Raises `ConstraintError`."""
@@ -82,7 +86,9 @@ class Grammars:
         grammar = grammar_of(structure, self._limits)
         try:
             matcher = self._matcher(grammar)
-            must_end = matcher.allowed().must_end  # the first mask shows what else a grammar is too complex for
+            must_end = (
+                matcher.allowed().must_end
+            )  # the first mask shows what else a grammar is too complex for
         except (ConstraintError, UnsupportedTokenizerError) as error:
             raise StructureError(str(error)) from error
         if must_end:

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-_WHITESPACE = (
-    r" |\n([ ]{0,24}|\t{0,8})"  # once between two JSON tokens: all that printers of JSON use, and no model can fill its answer with it
-)
+_WHITESPACE = r" |\n([ ]{0,24}|\t{0,8})"  # once between two JSON tokens: all that printers of JSON use, and no model can fill its answer with it
 JSON_OPTIONS: "JsonCompileOptions" = {"whitespace_pattern": _WHITESPACE, "lenient": False}
 _OWN_OPTIONS = "x-guidance"  # the library's own options, which are this server's to choose
 _NUMBERS = int | float
@@ -52,8 +50,16 @@ class Preamble:
 
     def lark(self) -> str:
         """Return a grammar that goes on with the one named `answer`."""
-        body = f"thought: /(?s:.*)/ {self.end}" if self.end.startswith("<[") else f"thought[suffix={self.end}]: /(?s:.*)/"
-        start = "start: thought SPACE? @answer" if self.is_open else f"start: ({self.start} thought SPACE?)? @answer"
+        body = (
+            f"thought: /(?s:.*)/ {self.end}"
+            if self.end.startswith("<[")
+            else f"thought[suffix={self.end}]: /(?s:.*)/"
+        )
+        start = (
+            "start: thought SPACE? @answer"
+            if self.is_open
+            else f"start: ({self.start} thought SPACE?)? @answer"
+        )
         return f"{start}\n{body}\nSPACE: /[ \\t\\n]{{1,8}}/"
 
 
@@ -72,12 +78,16 @@ class StructureLimits:
     """The largest structure that is looked at."""
 
     max_chars: int = 65536  # of a schema as JSON, or a grammar
-    max_regex_chars: int = 4096  # of all regular expressions in it: time and memory grow with the square of one's length
+    max_regex_chars: int = (
+        4096  # of all regular expressions in it: time and memory grow with the square of one's length
+    )
     max_call_chars: int = 262144  # of the grammar of all tools
     max_depth: int = 64  # of a schema's JSON
     max_values: int = 8192  # in a schema's JSON
     max_choices: int = 1024
-    max_multiple: int = 100_000  # product of a schema's different `multipleOf`: a matcher has that many states
+    max_multiple: int = (
+        100_000  # product of a schema's different `multipleOf`: a matcher has that many states
+    )
 
 
 def grammar_of(structure: Structure, limits: StructureLimits) -> str:
@@ -86,7 +96,9 @@ def grammar_of(structure: Structure, limits: StructureLimits) -> str:
     if structure.preamble is None:
         return grammar
     answer, *others = json.loads(grammar)["grammars"]
-    return json.dumps({"grammars": [{"lark_grammar": structure.preamble.lark()}, {**answer, "name": "answer"}, *others]})
+    return json.dumps(
+        {"grammars": [{"lark_grammar": structure.preamble.lark()}, {**answer, "name": "answer"}, *others]}
+    )
 
 
 def _grammar_of(structure: Structure, limits: StructureLimits) -> str:
@@ -162,13 +174,18 @@ def check_schema(schema: Mapping[str, object], limits: StructureLimits) -> None:
 def _regexes_of(schema: Mapping[str, object]) -> list[str]:
     """Return the regular expressions that a schema has at its top."""
     pattern, properties = schema.get("pattern"), schema.get("patternProperties")
-    return [*([pattern] if isinstance(pattern, str) else []), *(properties if isinstance(properties, Mapping) else [])]
+    return [
+        *([pattern] if isinstance(pattern, str) else []),
+        *(properties if isinstance(properties, Mapping) else []),
+    ]
 
 
 def _check_regexes(regexes: Sequence[str], limits: StructureLimits) -> None:
     num_chars = sum(map(len, regexes))
     if num_chars > limits.max_regex_chars:
-        raise StructureError(f"its regular expressions have {num_chars} characters, more than {limits.max_regex_chars}")
+        raise StructureError(
+            f"its regular expressions have {num_chars} characters, more than {limits.max_regex_chars}"
+        )
 
 
 def _check_multiples(multiples: set[Fraction], limits: StructureLimits) -> None:

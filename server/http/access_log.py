@@ -15,7 +15,9 @@ from server.logs import fields
 
 logger: Final = logging.getLogger("server.access")
 
-_PROBES: Final = frozenset({"/health", "/ready", "/metrics"})  # of which there are many: logged at level debug
+_PROBES: Final = frozenset(
+    {"/health", "/ready", "/metrics"}
+)  # of which there are many: logged at level debug
 
 
 class AccessLog:

@@ -4,8 +4,15 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-_FAMILIES: Final = frozenset({"chat", "completions", "responses", "embeddings", "models"})  # known without their /v1, too
-_NAMES: Final = {"/ping": "/health", "/v1/health": "/health", "/v1/tokenize": "/tokenize", "/v1/detokenize": "/detokenize"}
+_FAMILIES: Final = frozenset(
+    {"chat", "completions", "responses", "embeddings", "models"}
+)  # known without their /v1, too
+_NAMES: Final = {
+    "/ping": "/health",
+    "/v1/health": "/health",
+    "/v1/tokenize": "/tokenize",
+    "/v1/detokenize": "/detokenize",
+}
 
 
 class Aliases:
@@ -16,7 +23,9 @@ class Aliases:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope["path"] = routed(scope["path"])  # of this very scope: what measures around this looks there for the route
+            scope["path"] = routed(
+                scope["path"]
+            )  # of this very scope: what measures around this looks there for the route
         await self._app(scope, receive, send)
 
 

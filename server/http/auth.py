@@ -9,7 +9,9 @@ from server.http.errors import invalid_api_key
 from server.http.record import RequestRecord
 from server.options.keys import digest_name, key_digest
 
-MISSING_KEY = "You did not provide an API key. Send it in an Authorization header: 'Authorization: Bearer YOUR_KEY'."
+MISSING_KEY = (
+    "You did not provide an API key. Send it in an Authorization header: 'Authorization: Bearer YOUR_KEY'."
+)
 WRONG_KEY = "Incorrect API key provided."
 
 

@@ -51,7 +51,9 @@ class BodyGuard:
                 return bytes(body)
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, "request_too_large", f"The request's body is larger than {self._max_body_bytes} bytes.")
+        return ApiError(
+            413, "request_too_large", f"The request's body is larger than {self._max_body_bytes} bytes."
+        )
 
 
 def _check_content_type(headers: Headers) -> None:
@@ -59,9 +61,13 @@ def _check_content_type(headers: Headers) -> None:
     if not given and headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
         return  # nothing is no JSON: there are routes that need no body
     media_type = given.partition(";")[0].strip().lower()
-    is_json = media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json"))
+    is_json = media_type == "application/json" or (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    )
     if not is_json:
-        raise ApiError(415, "unsupported_content_type", f"Content-Type must be application/json, got {given[:100]!r}.")
+        raise ApiError(
+            415, "unsupported_content_type", f"Content-Type must be application/json, got {given[:100]!r}."
+        )
 
 
 def _check_site(headers: Headers) -> None:

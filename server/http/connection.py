@@ -44,15 +44,23 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     limits = ConnectionLimits()
 
-    _answering: RequestResponseCycle | None = None  # whose turn it is, or was last; `cycle` is the newest, which may wait
+    _answering: RequestResponseCycle | None = (
+        None  # whose turn it is, or was last; `cycle` is the newest, which may wait
+    )
     _is_in_head = True
     _is_refused = False
-    _has_ended_one = False  # a request, in what was read last: the head after it is counted from the next reading on
+    _has_ended_one = (
+        False  # a request, in what was read last: the head after it is counted from the next reading on
+    )
     _num_head_bytes = 0
     _num_body_bytes = 0  # of the piece that is being waited for
-    _began: float | None = None  # when a request that has not come whole began, or the piece of its body that is being waited for
+    _began: float | None = (
+        None  # when a request that has not come whole began, or the piece of its body that is being waited for
+    )
     _idle_since: float | None = None
-    _unsent_since: float | None = None  # since when the client has been seen to take nothing of what waits for it
+    _unsent_since: float | None = (
+        None  # since when the client has been seen to take nothing of what waits for it
+    )
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -62,7 +70,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_refused = num_beyond > 0
         if num_beyond > MAX_REFUSED:
             transport.abort()
-        self._interval = min(1.0, min(self.limits.read_timeout, self.limits.write_timeout, self.limits.idle_timeout) / 4)
+        self._interval = min(
+            1.0, min(self.limits.read_timeout, self.limits.write_timeout, self.limits.idle_timeout) / 4
+        )
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -98,14 +108,24 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
-            self._refuse(unavailable("too_many_connections", "The server has as many connections as it may have.", RETRY_AFTER))
+            self._refuse(
+                unavailable(
+                    "too_many_connections", "The server has as many connections as it may have.", RETRY_AFTER
+                )
+            )
             return
         self._has_ended_one = False
         super().data_received(data)
         if self._is_in_head and not self._has_ended_one and not self.transport.is_closing():
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES:
-                self._refuse(ApiError(431, "headers_too_large", f"The request's headers are larger than {MAX_HEAD_BYTES} bytes."))
+                self._refuse(
+                    ApiError(
+                        431,
+                        "headers_too_large",
+                        f"The request's headers are larger than {MAX_HEAD_BYTES} bytes.",
+                    )
+                )
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, "invalid_http", msg))
@@ -119,8 +139,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._answering is not None and not self._answering.response_started:
             note_refusal(self._answering.scope, error.status)  # type: ignore[arg-type]  # uvicorn's type of the same
         body = ascii_json(error.body())
-        headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"} | error.headers
-        lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}", *(f"{name}: {value}" for name, value in headers.items())]
+        headers = {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            "Connection": "close",
+        } | error.headers
+        lines = [
+            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}",
+            *(f"{name}: {value}" for name, value in headers.items()),
+        ]
         self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
         self.transport.close()
 
@@ -129,7 +156,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         is_in_body = self._began is not None and not self._is_in_head
         if is_in_body and self.cycle.response_complete:
             return False
-        return self._answering is None or not self._answering.response_started or self._answering.response_complete
+        return (
+            self._answering is None
+            or not self._answering.response_started
+            or self._answering.response_complete
+        )
 
     def resume_writing(self) -> None:
         self._unsent_since = None  # much of what waited is gone
@@ -156,7 +187,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.flow.read_paused:  # it is the server that is slow
             self._began = now
         elif now - self._began >= self.limits.read_timeout:
-            self._refuse(ApiError(408, "request_timeout", f"The request was not sent on within {self.limits.read_timeout:g} seconds."))
+            self._refuse(
+                ApiError(
+                    408,
+                    "request_timeout",
+                    f"The request was not sent on within {self.limits.read_timeout:g} seconds.",
+                )
+            )
 
     def _check_idling(self, now: float) -> None:
         is_idle = self._began is None and (self.cycle is None or self.cycle.response_complete)

@@ -51,7 +51,9 @@ class ApiError(Exception):
 
     def response(self) -> Response:
         # ASCII: a message may quote a client's key with a lone surrogate in it, which no UTF-8 can carry.
-        return Response(ascii_json(self.body()), self.status, headers=self.headers, media_type="application/json")
+        return Response(
+            ascii_json(self.body()), self.status, headers=self.headers, media_type="application/json"
+        )
 
 
 def invalid_value(message: str, param: str | None, *, code: str = "invalid_value") -> ApiError:
@@ -63,7 +65,12 @@ def unsupported_parameter(param: str, why: str = "is not supported by this serve
 
 
 def model_not_found(name: str) -> ApiError:
-    return ApiError(404, "model_not_found", f"The model '{name}' does not exist or you do not have access to it.", param="model")
+    return ApiError(
+        404,
+        "model_not_found",
+        f"The model '{name}' does not exist or you do not have access to it.",
+        param="model",
+    )
 
 
 def conflict(code: str, message: str, param: str) -> ApiError:
@@ -89,8 +96,14 @@ def timed_out(message: str) -> ApiError:
 
 
 def slow_reader(max_lag: float) -> ApiError:
-    return ApiError(408, "slow_reader", f"The stream was read too slowly: it lagged more than {max_lag:g} seconds behind its answer.")
+    return ApiError(
+        408,
+        "slow_reader",
+        f"The stream was read too slowly: it lagged more than {max_lag:g} seconds behind its answer.",
+    )
 
 
 def internal_error() -> ApiError:
-    return ApiError(500, "internal_error", "The server had an error while processing your request.", kind=SERVER_ERROR)
+    return ApiError(
+        500, "internal_error", "The server had an error while processing your request.", kind=SERVER_ERROR
+    )

@@ -7,7 +7,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.http.sent_status import SentStatus
 
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})  # clients may send any word
+_METHODS = frozenset(
+    {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+)  # clients may send any word
 
 
 class HttpObserver(Protocol):

@@ -32,5 +32,7 @@ def page(request: Request, items: Sequence[T], *, default: int, most: int) -> tu
     if after is not None:
         start = next((index for index, item in enumerate(ordered, start=1) if item.id == after), 0)
         if start == 0:
-            raise invalid_value(f"'after' must be the id of an item of the list, got {after[:128]!r}.", "after")
+            raise invalid_value(
+                f"'after' must be the id of an item of the list, got {after[:128]!r}.", "after"
+            )
     return ordered[start : start + int(limit)], start + int(limit) < len(ordered)

@@ -14,7 +14,9 @@ from server.http.errors import ApiError
 from server.http.record import RequestRecord
 from server.options.settings import RateLimit
 
-UNSAID_MAX_TOKENS = 256  # reserved for an answer whose request does not limit it; whatever it is longer is settled at its end
+UNSAID_MAX_TOKENS = (
+    256  # reserved for an answer whose request does not limit it; whatever it is longer is settled at its end
+)
 _ROUNDING = 1e-6  # sums of floats must not decide
 
 
@@ -57,11 +59,16 @@ class Bucket:
         limit = f"{self.kind} per min: Limit {self.limit}, Requested {amount}"
         if amount > self.limit:
             message = f"Request too large for the limit on {limit}. Please reduce the input or the output asked for."
-            return ApiError(429, "rate_limit_exceeded", message, kind=self.kind, headers={"x-should-retry": "false"})
+            return ApiError(
+                429, "rate_limit_exceeded", message, kind=self.kind, headers={"x-should-retry": "false"}
+            )
         seconds = self.seconds_until(amount)
         used = self.limit - math.floor(self.level)
         message = f"Rate limit reached on {limit}, Used {used}. Please try again in {duration(seconds)}."
-        headers = {"Retry-After": str(max(math.ceil(seconds), 1)), "retry-after-ms": str(math.ceil(seconds * 1000))}
+        headers = {
+            "Retry-After": str(max(math.ceil(seconds), 1)),
+            "retry-after-ms": str(math.ceil(seconds * 1000)),
+        }
         return ApiError(429, "rate_limit_exceeded", message, kind=self.kind, headers=headers)
 
 
@@ -74,7 +81,12 @@ class Account:
 
     def headers(self) -> dict[str, str]:
         """Return how the account stands, as OpenAI tells it."""
-        return {name: value for bucket in (self.requests, self.tokens) if bucket is not None for name, value in bucket.headers().items()}
+        return {
+            name: value
+            for bucket in (self.requests, self.tokens)
+            if bucket is not None
+            for name, value in bucket.headers().items()
+        }
 
 
 class RateQuota:
@@ -105,7 +117,9 @@ class RateQuota:
     def settle(self) -> None:
         """Give back what was reserved and not used, or take what was used beyond it."""
         if self._account.tokens is not None:
-            self._account.tokens.settle(self._num_reserved, self._record.num_prompt_tokens + self._record.num_output_tokens)
+            self._account.tokens.settle(
+                self._num_reserved, self._record.num_prompt_tokens + self._record.num_output_tokens
+            )
 
     def _take(self, bucket: Bucket, amount: int) -> None:
         self.refused_by = bucket.kind
@@ -126,7 +140,12 @@ class RateLimits:
     """Middleware that gives every request a quota of its key's account. Accounts are as many as there are keys."""
 
     def __init__(
-        self, app: ASGIApp, default: RateLimit, by_tenant: Mapping[str, RateLimit], now: Callable[[], float], observer: RateObserver
+        self,
+        app: ASGIApp,
+        default: RateLimit,
+        by_tenant: Mapping[str, RateLimit],
+        now: Callable[[], float],
+        observer: RateObserver,
     ) -> None:
         self._app, self._observer = app, observer
         self._default, self._by_tenant, self._now = default, by_tenant, now

@@ -46,7 +46,9 @@ class RequestRecord:
     tenant: str = ""
     is_background: bool = False  # sent by the server itself, to be answered behind all others
     quota: Quota = field(default_factory=NoQuota)
-    headers: dict[str, str] = field(default_factory=dict)  # to be sent with the answer, whatever becomes of it
+    headers: dict[str, str] = field(
+        default_factory=dict
+    )  # to be sent with the answer, whatever becomes of it
     num_prompt_tokens: int = 0  # that the engine accepted
     num_output_tokens: int = 0  # made and taken so far
     model: str | None = None

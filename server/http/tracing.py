@@ -30,9 +30,13 @@ _OPERATIONS: Final = {
 
 def provider_for(endpoint: str | None) -> TracerProvider:
     """Return what sends spans to an OTLP/HTTP endpoint (None: as the OTEL_… variables say). Shut it down at the end."""
-    exporter = OTLPSpanExporter() if endpoint is None else OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")
+    exporter = (
+        OTLPSpanExporter() if endpoint is None else OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")
+    )
     own = Resource({"service.name": "snapserve", "service.version": server_version()})
-    provider = TracerProvider(resource=own.merge(Resource.create()) if _is_named() else Resource.create().merge(own))
+    provider = TracerProvider(
+        resource=own.merge(Resource.create()) if _is_named() else Resource.create().merge(own)
+    )
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
 
@@ -63,7 +67,9 @@ class Tracing:
             record.when_done(lambda: self._end(span, operation, scope["path"], status.value, record))
 
     def _end(self, span: trace.Span, operation: str, path: str, status: int, record: RequestRecord) -> None:
-        span.set_attributes({"http.request.method": "POST", "url.path": path, "http.response.status_code": status})
+        span.set_attributes(
+            {"http.request.method": "POST", "url.path": path, "http.response.status_code": status}
+        )
         self._describe(span, operation, record)
         if status >= 500:
             span.set_status(trace.StatusCode.ERROR)
@@ -77,14 +83,27 @@ class Tracing:
             "gen_ai.request.temperature": record.temperature,
         }
         span.set_attributes(
-            {"gen_ai.operation.name": operation, "gen_ai.provider.name": "snapserve", "snapserve.request_id": record.request_id}
+            {
+                "gen_ai.operation.name": operation,
+                "gen_ai.provider.name": "snapserve",
+                "snapserve.request_id": record.request_id,
+            }
         )
         span.set_attributes({name: value for name, value in asked.items() if value is not None})
-        span.set_attributes({"gen_ai.usage.input_tokens": record.num_prompt_tokens, "gen_ai.usage.output_tokens": record.num_output_tokens})
+        span.set_attributes(
+            {
+                "gen_ai.usage.input_tokens": record.num_prompt_tokens,
+                "gen_ai.usage.output_tokens": record.num_output_tokens,
+            }
+        )
         if not record.finals:
             return
         span.set_attribute("gen_ai.response.finish_reasons", [final.reason.value for final in record.finals])
-        firsts = [final.timing.first_token - final.timing.arrival for final in record.finals if final.timing.first_token is not None]
+        firsts = [
+            final.timing.first_token - final.timing.arrival
+            for final in record.finals
+            if final.timing.first_token is not None
+        ]
         if firsts:
             span.set_attribute("gen_ai.server.time_to_first_token", min(firsts))
         for final in record.finals:

@@ -13,20 +13,32 @@ def invalid_request(error: RequestValidationError) -> ApiError:
     details = error.errors()
     paths = [_path(detail, error.body) for detail in details]
     # Of an option with several types, the arm whose type was right but not its value says more than the others.
-    deepest = max(range(len(paths)), key=lambda index: (len(paths[index]), not details[index]["type"].endswith("_type")))
+    deepest = max(
+        range(len(paths)), key=lambda index: (len(paths[index]), not details[index]["type"].endswith("_type"))
+    )
     kind, message, path = str(details[deepest]["type"]), str(details[deepest]["msg"]), _joined(paths[deepest])
     if kind == "json_invalid":
-        return invalid_value(f"The request's body is not valid JSON: {details[deepest]['ctx']['error']}.", None, code="invalid_json")
+        return invalid_value(
+            f"The request's body is not valid JSON: {details[deepest]['ctx']['error']}.",
+            None,
+            code="invalid_json",
+        )
     if not path and kind == "invalid_value":
         return invalid_value(f"The request's body {message}.", None)
     if not path:
-        return invalid_value("The request's body must be a JSON object of the fields that this route takes.", None, code="invalid_type")
+        return invalid_value(
+            "The request's body must be a JSON object of the fields that this route takes.",
+            None,
+            code="invalid_type",
+        )
     if kind == "unsupported_parameter":
         return unsupported_parameter(path)
     if kind == "extra_forbidden":
         return invalid_value(f"Unknown parameter: '{path}'.", path, code="unknown_parameter")
     if kind in ("missing", "union_tag_not_found"):
-        return invalid_value(f"Missing required parameter: '{path}'.", path, code="missing_required_parameter")
+        return invalid_value(
+            f"Missing required parameter: '{path}'.", path, code="missing_required_parameter"
+        )
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"
     return invalid_value(f"Invalid value for '{path}': {message[0].lower()}{message[1:]}.", path, code=code)
 
@@ -61,4 +73,6 @@ def _has(value: object, step: str | int) -> bool:
 
 def _joined(path: Sequence[str | int]) -> str:
     """Return a path as OpenAI writes it: `messages[0].content`."""
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")[:256]
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")[
+        :256
+    ]

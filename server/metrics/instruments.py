@@ -17,9 +17,41 @@ from server.engine.client import HealthStatus
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"  # one engine a process
-CACHE_SETTINGS = ("policy", "num_slots", "slot_capacity", "num_sink", "num_recent", "num_kept", "num_scratch", "max_model_len")
+CACHE_SETTINGS = (
+    "policy",
+    "num_slots",
+    "slot_capacity",
+    "num_sink",
+    "num_recent",
+    "num_kept",
+    "num_scratch",
+    "max_model_len",
+)
 
-_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
+_TTFT = (
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    1,
+    2.5,
+    5,
+    7.5,
+    10,
+    20,
+    40,
+    80,
+    160,
+    640,
+    2560,
+)
 _TOKEN_TIME = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 _REQUEST_TIME = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _STEP_TIME = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -53,7 +85,9 @@ class _Maker:
         self.families.append(Family(f"{name}_total", "counter", labels, text))
         return Counter(name, text, labels, registry=self._registry)
 
-    def histograms(self, name: str, text: str, buckets: Sequence[float], labels: tuple[str, ...]) -> Histogram:
+    def histograms(
+        self, name: str, text: str, buckets: Sequence[float], labels: tuple[str, ...]
+    ) -> Histogram:
         self.families.append(Family(name, "histogram", labels, text))
         return Histogram(name, text, labels, registry=self._registry, buckets=buckets)
 
@@ -74,7 +108,9 @@ class _Maker:
         family = self.counters(name, text, (*LABELS, label))
         return {value: family.labels(*self._own, value) for value in values}
 
-    def histogram_by(self, label: str, values: Iterable[str], name: str, text: str, buckets: Sequence[float]) -> Mapping[str, Histogram]:
+    def histogram_by(
+        self, label: str, values: Iterable[str], name: str, text: str, buckets: Sequence[float]
+    ) -> Mapping[str, Histogram]:
         family = self.histograms(name, text, buckets, (*LABELS, label))
         return {value: family.labels(*self._own, value) for value in values}
 
@@ -94,78 +130,166 @@ class Instruments:
     def _count_work(self, make: _Maker) -> None:
         self.num_running = make.gauge("vllm:num_requests_running", "Sequences that have a slot.")
         self.cache_config = make.gauges(
-            "vllm:cache_config_info", "The settings of the first pool as labels; always 1.", (*LABELS, *CACHE_SETTINGS)
+            "vllm:cache_config_info",
+            "The settings of the first pool as labels; always 1.",
+            (*LABELS, *CACHE_SETTINGS),
         )
         self.num_waiting = make.gauge("vllm:num_requests_waiting", "Sequences that wait for a slot.")
         self.cache_usage = make.gauge("vllm:kv_cache_usage_perc", "Share of the slots in use, from 0 to 1.")
-        self.prompt_tokens = make.counter("vllm:prompt_tokens", "Tokens of the prompts that were read to their end; a prompt counts once.")
-        self.generation_tokens = make.counter("vllm:generation_tokens", "Tokens of answers, as counted in usage.")
-        endings = ("stop", "length", "abort")
-        self.success = make.counter_by("finished_reason", endings, "vllm:request_success", "Sequences that ended, by reason.")
-        self.rejections = make.counter("vllm:admission_rejections", "Requests refused because the waiting queue was full.")
-        self.ttft = make.histogram("vllm:time_to_first_token_seconds", "From a request's arrival to a sequence's first token.", _TTFT)
-        self.itl = make.histogram("vllm:inter_token_latency_seconds", "Between two deliveries of tokens of a sequence.", _TOKEN_TIME)
-        self.tpot = make.histogram(
-            "vllm:request_time_per_output_token_seconds", "Mean time of a sequence's tokens after its first.", _TOKEN_TIME
+        self.prompt_tokens = make.counter(
+            "vllm:prompt_tokens", "Tokens of the prompts that were read to their end; a prompt counts once."
         )
-        self.e2e = make.histogram("vllm:e2e_request_latency_seconds", "From a request's arrival to a sequence's end.", _REQUEST_TIME)
-        self.queue_time = make.histogram("vllm:request_queue_time_seconds", "From a request's arrival to a sequence's slot.", _REQUEST_TIME)
-        self.inference_time = make.histogram("vllm:request_inference_time_seconds", "From a sequence's slot to its end.", _REQUEST_TIME)
-        self.prefill_time = make.histogram("vllm:request_prefill_time_seconds", "From a sequence's slot to its first token.", _REQUEST_TIME)
-        self.decode_time = make.histogram("vllm:request_decode_time_seconds", "From a sequence's first token to its end.", _REQUEST_TIME)
-        self.step_tokens = make.histogram("vllm:iteration_tokens_total", "Tokens that one step read or drew.", _STEP_TOKENS)
-        self.request_prompt_tokens = make.histogram("vllm:request_prompt_tokens", "Length of prompts, once a request.", _TOKENS)
-        self.request_generation_tokens = make.histogram("vllm:request_generation_tokens", "Length of answers, once a sequence.", _TOKENS)
-        self.request_max_tokens = make.histogram("vllm:request_params_max_tokens", "The max_tokens of requests.", _TOKENS)
+        self.generation_tokens = make.counter(
+            "vllm:generation_tokens", "Tokens of answers, as counted in usage."
+        )
+        endings = ("stop", "length", "abort")
+        self.success = make.counter_by(
+            "finished_reason", endings, "vllm:request_success", "Sequences that ended, by reason."
+        )
+        self.rejections = make.counter(
+            "vllm:admission_rejections", "Requests refused because the waiting queue was full."
+        )
+        self.ttft = make.histogram(
+            "vllm:time_to_first_token_seconds", "From a request's arrival to a sequence's first token.", _TTFT
+        )
+        self.itl = make.histogram(
+            "vllm:inter_token_latency_seconds", "Between two deliveries of tokens of a sequence.", _TOKEN_TIME
+        )
+        self.tpot = make.histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Mean time of a sequence's tokens after its first.",
+            _TOKEN_TIME,
+        )
+        self.e2e = make.histogram(
+            "vllm:e2e_request_latency_seconds", "From a request's arrival to a sequence's end.", _REQUEST_TIME
+        )
+        self.queue_time = make.histogram(
+            "vllm:request_queue_time_seconds", "From a request's arrival to a sequence's slot.", _REQUEST_TIME
+        )
+        self.inference_time = make.histogram(
+            "vllm:request_inference_time_seconds", "From a sequence's slot to its end.", _REQUEST_TIME
+        )
+        self.prefill_time = make.histogram(
+            "vllm:request_prefill_time_seconds", "From a sequence's slot to its first token.", _REQUEST_TIME
+        )
+        self.decode_time = make.histogram(
+            "vllm:request_decode_time_seconds", "From a sequence's first token to its end.", _REQUEST_TIME
+        )
+        self.step_tokens = make.histogram(
+            "vllm:iteration_tokens_total", "Tokens that one step read or drew.", _STEP_TOKENS
+        )
+        self.request_prompt_tokens = make.histogram(
+            "vllm:request_prompt_tokens", "Length of prompts, once a request.", _TOKENS
+        )
+        self.request_generation_tokens = make.histogram(
+            "vllm:request_generation_tokens", "Length of answers, once a sequence.", _TOKENS
+        )
+        self.request_max_tokens = make.histogram(
+            "vllm:request_params_max_tokens", "The max_tokens of requests.", _TOKENS
+        )
         self.request_n = make.histogram("vllm:request_params_n", "The n of requests.", (1, 2, 5, 10, 20))
 
     def _watch_slots(self, make: _Maker) -> None:
         states = [status.value for status in HealthStatus]
-        self.health = make.gauge_by("state", states, "snapserve:health", "1 for the state that the engine is in, 0 for the others.")
-        self.unfinished = make.gauge("snapserve:sequences_unfinished", "Sequences that the engine was given and has not ended.")
+        self.health = make.gauge_by(
+            "state", states, "snapserve:health", "1 for the state that the engine is in, 0 for the others."
+        )
+        self.unfinished = make.gauge(
+            "snapserve:sequences_unfinished", "Sequences that the engine was given and has not ended."
+        )
         self.slots_in_use = make.gauge("snapserve:slots_in_use", "Slots that hold a sequence, of all pools.")
         self.slots_total = make.gauge("snapserve:slots_total", "Slots that there are, of all pools.")
         self.slot_capacity = make.gauge("snapserve:slot_capacity", "Entries of a slot of the first pool.")
-        self.scratch_in_use = make.gauge("snapserve:scratch_in_use", "Scratches in which a long prompt is being read.")
+        self.scratch_in_use = make.gauge(
+            "snapserve:scratch_in_use", "Scratches in which a long prompt is being read."
+        )
         self.scratch_total = make.gauge("snapserve:scratch_total", "Scratches that there are.")
-        self.simulated = make.gauge("snapserve:simulated", "1 when all times are those of a simulated machine, else 0.")
-        self.unread_prompt_tokens = make.gauge("snapserve:unread_prompt_tokens", "Tokens still to be read of the prompts being read.")
-        self.entries_kept = make.counter("snapserve:cache_entries_kept", "Entries that sequences held in their slots when they ended.")
+        self.simulated = make.gauge(
+            "snapserve:simulated", "1 when all times are those of a simulated machine, else 0."
+        )
+        self.unread_prompt_tokens = make.gauge(
+            "snapserve:unread_prompt_tokens", "Tokens still to be read of the prompts being read."
+        )
+        self.entries_kept = make.counter(
+            "snapserve:cache_entries_kept", "Entries that sequences held in their slots when they ended."
+        )
         self.entries_evicted = make.counter(
             "snapserve:cache_entries_evicted", "Tokens that sequences' slots no longer held when they ended."
         )
-        self.ring_wraps = make.counter("snapserve:ring_wraps", "Times that a slot's ring began to overwrite itself.")
-        self.compression = make.histogram("snapserve:compression_ratio", "Tokens written for each entry held, once a sequence.", _RATIO)
-        self.steps = make.counter_by("kind", StepKind, "snapserve:engine_steps", "Device steps launched, by kind.")
-        self.step_time = make.histogram_by("kind", StepKind, "snapserve:step_time_seconds", "Time of one launch, by kind.", _STEP_TIME)
-        self.tokens_discarded = make.counter("snapserve:tokens_discarded", "Tokens made beyond an answer's end, counted nowhere else.")
+        self.ring_wraps = make.counter(
+            "snapserve:ring_wraps", "Times that a slot's ring began to overwrite itself."
+        )
+        self.compression = make.histogram(
+            "snapserve:compression_ratio", "Tokens written for each entry held, once a sequence.", _RATIO
+        )
+        self.steps = make.counter_by(
+            "kind", StepKind, "snapserve:engine_steps", "Device steps launched, by kind."
+        )
+        self.step_time = make.histogram_by(
+            "kind", StepKind, "snapserve:step_time_seconds", "Time of one launch, by kind.", _STEP_TIME
+        )
+        self.tokens_discarded = make.counter(
+            "snapserve:tokens_discarded", "Tokens made beyond an answer's end, counted nowhere else."
+        )
 
     def _count_answers(self, make: _Maker) -> None:
         outcomes = [reason.value for reason in FinishReason]
-        self.requests = make.counter_by("outcome", outcomes, "snapserve:requests", "Sequences that ended, refused and failed ones too.")
+        self.requests = make.counter_by(
+            "outcome", outcomes, "snapserve:requests", "Sequences that ended, refused and failed ones too."
+        )
         self.rate_limited = make.counter_by(
-            "limit", ("requests", "tokens"), "snapserve:rate_limited_requests", "Requests refused by a rate limit, by which one."
+            "limit",
+            ("requests", "tokens"),
+            "snapserve:rate_limited_requests",
+            "Requests refused by a rate limit, by which one.",
         )
         self.stored_responses = make.gauge("snapserve:stored_responses", "Responses that are kept in memory.")
-        self.stored_response_bytes = make.gauge("snapserve:stored_response_bytes", "Bytes of JSON of the responses that are kept.")
+        self.stored_response_bytes = make.gauge(
+            "snapserve:stored_response_bytes", "Bytes of JSON of the responses that are kept."
+        )
         statuses = [status.value for status in BatchStatus]
-        self.batches = make.gauge_by("state", statuses, "snapserve:batches", "Batches in each state, as far back as they are remembered.")
+        self.batches = make.gauge_by(
+            "state",
+            statuses,
+            "snapserve:batches",
+            "Batches in each state, as far back as they are remembered.",
+        )
         self.batch_lines = make.counter_by(
-            "outcome", ("completed", "failed"), "snapserve:batch_lines", "Lines of batches that got their answer."
+            "outcome",
+            ("completed", "failed"),
+            "snapserve:batch_lines",
+            "Lines of batches that got their answer.",
         )
 
     def _watch_pools(self, make: _Maker) -> None:
         by_pool = (*LABELS, "pool")
-        self.pool_slots_in_use = make.gauges("snapserve:pool_slots_in_use", "Slots of one pool that hold a sequence.", by_pool)
+        self.pool_slots_in_use = make.gauges(
+            "snapserve:pool_slots_in_use", "Slots of one pool that hold a sequence.", by_pool
+        )
         self.pool_slots_total = make.gauges("snapserve:pool_slots_total", "Slots of one pool.", by_pool)
-        self.pool_slot_capacity = make.gauges("snapserve:pool_slot_capacity", "Entries of a slot of one pool.", by_pool)
-        self.pool_waiting = make.gauges("snapserve:pool_sequences_waiting", "Sequences that wait for a slot of one pool.", by_pool)
-        self.pool_sequences = make.counters("snapserve:pool_sequences", "Sequences of one pool that ended in any way.", by_pool)
-        self.pool_kept = make.counters("snapserve:pool_cache_entries_kept", "As snapserve:cache_entries_kept, of a pool.", by_pool)
-        self.pool_evicted = make.counters("snapserve:pool_cache_entries_evicted", "As snapserve:cache_entries_evicted, of a pool.", by_pool)
+        self.pool_slot_capacity = make.gauges(
+            "snapserve:pool_slot_capacity", "Entries of a slot of one pool.", by_pool
+        )
+        self.pool_waiting = make.gauges(
+            "snapserve:pool_sequences_waiting", "Sequences that wait for a slot of one pool.", by_pool
+        )
+        self.pool_sequences = make.counters(
+            "snapserve:pool_sequences", "Sequences of one pool that ended in any way.", by_pool
+        )
+        self.pool_kept = make.counters(
+            "snapserve:pool_cache_entries_kept", "As snapserve:cache_entries_kept, of a pool.", by_pool
+        )
+        self.pool_evicted = make.counters(
+            "snapserve:pool_cache_entries_evicted", "As snapserve:cache_entries_evicted, of a pool.", by_pool
+        )
 
     def _time_http(self, make: _Maker) -> None:
-        self.http_requests = make.counters("http_requests", "HTTP requests answered.", ("method", "handler", "status"))
+        self.http_requests = make.counters(
+            "http_requests", "HTTP requests answered.", ("method", "handler", "status")
+        )
         self.http_duration = make.histograms(
-            "http_request_duration_seconds", "From an HTTP request's head to its answer's end.", _TTFT, ("method", "handler")
+            "http_request_duration_seconds",
+            "From an HTTP request's head to its answer's end.",
+            _TTFT,
+            ("method", "handler"),
         )

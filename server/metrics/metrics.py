@@ -117,8 +117,17 @@ class Metrics:
         self._instruments.simulated.set(spec.simulated)
         layout = pool.policy.layout
         self._instruments.slot_capacity.set(layout.capacity)
-        sizes = (pool.num_slots, layout.capacity, layout.num_sink, layout.num_recent, layout.num_kept, spec.scratch.num_scratch)
-        self._instruments.cache_config.labels(self._model_name, ENGINE, pool.policy.name.value, *sizes, spec.max_model_len).set(1)
+        sizes = (
+            pool.num_slots,
+            layout.capacity,
+            layout.num_sink,
+            layout.num_recent,
+            layout.num_kept,
+            spec.scratch.num_scratch,
+        )
+        self._instruments.cache_config.labels(
+            self._model_name, ENGINE, pool.policy.name.value, *sizes, spec.max_model_len
+        ).set(1)
 
     def refused(self) -> None:
         self._instruments.rejections.inc()
@@ -199,7 +208,10 @@ class Metrics:
 def table() -> str:
     """Return names, kinds, labels and meanings as a Markdown table."""
     families = Instruments(CollectorRegistry(), "").families
-    rows = [f"| `{family.name}` | {family.kind} | {', '.join(family.labels)} | {family.text} |" for family in families]
+    rows = [
+        f"| `{family.name}` | {family.kind} | {', '.join(family.labels)} | {family.text} |"
+        for family in families
+    ]
     return "\n".join(["| name | kind | labels | meaning |", "|---|---|---|---|", *rows, ""])
 
 

@@ -44,7 +44,15 @@ from server.options.option import (
 )
 from server.options.pools import SHORT
 from server.options.scheduling import SCHEDULING, scheduler_config_of
-from server.options.settings import BatchSettings, Limits, RateLimit, ReasoningParserName, ServerSettings, StorageLimits, ToolParserName
+from server.options.settings import (
+    BatchSettings,
+    Limits,
+    RateLimit,
+    ReasoningParserName,
+    ServerSettings,
+    StorageLimits,
+    ToolParserName,
+)
 from server.options.simulation import SIMULATION, simulation_of
 from server.options.slots import ONE_POOL, pools_of
 
@@ -116,7 +124,14 @@ _STORAGE = StorageLimits()
 MODEL = OptionGroup(
     "Model",
     (
-        Option("model", model, str(DEMO_MODEL), "Local folder or hub id of a Hugging Face model.", "MODEL", "the demo model"),
+        Option(
+            "model",
+            model,
+            str(DEMO_MODEL),
+            "Local folder or hub id of a Hugging Face model.",
+            "MODEL",
+            "the demo model",
+        ),
         Option(
             "served-model-name",
             text,
@@ -126,9 +141,21 @@ MODEL = OptionGroup(
             f"{DEMO_MODEL_NAME} for the demo model, otherwise what --model says",
             is_list=True,
         ),
-        Option("backend", one_of(BackendName), BackendName.TORCH, "What turns batches into tokens.", choices(BackendName)),
+        Option(
+            "backend",
+            one_of(BackendName),
+            BackendName.TORCH,
+            "What turns batches into tokens.",
+            choices(BackendName),
+        ),
         Option("device", one_of(DeviceName), DeviceName.AUTO, "Where the model runs.", choices(DeviceName)),
-        Option("dtype", one_of(DtypeName), DtypeName.AUTO, "Type of weights and cache; auto is the checkpoint's own.", choices(DtypeName)),
+        Option(
+            "dtype",
+            one_of(DtypeName),
+            DtypeName.AUTO,
+            "Type of weights and cache; auto is the checkpoint's own.",
+            choices(DtypeName),
+        ),
         Option(
             "quantization",
             one_of(Quantization),
@@ -185,7 +212,14 @@ CODE = OptionGroup(
             "for it, in the background.",
             "",
         ),
-        Option("compile-cache", folder, DEFAULT_COMPILE_CACHE, "Where the code for the CPU is kept.", "FOLDER", "~/.cache/snapserve"),
+        Option(
+            "compile-cache",
+            folder,
+            DEFAULT_COMPILE_CACHE,
+            "Where the code for the CPU is kept.",
+            "FOLDER",
+            "~/.cache/snapserve",
+        ),
     ),
 )
 
@@ -194,7 +228,15 @@ SERVER = OptionGroup(
     (
         Option("host", text, "127.0.0.1", "Address to listen on; 0.0.0.0 for all.", "ADDRESS"),
         Option("port", integer(0, 65535), 8000, "Port to listen on; 0 for a free one.", "PORT"),
-        Option("api-key", text, (), "Keys of which requests must give one; prefer the file or the variable.", "KEY", "none", is_list=True),
+        Option(
+            "api-key",
+            text,
+            (),
+            "Keys of which requests must give one; prefer the file or the variable.",
+            "KEY",
+            "none",
+            is_list=True,
+        ),
         Option(
             "api-key-file",
             text,
@@ -212,9 +254,25 @@ SERVER = OptionGroup(
             "none",
             is_list=True,
         ),
-        Option("rate-limit-requests", integer(1), None, "Requests that one key may send a minute; more get a 429.", "N", "none"),
-        Option("rate-limit-tokens", integer(1), None, "Tokens of prompts and answers that one key may use a minute.", "N", "none"),
-        Option("metrics-require-key", switch, True, "Whether `/metrics` needs a key when there are keys.", ""),
+        Option(
+            "rate-limit-requests",
+            integer(1),
+            None,
+            "Requests that one key may send a minute; more get a 429.",
+            "N",
+            "none",
+        ),
+        Option(
+            "rate-limit-tokens",
+            integer(1),
+            None,
+            "Tokens of prompts and answers that one key may use a minute.",
+            "N",
+            "none",
+        ),
+        Option(
+            "metrics-require-key", switch, True, "Whether `/metrics` needs a key when there are keys.", ""
+        ),
         Option(
             "tool-call-parser",
             one_of(ToolParserName),
@@ -237,13 +295,43 @@ SERVER = OptionGroup(
             choices(PromptPooling),
         ),
         Option("enable-slots", switch, False, "Whether `GET /slots` tells of each slot what it does.", ""),
-        Option("max-body-size", integer(1), _LIMITS.max_body_bytes, "Longest body of a request; a longer one gets a 413.", "BYTES"),
-        Option("max-stored-responses", integer(0), _STORAGE.max_responses, "Responses of `/v1/responses` that are kept; 0 for none.", "N"),
-        Option("max-stored-response-bytes", integer(1), _STORAGE.max_bytes, "Bytes that they may have together, in JSON.", "BYTES"),
+        Option(
+            "max-body-size",
+            integer(1),
+            _LIMITS.max_body_bytes,
+            "Longest body of a request; a longer one gets a 413.",
+            "BYTES",
+        ),
+        Option(
+            "max-stored-responses",
+            integer(0),
+            _STORAGE.max_responses,
+            "Responses of `/v1/responses` that are kept; 0 for none.",
+            "N",
+        ),
+        Option(
+            "max-stored-response-bytes",
+            integer(1),
+            _STORAGE.max_bytes,
+            "Bytes that they may have together, in JSON.",
+            "BYTES",
+        ),
         Option("stored-response-ttl", seconds, _STORAGE.ttl, "Time for which a response is kept.", "SECONDS"),
         Option("keepalive-interval", seconds, 10.0, "Time between comments on a silent stream.", "SECONDS"),
-        Option("drain-timeout", seconds, 30.0, "Time that running requests get when the server is told to end.", "SECONDS"),
-        Option("stall-timeout", seconds, 60.0, "Time without a finished step after which the engine counts as stalled.", "SECONDS"),
+        Option(
+            "drain-timeout",
+            seconds,
+            30.0,
+            "Time that running requests get when the server is told to end.",
+            "SECONDS",
+        ),
+        Option(
+            "stall-timeout",
+            seconds,
+            60.0,
+            "Time without a finished step after which the engine counts as stalled.",
+            "SECONDS",
+        ),
         Option("log-level", one_of(LogLevel), LogLevel.INFO, "What is logged.", choices(LogLevel)),
         Option("log-format", one_of(LogFormat), LogFormat.TEXT, "How it is written.", choices(LogFormat)),
         Option(
@@ -254,19 +342,45 @@ SERVER = OptionGroup(
             "URL",
             "OTEL_EXPORTER_OTLP_ENDPOINT if it is set, otherwise none",
         ),
-        Option("log-prompts", switch, False, "Whether prompts are logged too, as the model is given them.", ""),
+        Option(
+            "log-prompts", switch, False, "Whether prompts are logged too, as the model is given them.", ""
+        ),
     ),
 )
 
 BATCHES = OptionGroup(
     "Files and batches",
     (
-        Option("batch-dir", text, None, "Folder for `/v1/files` and `/v1/batches`, of one server only.", "DIR", "none: neither is served"),
-        Option("batch-concurrency", integer(1), None, "Lines of batches under way, and slots they may hold.", "N", "half of the slots"),
-        Option("max-file-size", integer(1), _BATCHES.max_file_bytes, "Longest file; a longer one gets a 413.", "BYTES"),
+        Option(
+            "batch-dir",
+            text,
+            None,
+            "Folder for `/v1/files` and `/v1/batches`, of one server only.",
+            "DIR",
+            "none: neither is served",
+        ),
+        Option(
+            "batch-concurrency",
+            integer(1),
+            None,
+            "Lines of batches under way, and slots they may hold.",
+            "N",
+            "half of the slots",
+        ),
+        Option(
+            "max-file-size",
+            integer(1),
+            _BATCHES.max_file_bytes,
+            "Longest file; a longer one gets a 413.",
+            "BYTES",
+        ),
         Option("max-files", integer(1), _BATCHES.max_files, "Files there may be, of all keys together.", "N"),
         Option(
-            "max-file-storage", integer(1), _BATCHES.max_disk_bytes, "Bytes of all files together; lines wait while it is full.", "BYTES"
+            "max-file-storage",
+            integer(1),
+            _BATCHES.max_disk_bytes,
+            "Bytes of all files together; lines wait while it is full.",
+            "BYTES",
         ),
     ),
 )
@@ -287,7 +401,13 @@ def read_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -
 
 def with_flags(message: str) -> str:
     """Return a message of the floors below with their fields' names as flags."""
-    names = "|".join(sorted((option.key for group in GROUPS for option in group.options if "_" in option.key), key=len, reverse=True))
+    names = "|".join(
+        sorted(
+            (option.key for group in GROUPS for option in group.options if "_" in option.key),
+            key=len,
+            reverse=True,
+        )
+    )
     return re.sub(rf"\b({names})\b", lambda match: "--" + match[0].replace("_", "-"), message)
 
 
@@ -342,7 +462,9 @@ def _server(values: Mapping[str, Any]) -> ServerSettings:
         log_prompts=values["log_prompts"],
         limits=Limits(max_body_bytes=values["max_body_size"]),
         connections=connection_limits_of(values),
-        storage=StorageLimits(values["max_stored_responses"], values["max_stored_response_bytes"], values["stored_response_ttl"]),
+        storage=StorageLimits(
+            values["max_stored_responses"], values["max_stored_response_bytes"], values["stored_response_ttl"]
+        ),
         batches=_batches(values),
     )
 

@@ -11,7 +11,13 @@ _DEFAULT = ConnectionLimits()
 CONNECTIONS = OptionGroup(
     "Connections",
     (
-        Option("max-connections", integer(1), _DEFAULT.max_connections, "Connections at once, below `ulimit -n`; more get a 503.", "N"),
+        Option(
+            "max-connections",
+            integer(1),
+            _DEFAULT.max_connections,
+            "Connections at once, below `ulimit -n`; more get a 503.",
+            "N",
+        ),
         Option(
             "read-timeout",
             some_seconds,
@@ -26,7 +32,13 @@ CONNECTIONS = OptionGroup(
             "Time after which a client that does not read is cut off, and how far it may lag behind its stream.",
             "SECONDS",
         ),
-        Option("idle-timeout", some_seconds, _DEFAULT.idle_timeout, "Time after which an unused connection is closed.", "SECONDS"),
+        Option(
+            "idle-timeout",
+            some_seconds,
+            _DEFAULT.idle_timeout,
+            "Time after which an unused connection is closed.",
+            "SECONDS",
+        ),
     ),
 )
 

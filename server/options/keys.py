@@ -49,7 +49,9 @@ def _limit(words: list[str], default: RateLimit, where: str) -> RateLimit:
     for word in words:
         name, _, value = word.partition("=")
         if name not in limits:  # it may be part of a key: it is not quoted
-            raise OptionError(f"{where}: a key may be followed by requests=N and tokens=N, with spaces between, and by nothing else")
+            raise OptionError(
+                f"{where}: a key may be followed by requests=N and tokens=N, with spaces between, and by nothing else"
+            )
         try:
             limits[name] = _AT_LEAST_ONE(value)
         except ValueError as error:

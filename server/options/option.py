@@ -59,9 +59,13 @@ class Option:
     def add_to(self, group: argparse._ArgumentGroup) -> None:
         text = f"{self.text} (default: {self.default_text}; {self.variable})".replace("%", "%%")
         if self.is_switch:
-            group.add_argument(self.flag, dest=self.key, action=argparse.BooleanOptionalAction, default=None, help=text)
+            group.add_argument(
+                self.flag, dest=self.key, action=argparse.BooleanOptionalAction, default=None, help=text
+            )
         elif self.is_list:
-            group.add_argument(self.flag, dest=self.key, action="extend", nargs="+", metavar=self.metavar, help=text)
+            group.add_argument(
+                self.flag, dest=self.key, action="extend", nargs="+", metavar=self.metavar, help=text
+            )
         else:
             group.add_argument(self.flag, dest=self.key, metavar=self.metavar, help=text)
 
@@ -101,7 +105,9 @@ def add_options(parser: argparse.ArgumentParser, groups: Iterable[OptionGroup]) 
             option.add_to(arguments)
 
 
-def resolve_options(groups: Iterable[OptionGroup], arguments: argparse.Namespace, environment: Mapping[str, str]) -> dict[str, Any]:
+def resolve_options(
+    groups: Iterable[OptionGroup], arguments: argparse.Namespace, environment: Mapping[str, str]
+) -> dict[str, Any]:
     """Return each option's value by its key. Raises `OptionError`."""
     options = [option for group in groups for option in group.options]
     return {option.key: option.resolve(getattr(arguments, option.key), environment) for option in options}
@@ -112,7 +118,10 @@ def options_table(groups: Iterable[OptionGroup]) -> str:
     lines: list[str] = []
     for group in groups:
         lines += [f"### {group.title}", "", "| flag | variable | default | meaning |", "|---|---|---|---|"]
-        lines += [f"| {_flag_text(option)} | `{option.variable}` | {option.default_text} | {option.text} |" for option in group.options]
+        lines += [
+            f"| {_flag_text(option)} | `{option.variable}` | {option.default_text} | {option.text} |"
+            for option in group.options
+        ]
         lines.append("")
     return "\n".join(lines)
 
@@ -144,7 +153,11 @@ def switch(value: str) -> bool:
 
 def integer(least: int, most: int | None = None) -> Callable[[str], int]:
     def parse(value: str) -> int:
-        limits = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+        limits = (
+            f"a whole number of at least {least}"
+            if most is None
+            else f"a whole number from {least} to {most}"
+        )
         if not value.strip().removeprefix("-").isdecimal():
             raise ValueError(limits)
         number = int(value)

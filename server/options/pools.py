@@ -8,7 +8,13 @@ from typing import Any
 
 from server.options.option import Option, OptionError
 
-SHORT = {"slots": "num-slots", "capacity": "slot-capacity", "sink": "num-sink", "recent": "num-recent", "kept": "num-kept"}
+SHORT = {
+    "slots": "num-slots",
+    "capacity": "slot-capacity",
+    "sink": "num-sink",
+    "recent": "num-recent",
+    "kept": "num-kept",
+}
 
 
 def read_pool(text: str, options: Sequence[Option]) -> tuple[str, dict[str, Any]]:
@@ -21,8 +27,12 @@ def read_pool(text: str, options: Sequence[Option]) -> tuple[str, dict[str, Any]
     for key, value in given.items():
         option = by_name.get(SHORT.get(key, key))
         if option is None:
-            known = [short for short in SHORT if SHORT[short] in by_name] + [name for name in by_name if name not in SHORT.values()]
-            raise OptionError(f"--pool {text}: there is no key {key!r}; the keys are name, {', '.join(known)}")
+            known = [short for short in SHORT if SHORT[short] in by_name] + [
+                name for name in by_name if name not in SHORT.values()
+            ]
+            raise OptionError(
+                f"--pool {text}: there is no key {key!r}; the keys are name, {', '.join(known)}"
+            )
         values[option.key] = option.read(value, f"{key} of --pool {text}")
     return name, values
 

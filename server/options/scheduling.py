@@ -20,7 +20,13 @@ SCHEDULING = OptionGroup(
             "Who is admitted first: fair is by what each API key was given, and first come, first served within each.",
             choices(QueueOrder),
         ),
-        Option("max-num-waiting", integer(0), _SCHEDULER.max_num_waiting, "Sequences that may wait for a slot; more get a 429.", "N"),
+        Option(
+            "max-num-waiting",
+            integer(0),
+            _SCHEDULER.max_num_waiting,
+            "Sequences that may wait for a slot; more get a 429.",
+            "N",
+        ),
         Option(
             "max-num-waiting-per-key",
             integer(0),
@@ -39,7 +45,13 @@ SCHEDULING = OptionGroup(
             "A longer one reads them sooner, and gives more tokens a second in all.",
             "SECONDS",
         ),
-        Option("max-decode-steps", integer(1), _SCHEDULER.max_decode_steps, "Most decode steps of one launch, if nobody waits.", "N"),
+        Option(
+            "max-decode-steps",
+            integer(1),
+            _SCHEDULER.max_decode_steps,
+            "Most decode steps of one launch, if nobody waits.",
+            "N",
+        ),
     ),
 )
 

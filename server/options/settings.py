@@ -109,7 +109,9 @@ class ServerSettings:
     model_names: tuple[str, ...]
     created: int  # when the model was loaded, in Unix seconds
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    rate_limit: RateLimit = RateLimit()  # of a key that has none of its own, and of all together where there are no keys
+    rate_limit: RateLimit = (
+        RateLimit()
+    )  # of a key that has none of its own, and of all together where there are no keys
     key_rate_limits: Mapping[str, RateLimit] = field(default_factory=dict)  # by the key's name
     allowed_origins: tuple[str, ...] = ()  # sites whose pages may call from a browser; `*`: any
     metrics_are_open: bool = False  # /metrics needs no key

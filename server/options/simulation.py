@@ -73,7 +73,13 @@ SIMULATION = OptionGroup(
         Option("simulate-machine", machine_name, _DEFAULT.machine, MACHINE_TEXT, "MACHINE"),
         Option("sockets", integer(1), _DEFAULT.num_sockets, "Sockets of the machine.", "N"),
         Option("looping", switch, _DEFAULT.loops, "Whether the kernels of all layers are one loop.", ""),
-        Option("time-scale", _time_scale, 1.0, "How many times as fast simulated time passes; virtual for no waiting.", "FACTOR|virtual"),
+        Option(
+            "time-scale",
+            _time_scale,
+            1.0,
+            "How many times as fast simulated time passes; virtual for no waiting.",
+            "FACTOR|virtual",
+        ),
         Option(
             "fault",
             parse_fault,
@@ -146,7 +152,9 @@ class _MarkedSend:
         marked = _marked(body.get("body", b""))
         headers = MutableHeaders(scope=start)
         if "content-length" in headers:
-            headers["content-length"] = str(int(headers["content-length"]) + len(marked) - len(body.get("body", b"")))
+            headers["content-length"] = str(
+                int(headers["content-length"]) + len(marked) - len(body.get("body", b""))
+            )
         await self._send(start)
         return {**body, "body": marked}
 

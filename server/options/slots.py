@@ -23,15 +23,26 @@ from server.options.pools import read_pool
 
 def _scorer_option(name: str, parse: Callable[[str], Any], text: str, metavar: str) -> Option:
     """Return an option whose default is that of the policy's scorer."""
-    own, other = (getattr(DEFAULT_SCORERS[policy], name.replace("-", "_")) for policy in (PolicyName.SNAPSTREAM, PolicyName.SNAPKV))
-    return Option(name, parse, None, text, metavar, str(own) if own == other else f"{own}; {other} for policy snapkv")
+    own, other = (
+        getattr(DEFAULT_SCORERS[policy], name.replace("-", "_"))
+        for policy in (PolicyName.SNAPSTREAM, PolicyName.SNAPKV)
+    )
+    return Option(
+        name, parse, None, text, metavar, str(own) if own == other else f"{own}; {other} for policy snapkv"
+    )
 
 
 ONE_POOL = OptionGroup(
     "Slots",
     (
         Option("num-slots", integer(1), 8, "Slots: sequences that are generated at once.", "N"),
-        Option("policy", one_of(PolicyName), PolicyName.SNAPSTREAM, "What a slot holds of its sequence.", choices(PolicyName)),
+        Option(
+            "policy",
+            one_of(PolicyName),
+            PolicyName.SNAPSTREAM,
+            "What a slot holds of its sequence.",
+            choices(PolicyName),
+        ),
         Option(
             "slot-capacity",
             integer(1),
@@ -42,8 +53,15 @@ ONE_POOL = OptionGroup(
         ),
         Option("num-sink", integer(0), None, "Entries for a sequence's first tokens.", "N", "4"),
         Option("num-recent", integer(1), None, "Entries for its newest tokens.", "N", "half of the rest"),
-        Option("num-kept", integer(0), None, "Entries for the prompt's best tokens.", "N", "half of the rest"),
-        _scorer_option("observation-window", integer(1), "Tokens at a prompt's end whose attention scores the others.", "TOKENS"),
+        Option(
+            "num-kept", integer(0), None, "Entries for the prompt's best tokens.", "N", "half of the rest"
+        ),
+        _scorer_option(
+            "observation-window",
+            integer(1),
+            "Tokens at a prompt's end whose attention scores the others.",
+            "TOKENS",
+        ),
         _scorer_option(
             "observation-half-life",
             integer(0),
@@ -51,21 +69,40 @@ ONE_POOL = OptionGroup(
             "TOKENS",
         ),
         _scorer_option(
-            "softmax-domain", one_of(SoftmaxDomain), "Keys over which the scoring attention is normalised.", choices(SoftmaxDomain)
+            "softmax-domain",
+            one_of(SoftmaxDomain),
+            "Keys over which the scoring attention is normalised.",
+            choices(SoftmaxDomain),
         ),
-        _scorer_option("query-reduction", one_of(QueryReduction), "How the observing tokens agree on scores.", choices(QueryReduction)),
+        _scorer_option(
+            "query-reduction",
+            one_of(QueryReduction),
+            "How the observing tokens agree on scores.",
+            choices(QueryReduction),
+        ),
         _scorer_option("pooling", one_of(Pooling), "How neighbouring scores are smoothed.", choices(Pooling)),
         _scorer_option("pooling-size", integer(1), "Tokens over which they are smoothed; odd.", "TOKENS"),
         _scorer_option(
-            "pooling-shift", integer(0), "Tokens by which the smoothing is shifted, so that what follows a high score is kept.", "TOKENS"
+            "pooling-shift",
+            integer(0),
+            "Tokens by which the smoothing is shifted, so that what follows a high score is kept.",
+            "TOKENS",
         ),
         _scorer_option(
-            "pooling-half-life", integer(0), "Tokens of distance at which a score counts half in its neighbours'; 0: all alike.", "TOKENS"
+            "pooling-half-life",
+            integer(0),
+            "Tokens of distance at which a score counts half in its neighbours'; 0: all alike.",
+            "TOKENS",
         ),
         _scorer_option(
-            "head-reduction", one_of(HeadReduction), "How the query heads of a KV head agree on scores.", choices(HeadReduction)
+            "head-reduction",
+            one_of(HeadReduction),
+            "How the query heads of a KV head agree on scores.",
+            choices(HeadReduction),
         ),
-        _scorer_option("selection-chunk", integer(1), "Neighbouring tokens that are kept or dropped together.", "TOKENS"),
+        _scorer_option(
+            "selection-chunk", integer(1), "Neighbouring tokens that are kept or dropped together.", "TOKENS"
+        ),
         Option("lend-kept", switch, False, "Let unused kept entries lengthen the ring.", ""),
         Option(
             "lend-ring",
@@ -102,7 +139,9 @@ def pools_of(values: Mapping[str, Any]) -> tuple[PoolOptions, ...]:
         return (_pool("", values, max_model_len),)
     for option in ONE_POOL.options:
         if values[option.key] != option.default:
-            raise OptionError(f"{option.flag} describes the slots where there is one pool; with --pool, it is one of the pool's keys")
+            raise OptionError(
+                f"{option.flag} describes the slots where there is one pool; with --pool, it is one of the pool's keys"
+            )
     pools = []
     for written in values["pool"]:
         name, own = read_pool(written, ONE_POOL.options)
@@ -119,11 +158,22 @@ def pools_of(values: Mapping[str, Any]) -> tuple[PoolOptions, ...]:
 
 def _pool(name: str, values: Mapping[str, Any], max_model_len: int) -> PoolOptions:
     """Return a pool of these options. Raises ValueError for what cannot be, whatever the model."""
-    policy_fields = ("slot_capacity", "num_sink", "num_recent", "num_kept", "lend_kept", "lend_ring", "layer_budgets", "share_votes")
+    policy_fields = (
+        "slot_capacity",
+        "num_sink",
+        "num_recent",
+        "num_kept",
+        "lend_kept",
+        "lend_ring",
+        "layer_budgets",
+        "share_votes",
+    )
     scorer = DEFAULT_SCORERS.get(values["policy"])
     if scorer is not None:
         given = {field.name: values[field.name] for field in fields(WindowScorer)}
         scorer = replace(scorer, **{field: value for field, value in given.items() if value is not None})
-    policy = PolicyOptions(name=values["policy"], scorer=scorer, **{field: values[field] for field in policy_fields})
+    policy = PolicyOptions(
+        name=values["policy"], scorer=scorer, **{field: values[field] for field in policy_fields}
+    )
     policy.resolve(max_model_len)
     return PoolOptions(values["num_slots"], policy, name)

@@ -9,9 +9,19 @@ class AnswerReader:
     """Without parsers, all is content. Calls beyond `max_calls` are left out, and so is the beginning of one where only calls may be."""
 
     def __init__(
-        self, reasoning: ReasoningParser | None, tools: ToolCallParser | None, max_calls: int | None = None, *, only_calls: bool = False
+        self,
+        reasoning: ReasoningParser | None,
+        tools: ToolCallParser | None,
+        max_calls: int | None = None,
+        *,
+        only_calls: bool = False,
     ) -> None:
-        self._reasoning, self._tools, self._max_calls, self._only_calls = reasoning, tools, max_calls, only_calls
+        self._reasoning, self._tools, self._max_calls, self._only_calls = (
+            reasoning,
+            tools,
+            max_calls,
+            only_calls,
+        )
         self.num_calls = 0
 
     @property
@@ -38,7 +48,11 @@ class AnswerReader:
     def _calls(self, pieces: list[Piece]) -> list[Piece]:
         read: list[Piece] = []
         for piece in pieces:
-            read += self._tools.feed(piece.text) if isinstance(piece, Content) and self._tools is not None else [piece]
+            read += (
+                self._tools.feed(piece.text)
+                if isinstance(piece, Content) and self._tools is not None
+                else [piece]
+            )
         return self._counted(read)
 
     def _counted(self, pieces: list[Piece]) -> list[Piece]:
@@ -46,6 +60,10 @@ class AnswerReader:
         for piece in pieces:
             self.num_calls += isinstance(piece, CallStart)
             is_beyond = self._max_calls is not None and self.num_calls > self._max_calls
-            if not (isinstance(piece, Content) if self._only_calls else is_beyond and isinstance(piece, CallStart | CallArguments)):
+            if not (
+                isinstance(piece, Content)
+                if self._only_calls
+                else is_beyond and isinstance(piece, CallStart | CallArguments)
+            ):
                 kept.append(piece)
         return kept

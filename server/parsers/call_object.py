@@ -55,12 +55,17 @@ class CallObject:
         elif char in "}]":
             self._depth -= 1
             self.is_complete = self._depth == 0
-        return not was_in_string and not self._in_string and ((was_own and self._depth == 1) or self.is_complete)
+        return (
+            not was_in_string and not self._in_string and ((was_own and self._depth == 1) or self.is_complete)
+        )
 
     @property
     def _streams(self) -> bool:
         """Whether what is read now goes out as it comes: arguments, unless they are a string."""
-        return self._key == self._arguments_key and next((char for char in self._token if char not in _SPACE), "") != '"'
+        return (
+            self._key == self._arguments_key
+            and next((char for char in self._token if char not in _SPACE), "") != '"'
+        )
 
     def _end_value(self, text: str) -> None:
         if self._key == "name":

@@ -50,7 +50,9 @@ TOOL_FORMATS: Final = {
         "<tool_call>", "</tool_call>", before="<tool_call>\n", after="\n</tool_call>", between="\n"
     ),
     "llama3_json": ToolFormat(between="; ", arguments_key="parameters"),
-    "mistral": ToolFormat("[TOOL_CALLS]", prefix="[TOOL_CALLS][", between=", ", suffix="]", has_short_ids=True),
+    "mistral": ToolFormat(
+        "[TOOL_CALLS]", prefix="[TOOL_CALLS][", between=", ", suffix="]", has_short_ids=True
+    ),
     "mistral_v11": ToolFormat(
         "[TOOL_CALLS]",
         before="[TOOL_CALLS]{name}[ARGS]",

@@ -28,14 +28,20 @@ class ToolGrammar:
     def lark(self, limits: StructureLimits) -> str:
         """Return the grammar. Raises `StructureError`."""
         numbers = range(len(self.functions))
-        rules = [f"{rule}: {' | '.join(f'{rule}_{number}' for number in numbers)}" for rule in ("call", "opened")]
+        rules = [
+            f"{rule}: {' | '.join(f'{rule}_{number}' for number in numbers)}" for rule in ("call", "opened")
+        ]
         opening = self.tool_format.opening
         for number, (name, schema) in enumerate(self.functions):
             check_schema(schema, limits)
             before, after = self.tool_format.around(name)
             rules.append(f"call_{number}: {self._literal(before)} arguments_{number} {self._literal(after)}")
-            rules.append(f"opened_{number}: {self._literal(before.removeprefix(opening))} arguments_{number} {self._literal(after)}")
-            rules.append(f"arguments_{number}: %json {schema_text({**schema, 'x-guidance': JSON_OPTIONS}, limits)}")
+            rules.append(
+                f"opened_{number}: {self._literal(before.removeprefix(opening))} arguments_{number} {self._literal(after)}"
+            )
+            rules.append(
+                f"arguments_{number}: %json {schema_text({**schema, 'x-guidance': JSON_OPTIONS}, limits)}"
+            )
         return "\n".join([*self._start(), *rules])
 
     def _start(self) -> list[str]:
@@ -50,7 +56,12 @@ class ToolGrammar:
         opening = self._literal(shape.opening)
         head = f"head: TEXT {opening}" if opening.startswith("<[") else f"head[lazy]: TEXT {opening}"
         repeated = "*" if self.is_parallel else "?"
-        return [f"start: (head {rest} {more} {self._literal(shape.suffix)}){repeated} tail", "tail: TEXT", "TEXT: /(?s:.*)/", head]
+        return [
+            f"start: (head {rest} {more} {self._literal(shape.suffix)}){repeated} tail",
+            "tail: TEXT",
+            "TEXT: /(?s:.*)/",
+            head,
+        ]
 
     def _literal(self, text: str) -> str:
         return literal(text, self.special_tokens)
@@ -60,5 +71,7 @@ def literal(text: str, special_tokens: Mapping[str, int]) -> str:
     """Return text as Lark writes it, a special token by its id."""
     parts = re.split("(" + "|".join(map(re.escape, special_tokens)) + ")", text) if special_tokens else [text]
     return " ".join(
-        f"<[{special_tokens[part]}]>" if part in special_tokens else json.dumps(part, ensure_ascii=False) for part in parts if part
+        f"<[{special_tokens[part]}]>" if part in special_tokens else json.dumps(part, ensure_ascii=False)
+        for part in parts
+        if part
     )

@@ -21,7 +21,9 @@ def short(metadata: dict[str, str]) -> dict[str, str]:
         raise PydanticCustomError("invalid_value", "may have at most {limit} pairs", {"limit": MAX_PAIRS})
     if any(len(key) > MAX_KEY or len(value) > MAX_VALUE for key, value in metadata.items()):
         limits = {"key": MAX_KEY, "value": MAX_VALUE}
-        raise PydanticCustomError("invalid_value", "may have keys of at most {key} characters and values of at most {value}", limits)
+        raise PydanticCustomError(
+            "invalid_value", "may have keys of at most {key} characters and values of at most {value}", limits
+        )
     return metadata
 
 
@@ -77,7 +79,9 @@ class BatchObject(TypedDict):
     errors: NotRequired[BatchErrors]
     input_file_id: str
     completion_window: Literal["24h"]
-    status: Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+    status: Literal[
+        "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+    ]
     output_file_id: NotRequired[str]
     error_file_id: NotRequired[str]
     created_at: int

@@ -36,18 +36,32 @@ class ChatTurns(RequestBody):
         if not self.continue_final_message:
             return self
         if self.add_generation_prompt:
-            raise invalid_value("'continue_final_message' and 'add_generation_prompt' exclude each other.", "continue_final_message")
+            raise invalid_value(
+                "'continue_final_message' and 'add_generation_prompt' exclude each other.",
+                "continue_final_message",
+            )
         if self.messages[-1].role != "assistant":
-            raise invalid_value("'continue_final_message' needs a final message of role 'assistant'.", "continue_final_message")
+            raise invalid_value(
+                "'continue_final_message' needs a final message of role 'assistant'.",
+                "continue_final_message",
+            )
         return self
 
     @property
     def template_options(self) -> dict[str, object]:
-        return {} if self.chat_template_kwargs is None else self.chat_template_kwargs.model_dump(exclude_none=True)
+        return (
+            {}
+            if self.chat_template_kwargs is None
+            else self.chat_template_kwargs.model_dump(exclude_none=True)
+        )
 
     @property
     def adds_generation_prompt(self) -> bool:
-        return not self.continue_final_message if self.add_generation_prompt is None else self.add_generation_prompt
+        return (
+            not self.continue_final_message
+            if self.add_generation_prompt is None
+            else self.add_generation_prompt
+        )
 
 
 class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
@@ -78,7 +92,10 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
             raise invalid_value("'top_logprobs' is only allowed when 'logprobs' is true.", "top_logprobs")
         if self.echo and not self.continue_final_message:
             raise invalid_value("'echo' is only allowed when 'continue_final_message' is true.", "echo")
-        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+        if (
+            None not in (self.max_tokens, self.max_completion_tokens)
+            and self.max_tokens != self.max_completion_tokens
+        ):
             raise invalid_value(
                 f"'max_tokens' is {self.max_tokens} and 'max_completion_tokens' is {self.max_completion_tokens}: give one of them.",
                 "max_tokens",

@@ -14,7 +14,9 @@ from server.protocol.usage import Usage
 
 TokenIds: TypeAlias = Annotated[list[TokenId], Field(fail_fast=True)]
 Texts: TypeAlias = Annotated[list[Text], Field(fail_fast=True)]
-Prompt: TypeAlias = Annotated[Text | Texts | TokenIds | Annotated[list[Text | TokenIds], Field(fail_fast=True)], BeforeValidator(few)]
+Prompt: TypeAlias = Annotated[
+    Text | Texts | TokenIds | Annotated[list[Text | TokenIds], Field(fail_fast=True)], BeforeValidator(few)
+]
 
 
 def each_prompt(prompt: Prompt) -> tuple[str | tuple[int, ...], ...]:
@@ -24,7 +26,9 @@ def each_prompt(prompt: Prompt) -> tuple[str | tuple[int, ...], ...]:
     token_ids = tuple(item for item in prompt if isinstance(item, int))
     if token_ids:
         return (token_ids,)
-    return tuple(item if isinstance(item, str) else tuple(item) for item in prompt if not isinstance(item, int))
+    return tuple(
+        item if isinstance(item, str) else tuple(item) for item in prompt if not isinstance(item, int)
+    )
 
 
 class CompletionRequest(ChoicesRequest):
@@ -39,9 +43,13 @@ class CompletionRequest(ChoicesRequest):
     @model_validator(mode="after")
     def _check_completion_options(self) -> Self:
         if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
-            raise invalid_value("'max_tokens' may be 0 only when 'echo' is true or 'prompt_logprobs' is given.", "max_tokens")
+            raise invalid_value(
+                "'max_tokens' may be 0 only when 'echo' is true or 'prompt_logprobs' is given.", "max_tokens"
+            )
         if self.best_of is not None and self.best_of != self.num_choices:
-            raise invalid_value(f"'best_of' is supported only when it equals 'n', which is {self.num_choices}.", "best_of")
+            raise invalid_value(
+                f"'best_of' is supported only when it equals 'n', which is {self.num_choices}.", "best_of"
+            )
         if not self.prompts or any(not prompt for prompt in self.prompts):
             raise invalid_value("'prompt' must not be empty.", "prompt")
         return self

@@ -27,7 +27,9 @@ class RequestBody(BaseModel):
     @classmethod
     def _refuse_many_fields(cls, data: Any) -> Any:
         if isinstance(data, dict) and len(data) > MAX_FIELDS:
-            raise PydanticCustomError("invalid_value", "has {count} fields, far more than there are", {"count": len(data)})
+            raise PydanticCustomError(
+                "invalid_value", "has {count} fields, far more than there are", {"count": len(data)}
+            )
         return data
 
 
@@ -46,7 +48,9 @@ def few(value: object) -> object:
     """Refuse more than `MAX_ITEMS` items before anything looks at them one by one; token ids may be as many as a body holds."""
     has_token_ids = isinstance(value, list) and bool(value) and isinstance(value[0], int)
     if isinstance(value, list | dict) and len(value) > MAX_ITEMS and not has_token_ids:
-        raise PydanticCustomError("invalid_value", "has {count} items, more than {limit}", {"count": len(value), "limit": MAX_ITEMS})
+        raise PydanticCustomError(
+            "invalid_value", "has {count} items, more than {limit}", {"count": len(value), "limit": MAX_ITEMS}
+        )
     return value
 
 
@@ -55,7 +59,9 @@ def encodable(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise PydanticCustomError("invalid_value", "has a lone surrogate at character {at}", {"at": error.start}) from error
+        raise PydanticCustomError(
+            "invalid_value", "has a lone surrogate at character {at}", {"at": error.start}
+        ) from error
     return text
 
 

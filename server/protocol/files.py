@@ -60,7 +60,11 @@ UPLOAD: Final = {
                         "file": {"type": "string", "format": "binary"},
                         "purpose": {"type": "string", "enum": ["batch"]},
                         "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
-                        "expires_after[seconds]": {"type": "integer", "minimum": MIN_LIFETIME, "maximum": MAX_LIFETIME},
+                        "expires_after[seconds]": {
+                            "type": "integer",
+                            "minimum": MIN_LIFETIME,
+                            "maximum": MAX_LIFETIME,
+                        },
                     },
                 }
             }

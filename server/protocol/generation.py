@@ -46,12 +46,16 @@ class StreamOptions(RequestBody):
 def with_integer_keys(biases: dict[str, float]) -> dict[str, float]:
     wrong = [repr(key[:32]) for key in biases if re.fullmatch(r"0|[1-9][0-9]{0,9}", key) is None]
     if wrong:
-        raise PydanticCustomError("invalid_value", "keys must be token ids, got {keys}", {"keys": ", ".join(wrong[:8])})
+        raise PydanticCustomError(
+            "invalid_value", "keys must be token ids, got {keys}", {"keys": ", ".join(wrong[:8])}
+        )
     return biases
 
 
 LogitBias: TypeAlias = Annotated[
-    dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(few), AfterValidator(with_integer_keys)
+    dict[str, Annotated[float, Field(ge=-100, le=100)]],
+    BeforeValidator(few),
+    AfterValidator(with_integer_keys),
 ]
 
 
@@ -119,11 +123,15 @@ class GenerationRequest(StructuredFields):
             return ()
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def sampling_params(self, defaults: GenerationDefaults, seed: int, num_logprobs: int | None) -> SamplingParams:
+    def sampling_params(
+        self, defaults: GenerationDefaults, seed: int, num_logprobs: int | None
+    ) -> SamplingParams:
         """Return how to choose tokens: `defaults` are the model's for what is left out, `seed` is used where the client gave none."""
         return SamplingParams(
             temperature=_given(self.temperature, defaults.temperature),
-            top_p=max(_given(self.top_p, defaults.top_p), 1e-6),  # 0, which OpenAI allows, keeps the most likely token alone
+            top_p=max(
+                _given(self.top_p, defaults.top_p), 1e-6
+            ),  # 0, which OpenAI allows, keeps the most likely token alone
             top_k=max(_given(self.top_k, defaults.top_k), 0),
             min_p=_given(self.min_p, defaults.min_p),
             presence_penalty=_given(self.presence_penalty, 0.0),
@@ -152,9 +160,13 @@ class ChoicesRequest(GenerationRequest, ResponseFormatFields, TruncationFields):
     @model_validator(mode="after")
     def _check_delivery(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise invalid_value("The 'stream_options' parameter is only allowed when 'stream' is enabled.", "stream_options")
+            raise invalid_value(
+                "The 'stream_options' parameter is only allowed when 'stream' is enabled.", "stream_options"
+            )
         if self.stream and self.prompt_logprobs is not None:
-            raise invalid_value("'prompt_logprobs' is not available when 'stream' is true.", "prompt_logprobs")
+            raise invalid_value(
+                "'prompt_logprobs' is not available when 'stream' is true.", "prompt_logprobs"
+            )
         return self
 
     @property
@@ -167,7 +179,11 @@ class ChoicesRequest(GenerationRequest, ResponseFormatFields, TruncationFields):
 
     @property
     def includes_continuous_usage(self) -> bool:
-        return self.includes_usage and self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+        return (
+            self.includes_usage
+            and self.stream_options is not None
+            and bool(self.stream_options.continuous_usage_stats)
+        )
 
 
 def _given(value: T | None, default: T) -> T:

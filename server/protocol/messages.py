@@ -73,7 +73,9 @@ class AssistantMessage(Turn):
     @model_validator(mode="after")
     def _check_content(self) -> Self:
         if self.content is None and not self.tool_calls:
-            raise invalid_value("A message of role 'assistant' must have 'content' or 'tool_calls'.", "messages")
+            raise invalid_value(
+                "A message of role 'assistant' must have 'content' or 'tool_calls'.", "messages"
+            )
         return self
 
     def plain(self) -> Mapping[str, Any]:
@@ -82,7 +84,10 @@ class AssistantMessage(Turn):
         if reasoning is not None:
             plain["reasoning_content"] = reasoning
         if self.tool_calls:
-            plain["tool_calls"] = [{"id": call.id, "type": "function", "function": call.function.plain()} for call in self.tool_calls]
+            plain["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": call.function.plain()}
+                for call in self.tool_calls
+            ]
         return plain
 
 
@@ -105,4 +110,6 @@ def few_parts(messages: object) -> object:
     return messages
 
 
-Messages: TypeAlias = Annotated[list[Message], Field(fail_fast=True, min_length=1), BeforeValidator(few_parts), BeforeValidator(few)]
+Messages: TypeAlias = Annotated[
+    list[Message], Field(fail_fast=True, min_length=1), BeforeValidator(few_parts), BeforeValidator(few)
+]

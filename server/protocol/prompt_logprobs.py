@@ -28,6 +28,10 @@ def _entry(token: TokenLogprob, num_top: int) -> dict[str, PromptLogprob]:
     ranks = {other.token_id: rank for rank, other in enumerate(token.top, start=1)}
     listed = {other.token_id: other for other in (token, *token.top[:num_top])}
     return {
-        str(token_id): {"logprob": finite(other.logprob), "rank": ranks.get(token_id), "decoded_token": other.token}
+        str(token_id): {
+            "logprob": finite(other.logprob),
+            "rank": ranks.get(token_id),
+            "decoded_token": other.token,
+        }
         for token_id, other in listed.items()
     }

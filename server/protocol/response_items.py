@@ -48,12 +48,24 @@ class MessageItem(GivenItem):
         """Return the item as it is given back."""
         texts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
         is_answer = self.role == "assistant"
-        parts = [output_text(text, []) if is_answer else {"type": "input_text", "text": text} for text in texts]
-        return {"id": self.id or f"msg_{new_id}", "type": "message", "role": self.role, "status": "completed", "content": parts}
+        parts = [
+            output_text(text, []) if is_answer else {"type": "input_text", "text": text} for text in texts
+        ]
+        return {
+            "id": self.id or f"msg_{new_id}",
+            "type": "message",
+            "role": self.role,
+            "status": "completed",
+            "content": parts,
+        }
 
     def join(self, turns: list[Turn]) -> None:
         """Add the item to the messages that a chat template is given."""
-        content = self.content if isinstance(self.content, str) else [{"type": "text", "text": part.text} for part in self.content]
+        content = (
+            self.content
+            if isinstance(self.content, str)
+            else [{"type": "text", "text": part.text} for part in self.content]
+        )
         is_rest = bool(turns) and turns[-1]["role"] == self.role == "assistant" and turns[-1]["content"] == ""
         if is_rest and "tool_calls" not in turns[-1]:
             turns[-1]["content"] = content
@@ -85,7 +97,9 @@ class FunctionCallItem(GivenItem):
         if not turns or turns[-1]["role"] != "assistant":
             turns.append({"role": "assistant", "content": ""})
         function = CalledFunction(name=self.name, arguments=self.arguments).plain()
-        turns[-1].setdefault("tool_calls", []).append({"id": self.call_id, "type": "function", "function": function})
+        turns[-1].setdefault("tool_calls", []).append(
+            {"id": self.call_id, "type": "function", "function": function}
+        )
 
 
 class FunctionCallOutputItem(GivenItem):
@@ -97,11 +111,25 @@ class FunctionCallOutputItem(GivenItem):
     caller: Unsupported = None
 
     def resource(self, new_id: str) -> Mapping[str, object]:
-        output = self.output if isinstance(self.output, str) else [{"type": "input_text", "text": part.text} for part in self.output]
-        return {"id": self.id or f"fco_{new_id}", "type": self.type, "call_id": self.call_id, "output": output, "status": "completed"}
+        output = (
+            self.output
+            if isinstance(self.output, str)
+            else [{"type": "input_text", "text": part.text} for part in self.output]
+        )
+        return {
+            "id": self.id or f"fco_{new_id}",
+            "type": self.type,
+            "call_id": self.call_id,
+            "output": output,
+            "status": "completed",
+        }
 
     def join(self, turns: list[Turn]) -> None:
-        content = self.output if isinstance(self.output, str) else [{"type": "text", "text": part.text} for part in self.output]
+        content = (
+            self.output
+            if isinstance(self.output, str)
+            else [{"type": "text", "text": part.text} for part in self.output]
+        )
         turns.append({"role": "tool", "tool_call_id": self.call_id, "content": content})
 
 
@@ -124,7 +152,13 @@ class GivenReasoningItem(GivenItem):
     def resource(self, new_id: str) -> Mapping[str, object]:
         content = [part.model_dump() for part in self.content or ()]
         summary = [part.model_dump() for part in self.summary]
-        return {"id": self.id or f"rs_{new_id}", "type": self.type, "summary": summary, "content": content, "status": "completed"}
+        return {
+            "id": self.id or f"rs_{new_id}",
+            "type": self.type,
+            "summary": summary,
+            "content": content,
+            "status": "completed",
+        }
 
     def join(self, turns: list[Turn]) -> None:
         text = "\n".join(part.text for part in self.content or self.summary)
@@ -159,7 +193,9 @@ InputItem: TypeAlias = Annotated[
         custom_error_message="must be an item of type message, function_call, function_call_output, reasoning or item_reference",
     ),
 ]
-InputItems: TypeAlias = Annotated[list[InputItem], Field(fail_fast=True, min_length=1), BeforeValidator(few_parts), BeforeValidator(few)]
+InputItems: TypeAlias = Annotated[
+    list[InputItem], Field(fail_fast=True, min_length=1), BeforeValidator(few_parts), BeforeValidator(few)
+]
 
 
 def turns_of(items: Sequence[Item]) -> list[Turn]:

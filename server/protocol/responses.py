@@ -29,7 +29,9 @@ class JsonSchemaText(RequestBody):
 
 
 class TextOptions(RequestBody):
-    format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaText, Field(discriminator="type")] | None = None
+    format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaText, Field(discriminator="type")] | None = (
+        None
+    )
     verbosity: Annotated[object, AfterValidator(only("medium"))] = None
 
 
@@ -92,21 +94,29 @@ Include: TypeAlias = Literal[
     "reasoning.encrypted_content",
     "message.output_text.logprobs",
 ]
-Metadata: TypeAlias = Annotated[dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]], Field(max_length=16)]
+Metadata: TypeAlias = Annotated[
+    dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]], Field(max_length=16)
+]
 
 
 class ResponsesRequest(GenerationRequest):
     """What `include` may name beside log-probabilities belongs to tools that this server does not have, or is there anyway."""
 
-    input: Text | InputItems | None = None  # OpenAI's schema does not require it: instructions or an earlier response may be enough
+    input: Text | InputItems | None = (
+        None  # OpenAI's schema does not require it: instructions or an earlier response may be enough
+    )
     instructions: Text | None = None
     previous_response_id: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
-    max_tool_calls: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None  # of tools that the server runs, which are none
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True), BeforeValidator(few)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | Annotated[FunctionChoice | AllowedFunctions, Field(discriminator="type")] | None = (
-        None
+    max_tool_calls: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = (
+        None  # of tools that the server runs, which are none
     )
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True), BeforeValidator(few)] | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | Annotated[FunctionChoice | AllowedFunctions, Field(discriminator="type")]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -136,11 +146,17 @@ class ResponsesRequest(GenerationRequest):
     @model_validator(mode="after")
     def _check_responses_options(self) -> Self:
         if self.top_logprobs and LOGPROBS not in (self.include or ()):
-            raise invalid_value(f"'top_logprobs' is only allowed when 'include' has '{LOGPROBS}'.", "top_logprobs")
+            raise invalid_value(
+                f"'top_logprobs' is only allowed when 'include' has '{LOGPROBS}'.", "top_logprobs"
+            )
         if self.background and self.stream:
-            raise invalid_value("'stream' is not supported together with 'background': poll the response instead.", "stream")
+            raise invalid_value(
+                "'stream' is not supported together with 'background': poll the response instead.", "stream"
+            )
         if self.background and self.store is False:
-            raise invalid_value("'background' needs 'store': the response is fetched from there.", "background")
+            raise invalid_value(
+                "'background' needs 'store': the response is fetched from there.", "background"
+            )
         if self.tool_use.choice.mode == "required" and not self.tools:
             raise invalid_value("'tool_choice' asks for a call, but no 'tools' are given.", "tool_choice")
         self.tool_use.check()

@@ -10,7 +10,9 @@ from server.http.errors import invalid_value
 from server.protocol.fields import Inert, RequestBody, Text, Unsupported, few, only
 
 Schema: TypeAlias = dict[str, Any]
-Choices: TypeAlias = Annotated[list[Annotated[Text, Field(min_length=1)]], Field(fail_fast=True, min_length=1), BeforeValidator(few)]
+Choices: TypeAlias = Annotated[
+    list[Annotated[Text, Field(min_length=1)]], Field(fail_fast=True, min_length=1), BeforeValidator(few)
+]
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -42,7 +44,9 @@ class JsonSchemaFormat(RequestBody):
     json_schema: NamedSchema
 
 
-ResponseFormat: TypeAlias = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+ResponseFormat: TypeAlias = Annotated[
+    TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")
+]
 
 
 class StructuredOutputs(RequestBody):
@@ -97,8 +101,12 @@ class StructuredFields(RequestBody):
         if options is not None:
             if options.json_object:
                 yield Structure(StructureKind.JSON, ANY_OBJECT, "structured_outputs.json_object")
-            yield from _of("structured_outputs.", options.json_, options.regex, options.choice, options.grammar)
-        yield from _of("guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+            yield from _of(
+                "structured_outputs.", options.json_, options.regex, options.choice, options.grammar
+            )
+        yield from _of(
+            "guided_", self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar
+        )
         yield from _of("", None, self.regex, None, self.grammar)
         if self.ebnf is not None:
             yield Structure(StructureKind.GRAMMAR, self.ebnf, "ebnf")
@@ -123,7 +131,9 @@ class ResponseFormatFields(StructuredFields):
             yield Structure(StructureKind.JSON, ANY_OBJECT if schema is None else schema, "response_format")
 
 
-def _of(prefix: str, schema: Schema | str | None, regex: str | None, choice: list[str] | None, grammar: str | None) -> Iterator[Structure]:
+def _of(
+    prefix: str, schema: Schema | str | None, regex: str | None, choice: list[str] | None, grammar: str | None
+) -> Iterator[Structure]:
     for kind, value in zip(StructureKind, (schema, regex, choice, grammar), strict=False):
         if value is not None:
             yield Structure(kind, value, f"{prefix}{kind.value}")

@@ -28,7 +28,8 @@ def _kind(body: object) -> str:
 
 
 TokenizeRequest: TypeAlias = Annotated[
-    Annotated[TokenizeTextRequest, Tag("text")] | Annotated[TokenizeChatRequest, Tag("chat")], Discriminator(_kind)
+    Annotated[TokenizeTextRequest, Tag("text")] | Annotated[TokenizeChatRequest, Tag("chat")],
+    Discriminator(_kind),
 ]
 
 

@@ -23,7 +23,10 @@ class FunctionDefinition(RequestBody):
 
     def plain(self) -> Mapping[str, object]:
         """Return the function as chat templates want it."""
-        return {"type": "function", "function": self.model_dump(exclude_none=True, include={"name", "description", "parameters"})}
+        return {
+            "type": "function",
+            "function": self.model_dump(exclude_none=True, include={"name", "description", "parameters"}),
+        }
 
 
 class FunctionReference(RequestBody):
@@ -34,7 +37,9 @@ def only_functions(kind: object) -> object:
     """Refuse what OpenAI runs itself, and calls whose arguments are no JSON, by name."""
     if isinstance(kind, str) and kind != "function":
         raise PydanticCustomError(
-            "invalid_value", "tools of type {kind} are not supported by this server, only 'function'", {"kind": repr(kind[:64])}
+            "invalid_value",
+            "tools of type {kind} are not supported by this server, only 'function'",
+            {"kind": repr(kind[:64])},
         )
     return kind
 
@@ -66,7 +71,9 @@ class ToolUse:
             raise invalid_value("Each of 'tools' must have a name of its own.", "tools")
         for name in self.choice.names or ():
             if name not in names:
-                raise invalid_value(f"'tool_choice' names '{name}', which is not among 'tools'.", "tool_choice")
+                raise invalid_value(
+                    f"'tool_choice' names '{name}', which is not among 'tools'.", "tool_choice"
+                )
 
     @property
     def told(self) -> tuple[FunctionDefinition, ...]:
@@ -88,7 +95,11 @@ class ToolUse:
     @property
     def _chosen(self) -> tuple[FunctionDefinition, ...]:
         names = self.choice.names
-        return self.functions if names is None else tuple(function for function in self.functions if function.name in names)
+        return (
+            self.functions
+            if names is None
+            else tuple(function for function in self.functions if function.name in names)
+        )
 
 
 class Tool(RequestBody):
@@ -119,7 +130,9 @@ class AllowedToolsChoice(RequestBody):
     allowed_tools: AllowedTools
 
     def plain(self) -> ToolChoice:
-        return ToolChoice(self.allowed_tools.mode, tuple(tool.function.name for tool in self.allowed_tools.tools))
+        return ToolChoice(
+            self.allowed_tools.mode, tuple(tool.function.name for tool in self.allowed_tools.tools)
+        )
 
 
 ChosenTools: TypeAlias = Annotated[NamedToolChoice | AllowedToolsChoice, Field(discriminator="type")]
@@ -142,4 +155,6 @@ class ToolFields(RequestBody):
     def tool_use(self) -> ToolUse:
         given = self.tool_choice
         choice = ToolChoice(given or "auto") if given is None or isinstance(given, str) else given.plain()
-        return ToolUse(tuple(tool.function for tool in self.tools or ()), choice, self.parallel_tool_calls is not False)
+        return ToolUse(
+            tuple(tool.function for tool in self.tools or ()), choice, self.parallel_tool_calls is not False
+        )

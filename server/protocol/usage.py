@@ -36,7 +36,9 @@ class Usage(TypedDict):
     cache: CacheUsage
 
 
-def usage(num_prompt_tokens: int, num_output_tokens: int, num_reasoning_tokens: int, cache: CacheUsage) -> Usage:
+def usage(
+    num_prompt_tokens: int, num_output_tokens: int, num_reasoning_tokens: int, cache: CacheUsage
+) -> Usage:
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,

@@ -15,7 +15,14 @@ from server.generation.output import ChoiceDelta
 from server.grammar.structure import Structure
 from server.http.errors import ApiError, invalid_value
 from server.options.settings import ServerSettings
-from server.protocol.response_items import FunctionCallItem, FunctionCallOutputItem, Item, ItemReference, MessageItem, turns_of
+from server.protocol.response_items import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    Item,
+    ItemReference,
+    MessageItem,
+    turns_of,
+)
 from server.protocol.responses import ResponsesRequest, ResponseUsage
 from server.protocol.usage import Usage
 from server.responses.items import OutputWriter
@@ -49,7 +56,9 @@ class ResponseAnswer(Answer):
     names_events = True
     prompt_param = "input"
 
-    def __init__(self, request: ResponsesRequest, model: str, settings: ServerSettings, archive: Archive) -> None:
+    def __init__(
+        self, request: ResponsesRequest, model: str, settings: ServerSettings, archive: Archive
+    ) -> None:
         super().__init__(request, model)
         self._request, self._settings, self._archive = request, settings, archive
         self._is_kept = request.store is not False and settings.storage.max_responses > 0
@@ -92,7 +101,10 @@ class ResponseAnswer(Answer):
     async def render(self, renderer: Renderer) -> tuple[tuple[int, ...], ...]:
         request = self._request
         sampling = request.sampling_params(renderer.defaults, 0, None)
-        self._sampling = {"temperature": sampling.temperature, "top_p": sampling.top_p if request.top_p is None else request.top_p}
+        self._sampling = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p if request.top_p is None else request.top_p,
+        }
         turns = turns_of(self._items())
         if request.instructions is not None:
             turns = [{"role": "system", "content": request.instructions}, *turns]
@@ -116,7 +128,12 @@ class ResponseAnswer(Answer):
 
     def opening(self) -> Iterable[Mapping[str, object]]:
         response = self.snapshot()
-        return self._numbered([{"type": "response.created", "response": response}, {"type": "response.in_progress", "response": response}])
+        return self._numbered(
+            [
+                {"type": "response.created", "response": response},
+                {"type": "response.in_progress", "response": response},
+            ]
+        )
 
     def begin(self) -> None:
         """The engine has accepted the request."""
@@ -152,7 +169,9 @@ class ResponseAnswer(Answer):
             "created_at": self._created,
             "completed_at": self._completed_at,
             "status": self.status,
-            "error": None if self._error is None else {"code": _error_code(self._error), "message": self._error.message},
+            "error": None
+            if self._error is None
+            else {"code": _error_code(self._error), "message": self._error.message},
             "incomplete_details": {"reason": "max_output_tokens"} if self.status == "incomplete" else None,
             "model": self.model,
             "output": [] if self._writer is None else self._writer.items,
@@ -170,19 +189,34 @@ class ResponseAnswer(Answer):
     def _end(self, status: Status) -> None:
         self.status = status
         if self._is_kept:
-            response = StoredResponse(self.id, json.dumps(self.snapshot()).encode(), json.dumps(self._input).encode())
+            response = StoredResponse(
+                self.id, json.dumps(self.snapshot()).encode(), json.dumps(self._input).encode()
+            )
             self._is_kept = self._archive.keep(response)
 
     def _items(self) -> list[Item]:
         """Return all that the model is to see, and remember it as it will be given back."""
         request = self._request
-        earlier = [] if request.previous_response_id is None else self._archive.conversation(request.previous_response_id)
-        given = [MessageItem(role="user", content=request.input)] if isinstance(request.input, str) else request.input or []
+        earlier = (
+            []
+            if request.previous_response_id is None
+            else self._archive.conversation(request.previous_response_id)
+        )
+        given = (
+            [MessageItem(role="user", content=request.input)]
+            if isinstance(request.input, str)
+            else request.input or []
+        )
         num_items, limit = len(earlier) + len(given), self._settings.limits.max_messages
         if num_items > limit:
-            raise invalid_value(f"'input' is limited to {limit} items by this server, earlier ones included, got {num_items}.", "input")
+            raise invalid_value(
+                f"'input' is limited to {limit} items by this server, earlier ones included, got {num_items}.",
+                "input",
+            )
         own = [
-            self._archive.item(item.id) if isinstance(item, ItemReference) else item.resource(f"{self._key}_in{number}")
+            self._archive.item(item.id)
+            if isinstance(item, ItemReference)
+            else item.resource(f"{self._key}_in{number}")
             for number, item in enumerate(given)
         ]
         self._input = [*earlier, *own]
@@ -211,12 +245,20 @@ def _check_calls(items: Sequence[Item]) -> None:
         if isinstance(item, FunctionCallItem):
             called.add(item.call_id)
         elif isinstance(item, FunctionCallOutputItem) and item.call_id not in called:
-            raise invalid_value(f"No tool call found for function call output with call_id '{item.call_id[:64]}'.", "input")
+            raise invalid_value(
+                f"No tool call found for function call output with call_id '{item.call_id[:64]}'.", "input"
+            )
 
 
 def _error_code(error: ApiError) -> str:
     """Return one of the codes that OpenAI's schema has for errors inside of responses."""
-    return "rate_limit_exceeded" if error.status == 429 else "invalid_prompt" if error.status < 500 else "server_error"
+    return (
+        "rate_limit_exceeded"
+        if error.status == 429
+        else "invalid_prompt"
+        if error.status < 500
+        else "server_error"
+    )
 
 
 def _usage(counts: Usage) -> ResponseUsage:
@@ -224,7 +266,9 @@ def _usage(counts: Usage) -> ResponseUsage:
         "input_tokens": counts["prompt_tokens"],
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": counts["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": counts["completion_tokens_details"]["reasoning_tokens"]},
+        "output_tokens_details": {
+            "reasoning_tokens": counts["completion_tokens_details"]["reasoning_tokens"]
+        },
         "total_tokens": counts["total_tokens"],
         "cache": counts["cache"],
     }

@@ -99,7 +99,13 @@ class _Message(_Text):
 
     def item(self, status: Status) -> OutputItem:
         parts = [self.part()] if self.has_begun else []
-        return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": parts}
+        return {
+            "id": self.item_id,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": parts,
+        }
 
     def extras(self, logprobs: list[ChatTokenLogprob]) -> Mapping[str, object]:
         self._logprobs += logprobs
@@ -107,7 +113,11 @@ class _Message(_Text):
 
     def closing(self, status: Status) -> list[Event]:
         done = self.event("output_text.done", content_index=0, text=self.text, logprobs=list(self._logprobs))
-        return [done, self.event("content_part.done", content_index=0, part=self.part()), self.border("done", status)]
+        return [
+            done,
+            self.event("content_part.done", content_index=0, part=self.part()),
+            self.border("done", status),
+        ]
 
 
 class _Thought(_Text):
@@ -125,7 +135,11 @@ class _Thought(_Text):
 
     def closing(self, status: Status) -> list[Event]:
         done = self.event("reasoning_text.done", content_index=0, text=self.text)
-        return [done, self.event("content_part.done", content_index=0, part=self.part()), self.border("done", status)]
+        return [
+            done,
+            self.event("content_part.done", content_index=0, part=self.part()),
+            self.border("done", status),
+        ]
 
 
 class OutputWriter:
@@ -162,11 +176,19 @@ class OutputWriter:
     def _write(self, piece: Piece) -> list[Event]:
         match piece:
             case Content(text):
-                events = [] if isinstance(self._open, _Message) else self._begin(_Message(self._id("msg"), self._num_items))
+                events = (
+                    []
+                    if isinstance(self._open, _Message)
+                    else self._begin(_Message(self._id("msg"), self._num_items))
+                )
                 assert isinstance(self._open, _Message)
                 return [*events, self._open.more(text, self._take_logprobs())]
             case Reasoning(text):
-                events = [] if isinstance(self._open, _Thought) else self._begin(_Thought(self._id("rs"), self._num_items))
+                events = (
+                    []
+                    if isinstance(self._open, _Thought)
+                    else self._begin(_Thought(self._id("rs"), self._num_items))
+                )
                 assert isinstance(self._open, _Thought)
                 return [*events, self._open.more(text, [])]
             case CallStart(name):

@@ -23,13 +23,19 @@ def router(services: Services) -> APIRouter:
     @routes.post("/v1/batches")
     async def create_batch(request: Request, body: BatchRequest) -> BatchObject:
         endpoints = request.app.state.paths & set(ENDPOINTS)
-        return _batch_object(await enabled(batches).store.create(body, RequestRecord.of(request.scope).tenant, endpoints))
+        return _batch_object(
+            await enabled(batches).store.create(body, RequestRecord.of(request.scope).tenant, endpoints)
+        )
 
     @routes.get("/v1/batches")
     async def list_batches(request: Request) -> BatchList:
         own = enabled(batches).store.of(RequestRecord.of(request.scope).tenant)
         shown, has_more = page(request, own, default=DEFAULT_LISTED, most=MAX_LISTED)
-        listed: BatchList = {"object": "list", "data": [_batch_object(batch) for batch in shown], "has_more": has_more}
+        listed: BatchList = {
+            "object": "list",
+            "data": [_batch_object(batch) for batch in shown],
+            "has_more": has_more,
+        }
         return {**listed, "first_id": shown[0].id, "last_id": shown[-1].id} if shown else listed
 
     @routes.get("/v1/batches/{batch_id}")
@@ -38,7 +44,9 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/v1/batches/{batch_id}/cancel")
     async def cancel_batch(request: Request, batch_id: str) -> BatchObject:
-        return _batch_object(await enabled(batches).store.cancel(batch_id, RequestRecord.of(request.scope).tenant))
+        return _batch_object(
+            await enabled(batches).store.cancel(batch_id, RequestRecord.of(request.scope).tenant)
+        )
 
     return routes
 
@@ -46,7 +54,10 @@ def router(services: Services) -> APIRouter:
 def _batch_object(batch: Batch) -> BatchObject:
     """Return what clients see: files once they are there, and of all else what has happened."""
     has_files = batch.status.has_ended
-    errors = [{"code": error.code, "message": error.message, "line": error.line, "param": error.param} for error in batch.errors]
+    errors = [
+        {"code": error.code, "message": error.message, "line": error.line, "param": error.param}
+        for error in batch.errors
+    ]
     whole: dict[str, Any] = {
         "id": batch.id,
         "object": "batch",
@@ -61,7 +72,11 @@ def _batch_object(batch: Batch) -> BatchObject:
         "created_at": int(batch.created_at),
         "expires_at": int(batch.expires_at),
         **{f"{status}_at": int(time) for status, time in batch.times.items()},
-        "request_counts": {"total": batch.counts.total, "completed": batch.counts.completed, "failed": batch.counts.failed},
+        "request_counts": {
+            "total": batch.counts.total,
+            "completed": batch.counts.completed,
+            "failed": batch.counts.failed,
+        },
         "usage": _usage(batch.usage),
     }
     present = {name: value for name, value in whole.items() if value is not None}

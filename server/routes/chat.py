@@ -87,7 +87,10 @@ class ChatAnswer(ChoicesAnswer):
         return room if limit is None else limit
 
     def body(self, tally: Tally) -> dict[str, object]:
-        return super().body(tally) | {"prompt_logprobs": self.prompt_logprobs(0), "prompt_token_ids": self.prompt_token_ids(0)}
+        return super().body(tally) | {
+            "prompt_logprobs": self.prompt_logprobs(0),
+            "prompt_token_ids": self.prompt_token_ids(0),
+        }
 
     def choice(self, index: int, choice: AnsweredChoice) -> ChatChoice:
         assert choice.finish_reason is not None, "an answer has a body once all of its choices have ended"
@@ -125,7 +128,9 @@ class ChatAnswer(ChoicesAnswer):
             deltas = [{"content": ""}]
         return self._chunk_choices(index, delta, deltas, is_first=is_first)
 
-    def _chunk_choices(self, index: int, delta: ChoiceDelta, deltas: list[ChatDelta], *, is_first: bool) -> Iterator[ChatChunkChoice]:
+    def _chunk_choices(
+        self, index: int, delta: ChoiceDelta, deltas: list[ChatDelta], *, is_first: bool
+    ) -> Iterator[ChatChunkChoice]:
         if is_first:
             yield _chunk_choice(index, {"role": "assistant", "content": "", "refusal": None})
             if self._request.echoed:
@@ -133,7 +138,11 @@ class ChatAnswer(ChoicesAnswer):
         logprobs = self._logprobs(delta.logprobs)
         for number, piece in enumerate(deltas):
             choice = _chunk_choice(index, piece) | {"logprobs": logprobs if number == 0 else None}
-            yield choice | {"token_ids": list(delta.token_ids)} if number == 0 and self.returns_token_ids else choice
+            yield (
+                choice | {"token_ids": list(delta.token_ids)}
+                if number == 0 and self.returns_token_ids
+                else choice
+            )
         if delta.final is not None and delta.finish_reason is not None:
             finish_reason = self._finish_reason(delta.finish_reason, self._readers[index])
             yield _chunk_choice(index, {}) | {
@@ -144,7 +153,11 @@ class ChatAnswer(ChoicesAnswer):
 
     def _finish_reason(self, reason: str, reader: MessageReader) -> str:
         """Return why a choice ended, as OpenAI tells it: a named call's end is a stop."""
-        return "tool_calls" if reason == "stop" and reader.num_calls and not self._request.tool_use.choice.is_named else reason
+        return (
+            "tool_calls"
+            if reason == "stop" and reader.num_calls and not self._request.tool_use.choice.is_named
+            else reason
+        )
 
     @property
     def _begun(self) -> Conversation:

@@ -21,7 +21,9 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/v1/completions", response_model=Completion)
     async def create_completion(body: CompletionRequest) -> Response:
-        return GenerationResponse(services, CompletionAnswer(body, served_model(body.model, services.settings)))
+        return GenerationResponse(
+            services, CompletionAnswer(body, served_model(body.model, services.settings))
+        )
 
     return routes
 
@@ -37,7 +39,9 @@ class CompletionAnswer(ChoicesAnswer):
         self._request = request
         self._prompts = request.prompts
         self._prompt_texts: list[str] = []
-        self._offsets: dict[int, int] = {}  # of choices that have begun to be streamed: characters of the tokens sent
+        self._offsets: dict[
+            int, int
+        ] = {}  # of choices that have begun to be streamed: characters of the tokens sent
 
     @property
     def num_prompts(self) -> int:
@@ -59,7 +63,9 @@ class CompletionAnswer(ChoicesAnswer):
     async def _render(self, renderer: Renderer) -> tuple[tuple[int, ...], ...]:
         add_special_tokens = self._request.add_special_tokens is not False
         rendered = [
-            await renderer.encode(prompt, add_special_tokens=add_special_tokens) if isinstance(prompt, str) else prompt
+            await renderer.encode(prompt, add_special_tokens=add_special_tokens)
+            if isinstance(prompt, str)
+            else prompt
             for prompt in self._prompts
         ]
         if self._request.echo:
@@ -94,16 +100,28 @@ class CompletionAnswer(ChoicesAnswer):
         pieces = []
         if index not in self._offsets and self._request.echo:
             pieces.append(self._piece(index, *self._echo(index)))
-        if delta.text or delta.logprobs or delta.final is not None or (delta.token_ids and self.returns_token_ids):
+        if (
+            delta.text
+            or delta.logprobs
+            or delta.final is not None
+            or (delta.token_ids and self.returns_token_ids)
+        ):
             pieces.append(self._piece(index, delta.text, delta.logprobs, delta.token_ids))
         if delta.final is not None:
             pieces[-1]["finish_reason"] = delta.finish_reason
             pieces[-1]["stop_reason"], pieces[-1]["matched_stop"] = delta.stop_reason, delta.matched_stop
         return pieces
 
-    def _piece(self, index: int, text: str, tokens: Sequence[TokenLogprob], token_ids: tuple[int, ...] = ()) -> CompletionChoice:
+    def _piece(
+        self, index: int, text: str, tokens: Sequence[TokenLogprob], token_ids: tuple[int, ...] = ()
+    ) -> CompletionChoice:
         offset = self._offsets.get(index, 0)
-        piece: CompletionChoice = {"index": index, "text": text, "logprobs": self._logprobs(tokens, offset), "finish_reason": None}
+        piece: CompletionChoice = {
+            "index": index,
+            "text": text,
+            "logprobs": self._logprobs(tokens, offset),
+            "finish_reason": None,
+        }
         if self.returns_token_ids:
             piece["token_ids"] = list(token_ids)
             if index not in self._offsets:

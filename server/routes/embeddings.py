@@ -78,7 +78,9 @@ class EmbeddingResponse(Response):
         if size == 0:
             raise unsupported_parameter("input", "cannot be embedded by this server's backend")
         if dimensions is not None and dimensions > size:
-            raise invalid_value(f"'dimensions' is {dimensions}, but this model's embeddings have {size}.", "dimensions")
+            raise invalid_value(
+                f"'dimensions' is {dimensions}, but this model's embeddings have {size}.", "dimensions"
+            )
 
     async def _adds(self, record: RequestRecord) -> list[Add]:
         """Return what the engine is asked for, one request an input."""
@@ -106,7 +108,9 @@ class EmbeddingResponse(Response):
         add_special_tokens, renderer = self._request.add_special_tokens is not False, self._services.renderer
         try:
             return [
-                await renderer.encode(item, add_special_tokens=add_special_tokens) if isinstance(item, str) else item
+                await renderer.encode(item, add_special_tokens=add_special_tokens)
+                if isinstance(item, str)
+                else item
                 for item in self._request.inputs
             ]
         except RenderError as error:
@@ -137,5 +141,9 @@ class EmbeddingResponse(Response):
         length = math.hypot(*numbers) or 1.0
         unit = [number / length for number in numbers]
         if self._request.encoding_format == "base64":
-            return {"object": "embedding", "index": index, "embedding": base64.b64encode(np.asarray(unit, "<f4").tobytes()).decode()}
+            return {
+                "object": "embedding",
+                "index": index,
+                "embedding": base64.b64encode(np.asarray(unit, "<f4").tobytes()).decode(),
+            }
         return {"object": "embedding", "index": index, "embedding": unit}

@@ -39,7 +39,11 @@ def router(services: Services) -> APIRouter:
     @routes.get("/v1/files")
     async def list_files(request: Request) -> FileList:
         purpose = request.query_params.get("purpose")
-        files = [file for file in enabled(batches).files.of(RequestRecord.of(request.scope).tenant) if purpose in (None, file.purpose)]
+        files = [
+            file
+            for file in enabled(batches).files.of(RequestRecord.of(request.scope).tenant)
+            if purpose in (None, file.purpose)
+        ]
         shown, has_more = page(request, files, default=MAX_LISTED, most=MAX_LISTED)
         data = [_file_object(file) for file in shown]
         first, last = (data[0]["id"], data[-1]["id"]) if data else ("", "")

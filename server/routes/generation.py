@@ -48,7 +48,9 @@ class GenerationResponse(Response):
                     await self._stream(run, feed, EventStream(send))
                     return
                 await run.finish(feed)
-        await Response(ascii_json(self._answer.body(run.tally)), media_type="application/json")(scope, receive, send)
+        await Response(ascii_json(self._answer.body(run.tally)), media_type="application/json")(
+            scope, receive, send
+        )
 
     async def _stream(self, run: RequestRun, feed: EventFeed, stream: EventStream) -> None:
         """Send the events as they come. What goes wrong from here on can only be told inside the stream."""

@@ -11,7 +11,13 @@ from server.generation.request_run import CACHE_POLICY_HEADER, RequestRun
 from server.http.errors import ApiError, invalid_value, unsupported_parameter
 from server.http.jsontext import ascii_json
 from server.http.record import RequestRecord
-from server.protocol.responses import DeletedResponse, InputTokens, ResponseItemList, ResponseObject, ResponsesRequest
+from server.protocol.responses import (
+    DeletedResponse,
+    InputTokens,
+    ResponseItemList,
+    ResponseObject,
+    ResponsesRequest,
+)
 from server.responses.answer import Resource, ResponseAnswer
 from server.responses.background import BackgroundResponses
 from server.responses.store import ResponseStore, StoredResponse
@@ -83,7 +89,10 @@ def router(services: Services) -> APIRouter:
 
 
 def _route_making(
-    routes: APIRouter, services: Services, background: BackgroundResponses, archive_of: Callable[[Request], OwnedArchive]
+    routes: APIRouter,
+    services: Services,
+    background: BackgroundResponses,
+    archive_of: Callable[[Request], OwnedArchive],
 ) -> None:
     @routes.post(PATH, response_model=ResponseObject)
     async def create_response(request: Request, body: ResponsesRequest) -> Response:
@@ -94,13 +103,19 @@ def _route_making(
         if not body.background:
             return GenerationResponse(services, answer)
         await background.start(
-            archive.owner, answer, RequestRun(services, answer, RequestRecord.of(request.scope), request.headers.get(CACHE_POLICY_HEADER))
+            archive.owner,
+            answer,
+            RequestRun(
+                services, answer, RequestRecord.of(request.scope), request.headers.get(CACHE_POLICY_HEADER)
+            ),
         )
         return _json(answer.snapshot())
 
     @routes.post(PATH + "/input_tokens")
     async def count_input_tokens(request: Request, body: ResponsesRequest) -> InputTokens:
-        answer = ResponseAnswer(body, served_model(body.model, services.settings), services.settings, archive_of(request))
+        answer = ResponseAnswer(
+            body, served_model(body.model, services.settings), services.settings, archive_of(request)
+        )
         with services.client.reserve(0):
             try:
                 [prompt] = await answer.render(services.renderer)
@@ -147,7 +162,9 @@ def _route_kept(routes: APIRouter, archive_of: Callable[[Request], OwnedArchive]
 def _check(body: ResponsesRequest, services: Services) -> None:
     limit, keeps = services.settings.limits.max_tools, services.settings.storage.max_responses > 0
     if len(body.tools or ()) > limit:
-        raise invalid_value(f"'tools' is limited to {limit} by this server, got {len(body.tools or ())}.", "tools")
+        raise invalid_value(
+            f"'tools' is limited to {limit} by this server, got {len(body.tools or ())}.", "tools"
+        )
     for param, is_asked in (("store", body.store), ("background", body.background)):
         if is_asked and not keeps:
             raise unsupported_parameter(param, "is not supported: this server keeps no responses")
@@ -156,7 +173,8 @@ def _check(body: ResponsesRequest, services: Services) -> None:
         ascii_json(body.echo())
     except (ValueError, RecursionError) as error:
         raise invalid_value(
-            "The request has a value that no response can repeat: a number that is none, or too deep a schema.", None
+            "The request has a value that no response can repeat: a number that is none, or too deep a schema.",
+            None,
         ) from error
 
 
@@ -172,9 +190,17 @@ def _page(items: list[dict[str, Any]], limit: int, after: str | None) -> Respons
             raise _not_found("Item", after, "after")
     page = items[start : start + limit]
     ids = [str(item["id"]) for item in page] or [""]
-    return {"object": "list", "data": page, "first_id": ids[0], "last_id": ids[-1], "has_more": start + limit < len(items)}
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": ids[0],
+        "last_id": ids[-1],
+        "has_more": start + limit < len(items),
+    }
 
 
 def _not_found(what: str, name: str, param: str | None) -> ApiError:
-    status, code = (400, "previous_response_not_found") if param == "previous_response_id" else (404, "not_found")
+    status, code = (
+        (400, "previous_response_not_found") if param == "previous_response_id" else (404, "not_found")
+    )
     return ApiError(status, code, f"{what} with id '{name[:128]}' not found.", param=param)

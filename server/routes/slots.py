@@ -34,7 +34,11 @@ def router(services: Services) -> APIRouter:
     @routes.get("/slots")
     async def slots() -> list[Slot]:
         if not services.settings.slots_are_shown:
-            raise ApiError(404, "slots_disabled", "This server does not tell of its slots: it was started without --enable-slots.")
+            raise ApiError(
+                404,
+                "slots_disabled",
+                "This server does not tell of its slots: it was started without --enable-slots.",
+            )
         spec = services.client.spec
         held = {(use.pool, use.slot): use for use in services.client.slots()}
         return [
@@ -55,7 +59,9 @@ def _slot(number: int, pool: SlotPoolSpec, max_model_len: int, use: SlotUse | No
         "n_ctx": max_model_len,
         "is_processing": use is not None,
         "state": "free" if use is None else "decode" if use.is_decoding else "prefill",
-        "task": None if use is None else hashlib.sha256(f"{use.request_id}/{use.choice}".encode()).hexdigest()[:16],
+        "task": None
+        if use is None
+        else hashlib.sha256(f"{use.request_id}/{use.choice}".encode()).hexdigest()[:16],
         "num_prompt_tokens": use.num_prompt_tokens if use else 0,
         "num_computed_tokens": use.num_computed_tokens if use else 0,
         "num_output_tokens": use.num_output_tokens if use else 0,

@@ -8,7 +8,13 @@ from fastapi import APIRouter
 from server.generation.checks import served_model
 from server.generation.conversation import Conversation, TurnRequest
 from server.http.errors import invalid_value
-from server.protocol.tokens import DetokenizeAnswer, DetokenizeRequest, TokenizeAnswer, TokenizeRequest, TokenizeTextRequest
+from server.protocol.tokens import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
+    TokenizeTextRequest,
+)
 from server.services import Services
 from server.text.renderer import RenderError
 
@@ -22,9 +28,16 @@ def router(services: Services) -> APIRouter:
         served_model(body.model, services.settings)
         with client.reserve(0):
             token_ids = await _encode(body, services)
-            token_strs = [renderer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
+            token_strs = (
+                [renderer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
+            )
             max_model_len = client.spec.max_model_len
-        return {"count": len(token_ids), "max_model_len": max_model_len, "tokens": list(token_ids), "token_strs": token_strs}
+        return {
+            "count": len(token_ids),
+            "max_model_len": max_model_len,
+            "tokens": list(token_ids),
+            "token_strs": token_strs,
+        }
 
     @routes.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> DetokenizeAnswer:
@@ -57,4 +70,6 @@ async def _encode(body: TokenizeRequest, services: Services) -> tuple[int, ...]:
         )
         return await Conversation(turn, services.renderer, services.settings).render()
     except RenderError as error:
-        raise invalid_value(str(error), "prompt" if isinstance(body, TokenizeTextRequest) else "messages") from error
+        raise invalid_value(
+            str(error), "prompt" if isinstance(body, TokenizeTextRequest) else "messages"
+        ) from error

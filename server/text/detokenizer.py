@@ -54,7 +54,9 @@ class Detokenizer:
         self._has_ended = False
         self._num_decoded = 0  # characters
         self._num_emitted = 0
-        self._token_ends: deque[int] = deque()  # for each token not yet released, the character that completes it
+        self._token_ends: deque[int] = (
+            deque()
+        )  # for each token not yet released, the character that completes it
 
     def push(self, token_id: int) -> bool:
         """Take the next token and return whether a stop string is now complete."""

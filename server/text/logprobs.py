@@ -18,7 +18,9 @@ class TokenLogprob:
 
     def by_id(self) -> "TokenLogprob":
         """Return the same, with ids for names."""
-        return replace(self, token=f"token_id:{self.token_id}", top=tuple(other.by_id() for other in self.top))
+        return replace(
+            self, token=f"token_id:{self.token_id}", top=tuple(other.by_id() for other in self.top)
+        )
 
 
 def finite(logprob: float | None) -> float:

@@ -67,7 +67,9 @@ class Renderer:
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Return the ids of a raw prompt, in which control tokens mean what they say. Raises `RenderError`."""
         tokenizer = self._tokenizer
-        return await self._run(lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text))
+        return await self._run(
+            lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text)
+        )
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of these tokens, special ones included. Raises `RenderError` for ids that are not in the vocabulary."""

@@ -45,8 +45,12 @@ class StopMatcher:
         if not self._strings:
             return None
         for position, char in enumerate(text, 1):
-            self._num_matched = [string.advance(n, char) for string, n in zip(self._strings, self._num_matched, strict=True)]
-            complete = [s.text for s, n in zip(self._strings, self._num_matched, strict=True) if n == len(s.text)]
+            self._num_matched = [
+                string.advance(n, char) for string, n in zip(self._strings, self._num_matched, strict=True)
+            ]
+            complete = [
+                s.text for s, n in zip(self._strings, self._num_matched, strict=True) if n == len(s.text)
+            ]
             if complete:
                 return position, max(complete, key=len)
         return None

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jinja2 import TemplateError
 
-from server.text.generation_config import GenerationDefaults, eos_token_ids, generation_defaults, read_generation_config
+from server.text.generation_config import (
+    GenerationDefaults,
+    eos_token_ids,
+    generation_defaults,
+    read_generation_config,
+)
 from server.text.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -43,7 +48,9 @@ class TokenizerInfo:
 class Tokenizer:
     """Text to ids, messages to ids, ids to text."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", generation_config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", generation_config: Mapping[str, Any] | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self.vocabulary = Vocabulary(tokenizer)
         self.defaults: GenerationDefaults = generation_defaults(generation_config or {})
@@ -55,7 +62,9 @@ class Tokenizer:
         """Read the tokenizer of a local folder or a hub id; code that comes with a model is never run. Takes seconds."""
         from transformers import AutoTokenizer
 
-        return cls(AutoTokenizer.from_pretrained(model, trust_remote_code=False), read_generation_config(model))
+        return cls(
+            AutoTokenizer.from_pretrained(model, trust_remote_code=False), read_generation_config(model)
+        )
 
     @property
     def info(self) -> TokenizerInfo:
@@ -123,13 +132,17 @@ class Tokenizer:
             )
         except TemplateError as error:
             raise RenderError(f"the model's chat template does not take these messages: {error}") from error
-        except Exception as error:  # a template is code of the model's: whatever it raises, it is about these messages
+        except (
+            Exception
+        ) as error:  # a template is code of the model's: whatever it raises, it is about these messages
             raise RenderError("the model's chat template does not take these messages") from error
         return tuple(ids)
 
     def _as_known(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return a message with the older name of OpenAI's role `developer` where the template knows no other."""
-        is_unknown = message.get("role") == "developer" and "developer" not in str(self._tokenizer.chat_template)
+        is_unknown = message.get("role") == "developer" and "developer" not in str(
+            self._tokenizer.chat_template
+        )
         return message | {"role": "system"} if is_unknown else message
 
 

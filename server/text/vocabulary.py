@@ -23,14 +23,18 @@ class Vocabulary:
         self._tokenizer = tokenizer
         self._bytes: dict[int, bytes] = {}
         self._size = len(tokenizer)
-        self.special_token_ids = frozenset(token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special)
+        self.special_token_ids = frozenset(
+            token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
+        )
 
     def __len__(self) -> int:
         return self._size
 
     def decode(self, token_ids: list[int]) -> str:
         """Return the text of these tokens, special ones included, as a text of its own."""
-        text = self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text = self._tokenizer.decode(
+            token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
         assert isinstance(text, str)  # a list only for a batch
         return text
 
@@ -64,7 +68,11 @@ class Vocabulary:
         if byte_token is not None:
             return bytes([int(byte_token[1], 16)])
         alphabet = _byte_alphabet()
-        return bytes(alphabet[char] for char in spelling) if all(char in alphabet for char in spelling) else text.encode()
+        return (
+            bytes(alphabet[char] for char in spelling)
+            if all(char in alphabet for char in spelling)
+            else text.encode()
+        )
 
     @cached_property
     def _anchor(self) -> list[int]:

@@ -33,7 +33,13 @@ SLIDING_WINDOW = 11
 _WEIGHT_STD = 0.2
 _NORM_STD = 0.1
 # Chunks of more than 5 tokens are read with keys and values made of the latents.
-_LATENT: dict[str, Any] = {"num_key_value_heads": 4, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 4, "v_head_dim": 6}
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 6,
+}
 _EXPERTS: dict[str, Any] = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
@@ -73,19 +79,32 @@ _YARN_ROPE = {
     "mscale": 1.0,
     "mscale_all_dim": 0.5,
 }
-_GRANITE = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 0.8}
+_GRANITE = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 0.8,
+}
 _ALTERNATING: dict[str, Any] = {
     "sliding_window": SLIDING_WINDOW,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "head_dim": 16,
 }
 _SOFTCAPS = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 8.0}
-_AFMOE_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "num_dense_layers": 1}
+_AFMOE_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "num_dense_layers": 1,
+}
 
 _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {  # what is not as in `_COMMON`
     "llama": (LlamaConfig, {"rope_parameters": _LLAMA3_ROPE}),
     "mistral": (MistralConfig, {"sliding_window": None, "head_dim": 16}),
-    "mistral-sliding": (MistralConfig, {"intermediate_size": 128, "sliding_window": SLIDING_WINDOW, "head_dim": 16}),
+    "mistral-sliding": (
+        MistralConfig,
+        {"intermediate_size": 128, "sliding_window": SLIDING_WINDOW, "head_dim": 16},
+    ),
     # Learned positions, and a model that gives what its last layer returns the shape of its tokens.
     "gpt2": (GPT2Config, {"num_key_value_heads": 4, "tie_word_embeddings": False}),
     "qwen2": (Qwen2Config, {"num_key_value_heads": 1}),
@@ -98,8 +117,14 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {  # what i
     # A mixture of experts, and picky about the memory layout of what attention returns.
     "afmoe": (AfmoeConfig, {**_ALTERNATING, **_AFMOE_EXPERTS}),
     # As V2 Lite, whose queries have no latent of their own, with the routing of the larger V2.
-    "deepseek-v2": (DeepseekV2Config, {**_LATENT, **_EXPERTS, "q_lora_rank": None, "topk_method": "group_limited_greedy"}),
-    "deepseek-v3": (DeepseekV3Config, {**_LATENT, **_EXPERTS, "q_lora_rank": 24, "rope_parameters": _YARN_ROPE}),
+    "deepseek-v2": (
+        DeepseekV2Config,
+        {**_LATENT, **_EXPERTS, "q_lora_rank": None, "topk_method": "group_limited_greedy"},
+    ),
+    "deepseek-v3": (
+        DeepseekV3Config,
+        {**_LATENT, **_EXPERTS, "q_lora_rank": 24, "rope_parameters": _YARN_ROPE},
+    ),
 }
 ARCHITECTURES = tuple(_CONFIGS)
 
@@ -116,7 +141,9 @@ def save_checkpoint(architecture: str, folder: Path, seed: int = 0) -> Path:
 
 def load_oracle(path: Path) -> PreTrainedModel:
     """Load a checkpoint the way any user of transformers would."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    )
     return model
 
 
@@ -127,9 +154,13 @@ def _randomise(model: PreTrainedModel, seed: int) -> None:
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() == 1:
-                parameter.add_(noise * _NORM_STD)  # norms stay around 1 (Gemma: around 0, of which it takes 1 +), biases around 0
+                parameter.add_(
+                    noise * _NORM_STD
+                )  # norms stay around 1 (Gemma: around 0, of which it takes 1 +), biases around 0
             elif is_tied and "embed_tokens" in name:
-                parameter.copy_(noise * _WEIGHT_STD / 16)  # larger, and the best token would always be the one just read
+                parameter.copy_(
+                    noise * _WEIGHT_STD / 16
+                )  # larger, and the best token would always be the one just read
             else:
                 parameter.copy_(noise * _WEIGHT_STD)
             if is_tied and name == "model.norm.weight":

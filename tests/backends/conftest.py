@@ -18,7 +18,10 @@ def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def built_kernels(compile_cache: Path) -> Path:
     """The kernels, where a backend will look for them."""
-    from backends.torch_backend.compiled.build import KERNELS, code_folder  # tests of other backends need no torch
+    from backends.torch_backend.compiled.build import (
+        KERNELS,
+        code_folder,
+    )  # tests of other backends need no torch
     from backends.torch_backend.native.kernels import build_kernels
 
     path = code_folder(compile_cache) / KERNELS

@@ -20,7 +20,13 @@ SCORE_TOLERANCE = 1e-4  # relative, of attention weights in float32
 def recipe_of(policy: CachePolicy) -> Recipe:
     """Say in the reference's words what a policy asks for."""
     scorer = policy.scorer
-    sizes = Recipe(policy.layout.num_sink, policy.layout.num_recent, policy.layout.num_kept, policy.prompt_window, policy.lend_kept)
+    sizes = Recipe(
+        policy.layout.num_sink,
+        policy.layout.num_recent,
+        policy.layout.num_kept,
+        policy.prompt_window,
+        policy.lend_kept,
+    )
     sizes = sizes.with_options(num_lent=policy.num_lent)
     if scorer is None:
         return sizes
@@ -46,29 +52,42 @@ def assert_same_contents(backend: TorchBackend, slot: int, sequence: Sequence, *
     model: Any = sequence.model
     for index, layer in enumerate(backend.pools[0].cache.layers):
         keys, values = _keys_and_values(layer.slots, slot, model.model.layers[index].self_attn)
-        _assert_same_layer(layer.slots, slot, keys, values, sequence.layers[index], f"layer {index}", is_packed)
+        _assert_same_layer(
+            layer.slots, slot, keys, values, sequence.layers[index], f"layer {index}", is_packed
+        )
 
 
 def _keys_and_values(cache: SlotCache, slot: int, attention: Any) -> tuple[Tensor, Tensor]:
     """Return what a slot holds, [head, entry, width]; of latents, what the model's own attention makes."""
     if len(cache.planes) == 2:
         return cache.planes[0][slot], cache.planes[1][slot]
-    latent, rotary_key = torch.split(cache.planes[0][slot, None], [attention.kv_lora_rank, attention.qk_rope_head_dim], dim=-1)
+    latent, rotary_key = torch.split(
+        cache.planes[0][slot, None], [attention.kv_lora_rank, attention.qk_rope_head_dim], dim=-1
+    )
     keys, values = attention.expand_kv(latent, rotary_key)
     return keys[0].detach(), values[0].detach()
 
 
-def _assert_same_layer(cache: SlotCache, slot: int, keys: Tensor, values: Tensor, layer: Layer, where: str, is_packed: bool) -> None:
+def _assert_same_layer(
+    cache: SlotCache, slot: int, keys: Tensor, values: Tensor, layer: Layer, where: str, is_packed: bool
+) -> None:
     assert cache.layout.capacity == layer.recipe.capacity, where
     all_kept = cache.kept_index[slot].expand(len(layer.slots), -1)  # heads that share latents share a choice
     for kv_head, expected in enumerate(layer.slots):
         if is_packed:
             kept = all_kept[kv_head].tolist()[: len(expected.kept)]
-            assert kept == [token.index for token in expected.kept], f"{where}, KV head {kv_head}, {_margin(layer, kv_head)}"
+            assert kept == [token.index for token in expected.kept], (
+                f"{where}, KV head {kv_head}, {_margin(layer, kv_head)}"
+            )
         for entry, token in enumerate(expected.entries()):
             if token is not None:
-                errors = [_error(keys[kv_head, entry], values[kv_head, entry], each) for each in (token, *_rivals(layer, kv_head, token))]
-                assert min(errors) < TOLERANCE, f"{where}, KV head {kv_head}, entry {entry}, token {token.index}"
+                errors = [
+                    _error(keys[kv_head, entry], values[kv_head, entry], each)
+                    for each in (token, *_rivals(layer, kv_head, token))
+                ]
+                assert min(errors) < TOLERANCE, (
+                    f"{where}, KV head {kv_head}, entry {entry}, token {token.index}"
+                )
 
 
 def _error(key: Tensor, value: Tensor, token: Token) -> float:
@@ -81,7 +100,12 @@ def _rivals(layer: Layer, kv_head: int, token: Token) -> list[Token]:
     if not any(each is token for each in lent):
         return []
     scores = {each.index: float(layer.scores[kv_head][each.index - layer.recipe.num_sink]) for each in lent}
-    return [each for each in lent if each is not token and math.isclose(scores[each.index], scores[token.index], rel_tol=SCORE_TOLERANCE)]
+    return [
+        each
+        for each in lent
+        if each is not token
+        and math.isclose(scores[each.index], scores[token.index], rel_tol=SCORE_TOLERANCE)
+    ]
 
 
 def _margin(layer: Layer, kv_head: int) -> str:
@@ -89,4 +113,6 @@ def _margin(layer: Layer, kv_head: int) -> str:
     if not layer.scores:
         return "nothing was scored"
     best = layer.scores[kv_head].sort(descending=True).values
-    return f"the last one kept won by {float(best[layer.recipe.num_kept - 1] - best[layer.recipe.num_kept]):.1e}"
+    return (
+        f"the last one kept won by {float(best[layer.recipe.num_kept - 1] - best[layer.recipe.num_kept]):.1e}"
+    )

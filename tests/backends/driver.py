@@ -18,7 +18,13 @@ from backends.interface import (
     SamplingParams,
 )
 from backends.torch_backend.backend import TorchBackend
-from backends.torch_backend.config import DEFAULT_COMPILE_CACHE, DeviceName, DtypeName, Quantization, TorchBackendConfig
+from backends.torch_backend.config import (
+    DEFAULT_COMPILE_CACHE,
+    DeviceName,
+    DtypeName,
+    Quantization,
+    TorchBackendConfig,
+)
 from cache.policy import PolicyOptions
 from cache.pool_options import PoolOptions
 
@@ -106,7 +112,9 @@ class Driver:
         """Read one chunk of each prompt, those that need a scratch in a batch of their own."""
         for needs_scratch in (False, True):
             chosen = [request for request in requests if self._needs_scratch(request) is needs_scratch]
-            limit = max(shape.num_rows for shape in self.backend.spec.prefill_shapes if shape.num_tokens >= self.chunk)
+            limit = max(
+                shape.num_rows for shape in self.backend.spec.prefill_shapes if shape.num_tokens >= self.chunk
+            )
             for first in range(0, len(chosen), limit):
                 self._prefill(chosen[first : first + limit])
 
@@ -146,17 +154,25 @@ class Driver:
             num_prompt_tokens=length,
             slots=request.slots,
             scratch=request.scratch if self._needs_scratch(request) else None,
-            draws=tuple(request.draw(choice) for choice in range(len(request.slots))) if end == length else (),
+            draws=tuple(request.draw(choice) for choice in range(len(request.slots)))
+            if end == length
+            else (),
             ahead=tuple(request.prompt[length - scratch.num_ahead :]) if end == limit < length else (),
         )
         if request.num_prompt_logprobs is None:
             return row
-        return replace(row, score=PromptScore(tuple(request.prompt[start + 1 : end + 1]), request.num_prompt_logprobs))
+        return replace(
+            row, score=PromptScore(tuple(request.prompt[start + 1 : end + 1]), request.num_prompt_logprobs)
+        )
 
     def _shape(self, rows: tuple[PrefillRow, ...]) -> PrefillShape:
         """The smallest shape that the rows fit."""
         longest = max(len(row.token_ids) for row in rows)
-        fitting = [shape for shape in self.backend.spec.prefill_shapes if shape.num_tokens >= longest and shape.num_rows >= len(rows)]
+        fitting = [
+            shape
+            for shape in self.backend.spec.prefill_shapes
+            if shape.num_tokens >= longest and shape.num_rows >= len(rows)
+        ]
         return min(fitting, key=lambda shape: shape.num_tokens * shape.num_rows)
 
     def _submit(self, batch: Batch) -> BatchResult:

@@ -15,7 +15,9 @@ _LEAST_MARGIN = TOLERANCE  # between the best token and the next: below it, floa
 
 
 def random_prompt(num_tokens: int, seed: int = 0) -> list[int]:
-    return torch.randint(3, VOCAB_SIZE, (num_tokens,), generator=torch.Generator().manual_seed(1000 * seed + num_tokens)).tolist()
+    return torch.randint(
+        3, VOCAB_SIZE, (num_tokens,), generator=torch.Generator().manual_seed(1000 * seed + num_tokens)
+    ).tolist()
 
 
 @dataclass(frozen=True)
@@ -29,16 +31,24 @@ class Continuation:
 
 def continue_greedily(model: Any, prompt: list[int], num_tokens: int) -> Continuation:
     """Continue a prompt by the model's own `generate`."""
-    output = model.generate(torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=0)
+    output = model.generate(
+        torch.tensor([prompt]), max_new_tokens=num_tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
     with torch.no_grad():
         logits = model(output[:, :-1]).logits[0]
     best = logits[len(prompt) - 1 :].topk(2).values
     margin = float((best[:, 0] - best[:, 1]).min())
-    assert margin > _LEAST_MARGIN, f"two tokens lie {margin:.1e} apart in the oracle itself: choose another prompt"
-    return Continuation(output[0, len(prompt) :].tolist(), logits[: len(prompt) - 1], logits[len(prompt) - 1 :])
+    assert margin > _LEAST_MARGIN, (
+        f"two tokens lie {margin:.1e} apart in the oracle itself: choose another prompt"
+    )
+    return Continuation(
+        output[0, len(prompt) :].tolist(), logits[: len(prompt) - 1], logits[len(prompt) - 1 :]
+    )
 
 
-def assert_same_logprobs(sampled: Sequence[SampledToken], logits: Tensor | Iterable[Tensor], num_top: int) -> None:
+def assert_same_logprobs(
+    sampled: Sequence[SampledToken], logits: Tensor | Iterable[Tensor], num_top: int
+) -> None:
     """The chosen tokens' log-probabilities and the best tokens' are those of `logits`, a row a token."""
     rows = list(logits)
     assert len(sampled) == len(rows)

@@ -24,7 +24,11 @@ class _Trace(TorchDispatchMode):
         self.operations: list[Operation] = []
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+        self,
+        func: Any,
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> object:
         if func.overloadpacket.__name__ in _WAITING:
             raise RuntimeError(f"{func} is not permitted when a stream is capturing")
@@ -58,12 +62,18 @@ class ReplayRecorder:
 
 def readers(operations: Sequence[Operation], tensor: Tensor) -> list[str]:
     """Return the operations that make something of what lies in the tensor's memory: views of it and writes to it do not."""
-    return [func.__name__ for func, *arguments, result in operations if _holds(arguments, tensor) and not _holds(result, tensor)]
+    return [
+        func.__name__
+        for func, *arguments, result in operations
+        if _holds(arguments, tensor) and not _holds(result, tensor)
+    ]
 
 
 def _holds(tree: object, tensor: Tensor) -> bool:
     memory = tensor.untyped_storage().data_ptr()
-    leaves = (leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor) and not leaf.is_mkldnn)  # oneDNN hides its memory
+    leaves = (
+        leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor) and not leaf.is_mkldnn
+    )  # oneDNN hides its memory
     return any(leaf.untyped_storage().data_ptr() == memory for leaf in leaves)
 
 
@@ -75,7 +85,9 @@ def _replay(operations: Sequence[Operation]) -> None:
         return made.get(id(tensor), tensor)
 
     for func, args, kwargs, result in operations:
-        again = func(*tree_map_only(torch.Tensor, current, args), **tree_map_only(torch.Tensor, current, kwargs))
+        again = func(
+            *tree_map_only(torch.Tensor, current, args), **tree_map_only(torch.Tensor, current, kwargs)
+        )
         for old, new in zip(tree_flatten(result)[0], tree_flatten(again)[0], strict=True):
             if isinstance(old, Tensor):
                 made[id(old)] = new

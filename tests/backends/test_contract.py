@@ -30,29 +30,44 @@ SEEDED = SamplingParams(temperature=1.0, seed=11)
 POLICIES = {
     "full": PolicyOptions(PolicyName.FULL),
     # 32 entries: longer prompts go through scratch, and every answer here wraps its ring
-    "snapstream": PolicyOptions(slot_capacity=32, num_sink=2, num_recent=12, num_kept=18, scorer=WindowScorer(observation_window=4)),
+    "snapstream": PolicyOptions(
+        slot_capacity=32, num_sink=2, num_recent=12, num_kept=18, scorer=WindowScorer(observation_window=4)
+    ),
 }
 CHECKPOINTS = {"torch": "llama", "compiled": "llama", "latent": "deepseek-v3"}
 
 Choice = tuple[str, int]
 
 
-TWO_POOLS = (PoolOptions(2, POLICIES["snapstream"]), PoolOptions(3, PolicyOptions(PolicyName.FULL, slot_capacity=200)))
+TWO_POOLS = (
+    PoolOptions(2, POLICIES["snapstream"]),
+    PoolOptions(3, PolicyOptions(PolicyName.FULL, slot_capacity=200)),
+)
 
 
 def fake_backend(pools: tuple[PoolOptions, ...]) -> Backend:
     shapes = (PrefillShape(1, 8), PrefillShape(4, 8), PrefillShape(1, 32))
-    specs = [slot_pool(pool.num_slots, pool.policy.resolve(MAX_MODEL_LEN), MAX_MODEL_LEN, pool.label) for pool in pools]
-    return FakeBackend(fake_spec(max_model_len=MAX_MODEL_LEN, pools=specs, vocab_size=320, prefill_shapes=shapes))
+    specs = [
+        slot_pool(pool.num_slots, pool.policy.resolve(MAX_MODEL_LEN), MAX_MODEL_LEN, pool.label)
+        for pool in pools
+    ]
+    return FakeBackend(
+        fake_spec(max_model_len=MAX_MODEL_LEN, pools=specs, vocab_size=320, prefill_shapes=shapes)
+    )
 
 
 @pytest.fixture(scope="module")
-def open_torch(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> Callable[[str, tuple[PoolOptions, ...]], Backend]:
+def open_torch(
+    tmp_path_factory: pytest.TempPathFactory, compile_cache: Path
+) -> Callable[[str, tuple[PoolOptions, ...]], Backend]:
     from backends.torch_backend.backend import TorchBackend
     from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
     from tests.backends.checkpoints import save_checkpoint
 
-    paths = {kind: save_checkpoint(name, tmp_path_factory.mktemp("checkpoints")) for kind, name in CHECKPOINTS.items()}
+    paths = {
+        kind: save_checkpoint(name, tmp_path_factory.mktemp("checkpoints"))
+        for kind, name in CHECKPOINTS.items()
+    }
 
     def open_backend(kind: str, pools: tuple[PoolOptions, ...]) -> Backend:
         config = TorchBackendConfig(
@@ -66,7 +81,9 @@ def open_torch(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) ->
             compile=kind == "compiled",
             compile_cache=compile_cache,
         )
-        backend = TorchBackend(config, VirtualClock())  # a clock that stands still: what is scheduled does not depend on the machine
+        backend = TorchBackend(
+            config, VirtualClock()
+        )  # a clock that stands still: what is scheduled does not depend on the machine
         backend.warmup()
         if backend.compiled is not None:
             backend.compiled.wait()
@@ -76,7 +93,15 @@ def open_torch(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) ->
 
 
 @pytest.fixture(
-    scope="module", params=["fake-full", "fake-snapstream", "torch-full", "torch-snapstream", "latent-snapstream", "compiled-snapstream"]
+    scope="module",
+    params=[
+        "fake-full",
+        "fake-snapstream",
+        "torch-full",
+        "torch-snapstream",
+        "latent-snapstream",
+        "compiled-snapstream",
+    ],
 )
 def backend(request: pytest.FixtureRequest) -> Backend:
     """One backend for all tests of a kind, so that each also finds the slots as others left them."""
@@ -96,7 +121,13 @@ def prompt(name: str, num_tokens: int) -> tuple[int, ...]:
     return tuple((base * (index + 3) + 31 * index * index) % 317 for index in range(num_tokens))
 
 
-def ask(name: str, num_prompt_tokens: int = 9, max_tokens: int = 24, sampling: SamplingParams = GREEDY, num_choices: int = 1) -> Add:
+def ask(
+    name: str,
+    num_prompt_tokens: int = 9,
+    max_tokens: int = 24,
+    sampling: SamplingParams = GREEDY,
+    num_choices: int = 1,
+) -> Add:
     return Add(name, prompt(name, num_prompt_tokens), sampling, StopCriteria(max_tokens), 0.0, num_choices)
 
 
@@ -112,7 +143,10 @@ CROWD = (
     ask("g", 150, max_tokens=5),
     ask("h", 12, num_choices=6, max_tokens=10, sampling=SamplingParams(temperature=1.3, min_p=0.02, seed=9)),
     replace(ask("i", 60, max_tokens=10, sampling=SEEDED), num_prefill_tokens=20),
-    replace(ask("j", 70, num_choices=2, sampling=replace(SEEDED, repetition_penalty=1.2, presence_penalty=0.5)), num_prefill_tokens=45),
+    replace(
+        ask("j", 70, num_choices=2, sampling=replace(SEEDED, repetition_penalty=1.2, presence_penalty=0.5)),
+        num_prefill_tokens=45,
+    ),
 )
 
 
@@ -168,7 +202,12 @@ class Conversation:
         return self
 
     def sampled(self, name: str, choice: int = 0) -> list[SampledToken]:
-        return [token for output in self.outputs if (output.request_id, output.choice) == (name, choice) for token in output.tokens]
+        return [
+            token
+            for output in self.outputs
+            if (output.request_id, output.choice) == (name, choice)
+            for token in output.tokens
+        ]
 
     def answers(self) -> dict[Choice, list[int]]:
         """The tokens of every choice, all of which were served to their end."""
@@ -192,7 +231,9 @@ def alone(backend: Backend) -> dict[Choice, list[int]]:
 
 def test_answers_have_their_length_and_differ(alone: dict[Choice, list[int]]) -> None:
     for add in CROWD:
-        assert {len(alone[add.request_id, choice]) for choice in range(add.num_choices)} == {add.stop.max_tokens}
+        assert {len(alone[add.request_id, choice]) for choice in range(add.num_choices)} == {
+            add.stop.max_tokens
+        }
     assert len({tuple(tokens) for tokens in alone.values()}) == len(alone)
 
 
@@ -208,7 +249,9 @@ def test_one_of_many_is_answered_as_if_alone(backend: Backend, alone: dict[Choic
 def test_neighbours_may_join_and_leave_at_any_step(backend: Backend, alone: dict[Choice, list[int]]) -> None:
     conversation = Conversation(backend)
     for position, add in enumerate(CROWD):
-        conversation.send(replace(ask(f"gone {position}", 5 + 13 * position), num_choices=1 + position % 2), add)
+        conversation.send(
+            replace(ask(f"gone {position}", 5 + 13 * position), num_choices=1 + position % 2), add
+        )
         conversation.steps(3 + position)
         conversation.send(Abort(f"gone {position}"))
     answers = conversation.finish().answers()
@@ -245,8 +288,12 @@ def test_logprobs_are_of_the_models_own_distribution(backend: Backend) -> None:
         assert (token.token_id, token.logprob) == token.top_logprobs[0]
     first = warm.finish().sampled("a")[0]
     assert first.token_id == 7
-    assert [token_id for token_id, _ in first.top_logprobs] == [token_id for token_id, _ in tokens[0].top_logprobs]
-    assert [logprob for _, logprob in first.top_logprobs] == pytest.approx([logprob for _, logprob in tokens[0].top_logprobs], abs=1e-4)
+    assert [token_id for token_id, _ in first.top_logprobs] == [
+        token_id for token_id, _ in tokens[0].top_logprobs
+    ]
+    assert [logprob for _, logprob in first.top_logprobs] == pytest.approx(
+        [logprob for _, logprob in tokens[0].top_logprobs], abs=1e-4
+    )
 
 
 def test_no_more_alternatives_than_were_asked_for(backend: Backend) -> None:
@@ -259,7 +306,9 @@ def test_no_more_alternatives_than_were_asked_for(backend: Backend) -> None:
 
 @pytest.mark.parametrize("num_prompt_tokens", [2, 9, 100])
 @pytest.mark.parametrize("max_tokens", [0, 1])
-def test_prompt_logprobs_foretell_what_greedy_decoding_would_do(backend: Backend, num_prompt_tokens: int, max_tokens: int) -> None:
+def test_prompt_logprobs_foretell_what_greedy_decoding_would_do(
+    backend: Backend, num_prompt_tokens: int, max_tokens: int
+) -> None:
     """One for each prompt token but the first; the last of a longer prompt leads where greedy decoding chose it."""
     conversation = Conversation(backend)
     next_token = converse(backend, ask("a", num_prompt_tokens, 1))["a", 0][0]
@@ -270,12 +319,17 @@ def test_prompt_logprobs_foretell_what_greedy_decoding_would_do(backend: Backend
     (scores,) = [output.prompt_logprobs for output in outputs if output.prompt_logprobs]
     assert tuple(score.token_id for score in scores) == longer.prompt_token_ids[1:]
     assert scores[-1].top_logprobs[0][0] == next_token
-    assert all(score.logprob is not None and score.logprob <= 0.0 and len(score.top_logprobs) == 3 for score in scores)
+    assert all(
+        score.logprob is not None and score.logprob <= 0.0 and len(score.top_logprobs) == 3
+        for score in scores
+    )
 
 
 @pytest.mark.parametrize("max_decode_steps", [1, 4])
 @pytest.mark.parametrize("num_prefill_tokens", [1, 7, 20, 29, 30])
-def test_what_decode_reads_of_a_prompt_is_part_of_it(backend: Backend, num_prefill_tokens: int, max_decode_steps: int) -> None:
+def test_what_decode_reads_of_a_prompt_is_part_of_it(
+    backend: Backend, num_prefill_tokens: int, max_decode_steps: int
+) -> None:
     """Nothing is lost of these, so that the answer and all log-probabilities are those of a prompt that prefill reads."""
     sampling = replace(GREEDY, repetition_penalty=1.5, frequency_penalty=0.5, num_logprobs=1)
     whole = replace(ask("a", 30, max_tokens=2, sampling=sampling), num_prompt_logprobs=3)
@@ -289,17 +343,25 @@ def test_what_decode_reads_of_a_prompt_is_part_of_it(backend: Backend, num_prefi
         conversation.send(add)
         outputs.append(conversation.finish().outputs)
     (scores, tokens), (expected_scores, expected_tokens) = (
-        [[token for output in told for token in getattr(output, name)] for name in ("prompt_logprobs", "tokens")] for told in outputs
+        [
+            [token for output in told for token in getattr(output, name)]
+            for name in ("prompt_logprobs", "tokens")
+        ]
+        for told in outputs
     )
     for found, expected in ((scores, expected_scores), (tokens, expected_tokens)):
         assert [token.token_id for token in found] == [token.token_id for token in expected]
-        assert [token.logprob for token in found] == pytest.approx([token.logprob for token in expected], abs=1e-4)
+        assert [token.logprob for token in found] == pytest.approx(
+            [token.logprob for token in expected], abs=1e-4
+        )
         assert [len(token.top_logprobs) for token in found] == [len(token.top_logprobs) for token in expected]
 
 
 def test_a_prompt_may_be_scored_from_its_slot_alone(backend: Backend) -> None:
     conversation = Conversation(backend)
-    conversation.send(replace(ask("a", 40, max_tokens=0, num_choices=2), num_prompt_logprobs=0, num_prefill_tokens=33))
+    conversation.send(
+        replace(ask("a", 40, max_tokens=0, num_choices=2), num_prompt_logprobs=0, num_prefill_tokens=33)
+    )
     outputs = conversation.finish().outputs
     (scores,) = [output.prompt_logprobs for output in outputs if output.prompt_logprobs]
     assert tuple(score.token_id for score in scores) == prompt("a", 40)[1:]
@@ -318,16 +380,26 @@ def test_stop_tokens_are_banned_until_min_tokens(backend: Backend) -> None:
 
 def test_bias_chooses_and_excludes(backend: Backend) -> None:
     free = converse(backend, ask("a"))["a", 0]
-    assert set(converse(backend, ask("a", sampling=replace(GREEDY, logit_bias=((42, 1000.0),))))["a", 0]) == {42}
+    assert set(converse(backend, ask("a", sampling=replace(GREEDY, logit_bias=((42, 1000.0),))))["a", 0]) == {
+        42
+    }
     excluded = tuple((token_id, -1000.0) for token_id in set(free))
-    assert not set(converse(backend, ask("a", sampling=replace(GREEDY, logit_bias=excluded)))["a", 0]) & set(free)
+    assert not set(converse(backend, ask("a", sampling=replace(GREEDY, logit_bias=excluded)))["a", 0]) & set(
+        free
+    )
 
 
 @pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
-def test_penalties_of_the_output_overcome_a_bias_that_would_repeat_one_token(backend: Backend, penalty: str) -> None:
+def test_penalties_of_the_output_overcome_a_bias_that_would_repeat_one_token(
+    backend: Backend, penalty: str
+) -> None:
     biased = replace(GREEDY, logit_bias=((42, 20.0),))
     assert converse(backend, ask("a", sampling=biased))["a", 0].count(42) > 10
-    penalised = replace(biased, presence_penalty=1e3) if penalty == "presence_penalty" else replace(biased, frequency_penalty=1e3)
+    penalised = (
+        replace(biased, presence_penalty=1e3)
+        if penalty == "presence_penalty"
+        else replace(biased, frequency_penalty=1e3)
+    )
     tokens = converse(backend, ask("a", sampling=penalised))["a", 0]
     assert len(set(tokens)) == len(tokens)
 
@@ -341,9 +413,15 @@ def test_repetition_penalty_is_of_prompt_and_output(backend: Backend) -> None:
     assert len(set(tokens)) == len(tokens)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED, SamplingParams(temperature=2.0, top_p=0.9, top_k=40, presence_penalty=1.0, seed=2)])
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, SEEDED, SamplingParams(temperature=2.0, top_p=0.9, top_k=40, presence_penalty=1.0, seed=2)],
+)
 def test_a_mask_binds_its_own_row_and_no_other(backend: Backend, sampling: SamplingParams) -> None:
-    bound = [replace(ask(f"bound{size}", size, sampling=sampling, num_choices=2), grammar="residues") for size in (9, 100)]
+    bound = [
+        replace(ask(f"bound{size}", size, sampling=sampling, num_choices=2), grammar="residues")
+        for size in (9, 100)
+    ]
     others = [ask("a", 9, sampling=sampling), ask("b", 60)]
     together = converse(backend, *bound, *others)
     for add in bound:

@@ -30,18 +30,28 @@ DRAW = Draw(GREEDY)
 def backend() -> FakeBackend:
     """Slots that take 16 tokens directly."""
     policy = snapstream(0, 12, 4, WindowScorer(observation_window=4))
-    return FakeBackend(fake_spec(num_slots=2, num_scratch=1, max_model_len=24, policy=policy, prefill_shapes=(SHAPE,)))
+    return FakeBackend(
+        fake_spec(num_slots=2, num_scratch=1, max_model_len=24, policy=policy, prefill_shapes=(SHAPE,))
+    )
 
 
 def prefill(*rows: PrefillRow) -> PrefillBatch:
     return PrefillBatch(rows, SHAPE)
 
 
-def whole(slots: tuple[int, ...] = (0,), token_ids: tuple[int, ...] = (5, 6, 7), scratch: int | None = None) -> PrefillRow:
+def whole(
+    slots: tuple[int, ...] = (0,), token_ids: tuple[int, ...] = (5, 6, 7), scratch: int | None = None
+) -> PrefillRow:
     return PrefillRow("a", token_ids, 0, len(token_ids), slots, scratch, draws=(DRAW,) * len(slots))
 
 
-def chunk(start: int, num_tokens: int, num_prompt_tokens: int, slots: tuple[int, ...] = (0,), scratch: int | None = None) -> PrefillRow:
+def chunk(
+    start: int,
+    num_tokens: int,
+    num_prompt_tokens: int,
+    slots: tuple[int, ...] = (0,),
+    scratch: int | None = None,
+) -> PrefillRow:
     draws = (DRAW,) * len(slots) if start + num_tokens == num_prompt_tokens else ()
     return PrefillRow("a", (1,) * num_tokens, start, num_prompt_tokens, slots, scratch, draws)
 
@@ -112,7 +122,9 @@ def test_a_prompt_packed_from_scratch_goes_on_in_every_slot() -> None:
 
 def test_steps_take_their_time_and_fail_when_told() -> None:
     clock = VirtualClock()
-    fake = FakeBackend(clock=clock, step_time=lambda batch: len(batch.rows) / 4, faults={1: BackendError("planned")})
+    fake = FakeBackend(
+        clock=clock, step_time=lambda batch: len(batch.rows) / 4, faults={1: BackendError("planned")}
+    )
     batch = PrefillBatch((whole(),), PrefillShape(1, 64))
     assert (fake.submit(batch).result().elapsed, clock.now()) == (0.25, 0.25)
     with pytest.raises(BackendError, match="planned"):
@@ -142,7 +154,13 @@ def test_bans_bias_and_penalties_move_the_choice() -> None:
 
 
 @pytest.mark.parametrize(
-    "narrow", [SamplingParams(top_k=1), SamplingParams(top_p=1e-6), SamplingParams(min_p=1.0), SamplingParams(temperature=1e-3)]
+    "narrow",
+    [
+        SamplingParams(top_k=1),
+        SamplingParams(top_p=1e-6),
+        SamplingParams(min_p=1.0),
+        SamplingParams(temperature=1e-3),
+    ],
 )
 def test_narrow_sampling_is_greedy(narrow: SamplingParams) -> None:
     assert {ranked(replace(narrow, seed=seed)) for seed in range(20)} == {ranked(GREEDY)}

@@ -14,7 +14,9 @@ from tests.backends.checkpoints import save_checkpoint
 def config(tmp_path_factory: pytest.TempPathFactory) -> TorchBackendConfig:
     policy = PolicyOptions(slot_capacity=48, num_sink=2, scorer=WindowScorer(observation_window=4))
     path = save_checkpoint("llama", tmp_path_factory.mktemp("checkpoint"))
-    return TorchBackendConfig(str(path), device=DeviceName.CPU, pools=(PoolOptions(2, policy),), prefill_chunk=32, max_model_len=128)
+    return TorchBackendConfig(
+        str(path), device=DeviceName.CPU, pools=(PoolOptions(2, policy),), prefill_chunk=32, max_model_len=128
+    )
 
 
 def test_prompts_are_read_whole(config: TorchBackendConfig) -> None:
@@ -22,7 +24,10 @@ def test_prompts_are_read_whole(config: TorchBackendConfig) -> None:
     short, longer, long = (prefill_batches(backend, *case) for case in ((8, 2), (45, 1), (100, 1)))
     assert [len(batch.rows) for batch in short] == [2]
     assert [row.scratch for batch in short for row in batch.rows] == [None, None]
-    assert [(len(batch.rows[0].token_ids), batch.rows[0].scratch) for batch in longer] == [(32, None), (13, None)]
+    assert [(len(batch.rows[0].token_ids), batch.rows[0].scratch) for batch in longer] == [
+        (32, None),
+        (13, None),
+    ]
     assert [len(batch.rows[0].token_ids) for batch in long] == [32, 32, 32, 4]
     assert [batch.rows[0].is_last for batch in long] == [False, False, False, True]
     for batch in (*short, *longer, *long):
@@ -41,6 +46,11 @@ def test_every_figure_is_told(config: TorchBackendConfig) -> None:
     assert [row["saved_seconds"] == 0 for row in document["decode"]] == [True, False, True, False]
     assert [(row["tokens"], row["prompts"]) for row in document["prefill"]] == [(8, 2), (100, 1)]
     for row in document["decode"] + document["prefill"]:
-        assert row["seconds"] >= row["best_seconds"] > max(row["memory_floor_seconds"], row["matrix_floor_seconds"]) > 0
+        assert (
+            row["seconds"]
+            >= row["best_seconds"]
+            > max(row["memory_floor_seconds"], row["matrix_floor_seconds"])
+            > 0
+        )
     assert document["prefill"][0]["scoring_share"] == 0  # nothing was to be chosen
     assert 0 < document["prefill"][1]["scoring_share"] < 1

@@ -7,7 +7,15 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, MixtralConfig, PreTrainedModel
 
-from bench.floor import Machine, UnsupportedModelError, Work, decode_floors, measure_machine, prefill_floors, work_of
+from bench.floor import (
+    Machine,
+    UnsupportedModelError,
+    Work,
+    decode_floors,
+    measure_machine,
+    prefill_floors,
+    work_of,
+)
 from bench.make_model import model_config
 
 
@@ -42,13 +50,17 @@ def test_a_decode_step_has_the_operations_that_torch_counts(num_entries: int) ->
 
 def test_of_a_prompts_last_layer_and_output_only_the_last_token_counts_but_for_keys_and_values() -> None:
     whole, shorter = (work_of(config(num_hidden_layers=number), 2) for number in (3, 2))
-    before_last = sum(shorter.decode_operations(1, entries) - 2 * shorter.num_output for entries in range(1, 31))
+    before_last = sum(
+        shorter.decode_operations(1, entries) - 2 * shorter.num_output for entries in range(1, 31)
+    )
     last = whole.decode_operations(1, 30) - shorter.decode_operations(1, 30)
     attention = model(config()).get_submodule("model.layers.0.self_attn")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         for name in ("k_proj", "v_proj"):
             attention.get_submodule(name)(torch.zeros(29, config().hidden_size))
-    assert whole.prefill_operations(30) == before_last + last + counter.get_total_flops() + 2 * whole.num_output
+    assert (
+        whole.prefill_operations(30) == before_last + last + counter.get_total_flops() + 2 * whole.num_output
+    )
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
@@ -74,13 +86,26 @@ def test_the_model_of_the_measurements_has_a_hundred_million_weights() -> None:
 
 
 def test_a_floor_is_the_slower_of_reading_and_computing() -> None:
-    work = Work(1, 1, 1, 10, num_matrix=1000, num_key_value=100, num_output=0, num_other=0, bytes_per_element=2, bytes_per_weight=2)
+    work = Work(
+        1,
+        1,
+        1,
+        10,
+        num_matrix=1000,
+        num_key_value=100,
+        num_output=0,
+        num_other=0,
+        bytes_per_element=2,
+        bytes_per_weight=2,
+    )
     reads = Machine("", 1, 0.0, "", {"a": 50.0, "b": 100.0}, {"c": math.inf})
     computes = Machine("", 1, 0.0, "", {"a": math.inf}, {"c": 10.0, "d": 100.0})
     assert decode_floors(work, reads, batch=2, entries=5).seconds == (2000 + 2 * 5 * 40) / 100
     assert decode_floors(work, computes, batch=2, entries=5).seconds == 2 * (2000 + 40 * 5) / 100
     assert prefill_floors(work, reads, 3).seconds == 2000 / 100
-    assert prefill_floors(work, computes, 3).seconds == (2 * (100 * 3 + 900) + 40 * 3) / 100, "of the one layer, the last"
+    assert prefill_floors(work, computes, 3).seconds == (2 * (100 * 3 + 900) + 40 * 3) / 100, (
+        "of the one layer, the last"
+    )
 
 
 def test_prompts_that_are_read_together_share_the_weights() -> None:

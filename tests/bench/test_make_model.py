@@ -11,7 +11,9 @@ def test_the_tokenizer_gives_every_text_back() -> None:
 
 def test_turns_of_a_chat_are_marked_with_control_tokens() -> None:
     tokenizer = make_tokenizer(iter(TEXTS))
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "add"}], add_generation_prompt=True, tokenize=False)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "add"}], add_generation_prompt=True, tokenize=False
+    )
     assert text == "<|im_start|>user\nadd<|im_end|>\n<|im_start|>assistant\n"
     assert tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]) == [0, 1, 2]
     assert tokenizer.encode("<|im_start|>")[0] == 1

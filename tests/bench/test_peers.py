@@ -52,7 +52,12 @@ def test_a_side_without_figures_says_why(ours: Side, theirs: Side) -> None:
 
 def test_an_engine_without_http_serves_the_load() -> None:
     figures = OwnEngine(("--backend", "fake")).measure(LOAD)
-    assert (figures["completed"], figures["failed"], figures["total_input_tokens"], figures["total_output_tokens"]) == (3, 0, 60, 18)
+    assert (
+        figures["completed"],
+        figures["failed"],
+        figures["total_input_tokens"],
+        figures["total_output_tokens"],
+    ) == (3, 0, 60, 18)
     assert figures["seconds_to_ready"] is not None
 
 
@@ -62,7 +67,9 @@ def test_an_engine_that_cannot_start_says_why() -> None:
 
 
 def test_a_server_gives_figures_and_its_failures_count(capsys: pytest.CaptureFixture[str]) -> None:
-    with scripted(lambda number, _body: Reply(whole()) if number != 2 else Reply([b"full"], status=429)) as server:
+    with scripted(
+        lambda number, _body: Reply(whole()) if number != 2 else Reply([b"full"], status=429)
+    ) as server:
         side: Side = HttpSide(Address(server.url), 1.5)
         figures = side.measure(LOAD)
     assert (figures["completed"], figures["failed"], figures["seconds_to_ready"]) == (2, 1, 1.5)
@@ -86,7 +93,10 @@ def test_a_server_is_started_waited_for_and_ended(tmp_path: Path) -> None:
 
 def test_a_server_that_ends_at_once_is_told_with_its_output(tmp_path: Path) -> None:
     broken = Server("broken", (sys.executable, "-c", "raise SystemExit('no such model')"), "/")
-    with pytest.raises(SideError, match="broken ended with 1: no such model"), serving(broken, tmp_path / "log"):
+    with (
+        pytest.raises(SideError, match="broken ended with 1: no such model"),
+        serving(broken, tmp_path / "log"),
+    ):
         pass
 
 

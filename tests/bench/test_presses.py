@@ -39,7 +39,9 @@ def side(folder: Path, source: str) -> Kvpress:
 
 
 @given(st.integers(1, 200_000), st.data())
-def test_the_ratio_makes_kvpress_keep_exactly_as_many_entries_as_a_slot_has(num_read: int, data: st.DataObject) -> None:
+def test_the_ratio_makes_kvpress_keep_exactly_as_many_entries_as_a_slot_has(
+    num_read: int, data: st.DataObject
+) -> None:
     num_entries = data.draw(st.integers(1, num_read))
     assert int(num_read * (1 - compression_ratio(num_read, num_entries))) == num_entries
 
@@ -51,21 +53,30 @@ def test_every_prompt_is_told_with_its_budget(tmp_path: Path, prompts: list[Prom
 
 
 def test_answers_are_scored_as_ours_are(tmp_path: Path, prompts: list[Prompt]) -> None:
-    run = side(tmp_path, ECHO).run(NamedSetting("kvpress SnapKV", 4.0), "SnapKV", {"passkey": prompts}, TOKENIZER, 512)
+    run = side(tmp_path, ECHO).run(
+        NamedSetting("kvpress SnapKV", 4.0), "SnapKV", {"passkey": prompts}, TOKENIZER, 512
+    )
     assert run.options == ("SnapKV", "kvpress 0")
     assert (run.setting.label, run.tasks["passkey"].scores) == ("kvpress SnapKV 4x", (0.0, 0.0))
     assert "pass key" in run.tasks["passkey"].example["answer"]
     expected = prompts[0].case.answer
     right = ECHO.replace(
-        'prompt["token_ids"][prompt["num_prefill_tokens"]:]', str(list(TOKENIZER.encode(expected, add_special_tokens=False)))
+        'prompt["token_ids"][prompt["num_prefill_tokens"]:]',
+        str(list(TOKENIZER.encode(expected, add_special_tokens=False))),
     )
     assert (
-        side(tmp_path, right).run(NamedSetting("none", None), None, {"passkey": prompts}, TOKENIZER, 512).tasks["passkey"].scores[0] == 100
+        side(tmp_path, right)
+        .run(NamedSetting("none", None), None, {"passkey": prompts}, TOKENIZER, 512)
+        .tasks["passkey"]
+        .scores[0]
+        == 100
     )
 
 
 @pytest.mark.parametrize("source", ["raise SystemExit('no kvpress here')", "print('{}')"])
-def test_a_side_that_fails_or_falls_silent_says_so(tmp_path: Path, prompts: list[Prompt], source: str) -> None:
+def test_a_side_that_fails_or_falls_silent_says_so(
+    tmp_path: Path, prompts: list[Prompt], source: str
+) -> None:
     with pytest.raises(SideError, match=r"after \d of 3 lines"):
         list(side(tmp_path, source).answers(None, prompts, None, title=""))
 

@@ -15,7 +15,11 @@ NOWHERE = HttpSide(Address("http://127.0.0.1:9"), 1.0)
 
 def test_times_are_read_from_the_log(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("INFO " + TOLD % (1.23, 20.5, 0.336) + "\nINFO ready")
-    assert wait_for_code(NOWHERE, tmp_path / "log", float("inf")) == {"trace": 1.2, "compile": 20.5, "load": 0.34}
+    assert wait_for_code(NOWHERE, tmp_path / "log", float("inf")) == {
+        "trace": 1.2,
+        "compile": 20.5,
+        "load": 0.34,
+    }
 
 
 def test_a_server_that_compiles_nothing_is_told_with_its_log(tmp_path: Path) -> None:
@@ -34,6 +38,8 @@ def test_a_server_is_started_and_loaded() -> None:
 def test_compiling_is_held_against_not() -> None:
     written = {"seconds_to_ready": 5.0, "output_throughput": 100.0, "median_tpot_ms": 20.0}
     slower = written | {"output_throughput": 80.0, "median_tpot_ms": 24.0}
-    text = table({UNCOMPILED: [written], COMPILING: [slower | {"seconds_to_compiled": 40.0}], ON_DISK: [written]})
+    text = table(
+        {UNCOMPILED: [written], COMPILING: [slower | {"seconds_to_compiled": 40.0}], ON_DISK: [written]}
+    )
     assert "| nothing on disk | 5 | 40 |  |  |  | 80 | 24 |  |" in text
     assert "output tokens/s **0.80**, TPOT (ms) **1.20**" in text

@@ -17,7 +17,9 @@ def keywords(schema: Any, *, is_map: bool = False) -> set[str]:
     found = set() if is_map else set(schema)
     for name, value in schema.items():
         if is_map or name not in ("enum", "const"):
-            found |= keywords(value, is_map=not is_map and name in ("properties", "patternProperties", "$defs"))
+            found |= keywords(
+                value, is_map=not is_map and name in ("properties", "patternProperties", "$defs")
+            )
     return found
 
 

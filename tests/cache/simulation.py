@@ -12,7 +12,12 @@ class SimulatedSlot:
     """A prompt that was just read, and the tokens written after it. Tokens are numbered from 0; `entries` says what each entry holds."""
 
     def __init__(
-        self, layout: SlotLayout, prompt_window: int, num_prompt_tokens: int, lend_kept: bool, kept: Sequence[int] | None = None
+        self,
+        layout: SlotLayout,
+        prompt_window: int,
+        num_prompt_tokens: int,
+        lend_kept: bool,
+        kept: Sequence[int] | None = None,
     ) -> None:
         rest = list(range(num_prompt_tokens))[layout.num_sink :]
         window = rest[-prompt_window:]
@@ -89,6 +94,8 @@ def cases(draw: st.DrawFn, layout: SlotLayout | None = None) -> Case:
     sizes = layout if layout is not None else draw(layouts())
     window = draw(st.integers(1, sizes.num_recent))
     full_window = sizes.num_sink + window
-    boundary = draw(st.sampled_from([1, sizes.num_sink, full_window, full_window + sizes.num_kept, sizes.capacity]))
+    boundary = draw(
+        st.sampled_from([1, sizes.num_sink, full_window, full_window + sizes.num_kept, sizes.capacity])
+    )
     num_prompt_tokens = boundary + draw(st.integers(-1, 1) | st.integers(2, 20))
     return Case(sizes, window, max(num_prompt_tokens, 1), draw(st.booleans()))

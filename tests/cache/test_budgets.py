@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from cache.budgets import share_kept
 
-SCORES = st.lists(st.floats(0, 1).map(lambda score: round(score, 6)), min_size=1, max_size=12)  # smaller differences are lost in a sum
+SCORES = st.lists(
+    st.floats(0, 1).map(lambda score: round(score, 6)), min_size=1, max_size=12
+)  # smaller differences are lost in a sum
 
 
 @given(st.integers(0, 4000), SCORES, st.integers(0, 20_000))

@@ -45,7 +45,9 @@ def test_every_entry_of_a_life_is_as_simulated(case: Case) -> None:
 @pytest.mark.parametrize("lend_kept", [False, True])
 @pytest.mark.parametrize("prompt_window", [1, 3, 5])
 @pytest.mark.parametrize("sizes", [(0, 5, 0), (0, 5, 4), (2, 5, 0), (2, 5, 4), (4, 5, 1)])
-def test_every_prompt_length_across_the_boundaries(sizes: tuple[int, int, int], prompt_window: int, lend_kept: bool) -> None:
+def test_every_prompt_length_across_the_boundaries(
+    sizes: tuple[int, int, int], prompt_window: int, lend_kept: bool
+) -> None:
     layout = SlotLayout(*sizes)
     for num_prompt_tokens in range(1, layout.capacity + 8):
         check_life(Case(layout, prompt_window, num_prompt_tokens, lend_kept))

@@ -88,7 +88,9 @@ def plain_votes(scorer: WindowScorer, prompt: Prompt, softcap: float | None) -> 
     group = len(query) // len(key)
     join: Callable[[float, float], float] = add if scorer.query_reduction is QueryReduction.SUM else max
     votes = [[0.0] * prompt.length for _ in query]
-    for head, token in itertools.product(range(len(query)), range(prompt.length)[-scorer.observation_window :]):
+    for head, token in itertools.product(
+        range(len(query)), range(prompt.length)[-scorer.observation_window :]
+    ):
         seen = list(range(token + 1))
         if scorer.softmax_domain is SoftmaxDomain.CANDIDATES:
             seen = [index for index in seen if prompt.num_sink <= index < prompt.window_start]
@@ -110,7 +112,10 @@ def test_votes_equal_plain_loops(prompt: Prompt, scorer: WindowScorer, softcap: 
     votes = votes_of(scorer, prompt, softcap)
     assert votes.dtype == torch.float32
     torch.testing.assert_close(
-        votes.double(), torch.tensor(plain_votes(scorer, prompt, softcap), dtype=torch.float64), rtol=1e-5, atol=1e-5
+        votes.double(),
+        torch.tensor(plain_votes(scorer, prompt, softcap), dtype=torch.float64),
+        rtol=1e-5,
+        atol=1e-5,
     )
 
 
@@ -120,7 +125,9 @@ def test_votes_over_all_keys_are_the_weights_of_torchs_attention(prompt: Prompt)
     group = prompt.query.shape[0] // prompt.key.shape[0]
     identity = torch.eye(prompt.length).expand(prompt.query.shape[0], -1, -1)
     key = prompt.key.repeat_interleave(group, 0)
-    weights = functional.scaled_dot_product_attention(prompt.query[None], key[None], identity[None], is_causal=True, scale=SCALE)[0]
+    weights = functional.scaled_dot_product_attention(
+        prompt.query[None], key[None], identity[None], is_causal=True, scale=SCALE
+    )[0]
     votes = votes_of(WindowScorer(3, softmax_domain=SoftmaxDomain.ALL), prompt)
     torch.testing.assert_close(votes, weights[:, -3:].sum(1), rtol=1e-5, atol=1e-5)
 
@@ -138,7 +145,12 @@ def test_votes_of_chunks_join_whatever_the_padding_and_the_unread_keys_hold(
 ) -> None:
     """A chunk's places are filled up with NaN, the scratch beyond the chunk is NaN, and it is longer than the prompt."""
     total = torch.zeros(prompt.query.shape[0], prompt.length + 5)
-    prompt = replace(prompt, window_start=max(prompt.num_sink, min(prompt.window_start, prompt.length - scorer.observation_window)))
+    prompt = replace(
+        prompt,
+        window_start=max(
+            prompt.num_sink, min(prompt.window_start, prompt.length - scorer.observation_window)
+        ),
+    )
     for start in range(0, prompt.length, chunk):
         end = min(start + chunk, prompt.length)
         places = chunk + num_padding
@@ -148,14 +160,20 @@ def test_votes_of_chunks_join_whatever_the_padding_and_the_unread_keys_hold(
         index = torch.where(index < end, index, -1 if padding_is_negative or end < prompt.length else index)
         scratch = torch.full((prompt.key.shape[0], prompt.length + 5, WIDTH), torch.nan)
         scratch[:, :end] = prompt.key[:, :end]
-        join_votes(scorer, total, votes_of(scorer, replace(prompt, query=query, key=scratch), index=index, length=prompt.length))
+        join_votes(
+            scorer,
+            total,
+            votes_of(scorer, replace(prompt, query=query, key=scratch), index=index, length=prompt.length),
+        )
     torch.testing.assert_close(total[:, : prompt.length], votes_of(scorer, prompt), rtol=1e-5, atol=1e-5)
     assert total[:, prompt.length :].eq(0).all()
 
 
 def test_candidates_only_means_that_other_keys_change_nothing() -> None:
     generator = torch.Generator().manual_seed(0)
-    prompt = Prompt(torch.randn(4, 20, WIDTH, generator=generator), torch.randn(2, 20, WIDTH, generator=generator), 2, 12)
+    prompt = Prompt(
+        torch.randn(4, 20, WIDTH, generator=generator), torch.randn(2, 20, WIDTH, generator=generator), 2, 12
+    )
     spoiled = replace(prompt, key=prompt.key.clone())
     spoiled.key[:, :2] = torch.nan
     spoiled.key[:, 12:] = torch.nan
@@ -173,11 +191,18 @@ def test_one_static_graph_serves_every_prompt() -> None:
     scorer = WindowScorer(3, observation_half_life=2)
 
     @torch.compile(backend=backend, fullgraph=True, dynamic=False)
-    def votes(query: Tensor, key: Tensor, index: Tensor, window_start: Tensor, num_prompt_tokens: Tensor) -> Tensor:
-        return votes_of(scorer, Prompt(query, key, 1, 1), index=index, window_start=window_start, length=num_prompt_tokens)
+    def votes(
+        query: Tensor, key: Tensor, index: Tensor, window_start: Tensor, num_prompt_tokens: Tensor
+    ) -> Tensor:
+        return votes_of(
+            scorer, Prompt(query, key, 1, 1), index=index, window_start=window_start, length=num_prompt_tokens
+        )
 
     generator = torch.Generator().manual_seed(0)
-    query, key = torch.randn(4, 20, WIDTH, generator=generator), torch.randn(2, 20, WIDTH, generator=generator)
+    query, key = (
+        torch.randn(4, 20, WIDTH, generator=generator),
+        torch.randn(2, 20, WIDTH, generator=generator),
+    )
     for length in (20, 11, 5):
         index = torch.where(torch.arange(20) < length, torch.arange(20), -1)
         counted = votes(query, key, index, torch.tensor(length - 4), torch.tensor(length))
@@ -186,16 +211,26 @@ def test_one_static_graph_serves_every_prompt() -> None:
     assert len(graphs) == 1
 
 
-def plain_ranking(scorer: WindowScorer, votes: Sequence[Sequence[int]], num_kv_heads: int, candidates: range) -> list[list[int]]:
+def plain_ranking(
+    scorer: WindowScorer, votes: Sequence[Sequence[int]], num_kv_heads: int, candidates: range
+) -> list[list[int]]:
     def pool(of_head: Sequence[int], index: int) -> Fraction:
         reach = scorer.pooling_size // 2
         fade = Fraction(1, 2) if scorer.pooling_half_life else Fraction(1)
-        near = [of_head[other] * fade ** abs(other - index) for other in candidates if abs(other - (index - scorer.pooling_shift)) <= reach]
+        near = [
+            of_head[other] * fade ** abs(other - index)
+            for other in candidates
+            if abs(other - (index - scorer.pooling_shift)) <= reach
+        ]
         return Fraction(sum(near), len(near)) if scorer.pooling is Pooling.AVERAGE else Fraction(max(near))
 
     def score(group: Sequence[Sequence[int]], index: int) -> Fraction:
         pooled = [pool(of_head, index) for of_head in group]
-        return sum(pooled, Fraction()) / len(pooled) if scorer.head_reduction is HeadReduction.MEAN else max(pooled)
+        return (
+            sum(pooled, Fraction()) / len(pooled)
+            if scorer.head_reduction is HeadReduction.MEAN
+            else max(pooled)
+        )
 
     def of_chunk(group: Sequence[Sequence[int]], index: int) -> Fraction:
         first = index - (index - candidates.start) % scorer.selection_chunk
@@ -211,7 +246,9 @@ def plain_ranking(scorer: WindowScorer, votes: Sequence[Sequence[int]], num_kv_h
 @pytest.mark.parametrize("pooling", Pooling)
 @given(data=st.data())
 @settings(deadline=None)
-def test_selection_equals_plain_loops_ties_included(pooling: Pooling, reduction: HeadReduction, data: st.DataObject) -> None:
+def test_selection_equals_plain_loops_ties_included(
+    pooling: Pooling, reduction: HeadReduction, data: st.DataObject
+) -> None:
     """Few different votes, so that many are equal, and all of them multiples of what they are divided by, so that equal stays equal."""
     pooling_size, chunk = data.draw(st.sampled_from([1, 3, 5, 7])), data.draw(st.sampled_from([1, 2, 3, 7]))
     shift = data.draw(st.integers(0, pooling_size // 2))
@@ -219,21 +256,35 @@ def test_selection_equals_plain_loops_ties_included(pooling: Pooling, reduction:
         pooling=pooling,
         pooling_size=pooling_size,
         pooling_shift=shift,
-        pooling_half_life=data.draw(st.integers(0, pooling is Pooling.MAXIMUM)),  # of 1: powers of two, which are exact
+        pooling_half_life=data.draw(
+            st.integers(0, pooling is Pooling.MAXIMUM)
+        ),  # of 1: powers of two, which are exact
         head_reduction=reduction,
         selection_chunk=chunk,
     )
-    num_kv_heads, group, num_keys = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, 20))
+    num_kv_heads, group, num_keys = (
+        data.draw(st.integers(1, 2)),
+        data.draw(st.integers(1, 3)),
+        data.draw(st.integers(1, 20)),
+    )
     num_sink = data.draw(st.integers(0, min(3, num_keys)))
     end, num_kept = data.draw(st.integers(num_sink, num_keys)), data.draw(st.integers(0, 6))
-    row = st.lists(st.integers(0, 4).map(lambda vote: vote * math.lcm(*range(1, 8)) ** 2 * 6), min_size=num_keys, max_size=num_keys)
+    row = st.lists(
+        st.integers(0, 4).map(lambda vote: vote * math.lcm(*range(1, 8)) ** 2 * 6),
+        min_size=num_keys,
+        max_size=num_keys,
+    )
     votes = data.draw(st.lists(row, min_size=num_kv_heads * group, max_size=num_kv_heads * group))
     num_lent = data.draw(st.integers(0, 4)) if end - num_sink > num_kept else 0
-    kept = select(scorer, torch.tensor(votes, dtype=torch.float32), num_kv_heads, num_sink, end, num_kept, num_lent)
+    kept = select(
+        scorer, torch.tensor(votes, dtype=torch.float32), num_kv_heads, num_sink, end, num_kept, num_lent
+    )
     assert kept.dtype == torch.int64
     assert kept.shape == (num_kv_heads, min(end - num_sink, num_kept + num_lent))
     ranked = plain_ranking(scorer, votes, num_kv_heads, range(num_sink, end))
-    assert kept.tolist() == [[*sorted(best[:num_kept]), *best[num_kept : num_kept + num_lent][::-1]] for best in ranked]
+    assert kept.tolist() == [
+        [*sorted(best[:num_kept]), *best[num_kept : num_kept + num_lent][::-1]] for best in ranked
+    ]
 
 
 def test_pooling_sees_nothing_beyond_the_candidates() -> None:
@@ -253,14 +304,20 @@ def test_the_scorers_options_choose_differently() -> None:
         return select(scorer, votes, 1, 0, 8, 1)[0].tolist()
 
     assert best(Pooling.AVERAGE, 1, HeadReduction.MEAN) == [0]  # 6 before the equal 4, 5 and 6
-    assert best(Pooling.AVERAGE, 3, HeadReduction.MEAN) == [5]  # three sixes are 6, the border's 12 and 0 are 6 in one head only
-    assert best(Pooling.MAXIMUM, 3, HeadReduction.MEAN) == [1]  # sees the 12 of one head and the 10 of the other
+    assert best(Pooling.AVERAGE, 3, HeadReduction.MEAN) == [
+        5
+    ]  # three sixes are 6, the border's 12 and 0 are 6 in one head only
+    assert best(Pooling.MAXIMUM, 3, HeadReduction.MEAN) == [
+        1
+    ]  # sees the 12 of one head and the 10 of the other
     assert best(Pooling.MAXIMUM, 3, HeadReduction.MAXIMUM) == [0]
     assert best(Pooling.AVERAGE, 3, HeadReduction.MAXIMUM) == [0]
 
 
 def test_chunks_are_kept_whole_as_far_as_there_is_room() -> None:
-    votes = torch.tensor([[9.0, 0, 0, 4, 4, 4, 5, 5, 0, 8]])  # chunks of three after the sink, in all 4, 13 and 13
+    votes = torch.tensor(
+        [[9.0, 0, 0, 4, 4, 4, 5, 5, 0, 8]]
+    )  # chunks of three after the sink, in all 4, 13 and 13
 
     def kept(num_kept: int) -> list[int]:
         return select(WindowScorer(pooling_size=1, selection_chunk=3), votes, 1, 1, 10, num_kept)[0].tolist()
@@ -278,7 +335,12 @@ def test_a_find_lends_less_to_what_is_further_away() -> None:
 
     assert kept(Pooling.MAXIMUM, 0) == [1, 2, 3, 4]  # one find takes all the room
     assert kept(Pooling.MAXIMUM, 2) == [3, 4, 5, 9]  # 5.7, 8, 5.7 and 5
-    assert kept(Pooling.AVERAGE, 2) == [4, 6, 9, 10]  # 1.94, 1.40 from both, 1.53, and 1.38 near the border against 1.37
+    assert kept(Pooling.AVERAGE, 2) == [
+        4,
+        6,
+        9,
+        10,
+    ]  # 1.94, 1.40 from both, 1.53, and 1.38 near the border against 1.37
 
 
 @pytest.mark.parametrize("pooling", Pooling)

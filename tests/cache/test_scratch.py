@@ -29,7 +29,9 @@ def test_a_scratch_filled_token_by_token(layout: ScratchLayout, length: int) -> 
         num_held += 1
         assert num_held <= layout.max_tokens
     assert num_held == layout.num_held(length)
-    assert sum(rounds[:1]) + len(rounds[1:]) * layout.num_dropped == length - num_held  # no more rounds than must be
+    assert (
+        sum(rounds[:1]) + len(rounds[1:]) * layout.num_dropped == length - num_held
+    )  # no more rounds than must be
     assert all(0 < num_dropped <= layout.num_dropped for num_dropped in rounds[:1])
     assert all(num_dropped == layout.num_dropped for num_dropped in rounds[1:])
 

@@ -35,15 +35,23 @@ def batches(draw: st.DrawFn) -> list[Case]:
 @given(batches())
 @settings(deadline=None)
 def test_decode_entries_and_live_mask_of_whole_lives(batch: list[Case]) -> None:
-    layout, slots, placements = batch[0].layout, [case.simulate() for case in batch], [place(case) for case in batch]
+    layout, slots, placements = (
+        batch[0].layout,
+        [case.simulate() for case in batch],
+        [place(case) for case in batch],
+    )
     starts, ring_sizes = lengths(placements)
     for _ in range(batch[0].num_steps):
         num_tokens = torch.tensor([slot.num_written for slot in slots])
         mask = live_mask(layout, num_tokens, starts, ring_sizes)
         assert mask.tolist() == [[token is not None for token in slot.entries] for slot in slots]
-        assert mask.sum(1).tolist() == [p.num_live(slot.num_written) for p, slot in zip(placements, slots, strict=True)]
+        assert mask.sum(1).tolist() == [
+            p.num_live(slot.num_written) for p, slot in zip(placements, slots, strict=True)
+        ]
         entries = decode_entries(layout, num_tokens, ring_sizes)
-        assert entries.tolist() == [p.entry(slot.num_written) for p, slot in zip(placements, slots, strict=True)]
+        assert entries.tolist() == [
+            p.entry(slot.num_written) for p, slot in zip(placements, slots, strict=True)
+        ]
         assert entries.tolist() == [slot.write() for slot in slots]
 
 
@@ -56,13 +64,16 @@ def test_direct_entries_and_direct_index_of_every_chunk(batch: list[Case], num_r
     starts, ring_sizes = lengths(placements)
     num_tokens = torch.tensor([min(num_read, case.num_prompt_tokens) for case in batch])
     held = [
-        [t if t is not None and t < read else -1 for t in case.simulate().entries] for case, read in zip(batch, num_tokens, strict=True)
+        [t if t is not None and t < read else -1 for t in case.simulate().entries]
+        for case, read in zip(batch, num_tokens, strict=True)
     ]
     assert direct_index(layout, num_tokens, starts, ring_sizes).tolist() == held
     for row, case in enumerate(batch):
         index = torch.arange(case.num_prompt_tokens)[None]
         entries = direct_entries(layout, index, starts[row, None, None], ring_sizes[row, None, None])
-        assert entries.tolist() == [[placements[row].direct_entry(token) for token in range(case.num_prompt_tokens)]]
+        assert entries.tolist() == [
+            [placements[row].direct_entry(token) for token in range(case.num_prompt_tokens)]
+        ]
         assert [case.simulate().entries[entry] for entry in entries[0]] == list(range(case.num_prompt_tokens))
 
 
@@ -84,17 +95,28 @@ def test_one_static_graph_serves_every_length() -> None:
         return graph.forward
 
     @torch.compile(backend=backend, fullgraph=True, dynamic=False)
-    def step(slots: Tensor, num_tokens: Tensor, starts: Tensor, ring_sizes: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+    def step(
+        slots: Tensor, num_tokens: Tensor, starts: Tensor, ring_sizes: Tensor, key: Tensor, value: Tensor
+    ) -> tuple[Tensor, ...]:
         cache.write(slots, decode_entries(layout, num_tokens[:, None], ring_sizes[:, None]), (key, value))
         direct = direct_entries(layout, num_tokens[:, None], starts[:, None], ring_sizes[:, None])
         index = direct_index(layout, num_tokens, starts, ring_sizes)
-        return direct, index, live_mask(layout, num_tokens + 1, starts, ring_sizes), cache.planes[0][:, :, : layout.capacity].sum()
+        return (
+            direct,
+            index,
+            live_mask(layout, num_tokens + 1, starts, ring_sizes),
+            cache.planes[0][:, :, : layout.capacity].sum(),
+        )
 
     for num_prompt_tokens in (1, 6, 7, 9, 30):
         starts, ring_sizes = lengths([layout.place(num_prompt_tokens + row, 4) for row in range(3)])
         num_tokens = num_prompt_tokens + torch.arange(3)
         outputs = step(
-            torch.arange(3), num_tokens, starts, ring_sizes, *(torch.ones(3, NUM_KV_HEADS, 1, p.width, dtype=p.dtype) for p in PLANES)
+            torch.arange(3),
+            num_tokens,
+            starts,
+            ring_sizes,
+            *(torch.ones(3, NUM_KV_HEADS, 1, p.width, dtype=p.dtype) for p in PLANES),
         )
         assert outputs[2].tolist() == live_mask(layout, num_tokens + 1, starts, ring_sizes).tolist()
     assert len(graphs) == 1
@@ -103,7 +125,10 @@ def test_one_static_graph_serves_every_length() -> None:
 def sources(length: int, num_valid: int, seed: int) -> list[Tensor]:
     """Return what a prompt's scratch holds, NaN where nothing was written."""
     generator = torch.Generator().manual_seed(seed)
-    planes = [torch.randn(NUM_KV_HEADS, length, plane.width, dtype=plane.dtype, generator=generator) for plane in PLANES]
+    planes = [
+        torch.randn(NUM_KV_HEADS, length, plane.width, dtype=plane.dtype, generator=generator)
+        for plane in PLANES
+    ]
     for plane in planes:
         plane[:, num_valid:] = torch.nan
     return planes
@@ -122,7 +147,11 @@ def snapshot(cache: SlotCache) -> list[Tensor]:
 
 
 def check_slot(
-    cache: SlotCache, slot: int, before: Sequence[Tensor], tokens: Sequence[Sequence[int | None]], values: Sequence[Tensor]
+    cache: SlotCache,
+    slot: int,
+    before: Sequence[Tensor],
+    tokens: Sequence[Sequence[int | None]],
+    values: Sequence[Tensor],
 ) -> None:
     """`tokens[kv_head][entry]` is what a slot must hold; the rest of it, the spare entry too, must be as before."""
     for plane, old, value in zip(cache.planes, before, values, strict=True):
@@ -143,7 +172,13 @@ def test_packing_and_decoding_fill_a_slot_as_simulated(case: Case, data: st.Data
     cache = filled_cache(layout, num_slots=3)
     before = snapshot(cache)
     placement = place(case)
-    cache.pack(1, values, placement, case.num_prompt_tokens, torch.tensor(kept, dtype=torch.int64).view(NUM_KV_HEADS, num_kept))
+    cache.pack(
+        1,
+        values,
+        placement,
+        case.num_prompt_tokens,
+        torch.tensor(kept, dtype=torch.int64).view(NUM_KV_HEADS, num_kept),
+    )
     assert cache.kept_index[1, :, :num_kept].tolist() == kept
     check_slot(cache, 1, before, [slot.entries for slot in slots], values)
     answer = sources(case.num_prompt_tokens + case.num_steps, case.num_prompt_tokens + case.num_steps, seed=1)
@@ -170,9 +205,13 @@ def test_a_prompt_that_fits_is_the_same_read_in_chunks_or_packed(case: Case, chu
     starts, ring_sizes = (lengths_of[:, None] for lengths_of in lengths([placement]))
     for start in range(0, length, chunk):
         index = torch.arange(start, start + chunk)[None]
-        entries = torch.where(index < length, direct_entries(layout, index, starts, ring_sizes), direct.spare_entry)
+        entries = torch.where(
+            index < length, direct_entries(layout, index, starts, ring_sizes), direct.spare_entry
+        )
         padded = [
-            torch.nn.functional.pad(value[:, start : start + chunk], (0, 0, 0, max(start + chunk - length, 0)), value=torch.nan)
+            torch.nn.functional.pad(
+                value[:, start : start + chunk], (0, 0, 0, max(start + chunk - length, 0)), value=torch.nan
+            )
             for value in values
         ]
         direct.write(torch.tensor([1]), entries, [value[None] for value in padded])
@@ -239,14 +278,21 @@ def test_copies_are_equal_and_apart() -> None:
     packed = snapshot(cache)
     cache.copy(2, (0, 3))
     cache.write(
-        torch.tensor([2]), torch.tensor([[0]]), [torch.zeros(1, NUM_KV_HEADS, 1, plane.width, dtype=plane.dtype) for plane in PLANES]
+        torch.tensor([2]),
+        torch.tensor([[0]]),
+        [torch.zeros(1, NUM_KV_HEADS, 1, plane.width, dtype=plane.dtype) for plane in PLANES],
     )
     for plane, old, full in zip(cache.planes, before, packed, strict=True):
         assert torch.equal(plane[0], full[2])
         assert torch.equal(plane[3], full[2])
         assert torch.equal(plane[1], old[1])
         assert plane[2, :, 0].eq(0).all()
-    assert cache.kept_index.tolist() == [[[1, 4], [2, 6]], [[0, 0], [0, 0]], [[1, 4], [2, 6]], [[1, 4], [2, 6]]]
+    assert cache.kept_index.tolist() == [
+        [[1, 4], [2, 6]],
+        [[0, 0], [0, 0]],
+        [[1, 4], [2, 6]],
+        [[1, 4], [2, 6]],
+    ]
 
 
 def test_the_memory_of_a_cache_is_that_of_its_entries() -> None:

@@ -32,6 +32,8 @@ def client_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def run(*command: str | Path, says: str = "ok", environment: Mapping[str, str] | None = None) -> None:
     """Run a client to its end. Fails with all that it said, unless it succeeds and its last words are `says`."""
     variables = os.environ | (environment or {})
-    done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=TIME_LIMIT, env=variables, check=False)
+    done = subprocess.run(
+        [*map(str, command)], capture_output=True, text=True, timeout=TIME_LIMIT, env=variables, check=False
+    )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
     assert done.stdout.rstrip().endswith(says), done.stdout[-4000:]

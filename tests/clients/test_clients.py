@@ -24,7 +24,13 @@ def test_litellm_as_a_proxy(client_server: Server) -> None:
 
 def test_lm_evaluation_harness(client_server: Server, tmp_path: Path) -> None:
     write_tasks(tmp_path, DEMO_MODEL)
-    run(PYTHON, SCRIPTS / "lm_eval_client.py", client_server.url, tmp_path, environment={"HF_HOME": str(tmp_path / "home")})
+    run(
+        PYTHON,
+        SCRIPTS / "lm_eval_client.py",
+        client_server.url,
+        tmp_path,
+        environment={"HF_HOME": str(tmp_path / "home")},
+    )
 
 
 def test_npm(client_server: Server) -> None:

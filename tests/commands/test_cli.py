@@ -53,7 +53,13 @@ def test_whoever_reads_no_further_ends_the_command_quietly() -> None:
 
 def start(*flags: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "server", "serve", "--backend", "fake", "--port", "0", *flags]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )
 
 
 def test_a_process_serves_drains_and_ends() -> None:
@@ -62,7 +68,13 @@ def test_a_process_serves_drains_and_ends() -> None:
         line = process.stdout.readline()
         assert "snapserve is ready at http://127.0.0.1:" in line
         url = next(word for word in line.split() if word.startswith("http://"))
-        body = {"model": "snapserve-demo", "prompt": "x", "max_tokens": 3000, "stream": True, "ignore_eos": True}
+        body = {
+            "model": "snapserve-demo",
+            "prompt": "x",
+            "max_tokens": 3000,
+            "stream": True,
+            "ignore_eos": True,
+        }
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as response:
             chunks = response.iter_lines()
             next(chunks)

@@ -34,17 +34,23 @@ class Api:
 
     def success(self, response: httpx.Response) -> Any:
         """Return the body of a success; a refusal that says so ends the test as unsupported."""
-        if response.status_code in NO_ROUTE or (response.status_code in (400, 422) and says_unsupported(response.text)):
+        if response.status_code in NO_ROUTE or (
+            response.status_code in (400, 422) and says_unsupported(response.text)
+        ):
             pytest.skip(f"unsupported: {response.status_code} {response.text[:200]}")
         assert response.status_code == 200, f"{response.status_code} {response.text[:1000]}"
         return response.json()
 
     def chat(self, **body: Any) -> Any:
         """Return a short answer to a greeting, unless `body` says otherwise."""
-        return self.post("/v1/chat/completions", **({"messages": HELLO, "max_tokens": 8, "temperature": 0} | body))
+        return self.post(
+            "/v1/chat/completions", **({"messages": HELLO, "max_tokens": 8, "temperature": 0} | body)
+        )
 
     def complete(self, **body: Any) -> Any:
-        return self.post("/v1/completions", **({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0} | body))
+        return self.post(
+            "/v1/completions", **({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0} | body)
+        )
 
     def stream(self, path: str, **body: Any) -> list[Any]:
         """Return the data of a stream's events, which must end with the mark of its end."""
@@ -55,7 +61,9 @@ class Api:
         return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
     def stream_chat(self, **body: Any) -> list[Any]:
-        return self.stream("/v1/chat/completions", **({"messages": HELLO, "max_tokens": 8, "temperature": 0} | body))
+        return self.stream(
+            "/v1/chat/completions", **({"messages": HELLO, "max_tokens": 8, "temperature": 0} | body)
+        )
 
     @contextmanager
     def streaming(self, path: str, **body: Any) -> Iterator[httpx.Response]:
@@ -76,7 +84,14 @@ class Api:
 
 def says_unsupported(text: str) -> bool:
     return any(
-        word in text.lower() for word in ("unsupported", "not supported", "not implemented", "does not support", "unknown parameter")
+        word in text.lower()
+        for word in (
+            "unsupported",
+            "not supported",
+            "not implemented",
+            "does not support",
+            "unknown parameter",
+        )
     )
 
 
@@ -94,4 +109,6 @@ def error_of(response: httpx.Response) -> Any:
 def text_of(chunks: list[Any], index: int = 0) -> str:
     """Return the text of a streamed choice, of chat or of completions."""
     choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
-    return "".join((choice["delta"].get("content") if "delta" in choice else choice["text"]) or "" for choice in choices)
+    return "".join(
+        (choice["delta"].get("content") if "delta" in choice else choice["text"]) or "" for choice in choices
+    )

@@ -36,7 +36,9 @@ def base_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         yield given.rstrip("/").removesuffix("/v1")
         return
     folder = tmp_path_factory.mktemp("conformance")
-    with serve("--dtype", "float32", "--api-key", OWN_KEY, "--batch-dir", str(folder / "batches"), log=folder / "log") as server:
+    with serve(
+        "--dtype", "float32", "--api-key", OWN_KEY, "--batch-dir", str(folder / "batches"), log=folder / "log"
+    ) as server:
         yield server.url
 
 
@@ -60,7 +62,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         outcome = UNSUPPORTED if report.skipped else PASS if report.passed else FAIL
         assert isinstance(item, pytest.Function)
         results, feature = item.config.stash[_results], str(item.function.__doc__)
-        results[feature] = max(outcome, results.get(feature, PASS), key=(PASS, UNSUPPORTED, FAIL).index)  # of several cases the worst
+        results[feature] = max(
+            outcome, results.get(feature, PASS), key=(PASS, UNSUPPORTED, FAIL).index
+        )  # of several cases the worst
     return report
 
 

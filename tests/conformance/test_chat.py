@@ -6,8 +6,16 @@ from typing import Any
 
 from tests.conformance.api import HELLO, Api, text_of
 
-LEVEL = {"type": "object", "properties": {"level": {"enum": ["low", "high"]}}, "required": ["level"], "additionalProperties": False}
-TOOL = {"type": "function", "function": {"name": "set_level", "description": "Set the level.", "parameters": LEVEL, "strict": True}}
+LEVEL = {
+    "type": "object",
+    "properties": {"level": {"enum": ["low", "high"]}},
+    "required": ["level"],
+    "additionalProperties": False,
+}
+TOOL = {
+    "type": "function",
+    "function": {"name": "set_level", "description": "Set the level.", "parameters": LEVEL, "strict": True},
+}
 
 
 def test_answer(api: Api) -> None:
@@ -33,7 +41,9 @@ def test_stream(api: Api) -> None:
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks}) == 1
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
-    finished = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]]
+    finished = [
+        choice["finish_reason"] for chunk in chunks for choice in chunk["choices"] if choice["finish_reason"]
+    ]
     assert len(finished) == 1
     assert text_of(chunks) == (api.chat()["choices"][0]["message"]["content"] or "")
 
@@ -61,7 +71,9 @@ def test_greedy(api: Api) -> None:
 
 def test_seed(api: Api) -> None:
     """chat: seed"""
-    answers = [api.chat(temperature=1, seed=7, max_tokens=16)["choices"][0]["message"]["content"] for _ in range(2)]
+    answers = [
+        api.chat(temperature=1, seed=7, max_tokens=16)["choices"][0]["message"]["content"] for _ in range(2)
+    ]
     assert answers[0] == answers[1]
 
 
@@ -114,7 +126,10 @@ def test_turns(api: Api) -> None:
         {"role": "assistant", "content": "Hello!"},
         {"role": "user", "content": [{"type": "text", "text": "And "}, {"type": "text", "text": "now?"}]},
     ]
-    assert api.chat(messages=turns)["usage"]["prompt_tokens"] > api.chat(messages=turns[1:2])["usage"]["prompt_tokens"]
+    assert (
+        api.chat(messages=turns)["usage"]["prompt_tokens"]
+        > api.chat(messages=turns[1:2])["usage"]["prompt_tokens"]
+    )
 
 
 def test_developer(api: Api) -> None:
@@ -130,7 +145,9 @@ def test_inert(api: Api) -> None:
 def test_json_object(api: Api) -> None:
     """chat: response_format json_object"""
     choice = api.chat(
-        messages=[{"role": "user", "content": "Answer in JSON: {}"}], response_format={"type": "json_object"}, max_tokens=300
+        messages=[{"role": "user", "content": "Answer in JSON: {}"}],
+        response_format={"type": "json_object"},
+        max_tokens=300,
     )["choices"][0]
     assert choice["finish_reason"] == "length" or isinstance(json.loads(choice["message"]["content"]), dict)
 
@@ -162,7 +179,9 @@ def test_tools_streamed(api: Api) -> None:
     for chunk in api.stream_chat(tools=[TOOL], tool_choice="required", max_tokens=300):
         for choice in chunk["choices"]:
             for piece in choice["delta"].get("tool_calls") or ():
-                call = calls.setdefault(piece["index"], {"type": "function", "function": {"name": "", "arguments": ""}})
+                call = calls.setdefault(
+                    piece["index"], {"type": "function", "function": {"name": "", "arguments": ""}}
+                )
                 call["id"] = piece.get("id") or call.get("id")
                 for key, text in piece.get("function", {}).items():
                     call["function"][key] += text or ""
@@ -179,7 +198,11 @@ def called(calls: list[Any]) -> None:
 
 def test_tool_results(api: Api) -> None:
     """chat: results of tools as messages"""
-    call = {"id": "call_1", "type": "function", "function": {"name": "set_level", "arguments": '{"level": "low"}'}}
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "set_level", "arguments": '{"level": "low"}'},
+    }
     turns = [
         *HELLO,
         {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -191,7 +214,11 @@ def test_tool_results(api: Api) -> None:
 def test_many_at_once(api: Api) -> None:
     """chat: sixteen requests at once are all answered"""
     with ThreadPoolExecutor(16) as executor:
-        answers = list(executor.map(lambda number: api.chat(messages=[{"role": "user", "content": f"Hello {number}"}]), range(16)))
+        answers = list(
+            executor.map(
+                lambda number: api.chat(messages=[{"role": "user", "content": f"Hello {number}"}]), range(16)
+            )
+        )
     assert len({answer["id"] for answer in answers}) == 16
 
 

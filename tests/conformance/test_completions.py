@@ -36,7 +36,12 @@ def test_logprobs(api: Api) -> None:
     """completions: logprobs"""
     logprobs = api.complete(logprobs=2)["choices"][0]["logprobs"]
     count = len(logprobs["tokens"])
-    assert count == len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == len(logprobs["text_offset"])
+    assert (
+        count
+        == len(logprobs["token_logprobs"])
+        == len(logprobs["top_logprobs"])
+        == len(logprobs["text_offset"])
+    )
     assert all(number <= 0 for number in logprobs["token_logprobs"])
 
 
@@ -75,7 +80,10 @@ def test_embeddings(api: Api) -> None:
 
 def test_embeddings_base64(api: Api) -> None:
     """embeddings: base64"""
-    plain, coded = (api.post("/v1/embeddings", input="one", encoding_format=form)["data"][0]["embedding"] for form in ("float", "base64"))
+    plain, coded = (
+        api.post("/v1/embeddings", input="one", encoding_format=form)["data"][0]["embedding"]
+        for form in ("float", "base64")
+    )
     assert len(base64.b64decode(coded)) == 4 * len(plain)
 
 

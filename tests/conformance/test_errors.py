@@ -23,7 +23,10 @@ BAD: dict[str, dict[str, Any]] = {
     "a role that there is not": {"messages": [{"role": "wizard", "content": "hello"}]},
     "a schema that is none": {
         "messages": HELLO,
-        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}},
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "x", "schema": {"type": "nothing"}},
+        },
     },
 }
 

@@ -36,7 +36,10 @@ def test_prompt_logprobs(api: Api) -> None:
 def test_structured_outputs(api: Api) -> None:
     """extensions: structured_outputs choice and regex"""
     for form in ({"choice": ["yes", "no"]}, {"regex": "yes|no"}):
-        assert api.chat(structured_outputs=form, max_tokens=20)["choices"][0]["message"]["content"] in ("yes", "no")
+        assert api.chat(structured_outputs=form, max_tokens=20)["choices"][0]["message"]["content"] in (
+            "yes",
+            "no",
+        )
 
 
 def test_tokenize(api: Api) -> None:
@@ -78,7 +81,9 @@ def test_metrics(api: Api) -> None:
 def test_request_id(api: Api) -> None:
     """service: x-request-id is given back"""
     response = api.http.post(
-        "/v1/chat/completions", json={"model": api.model, "messages": HELLO, "max_tokens": 1}, headers={"x-request-id": "abc-123"}
+        "/v1/chat/completions",
+        json={"model": api.model, "messages": HELLO, "max_tokens": 1},
+        headers={"x-request-id": "abc-123"},
     )
     if "x-request-id" not in response.headers:
         pytest.skip("unsupported: no x-request-id")
@@ -87,7 +92,9 @@ def test_request_id(api: Api) -> None:
 
 def test_keys(api: Api, base_url: str) -> None:
     """service: without the right key, 401 in OpenAI's form"""
-    response = httpx.post(f"{base_url}/v1/chat/completions", json={"model": api.model, "messages": HELLO, "max_tokens": 1})
+    response = httpx.post(
+        f"{base_url}/v1/chat/completions", json={"model": api.model, "messages": HELLO, "max_tokens": 1}
+    )
     if response.status_code == 200:
         pytest.skip("unsupported: this server is open to all")
     assert response.status_code == 401

@@ -11,11 +11,15 @@ BATCH_LIMIT = 120.0  # seconds
 
 
 def respond(api: Api, **body: Any) -> Any:
-    return api.post(PATH, **({"input": "Say hello to the world.", "max_output_tokens": 16, "temperature": 0} | body))
+    return api.post(
+        PATH, **({"input": "Say hello to the world.", "max_output_tokens": 16, "temperature": 0} | body)
+    )
 
 
 def text_of(response: Any) -> str:
-    contents = [content for item in response["output"] if item["type"] == "message" for content in item["content"]]
+    contents = [
+        content for item in response["output"] if item["type"] == "message" for content in item["content"]
+    ]
     return "".join(content["text"] for content in contents if content["type"] == "output_text")
 
 
@@ -24,21 +28,32 @@ def test_answer(api: Api) -> None:
     answer = respond(api)
     assert answer["object"] == "response"
     assert answer["status"] in ("completed", "incomplete")
-    assert answer["usage"]["input_tokens"] + answer["usage"]["output_tokens"] == answer["usage"]["total_tokens"]
+    assert (
+        answer["usage"]["input_tokens"] + answer["usage"]["output_tokens"] == answer["usage"]["total_tokens"]
+    )
     assert any(item["type"] == "message" and item["role"] == "assistant" for item in answer["output"])
 
 
 def test_stream(api: Api) -> None:
     """responses: typed events, numbered, in order"""
-    with api.streaming(PATH, input="Say hello to the world.", max_output_tokens=16, temperature=0) as response:
-        events = [json.loads(line.removeprefix("data: ")) for line in response.iter_lines() if line.startswith("data: {")]
+    with api.streaming(
+        PATH, input="Say hello to the world.", max_output_tokens=16, temperature=0
+    ) as response:
+        events = [
+            json.loads(line.removeprefix("data: "))
+            for line in response.iter_lines()
+            if line.startswith("data: {")
+        ]
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     kinds = [event["type"] for event in events]
     assert kinds[0] == "response.created"
     assert kinds[-1] in ("response.completed", "response.incomplete")
     deltas = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
     assert deltas == text_of(events[-1]["response"])
-    for begun, ended in (("output_item.added", "output_item.done"), ("content_part.added", "content_part.done")):
+    for begun, ended in (
+        ("output_item.added", "output_item.done"),
+        ("content_part.added", "content_part.done"),
+    ):
         assert kinds.count(f"response.{begun}") == kinds.count(f"response.{ended}") > 0
 
 
@@ -60,9 +75,17 @@ def test_stored(api: Api) -> None:
 
 def test_structured(api: Api) -> None:
     """responses: text.format json_schema"""
-    schema = {"type": "object", "properties": {"level": {"enum": ["low", "high"]}}, "required": ["level"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"level": {"enum": ["low", "high"]}},
+        "required": ["level"],
+        "additionalProperties": False,
+    }
     form = {"type": "json_schema", "name": "level", "schema": schema, "strict": True}
-    assert json.loads(text_of(respond(api, text={"format": form}, max_output_tokens=300)))["level"] in ("low", "high")
+    assert json.loads(text_of(respond(api, text={"format": form}, max_output_tokens=300)))["level"] in (
+        "low",
+        "high",
+    )
 
 
 def test_files(api: Api) -> None:
@@ -76,13 +99,22 @@ def test_files(api: Api) -> None:
 
 def test_batches(api: Api) -> None:
     """batches: every line answered once"""
-    bodies = [{"model": api.model, "messages": [{"role": "user", "content": f"Hello {number}"}], "max_tokens": 4} for number in range(5)]
+    bodies = [
+        {"model": api.model, "messages": [{"role": "user", "content": f"Hello {number}"}], "max_tokens": 4}
+        for number in range(5)
+    ]
     lines = [
-        {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body} for number, body in enumerate(bodies)
+        {"custom_id": f"line-{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        for number, body in enumerate(bodies)
     ]
     uploaded = upload(api, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
     response = api.http.post(
-        "/v1/batches", json={"input_file_id": uploaded["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        "/v1/batches",
+        json={
+            "input_file_id": uploaded["id"],
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+        },
     )
     batch = api.success(response)
     end = time.monotonic() + BATCH_LIMIT
@@ -91,7 +123,10 @@ def test_batches(api: Api) -> None:
         time.sleep(0.2)
         batch = api.get(f"/v1/batches/{batch['id']}")
     assert batch["status"] == "completed", batch
-    answers = [json.loads(line) for line in api.http.get(f"/v1/files/{batch['output_file_id']}/content").text.splitlines()]
+    answers = [
+        json.loads(line)
+        for line in api.http.get(f"/v1/files/{batch['output_file_id']}/content").text.splitlines()
+    ]
     assert sorted(answer["custom_id"] for answer in answers) == [line["custom_id"] for line in lines]
     assert all(answer["response"]["status_code"] == 200 for answer in answers)
 

@@ -18,7 +18,17 @@ SIMULATED = ("--backend", "sn40l", "--inner", "fake")  # real processes, real se
 
 # Each server's options, how many clients it has, and what they do.
 HEALTHY = ("--slot-capacity", "256", "--num-slots", "4", "--served-model-name", "healthy", "*")
-OVERLOADED = ("--fault", "slow-socket=250", "--num-slots", "16", "--max-num-waiting", "32", "--served-model-name", "overloaded", "*")
+OVERLOADED = (
+    "--fault",
+    "slow-socket=250",
+    "--num-slots",
+    "16",
+    "--max-num-waiting",
+    "32",
+    "--served-model-name",
+    "overloaded",
+    "*",
+)
 FAILING = ("--fault", "failed-step=20", "--served-model-name", "failing", "*")
 HANGING = ("--fault", "stalled-link=20:3600", "--stall-timeout", "15", "--served-model-name", "hanging", "*")
 FATES = {
@@ -57,7 +67,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("scene")
     with ExitStack() as stack:
         with ThreadPoolExecutor(len(FATES)) as executor:
-            started = list(executor.map(lambda fate: stack.enter_context(killed_at_the_end(fate, folder)), FATES))
+            started = list(
+                executor.map(lambda fate: stack.enter_context(killed_at_the_end(fate, folder)), FATES)
+            )
         servers = dict(zip(FATES, started, strict=True))
         addresses = {fate: server.url.removeprefix("http://") for fate, server in servers.items()}
         prometheus = stack.enter_context(scraping(addresses | {"gone": f"127.0.0.1:{free_port()}"}, folder))

@@ -61,7 +61,9 @@ def scaler_queries() -> Iterator[Query]:
 
 
 def manifests(name: str) -> list[dict[str, Any]]:
-    return [document for document in yaml.safe_load_all((KUBERNETES / name).read_text()) if document is not None]
+    return [
+        document for document in yaml.safe_load_all((KUBERNETES / name).read_text()) if document is not None
+    ]
 
 
 def names_in(query: str) -> set[str]:

@@ -49,7 +49,12 @@ def mixed(client: httpx.Client, number: int) -> None:
             complete(client, "one that stops early", 48, stop=["a", "e"])
             complete(client, "one that cannot be", 0, n=-1)
         case _:
-            body = {"model": "any", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 200, "stream": True}
+            body = {
+                "model": "any",
+                "messages": [{"role": "user", "content": "Hello"}],
+                "max_tokens": 200,
+                "stream": True,
+            }
             with client.stream("POST", "/v1/chat/completions", json=body) as response:
                 next(response.iter_lines())
 

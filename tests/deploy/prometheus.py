@@ -29,7 +29,9 @@ _DURATION = re.compile(r"(\[|for: )(\d+)([smhd])\b")
 
 def sped_up(rules: str) -> str:
     """Return a file of rules whose durations are `SPEED` times as short."""
-    return _DURATION.sub(lambda match: f"{match[1]}{int(match[2]) * _SECONDS[match[3]] * 1000 // SPEED}ms", rules)
+    return _DURATION.sub(
+        lambda match: f"{match[1]}{int(match[2]) * _SECONDS[match[3]] * 1000 // SPEED}ms", rules
+    )
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,9 @@ class Prometheus:
         """Wait until at least these fire, and return what fires. Raises AssertionError after `limit` seconds."""
         end = time.monotonic() + limit
         while not alerts <= (now := self.firing(namespace)):
-            assert time.monotonic() < end, f"after {limit} s, of {sorted(alerts)} only {sorted(now)} fire in {namespace}"
+            assert time.monotonic() < end, (
+                f"after {limit} s, of {sorted(alerts)} only {sorted(now)} fire in {namespace}"
+            )
             time.sleep(0.25)
         return now
 
@@ -89,9 +93,15 @@ def scraping(targets: Mapping[str, str], folder: Path) -> Iterator[Prometheus]:
 
 def _configuration(targets: Mapping[str, str]) -> Any:
     configuration = load_yaml(PROMETHEUS / "prometheus.yml")
-    configuration["global"] = {"scrape_interval": INTERVAL, "evaluation_interval": INTERVAL, "scrape_timeout": INTERVAL}
+    configuration["global"] = {
+        "scrape_interval": INTERVAL,
+        "evaluation_interval": INTERVAL,
+        "scrape_timeout": INTERVAL,
+    }
     (job,) = configuration["scrape_configs"]
-    job["static_configs"] = [{"targets": [address], "labels": {"namespace": namespace}} for namespace, address in targets.items()]
+    job["static_configs"] = [
+        {"targets": [address], "labels": {"namespace": namespace}} for namespace, address in targets.items()
+    ]
     return configuration
 
 

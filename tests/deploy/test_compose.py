@@ -27,7 +27,13 @@ def service(name: str = "snapserve", file: str = "docker-compose.yml") -> Any:
 
 
 def test_every_variable_is_an_option() -> None:
-    paths = ("deploy/docker-compose.yml", "deploy/docker-compose.gpu.yml", "deploy/.env.example", "docs/runbook.md", "docs/deploy.md")
+    paths = (
+        "deploy/docker-compose.yml",
+        "deploy/docker-compose.gpu.yml",
+        "deploy/.env.example",
+        "docs/runbook.md",
+        "docs/deploy.md",
+    )
     texts = [DOCKERFILE, *((ROOT / path).read_text() for path in paths)]
     named = {name for text in texts for name in re.findall(r"\bSNAPSERVE_[A-Z_]+", text)}
     assert named
@@ -65,7 +71,9 @@ def test_the_image_holds_the_packages_of_the_wheel() -> None:
     pyproject = (ROOT / "pyproject.toml").read_text()
     assert copied == set(json.loads(re.findall(r'^packages = (\["server".*\])$', pyproject, re.MULTILINE)[0]))
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
-    assert copied | {"pyproject.toml", "constraints.txt", "README.md", "LICENSE"} == {line[1:] for line in ignored if line.startswith("!")}
+    assert copied | {"pyproject.toml", "constraints.txt", "README.md", "LICENSE"} == {
+        line[1:] for line in ignored if line.startswith("!")
+    }
 
 
 def test_the_image_for_cpus_has_the_compiler_that_the_server_looks_for_and_the_one_for_gpus_none() -> None:
@@ -79,7 +87,9 @@ def test_the_image_for_cpus_has_the_compiler_that_the_server_looks_for_and_the_o
 def healthcheck(port: str) -> int:
     """Run the image's HEALTHCHECK here, on this Python, and return its status."""
     command = json.loads(re.findall(r"^HEALTHCHECK .*? CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)[0])
-    return subprocess.run([sys.executable, *command[1:]], env={"SNAPSERVE_PORT": port}, stderr=subprocess.DEVNULL, timeout=30).returncode
+    return subprocess.run(
+        [sys.executable, *command[1:]], env={"SNAPSERVE_PORT": port}, stderr=subprocess.DEVNULL, timeout=30
+    ).returncode
 
 
 def test_healthcheck_is_well_until_the_engine_stalls_and_even_then_a_signal_ends_it(tmp_path: Path) -> None:

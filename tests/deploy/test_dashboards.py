@@ -20,8 +20,14 @@ def test_panels_neither_overlap_nor_leave_the_grid(path: Path) -> None:
     for panel in panels(path):
         place = panel["gridPos"]
         assert place["x"] + place["w"] <= 24
-        for cell in ((x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])):
-            assert cells.setdefault(cell, panel["id"]) == panel["id"], f"{panel['title']} lies over another panel"
+        for cell in (
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        ):
+            assert cells.setdefault(cell, panel["id"]) == panel["id"], (
+                f"{panel['title']} lies over another panel"
+            )
     ids = [panel["id"] for panel in panels(path)]
     assert len(ids) == len(set(ids))
 
@@ -53,4 +59,7 @@ def test_grafana_finds_what_is_mounted() -> None:
     assert (at[str(home.parent)] / home.name) in DASHBOARDS
     (source,) = load_yaml(at["/etc/grafana/provisioning"] / "datasources" / "prometheus.yml")["datasources"]
     assert source["url"] == "http://prometheus:9090"
-    assert source["jsonData"]["timeInterval"] == load_yaml(DEPLOY / "prometheus" / "prometheus.yml")["global"]["scrape_interval"]
+    assert (
+        source["jsonData"]["timeInterval"]
+        == load_yaml(DEPLOY / "prometheus" / "prometheus.yml")["global"]["scrape_interval"]
+    )

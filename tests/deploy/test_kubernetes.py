@@ -63,7 +63,10 @@ def test_kustomizations_name_files_that_are_there(folder: str) -> None:
 def labelled_and_selected() -> Iterator[tuple[str, Any]]:
     yield "deployment", deployment()["spec"]["selector"]["matchLabels"]
     yield "service", manifests("base/service.yaml")[0]["spec"]["selector"]
-    yield "disruption budget", manifests("base/poddisruptionbudget.yaml")[0]["spec"]["selector"]["matchLabels"]
+    yield (
+        "disruption budget",
+        manifests("base/poddisruptionbudget.yaml")[0]["spec"]["selector"]["matchLabels"],
+    )
     yield "pod monitor", manifests("monitoring/podmonitor.yaml")[0]["spec"]["selector"]["matchLabels"]
 
 
@@ -75,15 +78,22 @@ def test_selectors_choose_the_pods() -> None:
 
 def test_ports_meet() -> None:
     (port,) = container()["ports"]
-    assert str(port["containerPort"]) == next(variable["value"] for variable in container()["env"] if variable["name"] == "SNAPSERVE_PORT")
+    assert str(port["containerPort"]) == next(
+        variable["value"] for variable in container()["env"] if variable["name"] == "SNAPSERVE_PORT"
+    )
     (served,) = manifests("base/service.yaml")[0]["spec"]["ports"]
     (scraped,) = manifests("monitoring/podmonitor.yaml")[0]["spec"]["podMetricsEndpoints"]
-    asked = {container()[probe]["httpGet"]["port"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")}
+    asked = {
+        container()[probe]["httpGet"]["port"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")
+    }
     assert {served["targetPort"], scraped["port"]} | asked == {port["name"]}
 
 
 def test_probes_ask_what_they_are_for() -> None:
-    asked = {probe: container()[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "readiness", "liveness")}
+    asked = {
+        probe: container()[f"{probe}Probe"]["httpGet"]["path"]
+        for probe in ("startup", "readiness", "liveness")
+    }
     assert asked == {"startup": "/ready", "readiness": "/ready", "liveness": "/health"}
     assert set(asked.values()) <= OPEN_PATHS, "a probe has no API key"
 
@@ -92,7 +102,9 @@ async def test_a_draining_pod_is_alive_and_not_ready() -> None:
     metrics = Metrics("m")
     engine = AsyncEngine(FakeBackend, SchedulerConfig(), metrics, WallClock(), stall_limit=60)
     renderer = Renderer()
-    app = create_app(Services(engine, renderer, Grammars(renderer), ServerSettings(("m",), created=0), metrics))
+    app = create_app(
+        Services(engine, renderer, Grammars(renderer), ServerSettings(("m",), created=0), metrics)
+    )
     engine.start()
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://pod") as kubelet:
 
@@ -112,11 +124,16 @@ def test_a_pod_has_its_time_to_drain() -> None:
     command, seconds = container()["lifecycle"]["preStop"]["exec"]["command"]
     assert command == "sleep"
     drain = OPTIONS["SNAPSERVE_DRAIN_TIMEOUT"].default
-    assert pod()["terminationGracePeriodSeconds"] > int(seconds) + drain + CLOSING_TIME + async_engine.CLOSING_TIME
+    assert (
+        pod()["terminationGracePeriodSeconds"]
+        > int(seconds) + drain + CLOSING_TIME + async_engine.CLOSING_TIME
+    )
 
 
 def test_options_are_options_and_are_not_overwritten_by_kubernetes() -> None:
-    given = {variable["name"] for variable in container()["env"]} | set(literals("base")) | set(literals("gpu"))
+    given = (
+        {variable["name"] for variable in container()["env"]} | set(literals("base")) | set(literals("gpu"))
+    )
     assert given <= set(OPTIONS)
     assert pod()["enableServiceLinks"] is False, "a Service named snapserve would set SNAPSERVE_PORT"
     for name, value in (literals("base") | literals("gpu")).items():
@@ -138,7 +155,9 @@ def test_nothing_is_more_than_it_needs_to_be() -> None:
     assert pod()["automountServiceAccountToken"] is False
     assert "USER 10001:10001" in (ROOT / "Dockerfile").read_text()
     assert {mount["mountPath"] for mount in container()["volumeMounts"]} == {"/cache", "/tmp"}
-    assert {mount["name"] for mount in container()["volumeMounts"]} == {volume["name"] for volume in pod()["volumes"]}
+    assert {mount["name"] for mount in container()["volumeMounts"]} == {
+        volume["name"] for volume in pod()["volumes"]
+    }
 
 
 def test_monitored_pods_have_the_job_that_rules_select() -> None:
@@ -159,7 +178,9 @@ def test_replicas_follow_slots_and_queue() -> None:
 
 
 def test_the_operators_rules_are_prometheus_rules() -> None:
-    printed = subprocess.run([KUBERNETES / "monitoring" / "prometheusrule"], capture_output=True, text=True, check=True).stdout
+    printed = subprocess.run(
+        [KUBERNETES / "monitoring" / "prometheusrule"], capture_output=True, text=True, check=True
+    ).stdout
     document = yaml.safe_load(printed)
     assert (document["apiVersion"], document["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
     assert document["spec"] == load_yaml(PROMETHEUS / "rules.yml")

@@ -44,17 +44,24 @@ def vllm_queries() -> Iterator[Query]:
             buckets = f"{name}_bucket{own}[$__rate_interval]"
             yield Query(f"{name} p99", f"histogram_quantile(0.99, sum by(le) (rate({buckets})))")
             yield Query(f"{name} heat map", f"sum by(le) (increase({buckets}))")
-            yield Query(f"{name} mean", f"rate({name}_sum{own}[$__rate_interval])\n/\nrate({name}_count{own}[$__rate_interval])")
+            yield Query(
+                f"{name} mean",
+                f"rate({name}_sum{own}[$__rate_interval])\n/\nrate({name}_count{own}[$__rate_interval])",
+            )
         elif family.kind == "counter":
             yield Query(name, f"rate({name}{own}[$__rate_interval])")
         else:
             yield Query(name, f"{name}{own}")
     yield Query(
-        "finish reasons", 'sum by(finished_reason) (increase(vllm:request_success_total{model_name="$model_name"}[$__rate_interval]))'
+        "finish reasons",
+        'sum by(finished_reason) (increase(vllm:request_success_total{model_name="$model_name"}[$__rate_interval]))',
     )
 
 
-QUERIES = {query.place: query.text for query in (*panel_queries(), *rule_queries(), *scaler_queries(), *vllm_queries())}
+QUERIES = {
+    query.place: query.text
+    for query in (*panel_queries(), *rule_queries(), *scaler_queries(), *vllm_queries())
+}
 
 
 def as_for(scene: Scene, text: str) -> str:
@@ -72,7 +79,9 @@ def as_for(scene: Scene, text: str) -> str:
 def test_a_query_has_data(scene: Scene, place: str) -> None:
     query = as_for(scene, QUERIES[place])
     if place in MUST_BE_EMPTY:
-        assert [labels for labels, _ in scene.prometheus.query(query) if labels.get("namespace") == "healthy"] == []
+        assert [
+            labels for labels, _ in scene.prometheus.query(query) if labels.get("namespace") == "healthy"
+        ] == []
         return
     end = time.monotonic() + LIMIT
     while not [value for _, value in scene.prometheus.query(query) if not math.isnan(value)]:
@@ -94,4 +103,7 @@ def test_the_right_alerts_fire_and_no_others(scene: Scene, fate: str) -> None:
 
 def test_every_alert_is_driven_or_known_not_to_be() -> None:
     driven = set().union(*FIRING.values(), *MAY_FIRE.values())
-    assert set(alerts()) - driven == {"SnapserveNoTargets", "SnapserveReplicaNotReady"}  # promtool's tests have them
+    assert set(alerts()) - driven == {
+        "SnapserveNoTargets",
+        "SnapserveReplicaNotReady",
+    }  # promtool's tests have them

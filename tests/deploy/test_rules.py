@@ -9,13 +9,27 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from server.metrics.instruments import Instruments
-from tests.deploy.deployment import PROMETHEUS, ROOT, alerts, load_yaml, names_in, panel_queries, rule_queries, rules, scaler_queries
+from tests.deploy.deployment import (
+    PROMETHEUS,
+    ROOT,
+    alerts,
+    load_yaml,
+    names_in,
+    panel_queries,
+    rule_queries,
+    rules,
+    scaler_queries,
+)
 
 
 @pytest.mark.prometheus
-@pytest.mark.parametrize("command", ["check config prometheus.yml", "check rules rules.yml", "test rules rules.test.yml"])
+@pytest.mark.parametrize(
+    "command", ["check config prometheus.yml", "check rules rules.yml", "test rules rules.test.yml"]
+)
 def test_promtool(command: str) -> None:
-    done = subprocess.run(["promtool", *command.split()], cwd=PROMETHEUS, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        ["promtool", *command.split()], cwd=PROMETHEUS, capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -54,7 +68,16 @@ def test_only_names_that_are_exported_are_used() -> None:
 
 def test_objectives_are_borders_of_buckets() -> None:
     Instruments(registry := CollectorRegistry(), "m")
-    buckets = {(sample.name, sample.labels["le"]) for family in registry.collect() for sample in family.samples if "le" in sample.labels}
-    used = {pair for query in rule_queries() for pair in re.findall(r'([a-z_:]+_bucket)\{[^}]*le="([^"]+)"', query.text)}
+    buckets = {
+        (sample.name, sample.labels["le"])
+        for family in registry.collect()
+        for sample in family.samples
+        if "le" in sample.labels
+    }
+    used = {
+        pair
+        for query in rule_queries()
+        for pair in re.findall(r'([a-z_:]+_bucket)\{[^}]*le="([^"]+)"', query.text)
+    }
     assert used
     assert used <= buckets

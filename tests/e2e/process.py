@@ -29,7 +29,11 @@ class Server:
         totals: dict[str, float] = {}
         for family in text_string_to_metric_families(httpx.get(f"{self.url}/metrics").text):
             for sample in family.samples:
-                own_labels = [value for label, value in sample.labels.items() if label not in ("model_name", "engine", "le")]
+                own_labels = [
+                    value
+                    for label, value in sample.labels.items()
+                    if label not in ("model_name", "engine", "le")
+                ]
                 for key in (sample.name, f"{sample.name}{{{','.join(own_labels)}}}"):
                     totals[key] = totals.get(key, 0.0) + sample.value
         return totals
@@ -41,8 +45,12 @@ def serve(*arguments: str, log: Path) -> Iterator[Server]:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     # All threads, as a user's has; but where tests run side by side, those that wait sleep (OMP_WAIT_POLICY).
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SNAPSERVE_", "OMP_NUM_"))}
-    environment["SNAPSERVE_COMPILE"] = "no"  # each would compile for the machine's user, beside all other tests
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("SNAPSERVE_", "OMP_NUM_"))
+    }
+    environment["SNAPSERVE_COMPILE"] = (
+        "no"  # each would compile for the machine's user, beside all other tests
+    )
     start = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -16,14 +16,24 @@ NUM_CLIENTS = 64
 NUM_TOKENS = 96
 
 
-async def test_a_crowd_gets_the_answers_of_the_lonely(small_slot_server: Server, count_tokens: Callable[[str], int]) -> None:
+async def test_a_crowd_gets_the_answers_of_the_lonely(
+    small_slot_server: Server, count_tokens: Callable[[str], int]
+) -> None:
     # From prompts that fit beside the ring to prompts that must be selected from; the answers make some rings wrap.
-    prompts = [make_case(1000 + i, (100, 500, 900, 1500)[i % 4], count_tokens).prompt for i in range(NUM_CLIENTS)]
+    prompts = [
+        make_case(1000 + i, (100, 500, 900, 1500)[i % 4], count_tokens).prompt for i in range(NUM_CLIENTS)
+    ]
     hangs_up = {i: random.Random(i).randrange(0, 12) for i in range(0, NUM_CLIENTS, 3)}
-    async with AsyncOpenAI(base_url=f"{small_slot_server.url}/v1", api_key="none", max_retries=0, timeout=300) as client:
-        expected = {i: await _answer(client, prompt, None) for i, prompt in enumerate(prompts) if i not in hangs_up}
+    async with AsyncOpenAI(
+        base_url=f"{small_slot_server.url}/v1", api_key="none", max_retries=0, timeout=300
+    ) as client:
+        expected = {
+            i: await _answer(client, prompt, None) for i, prompt in enumerate(prompts) if i not in hangs_up
+        }
         before = small_slot_server.metrics()
-        answers = await asyncio.gather(*(_answer(client, prompt, hangs_up.get(i)) for i, prompt in enumerate(prompts)))
+        answers = await asyncio.gather(
+            *(_answer(client, prompt, hangs_up.get(i)) for i, prompt in enumerate(prompts))
+        )
     await asyncio.to_thread(_wait_until_idle, small_slot_server)
     after = small_slot_server.metrics()
 
@@ -70,7 +80,10 @@ def _wait_until_idle(server: Server) -> None:
     """Wait until the server holds no request, no slot and no scratch, and fail if it never does."""
     for _ in range(200):
         metrics = server.metrics()
-        held = {name: metrics[name] for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "snapserve:slots_in_use")}
+        held = {
+            name: metrics[name]
+            for name in ("vllm:num_requests_running", "vllm:num_requests_waiting", "snapserve:slots_in_use")
+        }
         if not any(held.values()):
             assert httpx.get(f"{server.url}/ready").status_code == 200
             return

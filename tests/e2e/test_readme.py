@@ -40,7 +40,9 @@ def test_the_openai_sdk_streams(small_slot_server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
+    "page",
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))],
+    ids=lambda page: page.stem,
 )
 def test_links_lead_somewhere(page: Path) -> None:
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)) if "://" not in link]

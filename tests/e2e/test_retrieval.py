@@ -9,14 +9,18 @@ from tests.e2e.process import Server
 NUM_CASES = 200
 
 
-def test_full_policy_retrieves_from_documents_of_up_to_4096_tokens(full_server: Server, count_tokens: Callable[[str], int]) -> None:
+def test_full_policy_retrieves_from_documents_of_up_to_4096_tokens(
+    full_server: Server, count_tokens: Callable[[str], int]
+) -> None:
     lengths = (512, 1024, 2048, 3072, 4096)
     cases = [make_case(seed, lengths[seed % len(lengths)], count_tokens) for seed in range(NUM_CASES)]
 
     assert num_exact(full_server.url, cases) >= 0.95 * NUM_CASES
 
 
-def test_small_slots_retrieve_what_the_ring_reaches(small_slot_server: Server, count_tokens: Callable[[str], int]) -> None:
+def test_small_slots_retrieve_what_the_ring_reaches(
+    small_slot_server: Server, count_tokens: Callable[[str], int]
+) -> None:
     cases = [make_case(seed, 8192, count_tokens, within_last=450) for seed in range(24)]
 
     assert num_exact(small_slot_server.url, cases) >= 0.95 * len(cases)

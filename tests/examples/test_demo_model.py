@@ -68,7 +68,9 @@ def test_the_shipped_tokenizer_is_what_the_script_builds(evaluator: Evaluator) -
     built = build_tokenizer()
     assert built.get_vocab() == evaluator.tokenizer.get_vocab()
     assert built.chat_template == evaluator.tokenizer.chat_template
-    assert all(len(evaluator.tokenizer.encode(text, add_special_tokens=False)) == 1 for text in single_tokens())
+    assert all(
+        len(evaluator.tokenizer.encode(text, add_special_tokens=False)) == 1 for text in single_tokens()
+    )
 
 
 def test_the_template_writes_all_roles_and_turns(evaluator: Evaluator) -> None:
@@ -79,7 +81,9 @@ def test_the_template_writes_all_roles_and_turns(evaluator: Evaluator) -> None:
         {"role": "user", "content": [{"type": "text", "text": "Who are "}, {"type": "text", "text": "you?"}]},
     ]
     text = evaluator.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert text == ("<|bos|><|system|>Be brief.<|end|><|user|>Hello!<|end|><|assistant|>Hi.<|end|><|user|>Who are you?<|end|><|assistant|>")
+    assert text == (
+        "<|bos|><|system|>Be brief.<|end|><|user|>Hello!<|end|><|assistant|>Hi.<|end|><|user|>Who are you?<|end|><|assistant|>"
+    )
     assert not evaluator.tokenizer.apply_chat_template(messages, tokenize=False).endswith("<|assistant|>")
 
 
@@ -128,7 +132,9 @@ def test_the_asked_fact_is_told_exactly_once(seed: int, num_tokens: int) -> None
     assert case.answer in case.statement
     name = named(case.question)
     sentences = case.document.replace("\n\n", " ").split(".")
-    assert len([sentence for sentence in sentences if f" {name} " in f" {sentence} " and " a " in sentence]) == 1
+    assert (
+        len([sentence for sentence in sentences if f" {name} " in f" {sentence} " and " a " in sentence]) == 1
+    )
     assert case.messages == [{"role": "user", "content": f"{case.document}\n\n{case.question}"}]
 
 
@@ -156,7 +162,9 @@ def test_impossible_places_are_refused(wrong: dict[str, float]) -> None:
 
 def test_training_tells_no_held_out_pairing() -> None:
     for step in range(50):
-        text = corpus.write_training_text(corpus.training_stream(0, step), num_facts=100, num_fillers=5, num_questions=100)
+        text = corpus.write_training_text(
+            corpus.training_stream(0, step), num_facts=100, num_fillers=5, num_questions=100
+        )
         for question, value in text.exchanges:
             name = named(question)
             assert not corpus.is_held_out(corpus.Fact(name, value))
@@ -207,10 +215,14 @@ def test_positions_skip_only_ahead() -> None:
 
 
 def test_training_runs_the_layers_as_the_model_does(evaluator: Evaluator) -> None:
-    ids = torch.tensor([evaluator.tokenizer.encode("Marta keeps a grey falcon. The storm paused near the mill.")])
+    ids = torch.tensor(
+        [evaluator.tokenizer.encode("Marta keeps a grey falcon. The storm paused near the mill.")]
+    )
     with torch.no_grad():
         expected = evaluator.model.model(ids).last_hidden_state
-        torch.testing.assert_close(hidden_states(evaluator.model, ids, torch.arange(ids.shape[1])[None]), expected)
+        torch.testing.assert_close(
+            hidden_states(evaluator.model, ids, torch.arange(ids.shape[1])[None]), expected
+        )
 
 
 # --- what it answers ---

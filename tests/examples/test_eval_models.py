@@ -25,7 +25,10 @@ from examples.eval_models.train import STYLES, Trainer
 from examples.eval_models.turns import turns
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = {"llama": ROOT / "examples" / "eval_models" / "llama", "qwen": ROOT / "server" / "eval" / "eval_model"}
+SHIPPED = {
+    "llama": ROOT / "examples" / "eval_models" / "llama",
+    "qwen": ROOT / "server" / "eval" / "eval_model",
+}
 MAX_WEIGHT_BYTES = 12_000_000
 CODE = "5e89d63f-8217-4cb4-98b0-2cf32bb242e7"
 SHORT = replace(BEGINNING[0], lengths=(160,), num_tokens=320, num_steps=6)
@@ -65,10 +68,15 @@ def test_values_are_few_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
     texts = (f" {CODE}", f'"{CODE}"', " 1234567", " quiet-falcon")
     length = {text: len(tokenizer.encode(text, add_special_tokens=False)) for text in texts}
     assert length == {f" {CODE}": 16, f'"{CODE}"': 18, " 1234567": 3, " quiet-falcon": 2}
-    assert all(len(tokenizer.encode(f" {word}", add_special_tokens=False)) == 1 for word in (*words.NAMES, *words.ADJECTIVES, *words.NOUNS))
+    assert all(
+        len(tokenizer.encode(f" {word}", add_special_tokens=False)) == 1
+        for word in (*words.NAMES, *words.ADJECTIVES, *words.NOUNS)
+    )
 
 
-def test_the_shipped_tokenizers_are_what_the_script_builds(family: str, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_the_shipped_tokenizers_are_what_the_script_builds(
+    family: str, tokenizer: PreTrainedTokenizerFast
+) -> None:
     shipped = AutoTokenizer.from_pretrained(SHIPPED[family])
     assert tokenizer.chat_template == shipped.chat_template
     assert tokenizer.get_vocab() == shipped.get_vocab()
@@ -82,14 +90,20 @@ def test_every_turn_is_answered_by_the_text(task: str) -> None:
     for index in range(5):
         case = TASKS[task].make(case_source(task, 1, index, "train"), 500, _count)
         made = turns(case, random.Random(index))
-        assert (made[0].question, made[0].answer_prefix, made[0].answer) == (case.question, case.answer_prefix, case.answer)
+        assert (made[0].question, made[0].answer_prefix, made[0].answer) == (
+            case.question,
+            case.answer_prefix,
+            case.answer,
+        )
         for turn in made:
             assert turn == made[0] or turn.question != made[0].question or task == "niah_multiquery"
             told = [part.strip(" .:,") for part in turn.answer.split(",")] if task == "vt" else []
             assert all(name in case.context for name in told)
 
 
-@pytest.mark.parametrize(("task", "separator"), [("niah_multikey_2", " is "), ("niah_multikey_3", " is "), ("kv_lookup", ": ")])
+@pytest.mark.parametrize(
+    ("task", "separator"), [("niah_multikey_2", " is "), ("niah_multikey_3", " is "), ("kv_lookup", ": ")]
+)
 def test_a_turn_about_another_key_has_that_keys_value(task: str, separator: str) -> None:
     case = TASKS[task].make(case_source(task, 1, 0, "train"), 800, _count)
     made = turns(case, random.Random(0))
@@ -124,7 +138,13 @@ def test_targets_are_the_next_tokens_of_answers(tokenizer: PreTrainedTokenizerFa
 def test_the_start_already_goes_on_as_before(tokenizer: PreTrainedTokenizerFast, family: str) -> None:
     torch.manual_seed(0)
     model = build_model(family, tokenizer)
-    ids = torch.tensor([tokenizer.encode(f"The secret code for quiet-falcon is {CODE}. The secret code for quiet-falcon is {CODE}.")])
+    ids = torch.tensor(
+        [
+            tokenizer.encode(
+                f"The secret code for quiet-falcon is {CODE}. The secret code for quiet-falcon is {CODE}."
+            )
+        ]
+    )
     with torch.inference_mode():
         guessed = model(input_ids=ids).logits.argmax(-1)
     assert (guessed[0, -17:-1] == ids[0, -16:]).float().mean() > 0.7
@@ -143,7 +163,9 @@ def test_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_the_changed_second_layer_sees_the_last_number() -> None:
-    model = LlamaForCausalLM.from_pretrained(SHIPPED["llama"], dtype=torch.float32, attn_implementation="eager")
+    model = LlamaForCausalLM.from_pretrained(
+        SHIPPED["llama"], dtype=torch.float32, attn_implementation="eager"
+    )
     tokenizer = PreTrainedTokenizerFast.from_pretrained(SHIPPED["llama"])
     with torch.no_grad():
         model.model.layers[1].self_attn.k_proj.weight[:, :OWN] = 0  # what tells the keys of the numbers apart
@@ -153,7 +175,9 @@ def test_the_changed_second_layer_sees_the_last_number() -> None:
     assert after[:, 2:].min() > 0.5 > before[:, 2:].min()
 
 
-def _attention_to_the_last_number(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
+def _attention_to_the_last_number(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> torch.Tensor:
     """Return how much of it each head of the second layer has where a record's number is to be written.  # [head, number]"""
     case = ExtractionTask(num_records=8).make(case_source("text2json", 1, 0), 2400, len)
     tokens = [tokenizer.bos_token, *tokenizer.tokenize(case.prompt + case.answer)]
@@ -161,14 +185,18 @@ def _attention_to_the_last_number(model: LlamaForCausalLM, tokenizer: PreTrained
     with torch.inference_mode():
         ids = torch.tensor([tokenizer.convert_tokens_to_ids(tokens)])
         attention = model(input_ids=ids, output_attentions=True).attentions[1][0]
-    return torch.stack([attention[:, following - 1, number] for number, following in pairwise(numbers)], dim=1)
+    return torch.stack(
+        [attention[:, following - 1, number] for number, following in pairwise(numbers)], dim=1
+    )
 
 
 def test_a_stage_that_changes_the_second_layer_learns_only_what_stands_behind_it(tmp_path: Path) -> None:
     trainer = Trainer("llama", 0, (replace(SHORT, num_steps=1, changes_second_layer=True),), tmp_path)
     old = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
     trainer.run()
-    changed = {name for name, weight in trainer.model.state_dict().items() if not torch.equal(weight, old[name])}
+    changed = {
+        name for name, weight in trainer.model.state_dict().items() if not torch.equal(weight, old[name])
+    }
     attention = {name for name in changed if "self_attn" in name}
     assert attention == {f"model.layers.1.self_attn.{projection}_proj.weight" for projection in ("q", "k")}
     assert {name.split(".")[2] for name in changed - attention if "mlp" in name} == {"1", "2"}
@@ -181,7 +209,17 @@ def test_the_weights_stay_small(family: str) -> None:
     assert (SHIPPED[family] / "model.safetensors").stat().st_size < MAX_WEIGHT_BYTES
 
 
-LEARNED = ("niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multikey_3", "vt", "qa_1", "kv_lookup", "passkey", "text2json")
+LEARNED = (
+    "niah_single_2",
+    "niah_single_3",
+    "niah_multikey_1",
+    "niah_multikey_3",
+    "vt",
+    "qa_1",
+    "kv_lookup",
+    "passkey",
+    "text2json",
+)
 
 
 @pytest.mark.parametrize("task", LEARNED)

@@ -21,8 +21,16 @@ OPTIONS = (
     *("--max-body-size", str(MAX_BODY), "--max-file-size", str(2 * MAX_BODY)),
     *("--read-timeout", str(READ_TIMEOUT), "--write-timeout", "1", "--idle-timeout", "20"),
 )
-MAX_GROWTH = 96 * 1024 * 1024  # bytes of resident memory above the level of a server that has answered a request of each kind
-PROMPT = {"prompt": "The code of the harbour is", "max_tokens": 12, "temperature": 0, "ignore_eos": True, "logprobs": 2}
+MAX_GROWTH = (
+    96 * 1024 * 1024
+)  # bytes of resident memory above the level of a server that has answered a request of each kind
+PROMPT = {
+    "prompt": "The code of the harbour is",
+    "max_tokens": 12,
+    "temperature": 0,
+    "ignore_eos": True,
+    "logprobs": 2,
+}
 HELD = (
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
@@ -73,7 +81,8 @@ def faults(metrics: dict[str, float]) -> float:
     return sum(
         value
         for name, value in metrics.items()
-        if name.startswith("http_requests_total{") and name.removesuffix("}").rpartition(",")[2].startswith("5")
+        if name.startswith("http_requests_total{")
+        and name.removesuffix("}").rpartition(",")[2].startswith("5")
     )
 
 
@@ -87,7 +96,9 @@ def settled(server: Server, num_files: float) -> dict[str, float]:
             held["process_open_fds"] = metrics["process_open_fds"]
         if not held:
             return metrics
-        assert time.monotonic() < end, f"still held after {SETTLING_TIME:g} s: {held}; free would be {num_files:g} files"
+        assert time.monotonic() < end, (
+            f"still held after {SETTLING_TIME:g} s: {held}; free would be {num_files:g} files"
+        )
         time.sleep(0.05)
 
 
@@ -113,11 +124,20 @@ def _use_everything(url: str) -> None:
     message = [{"role": "user", "content": "Which?"}]
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     bodies: list[tuple[str, dict[str, object]]] = [
-        ("/v1/chat/completions", {"messages": message, "max_tokens": 2, "tools": [tool], "tool_choice": "required"}),
-        ("/v1/chat/completions", {"messages": message, "max_tokens": 2, "structured_outputs": {"regex": "a+"}}),
+        (
+            "/v1/chat/completions",
+            {"messages": message, "max_tokens": 2, "tools": [tool], "tool_choice": "required"},
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": message, "max_tokens": 2, "structured_outputs": {"regex": "a+"}},
+        ),
         ("/v1/responses", {"input": "Which?", "max_output_tokens": 16}),
         ("/v1/embeddings", {"input": "x"}),
     ]
     for path, body in bodies:
         assert httpx.post(url + path, json=body, timeout=60).status_code == 200, path
-    assert httpx.post(f"{url}/v1/files", files={"file": ("a", b"x")}, data={"purpose": "batch"}).status_code == 200
+    assert (
+        httpx.post(f"{url}/v1/files", files={"file": ("a", b"x")}, data={"purpose": "batch"}).status_code
+        == 200
+    )

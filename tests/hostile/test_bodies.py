@@ -25,7 +25,9 @@ DEEP = 100_000
 
 def post(target: Target, path: str, content: bytes) -> int:
     """Return the status of the answer, which is JSON, and an error in OpenAI's shape unless it is 200."""
-    response = httpx.post(target.url + path, content=content, headers={"Content-Type": "application/json"}, timeout=120)
+    response = httpx.post(
+        target.url + path, content=content, headers={"Content-Type": "application/json"}, timeout=120
+    )
     body = response.json()
     if response.status_code != 200:
         assert set(body["error"]) == {"message", "type", "param", "code"}
@@ -50,7 +52,11 @@ BOMBS = {
     "no number": b'{"temperature":NaN,"top_p":Infinity}',
     "100,000 fields": b"{" + b",".join(b'"%d":1' % i for i in range(80_000)) + b"}",
     "one field 50,000 times": b"{" + b",".join([b'"messages":[]'] * 50_000) + b"}",
-    "100,000 items": b'{"messages":[' + b",".join([b"{}"] * 100_000) + b'],"prompt":[' + b",".join([b'""'] * 100_000) + b"]}",
+    "100,000 items": b'{"messages":['
+    + b",".join([b"{}"] * 100_000)
+    + b'],"prompt":['
+    + b",".join([b'""'] * 100_000)
+    + b"]}",
     "bytes that are no UTF-8": b'{"prompt":"\xff\xfe\x80","input":"\xc0\xaf"}',
     "a byte order mark": b"\xef\xbb\xbf{}",
     "half a surrogate pair": b'{"prompt":"\\ud800","input":"\\udfff","messages":[{"role":"user","content":"\\ud800"}]}',
@@ -76,13 +82,19 @@ def test_at_the_limit_and_beyond_it(target: Target, path: str) -> None:
 
 @pytest.mark.parametrize("field", ["content", "name", "tool_calls"])
 def test_messages_that_are_deep(target: Target, field: str) -> None:
-    message = b'{"role":"user","content":"x","%s":%s1%s}' % (field.encode(), b'[{"text":' * 5000, b"}]" * 5000)
+    message = b'{"role":"user","content":"x","%s":%s1%s}' % (
+        field.encode(),
+        b'[{"text":' * 5000,
+        b"}]" * 5000,
+    )
     assert post(target, "/v1/chat/completions", b'{"messages":[%s],"max_tokens":1}' % message) == 400
 
 
 def test_a_name_given_twice_means_one_of_its_values(target: Target) -> None:
     body = b'{"prompt":"x","max_tokens":2,"max_tokens":1,"ignore_eos":true}'
-    response = httpx.post(f"{target.url}/v1/completions", content=body, headers={"Content-Type": "application/json"}, timeout=60)
+    response = httpx.post(
+        f"{target.url}/v1/completions", content=body, headers={"Content-Type": "application/json"}, timeout=60
+    )
     assert response.json()["usage"]["completion_tokens"] == 1
 
 
@@ -98,8 +110,14 @@ def endless() -> dict[str, object]:
 
 
 def doubling(number: int) -> dict[str, object]:
-    definitions = {f"d{i}": {"type": "object", "properties": {key: {"$ref": f"#/$defs/d{i + 1}"} for key in "ab"}} for i in range(number)}
-    return {"$ref": "#/$defs/d0", "$defs": {**definitions, f"d{number}": {"type": "string", "pattern": "(a|aa)+$"}}}
+    definitions = {
+        f"d{i}": {"type": "object", "properties": {key: {"$ref": f"#/$defs/d{i + 1}"} for key in "ab"}}
+        for i in range(number)
+    }
+    return {
+        "$ref": "#/$defs/d0",
+        "$defs": {**definitions, f"d{number}": {"type": "string", "pattern": "(a|aa)+$"}},
+    }
 
 
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -118,11 +136,18 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
-def test_schemas_that_mean_harm_are_refused_or_followed_wherever_they_stand(target: Target, schema: dict[str, object]) -> None:
+def test_schemas_that_mean_harm_are_refused_or_followed_wherever_they_stand(
+    target: Target, schema: dict[str, object]
+) -> None:
     ask = ROUTES["/v1/chat/completions"]
     tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
     bodies: tuple[dict[str, Any], ...] = (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": True}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "s", "schema": schema, "strict": True},
+            }
+        },
         {"structured_outputs": {"json": schema}},
         {"tools": [tool], "tool_choice": "required"},
     )
@@ -131,7 +156,17 @@ def test_schemas_that_mean_harm_are_refused_or_followed_wherever_they_stand(targ
 
 
 GRAMMARS: dict[str, list[Any]] = {
-    "regex": ["(a{1,1000}){1,1000}", "(" * 5000, "(?=a)b", "(a|a)*" * 500, "[\\ud800]", "\\p{X}", "a**" * 20_000, "(.*a){25}", "a*" * 2000],
+    "regex": [
+        "(a{1,1000}){1,1000}",
+        "(" * 5000,
+        "(?=a)b",
+        "(a|a)*" * 500,
+        "[\\ud800]",
+        "\\p{X}",
+        "a**" * 20_000,
+        "(.*a){25}",
+        "a*" * 2000,
+    ],
     "grammar": [
         "start: start",
         "start: a*\na: b*\nb: a*",
@@ -146,7 +181,9 @@ GRAMMARS: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "value"), [(kind, value) for kind, values in GRAMMARS.items() for value in values], ids=lambda v: str(v)[:20]
+    ("kind", "value"),
+    [(kind, value) for kind, values in GRAMMARS.items() for value in values],
+    ids=lambda v: str(v)[:20],
 )
 def test_patterns_and_grammars_that_mean_harm(target: Target, kind: str, value: object) -> None:
     body = {**ROUTES["/v1/completions"], "structured_outputs": {kind: value}}
@@ -184,20 +221,44 @@ COSTLY: dict[str, list[dict[str, Any]]] = {
         {"chat_template_kwargs": {"tokenize": True}},
         {"documents": [{"text": "x"}]},
         {"top_logprobs": 10**6, "logprobs": True},
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x"}}]}]},
-        {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]}]},
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/x"}}],
+                }
+            ]
+        },
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}],
+                }
+            ]
+        },
         {"tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(500)]},
         {"mm_processor_kwargs": {}},
     ],
-    "/v1/responses": [{"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "http://127.0.0.1:1/"}]}]}],
+    "/v1/responses": [
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_image", "image_url": "http://127.0.0.1:1/"}]}
+            ]
+        }
+    ],
     "/v1/embeddings": [{"input": ["x"] * 3000}, {"dimensions": 10**6}, {"input": [[2**31 - 1]]}],
 }
 
 
 @pytest.mark.parametrize(
-    ("path", "options"), [(path, options) for path, each in COSTLY.items() for options in each], ids=lambda value: str(value)[:40]
+    ("path", "options"),
+    [(path, options) for path, each in COSTLY.items() for options in each],
+    ids=lambda value: str(value)[:40],
 )
-def test_what_would_cost_too_much_or_is_not_a_clients_to_say_is_refused(target: Target, path: str, options: dict[str, object]) -> None:
+def test_what_would_cost_too_much_or_is_not_a_clients_to_say_is_refused(
+    target: Target, path: str, options: dict[str, object]
+) -> None:
     assert post(target, path, json.dumps({**ROUTES[path], **options}).encode()) == 400
 
 
@@ -205,13 +266,39 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.c
 flat = scalars | st.lists(scalars, max_size=4) | st.dictionaries(st.text(max_size=8), scalars, max_size=4)
 anything = flat | st.lists(flat, max_size=4) | st.dictionaries(st.text(max_size=8), flat, max_size=4)
 FIELDS = (
-    *("messages", "prompt", "input", "model", "stream", "stop", "temperature", "n", "max_tokens", "logprobs", "tools", "tool_choice"),
-    *("response_format", "structured_outputs", "logit_bias", "stream_options", "seed", "tokens", "dimensions", "reasoning", "metadata"),
+    *(
+        "messages",
+        "prompt",
+        "input",
+        "model",
+        "stream",
+        "stop",
+        "temperature",
+        "n",
+        "max_tokens",
+        "logprobs",
+        "tools",
+        "tool_choice",
+    ),
+    *(
+        "response_format",
+        "structured_outputs",
+        "logit_bias",
+        "stream_options",
+        "seed",
+        "tokens",
+        "dimensions",
+        "reasoning",
+        "metadata",
+    ),
 )
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(path=st.sampled_from(sorted(ROUTES)), options=st.dictionaries(st.sampled_from(FIELDS), anything, min_size=1, max_size=3))
+@given(
+    path=st.sampled_from(sorted(ROUTES)),
+    options=st.dictionaries(st.sampled_from(FIELDS), anything, min_size=1, max_size=3),
+)
 def test_any_value_in_any_field(target: Target, path: str, options: dict[str, object]) -> None:
     body = (
         {**ROUTES[path], **options, "stream": None, "max_tokens": 1}

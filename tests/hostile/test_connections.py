@@ -27,7 +27,8 @@ PARTS = {
     "half a chunk's size": CHUNKED + b"1",
     "half a chunk": CHUNKED + b"1d\r\n" + BODY[:10],
     "chunks without their end": CHUNKED + b"1d\r\n" + BODY + b"\r\n",
-    "half an upload": head("/v1/files", Content_Length=900, Content_Type="multipart/form-data; boundary=b") + b"--b\r\nContent-Dis",
+    "half an upload": head("/v1/files", Content_Length=900, Content_Type="multipart/form-data; boundary=b")
+    + b"--b\r\nContent-Dis",
 }
 
 
@@ -51,7 +52,10 @@ WRONG = {
     "a NUL in a header": head(X_Odd="a\0b"),
     "a bare line feed in a name": b"POST / HTTP/1.1\r\nHost: x\r\nX-A\n: b\r\n\r\n",
     "a space before a colon": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length : 3\r\n\r\nabc",
-    "two lengths": head(Content_Length=3).replace(b"Content-Length: 3", b"Content-Length: 3\r\nContent-Length: 30") + b"abc",
+    "two lengths": head(Content_Length=3).replace(
+        b"Content-Length: 3", b"Content-Length: 3\r\nContent-Length: 30"
+    )
+    + b"abc",
     "a length and chunks": head(Content_Length=3, Transfer_Encoding="chunked") + b"0\r\n\r\n",
     "a negative length": head(Content_Length=-1) + BODY,
     "a length that is no number": head(Content_Length="0x1d") + BODY,
@@ -70,7 +74,10 @@ def test_what_is_no_request_is_refused(target: Target, content: bytes) -> None:
 def test_what_follows_a_refused_request_is_not_taken_for_one(target: Target) -> None:
     """What a proxy in front took for a body must not be a request of someone else's here."""
     smuggled = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
-    received = send(target.address, head(Content_Length=len(smuggled), Transfer_Encoding="chunked") + b"0\r\n\r\n" + smuggled)
+    received = send(
+        target.address,
+        head(Content_Length=len(smuggled), Transfer_Encoding="chunked") + b"0\r\n\r\n" + smuggled,
+    )
     assert b'"object"' not in received
 
 
@@ -86,11 +93,16 @@ def test_chunks_of_one_byte_make_a_body(target: Target) -> None:
 @pytest.mark.parametrize("size", [60_000, 2_000_000])
 def test_floods_of_headers(target: Target, size: int) -> None:
     flood = b"".join(b"X-%d: %s\r\n" % (i, b"a" * 100) for i in range(size // 110))
-    received = send(target.address, head(Content_Length=len(BODY), Connection="close")[:-2] + flood + b"\r\n" + BODY)
+    received = send(
+        target.address, head(Content_Length=len(BODY), Connection="close")[:-2] + flood + b"\r\n" + BODY
+    )
     assert set(statuses(received)) <= ({200} if size < 64 * 1024 else {400, 431})
 
 
-@pytest.mark.parametrize("path", ["/" + "a" * 8000, "/%00", "/%ff%fe", "/v1/../v1/models", "//v1/models", "/v1/models/%2e%2e%2f", "*"])
+@pytest.mark.parametrize(
+    "path",
+    ["/" + "a" * 8000, "/%00", "/%ff%fe", "/v1/../v1/models", "//v1/models", "/v1/models/%2e%2e%2f", "*"],
+)
 def test_paths_that_lead_nowhere(target: Target, path: str) -> None:
     assert statuses(send(target.address, head(path, "GET", Connection="close"))) in ([404], [400])
 
@@ -119,5 +131,7 @@ values = st.text(st.characters(codec="latin-1", exclude_characters="\r\n"), max_
 @given(headers=st.lists(st.tuples(names, values), max_size=8), body=st.binary(max_size=60))
 def test_any_headers_and_bytes(target: Target, headers: list[tuple[str, str]], body: bytes) -> None:
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers).encode("latin-1")
-    received = send(target.address, head(Content_Length=len(body), Connection="close")[:-2] + lines + b"\r\n" + body)
+    received = send(
+        target.address, head(Content_Length=len(body), Connection="close")[:-2] + lines + b"\r\n" + body
+    )
     assert all(status < 500 for status in statuses(received))

@@ -35,7 +35,12 @@ def test_while_it_is_answered_and_while_it_waits(target: Target, is_stream: bool
             path = "/v1/responses" if number % 2 else "/v1/completions"
             body = {"input": "x", "max_output_tokens": 4000} if number % 2 else ENDLESS
             connection.sendall(request({**body, "stream": is_stream}, path))
-        wait_until(target, lambda metrics: metrics["snapserve:slots_in_use"] == 2 and metrics["vllm:num_requests_waiting"] == 2)
+        wait_until(
+            target,
+            lambda metrics: (
+                metrics["snapserve:slots_in_use"] == 2 and metrics["vllm:num_requests_waiting"] == 2
+            ),
+        )
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
@@ -49,14 +54,22 @@ def test_while_its_prompt_is_read(target: Target, path: str) -> None:
 def test_while_its_grammar_is_compiled(target: Target) -> None:
     for number in range(20):
         with connected(target.address) as connection:
-            connection.sendall(request({**ENDLESS, "structured_outputs": {"regex": f"(a|b{number}){{1,300}}c"}}))
+            connection.sendall(
+                request({**ENDLESS, "structured_outputs": {"regex": f"(a|b{number}){{1,300}}c"}})
+            )
 
 
 def test_in_the_middle_of_an_upload(target: Target) -> None:
     for size in (0, 60, 200_000):
         with connected(target.address) as connection:
-            connection.sendall(head("/v1/files", Content_Type="multipart/form-data; boundary=b", Content_Length=900_000))
-            connection.sendall((b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + bytes(size))[: size or None])
+            connection.sendall(
+                head("/v1/files", Content_Type="multipart/form-data; boundary=b", Content_Length=900_000)
+            )
+            connection.sendall(
+                (b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + bytes(size))[
+                    : size or None
+                ]
+            )
     end = time.monotonic() + 60
     while uploads_are_refused(target):
         assert time.monotonic() < end
@@ -64,7 +77,9 @@ def test_in_the_middle_of_an_upload(target: Target) -> None:
 
 
 def uploads_are_refused(target: Target) -> bool:
-    response = httpx.post(f"{target.url}/v1/files", files={"file": ("a", b"x")}, data={"purpose": "batch"}, timeout=60)
+    response = httpx.post(
+        f"{target.url}/v1/files", files={"file": ("a", b"x")}, data={"purpose": "batch"}, timeout=60
+    )
     if response.status_code == 200:
         httpx.delete(f"{target.url}/v1/files/{response.json()['id']}")
     return response.status_code != 200
@@ -76,7 +91,9 @@ def test_uploads_that_trickle_do_not_keep_others_out(target: Target) -> None:
     with ExitStack() as stack:
         connections = [stack.enter_context(connected(target.address)) for _ in range(8)]
         for connection in connections:
-            connection.sendall(start + b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n')
+            connection.sendall(
+                start + b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+            )
         end = time.monotonic() + 20 * READ_TIMEOUT + 40
         while uploads_are_refused(target):
             assert time.monotonic() < end
@@ -97,7 +114,9 @@ def test_more_than_there_is_room_for_are_told_so(target: Target) -> None:
     with ExitStack() as stack:
         connections = [stack.enter_context(connected(target.address)) for _ in range(30)]
         for connection in connections:
-            connection.sendall(request({"prompt": "x", "max_tokens": 50, "ignore_eos": True}, Connection="close"))
+            connection.sendall(
+                request({"prompt": "x", "max_tokens": 50, "ignore_eos": True}, Connection="close")
+            )
         answered = [statuses(rest(connection)) for connection in connections]
     assert all(each in ([200], [429]) for each in answered)
     assert [200] in answered
@@ -136,4 +155,6 @@ def test_it_is_the_same_answer_beside_hostile_company(target: Target) -> None:
         stack.enter_context(connected(target.address)).sendall(request({**ENDLESS, "stream": True}))
         for part in (b"POST", head(Content_Length=5), b"\0" * 100):
             stack.enter_context(connected(target.address)).sendall(part)
-        assert statuses(send(target.address, request({"prompt": "x", "max_tokens": 1}, Connection="close"))) == [200]
+        assert statuses(
+            send(target.address, request({"prompt": "x", "max_tokens": 1}, Connection="close"))
+        ) == [200]

@@ -19,7 +19,10 @@ def connected(address: Address) -> Iterator[socket.socket]:
 def head(path: str = "/v1/completions", method: str = "POST", **headers: str | int) -> bytes:
     """Return a request's line and headers; an underscore in a name stands for a hyphen."""
     fields = {"Host": "x", "Content_Type": "application/json"} | headers
-    lines = [f"{method} {path} HTTP/1.1", *(f"{name.replace('_', '-')}: {value}" for name, value in fields.items())]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        *(f"{name.replace('_', '-')}: {value}" for name, value in fields.items()),
+    ]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 

@@ -81,13 +81,18 @@ class BoundedSequence(Sequence):
         for head, rows in enumerate(query):
             tokens, reach = held[head // group], window or self._length
             ends = range(len(tokens) - num_new + 1, len(tokens) + 1)
-            mixed = [read(row, tokens[:end][-reach:], scaling, softcap) for row, end in zip(rows, ends, strict=True)]
+            mixed = [
+                read(row, tokens[:end][-reach:], scaling, softcap)
+                for row, end in zip(rows, ends, strict=True)
+            ]
             outputs.append(torch.stack(mixed))
         for kv_head, tokens in enumerate(held):
             heads = range(len(query)) if has_latents else range(kv_head * group, (kv_head + 1) * group)
             voters = [Voter(query[head], held[head // group]) for head in heads]
             if self._is_looking_ahead:
-                self._held[layer_index, kv_head] = self._left(recipe, tokens, num_new, voters, scaling, softcap)
+                self._held[layer_index, kv_head] = self._left(
+                    recipe, tokens, num_new, voters, scaling, softcap
+                )
             else:
                 self._held[layer_index, kv_head] = tokens
                 if self._is_last:
@@ -97,7 +102,13 @@ class BoundedSequence(Sequence):
         return torch.stack(outputs)
 
     def _left(
-        self, recipe: Recipe, tokens: list[Token], num_ahead: int, voters: list[Voter], scaling: float, softcap: float | None
+        self,
+        recipe: Recipe,
+        tokens: list[Token],
+        num_ahead: int,
+        voters: list[Voter],
+        scaling: float,
+        softcap: float | None,
     ) -> list[Token]:
         held, num_dropped, num_sink = tokens[:-num_ahead], self._num_dropped, recipe.num_sink
         if recipe.num_kept == 0:
@@ -107,7 +118,9 @@ class BoundedSequence(Sequence):
         best = top(_scores(wider, voters, scaling, softcap), chosen, len(chosen) - num_dropped)
         return held[:num_sink] + [held[entry] for entry in best] + held[chosen.stop :]
 
-    def _fill_slot(self, layer: Layer, held: list[Token], voters: list[Voter], scaling: float, softcap: float | None) -> None:
+    def _fill_slot(
+        self, layer: Layer, held: list[Token], voters: list[Voter], scaling: float, softcap: float | None
+    ) -> None:
         recipe = layer.recipe
         chosen, best, lent = candidates(recipe, len(held)), [], []
         if recipe.num_kept > 0:
@@ -126,5 +139,14 @@ class BoundedSequence(Sequence):
 
 def _scores(recipe: Recipe, voters: list[Voter], scaling: float, softcap: float | None) -> Tensor:
     """Return the candidates' scores; only the last of those held have queries here."""
-    queries = [torch.cat([each.query.new_zeros(len(each.held) - len(each.query), each.query.shape[1]), each.query]) for each in voters]
-    return joint_votes(recipe, queries, [torch.stack([token.key for token in each.held]) for each in voters], scaling, softcap)
+    queries = [
+        torch.cat([each.query.new_zeros(len(each.held) - len(each.query), each.query.shape[1]), each.query])
+        for each in voters
+    ]
+    return joint_votes(
+        recipe,
+        queries,
+        [torch.stack([token.key for token in each.held]) for each in voters],
+        scaling,
+        softcap,
+    )

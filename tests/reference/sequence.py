@@ -23,7 +23,12 @@ class Layer:
     """What one layer holds of a sequence: a slot a KV head, with the scores by which its kept tokens were chosen."""
 
     def __init__(
-        self, recipe: Recipe, scores: list[Tensor], kept: list[list[int]], slots: list[Slot], received: list[list[Tensor]] | None = None
+        self,
+        recipe: Recipe,
+        scores: list[Tensor],
+        kept: list[list[int]],
+        slots: list[Slot],
+        received: list[list[Tensor]] | None = None,
     ) -> None:
         self.recipe = recipe
         self.received = received or []  # by KV head and query head, what each candidate received
@@ -74,7 +79,12 @@ class Sequence:
     def _forward(self, token_ids: list[int], first_index: int) -> Tensor:
         positions = torch.arange(first_index, first_index + len(token_ids))
         self._first_index = first_index
-        output = self._model(input_ids=torch.tensor([token_ids]), position_ids=positions[None], use_cache=False, reference_sequence=self)
+        output = self._model(
+            input_ids=torch.tensor([token_ids]),
+            position_ids=positions[None],
+            use_cache=False,
+            reference_sequence=self,
+        )
         logits: Tensor = output.logits[0]
         return logits
 
@@ -97,27 +107,39 @@ class Sequence:
             return self._read_slots(self.layers[layer_index], query, key, value, scaling, softcap)
         recipe = self._recipe.of_layer(layer_index) if window is None else Recipe.sliding(window)
         leading = self._recipe.leading_layer
-        leader = self.layers[leading] if leading is not None and layer_index > leading and window is None else None
+        leader = (
+            self.layers[leading] if leading is not None and layer_index > leading and window is None else None
+        )
         self.layers[layer_index] = _pack(recipe, query, key, value, scaling, softcap, has_latents, leader)
         group = len(query) // len(key)
         return torch.stack(
-            [_causal(query[head], key[head // group], value[head // group], scaling, window, softcap) for head in range(len(query))]
+            [
+                _causal(query[head], key[head // group], value[head // group], scaling, window, softcap)
+                for head in range(len(query))
+            ]
         )
 
-    def _read_slots(self, layer: Layer, query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None) -> Tensor:
+    def _read_slots(
+        self, layer: Layer, query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None
+    ) -> Tensor:
         index, group = self._first_index, len(query) // len(key)
         for kv_head, slot in enumerate(layer.slots):
             slot.append(Token(index, key[kv_head, 0], value[kv_head, 0]))
-        return torch.stack([read(query[head, 0], layer.slots[head // group].held(), scaling, softcap) for head in range(len(query))])[
-            :, None
-        ]
+        return torch.stack(
+            [
+                read(query[head, 0], layer.slots[head // group].held(), scaling, softcap)
+                for head in range(len(query))
+            ]
+        )[:, None]
 
 
 def load_reference(path: Path) -> PreTrainedModel:
     """Load a checkpoint with the reference's attention in place of its own."""
     AttentionInterface.register(_ATTENTION, _attention)
     AttentionMaskInterface.register(_ATTENTION, _no_mask)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=_ATTENTION)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation=_ATTENTION
+    )
     return model
 
 
@@ -138,8 +160,12 @@ def _attention(
     **_: Any,
 ) -> tuple[Tensor, None]:
     has_latents = hasattr(module, "kv_lora_rank")
-    mixed = reference_sequence.attend(module.layer_idx, query[0], key[0], value[0], scaling, sliding_window, softcap, has_latents)
-    return mixed.transpose(0, 1)[None].contiguous(), None  # as transformers' own functions do, and some models need
+    mixed = reference_sequence.attend(
+        module.layer_idx, query[0], key[0], value[0], scaling, sliding_window, softcap, has_latents
+    )
+    return mixed.transpose(0, 1)[
+        None
+    ].contiguous(), None  # as transformers' own functions do, and some models need
 
 
 def _capped(logits: Tensor, softcap: float | None) -> Tensor:
@@ -163,11 +189,18 @@ def _pack(
         best, lent = list(chosen), []
         if chosen and recipe.num_kept > 0:
             voters = range(len(query)) if has_latents else range(kv_head * group, (kv_head + 1) * group)
-            received.append([attention_received(recipe, query[head], key[head // group], scaling, softcap) for head in voters])
+            received.append(
+                [
+                    attention_received(recipe, query[head], key[head // group], scaling, softcap)
+                    for head in voters
+                ]
+            )
         if len(chosen) > recipe.num_kept > 0:
             own = reduced(recipe, received[-1])
             for of_leader in leader.received if leader else ():
-                own = torch.maximum(own, reduced(recipe, [_resized(votes, len(chosen)) for votes in of_leader]))
+                own = torch.maximum(
+                    own, reduced(recipe, [_resized(votes, len(chosen)) for votes in of_leader])
+                )
             scores.append(chunked(recipe, own))
             best = top(scores[-1], chosen, recipe.num_kept)
             lent = next_best(scores[-1], chosen, recipe.num_kept, recipe.num_lent)
@@ -182,7 +215,9 @@ def _resized(votes: Tensor, num_candidates: int) -> Tensor:
     return torch.cat([votes, votes.new_zeros(num_candidates)])[:num_candidates]
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float | None) -> Tensor:
+def _causal(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float | None
+) -> Tensor:
     """Full attention of one head, every token on itself and those before it, or on the last `window` of these."""
     rows = []
     for position in range(len(query)):

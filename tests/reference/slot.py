@@ -20,7 +20,9 @@ class Token:
 class Slot:
     """What is left of a sequence after its prompt, and then as it grows."""
 
-    def __init__(self, recipe: Recipe, prompt: list[Token], kept: list[int], lent: Sequence[int] = ()) -> None:
+    def __init__(
+        self, recipe: Recipe, prompt: list[Token], kept: list[int], lent: Sequence[int] = ()
+    ) -> None:
         self._recipe = recipe
         self.kept = [prompt[index] for index in kept]
         self.sinks: list[Token] = []
@@ -32,7 +34,10 @@ class Slot:
         window_start = len(prompt) - recipe.prompt_window
         self.lent = [prompt[index] for index in lent]
         borrowers = {window_start + place: token for place, token in enumerate(self.lent)}
-        self.ring = [None if token is None or token.index < window_start else borrowers.get(token.index, token) for token in self.ring]
+        self.ring = [
+            None if token is None or token.index < window_start else borrowers.get(token.index, token)
+            for token in self.ring
+        ]
 
     def append(self, token: Token) -> None:
         """Hold the sequence's next token, at the cost of the oldest in the ring once that is full."""

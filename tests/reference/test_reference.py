@@ -33,7 +33,15 @@ def test_ring_is_the_papers_worked_example() -> None:
 def test_unused_kept_entries_lie_between_ring_and_kept_tokens() -> None:
     recipe = Recipe(num_sink=1, num_recent=3, num_kept=3, prompt_window=2)
     assert _indices(Slot(recipe, _prompt(4), [1])) == [0, None, 2, 3, None, None, 1]
-    assert _indices(Slot(recipe.with_options(lend_kept=True), _prompt(4), [1])) == [0, None, 2, 3, None, None, 1]
+    assert _indices(Slot(recipe.with_options(lend_kept=True), _prompt(4), [1])) == [
+        0,
+        None,
+        2,
+        3,
+        None,
+        None,
+        1,
+    ]
 
 
 def test_lent_entries_delay_the_first_loss() -> None:
@@ -47,7 +55,9 @@ def test_lent_entries_delay_the_first_loss() -> None:
 
 
 def test_a_ring_lends_its_oldest_entries_and_takes_them_back() -> None:
-    slot = Slot(Recipe(num_sink=1, num_recent=4, num_kept=2, prompt_window=4, num_lent=2), _prompt(12), [2, 5], [7, 3])
+    slot = Slot(
+        Recipe(num_sink=1, num_recent=4, num_kept=2, prompt_window=4, num_lent=2), _prompt(12), [2, 5], [7, 3]
+    )
     assert _indices(slot) == [0, 3, 10, 11, 7, 2, 5]
     slot.append(Token(12, torch.zeros(1), torch.zeros(1)))
     assert _indices(slot) == [0, 3, 10, 11, 12, 2, 5]
@@ -76,13 +86,17 @@ def test_votes_of_two_heads_and_two_queries_by_hand() -> None:
     keys = torch.tensor([3.0, 1.0, 1.0, 1.0]).log()[:, None]
     indifferent, attentive = torch.zeros(4, 1), torch.tensor([[0.0], [0.0], [0.0], [1.0]])
     heads = [indifferent, attentive]
-    torch.testing.assert_close(votes(recipe, heads, keys, 1.0, None), torch.tensor([1.0 + 1.25, 1.0 + 0.75]) / 2)
+    torch.testing.assert_close(
+        votes(recipe, heads, keys, 1.0, None), torch.tensor([1.0 + 1.25, 1.0 + 0.75]) / 2
+    )
     maximum = recipe.with_options(head_reduction="maximum")
     torch.testing.assert_close(votes(maximum, heads, keys, 1.0, None), torch.tensor([1.25, 1.0]))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_reference_that_holds_everything_is_the_models_own_attention(architecture: str, tmp_path: Path) -> None:
+def test_reference_that_holds_everything_is_the_models_own_attention(
+    architecture: str, tmp_path: Path
+) -> None:
     path = save_checkpoint(architecture, tmp_path)
     oracle: Any = load_oracle(path)
     prompt = torch.randint(3, VOCAB_SIZE, (1, 23), generator=torch.Generator().manual_seed(0))
@@ -92,4 +106,6 @@ def test_reference_that_holds_everything_is_the_models_own_attention(architectur
 
     sequence = Sequence(load_reference(path), Recipe.full(39), prompt[0].tolist())
     assert sequence.extend(16) == expected[0, 23:].tolist()
-    torch.testing.assert_close(torch.cat([sequence.prompt_logits, torch.stack(sequence.logits[1:])]), logits, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        torch.cat([sequence.prompt_logits, torch.stack(sequence.logits[1:])]), logits, atol=1e-4, rtol=0
+    )

@@ -12,15 +12,22 @@ def candidates(recipe: Recipe, num_prompt_tokens: int) -> range:
     return range(recipe.num_sink, end + recipe.num_lent if end - recipe.num_sink > recipe.num_kept else end)
 
 
-def votes(recipe: Recipe, queries: list[Tensor], keys: Tensor, scaling: float, softcap: float | None) -> Tensor:
+def votes(
+    recipe: Recipe, queries: list[Tensor], keys: Tensor, scaling: float, softcap: float | None
+) -> Tensor:
     """Return one KV head's score of every candidate; `queries` has a tensor [token, width] a query head, `keys` is [token, width]."""
     return joint_votes(recipe, queries, [keys] * len(queries), scaling, softcap)
 
 
-def joint_votes(recipe: Recipe, queries: list[Tensor], keys: list[Tensor], scaling: float, softcap: float | None) -> Tensor:
+def joint_votes(
+    recipe: Recipe, queries: list[Tensor], keys: list[Tensor], scaling: float, softcap: float | None
+) -> Tensor:
     """Return the score of every candidate of query heads that share a choice and have keys of their own, each a tensor [token, width]."""
     pairs = zip(queries, keys, strict=True)
-    return chunked(recipe, reduced(recipe, [attention_received(recipe, query, key, scaling, softcap) for query, key in pairs]))
+    return chunked(
+        recipe,
+        reduced(recipe, [attention_received(recipe, query, key, scaling, softcap) for query, key in pairs]),
+    )
 
 
 def reduced(recipe: Recipe, received: list[Tensor]) -> Tensor:
@@ -40,10 +47,15 @@ def next_best(scores: Tensor, candidate_indices: range, num_kept: int, num_lent:
 
 
 def _ranked(scores: Tensor, candidate_indices: range) -> list[int]:
-    return [candidate_indices[offset] for offset in sorted(range(len(scores)), key=lambda offset: -float(scores[offset]))]
+    return [
+        candidate_indices[offset]
+        for offset in sorted(range(len(scores)), key=lambda offset: -float(scores[offset]))
+    ]
 
 
-def attention_received(recipe: Recipe, queries: Tensor, keys: Tensor, scaling: float, softcap: float | None) -> Tensor:
+def attention_received(
+    recipe: Recipe, queries: Tensor, keys: Tensor, scaling: float, softcap: float | None
+) -> Tensor:
     """Return what one query head's observing tokens pay to every candidate."""
     num_tokens = len(keys)
     chosen = candidates(recipe, num_tokens)
@@ -67,7 +79,11 @@ def _pooled(recipe: Recipe, scores: Tensor) -> Tensor:
     for place in range(len(scores)):
         centre = place - recipe.pooling_shift
         near = torch.arange(max(0, centre - reach), min(centre + reach + 1, len(scores)))
-        fade = 0.5 ** ((near - place).abs() / recipe.pooling_half_life) if recipe.pooling_half_life else torch.ones(len(near))
+        fade = (
+            0.5 ** ((near - place).abs() / recipe.pooling_half_life)
+            if recipe.pooling_half_life
+            else torch.ones(len(near))
+        )
         lent = scores[near] * fade
         pooled.append(lent.sum() / fade.sum() if recipe.pooling == "average" else lent.amax())
     return torch.stack(pooled)

@@ -95,7 +95,9 @@ class Drive:
         self.clock = VirtualClock()
         self.backend = backend or FakeBackend(spec, clock=self.clock, step_time=step_time, faults=faults)
         self.spec = self.backend.spec
-        self.scheduler = Scheduler(self.spec, config if config is not None else SchedulerConfig(), self.clock, constraints)
+        self.scheduler = Scheduler(
+            self.spec, config if config is not None else SchedulerConfig(), self.clock, constraints
+        )
         self.inbox: SimpleQueue[EngineInput] = SimpleQueue()
         self.core = EngineCore(self.scheduler, self.backend, self.clock, self.inbox)
         self.outputs: dict[Key, list[EngineOutput]] = {}

@@ -13,7 +13,9 @@ from scheduler.messages import Add
 from tests.scheduler.drive import request
 
 SCORER = WindowScorer(observation_window=8)
-SPEC = fake_spec(policy=snapstream(4, 32, 28, SCORER), max_model_len=1024)  # a slot takes up to 64 tokens directly
+SPEC = fake_spec(
+    policy=snapstream(4, 32, 28, SCORER), max_model_len=1024
+)  # a slot takes up to 64 tokens directly
 
 
 @pytest.mark.parametrize(
@@ -23,7 +25,10 @@ SPEC = fake_spec(policy=snapstream(4, 32, 28, SCORER), max_model_len=1024)  # a 
         (request("a", 1025, 0), ("1025 tokens", "at most 1024")),
         (request("a", 0), ("no tokens",)),
         (request("a", 1020, 5, num_prefill_tokens=10), ("1020 tokens", "1025 in all", "at most 1024")),
-        (request("a", 10, num_prefill_tokens=0), ("num_prefill_tokens", "from 1 to the prompt's 10 tokens", "got 0")),
+        (
+            request("a", 10, num_prefill_tokens=0),
+            ("num_prefill_tokens", "from 1 to the prompt's 10 tokens", "got 0"),
+        ),
         (request("a", 10, num_prefill_tokens=11), ("num_prefill_tokens", "10 tokens", "got 11")),
         (Add("a", (3, 512), SamplingParams(), request("b").stop, 0.0), ("token id 512", "512 tokens")),
         (request("a", stop_token_ids=frozenset({999})), ("token id 999",)),
@@ -36,7 +41,9 @@ def test_refuses_with_the_numbers(add: Add, parts: tuple[str, ...]) -> None:
     assert all(part in message for part in parts), message
 
 
-@pytest.mark.parametrize("add", [request("a", 1000, 24), request("a", 1024, 0), request("a", 1, 1), request("a", 1, 1023)])
+@pytest.mark.parametrize(
+    "add", [request("a", 1000, 24), request("a", 1024, 0), request("a", 1, 1), request("a", 1, 1023)]
+)
 def test_accepts_what_just_fits(add: Add) -> None:
     assert refusal(add, SPEC) is None
 
@@ -47,19 +54,30 @@ def test_refuses_what_the_policy_cannot_hold() -> None:
     message = "up to 17 tokens are asked for, but policy snapkv admits at most 16 after 100 prompt tokens"
     assert refusal(request("a", 100, 17), spec) == message
     assert refusal(request("a", 100, 9, num_prefill_tokens=93), spec) is None
-    assert refusal(request("a", 100, 10, num_prefill_tokens=93), spec) == message.replace("17", "10").replace("16", "9")
+    assert refusal(request("a", 100, 10, num_prefill_tokens=93), spec) == message.replace("17", "10").replace(
+        "16", "9"
+    )
 
 
-@pytest.mark.parametrize(("num_prompt_tokens", "max_tokens", "needs"), [(64, 1, False), (65, 1, True), (1, 0, True)])
-def test_scratch_is_for_long_prompts_and_for_those_without_a_slot(num_prompt_tokens: int, max_tokens: int, needs: bool) -> None:
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "max_tokens", "needs"), [(64, 1, False), (65, 1, True), (1, 0, True)]
+)
+def test_scratch_is_for_long_prompts_and_for_those_without_a_slot(
+    num_prompt_tokens: int, max_tokens: int, needs: bool
+) -> None:
     add = request("a", num_prompt_tokens, max_tokens)
     assert needs_scratch(add, SPEC) is needs
     assert (refusal(add, replace(SPEC, scratch=ScratchSpec(0, ScratchLayout(1024)))) is not None) is needs
     assert refusal(add, replace(SPEC, scratch=ScratchSpec(1, ScratchLayout(1024)))) is None
 
 
-@pytest.mark.parametrize(("num_prefill_tokens", "max_tokens", "needs"), [(64, 1, False), (65, 1, True), (64, 0, False), (100, 0, True)])
-def test_what_decode_reads_needs_no_scratch_but_a_slot(num_prefill_tokens: int, max_tokens: int, needs: bool) -> None:
+@pytest.mark.parametrize(
+    ("num_prefill_tokens", "max_tokens", "needs"),
+    [(64, 1, False), (65, 1, True), (64, 0, False), (100, 0, True)],
+)
+def test_what_decode_reads_needs_no_scratch_but_a_slot(
+    num_prefill_tokens: int, max_tokens: int, needs: bool
+) -> None:
     add = request("a", 100, max_tokens, num_prefill_tokens=num_prefill_tokens)
     assert needs_scratch(add, SPEC) is needs
     assert add.needs_slot is (num_prefill_tokens < 100 or max_tokens > 0)
@@ -68,23 +86,41 @@ def test_what_decode_reads_needs_no_scratch_but_a_slot(num_prefill_tokens: int, 
 def test_refuses_a_prompt_longer_than_the_scratch() -> None:
     spec = replace(SPEC, scratch=ScratchSpec(1, ScratchLayout(80)))
     assert refusal(request("a", 80), spec) is None
-    assert refusal(request("a", 81), spec) == "the prompt has 81 tokens, but the scratch it is read in holds at most 80"
+    assert (
+        refusal(request("a", 81), spec)
+        == "the prompt has 81 tokens, but the scratch it is read in holds at most 80"
+    )
 
 
 @pytest.mark.parametrize("missing", list(Feature))
 def test_refuses_an_undeclared_feature_by_name(missing: Feature) -> None:
     sampling = SamplingParams(temperature=1.0, presence_penalty=1.0, logit_bias=((1, 1.0),), num_logprobs=2)
-    add = request("a", sampling=sampling, min_tokens=1, stop_token_ids=frozenset({3}), num_prompt_logprobs=0, grammar="g")
+    add = request(
+        "a",
+        sampling=sampling,
+        min_tokens=1,
+        stop_token_ids=frozenset({3}),
+        num_prompt_logprobs=0,
+        grammar="g",
+    )
     add = replace(add, num_prefill_tokens=5)
     assert refusal(add, SPEC) is None
-    assert refusal(add, replace(SPEC, features=frozenset(Feature) - {missing})) == f"the backend does not support {missing.value}"
+    assert (
+        refusal(add, replace(SPEC, features=frozenset(Feature) - {missing}))
+        == f"the backend does not support {missing.value}"
+    )
     assert refusal(request("a"), replace(SPEC, features=frozenset())) is None
 
 
 @pytest.mark.parametrize(
     ("num_prompt_tokens", "num_forced_tokens", "max_tokens", "pool"),
     [
-        (30, 0, 7, 0),  # 4 sinks and a ring of 32: with the last token drawn, which is not written, nothing is lost
+        (
+            30,
+            0,
+            7,
+            0,
+        ),  # 4 sinks and a ring of 32: with the last token drawn, which is not written, nothing is lost
         (30, 0, 8, 1),
         (64, 0, 1, 0),
         (64, 0, 2, 1),
@@ -99,12 +135,18 @@ def test_refuses_an_undeclared_feature_by_name(missing: Feature) -> None:
 def test_goes_to_the_first_pool_that_loses_nothing_else_to_the_first_that_admits(
     num_prompt_tokens: int, num_forced_tokens: int, max_tokens: int, pool: int
 ) -> None:
-    spec = fake_spec(pools=(slot_pool(4, snapstream(4, 32, 28, SCORER), 1024), slot_pool(1, full(256), 1024)), max_model_len=1024)
+    spec = fake_spec(
+        pools=(slot_pool(4, snapstream(4, 32, 28, SCORER), 1024), slot_pool(1, full(256), 1024)),
+        max_model_len=1024,
+    )
     assert route(num_prompt_tokens, num_forced_tokens, max_tokens, spec) == pool
 
 
 def test_each_pool_has_its_own_limits() -> None:
-    spec = fake_spec(pools=(slot_pool(4, snapstream(4, 32, 28, SCORER), 1024), slot_pool(1, full(256), 1024)), max_model_len=1024)
+    spec = fake_spec(
+        pools=(slot_pool(4, snapstream(4, 32, 28, SCORER), 1024), slot_pool(1, full(256), 1024)),
+        max_model_len=1024,
+    )
     in_full = replace(request("a", 200, 56), pool=1)
     assert refusal(in_full, spec) is None
     assert not needs_scratch(in_full, spec)

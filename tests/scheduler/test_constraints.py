@@ -57,7 +57,10 @@ def test_every_choice_says_a_word_of_its_grammar_and_stops(temperature: float) -
     sampling = SamplingParams(temperature=temperature, seed=3)
     drive.run(
         request("free", 10, 20),
-        *(request(f"bound{seed}", 10, 20, num_choices=2, sampling=sampling, grammar="abc") for seed in range(10)),
+        *(
+            request(f"bound{seed}", 10, 20, num_choices=2, sampling=sampling, grammar="abc")
+            for seed in range(10)
+        ),
     )
     said = [tuple(drive.tokens(f"bound{seed}", choice)) for seed in range(10) for choice in range(2)]
     assert set(said) <= set(WORDS["abc"])
@@ -109,7 +112,9 @@ def test_an_answer_may_end_by_its_length_within_a_grammar() -> None:
     assert drive.final("a").reason is FinishReason.LENGTH
 
 
-@pytest.mark.parametrize(("grammar", "message"), [("unknown", "no grammar unknown"), ("nothing", "the grammar allows no text")])
+@pytest.mark.parametrize(
+    ("grammar", "message"), [("unknown", "no grammar unknown"), ("nothing", "the grammar allows no text")]
+)
 def test_a_grammar_that_cannot_be_followed_is_refused(grammar: str, message: str) -> None:
     drive = Drive(SPEC, constraints=Words())
     drive.run(request("a", grammar=grammar, num_choices=2))
@@ -121,14 +126,20 @@ def test_a_grammar_that_cannot_be_followed_is_refused(grammar: str, message: str
 def test_an_engine_without_grammars_refuses_them() -> None:
     drive = Drive(SPEC)
     drive.run(request("a", grammar="one"))
-    assert (drive.final("a").reason, drive.final("a").message) == (FinishReason.REJECTED, "this engine follows no grammar")
+    assert (drive.final("a").reason, drive.final("a").message) == (
+        FinishReason.REJECTED,
+        "this engine follows no grammar",
+    )
 
 
 @pytest.mark.parametrize("fails_after", [1, 2])
 def test_a_grammar_that_becomes_too_complex_ends_its_own_request_only(fails_after: int) -> None:
     drive = Drive(SPEC, constraints=Words(fails_after))
     drive.run(request("free", 10, 9), request("bound", 10, 20, grammar="one"))
-    assert (drive.final("bound").reason, drive.final("bound").message) == (FinishReason.REJECTED, "too complex")
+    assert (drive.final("bound").reason, drive.final("bound").message) == (
+        FinishReason.REJECTED,
+        "too complex",
+    )
     assert drive.final("free").reason is FinishReason.LENGTH
 
 

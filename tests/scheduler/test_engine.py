@@ -6,7 +6,15 @@ from threading import Event, Thread
 import pytest
 
 from backends.fake import Done, FakeBackend, fake_spec, slot_pool
-from backends.interface import BackendError, BackendUnusableError, Batch, BatchResult, DecodeBatch, PrefillShape, SamplingParams
+from backends.interface import (
+    BackendError,
+    BackendUnusableError,
+    Batch,
+    BatchResult,
+    DecodeBatch,
+    PrefillShape,
+    SamplingParams,
+)
 from cache.policy import full
 from scheduler.config import SchedulerConfig
 from scheduler.messages import EngineOutput, Finish, FinishReason, Shutdown
@@ -31,7 +39,11 @@ class Running:
             self.has_died.set()
 
     def reasons(self) -> dict[tuple[str, int], FinishReason]:
-        finals = [(output.request_id, output.choice, output.final.reason) for output in self.outputs if output.final is not None]
+        finals = [
+            (output.request_id, output.choice, output.final.reason)
+            for output in self.outputs
+            if output.final is not None
+        ]
         assert len(finals) == len({final[:2] for final in finals})
         return {(request_id, choice): reason for request_id, choice, reason in finals}
 
@@ -48,7 +60,10 @@ def run_to_the_end(drive: Drive) -> Running:
 def test_tokens_are_those_of_the_model_whatever_shares_the_batches() -> None:
     drive = Drive(fake_spec(num_slots=3))
     sampled = SamplingParams(temperature=0.8, seed=3, top_p=0.9)
-    adds = [request(f"r{i}", 3 + 40 * i, max_tokens=9 + i, num_choices=1 + i % 5, sampling=sampled) for i in range(8)]
+    adds = [
+        request(f"r{i}", 3 + 40 * i, max_tokens=9 + i, num_choices=1 + i % 5, sampling=sampled)
+        for i in range(8)
+    ]
     drive.run(*adds)
     for add in adds:
         for choice in range(add.num_choices):
@@ -64,14 +79,21 @@ def test_a_stop_inside_a_launch_discards_the_rest() -> None:
     drive.run(add)
     final = drive.final("a")
     assert drive.tokens("a") == tokens[:2]
-    assert (final.reason, final.stop_token_id, final.num_output_tokens, final.num_discarded_tokens) == (FinishReason.STOP, tokens[2], 3, 2)
+    assert (final.reason, final.stop_token_id, final.num_output_tokens, final.num_discarded_tokens) == (
+        FinishReason.STOP,
+        tokens[2],
+        3,
+        2,
+    )
 
 
 def test_shutdown_ends_what_is_open_and_what_comes_behind_it() -> None:
     drive = Drive(fake_spec(num_slots=1))
     drive.send(request("running", num_choices=2), request("waiting"), Shutdown(), request("late"))
     running = run_to_the_end(drive)
-    assert running.reasons() == dict.fromkeys([("running", 0), ("running", 1), ("waiting", 0), ("late", 0)], FinishReason.ABORT)
+    assert running.reasons() == dict.fromkeys(
+        [("running", 0), ("running", 1), ("waiting", 0), ("late", 0)], FinishReason.ABORT
+    )
     assert running.records[-1].stats.num_running == 0
     assert not drive.scheduler.has_work
 
@@ -82,7 +104,9 @@ def test_what_is_added_while_the_engine_ends_is_answered() -> None:
 
     def deliver(outputs: list[EngineOutput], record: StepRecord) -> None:
         running.deliver(outputs, record)
-        if ("open", 0) in running.reasons() and not any(output.request_id == "late" for output in running.outputs):
+        if ("open", 0) in running.reasons() and not any(
+            output.request_id == "late" for output in running.outputs
+        ):
             drive.send(request("late", num_choices=2))
 
     drive.send(request("open"), Shutdown())
@@ -135,7 +159,11 @@ def test_a_fault_of_our_own_is_the_engines_death() -> None:
     running.thread.start()
     drive.send(Shutdown())
     running.thread.join(timeout=60)
-    assert running.reasons() == {("a", 0): FinishReason.LENGTH, ("b", 0): FinishReason.ERROR, ("too long", 0): FinishReason.REJECTED}
+    assert running.reasons() == {
+        ("a", 0): FinishReason.LENGTH,
+        ("b", 0): FinishReason.ERROR,
+        ("too long", 0): FinishReason.REJECTED,
+    }
     assert isinstance(drive.core.error, IndexError)
 
 
@@ -146,14 +174,24 @@ def test_records_count_every_token() -> None:
     prefills = [batch for batch in drive.batches if batch.kind is StepKind.PREFILL]
     decodes = [batch for batch in drive.batches if batch.kind is StepKind.DECODE]
     assert sum(batch.num_tokens for batch in prefills) == sum(len(add.prompt_token_ids) for add in adds)
-    assert sum(batch.num_tokens for batch in decodes) == 5 * 6  # the first token of each comes from its prefill
+    assert (
+        sum(batch.num_tokens for batch in decodes) == 5 * 6
+    )  # the first token of each comes from its prefill
 
 
 def test_deadlines_are_looked_at_in_every_turn() -> None:
     drive = Drive(fake_spec(num_slots=1), step_time=lambda _batch: 1.0)
-    drive.run(request("running", max_tokens=50, timeout=3.0), request("waiting", queue_timeout=2.0), request("waiting too"))
+    drive.run(
+        request("running", max_tokens=50, timeout=3.0),
+        request("waiting", queue_timeout=2.0),
+        request("waiting too"),
+    )
     reasons = {name: drive.final(name).reason for name in ("running", "waiting", "waiting too")}
-    assert reasons == {"running": FinishReason.TIMEOUT, "waiting": FinishReason.QUEUE_TIMEOUT, "waiting too": FinishReason.LENGTH}
+    assert reasons == {
+        "running": FinishReason.TIMEOUT,
+        "waiting": FinishReason.QUEUE_TIMEOUT,
+        "waiting too": FinishReason.LENGTH,
+    }
     assert (drive.final("running").timing.finished, drive.final("waiting").timing.finished) == (3.0, 2.0)
 
 
@@ -173,13 +211,24 @@ def test_what_is_forced_takes_launches_of_several_steps_even_when_others_wait() 
     """No slot can come free in them. The first of 21 tokens is yielded by prefill's draw, the answer comes one by one."""
     drive = Drive(fake_spec(num_slots=1, max_decode_steps=5))
     drive.run(request("a", 30, 3, num_prefill_tokens=9), request("b", 10, 1))
-    assert [batch.num_steps for batch in drive.batches if batch.kind is StepKind.DECODE] == [4, 4, 4, 4, 4, 1, 1, 1]
+    assert [batch.num_steps for batch in drive.batches if batch.kind is StepKind.DECODE] == [
+        4,
+        4,
+        4,
+        4,
+        4,
+        1,
+        1,
+        1,
+    ]
     assert drive.tokens("a") == answer(request("a", 30, 3), drive.spec)
 
 
 def test_pools_decode_in_turn_and_one_pools_queue_leaves_anothers_slots_alone() -> None:
     pools = (slot_pool(1, full(64), 64, "narrow"), slot_pool(2, full(64), 64, "wide"))
-    drive = Drive(fake_spec(pools=pools, max_model_len=64), SchedulerConfig(max_num_waiting=2, max_decode_steps=1))
+    drive = Drive(
+        fake_spec(pools=pools, max_model_len=64), SchedulerConfig(max_num_waiting=2, max_decode_steps=1)
+    )
     batches: list[Batch] = []
     submit = drive.backend.submit
 

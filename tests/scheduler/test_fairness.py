@@ -21,14 +21,18 @@ def step_time(batch: Batch) -> float:
 
 def drive_of(order: QueueOrder = QueueOrder.FAIR) -> Drive:
     return Drive(
-        fake_spec(num_slots=NUM_SLOTS), SchedulerConfig(order=order, max_num_waiting=1000, max_decode_steps=1), step_time=step_time
+        fake_spec(num_slots=NUM_SLOTS),
+        SchedulerConfig(order=order, max_num_waiting=1000, max_decode_steps=1),
+        step_time=step_time,
     )
 
 
 def admissions(drive: Drive) -> list[str]:
     """Requests in the order in which they got a slot."""
     times = {name: drive.final(name).timing.admitted for name, _ in drive.outputs}
-    return sorted((name for name, time in times.items() if time is not None), key=lambda name: times[name] or 0.0)
+    return sorted(
+        (name for name, time in times.items() if time is not None), key=lambda name: times[name] or 0.0
+    )
 
 
 def test_who_comes_back_is_lifted_to_the_lowest_of_those_who_wait() -> None:
@@ -80,7 +84,11 @@ def test_a_light_tenant_waits_for_one_slot_whatever_a_heavy_one_has_queued(
     drive.run(request("light", *light, tenant="light", arrival_time=arrival))
     admitted = drive.final("light").timing.admitted
     assert admitted is not None
-    overtaking = [name for name in admissions(drive) if name != "light" and arrival < (drive.final(name).timing.admitted or 0.0) < admitted]
+    overtaking = [
+        name
+        for name in admissions(drive)
+        if name != "light" and arrival < (drive.final(name).timing.admitted or 0.0) < admitted
+    ]
     assert len(overtaking) <= NUM_SLOTS
     longest = MAX_OUTPUT * 0.01 + 2 * NUM_SLOTS * 0.02  # a whole answer, and prompts read in between
     assert admitted - arrival <= 2 * longest
@@ -105,11 +113,21 @@ def test_with_one_tenant_the_fair_order_is_first_come_first_served() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.sampled_from("abc"), sizes, min_size=2), st.integers(50, 150))
 @example({"a": (1, 1), "b": (11, 1)}, 132)  # the shortest requests: the most of them are served
-def test_tenants_with_always_something_waiting_are_served_alike(shapes: dict[str, tuple[int, int]], num_steps: int) -> None:
+def test_tenants_with_always_something_waiting_are_served_alike(
+    shapes: dict[str, tuple[int, int]], num_steps: int
+) -> None:
     """The paper's theorem 4.4: between two such tenants, service differs by at most 2 × max(a prompt, a full batch's tokens), weighted."""
     drive = drive_of()
-    num_requests = NUM_SLOTS * (num_steps + 1)  # a step starts one in every slot at most: no tenant runs out of them
-    drive.send(*(request(f"{tenant}{i}", *size, tenant=tenant) for i in range(num_requests) for tenant, size in shapes.items()))
+    num_requests = NUM_SLOTS * (
+        num_steps + 1
+    )  # a step starts one in every slot at most: no tenant runs out of them
+    drive.send(
+        *(
+            request(f"{tenant}{i}", *size, tenant=tenant)
+            for i in range(num_requests)
+            for tenant, size in shapes.items()
+        )
+    )
     for _ in range(num_steps):
         drive.step()
     served = dict.fromkeys(shapes, 0)
@@ -118,7 +136,9 @@ def test_tenants_with_always_something_waiting_are_served_alike(shapes: dict[str
         num_read = max(output.num_computed_prompt_tokens for output in outputs)
         served[name[0]] += INPUT_WEIGHT * num_read + OUTPUT_WEIGHT * num_tokens
     bound = 2 * max(INPUT_WEIGHT * MAX_PROMPT, OUTPUT_WEIGHT * NUM_SLOTS * MAX_OUTPUT)
-    assert max(served.values()) - min(served.values()) <= bound + NUM_SLOTS * INPUT_WEIGHT * MAX_PROMPT  # charged ahead, at admission
+    assert (
+        max(served.values()) - min(served.values()) <= bound + NUM_SLOTS * INPUT_WEIGHT * MAX_PROMPT
+    )  # charged ahead, at admission
 
 
 def test_tokens_are_charged_as_they_were_made_and_not_as_they_were_asked_for() -> None:
@@ -126,11 +146,19 @@ def test_tokens_are_charged_as_they_were_made_and_not_as_they_were_asked_for() -
     drive = drive_of()
     stops: dict[str, frozenset[int]] = {"brief": frozenset(range(512)), "long": frozenset()}
     for i in range(60):
-        drive.send(*(request(f"{name}{i}", 10, MAX_OUTPUT, tenant=name, stop_token_ids=stop) for name, stop in stops.items()))
+        drive.send(
+            *(
+                request(f"{name}{i}", 10, MAX_OUTPUT, tenant=name, stop_token_ids=stop)
+                for name, stop in stops.items()
+            )
+        )
     drive.run()
     order = admissions(drive)[:60]
     num_brief, num_long = (sum(name.startswith(tenant) for name in order) for tenant in ("brief", "long"))
-    each_brief, each_long = 10 * INPUT_WEIGHT + 1 * OUTPUT_WEIGHT, 10 * INPUT_WEIGHT + MAX_OUTPUT * OUTPUT_WEIGHT
+    each_brief, each_long = (
+        10 * INPUT_WEIGHT + 1 * OUTPUT_WEIGHT,
+        10 * INPUT_WEIGHT + MAX_OUTPUT * OUTPUT_WEIGHT,
+    )
     assert abs(num_brief * each_brief - num_long * each_long) <= 2 * NUM_SLOTS * each_long
 
 

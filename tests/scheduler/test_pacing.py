@@ -28,10 +28,15 @@ def step_time(batch: Batch) -> float:
 
 
 def drive(
-    max_inter_token_latency: float, num_slots: int = 8, max_decode_steps: int = 1, step_time: Callable[[Batch], float] = step_time
+    max_inter_token_latency: float,
+    num_slots: int = 8,
+    max_decode_steps: int = 1,
+    step_time: Callable[[Batch], float] = step_time,
 ) -> Drive:
     spec = fake_spec(policy=POLICY, max_model_len=32_768, prefill_shapes=SHAPES, num_slots=num_slots)
-    config = SchedulerConfig(max_inter_token_latency=max_inter_token_latency, max_decode_steps=max_decode_steps)
+    config = SchedulerConfig(
+        max_inter_token_latency=max_inter_token_latency, max_decode_steps=max_decode_steps
+    )
     return Drive(spec, config, step_time=step_time)
 
 
@@ -48,7 +53,10 @@ def test_live_sequences_get_their_tokens_within_the_bound(bound: float, max_deco
     engine.send(request("stream", 10, max_tokens=300))
     for _ in range(3):
         engine.step()
-    engine.send(request("long", 20_000, max_tokens=3), *(request(f"short {i}", 30 + i, max_tokens=20) for i in range(10)))
+    engine.send(
+        request("long", 20_000, max_tokens=3),
+        *(request(f"short {i}", 30 + i, max_tokens=20) for i in range(10)),
+    )
     engine.run()
     assert longest_gap(engine, "stream") <= bound + 1e-6
     assert max(longest_gap(engine, f"short {i}") for i in range(10)) <= bound + 1e-6
@@ -156,7 +164,10 @@ def test_the_end_of_a_round_is_read_in_a_shape_of_its_size() -> None:
             chunks.append((len(batch.rows[0].token_ids), batch.shape.num_tokens))
         return step_time(batch)
 
-    engine = Drive(fake_spec(policy=POLICY, max_model_len=32_768, prefill_shapes=SHAPES, scratch=layout), step_time=time_and_note)
+    engine = Drive(
+        fake_spec(policy=POLICY, max_model_len=32_768, prefill_shapes=SHAPES, scratch=layout),
+        step_time=time_and_note,
+    )
     engine.run(request("first", 10_000, max_tokens=1))
     chunks.clear()
     engine.run(request("again", 512 + 4 * 288, max_tokens=1))
@@ -233,7 +244,9 @@ def test_each_pool_decodes_within_the_bound() -> None:
     engine.batches.clear()
     engine.run(request("long", 2560, max_tokens=1))
     reading = [number for number, batch in enumerate(engine.batches) if batch.kind is StepKind.PREFILL]
-    launches = [batch.num_steps for batch in engine.batches[reading[0] : reading[-1]] if batch.kind is StepKind.DECODE]
+    launches = [
+        batch.num_steps for batch in engine.batches[reading[0] : reading[-1]] if batch.kind is StepKind.DECODE
+    ]
     assert set(launches) == {2}
     assert max(longest_gap(engine, name) for name in "ab") <= 0.17 + 1e-6
 

@@ -22,7 +22,11 @@ def test_goes_on_before_its_end() -> None:
 def test_length_discards_what_lies_beyond() -> None:
     sequence = Request(request("a", max_tokens=3), 0, False, 0)
     assert sequence.append(sampled(1, 2, 3, 4)) == sampled(1, 2, 3)
-    assert (sequence.finish_reason, sequence.num_output_tokens, sequence.num_discarded_tokens) == (FinishReason.LENGTH, 3, 1)
+    assert (sequence.finish_reason, sequence.num_output_tokens, sequence.num_discarded_tokens) == (
+        FinishReason.LENGTH,
+        3,
+        1,
+    )
 
 
 def test_stop_token_is_counted_but_not_part_of_the_answer() -> None:
@@ -39,14 +43,18 @@ def test_stop_token_as_the_last_allowed_one_is_a_stop() -> None:
 
 
 def test_stop_tokens_are_banned_until_min_tokens_and_a_launch_ends_there() -> None:
-    sequence = Request(request("a", max_tokens=9, min_tokens=3, stop_token_ids=frozenset({7, 5})), 0, False, 0)
+    sequence = Request(
+        request("a", max_tokens=9, min_tokens=3, stop_token_ids=frozenset({7, 5})), 0, False, 0
+    )
     assert (sequence.draw().banned_token_ids, sequence.max_decode_steps) == ((5, 7), 3)
     sequence.append(sampled(1, 2, 3))
     assert (sequence.draw().banned_token_ids, sequence.max_decode_steps) == ((), 6)
     assert sequence.draw().output_index == 3
 
 
-@pytest.mark.parametrize(("cut_at", "num_kept", "num_discarded"), [(0, 0, 4), (3, 3, 1), (4, 4, 0), (9, 4, 0)])
+@pytest.mark.parametrize(
+    ("cut_at", "num_kept", "num_discarded"), [(0, 0, 4), (3, 3, 1), (4, 4, 0), (9, 4, 0)]
+)
 def test_cut_counts_what_it_throws_away(cut_at: int, num_kept: int, num_discarded: int) -> None:
     sequence = Request(request("a", max_tokens=9), 0, False, 0)
     sequence.append(sampled(1, 2, 3, 4))
@@ -69,12 +77,20 @@ SMALL = snapstream(2, 8, 4, WindowScorer(observation_window=4))
         (SMALL, 5, 19, 10, 2),
     ],
 )
-def test_cache_use_is_the_layouts_arithmetic(policy: CachePolicy, num_prompt: int, num_written: int, num_live: int, num_wraps: int) -> None:
-    sequence = Request(request("a", num_prompt), 0, False, 0, RequestStatus.DECODE, slot=3, num_computed_tokens=num_written)
+def test_cache_use_is_the_layouts_arithmetic(
+    policy: CachePolicy, num_prompt: int, num_written: int, num_live: int, num_wraps: int
+) -> None:
+    sequence = Request(
+        request("a", num_prompt), 0, False, 0, RequestStatus.DECODE, slot=3, num_computed_tokens=num_written
+    )
     use = sequence.final(FinishReason.STOP, 1.0, policy).cache
     assert use is not None
     assert (use.num_prompt_tokens, use.num_tokens) == (num_prompt, num_written)
-    assert (use.num_live, use.num_evicted, use.num_ring_wraps) == (num_live, num_written - num_live, num_wraps)
+    assert (use.num_live, use.num_evicted, use.num_ring_wraps) == (
+        num_live,
+        num_written - num_live,
+        num_wraps,
+    )
 
 
 def test_no_cache_use_before_the_prompt_is_read() -> None:

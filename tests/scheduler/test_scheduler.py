@@ -32,7 +32,13 @@ def scheduler_of(spec: BackendSpec, config: SchedulerConfig = ONE_STEP) -> tuple
 
 def snapstream_spec(num_slots: int = 4, num_scratch: int = 1) -> BackendSpec:
     shapes = (PrefillShape(1, 32), PrefillShape(4, 32))
-    return fake_spec(num_slots=num_slots, policy=SNAPSTREAM, num_scratch=num_scratch, max_model_len=1024, prefill_shapes=shapes)
+    return fake_spec(
+        num_slots=num_slots,
+        policy=SNAPSTREAM,
+        num_scratch=num_scratch,
+        max_model_len=1024,
+        prefill_shapes=shapes,
+    )
 
 
 def result_of(batch: Batch, token_id: int = 1) -> BatchResult:
@@ -40,7 +46,9 @@ def result_of(batch: Batch, token_id: int = 1) -> BatchResult:
     if isinstance(batch, DecodeBatch):
         return BatchResult(tuple((SampledToken(token_id),) * batch.num_steps for _ in batch.rows), 0.01)
     tokens = tuple((SampledToken(token_id),) * len(row.draws) for row in batch.rows)
-    scores = tuple(tuple(map(SampledToken, row.score.target_ids)) if row.score is not None else () for row in batch.rows)
+    scores = tuple(
+        tuple(map(SampledToken, row.score.target_ids)) if row.score is not None else () for row in batch.rows
+    )
     return BatchResult(tokens, 0.01, scores)
 
 
@@ -90,21 +98,31 @@ def test_queue_is_bounded_beyond_the_free_slots() -> None:
     scheduler.add(request("two more", num_choices=2))
     scheduler.add(request("one more"))
     scheduler.add(request("yet another"))
-    refused = [(output.request_id, output.final.reason) for output in scheduler.take_outputs() if output.final is not None]
+    refused = [
+        (output.request_id, output.final.reason)
+        for output in scheduler.take_outputs()
+        if output.final is not None
+    ]
     assert refused == [(name, FinishReason.QUEUE_FULL) for name in ("two more", "two more", "yet another")]
     turn(scheduler)
     assert scheduler.stats().num_waiting == 3
 
 
 def test_what_runs_in_the_background_takes_nobodys_place() -> None:
-    scheduler, _ = scheduler_of(fake_spec(num_slots=2), SchedulerConfig(max_num_waiting=1, max_background_slots=2))
+    scheduler, _ = scheduler_of(
+        fake_spec(num_slots=2), SchedulerConfig(max_num_waiting=1, max_background_slots=2)
+    )
     for name in "abcd":
         scheduler.add(request(name, is_background=True))
     turn(scheduler)
     assert scheduler.stats().num_waiting == 2
     for name in "xyz!":  # two slots and one place to wait: three fit
         scheduler.add(request(name))
-    refused = [(output.request_id, output.final.reason) for output in scheduler.take_outputs() if output.final is not None]
+    refused = [
+        (output.request_id, output.final.reason)
+        for output in scheduler.take_outputs()
+        if output.final is not None
+    ]
     assert refused == [("!", FinishReason.QUEUE_FULL)]
 
 
@@ -143,7 +161,12 @@ def test_lower_priority_values_go_first() -> None:
     scheduler, _ = scheduler_of(fake_spec(num_slots=1), SchedulerConfig(order=QueueOrder.PRIORITY))
     for name, priority in (("first", 0), ("low", 5), ("high", -1), ("high too", -1)):
         scheduler.add(request(name, max_tokens=1, priority=priority))
-    assert [prefill_turn(scheduler).rows[0].request_id for _ in range(4)] == ["high", "high too", "first", "low"]
+    assert [prefill_turn(scheduler).rows[0].request_id for _ in range(4)] == [
+        "high",
+        "high too",
+        "first",
+        "low",
+    ]
 
 
 def test_a_short_prompt_passes_a_long_one_that_waits_for_a_scratch() -> None:
@@ -162,12 +185,22 @@ def test_what_waits_for_a_slot_keeps_its_scratch_from_those_behind() -> None:
     scheduler.add(request("short", 10, max_tokens=3))
     scheduler.add(request("long", 40, max_tokens=2))
     scheduler.add(request("scored", 10, max_tokens=0))
-    order = [row.request_id for batch in iter_turns(scheduler) if isinstance(batch, PrefillBatch) for row in batch.rows]
+    order = [
+        row.request_id
+        for batch in iter_turns(scheduler)
+        if isinstance(batch, PrefillBatch)
+        for row in batch.rows
+    ]
     assert order == ["short", "scored", "long", "long"]  # 40 tokens fit the slot: no scratch is needed
     scheduler.add(request("short", 10, max_tokens=3))
     scheduler.add(request("long", 100, max_tokens=2))
     scheduler.add(request("scored", 10, max_tokens=0))
-    order = [row.request_id for batch in iter_turns(scheduler) if isinstance(batch, PrefillBatch) for row in batch.rows]
+    order = [
+        row.request_id
+        for batch in iter_turns(scheduler)
+        if isinstance(batch, PrefillBatch)
+        for row in batch.rows
+    ]
     assert order == ["short", *["long"] * 4, "scored"]
 
 
@@ -224,7 +257,9 @@ def test_rows_with_and_without_scratch_are_read_in_turns() -> None:
 
 def test_alike_prompts_are_read_one_after_the_other() -> None:
     """Side by side, each would wait for both."""
-    scheduler, _ = scheduler_of(fake_spec(policy=SNAPSTREAM, num_scratch=2, max_model_len=1024, prefill_shapes=(PrefillShape(1, 32),)))
+    scheduler, _ = scheduler_of(
+        fake_spec(policy=SNAPSTREAM, num_scratch=2, max_model_len=1024, prefill_shapes=(PrefillShape(1, 32),))
+    )
     for name in ("first", "second"):
         scheduler.add(request(name, 96, max_tokens=1))
     assert [prefill_turn(scheduler).rows[0].request_id for _ in range(6)] == ["first"] * 3 + ["second"] * 3
@@ -236,7 +271,9 @@ def test_prompt_logprobs_are_complete_and_come_once_with_choice_0() -> None:
     scheduler.add(add)
     iter_turns(scheduler)
     outputs = scheduler.take_outputs()
-    assert [(output.choice, len(output.prompt_logprobs)) for output in outputs if output.prompt_logprobs] == [(0, 69)]
+    assert [(output.choice, len(output.prompt_logprobs)) for output in outputs if output.prompt_logprobs] == [
+        (0, 69)
+    ]
     (scored,) = [output.prompt_logprobs for output in outputs if output.prompt_logprobs]
     assert tuple(token.token_id for token in scored) == add.prompt_token_ids[1:]
 
@@ -260,7 +297,11 @@ def test_a_scored_prompt_takes_a_scratch_and_no_slot() -> None:
     assert accepted == EngineOutput("scored", 0)
     assert len(last.prompt_logprobs) == 9
     assert last.final is not None
-    assert (last.final.reason, last.final.num_output_tokens, last.final.cache) == (FinishReason.LENGTH, 0, None)
+    assert (last.final.reason, last.final.num_output_tokens, last.final.cache) == (
+        FinishReason.LENGTH,
+        0,
+        None,
+    )
 
 
 # Several choices
@@ -334,7 +375,11 @@ def test_queue_deadline_ends_only_what_still_waits(now: float) -> None:
     turn(scheduler)
     clock.elapse(now)
     scheduler.expire()
-    finals = [(output.choice, output.final.reason) for output in scheduler.take_outputs() if output.final is not None]
+    finals = [
+        (output.choice, output.final.reason)
+        for output in scheduler.take_outputs()
+        if output.final is not None
+    ]
     assert finals == ([(1, FinishReason.QUEUE_TIMEOUT)] if now >= 2.0 else [])
     scheduler.check_integrity()
 
@@ -373,7 +418,9 @@ def test_a_failed_step_ends_the_sequences_of_its_batch(num_turns: int) -> None:
     assert batch is not None
     scheduler.fail(batch, RuntimeError("out of order"))
     scheduler.check_integrity()
-    finals = [(output.choice, output.final) for output in scheduler.take_outputs() if output.final is not None]
+    finals = [
+        (output.choice, output.final) for output in scheduler.take_outputs() if output.final is not None
+    ]
     assert [(choice, final.reason, final.message) for choice, final in finals] == [
         (0, FinishReason.ERROR, "out of order"),
         (1, FinishReason.ERROR, "out of order"),

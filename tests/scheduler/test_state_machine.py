@@ -16,7 +16,9 @@ from scheduler.messages import Abort, Add, Finish, FinishReason
 from scheduler.waiting import QueueOrder
 from tests.scheduler.drive import GREEDY, Drive, Key, answer, request
 
-POLICY = snapstream(2, 16, 14, WindowScorer(observation_window=4))  # prompts over 32 tokens go through scratch
+POLICY = snapstream(
+    2, 16, 14, WindowScorer(observation_window=4)
+)  # prompts over 32 tokens go through scratch
 SHAPES = (PrefillShape(1, 16), PrefillShape(3, 16), PrefillShape(2, 48))
 
 
@@ -53,7 +55,13 @@ class EngineMachine(RuleBasedStateMachine):
         latency=st.sampled_from([0.0, 0.05, 1.0]),
     )
     def start(
-        self, order: QueueOrder, num_slots: int, num_scratch: int, scratch: ScratchLayout, max_num_waiting: int, latency: float
+        self,
+        order: QueueOrder,
+        num_slots: int,
+        num_scratch: int,
+        scratch: ScratchLayout,
+        max_num_waiting: int,
+        latency: float,
     ) -> None:
         self.order = order
         self.faults = Faults()
@@ -65,7 +73,9 @@ class EngineMachine(RuleBasedStateMachine):
             vocab_size=16,  # so that stop tokens come up
             prefill_shapes=SHAPES,
         )
-        config = SchedulerConfig(order=order, max_num_waiting=max_num_waiting, max_inter_token_latency=latency)
+        config = SchedulerConfig(
+            order=order, max_num_waiting=max_num_waiting, max_inter_token_latency=latency
+        )
         self.drive = Drive(spec, config, step_time=step_time, faults=self.faults)
         self.adds: dict[str, Add] = {}
         self.cuts: dict[Key, int] = {}
@@ -128,7 +138,9 @@ class EngineMachine(RuleBasedStateMachine):
             timeouts[0],
             timeouts[1],
             num_prompt_logprobs,
-            num_prefill_tokens=None if prefill_share is None else max(1, round(prefill_share * num_prompt_tokens)),
+            num_prefill_tokens=None
+            if prefill_share is None
+            else max(1, round(prefill_share * num_prompt_tokens)),
             is_background=is_background,
             tenant=tenant,
             pool=pool,
@@ -171,8 +183,15 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self.drive.run(max_steps=2000)
         stats = self.drive.scheduler.stats()
-        assert (stats.num_running, stats.num_waiting, stats.num_slots_in_use, stats.num_scratch_in_use) == (0, 0, 0, 0)
-        assert set(self.drive.outputs) == {(name, choice) for name, add in self.adds.items() for choice in range(add.num_choices)}
+        assert (stats.num_running, stats.num_waiting, stats.num_slots_in_use, stats.num_scratch_in_use) == (
+            0,
+            0,
+            0,
+            0,
+        )
+        assert set(self.drive.outputs) == {
+            (name, choice) for name, add in self.adds.items() for choice in range(add.num_choices)
+        }
         discarded = 0
         for name, choice in self.drive.outputs:
             self.check_choice(self.adds[name], choice)
@@ -181,7 +200,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.check_order()
 
     def check_choice(self, add: Add, choice: int) -> None:
-        key, final, tokens = (add.request_id, choice), self.drive.final(add.request_id, choice), self.drive.tokens(add.request_id, choice)
+        key, final, tokens = (
+            (add.request_id, choice),
+            self.drive.final(add.request_id, choice),
+            self.drive.tokens(add.request_id, choice),
+        )
         whole = answer(add, self.drive.spec, choice)
         assert tokens == whole[: len(tokens)]
         if final.reason is FinishReason.LENGTH:
@@ -198,7 +221,9 @@ class EngineMachine(RuleBasedStateMachine):
             expected = [add.prompt_token_ids[1:]] if is_scored else []
             assert [tuple(token.token_id for token in score) for score in scores] == expected
             assert final.num_packed_prompt_tokens == max(add.num_forced_tokens - 1, 0)
-            assert final.num_prefill_output_tokens == (add.num_forced_tokens == 0 and final.num_output_tokens > 0)
+            assert final.num_prefill_output_tokens == (
+                add.num_forced_tokens == 0 and final.num_output_tokens > 0
+            )
         if scores and add.num_prompt_logprobs:
             assert [token.top_logprobs[0][0] for token in scores[0]] == likeliest(add)
 
@@ -206,15 +231,23 @@ class EngineMachine(RuleBasedStateMachine):
         """What runs in the background leaves half of the slots to the rest."""
         holders = [request.add for request in self.drive.scheduler.live() if request.slot is not None]
         for number, pool in enumerate(self.drive.spec.pools):
-            assert sum(add.is_background for add in holders if add.pool == number) <= max(1, pool.num_slots // 2)
+            assert sum(add.is_background for add in holders if add.pool == number) <= max(
+                1, pool.num_slots // 2
+            )
 
     def check_order(self) -> None:
         """Within the direct and the scratch line, those of one priority or one tenant are admitted as they came."""
         lines: dict[tuple[int, bool, bool, int | str], list[float]] = {}
         limits = [pool.max_direct_tokens for pool in self.drive.spec.pools]
         for name, add in self.adds.items():
-            needs_scratch = not add.needs_slot or len(add.prompt_token_ids) - add.num_forced_tokens > limits[add.pool]
-            levels: dict[QueueOrder, int | str] = {QueueOrder.FAIR: add.tenant, QueueOrder.PRIORITY: add.priority, QueueOrder.FCFS: 0}
+            needs_scratch = (
+                not add.needs_slot or len(add.prompt_token_ids) - add.num_forced_tokens > limits[add.pool]
+            )
+            levels: dict[QueueOrder, int | str] = {
+                QueueOrder.FAIR: add.tenant,
+                QueueOrder.PRIORITY: add.priority,
+                QueueOrder.FCFS: 0,
+            }
             line = (add.pool, needs_scratch, add.is_background, levels[self.order])
             admitted = [self.drive.final(name, choice).timing.admitted for choice in range(add.num_choices)]
             lines.setdefault(line, []).extend(time for time in admitted if time is not None)
@@ -223,10 +256,16 @@ class EngineMachine(RuleBasedStateMachine):
 
 def likeliest(add: Add) -> list[int]:
     """The token that would have followed each of the prompt's tokens but the last."""
-    return [expected_tokens(add.prompt_token_ids[:end], GREEDY, 1, vocab_size=16)[0] for end in range(1, len(add.prompt_token_ids))]
+    return [
+        expected_tokens(add.prompt_token_ids[:end], GREEDY, 1, vocab_size=16)[0]
+        for end in range(1, len(add.prompt_token_ids))
+    ]
 
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )

@@ -92,7 +92,9 @@ class Observations:
 
 def is_at_rest(seen: Observations) -> bool:
     """Whether no slot is held any more."""
-    return seen.last is not None and seen.last.stats.num_slots_in_use == 0 and seen.last.stats.num_waiting == 0
+    return (
+        seen.last is not None and seen.last.stats.num_slots_in_use == 0 and seen.last.stats.num_waiting == 0
+    )
 
 
 def add_of(

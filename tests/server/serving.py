@@ -42,7 +42,11 @@ def settings(**changes: Any) -> ServerSettings:
 
 
 def spec(**changes: Any) -> BackendSpec:
-    options: dict[str, Any] = {"vocab_size": VOCAB_SIZE, "features": frozenset(Feature), "max_model_len": 1024} | changes
+    options: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "features": frozenset(Feature),
+        "max_model_len": 1024,
+    } | changes
     return fake_spec(**options)
 
 
@@ -52,7 +56,9 @@ class Observed(Metrics):
     def __init__(self) -> None:
         super().__init__(MODEL)
         self.finals: list[Final] = []
-        self.statuses: list[int] = []  # of requests that the server is done with; 499: gone before it was answered
+        self.statuses: list[
+            int
+        ] = []  # of requests that the server is done with; 499: gone before it was answered
         self.num_refused = 0
         self.num_reserved = 0
         self.last_step: StepRecord | None = None
@@ -114,7 +120,9 @@ class RunningServer:
 
 
 @contextlib.asynccontextmanager
-async def _running_batches(batches: Batches | None, routes: ASGIApp, observed: Observed, num_slots: int) -> AsyncIterator[None]:
+async def _running_batches(
+    batches: Batches | None, routes: ASGIApp, observed: Observed, num_slots: int
+) -> AsyncIterator[None]:
     if batches is None:
         yield
         return
@@ -144,14 +152,20 @@ def serve(
     backend = FakeBackend(backend_spec or spec(), step_time=gate.step, faults=faults)
     grammars = Grammars(renderer)
     scheduling = config or SchedulerConfig()
-    engine = ObservedEngine(lambda: backend, scheduling, observed, WallClock(), stall_limit=60, constraints=grammars)
+    engine = ObservedEngine(
+        lambda: backend, scheduling, observed, WallClock(), stall_limit=60, constraints=grammars
+    )
     engine.observed = observed
     server_settings = server_settings or settings()
     routes = create_app(Services(engine, renderer, grammars, server_settings, observed, batches))
     metered = HttpMeter(wrap(guarded(routes, server_settings, observed)), observed, WallClock().now)
     server = uvicorn.Server(
         uvicorn.Config(
-            metered, http=protocol_with(server_settings.connections), lifespan="off", log_config=None, timeout_graceful_shutdown=5
+            metered,
+            http=protocol_with(server_settings.connections),
+            lifespan="off",
+            log_config=None,
+            timeout_graceful_shutdown=5,
         )
     )
     has_loaded = threading.Event()
@@ -160,7 +174,9 @@ def serve(
         engine.start()
         await engine.wait_loaded()
         has_loaded.set()
-        async with _running_batches(batches, routes, observed, scheduling.num_background_slots(backend.spec.pools[0].num_slots)):
+        async with _running_batches(
+            batches, routes, observed, scheduling.num_background_slots(backend.spec.pools[0].num_slots)
+        ):
             await server.serve(sockets=[listener])
         await engine.close()
 

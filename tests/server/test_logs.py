@@ -58,7 +58,10 @@ def test_every_request_has_a_line_and_probes_have_none(renderer: Renderer, lines
     assert (whole["method"], whole["path"], whole["status"]) == ("POST", "/v1/completions", 200)
     assert whole["request_id"] == response.headers["x-request-id"]
     assert whole["key"] == key_name("secret-key")
-    assert (whole["prompt_tokens"], whole["output_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
+    assert (whole["prompt_tokens"], whole["output_tokens"]) == (
+        usage["prompt_tokens"],
+        usage["completion_tokens"],
+    )
     assert 0 < whole["first_byte"] <= whole["duration"]
     assert refused["status"] == 401
     assert not {"key", "prompt_tokens", "output_tokens"} & refused.keys()
@@ -73,11 +76,15 @@ def test_prompts_are_logged_if_that_is_asked_for(renderer: Renderer, lines: Line
     assert "Anna keeps" in prompt["prompt"]
 
 
-def test_a_request_that_does_not_arrive_whole_is_told_as_it_was_answered(renderer: Renderer, lines: Lines) -> None:
+def test_a_request_that_does_not_arrive_whole_is_told_as_it_was_answered(
+    renderer: Renderer, lines: Lines
+) -> None:
     with serve(renderer, settings(connections=ConnectionLimits(read_timeout=0.2))) as server:
         url = httpx.URL(server.url)
         with socket.create_connection((url.host, url.port or 80), timeout=30) as connection:
-            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{")
+            connection.sendall(
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+            )
             assert connection.recv(65536).startswith(b"HTTP/1.1 408 ")
         server.observed.wait_until(lambda: server.observed.statuses == [408])
     assert [json.loads(line)["status"] for line in lines.lines] == [408]
@@ -86,10 +93,16 @@ def test_a_request_that_does_not_arrive_whole_is_told_as_it_was_answered(rendere
 @pytest.mark.parametrize("value", ["/a\nERROR forged", "/a b", '/"', "/\x1b[2J", "/é", "/a=b"])
 @pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter()])
 def test_a_value_cannot_make_lines_or_fields_of_its_own(formatter: logging.Formatter, value: str) -> None:
-    record = logging.makeLogRecord({"msg": "request", "name": "x", "levelname": "INFO", **fields(path=value, key=None)})
+    record = logging.makeLogRecord(
+        {"msg": "request", "name": "x", "levelname": "INFO", **fields(path=value, key=None)}
+    )
     line = formatter.format(record)
     assert line.isprintable()
-    quoted = json.loads(line)["path"] if isinstance(formatter, JsonFormatter) else json.loads(line.partition("path=")[2])
+    quoted = (
+        json.loads(line)["path"]
+        if isinstance(formatter, JsonFormatter)
+        else json.loads(line.partition("path=")[2])
+    )
     assert quoted == value
     assert "key" not in line
 
@@ -98,7 +111,9 @@ def test_an_exception_is_one_line_of_json() -> None:
     try:
         raise ValueError("what went wrong")
     except ValueError as error:
-        record = logging.makeLogRecord({"msg": "failed", "exc_info": (ValueError, error, error.__traceback__)})
+        record = logging.makeLogRecord(
+            {"msg": "failed", "exc_info": (ValueError, error, error.__traceback__)}
+        )
     line = JsonFormatter().format(record)
     assert "\n" not in line
     assert "what went wrong" in json.loads(line)["exception"]

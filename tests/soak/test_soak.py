@@ -13,7 +13,9 @@ from bench.soak.run import memory_checks
 
 def test_every_request_is_accounted_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result_file, picture = tmp_path / "soak.json", tmp_path / "soak.svg"
-    status = main(["--minutes", "0.5", "--json", str(result_file), "--plot", str(picture), "--", "--inner", "fake"])
+    status = main(
+        ["--minutes", "0.5", "--json", str(result_file), "--plot", str(picture), "--", "--inner", "fake"]
+    )
     told = capsys.readouterr()
     assert status == 0, told.out
     result = json.loads(result_file.read_text())
@@ -37,8 +39,17 @@ def ledger() -> Ledger:
     return books
 
 
-RIGHT = {"http:200": 1.0, "http:429": 1.0, "http:499": 1.0, "outcome:stop": 1.0, "outcome:abort": 2.0, "generation_tokens": 9.0}
-RIGHT |= {"prompt_tokens": 3.0} | {f"held:{name}": 0.0 for name in ("running", "waiting", "unfinished", "slots", "scratch")}
+RIGHT = {
+    "http:200": 1.0,
+    "http:429": 1.0,
+    "http:499": 1.0,
+    "outcome:stop": 1.0,
+    "outcome:abort": 2.0,
+    "generation_tokens": 9.0,
+}
+RIGHT |= {"prompt_tokens": 3.0} | {
+    f"held:{name}": 0.0 for name in ("running", "waiting", "unfinished", "slots", "scratch")
+}
 
 
 def wrong(found: dict[str, float]) -> list[str]:

@@ -21,7 +21,11 @@ KERNELS = "kernels.so"
 def code_folder(cache: Path) -> Path:
     """Return the folder for code of this processor, this torch, these kernels and these options."""
     cpu = Path("/proc/cpuinfo")
-    flags = next((line for line in cpu.read_text().splitlines() if line.startswith("flags")), "") if cpu.exists() else ""
+    flags = (
+        next((line for line in cpu.read_text().splitlines() if line.startswith("flags")), "")
+        if cpu.exists()
+        else ""
+    )
     sources = (path.read_text() for path in sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"))))
     parts = (torch.__version__, sys.version, flags, repr(OPTIONS), *sources)
     return cache / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

@@ -30,8 +30,17 @@ def _attention_shape(query: Tensor, key: Tensor, value: Tensor, *_: object) -> T
 
 
 class _ChunkCache(TracedCache):
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:  # noqa: ARG002
-        output: Tensor = torch.ops.snapserve.cached_attention(query, key, value, options.scaling, options.softcap, options.sinks)
+    def attend(
+        self,
+        layer: int,  # noqa: ARG002
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        options: AttentionOptions,
+    ) -> Tensor:
+        output: Tensor = torch.ops.snapserve.cached_attention(
+            query, key, value, options.scaling, options.softcap, options.sinks
+        )
         return output
 
 
@@ -42,9 +51,19 @@ class ChunkAttention:
     cache: ModelCache
     layer: int
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None, sinks: Tensor | None) -> Tensor:
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        softcap: float | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
         keys, values = self.cache.update(key, value, self.layer)
-        return self.cache.attend(self.layer, query, keys, values, AttentionOptions(scaling, softcap, sinks)).contiguous()
+        return self.cache.attend(
+            self.layer, query, keys, values, AttentionOptions(scaling, softcap, sinks)
+        ).contiguous()
 
 
 def chunk_code(layer: LayerFunction, call: LayerCall) -> ChunkCode:
@@ -52,6 +71,9 @@ def chunk_code(layer: LayerFunction, call: LayerCall) -> ChunkCode:
     tensors = call.tensors()
     chunk = tensors[0].shape[:2]
     plain = [InputSpec.of(tensor) for tensor in tensors]
-    given = [replace(spec, sizes=("rows", "tokens", *spec.sizes[2:])) if spec.sizes[:2] == chunk else spec for spec in plain]
+    given = [
+        replace(spec, sizes=("rows", "tokens", *spec.sizes[2:])) if spec.sizes[:2] == chunk else spec
+        for spec in plain
+    ]
     source = layer.trace(call, given, (), _ChunkCache)
     return function_of(source.code.replace("torch.ops.snapserve.cached_attention.default(", "self.attend("))

@@ -39,11 +39,20 @@ class CodeTimes:
 class CompiledCode:
     """Builds and loads the code of one backend, for the thread that runs its steps."""
 
-    def __init__(self, folder: Path, model: PreTrainedModel, pools: Sequence[TorchPool], max_position: int, kernels: Kernels) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: PreTrainedModel,
+        pools: Sequence[TorchPool],
+        max_position: int,
+        kernels: Kernels,
+    ) -> None:
         self.times = CodeTimes()
         self._folder, self._kernels = code_folder(folder), kernels
         self._layers = LayerGraphs(model, kernels)
-        self.steps = tuple(StepGraphs(model, self._layers.layers, pool, max_position, kernels) for pool in pools)
+        self.steps = tuple(
+            StepGraphs(model, self._layers.layers, pool, max_position, kernels) for pool in pools
+        )
         self._keys: tuple[str, ...] = ()
         self._is_pending = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -92,16 +101,25 @@ class CompiledCode:
         return self._folder / "log"
 
     def _is_built(self) -> bool:
-        return all(path.exists() for path in (self._folder / KERNELS, *(graph_path(self._folder, key) for key in self._keys)))
+        return all(
+            path.exists()
+            for path in (self._folder / KERNELS, *(graph_path(self._folder, key) for key in self._keys))
+        )
 
     def _build(self) -> None:
         logger.info("compiling for decode in the background, into %s", self._folder)
         command = [sys.executable, "-m", "backends.torch_backend.compiled.build", str(self._folder)]
-        environment = os.environ | _inductor_environment(self._folder) | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        environment = (
+            os.environ | _inductor_environment(self._folder) | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        )
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         try:
-            os.sched_setscheduler(self._process.pid, os.SCHED_IDLE, os.sched_param(0))  # a step's threads that wake get its core at once
+            os.sched_setscheduler(
+                self._process.pid, os.SCHED_IDLE, os.sched_param(0)
+            )  # a step's threads that wake get its core at once
         except OSError:  # as a container may
             os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
 
@@ -119,7 +137,9 @@ class CompiledCode:
             load_kernels(self._folder / KERNELS)
             graphs = {key: load_graph(graph_path(self._folder, key)) for key in self._keys}
         except Exception as error:  # files of another's making, read by torch: whatever is wrong with them, there is another way
-            logger.warning("decode stays as it is, since its code cannot be loaded: %s: %s", type(error).__name__, error)
+            logger.warning(
+                "decode stays as it is, since its code cannot be loaded: %s: %s", type(error).__name__, error
+            )
             return
         self._layers.use(graphs)
         for step in self.steps:

@@ -52,15 +52,31 @@ class StepGraphs:
     """The decode step of one pool."""
 
     def __init__(
-        self, model: PreTrainedModel, layers: Sequence[GraphedLayer], pool: TorchPool, max_position: int, kernels: Kernels
+        self,
+        model: PreTrainedModel,
+        layers: Sequence[GraphedLayer],
+        pool: TorchPool,
+        max_position: int,
+        kernels: Kernels,
     ) -> None:
-        self._model, self._layers, self._pool, self._max_position, self._kernels = model, layers, pool, max_position, kernels
+        self._model, self._layers, self._pool, self._max_position, self._kernels = (
+            model,
+            layers,
+            pool,
+            max_position,
+            kernels,
+        )
         inside = {weight.data_ptr() for layer in layers for weight in layer.function.weights}
-        named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+        named = [
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ]
         outside = {name: weight.detach() for name, weight in named if weight.data_ptr() not in inside}
         self._names, self._weights = list(outside), list(outside.values())
         longest = max(kind.policy.layout.capacity for kind in pool.kinds)
-        self._lengths = torch.empty(longest, dtype=torch.int8)  # a graph knows a size only as that of a tensor
+        self._lengths = torch.empty(
+            longest, dtype=torch.int8
+        )  # a graph knows a size only as that of a tensor
         self._is_single = pool.spec.num_slots == 1
         self._calls: list[_LayerInputs] = []
         self._stacks: list[_Stack] = []
@@ -93,9 +109,13 @@ class StepGraphs:
         if not self._graphs:
             return None
         before, after = (self._graphs[key] for key in self._ends)
-        hidden, *shared = before(plan.numbers, *(self._lengths[:length] for length in plan.read_lengths), *self._weights)
+        hidden, *shared = before(
+            plan.numbers, *(self._lengths[:length] for length in plan.read_lengths), *self._weights
+        )
         for stack in self._stacks:
-            hidden = self._graphs[stack.key](hidden, *[shared[number] for number in stack.shared], *stack.own)[0]
+            hidden = self._graphs[stack.key](
+                hidden, *[shared[number] for number in stack.shared], *stack.own
+            )[0]
         logits, best = after(hidden, *self._weights)
         return logits, best
 
@@ -106,7 +126,9 @@ class StepGraphs:
         for first in range(0, len(self._calls), _STACKED):
             calls = self._calls[first : first + _STACKED]
             source, shared = chain([(call.source, call.shared) for call in calls])
-            self._stacks.append(_Stack(source.key, shared, tuple(tensor for call in calls for tensor in call.own)))
+            self._stacks.append(
+                _Stack(source.key, shared, tuple(tensor for call in calls for tensor in call.own))
+            )
             sources.append(source)
         return sources
 
@@ -126,13 +148,18 @@ class StepGraphs:
         def run(numbers: Tensor, *others: Tensor) -> object:
             lengths, weights = others[:num_kinds], others[num_kinds:]
             try:
-                self._call(numbers, tuple(length.shape[0] for length in lengths), weights, [note] * len(self._layers))
+                self._call(
+                    numbers, tuple(length.shape[0] for length in lengths), weights, [note] * len(self._layers)
+                )
             except _LastLayerError:
                 tensors[:] = self._place(calls, unknown)
                 return [tensor.contiguous() for tensor in tensors]
             raise GraphError("it does not call every layer")
 
-        plan = [InputSpec((2 + 2 * num_kinds, self._rows), "int64"), *[InputSpec(("entries",), "int8")] * num_kinds]
+        plan = [
+            InputSpec((2 + 2 * num_kinds, self._rows), "int64"),
+            *[InputSpec(("entries",), "int8")] * num_kinds,
+        ]
         return trace(run, [*plan, *map(InputSpec.of, self._weights)])
 
     def _place(self, calls: Sequence[StepCall], unknown: object) -> list[Tensor]:
@@ -143,7 +170,11 @@ class StepGraphs:
         for number, (layer, call) in enumerate(zip(self._layers, calls, strict=True)):
             if (call.given.args[0] is unknown) != (number > 0):
                 raise GraphError("something happens between the layers")
-            given = [tensor for tensor in (*call.given.tensors(), call.kind.entries, call.kind.bias) if tensor is not hidden]
+            given = [
+                tensor
+                for tensor in (*call.given.tensors(), call.kind.entries, call.kind.bias)
+                if tensor is not hidden
+            ]
             shared |= {id(tensor): tensor for tensor in given}
             places = tuple(list(shared).index(id(tensor)) for tensor in given)
             source = layer.sources.get(self._is_single)
@@ -159,7 +190,9 @@ class StepGraphs:
 
         def run(output: Tensor, *weights: Tensor) -> object:
             numbers = torch.zeros(2 + 2 * len(self._pool.kinds), output.shape[0], dtype=torch.int64)
-            stand_ins: list[Callable[[StepCall], object]] = [lambda call: call.given.args[0]] * (len(self._layers) - 1) + [lambda _: output]
+            stand_ins: list[Callable[[StepCall], object]] = [lambda call: call.given.args[0]] * (
+                len(self._layers) - 1
+            ) + [lambda _: output]
             logits = self._call(numbers, (1,) * len(self._pool.kinds), weights, stand_ins)[:, -1]
             return [logits, logits.float().argmax(dim=-1)]
 
@@ -181,12 +214,16 @@ class StepGraphs:
         arguments = forward_pass.arguments(self._pool.cache) | {"logits_to_keep": 1}
         with _standing_in(self._layers, stand_ins):
             named = dict(zip(self._names, weights, strict=True))
-            logits: Tensor = torch.func.functional_call(self._model, named, (), arguments, tie_weights=False).logits
+            logits: Tensor = torch.func.functional_call(
+                self._model, named, (), arguments, tie_weights=False
+            ).logits
         return logits
 
 
 @contextmanager
-def _standing_in(layers: Sequence[GraphedLayer], stand_ins: Sequence[Callable[[StepCall], object]]) -> Iterator[None]:
+def _standing_in(
+    layers: Sequence[GraphedLayer], stand_ins: Sequence[Callable[[StepCall], object]]
+) -> Iterator[None]:
     try:
         for layer, stand_in in zip(layers, stand_ins, strict=True):
             layer.stand_in = stand_in

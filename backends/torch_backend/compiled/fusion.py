@@ -18,7 +18,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from backends.torch_backend.native.kernels import BLOCK
 
 _aten = torch.ops.aten
-_linear, _rotate, _slot_attention = (getattr(torch.ops.snapserve, name).default for name in ("linear", "rotate", "slot_attention"))
+_linear, _rotate, _slot_attention = (
+    getattr(torch.ops.snapserve, name).default for name in ("linear", "rotate", "slot_attention")
+)
 _END = 2**63 - 1  # of a slice
 
 
@@ -54,7 +56,9 @@ def _norm(*, is_cast: bool) -> PatternExpr:
 
 
 def _gate() -> PatternExpr:
-    halves = CallFunction(_aten.split_with_sizes.default, KeywordArg("linear"), KeywordArg("sizes"), -1, _users=2)
+    halves = CallFunction(
+        _aten.split_with_sizes.default, KeywordArg("linear"), KeywordArg("sizes"), -1, _users=2
+    )
     first, second = (CallFunction(operator.getitem, halves, number) for number in range(2))
     return CallFunction(_aten.mul.Tensor, CallFunction(_aten.silu.default, first), second)
 
@@ -62,16 +66,26 @@ def _gate() -> PatternExpr:
 def _rotated() -> PatternExpr:
     """Heads whose halves are turned against each other."""
     heads, half = KeywordArg("heads"), KeywordArg("half")
-    cosines, sines = (CallFunction(_aten.unsqueeze.default, KeywordArg(name), 1, _users=MULTIPLE) for name in ("cosines", "sines"))
+    cosines, sines = (
+        CallFunction(_aten.unsqueeze.default, KeywordArg(name), 1, _users=MULTIPLE)
+        for name in ("cosines", "sines")
+    )
     first = CallFunction(_aten.slice.Tensor, heads, 3, 0, half)
     second = CallFunction(_aten.slice.Tensor, heads, 3, half, _END)
     turned = CallFunction(_aten.cat.default, [CallFunction(_aten.neg.default, second), first], -1)
-    return CallFunction(_aten.add.Tensor, CallFunction(_aten.mul.Tensor, heads, cosines), CallFunction(_aten.mul.Tensor, turned, sines))
+    return CallFunction(
+        _aten.add.Tensor,
+        CallFunction(_aten.mul.Tensor, heads, cosines),
+        CallFunction(_aten.mul.Tensor, turned, sines),
+    )
 
 
 def _attention() -> PatternExpr:
     """A decode step's attention of rotated queries and keys."""
-    query, key = (CallFunction(_rotate, KeywordArg(name), KeywordArg("cosines"), KeywordArg("sines")) for name in ("query", "key"))
+    query, key = (
+        CallFunction(_rotate, KeywordArg(name), KeywordArg("cosines"), KeywordArg("sines"))
+        for name in ("query", "key")
+    )
     return CallFunction(_slot_attention, query, key, *[Ignored() for _ in range(8)])
 
 
@@ -91,7 +105,12 @@ def _let_gate(node: Node, linear: Node, sizes: list[int]) -> None:
 
 def _add(node: Node, left: Any, right: Any) -> None:
     for linear, residual in ((right, left), (left, right)):
-        if _is_open(linear) and len(linear.users) == 1 and isinstance(residual, Node) and _is_alike(residual, linear):
+        if (
+            _is_open(linear)
+            and len(linear.users) == 1
+            and isinstance(residual, Node)
+            and _is_alike(residual, linear)
+        ):
             _extend(node, linear, residual=residual)
             break
 
@@ -99,7 +118,10 @@ def _add(node: Node, left: Any, right: Any) -> None:
 def _turn(node: Node, heads: Node, cosines: Node, sines: Node, half: int) -> None:
     rows, _, tokens, width = _value(heads).shape
     angles = [_value(angle) for angle in (cosines, sines)]
-    has_angles = all(value.dtype is _value(heads).dtype and _are_equal(value.shape, (rows, tokens, width)) for value in angles)
+    has_angles = all(
+        value.dtype is _value(heads).dtype and _are_equal(value.shape, (rows, tokens, width))
+        for value in angles
+    )
     if has_angles and width == 2 * half:
         _replace(node, _rotate, heads, cosines, sines)
 
@@ -111,7 +133,11 @@ def _let_turn(node: Node, query: Node, key: Node, cosines: Node, sines: Node) ->
 
 def _is_open(node: Any) -> bool:
     """Return whether it is a product whose outputs nothing has been made of yet."""
-    return isinstance(node, Node) and node.target is _linear and not {"residual", "is_gated"} & node.kwargs.keys()
+    return (
+        isinstance(node, Node)
+        and node.target is _linear
+        and not {"residual", "is_gated"} & node.kwargs.keys()
+    )
 
 
 def _is_alike(node: Node, other: Node) -> bool:
@@ -119,7 +145,9 @@ def _is_alike(node: Node, other: Node) -> bool:
 
 
 def _are_equal(shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    return len(shape) == len(other) and all(statically_known_true(size == size_) for size, size_ in zip(shape, other, strict=True))
+    return len(shape) == len(other) and all(
+        statically_known_true(size == size_) for size, size_ in zip(shape, other, strict=True)
+    )
 
 
 def _value(node: Node) -> Tensor:

@@ -32,13 +32,29 @@ class LayerFunction:
     def structure(self, inputs: Sequence[Tensor]) -> Hashable:
         """Return all that tells one layer's graph from another's, but for what they do with their numbers."""
         modules = [
-            (name, type(module), *((key, value) for key, value in vars(module).items() if isinstance(value, _SIMPLE) and key != _NUMBER))
+            (
+                name,
+                type(module),
+                *(
+                    (key, value)
+                    for key, value in vars(module).items()
+                    if isinstance(value, _SIMPLE) and key != _NUMBER
+                ),
+            )
             for name, module in self._layer.named_modules()
         ]
-        return tuple(modules), tuple(self._names), tuple((tensor.shape, tensor.dtype) for tensor in (*inputs, *self.weights))
+        return (
+            tuple(modules),
+            tuple(self._names),
+            tuple((tensor.shape, tensor.dtype) for tensor in (*inputs, *self.weights)),
+        )
 
     def trace(
-        self, call: LayerCall, given: Sequence[InputSpec], own: Sequence[InputSpec], cache: Callable[..., TracedCache]
+        self,
+        call: LayerCall,
+        given: Sequence[InputSpec],
+        own: Sequence[InputSpec],
+        cache: Callable[..., TracedCache],
     ) -> GraphSource:
         """Return the graph of a call, whose inputs are the call's tensors, `own`, of which the `cache` it meets is made, and the weights.
 
@@ -49,7 +65,9 @@ class LayerFunction:
         def run(*tensors: Tensor) -> object:
             replaced = call.replaced(tensors[:first_own], cache(*tensors[first_own:first_weight]))
             weights = dict(zip(self._names, tensors[first_weight:], strict=True))
-            return torch.func.functional_call(self._layer, weights, replaced.args, dict(replaced.kwargs), tie_weights=False)
+            return torch.func.functional_call(
+                self._layer, weights, replaced.args, dict(replaced.kwargs), tie_weights=False
+            )
 
         with _unnumbered(self._layer):
             return trace(run, [*given, *own, *map(InputSpec.of, self.weights)])

@@ -34,7 +34,12 @@ class StepCall:
     planes: tuple[Tensor, ...]
 
     def inputs(self) -> list[Tensor]:
-        return [*self.given.tensors(), self.kind.entries.contiguous(), self.kind.bias.contiguous(), *self.planes]
+        return [
+            *self.given.tensors(),
+            self.kind.entries.contiguous(),
+            self.kind.bias.contiguous(),
+            *self.planes,
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +48,26 @@ class _TracedSlots(TracedCache):
     bias: Tensor
     planes: tuple[Tensor, ...]
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:  # noqa: ARG002
+    def attend(
+        self,
+        layer: int,  # noqa: ARG002
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        options: AttentionOptions,
+    ) -> Tensor:
         scaling, softcap, sinks = options.scaling, options.softcap, options.sinks
-        return slot_attention(query, key, value, self.planes, self.entries, self.bias, scaling=scaling, softcap=softcap, sinks=sinks)
+        return slot_attention(
+            query,
+            key,
+            value,
+            self.planes,
+            self.entries,
+            self.bias,
+            scaling=scaling,
+            softcap=softcap,
+            sinks=sinks,
+        )
 
 
 class GraphedLayer(StandIn):
@@ -58,9 +80,13 @@ class GraphedLayer(StandIn):
         self.function = LayerFunction(layer)
         self._number, self._kernels = number, kernels
         self.calls: dict[bool, StepCall] = {}
-        self.chunk_call: LayerCall | None = None  # with the most rows so far, so that it shows what every row has of its own
+        self.chunk_call: LayerCall | None = (
+            None  # with the most rows so far, so that it shows what every row has of its own
+        )
         self.chunk: ChunkCode | None = None
-        self.stand_in: Callable[[StepCall], object] | None = None  # is called instead while the step around the layers is traced
+        self.stand_in: Callable[[StepCall], object] | None = (
+            None  # is called instead while the step around the layers is traced
+        )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         cache: ModelCache = kwargs["slot_cache"]
@@ -93,10 +119,19 @@ class GraphedLayer(StandIn):
             raise GraphError("it holds latents instead of keys and values")
         num_rows = call.kind.entries.shape[0]
         entries, bias, *planes = call.inputs()[len(call.given.tensors()) :]
-        given = [InputSpec.of(tensor, _ROW if tensor.shape[0] == num_rows else ()) for tensor in call.given.tensors()]
-        own = [InputSpec.of(entries, _ROW), InputSpec.of(bias, _PLAN), *(InputSpec.of(plane, _PLANE) for plane in planes)]
+        given = [
+            InputSpec.of(tensor, _ROW if tensor.shape[0] == num_rows else ())
+            for tensor in call.given.tensors()
+        ]
+        own = [
+            InputSpec.of(entries, _ROW),
+            InputSpec.of(bias, _PLAN),
+            *(InputSpec.of(plane, _PLANE) for plane in planes),
+        ]
         with self._kernels.used():
-            return self.function.trace(call.given, given, own, lambda entries, bias, *planes: _TracedSlots(entries, bias, planes))
+            return self.function.trace(
+                call.given, given, own, lambda entries, bias, *planes: _TracedSlots(entries, bias, planes)
+            )
 
     def trace_chunk(self, call: LayerCall) -> ChunkCode | None:
         """Return the code of a chunk's call; none if it cannot be traced."""
@@ -130,7 +165,12 @@ class LayerGraphs:
             try:
                 source = layer.trace(layer.calls[is_single])
             except GraphError as error:
-                logger.info("%d of %d layers have no graph: %s", len(users), len(self.layers), str(error).splitlines()[0])
+                logger.info(
+                    "%d of %d layers have no graph: %s",
+                    len(users),
+                    len(self.layers),
+                    str(error).splitlines()[0],
+                )
                 continue
             sources[source.key] = source
             for layer, is_single in users:
@@ -151,4 +191,8 @@ class LayerGraphs:
     def use(self, graphs: Mapping[str, Compiled]) -> None:
         """Let the layers run these graphs from the next step on."""
         for layer in self.layers:
-            layer.graphs |= {is_single: graphs[source.key] for is_single, source in layer.sources.items() if source.key in graphs}
+            layer.graphs |= {
+                is_single: graphs[source.key]
+                for is_single, source in layer.sources.items()
+                if source.key in graphs
+            }

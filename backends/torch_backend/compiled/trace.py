@@ -56,7 +56,10 @@ class InputSpec:
     def of(cls, tensor: Tensor, names: Sequence[str | None] = ()) -> "InputSpec":
         """Describe a tensor whose first sizes have `names`. A size of 1 is always taken as it is: it has a meaning of its own."""
         padded = (*names, *(None,) * (tensor.dim() - len(names)))
-        sizes = tuple(size if name is None or size == 1 else name for size, name in zip(tensor.shape, padded, strict=True))
+        sizes = tuple(
+            size if name is None or size == 1 else name
+            for size, name in zip(tensor.shape, padded, strict=True)
+        )
         return cls(sizes, str(tensor.dtype).removeprefix("torch."))
 
 
@@ -77,7 +80,10 @@ class GraphSource:
     @classmethod
     def from_json(cls, text: str) -> "GraphSource":
         document = json.loads(text)
-        return cls(document["code"], tuple(InputSpec(tuple(spec["sizes"]), spec["dtype"]) for spec in document["inputs"]))
+        return cls(
+            document["code"],
+            tuple(InputSpec(tuple(spec["sizes"]), spec["dtype"]) for spec in document["inputs"]),
+        )
 
 
 def trace(function: Function, inputs: Sequence[InputSpec]) -> GraphSource:
@@ -96,15 +102,26 @@ def chain(links: Sequence[tuple[GraphSource, Sequence[int]]]) -> tuple[GraphSour
 
     Each link is called with what the one before it returned, with the shared tensors of the given numbers, and then with its own.
     """
-    shared = {number: spec for source, numbers in links for number, spec in zip(numbers, source.inputs[1:], strict=False)}
-    sources, places = list(dict.fromkeys(source for source, _ in links)), {number: place for place, number in enumerate(shared)}
+    shared = {
+        number: spec
+        for source, numbers in links
+        for number, spec in zip(numbers, source.inputs[1:], strict=False)
+    }
+    sources, places = (
+        list(dict.fromkeys(source for source, _ in links)),
+        {number: place for place, number in enumerate(shared)},
+    )
     specs, calls = [links[0][0].inputs[0], *shared.values()], []
     for source, numbers in links:
         own = source.inputs[1 + len(numbers) :]
         given = [*(places[number] for number in numbers), *range(len(specs) - 1, len(specs) - 1 + len(own))]
         specs += own
-        calls.append(f"    passed = link{sources.index(source)}(self, passed, {', '.join(f'others[{place}]' for place in given)})")
-    functions = [source.code.replace("def forward(", f"def link{number}(", 1) for number, source in enumerate(sources)]
+        calls.append(
+            f"    passed = link{sources.index(source)}(self, passed, {', '.join(f'others[{place}]' for place in given)})"
+        )
+    functions = [
+        source.code.replace("def forward(", f"def link{number}(", 1) for number, source in enumerate(sources)
+    ]
     code = "\n".join([*functions, "def forward(self, passed, *others):", *calls, "    return passed"])
     return GraphSource(code, tuple(specs)), tuple(shared)
 
@@ -115,7 +132,9 @@ def compile_graph(source: GraphSource, target: Path) -> None:
     graph, examples = _trace(lambda *tensors: forward(None, *tensors), source.inputs)
     mode = examples[0].fake_mode
     with tracing(TracingContext(mode)), torch.no_grad(), torch._inductor.config.patch(OPTIONS):
-        torch._inductor.standalone_compile(graph, [*examples], dynamic_shapes="from_tracing_context").save(path=str(target))
+        torch._inductor.standalone_compile(graph, [*examples], dynamic_shapes="from_tracing_context").save(
+            path=str(target)
+        )
 
 
 def function_of(code: str) -> Function:
@@ -153,7 +172,10 @@ def _trace(function: Function, inputs: Sequence[InputSpec]) -> tuple[GraphModule
     mode = FakeTensorMode(shape_env=ShapeEnv())
     examples = [_example(mode, number, spec) for number, spec in enumerate(inputs)]
     try:
-        with torch.no_grad(), _silenced("torch._subclasses.fake_tensor"):  # what goes wrong is told by the error
+        with (
+            torch.no_grad(),
+            _silenced("torch._subclasses.fake_tensor"),
+        ):  # what goes wrong is told by the error
             graph = make_fx(function, tracing_mode="symbolic")(*examples)
     except Exception as error:  # whatever a model's code may do
         raise GraphError(f"{type(error).__name__}: {error}") from error

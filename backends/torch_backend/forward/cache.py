@@ -75,15 +75,23 @@ class Step:
     into_scratch: bool = False
     reads_first: bool = False  # `places` are the first ones, in order
     only_place: int | None = None  # of a single row, which is read where it lies
-    query_entry: Tensor | None = None  # [row, query]: the tokens' entries in their scratches, −1 for padding; only for observations
+    query_entry: Tensor | None = (
+        None  # [row, query]: the tokens' entries in their scratches, −1 for padding; only for observations
+    )
     observations: tuple[Observation, ...] = ()
-    num_asked: int | None = None  # of each row's tokens, the last so many are asked for beyond the cache and the votes; None: all
+    num_asked: int | None = (
+        None  # of each row's tokens, the last so many are asked for beyond the cache and the votes; None: all
+    )
     only_writes: bool = False  # whoever has written to the cache is done
 
     def of_last(self, num_tokens: int) -> "Step":
         """Return the step as each row's last tokens see it: what they write and what they vote is the same."""
         kinds = tuple(kind.of_last(num_tokens) for kind in self.kinds)
-        return replace(self, kinds=kinds, query_entry=None if self.query_entry is None else self.query_entry[:, -num_tokens:])
+        return replace(
+            self,
+            kinds=kinds,
+            query_entry=None if self.query_entry is None else self.query_entry[:, -num_tokens:],
+        )
 
 
 class WrittenError(Exception):
@@ -93,7 +101,15 @@ class WrittenError(Exception):
 class CacheLayer(CacheLayerMixin):
     """One layer's slots, the scratches that they are filled from, and who is voted for there."""
 
-    def __init__(self, spec: LayerSpec, kind_index: int, kind: LayerKind, num_slots: int, scratch: SlotCache, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: LayerSpec,
+        kind_index: int,
+        kind: LayerKind,
+        num_slots: int,
+        scratch: SlotCache,
+        device: torch.device,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kind_index = kind_index
         self.kind = kind
@@ -103,9 +119,13 @@ class CacheLayer(CacheLayerMixin):
         num_votes = scratch.layout.capacity if kind.chooser else 0
         self._votes = torch.zeros(scratch.num_slots, spec.num_heads, num_votes, device=device)
         # The index of the token that each entry of a scratch holds.
-        self._index = torch.zeros(scratch.num_slots, spec.num_kv_heads, num_votes, dtype=torch.int64, device=device)
+        self._index = torch.zeros(
+            scratch.num_slots, spec.num_kv_heads, num_votes, dtype=torch.int64, device=device
+        )
 
-    def update(self, key_states: Tensor, value_states: Tensor, step: Step, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, step: Step, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
         """Write a step's keys and values and return those that its queries may see."""
         keys, values = self.write(step, key_states, value_states)
         return keys, values
@@ -124,7 +144,9 @@ class CacheLayer(CacheLayerMixin):
         read = step.places if first is None else slice(first, first + step.places.shape[0])
         return [plane[:, :, : kind.read_length][read] for plane in cache.planes]
 
-    def observe(self, step: Step, query: Tensor, key: Tensor, options: AttentionOptions, reduction: Reduction) -> None:
+    def observe(
+        self, step: Step, query: Tensor, key: Tensor, options: AttentionOptions, reduction: Reduction
+    ) -> None:
         """Gather the votes of the observation windows' queries."""
         scorer = self.kind.chooser
         if scorer is None or step.query_entry is None:
@@ -173,11 +195,15 @@ class CacheLayer(CacheLayerMixin):
         for plane in self.scratch.planes:
             heads, entries, width = plane.shape[1:]
             rows = (left + entries * torch.arange(heads, device=left.device)[:, None]).flatten()
-            plane[scratch, :, :num_left] = plane[scratch].flatten(0, 1).index_select(0, rows).view(heads, num_left, width)
+            plane[scratch, :, :num_left] = (
+                plane[scratch].flatten(0, 1).index_select(0, rows).view(heads, num_left, width)
+            )
         if self.kind.chooser is not None:
             index = self._index[scratch]
             index[:, :num_left] = index.gather(1, left)
-            index[:, num_left:] = torch.arange(num_read, num_read + index.shape[1] - num_left, device=index.device)
+            index[:, num_left:] = torch.arange(
+                num_read, num_read + index.shape[1] - num_left, device=index.device
+            )
         self._votes[scratch].zero_()
 
     def pack(self, scratch: int, slots: Sequence[int], num_prompt_tokens: int, num_given_up: int) -> None:
@@ -186,21 +212,38 @@ class CacheLayer(CacheLayerMixin):
         placement = policy.place(num_prompt_tokens)
         # Each layer gave up others, so that entries of two no longer stand for the same tokens.
         leader = self.leader if num_given_up == 0 else None
-        kept = self._best(scratch, placement.candidates_end - num_given_up, policy.layout.num_kept, placement.num_lent, leader)
+        kept = self._best(
+            scratch,
+            placement.candidates_end - num_given_up,
+            policy.layout.num_kept,
+            placement.num_lent,
+            leader,
+        )
         self.clear_slot(slots[0])
-        self.slots.pack(slots[0], [plane[scratch] for plane in self.scratch.planes], placement, num_prompt_tokens, kept, num_given_up)
+        self.slots.pack(
+            slots[0],
+            [plane[scratch] for plane in self.scratch.planes],
+            placement,
+            num_prompt_tokens,
+            kept,
+            num_given_up,
+        )
         if kept is not None:
             own = kept[:, : placement.num_kept_used]
             self.slots.kept_index[slots[0], :, : own.shape[1]] = self._index[scratch].gather(1, own)
         self.slots.copy(slots[0], slots[1:])
 
-    def _best(self, scratch: int, end: int, num_best: int, num_lent: int = 0, leader: "CacheLayer | None" = None) -> Tensor | None:
+    def _best(
+        self, scratch: int, end: int, num_best: int, num_lent: int = 0, leader: "CacheLayer | None" = None
+    ) -> Tensor | None:
         """Return the entries [kv_head, entry] of the candidates before `end` that `select` chooses; None where nobody votes."""
         scorer = self.kind.chooser
         if scorer is None:
             return None
         num_kv_heads, num_sink = self.slots.kept_index.shape[1], self.kind.policy.layout.num_sink
-        others = leader.highest_scores(scratch, end) if leader is not None and end - num_sink > num_best else None
+        others = (
+            leader.highest_scores(scratch, end) if leader is not None and end - num_sink > num_best else None
+        )
         return select(scorer, self._votes[scratch], num_kv_heads, num_sink, end, num_best, num_lent, others)
 
     def highest_scores(self, scratch: int, end: int) -> Tensor | None:
@@ -245,7 +288,9 @@ class ModelCache(Cache):
     def num_bytes(self) -> int:
         return sum(layer.num_bytes for layer in self.layers)
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
         assert self.step is not None, "a forward pass has a step"
         return self.layers[layer_idx].update(key_states, value_states, self.step)
 
@@ -254,7 +299,9 @@ class ModelCache(Cache):
         assert self.step is not None, "a forward pass has a step"
         return self.layers[layer].write(self.step, latents)[0]
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions
+    ) -> Tensor:
         """Return the attention of a step's queries, and let the observation windows among them vote."""
         step, own = self.step, self.layers[layer]
         assert step is not None, "a forward pass has a step"
@@ -264,8 +311,14 @@ class ModelCache(Cache):
         kind = step.kinds[own.kind_index]
         scaling, softcap, sinks = options.scaling, options.softcap, options.sinks
         if kind.last_seen is None:
-            return grouped_attention(query, key, value, kind.bias, scaling=scaling, softcap=softcap, sinks=sinks)
+            return grouped_attention(
+                query, key, value, kind.bias, scaling=scaling, softcap=softcap, sinks=sinks
+            )
         if is_fast:
             window = own.kind.sliding_window
-            return prompt_attention(query, key, value, kind.last_seen, window, scaling=scaling, softcap=softcap, sinks=sinks)
-        return grouped_attention(query, key, value, kind.bias, scaling=scaling, softcap=softcap, sinks=sinks, is_causal=True)
+            return prompt_attention(
+                query, key, value, kind.last_seen, window, scaling=scaling, softcap=softcap, sinks=sinks
+            )
+        return grouped_attention(
+            query, key, value, kind.bias, scaling=scaling, softcap=softcap, sinks=sinks, is_causal=True
+        )

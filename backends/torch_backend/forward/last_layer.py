@@ -30,7 +30,12 @@ class LastLayer(StandIn):
         # With twice as many there is little to win. Some models hand on their tokens' states in other shapes.
         if hidden.shape[:2] != chunk or chunk[1] <= 2 * num_last:
             return self.layer(*args, **kwargs)
-        last = call.replaced([tensor[:, -num_last:].contiguous() if tensor.shape[:2] == chunk else tensor for tensor in tensors])
+        last = call.replaced(
+            [
+                tensor[:, -num_last:].contiguous() if tensor.shape[:2] == chunk else tensor
+                for tensor in tensors
+            ]
+        )
         try:
             cache.step = replace(step, only_writes=True)
             with suppress(WrittenError):

@@ -37,7 +37,9 @@ class ForwardPass:
         return tokens | {"past_key_values": cache, "use_cache": True, "slot_cache": cache}
 
 
-def prefill_pass(batch: PrefillBatch, kinds: Sequence[LayerKind], scratch: ScratchLayout, device: torch.device) -> ForwardPass:
+def prefill_pass(
+    batch: PrefillBatch, kinds: Sequence[LayerKind], scratch: ScratchLayout, device: torch.device
+) -> ForwardPass:
     """Return the pass that reads a batch's chunks."""
     rows, into_scratch = batch.rows, batch.rows[0].scratch is not None
     token_ids, index = _aligned(batch, device)
@@ -53,7 +55,9 @@ def prefill_pass(batch: PrefillBatch, kinds: Sequence[LayerKind], scratch: Scrat
     starts = [row.start - num for row, num in zip(rows, given_up, strict=True)]
     longest = max(start + len(row.token_ids) for start, row in zip(starts, rows, strict=True))
     entry = torch.where(index >= 0, index - torch.tensor(given_up + padding, device=device)[:, None], -1)
-    kind_steps = tuple(_sequential_step(kind, entry, min(starts), scratch.num_entries, longest) for kind in kinds)
+    kind_steps = tuple(
+        _sequential_step(kind, entry, min(starts), scratch.num_entries, longest) for kind in kinds
+    )
     observations = tuple(_observations(rows, given_up, kinds))
     query_entry = entry if observations else None
     step = Step(
@@ -68,7 +72,9 @@ def prefill_pass(batch: PrefillBatch, kinds: Sequence[LayerKind], scratch: Scrat
     return ForwardPass(token_ids, index.clamp(min=0), step)
 
 
-def look_ahead_pass(row: PrefillRow, kinds: Sequence[LayerKind], scratch: ScratchLayout, device: torch.device) -> ForwardPass:
+def look_ahead_pass(
+    row: PrefillRow, kinds: Sequence[LayerKind], scratch: ScratchLayout, device: torch.device
+) -> ForwardPass:
     """Return the pass that reads a prompt's last tokens, at their positions but behind what its scratch holds, and lets them vote on it.
 
     What it writes lies behind what the prompt's next chunk, or any other, reads.
@@ -78,9 +84,16 @@ def look_ahead_pass(row: PrefillRow, kinds: Sequence[LayerKind], scratch: Scratc
     end = num_held + num_ahead
     entry = torch.arange(num_held, end, device=device)[None]
     kind_steps = tuple(_sequential_step(kind, entry, num_held, scratch.num_entries, end) for kind in kinds)
-    observations = (Observation(0, row.scratch, num_held, end),) if any(kind.chooser for kind in kinds) else ()
+    observations = (
+        (Observation(0, row.scratch, num_held, end),) if any(kind.chooser for kind in kinds) else ()
+    )
     step = Step(
-        torch.tensor([row.scratch], device=device), kind_steps, True, only_place=row.scratch, query_entry=entry, observations=observations
+        torch.tensor([row.scratch], device=device),
+        kind_steps,
+        True,
+        only_place=row.scratch,
+        query_entry=entry,
+        observations=observations,
     )
     return ForwardPass(torch.tensor([row.ahead], device=device), entry + (row.num_prompt_tokens - end), step)
 
@@ -113,7 +126,9 @@ def _read_length(longest: int, limit: int) -> int:
     return min(octave * 3 // 4 if longest <= octave * 3 // 4 else octave, limit)
 
 
-def _sequential_step(kind: LayerKind, query_entry: Tensor, first: int, capacity: int, longest: int) -> KindStep:
+def _sequential_step(
+    kind: LayerKind, query_entry: Tensor, first: int, capacity: int, longest: int
+) -> KindStep:
     """Entries are in the order of the sequence, in a scratch always, in a slot where there is nothing to choose from.
 
     Every chunk begins at the entry `first` or later, and ends at `longest` or before.
@@ -124,7 +139,9 @@ def _sequential_step(kind: LayerKind, query_entry: Tensor, first: int, capacity:
     is_seen = entry <= query
     if kind.sliding_window is not None:
         is_seen &= entry > query - kind.sliding_window
-    return KindStep(torch.where(query_entry >= 0, query_entry, capacity), _bias(is_seen), num_open, query_entry)
+    return KindStep(
+        torch.where(query_entry >= 0, query_entry, capacity), _bias(is_seen), num_open, query_entry
+    )
 
 
 def _direct_step(kind: LayerKind, index: Tensor, rows: Sequence[PrefillRow], longest: int) -> KindStep:
@@ -154,12 +171,20 @@ def _bias(is_seen: Tensor) -> Tensor:
     return torch.zeros(is_seen.shape, device=is_seen.device).masked_fill_(~is_seen, HIDDEN)
 
 
-def _observations(rows: Sequence[PrefillRow], given_up: Sequence[int], kinds: Sequence[LayerKind]) -> Iterable[Observation]:
+def _observations(
+    rows: Sequence[PrefillRow], given_up: Sequence[int], kinds: Sequence[LayerKind]
+) -> Iterable[Observation]:
     """Yield the rows whose chunk holds queries of an observation window, where a layer has more candidates than kept entries."""
     choosing = [(kind.policy, kind.chooser) for kind in kinds if kind.chooser is not None]
     for position, (row, num_given_up) in enumerate(zip(rows, given_up, strict=True)):
-        window = max((scorer.observation_window for policy, scorer in choosing if _chooses(policy, row)), default=0)
-        if row.scratch is not None and row.slots and row.start + len(row.token_ids) > row.num_prompt_tokens - window:
+        window = max(
+            (scorer.observation_window for policy, scorer in choosing if _chooses(policy, row)), default=0
+        )
+        if (
+            row.scratch is not None
+            and row.slots
+            and row.start + len(row.token_ids) > row.num_prompt_tokens - window
+        ):
             num_held = row.num_prompt_tokens - num_given_up
             yield Observation(position, row.scratch, num_held, num_held)
 
@@ -194,7 +219,9 @@ class DecodePlan:
         token_ids, index, *placements = self.numbers
         is_live, kind_steps = self.is_live, []
         window_starts, ring_sizes = placements[: len(self.kinds)], placements[len(self.kinds) :]
-        for kind, window_start, ring_size, read_length in zip(self.kinds, window_starts, ring_sizes, self.read_lengths, strict=True):
+        for kind, window_start, ring_size, read_length in zip(
+            self.kinds, window_starts, ring_sizes, self.read_lengths, strict=True
+        ):
             layout = kind.policy.layout
             entries = torch.where(is_live, decode_entries(layout, index, ring_size), layout.capacity)
             is_seen = live_mask(layout, index + 1, window_start, ring_size, read_length)
@@ -209,7 +236,9 @@ class DecodePlan:
         self.numbers[0] = token_ids
 
 
-def decode_plan(batch: DecodeBatch, kinds: Sequence[LayerKind], num_slots: int, max_model_len: int, device: torch.device) -> DecodePlan:
+def decode_plan(
+    batch: DecodeBatch, kinds: Sequence[LayerKind], num_slots: int, max_model_len: int, device: torch.device
+) -> DecodePlan:
     """Return the plan of a decode batch, before its first step."""
     rows, num_slots = batch.rows, _num_slots_read(batch.rows, num_slots)
     idle = [0] * num_slots
@@ -221,10 +250,14 @@ def decode_plan(batch: DecodeBatch, kinds: Sequence[LayerKind], num_slots: int, 
             placement = kind.policy.place(row.num_prompt_tokens)
             start[row.slot], size[row.slot] = placement.window_start, placement.ring_size
     numbers = torch.tensor([token_ids, index, *starts, *sizes], device=device)
-    return DecodePlan(tuple(kinds), numbers, tuple(_decode_read_length(kind, batch) for kind in kinds), max_model_len - 1)
+    return DecodePlan(
+        tuple(kinds), numbers, tuple(_decode_read_length(kind, batch) for kind in kinds), max_model_len - 1
+    )
 
 
-def idle_plans(kinds: Sequence[LayerKind], num_slots: int, max_model_len: int, max_steps: int, device: torch.device) -> list[DecodePlan]:
+def idle_plans(
+    kinds: Sequence[LayerKind], num_slots: int, max_model_len: int, max_steps: int, device: torch.device
+) -> list[DecodePlan]:
     """Return a plan without a live slot for every shape that a decode batch may have, the largest first. All share one tensor."""
     numbers = torch.zeros(2 + 2 * len(kinds), num_slots, dtype=torch.int64, device=device)
     numbers[1], numbers[2 + len(kinds) :] = -1, 1

@@ -23,7 +23,9 @@ class LayerCall:
     def replaced(self, tensors: Sequence[Tensor], cache: object = None) -> "LayerCall":
         """Return the call with other tensors in their places, and another cache, if there is one."""
         given = iter(tensors)
-        args, values = (_substituted(value, given, cache) for value in (self.args, tuple(self.kwargs.values())))
+        args, values = (
+            _substituted(value, given, cache) for value in (self.args, tuple(self.kwargs.values()))
+        )
         return LayerCall(args, dict(zip(self.kwargs, values, strict=True)))
 
 
@@ -60,4 +62,6 @@ class StandIn(nn.Module):
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """Return the model's list of its decoder layers, whose items may be replaced; an empty one if it has none."""
     num_layers = model.config.num_hidden_layers
-    return next((m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == num_layers), nn.ModuleList())
+    return next(
+        (m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == num_layers), nn.ModuleList()
+    )

@@ -36,7 +36,9 @@ class AttentionOptions:
 class AttentionCache(Protocol):
     """What the registered function calls."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions
+    ) -> Tensor:
         """Return the attention's output [row, query, head, width]; `query`, `key` and `value` are [row, head, token, width].
 
         What `update` returned for the layer comes back as `key` and `value`; a cache that knows the layer's window ignores the one given.
@@ -67,7 +69,9 @@ def _slot_attention(
     if position_bias is not None or not getattr(module, "is_causal", True):
         raise NotImplementedError("attention that is not causal, or has a learned bias of its own")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    output = slot_cache.attend(layer, query, key, value, AttentionOptions(scaling, softcap, s_aux, sliding_window))
+    output = slot_cache.attend(
+        layer, query, key, value, AttentionOptions(scaling, softcap, s_aux, sliding_window)
+    )
     return output.contiguous(), None  # some models take a view of it
 
 
@@ -102,12 +106,22 @@ def grouped_attention(
         last = min(first + block, length)
         reach = max(entries - (length - last), num_open + 1) if is_causal else entries
         seen = bias[:, first:last, : reach - num_open]
-        outputs.append(_attend_block(query[:, :, first:last], key[:, :, :reach], value[:, :, :reach], seen, scaling, softcap, sinks))
+        outputs.append(
+            _attend_block(
+                query[:, :, first:last], key[:, :, :reach], value[:, :, :reach], seen, scaling, softcap, sinks
+            )
+        )
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)).transpose(1, 2)
 
 
 def _attend_block(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float, softcap: float | None, sinks: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor,
+    scaling: float,
+    softcap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """The query heads of a KV head are folded into the query axis: two plain products, and no key is repeated.
 
@@ -116,7 +130,9 @@ def _attend_block(
     rows, heads, length, width = query.shape
     kv_heads, entries = key.shape[1], key.shape[2]
     folded = query.reshape(rows * kv_heads, -1, width)
-    scores = torch.baddbmm(query.new_empty(1, 1, 1), folded, key.flatten(0, 1).transpose(1, 2), beta=0, alpha=scaling)
+    scores = torch.baddbmm(
+        query.new_empty(1, 1, 1), folded, key.flatten(0, 1).transpose(1, 2), beta=0, alpha=scaling
+    )
     if softcap is not None or scores.dtype is torch.float16:  # float16 has no room for the bias
         scores = scores.float()
     if softcap is not None:

@@ -47,7 +47,9 @@ def measure_look_up(model: PreTrainedModel, num_layers: int, max_model_len: int)
     ids = torch.cat([torch.tensor(first, dtype=torch.long), once, once])[None].to(model.device)
     positions = torch.arange(ids.shape[1], device=model.device)[None]
     with torch.inference_mode():
-        model.base_model(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, slot_cache=cache)
+        model.base_model(
+            input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, slot_cache=cache
+        )
     return cache.measured
 
 
@@ -62,7 +64,9 @@ class _LookupCache(Cache):
     def store(self, layer: int, latents: Tensor) -> Tensor:  # noqa: ARG002
         return latents
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions
+    ) -> Tensor:
         """Return the attention; values that each stand for one token have it tell its weights as well."""
         length, index = query.shape[2], torch.arange(query.shape[2], device=query.device)
         is_seen = index <= index[:, None]
@@ -70,9 +74,19 @@ class _LookupCache(Cache):
             is_seen &= index > index[:, None] - options.sliding_window
         bias = torch.zeros(1, length, length, device=query.device).masked_fill_(~is_seen, HIDDEN)
         each = torch.eye(length, dtype=value.dtype, device=value.device).expand(*value.shape[:2], -1, -1)
-        scaling, softcap, sinks, both = options.scaling, options.softcap, options.sinks, torch.cat([value, each], dim=3)
-        mixed = grouped_attention(query, key, both, bias, scaling=scaling, softcap=softcap, sinks=sinks, is_causal=True)
-        output, weights = mixed[..., : value.shape[3]], mixed[0, ..., value.shape[3] :]  # the latter [query, head, key]
+        scaling, softcap, sinks, both = (
+            options.scaling,
+            options.softcap,
+            options.sinks,
+            torch.cat([value, each], dim=3),
+        )
+        mixed = grouped_attention(
+            query, key, both, bias, scaling=scaling, softcap=softcap, sinks=sinks, is_causal=True
+        )
+        output, weights = (
+            mixed[..., : value.shape[3]],
+            mixed[0, ..., value.shape[3] :],
+        )  # the latter [query, head, key]
         second = index[-self._num_tokens :]
         found, rests = weights[second, :, second - self._num_tokens + 1], weights[second, :, 0]
         self.measured[layer] = LookUp(float(found.float().mean()), float(rests.float().mean()))

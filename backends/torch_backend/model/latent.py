@@ -55,12 +55,16 @@ class LatentAttention(nn.Module):
         self._value_width = origin.kv_b_proj.out_features // origin.num_heads - origin.qk_nope_head_dim
         self._rotate = _rotation(origin)
 
-    def forward(self, hidden_states: Tensor, position_embeddings: Any, slot_cache: LatentCache, **_: object) -> tuple[Tensor, None]:
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: Any, slot_cache: LatentCache, **_: object
+    ) -> tuple[Tensor, None]:
         """Return the attention's output [row, token, hidden]; `position_embeddings` are the model's own."""
         rows, tokens = hidden_states.shape[:2]
         query = self._query(hidden_states).view(rows, tokens, self._num_heads, -1).transpose(1, 2)
         query, rotary_query = torch.split(query, [self._key_width, self._rope_width], dim=-1)
-        latent, rotary_key = torch.split(self.kv_a_proj_with_mqa(hidden_states)[:, None], [self._rank, self._rope_width], dim=-1)
+        latent, rotary_key = torch.split(
+            self.kv_a_proj_with_mqa(hidden_states)[:, None], [self._rank, self._rope_width], dim=-1
+        )
         rotary_query, rotary_key = self._rotate(rotary_query, rotary_key, position_embeddings)
         held = slot_cache.store(self.layer_idx, torch.cat([self.kv_a_layernorm(latent), rotary_key], dim=-1))
         attend = self._attend_absorbed if self.absorbs(tokens) else self._attend_expanded
@@ -75,10 +79,16 @@ class LatentAttention(nn.Module):
         return num_queries * (2 * self._rank - width) <= self._rank * width
 
     def _query(self, hidden: Tensor) -> Tensor:
-        query: Tensor = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden))) if self._has_query_rank else self.q_proj(hidden)
+        query: Tensor = (
+            self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden)))
+            if self._has_query_rank
+            else self.q_proj(hidden)
+        )
         return query
 
-    def _attend_absorbed(self, query: Tensor, rotary_query: Tensor, held: Tensor, cache: LatentCache) -> Tensor:
+    def _attend_absorbed(
+        self, query: Tensor, rotary_query: Tensor, held: Tensor, cache: LatentCache
+    ) -> Tensor:
         """Return [row, token, head, value width]."""
         weight = self.kv_b_proj.weight.view(self._num_heads, -1, self._rank)
         to_key, to_value = torch.split(weight, [self._key_width, self._value_width], dim=1)
@@ -86,9 +96,13 @@ class LatentAttention(nn.Module):
         mixed = self._attend(cache, absorbed, held, held[..., : self._rank])
         return torch.einsum("rthl,hvl->rthv", mixed, to_value)
 
-    def _attend_expanded(self, query: Tensor, rotary_query: Tensor, held: Tensor, cache: LatentCache) -> Tensor:
+    def _attend_expanded(
+        self, query: Tensor, rotary_query: Tensor, held: Tensor, cache: LatentCache
+    ) -> Tensor:
         latent, rotary_key = torch.split(held[:, 0], [self._rank, self._rope_width], dim=-1)
-        both = linear(latent, self.kv_b_proj.weight).view(*latent.shape[:2], self._num_heads, -1).transpose(1, 2)
+        both = (
+            linear(latent, self.kv_b_proj.weight).view(*latent.shape[:2], self._num_heads, -1).transpose(1, 2)
+        )
         key, value = torch.split(both, [self._key_width, self._value_width], dim=-1)
         key = torch.cat([key, rotary_key[:, None].expand(-1, self._num_heads, -1, -1)], dim=-1)
         return self._attend(cache, torch.cat([query, rotary_query], dim=-1), key, value)
@@ -111,5 +125,7 @@ def _rotation(attention: nn.Module) -> _Rotation:
         rotate_pairs: _Rotation = deepseek_v2.apply_rotary_emb
         return rotate_pairs
     is_interleaved = attention.config.rope_interleave  # type: ignore[union-attr]
-    rotate = deepseek_v3.apply_rotary_pos_emb_interleave if is_interleaved else deepseek_v3.apply_rotary_pos_emb
+    rotate = (
+        deepseek_v3.apply_rotary_pos_emb_interleave if is_interleaved else deepseek_v3.apply_rotary_pos_emb
+    )
     return lambda query, key, angles: rotate(query, key, *angles)

@@ -42,7 +42,11 @@ class ReorderedLinear(nn.Module):
 
     def __init__(self, linears: Sequence[nn.Linear], kernels: Kernels) -> None:
         super().__init__()
-        weight = torch.cat([linear.weight.detach() for linear in linears]) if len(linears) > 1 else linears[0].weight.detach()
+        weight = (
+            torch.cat([linear.weight.detach() for linear in linears])
+            if len(linears) > 1
+            else linears[0].weight.detach()
+        )
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self._kernels, self._num_outputs = kernels, weight.shape[0]
         self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
@@ -54,7 +58,9 @@ class ReorderedLinear(nn.Module):
         weight = linear.weight
         if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             return False
-        return weight.dtype is torch.float32 or (weight.dtype is torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
+        return weight.dtype is torch.float32 or (
+            weight.dtype is torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        )
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self._kernels.are_used and self.packed is not None:
@@ -82,7 +88,10 @@ class Joint:
     def fetch(self, hidden: Tensor, part: int) -> Tensor:
         """Return the output of layer number `part`."""
         if hidden is not self._input or part not in self._outputs:
-            self._input, self._outputs = hidden, dict(enumerate(self.linear(hidden).split(self._sizes, dim=-1)))
+            self._input, self._outputs = (
+                hidden,
+                dict(enumerate(self.linear(hidden).split(self._sizes, dim=-1))),
+            )
         output = self._outputs.pop(part)
         if not self._outputs:
             self._input = None
@@ -139,9 +148,14 @@ def _tell_of_quantized(model: PreTrainedModel) -> None:
     layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
     if not layers:
         raise UnsupportedModelError(f"{type(model).__name__} has no linear layers that can be quantized")
-    sizes = (sum(layer.weight.nbytes for layer in layers), sum(parameter.nbytes for parameter in model.parameters()))
+    sizes = (
+        sum(layer.weight.nbytes for layer in layers),
+        sum(parameter.nbytes for parameter in model.parameters()),
+    )
     logger.info(
-        "%d products have weights of int8: %.1f MB; %.1f MB of weights are as they were", len(layers), *(size / 1e6 for size in sizes)
+        "%d products have weights of int8: %.1f MB; %.1f MB of weights are as they were",
+        len(layers),
+        *(size / 1e6 for size in sizes),
     )
 
 

@@ -60,10 +60,14 @@ def check_config(config: PreTrainedConfig) -> None:
         raise UnsupportedModelError(f"{name}: multi-head latent attention is supported for {supported} only")
     other_layers = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
     if other_layers:
-        raise UnsupportedModelError(f"{name}: layers of type {', '.join(sorted(other_layers))} are not supported")
+        raise UnsupportedModelError(
+            f"{name}: layers of type {', '.join(sorted(other_layers))} are not supported"
+        )
     refused = _rope_types(config) & _REFUSED_ROPE_TYPES
     if refused:
-        raise UnsupportedModelError(f"{name}: rope type {', '.join(sorted(refused))} is not supported: its keys depend on the whole batch")
+        raise UnsupportedModelError(
+            f"{name}: rope type {', '.join(sorted(refused))} is not supported: its keys depend on the whole batch"
+        )
 
 
 def _rope_types(config: PreTrainedConfig) -> set[str]:
@@ -77,11 +81,17 @@ def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     try:
         model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except KeyError as error:
-        raise UnsupportedModelError(f"{config.model_type}: transformers has no decoder of this type") from error
+        raise UnsupportedModelError(
+            f"{config.model_type}: transformers has no decoder of this type"
+        ) from error
     if not model_class.is_backend_compatible():
-        raise UnsupportedModelError(f"{config.model_type}: {model_class.__name__} takes no attention function from outside")
+        raise UnsupportedModelError(
+            f"{config.model_type}: {model_class.__name__} takes no attention function from outside"
+        )
     if model_class._is_stateful:
-        raise UnsupportedModelError(f"{config.model_type}: {model_class.__name__} keeps a state that is not keys and values")
+        raise UnsupportedModelError(
+            f"{config.model_type}: {model_class.__name__} keeps a state that is not keys and values"
+        )
     chosen: type[PreTrainedModel] = model_class
     return chosen
 
@@ -90,7 +100,9 @@ def _check_weights(name: str, report: dict[str, set[object]]) -> None:
     """transformers itself would go on with random numbers."""
     broken = sorted(str(key) for problem in ("missing_keys", "mismatched_keys") for key in report[problem])
     if broken:
-        raise ModelLoadError(f"{name} lacks {len(broken)} of its model's weights, or has them in another shape: {', '.join(broken[:4])}")
+        raise ModelLoadError(
+            f"{name} lacks {len(broken)} of its model's weights, or has them in another shape: {', '.join(broken[:4])}"
+        )
 
 
 def resolve_device(device: DeviceName) -> torch.device:

@@ -35,19 +35,36 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
     try:
         with torch.inference_mode():
             logits = model(
-                input_ids=ids, position_ids=ids, past_key_values=probe, use_cache=True, logits_to_keep=1, slot_cache=probe
+                input_ids=ids,
+                position_ids=ids,
+                past_key_values=probe,
+                use_cache=True,
+                logits_to_keep=1,
+                slot_cache=probe,
             ).logits
-    except (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        NotImplementedError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise UnsupportedModelError(f"{name} does not run with a cache of slots: {error}") from error
     if logits.shape != (1, 1, vocab_size):
-        raise UnsupportedModelError(f"{name} gives logits of shape {tuple(logits.shape)}, expected (1, 1, {vocab_size})")
+        raise UnsupportedModelError(
+            f"{name} gives logits of shape {tuple(logits.shape)}, expected (1, 1, {vocab_size})"
+        )
     return tuple(probe.spec(layer, name) for layer in range(num_layers))
 
 
 class PassingLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """A cache layer that holds nothing: each pass sees its own keys and values alone."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
         return key_states, value_states
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -70,7 +87,9 @@ class _ProbeLayer(PassingLayer):
         super().__init__()  # type: ignore[no-untyped-call]
         self.written: list[tuple[Tensor, ...]] = []
 
-    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
         self.written.append((key_states, value_states))
         return key_states, value_states
 
@@ -87,7 +106,9 @@ class _ProbeCache(Cache):
         self._probes[layer].written.append((latents,))
         return latents
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions
+    ) -> Tensor:
         self._seen[layer].append((query, key, value, options.sliding_window))
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
 
@@ -101,6 +122,10 @@ class _ProbeCache(Cache):
         held = written[0]
         names = ("key", "value") if len(held) == 2 else ("latent",)
         if len(held) == 2 and (key is not held[0] or value is not held[1]):
-            raise UnsupportedModelError(f"layer {layer} of {name} attends over other tensors than it caches (multi-head latent attention?)")
-        planes = tuple(PlaneSpec(plane, tensor.shape[3], tensor.dtype) for plane, tensor in zip(names, held, strict=True))
+            raise UnsupportedModelError(
+                f"layer {layer} of {name} attends over other tensors than it caches (multi-head latent attention?)"
+            )
+        planes = tuple(
+            PlaneSpec(plane, tensor.shape[3], tensor.dtype) for plane, tensor in zip(names, held, strict=True)
+        )
         return LayerSpec(query.shape[1], held[0].shape[1], planes, sliding_window)

@@ -9,7 +9,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from backends.torch_backend.native.kernels import BLOCK, Kernels, in_blocks, kernels_are_supported, packed_linear
+from backends.torch_backend.native.kernels import (
+    BLOCK,
+    Kernels,
+    in_blocks,
+    kernels_are_supported,
+    packed_linear,
+)
 
 _LARGEST = 127  # -128 is left out, for symmetry
 _ABOVE = 128  # how far weights that meet int8 rows lie above their values: the processor's product takes one side without a sign
@@ -21,7 +27,9 @@ _COPIED_AT_ONCE = 4096  # outputs: a part that stays in a cache is multiplied at
 class QuantizedLinear(nn.Module):
     """The outputs of one or several linear layers, side by side. Through the kernels, a row's do not depend on the other rows."""
 
-    weight: Tensor  # [output, input], outputs filled up to whole blocks; in the kernels' order once they are used
+    weight: (
+        Tensor  # [output, input], outputs filled up to whole blocks; in the kernels' order once they are used
+    )
     scales: Tensor  # [output]
     bias: Tensor | None
 
@@ -35,7 +43,9 @@ class QuantizedLinear(nn.Module):
         if self.rows_are_quantized:
             numbers = (numbers.to(torch.int16) + _ABOVE).to(torch.uint8)
         self._num_outputs, self._dtype, self._kernels = weight.shape[0], weight.dtype, kernels
-        self.register_buffer("weight", nn.functional.pad(numbers, (0, 0, 0, -self._num_outputs % BLOCK)), persistent=False)
+        self.register_buffer(
+            "weight", nn.functional.pad(numbers, (0, 0, 0, -self._num_outputs % BLOCK)), persistent=False
+        )
         self.register_buffer("scales", scales, persistent=False)
         self.register_buffer("bias", torch.cat(biases) if biases else None, persistent=False)
         self._is_packable = self.is_packable(weight)
@@ -58,7 +68,9 @@ class QuantizedLinear(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         if self._is_packable and self._kernels.are_used:
             return packed_linear(hidden, self.weight, self.bias, self._num_outputs, self.scales)
-        rows = hidden.reshape(-1, hidden.shape[-1])  # of rows that lie apart torch would make products with a copy of the weight each
+        rows = hidden.reshape(
+            -1, hidden.shape[-1]
+        )  # of rows that lie apart torch would make products with a copy of the weight each
         scales = self.scales
         if self.rows_are_quantized:
             numbers, row_scales = quantize(rows)
@@ -88,7 +100,11 @@ def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows [row, number] as int8 and a float32 scale of each, a 127th of its largest: their product is half a scale off at most."""
     scales = rows.new_empty(rows.shape[0], dtype=torch.float32)
     numbers = torch.empty_like(rows, dtype=torch.int8)
-    for some, own_scales, own_numbers in zip(*(torch.split(tensor, _OUTPUTS_AT_ONCE) for tensor in (rows, scales, numbers)), strict=True):
+    for some, own_scales, own_numbers in zip(
+        *(torch.split(tensor, _OUTPUTS_AT_ONCE) for tensor in (rows, scales, numbers)), strict=True
+    ):
         own_scales.copy_(some.abs().amax(1)).div_(_LARGEST)
-        own_numbers.copy_((some * own_scales.clamp(min=torch.finfo(torch.float32).tiny).reciprocal()[:, None]).round_())
+        own_numbers.copy_(
+            (some * own_scales.clamp(min=torch.finfo(torch.float32).tiny).reciprocal()[:, None]).round_()
+        )
     return numbers, scales

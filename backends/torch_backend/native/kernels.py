@@ -22,7 +22,16 @@ BLOCK = 64  # outputs that a weight's layout keeps together
 _FILLED_BYTES = 64  # oneDNN fills an output's inputs up to whole ones of these
 
 _DTYPES = (torch.float32, torch.bfloat16)
-_FLAGS = ("-std=c++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared", "-DCPU_CAPABILITY=AVX512", "-DCPU_CAPABILITY_AVX512")
+_FLAGS = (
+    "-std=c++20",
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-fPIC",
+    "-shared",
+    "-DCPU_CAPABILITY=AVX512",
+    "-DCPU_CAPABILITY_AVX512",
+)
 
 _library = torch.library.Library("snapserve", "DEF")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
@@ -130,7 +139,9 @@ def load_kernels(path: Path) -> None:
     torch.ops.load_library(path)  # type: ignore[no-untyped-call]
 
 
-def packed_linear(hidden: Tensor, weight: Tensor, bias: Tensor | None, num_outputs: int, scales: Tensor | None = None) -> Tensor:
+def packed_linear(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, num_outputs: int, scales: Tensor | None = None
+) -> Tensor:
     """Return the product of rows [..., input] and a packed weight: [..., output]. An int8 weight has float32 `scales` [output]."""
     output: Tensor = torch.ops.snapserve.linear(hidden, weight, scales, bias, num_outputs)
     return output
@@ -154,7 +165,9 @@ def slot_attention(
     [row, 1, entry].
     """
     sinks = None if sinks is None else sinks.to(query.dtype)
-    output: Tensor = torch.ops.snapserve.slot_attention(query, key, value, *planes, entries, bias, scaling, softcap or 0.0, sinks)
+    output: Tensor = torch.ops.snapserve.slot_attention(
+        query, key, value, *planes, entries, bias, scaling, softcap or 0.0, sinks
+    )
     return output
 
 
@@ -181,7 +194,9 @@ def prompt_attention(
     """
     sinks = None if sinks is None else sinks.to(query.dtype)
     window = key.shape[2] if sliding_window is None else sliding_window
-    output: Tensor = torch.ops.snapserve.prompt_attention(query, key, value, last_seen, window, scaling, softcap or 0.0, sinks)
+    output: Tensor = torch.ops.snapserve.prompt_attention(
+        query, key, value, last_seen, window, scaling, softcap or 0.0, sinks
+    )
     return output
 
 
@@ -208,7 +223,9 @@ def draw_tokens(
 
     The others are [slot], in float32 and int64.
     """
-    tokens: Tensor = torch.ops.snapserve.draw(logits, is_live, temperature, top_p, min_p, top_k, seed, choice, output_index, number)
+    tokens: Tensor = torch.ops.snapserve.draw(
+        logits, is_live, temperature, top_p, min_p, top_k, seed, choice, output_index, number
+    )
     return tokens
 
 
@@ -232,7 +249,9 @@ def packed_weight(reordered: Tensor, weight: Tensor) -> Tensor | None:
     num_inputs, size = weight.shape[1], weight.dtype.itemsize
     if num_inputs % (4 // size):
         return None
-    expected = in_blocks(torch.nn.functional.pad(weight, (0, -num_inputs % (_FILLED_BYTES // size))), weight.dtype)
+    expected = in_blocks(
+        torch.nn.functional.pad(weight, (0, -num_inputs % (_FILLED_BYTES // size))), weight.dtype
+    )
     if torch.ops.mkldnn._nbytes(reordered) != expected.nbytes:
         return None
     memory = (ctypes.c_char * expected.nbytes).from_address(torch.ops.mkldnn.data_ptr(reordered))

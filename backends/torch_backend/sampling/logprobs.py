@@ -19,18 +19,29 @@ class Sampled:
 
     def leave_device(self) -> "Sampled":
         """Return a copy that is on its way to the host's memory; it is there when the device has come so far. On a CPU it is there."""
-        return Sampled(self.token_ids.to("cpu", non_blocking=True), *map(_leave, (self.logprobs, self.top_ids, self.top_logprobs)))
+        return Sampled(
+            self.token_ids.to("cpu", non_blocking=True),
+            *map(_leave, (self.logprobs, self.top_ids, self.top_logprobs)),
+        )
 
     def to_host(self, num_logprobs: Mapping[int, int | None]) -> dict[int, SampledToken]:
         """Return the tokens of these rows, each with as many alternatives as it asked for; None: without log-probabilities."""
         token_ids = self.token_ids.tolist()
         if self.logprobs is None or self.top_ids is None or self.top_logprobs is None:
             return {row: SampledToken(token_ids[row]) for row in num_logprobs}
-        logprobs, top_ids, top_logprobs = self.logprobs.tolist(), self.top_ids.tolist(), self.top_logprobs.tolist()
+        logprobs, top_ids, top_logprobs = (
+            self.logprobs.tolist(),
+            self.top_ids.tolist(),
+            self.top_logprobs.tolist(),
+        )
         return {
             row: SampledToken(token_ids[row])
             if number is None
-            else SampledToken(token_ids[row], logprobs[row], tuple(zip(top_ids[row][:number], top_logprobs[row][:number], strict=True)))
+            else SampledToken(
+                token_ids[row],
+                logprobs[row],
+                tuple(zip(top_ids[row][:number], top_logprobs[row][:number], strict=True)),
+            )
             for row, number in num_logprobs.items()
         }
 
@@ -48,5 +59,8 @@ def log_probabilities(logits: Tensor, token_ids: Tensor, num_top: int) -> Sample
 
 def steps_to_host(steps: Sequence[Sampled], draws: Mapping[int, Draw]) -> dict[int, tuple[SampledToken, ...]]:
     """Return the tokens of these rows over several steps."""
-    columns = [step.to_host({row: draw.num_logprobs(number) for row, draw in draws.items()}) for number, step in enumerate(steps)]
+    columns = [
+        step.to_host({row: draw.num_logprobs(number) for row, draw in draws.items()})
+        for number, step in enumerate(steps)
+    ]
     return {row: tuple(column[row] for column in columns) for row in draws}

@@ -13,14 +13,21 @@ _NUM_ROUNDS = 10
 _WORD = 0xFFFFFFFF
 
 
-def philox4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def philox4x32(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return four random words for each counter and key. All are int64 tensors of 32-bit words."""
     x0, x1, x2, x3 = counter
     k0, k1 = key
     for _ in range(_NUM_ROUNDS):
         # Products wrap around at 2^64, which leaves their bits right; the mask undoes the sign of the shifted word.
         low, high = x0 * _MULTIPLIERS[0], x2 * _MULTIPLIERS[1]
-        x0, x1, x2, x3 = ((high >> 32) & _WORD) ^ x1 ^ k0, high & _WORD, ((low >> 32) & _WORD) ^ x3 ^ k1, low & _WORD
+        x0, x1, x2, x3 = (
+            ((high >> 32) & _WORD) ^ x1 ^ k0,
+            high & _WORD,
+            ((low >> 32) & _WORD) ^ x3 ^ k1,
+            low & _WORD,
+        )
         k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
     return x0, x1, x2, x3
 

@@ -38,11 +38,23 @@ class SlotParams:
     def build(cls, held: Sequence[tuple[SamplingParams, int]], device: torch.device) -> "SlotParams":
         """Return the tensors for each slot's parameters and choice."""
         numbers = torch.tensor(
-            [(p.temperature, p.top_p, p.min_p, p.presence_penalty, p.frequency_penalty, p.repetition_penalty) for p, _ in held],
+            [
+                (
+                    p.temperature,
+                    p.top_p,
+                    p.min_p,
+                    p.presence_penalty,
+                    p.frequency_penalty,
+                    p.repetition_penalty,
+                )
+                for p, _ in held
+            ],
             dtype=torch.float32,
             device=device,
         )
-        integers = torch.tensor([(p.top_k, _signed(p.seed), choice) for p, choice in held], dtype=torch.int64, device=device)
+        integers = torch.tensor(
+            [(p.top_k, _signed(p.seed), choice) for p, choice in held], dtype=torch.int64, device=device
+        )
         return cls(*numbers.unbind(1), *integers.unbind(1))
 
     def copy_(self, other: "SlotParams") -> None:
@@ -87,7 +99,13 @@ class DrawPlan:
     @property
     def kind(self) -> DrawKind | None:
         """The draws' common kind; None where one of them needs more."""
-        needs_more = self.banned is not None or self.forbidden is not None or self.forced or self.has_penalties or self.has_bias
+        needs_more = (
+            self.banned is not None
+            or self.forbidden is not None
+            or self.forced
+            or self.has_penalties
+            or self.has_bias
+        )
         if needs_more or self.num_logprobs is not None:
             return None
         if self.filtered is not None:
@@ -132,13 +150,20 @@ class Sampler:
         output_index, is_live = [0] * num_slots, [False] * num_slots
         for slot, draw in draws.items():
             output_index[slot], is_live[slot] = draw.output_index, True
-        num_logprobs = [*(p.num_logprobs for p in params), *(draw.num_forced_logprobs for draw in draws.values())]
+        num_logprobs = [
+            *(p.num_logprobs for p in params),
+            *(draw.num_forced_logprobs for draw in draws.values()),
+        ]
         return DrawPlan(
             params=self._params.first(num_slots),
             is_live=torch.tensor(is_live, device=self._device),
             output_index=torch.tensor(output_index, device=self._device),
-            banned=self._pairs([(slot, token) for slot, draw in draws.items() for token in draw.banned_token_ids]),
-            forbidden=self._forbidden({slot: d.allowed_mask for slot, d in draws.items() if d.allowed_mask is not None}, num_slots),
+            banned=self._pairs(
+                [(slot, token) for slot, draw in draws.items() for token in draw.banned_token_ids]
+            ),
+            forbidden=self._forbidden(
+                {slot: d.allowed_mask for slot, d in draws.items() if d.allowed_mask is not None}, num_slots
+            ),
             forced=self._forced({slot: draw.forced_token_ids for slot, draw in draws.items()}, num_slots),
             filtered=self._slots([slot for slot, draw in draws.items() if _is_filtered(draw.sampling)]),
             is_random=not all(p.is_greedy for p in params),
@@ -177,7 +202,9 @@ class Sampler:
             token_ids = torch.where(is_forced, plan.forced[number], token_ids)
             is_output = is_output & ~is_forced
             is_in_prompt = self._is_in_prompt[: len(logits)]
-            is_in_prompt.scatter_(1, token_ids[:, None], is_in_prompt.gather(1, token_ids[:, None]) | is_forced[:, None])
+            is_in_prompt.scatter_(
+                1, token_ids[:, None], is_in_prompt.gather(1, token_ids[:, None]) | is_forced[:, None]
+            )
         self._count(token_ids, is_output)
         if plan.num_logprobs is None:
             return Sampled(token_ids)
@@ -188,7 +215,11 @@ class Sampler:
 
     def _hold(self, draws: Mapping[int, Draw]) -> None:
         """Bring the slots' parameters up to date. They change with a slot's sequence, hardly ever from step to step."""
-        changed = [slot for slot, d in draws.items() if self._held[slot][0] is not d.sampling or self._held[slot][1] != d.choice]
+        changed = [
+            slot
+            for slot, d in draws.items()
+            if self._held[slot][0] is not d.sampling or self._held[slot][1] != d.choice
+        ]
         for slot in changed:
             check_token_ids((token for token, _ in draws[slot].sampling.logit_bias), self._vocab_size)
         for slot in changed:
@@ -214,7 +245,9 @@ class Sampler:
             scores = scores + self._bias[: len(scores)]
         if plan.forbidden is not None:
             scores = scores.masked_fill(plan.forbidden, -torch.inf)
-        return scores if plan.banned is None else scores.index_put(plan.banned, scores.new_full((), -torch.inf))
+        return (
+            scores if plan.banned is None else scores.index_put(plan.banned, scores.new_full((), -torch.inf))
+        )
 
     def _penalised(self, scores: Tensor, params: SlotParams) -> Tensor:
         """Repetition penalises what the prompt or the output holds, the two others the output alone."""
@@ -222,7 +255,11 @@ class Sampler:
         repetition = params.repetition_penalty[:, None]
         repeated = torch.where(scores > 0, scores / repetition, scores * repetition)
         scores = torch.where(is_in_prompt | (counts > 0), repeated, scores)
-        return scores - params.frequency_penalty[:, None] * counts - params.presence_penalty[:, None] * (counts > 0)
+        return (
+            scores
+            - params.frequency_penalty[:, None] * counts
+            - params.presence_penalty[:, None] * (counts > 0)
+        )
 
     def _choose(self, scores: Tensor, plan: DrawPlan, number: int) -> Tensor:
         """Return one token a slot: the likeliest where there is no temperature."""
@@ -241,7 +278,11 @@ class Sampler:
                 number=number,
             )
         best = scores.argmax(dim=-1)
-        return torch.where(params.temperature > 0, self._draw(scores.float(), plan, number), best) if plan.is_random else best
+        return (
+            torch.where(params.temperature > 0, self._draw(scores.float(), plan, number), best)
+            if plan.is_random
+            else best
+        )
 
     def _draw(self, scores: Tensor, plan: DrawPlan, number: int) -> Tensor:
         """Return one token a slot by inversion: the first, in order of the vocabulary, at which the distribution function passes u.

@@ -57,7 +57,9 @@ def read_questions(benchmark: Benchmark, path: Path, most: int | None) -> list[Q
             questions.append(benchmark.question(fields(row, "an entry")))
         except (ValueError, LookupError, RecursionError) as error:
             what = f"no {error}" if isinstance(error, KeyError) else str(error)
-            raise OptionError(f"--data {path}, entry {number + 1}, is no question of {benchmark.name}: {what}") from error
+            raise OptionError(
+                f"--data {path}, entry {number + 1}, is no question of {benchmark.name}: {what}"
+            ) from error
     return questions
 
 
@@ -65,7 +67,9 @@ def _rows(text: str) -> Sequence[object]:
     if text.lstrip().startswith("["):
         rows: list[object] = json.loads(text)
         return rows
-    return [json.loads(line) for line in text.split("\n") if line.strip()]  # not splitlines: JSON strings may hold U+2028
+    return [
+        json.loads(line) for line in text.split("\n") if line.strip()
+    ]  # not splitlines: JSON strings may hold U+2028
 
 
 def fields(value: object, what: str) -> Row:

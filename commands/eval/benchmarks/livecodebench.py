@@ -66,7 +66,9 @@ class LiveCodeBench:
         program = last_program(text)
         try:
             return float(bool(program) and all(self._passes(program, function, test) for test in tests))
-        except RecursionError:  # what it returned, or the folders that it made, are nested too deep to be read or removed
+        except (
+            RecursionError
+        ):  # what it returned, or the folders that it made, are nested too deep to be read or removed
             return 0.0
 
     def _passes(self, program: str, function: str | None, test: Test) -> bool:
@@ -122,14 +124,18 @@ def _only_text(pickled: bytes) -> str:
         if opcode.name in _TEXT_OPCODES:
             texts.append(str(argument))
         elif opcode.name not in _IDLE_OPCODES:
-            raise ValueError(f"private_test_cases is a pickle that would do {opcode.name}: only one that holds a text is read")
+            raise ValueError(
+                f"private_test_cases is a pickle that would do {opcode.name}: only one that holds a text is read"
+            )
     if len(texts) != 1:
         raise ValueError(f"private_test_cases is a pickle of {len(texts)} texts: it must hold one")
     return texts[0]
 
 
 def _tests(row: Row) -> list[Row]:
-    return _read(words(row, "public_test_cases"), "public_test_cases") + private_tests(words(row, "private_test_cases"))
+    return _read(words(row, "public_test_cases"), "public_test_cases") + private_tests(
+        words(row, "private_test_cases")
+    )
 
 
 def _read(text: str, name: str) -> list[Row]:
@@ -149,6 +155,8 @@ def _prompt(content: str, starter_code: str) -> str:
 
 def _is_same_line(line: str, wanted: str) -> bool:
     try:
-        return line == wanted or [Decimal(word) for word in line.split()] == [Decimal(word) for word in wanted.split()]
+        return line == wanted or [Decimal(word) for word in line.split()] == [
+            Decimal(word) for word in wanted.split()
+        ]
     except InvalidOperation:
         return False

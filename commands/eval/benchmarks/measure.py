@@ -42,7 +42,9 @@ class BenchmarkConfig:
     @property
     def title(self) -> str:
         drawn = (
-            "greedy" if self.sampling["temperature"] == 0 else f"{self.num_samples} samples at temperature {self.sampling['temperature']:g}"
+            "greedy"
+            if self.sampling["temperature"] == 0
+            else f"{self.num_samples} samples at temperature {self.sampling['temperature']:g}"
         )
         return f"{self.name}, {len(self.questions)} questions in {self.asked.length} tokens with {self.max_tokens} for the answer, {drawn}"
 
@@ -63,9 +65,13 @@ def benchmark_config(name: str, values: Mapping[str, Any]) -> BenchmarkConfig:
     if values["data"] is None:
         raise OptionError("--data must be given: the file that the benchmark's authors publish")
     if values["max_tokens"] >= values["length"]:
-        raise OptionError(f"--max-tokens {values['max_tokens']} must be less than --length {values['length']}, which holds the prompt too")
+        raise OptionError(
+            f"--max-tokens {values['max_tokens']} must be less than --length {values['length']}, which holds the prompt too"
+        )
     if values["num_samples"] > 1 and values["temperature"] == 0:
-        raise OptionError("--num-samples above 1 wants a --temperature above 0: greedy answers are all the same")
+        raise OptionError(
+            "--num-samples above 1 wants a --temperature above 0: greedy answers are all the same"
+        )
     asked, settings = asked_of(values)
     path = Path(values["data"])
     return BenchmarkConfig(
@@ -88,14 +94,25 @@ async def measure_benchmark(config: BenchmarkConfig, keep: Keep = keep_nothing) 
     Raises `EvalError` where one cannot be asked, `OptionError` for sizes that cannot be.
     """
     prompts = await asyncio.to_thread(_prompts, config)
-    samplings = [{**config.sampling, "seed": config.seed + sample} for _ in config.questions for sample in range(config.num_samples)]
+    samplings = [
+        {**config.sampling, "seed": config.seed + sample}
+        for _ in config.questions
+        for sample in range(config.num_samples)
+    ]
     every_options = [config.asked.options(setting, prompts) for setting in config.settings]
     runs: list[Run] = []
     for setting, options in zip(config.settings, every_options, strict=True):
         model, completions = await config.asked.ask(setting, options, prompts, samplings)
         scores = await _scores(config, setting, completions)
         runs.append(_run(config, setting, options, scores, completions))
-        result = SuiteResult(config.name, shown_model(config.asked, model), config.asked.base_url, config.title, config.facts, runs)
+        result = SuiteResult(
+            config.name,
+            shown_model(config.asked, model),
+            config.asked.base_url,
+            config.title,
+            config.facts,
+            runs,
+        )
         keep(result)
     return result
 
@@ -105,7 +122,9 @@ def cut_in_the_middle(tokenizer: Tokenizer, text: str, num_tokens: int) -> str:
     token_ids, most = tokenizer.encode(text, add_special_tokens=False), num_tokens
     while len(tokenizer.encode(text, add_special_tokens=False)) > num_tokens:
         # Tokens may part otherwise where the halves meet: then a little less is kept.
-        text = tokenizer.decode(token_ids[: most // 2]) + tokenizer.decode(token_ids[len(token_ids) - most // 2 :])
+        text = tokenizer.decode(token_ids[: most // 2]) + tokenizer.decode(
+            token_ids[len(token_ids) - most // 2 :]
+        )
         most -= 2
     return text
 
@@ -120,7 +139,9 @@ def _prompts(config: BenchmarkConfig) -> list[TokenPrompt]:
             prompts += [_prompt(config, tokenizer, question)] * config.num_samples
             progress(True)
     except RenderError as error:
-        raise EvalError(f"the prompts cannot be written: {error}; --no-chat-template asks without one") from error
+        raise EvalError(
+            f"the prompts cannot be written: {error}; --no-chat-template asks without one"
+        ) from error
     finally:
         progress.close()
     return prompts
@@ -142,13 +163,17 @@ def _prompt(config: BenchmarkConfig, tokenizer: Tokenizer, question: Question) -
 
 def _encode(tokenizer: Tokenizer, question: Question, text: str, uses_chat_template: bool) -> tuple[int, ...]:
     if not uses_chat_template:
-        return tokenizer.encode(f"{question.system}\n\n{text}" if question.system else text, add_special_tokens=True)
+        return tokenizer.encode(
+            f"{question.system}\n\n{text}" if question.system else text, add_special_tokens=True
+        )
     system = [{"role": "system", "content": question.system}] if question.system else []
     messages = [*system, {"role": "user", "content": text}]
     return tokenizer.render_chat(messages, add_generation_prompt=True, continue_final_message=False)
 
 
-async def _scores(config: BenchmarkConfig, setting: Setting, completions: Sequence[Completion]) -> list[float]:
+async def _scores(
+    config: BenchmarkConfig, setting: Setting, completions: Sequence[Completion]
+) -> list[float]:
     """Return the mean of each question's samples. Answers that are programs take a core each while they run."""
     progress = ProgressLine(sys.stderr, f"{setting.label}, scoring", len(completions))
     places = asyncio.Semaphore(os.cpu_count() or 1)
@@ -164,16 +189,30 @@ async def _scores(config: BenchmarkConfig, setting: Setting, completions: Sequen
         values = await asyncio.gather(*map(score, asked, completions))
     finally:
         progress.close()
-    return [sum(values[start : start + config.num_samples]) / config.num_samples for start in range(0, len(values), config.num_samples)]
+    return [
+        sum(values[start : start + config.num_samples]) / config.num_samples
+        for start in range(0, len(values), config.num_samples)
+    ]
 
 
 def _run(
-    config: BenchmarkConfig, setting: Setting, options: tuple[str, ...], scores: Sequence[float], completions: Sequence[Completion]
+    config: BenchmarkConfig,
+    setting: Setting,
+    options: tuple[str, ...],
+    scores: Sequence[float],
+    completions: Sequence[Completion],
 ) -> Run:
     def part(chosen: Sequence[int]) -> TaskScores:
-        answers = [completions[index * config.num_samples + sample] for index in chosen for sample in range(config.num_samples)]
+        answers = [
+            completions[index * config.num_samples + sample]
+            for index in chosen
+            for sample in range(config.num_samples)
+        ]
         return TaskScores.of([scores[index] for index in chosen], answers, config.questions[chosen[0]].answer)
 
     names = dict.fromkeys(group for question in config.questions for group in question.groups)
-    groups = {name: part([index for index, question in enumerate(config.questions) if name in question.groups]) for name in names}
+    groups = {
+        name: part([index for index, question in enumerate(config.questions) if name in question.groups])
+        for name in names
+    }
     return Run(setting, options, {config.name: part(range(len(scores)))}, groups)

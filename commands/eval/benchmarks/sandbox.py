@@ -37,7 +37,9 @@ class SandboxLimits:
     wall_seconds: float = 12.0
     memory_bytes: int = 4 << 30
     file_bytes: int = 32 << 20
-    num_processes: int = 64  # threads count; in namespaces only, and not of root: elsewhere the hook refuses processes
+    num_processes: int = (
+        64  # threads count; in namespaces only, and not of root: elsewhere the hook refuses processes
+    )
     num_files: int = 64
 
 
@@ -74,18 +76,36 @@ class Sandbox:
                 stdin.seek(0)
                 code = self._wait(self._command(source, function), Path(folder), stdin, output, error)
             told = _read(error)[-2000:]
-            ended = told or f"ended by signal {-code}" if code is not None else f"took more than {self._limits.wall_seconds:g} s"
+            ended = (
+                told or f"ended by signal {-code}"
+                if code is not None
+                else f"took more than {self._limits.wall_seconds:g} s"
+            )
             return Outcome(code == 0, _read(output), "" if code == 0 else ended)
 
     def _command(self, source: Path, function: str | None) -> tuple[str, ...]:
         is_apart = self.isolation is Isolation.NAMESPACES
         limits = json.dumps(asdict(self._limits) | {"is_apart": is_apart})
-        python = (sys.executable, "-I", "-B", "-X", "utf8", str(_CHILD), limits, str(source), *([function] if function else []))
+        python = (
+            sys.executable,
+            "-I",
+            "-B",
+            "-X",
+            "utf8",
+            str(_CHILD),
+            limits,
+            str(source),
+            *([function] if function else []),
+        )
         return (*_unshare(), *python) if is_apart else python
 
-    def _wait(self, command: tuple[str, ...], folder: Path, stdin: IO[bytes], output: IO[bytes], error: IO[bytes]) -> int | None:
+    def _wait(
+        self, command: tuple[str, ...], folder: Path, stdin: IO[bytes], output: IO[bytes], error: IO[bytes]
+    ) -> int | None:
         """Return the exit status; None for a program that took too long. Nothing of its process group is left."""
-        child = subprocess.Popen(command, stdin=stdin, stdout=output, stderr=error, cwd=folder, env={}, start_new_session=True)
+        child = subprocess.Popen(
+            command, stdin=stdin, stdout=output, stderr=error, cwd=folder, env={}, start_new_session=True
+        )
         try:
             return child.wait(self._limits.wall_seconds)
         except subprocess.TimeoutExpired:
@@ -109,7 +129,9 @@ def _unshare() -> tuple[str, ...]:
 def _best_isolation() -> Isolation:
     """Return the strongest that this machine allows."""
     try:
-        done = subprocess.run([*_unshare(), sys.executable, "-I", "-c", ""], capture_output=True, check=False, timeout=30)
+        done = subprocess.run(
+            [*_unshare(), sys.executable, "-I", "-c", ""], capture_output=True, check=False, timeout=30
+        )
     except (OSError, subprocess.TimeoutExpired):
         return Isolation.HOOK
     return Isolation.HOOK if done.returncode else Isolation.NAMESPACES

@@ -14,17 +14,53 @@ from typing import Any
 
 # The authors of LiveCodeBench give programs these: models rarely write imports for starter code.
 _MODULES = (
-    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools", "functools"),
+    *(
+        "string",
+        "re",
+        "datetime",
+        "collections",
+        "heapq",
+        "bisect",
+        "copy",
+        "math",
+        "random",
+        "statistics",
+        "itertools",
+        "functools",
+    ),
     *("operator", "io", "sys", "json", "builtins", "typing"),
 )
 _RECURSION_LIMIT = 50_000
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _REFUSED = (
-    *("socket.", "subprocess.", "os.fork", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.kill", "pty."),
+    *(
+        "socket.",
+        "subprocess.",
+        "os.fork",
+        "os.exec",
+        "os.posix_spawn",
+        "os.spawn",
+        "os.system",
+        "os.kill",
+        "pty.",
+    ),
     "signal.pthread_kill",
 )
 _CHANGES = frozenset(
-    f"os.{name}" for name in ("chmod", "chown", "link", "mkdir", "remove", "rename", "rmdir", "symlink", "truncate", "utime", "setxattr")
+    f"os.{name}"
+    for name in (
+        "chmod",
+        "chown",
+        "link",
+        "mkdir",
+        "remove",
+        "rename",
+        "rmdir",
+        "symlink",
+        "truncate",
+        "utime",
+        "setxattr",
+    )
 )
 
 

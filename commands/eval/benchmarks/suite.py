@@ -7,4 +7,6 @@ from commands.eval.benchmarks.benchmark import Benchmark
 from commands.eval.benchmarks.livecodebench import LiveCodeBench
 from commands.eval.benchmarks.longbench_v2 import LongBenchV2
 
-BENCHMARKS: Mapping[str, Benchmark] = {benchmark.name: benchmark for benchmark in (LongBenchV2(), Aime24(), LiveCodeBench())}
+BENCHMARKS: Mapping[str, Benchmark] = {
+    benchmark.name: benchmark for benchmark in (LongBenchV2(), Aime24(), LiveCodeBench())
+}

@@ -27,11 +27,14 @@ class CommonWordsTask:
             listed = self._listed(words, size)
             random.Random(seed).shuffle(listed)
             common = sorted(words[: self.num_common], key=listed.index)
-            context = "Below is a numbered list of words. Some of them stand in it far more often than others.\n\n" + " ".join(
-                f"{number}. {word}" for number, word in enumerate(listed, 1)
+            context = (
+                "Below is a numbered list of words. Some of them stand in it far more often than others.\n\n"
+                + " ".join(f"{number}. {word}" for number, word in enumerate(listed, 1))
             )
             question = f"Which {self.num_common} words stand most often in the list above?"
-            parts = prompted(context, question, f"The {self.num_common} words that stand most often in the list are")
+            parts = prompted(
+                context, question, f"The {self.num_common} words that stand most often in the list are"
+            )
             return Case(self.name, *parts, f" {', '.join(common)}.", tuple(common), Scoring.ALL)
 
         return fit(write, num_tokens, count_tokens, least=3 * self.num_common)
@@ -40,7 +43,9 @@ class CommonWordsTask:
         """Return `size` words in no order of meaning."""
         times = max(round(_COMMON_SHARE * size), _LEAST_COMMON)
         others, rest = words[self.num_common :], size - times * self.num_common
-        others = others[: rest // max(round(times / 10), 1)]  # so many, that each stands so often, or once more
+        others = others[
+            : rest // max(round(times / 10), 1)
+        ]  # so many, that each stands so often, or once more
         return words[: self.num_common] * times + [others[place % len(others)] for place in range(rest)]
 
 

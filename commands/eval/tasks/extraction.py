@@ -39,7 +39,13 @@ class ExtractionTask:
             haystack = hide(filler.first(size), statements, at)
             context = f"The text below tells of several numbered entries. They are to be written as JSON afterwards.\n\n{haystack}"
             question = f"Write the {count} entries of the text above as JSON objects with the fields entry, item, maker, town and price."
-            return Case(self.name, *prompted(context, question, "The entries are"), f" [{', '.join(lines)}]", lines, Scoring.RECORDS)
+            return Case(
+                self.name,
+                *prompted(context, question, "The entries are"),
+                f" [{', '.join(lines)}]",
+                lines,
+                Scoring.RECORDS,
+            )
 
         return fit(write, num_tokens, count_tokens)
 
@@ -47,4 +53,10 @@ class ExtractionTask:
 def _records(rng: random.Random) -> Iterator[dict[str, int | str]]:
     prices = numbers(rng, num_digits=4)
     for entry, (item, price) in enumerate(zip(compounds(rng), prices, strict=False), 1):
-        yield {"entry": entry, "item": item, "maker": rng.choice(NAMES), "town": rng.choice(TOWNS), "price": int(price)}
+        yield {
+            "entry": entry,
+            "item": item,
+            "maker": rng.choice(NAMES),
+            "town": rng.choice(TOWNS),
+            "price": int(price),
+        }

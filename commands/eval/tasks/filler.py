@@ -10,8 +10,20 @@ from commands.eval.tasks.words import DEEDS, PLACES, THINGS, TIMES
 Sentences: TypeAlias = Iterator[str]
 
 _NOISE = (
-    ("The water is cold.", "The stones are dry.", "The path is straight.", "On it goes.", "Up and then down."),
-    ("The wood is dark.", "The air is still.", "The moss is wet.", "Step by step.", "Now left and now right."),
+    (
+        "The water is cold.",
+        "The stones are dry.",
+        "The path is straight.",
+        "On it goes.",
+        "Up and then down.",
+    ),
+    (
+        "The wood is dark.",
+        "The air is still.",
+        "The moss is wet.",
+        "Step by step.",
+        "Now left and now right.",
+    ),
     ("The sand is hot.", "The waves are high.", "The shore is long.", "Away we sail.", "Out and home again."),
 )
 _PROSE = (

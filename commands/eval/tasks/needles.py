@@ -16,7 +16,9 @@ _STATEMENTS = (
     "Note: the {phrase} for {key} is {value}.",
     "As agreed, the {phrase} for {key} is {value}.",
 )
-_PREAMBLE = "The text below tells a {phrase} here and there. Keep it in mind: a question about it follows.\n\n"
+_PREAMBLE = (
+    "The text below tells a {phrase} here and there. Keep it in mind: a question about it follows.\n\n"
+)
 
 
 class Haystack(StrEnum):
@@ -42,26 +44,40 @@ class NeedleTask:
         make = self._among_needles if self.haystack is Haystack.NEEDLES else self._hidden
         return make(rng, wording, num_tokens, count_tokens)
 
-    def _among_needles(self, rng: random.Random, wording: "_Wording", num_tokens: int, count_tokens: TokenCounter) -> Case:
+    def _among_needles(
+        self, rng: random.Random, wording: "_Wording", num_tokens: int, count_tokens: TokenCounter
+    ) -> Case:
         needles = Supply(zip(draw(self.key, rng), draw(self.value, rng), strict=False))
         depth = rng.random()
 
         def write(size: int) -> Case:
             told = needles.first(size)
-            return self._case(wording, " ".join(wording.tell(*needle) for needle in told), [told[int(depth * size)]])
+            return self._case(
+                wording, " ".join(wording.tell(*needle) for needle in told), [told[int(depth * size)]]
+            )
 
         return fit(write, num_tokens, count_tokens, least=1)
 
-    def _hidden(self, rng: random.Random, wording: "_Wording", num_tokens: int, count_tokens: TokenCounter) -> Case:
+    def _hidden(
+        self, rng: random.Random, wording: "_Wording", num_tokens: int, count_tokens: TokenCounter
+    ) -> Case:
         keys = Supply(draw(self.key, rng)).first(self.num_keys)
-        needles = [key for place, key in enumerate(keys) for _ in range(self.num_values if place < self.num_asked else 1)]
+        needles = [
+            key
+            for place, key in enumerate(keys)
+            for _ in range(self.num_values if place < self.num_asked else 1)
+        ]
         rng.shuffle(needles)
         told = list(zip(needles, draw(self.value, rng), strict=False))
         asked = [needle for key in keys[: self.num_asked] for needle in told if needle[0] == key]
         at = depths(rng, len(told))
         filler = Supply((noise if self.haystack is Haystack.NOISE else prose)(rng))
         statements = [wording.tell(*needle) for needle in told]
-        return fit(lambda size: self._case(wording, hide(filler.first(size), statements, at), asked), num_tokens, count_tokens)
+        return fit(
+            lambda size: self._case(wording, hide(filler.first(size), statements, at), asked),
+            num_tokens,
+            count_tokens,
+        )
 
     def _case(self, wording: "_Wording", haystack: str, asked: list[tuple[str, str]]) -> Case:
         keys = list(dict.fromkeys(key for key, _ in asked))
@@ -87,8 +103,17 @@ class _Wording:
     def ask(self, key: str, num_values: int) -> tuple[str, str]:
         """Return the question for one key's values, and the beginning of its answer."""
         if num_values == 1:
-            return f"What is the {self.phrase} for {key} in the text above?", f"The {self.phrase} for {key} is"
-        return f"What are all the {self.phrase}s for {key} in the text above?", f"The {self.phrase}s for {key} are"
+            return (
+                f"What is the {self.phrase} for {key} in the text above?",
+                f"The {self.phrase} for {key} is",
+            )
+        return (
+            f"What are all the {self.phrase}s for {key} in the text above?",
+            f"The {self.phrase}s for {key} are",
+        )
 
     def ask_many(self, keys: list[str]) -> tuple[str, str]:
-        return f"What are the {self.phrase}s for {', '.join(keys)} in the text above?", f"The {self.phrase}s are as follows."
+        return (
+            f"What are the {self.phrase}s for {', '.join(keys)} in the text above?",
+            f"The {self.phrase}s are as follows.",
+        )

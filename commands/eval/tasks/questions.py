@@ -75,11 +75,20 @@ class QuestionTask:
         about = teacher if self.is_two_hop else person
         value = about.values[index]
         if self.is_two_hop:
-            question, prefix = topic.question.format(who=f"the teacher of {person.name}"), f"The teacher of {person.name} is"
+            question, prefix = (
+                topic.question.format(who=f"the teacher of {person.name}"),
+                f"The teacher of {person.name} is",
+            )
             answer = f" {teacher.name}. {teacher.name} {topic.verb} {value}."
         else:
-            question, prefix, answer = topic.question.format(who=person.name), f"{person.name} {topic.verb}", f" {value}."
-        return Case(self.name, *prompted(_PREAMBLE + documents, question, prefix), answer, (value,), Scoring.PART)
+            question, prefix, answer = (
+                topic.question.format(who=person.name),
+                f"{person.name} {topic.verb}",
+                f" {value}.",
+            )
+        return Case(
+            self.name, *prompted(_PREAMBLE + documents, question, prefix), answer, (value,), Scoring.PART
+        )
 
 
 def _people(rng: random.Random) -> Iterator[_Person]:

@@ -14,7 +14,9 @@ _WORDINGS = (
     ("Let {new} be {value}.", "Let {new} be the same as {old}."),
     ("Set {new} to {value}.", "Set {new} to {old}."),
 )
-_PREAMBLE = "The text below gives values to variables, directly or by way of other variables. Keep track of them.\n\n"
+_PREAMBLE = (
+    "The text below gives values to variables, directly or by way of other variables. Keep track of them.\n\n"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,9 @@ class TrackingTask:
         chains = [names[start : start + length] for start in range(0, len(names), length)]
         values = Supply(numbers(rng, num_digits=5)).first(self.num_chains)
         wording = rng.choice(_WORDINGS)
-        statements = _interleaved(rng, [_told(wording, chain, value) for chain, value in zip(chains, values, strict=True)])
+        statements = _interleaved(
+            rng, [_told(wording, chain, value) for chain, value in zip(chains, values, strict=True)]
+        )
         at, filler = depths(rng, len(statements)), Supply(noise(rng))
 
         def write(size: int) -> Case:
@@ -45,7 +49,10 @@ class TrackingTask:
 
 def _told(wording: tuple[str, str], chain: list[str], value: str) -> list[str]:
     first, hop = wording
-    return [first.format(new=chain[0], value=value), *(hop.format(new=new, old=old) for old, new in pairwise(chain))]
+    return [
+        first.format(new=chain[0], value=value),
+        *(hop.format(new=new, old=old) for old, new in pairwise(chain)),
+    ]
 
 
 def _interleaved(rng: random.Random, chains: list[list[str]]) -> list[str]:

@@ -120,6 +120,8 @@ JOBS = _words(
 )
 TOWNS = tuple(
     start + end
-    for start in _words("Ash Brook Clay Dun Elm Fair Glen Hart Kings Lang Mill North Oak Red Stan Thorn West Win Wood Lind")
+    for start in _words(
+        "Ash Brook Clay Dun Elm Fair Glen Hart Kings Lang Mill North Oak Red Stan Thorn West Win Wood Lind"
+    )
     for end in _words("bury field ford ham ton wick")
 )

@@ -28,7 +28,9 @@ MORE_IS_SLOWER = ("launch", "drain", "collective_latency", "pipeline_fill")
 
 @settings(deadline=None)
 @given(deployments(roomy()), shapes, st.floats(1, 10), st.sampled_from(MORE_IS_FASTER))
-def test_more_of_a_resource_is_never_slower(deployment: Deployment, shape: DecodeShape, factor: float, name: str) -> None:
+def test_more_of_a_resource_is_never_slower(
+    deployment: Deployment, shape: DecodeShape, factor: float, name: str
+) -> None:
     more: dict[str, Any] = {name: getattr(deployment.machine, name) * factor}
     better = replace(deployment, machine=replace(deployment.machine, **more))
     assert decode_step(better, shape).seconds <= decode_step(deployment, shape).seconds * ROUNDING
@@ -36,7 +38,9 @@ def test_more_of_a_resource_is_never_slower(deployment: Deployment, shape: Decod
 
 @settings(deadline=None)
 @given(deployments(roomy()), shapes, st.floats(1, 10), st.sampled_from(MORE_IS_SLOWER))
-def test_more_overhead_is_never_faster(deployment: Deployment, shape: DecodeShape, factor: float, name: str) -> None:
+def test_more_overhead_is_never_faster(
+    deployment: Deployment, shape: DecodeShape, factor: float, name: str
+) -> None:
     more: dict[str, Any] = {name: getattr(deployment.machine, name) * factor}
     worse = replace(deployment, machine=replace(deployment.machine, **more))
     assert decode_step(worse, shape).seconds * ROUNDING >= decode_step(deployment, shape).seconds
@@ -46,14 +50,20 @@ def test_bandwidth_matters_where_it_binds() -> None:
     """The property above is not met by ignoring bandwidth."""
     deployment = Deployment(model("llama-3.1-70b"), roomy(), 16, Execution.LOOPED)
     doubled = replace(deployment, machine=replace(roomy(), hbm_bandwidth=2 * roomy().hbm_bandwidth))
-    gain = decode_step(deployment, DecodeShape(1, 4096)).seconds / decode_step(doubled, DecodeShape(1, 4096)).seconds
+    gain = (
+        decode_step(deployment, DecodeShape(1, 4096)).seconds
+        / decode_step(doubled, DecodeShape(1, 4096)).seconds
+    )
     assert 1.5 < gain < 2
 
 
 @settings(deadline=None)
 @given(models, sockets, shapes)
 def test_looping_is_never_slower_and_reads_the_same(which: Any, num_sockets: int, shape: DecodeShape) -> None:
-    deployments = [Deployment(which, roomy(), num_sockets, execution) for execution in (Execution.FUSED, Execution.LOOPED)]
+    deployments = [
+        Deployment(which, roomy(), num_sockets, execution)
+        for execution in (Execution.FUSED, Execution.LOOPED)
+    ]
     fused, looped = (decode_step(deployment, shape) for deployment in deployments)
     assert looped.seconds <= fused.seconds * ROUNDING
     assert looped.num_calls < fused.num_calls
@@ -75,18 +85,28 @@ def test_looping_streams_while_it_computes() -> None:
 
 @settings(deadline=None)
 @given(models, st.sampled_from((2, 4, 8, 16)), executions, st.integers(1, 100_000))
-def test_a_second_sequence_at_most_doubles_a_step(which: Any, num_sockets: int, execution: Execution, capacity: int) -> None:
+def test_a_second_sequence_at_most_doubles_a_step(
+    which: Any, num_sockets: int, execution: Execution, capacity: int
+) -> None:
     """On sockets that hold both it takes no longer than one after the other."""
-    one, two = (decode_step(Deployment(which, roomy(), num_sockets, execution), DecodeShape(batch, capacity)) for batch in (1, 2))
+    one, two = (
+        decode_step(Deployment(which, roomy(), num_sockets, execution), DecodeShape(batch, capacity))
+        for batch in (1, 2)
+    )
     assert two.seconds <= 2 * one.seconds * ROUNDING
 
 
 def test_sequences_that_do_not_fit_every_socket_are_shared_out_among_groups() -> None:
     """Two slots of 128k of DeepSeek-R1 do not fit one socket, and need not leave fourteen idle."""
     deployment = Deployment(model("deepseek-r1"), load_machine("sn40l"), 16)
-    splits = [decode_placement(deployment, DecodeShape(batch, 131072)).sockets_per_sequence for batch in (1, 2, 4, 16)]
+    splits = [
+        decode_placement(deployment, DecodeShape(batch, 131072)).sockets_per_sequence
+        for batch in (1, 2, 4, 16)
+    ]
     assert splits == [16, 8, 4, 1]
-    rates = [batch / decode_step(deployment, DecodeShape(batch, 131072)).seconds for batch in (1, 2, 4, 8, 16)]
+    rates = [
+        batch / decode_step(deployment, DecodeShape(batch, 131072)).seconds for batch in (1, 2, 4, 8, 16)
+    ]
     assert rates == sorted(rates)
 
 
@@ -100,7 +120,9 @@ def test_fusion_is_never_slower(which: Any, num_sockets: int, shape: DecodeShape
 
 @settings(deadline=None)
 @given(models, st.sampled_from((1, 2, 4, 8)), executions, shapes)
-def test_doubling_sockets_never_more_than_doubles(which: Any, num_sockets: int, execution: Execution, shape: DecodeShape) -> None:
+def test_doubling_sockets_never_more_than_doubles(
+    which: Any, num_sockets: int, execution: Execution, shape: DecodeShape
+) -> None:
     one = decode_step(Deployment(which, roomy(), num_sockets, execution), shape)
     two = decode_step(Deployment(which, roomy(), 2 * num_sockets, execution), shape)
     assert 2 * two.seconds * ROUNDING >= one.seconds
@@ -108,7 +130,9 @@ def test_doubling_sockets_never_more_than_doubles(which: Any, num_sockets: int, 
 
 @settings(deadline=None)
 @given(deployments(roomy()), st.integers(1, 300), st.integers(1, 131072), st.integers(0, 131072))
-def test_a_smaller_cache_is_never_slower(deployment: Deployment, batch: int, capacity: int, dropped: int) -> None:
+def test_a_smaller_cache_is_never_slower(
+    deployment: Deployment, batch: int, capacity: int, dropped: int
+) -> None:
     full = decode_step(deployment, DecodeShape(batch, capacity + dropped))
     compressed = decode_step(deployment, DecodeShape(batch, capacity))
     assert compressed.seconds <= full.seconds * ROUNDING
@@ -128,7 +152,9 @@ def test_a_larger_batch_gives_no_faster_step(deployment: Deployment, batch: int,
 
 @settings(deadline=None)
 @given(st.sampled_from(("llama-3.1-8b", "llama-3.1-70b", "llama-3.2-1b")), sockets, executions, shapes)
-def test_every_weight_is_read_once(name: str, num_sockets: int, execution: Execution, shape: DecodeShape) -> None:
+def test_every_weight_is_read_once(
+    name: str, num_sockets: int, execution: Execution, shape: DecodeShape
+) -> None:
     """All weights but the embedding table, of which a step reads its rows."""
     step = decode_step(Deployment(model(name), roomy(), num_sockets, execution), shape)
     described = model(name)

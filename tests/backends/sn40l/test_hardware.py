@@ -14,7 +14,9 @@ def test_every_number_has_a_source_and_lies_in_its_range(name: str) -> None:
     for key, quantity in load_machine_file(name).quantities.items():
         assert len(quantity.source) > 10, key
         marked = quantity.source.startswith(("assumption", "fitted"))
-        assert marked is not quantity.is_published, f"{key}: what is not published needs a range, and what is published has none"
+        assert marked is not quantity.is_published, (
+            f"{key}: what is not published needs a range, and what is published has none"
+        )
         if quantity.low is not None and quantity.high is not None:
             assert quantity.low <= quantity.value <= quantity.high, key
 

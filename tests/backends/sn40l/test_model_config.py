@@ -43,7 +43,13 @@ def test_parameters_are_those_of_the_model_card(name: str) -> None:
     model = load_model(name)
     assert model.num_params / 1e9 == pytest.approx(total, rel=0.012)
     table = 0 if model.is_tied else model.embedding_params
-    assert min(abs(count / 1e9 / active - 1) for count in (model.num_active_params, model.num_active_params + table)) < 0.05
+    assert (
+        min(
+            abs(count / 1e9 / active - 1)
+            for count in (model.num_active_params, model.num_active_params + table)
+        )
+        < 0.05
+    )
 
 
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen3-8b", "mixtral-8x7b", "gpt-oss-120b", "deepseek-v3"])
@@ -53,7 +59,9 @@ def test_parameters_are_those_that_transformers_makes(name: str) -> None:
     kind = config.pop("model_type")
     with torch.device("meta"):
         made = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config))  # type: ignore[no-untyped-call]
-    assert load_model(name).num_params == pytest.approx(sum(parameter.numel() for parameter in made.parameters()), rel=1e-3)
+    assert load_model(name).num_params == pytest.approx(
+        sum(parameter.numel() for parameter in made.parameters()), rel=1e-3
+    )
 
 
 def test_published_characterisation_row() -> None:
@@ -78,7 +86,11 @@ def test_sliding_windows_bound_their_layers() -> None:
 @given(st.integers(1, 5000))
 def test_expected_experts_lie_between_one_choice_and_the_most(num_tokens: int) -> None:
     experts = next(layer.experts for layer in load_model("deepseek-r1").layers if layer.experts)
-    assert experts.num_chosen - 1e-9 <= experts.expected_touched(num_tokens) <= experts.most_touched(num_tokens) + 1e-9
+    assert (
+        experts.num_chosen - 1e-9
+        <= experts.expected_touched(num_tokens)
+        <= experts.most_touched(num_tokens) + 1e-9
+    )
 
 
 def test_expected_experts_of_the_published_batches() -> None:
@@ -88,7 +100,10 @@ def test_expected_experts_of_the_published_batches() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"hidden_size": None}, "hidden_size"), ({"quantization_config": {"quant_method": "awq"}}, "'awq' is none of")],
+    [
+        ({"hidden_size": None}, "hidden_size"),
+        ({"quantization_config": {"quant_method": "awq"}}, "'awq' is none of"),
+    ],
 )
 def test_what_is_not_understood_is_named(changes: dict[str, Any], message: str) -> None:
     config = json.loads(Path("backends/sn40l/data/models/llama-3.1-8b.json").read_text()) | changes
@@ -103,7 +118,9 @@ def test_models_come_from_folders_and_unknown_names_are_refused() -> None:
         load_model("gpt-9")
 
 
-@pytest.mark.parametrize("config", [[], {"num_hidden_layers": None}, {"num_hidden_layers": 2, "hidden_size": "wide"}])
+@pytest.mark.parametrize(
+    "config", [[], {"num_hidden_layers": None}, {"num_hidden_layers": 2, "hidden_size": "wide"}]
+)
 def test_a_config_that_is_none_is_refused(config: Any) -> None:
     with pytest.raises(ModelConfigError, match="the configuration of x "):
         model_from_config("x", config)

@@ -40,7 +40,9 @@ def test_what_is_missing_is_what_is_missing(deployment: Deployment, shape: Decod
             fitting(replace(deployment, machine=replace(machine, hbm_capacity=enough)), shape)
 
 
-@pytest.mark.parametrize(("capacity", "batch"), [(131072, 16), (65536, 32), (32768, 64), (16384, 128), (8192, 256)])
+@pytest.mark.parametrize(
+    ("capacity", "batch"), [(131072, 16), (65536, 32), (32768, 64), (16384, 128), (8192, 256)]
+)
 def test_largest_batches_of_deepseek_r1(capacity: int, batch: int) -> None:
     """As published (arXiv 2511.03092, table 5), from memory alone."""
     deployment = Deployment(model("deepseek-r1"), sn40l(), 16)

@@ -27,7 +27,9 @@ def test_cheapest_meets_the_level_with_fewest_sockets() -> None:
 def test_nothing_cheaper_was_overlooked() -> None:
     deployment = default_deployment("llama-3.1-8b", "sn40l", 1)
     level = ServiceLevel(max_tpot=0.002)
-    best = next(option for option in plan(deployment, socket_counts(16), [full(32768)], 32768) if level.is_met(option))
+    best = next(
+        option for option in plan(deployment, socket_counts(16), [full(32768)], 32768) if level.is_met(option)
+    )
     assert best.deployment.num_sockets > 1
     for count in socket_counts(best.deployment.num_sockets - 1):
         smaller = default_deployment("llama-3.1-8b", "sn40l", count)
@@ -36,7 +38,9 @@ def test_nothing_cheaper_was_overlooked() -> None:
 
 def test_only_the_sockets_that_are_asked_for_are_tried() -> None:
     ways = plan(default_deployment("llama-3.1-8b", "sn40l", 1), [12, 4], [full(4096)], 4096)
-    assert [option.deployment.num_sockets for option in ways] == sorted(option.deployment.num_sockets for option in ways)
+    assert [option.deployment.num_sockets for option in ways] == sorted(
+        option.deployment.num_sockets for option in ways
+    )
     assert {option.deployment.num_sockets for option in ways} == {4, 12}
     assert socket_counts(16) == (1, 2, 4, 8, 16)
 
@@ -57,7 +61,13 @@ def test_compression_multiplies_the_slots_of_deepseek_r1() -> None:
 
 
 def test_a_sweep_has_every_combination_and_says_what_is_missing() -> None:
-    axes = SweepAxes([1, 64], [8192, 131072], [8, 16], [PolicyOptions(PolicyName.FULL), SNAPSTREAM], [Execution.FUSED, Execution.LOOPED])
+    axes = SweepAxes(
+        [1, 64],
+        [8192, 131072],
+        [8, 16],
+        [PolicyOptions(PolicyName.FULL), SNAPSTREAM],
+        [Execution.FUSED, Execution.LOOPED],
+    )
     rows = list(sweep(default_deployment("deepseek-r1", "sn40l", 1), axes))
     assert len(rows) == 32
     assert all((row.option is None) == (row.missing > 0) for row in rows)

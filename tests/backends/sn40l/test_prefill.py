@@ -34,7 +34,9 @@ def test_tiles_are_those_of_a_plain_loop(num_tiles: int, rest: int) -> None:
 
 @settings(deadline=None)
 @given(models, st.sampled_from((1, 2, 4, 8)), st.integers(1, 140_000), st.integers(0, 100_000))
-def test_doubling_sockets_never_more_than_doubles(which: Any, num_sockets: int, num_tokens: int, start: int) -> None:
+def test_doubling_sockets_never_more_than_doubles(
+    which: Any, num_sockets: int, num_tokens: int, start: int
+) -> None:
     chunk = Chunk(num_tokens, start)
     one = prefill_step(Deployment(which, roomy(), num_sockets), chunk)
     two = prefill_step(Deployment(which, roomy(), 2 * num_sockets), chunk)
@@ -45,7 +47,10 @@ def test_doubling_sockets_never_more_than_doubles(which: Any, num_sockets: int, 
 @given(models, st.integers(1, 50_000), st.integers(1, 5_000))
 def test_more_tokens_take_longer(which: Any, num_tokens: int, more: int) -> None:
     deployment = Deployment(which, roomy(), 16)
-    assert prefill_step(deployment, Chunk(num_tokens)).seconds <= prefill_step(deployment, Chunk(num_tokens + more)).seconds * ROUNDING
+    assert (
+        prefill_step(deployment, Chunk(num_tokens)).seconds
+        <= prefill_step(deployment, Chunk(num_tokens + more)).seconds * ROUNDING
+    )
 
 
 def test_chunks_compute_what_the_whole_does() -> None:
@@ -65,7 +70,8 @@ def test_compression_costs_a_few_percent_of_a_long_prompt() -> None:
 
 def test_unfused_prefill_launches_eleven_times_as_often() -> None:
     steps = [
-        prefill_step(Deployment(model("llama-3.1-8b"), roomy(), 8, how), Chunk(4096)) for how in (Execution.OPERATORS, Execution.FUSED)
+        prefill_step(Deployment(model("llama-3.1-8b"), roomy(), 8, how), Chunk(4096))
+        for how in (Execution.OPERATORS, Execution.FUSED)
     ]
     assert (steps[0].num_calls - 1) / (steps[1].num_calls - 1) == 11
     assert steps[0].seconds > steps[1].seconds

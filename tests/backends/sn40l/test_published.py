@@ -31,7 +31,9 @@ def test_every_figure_is_met_or_known_to_be_missed(comparisons: Mapping[str, Com
 
 
 def test_table_5_is_held_out_but_for_two_cells(comparisons: Mapping[str, Comparison]) -> None:
-    rates = [comparison for key, comparison in comparisons.items() if key.startswith("R1") and key.endswith("rate")]
+    rates = [
+        comparison for key, comparison in comparisons.items() if key.startswith("R1") and key.endswith("rate")
+    ]
     assert len(rates) == 6
     assert sum(comparison.figure.role is Role.FITTED for comparison in rates) == 2
     assert max(abs(comparison.error) for comparison in rates) < 0.10
@@ -43,7 +45,9 @@ def test_table_5_is_held_out_but_for_two_cells(comparisons: Mapping[str, Compari
 def test_published_rates_are_those_of_the_table(files: Mapping[str, MachineFile]) -> None:
     """Tokens/s of a step of all slots, with the table's factor."""
     prompt, _, batch, _, published, _ = TABLE_5[0]
-    assert table_5_rate(files["sn40l"].machine, batch, prompt) / MULTI_TOKEN / batch == pytest.approx(published / 2.4 / 16, rel=0.01)
+    assert table_5_rate(files["sn40l"].machine, batch, prompt) / MULTI_TOKEN / batch == pytest.approx(
+        published / 2.4 / 16, rel=0.01
+    )
 
 
 def test_files_hold_what_the_fit_finds(files: Mapping[str, MachineFile]) -> None:
@@ -51,11 +55,15 @@ def test_files_hold_what_the_fit_finds(files: Mapping[str, MachineFile]) -> None
     fitted = fit(figures, files)
     for parameter in parameters(figures, files):
         shipped = getattr(files[parameter.machine].machine, parameter.name)
-        assert shipped == pytest.approx(getattr(fitted[parameter.machine], parameter.name), rel=0.01), parameter.name
+        assert shipped == pytest.approx(getattr(fitted[parameter.machine], parameter.name), rel=0.01), (
+            parameter.name
+        )
         assert parameter.low < shipped < parameter.high
 
 
-def test_a_parameter_has_one_figure_and_no_published_number_is_fitted(files: Mapping[str, MachineFile]) -> None:
+def test_a_parameter_has_one_figure_and_no_published_number_is_fitted(
+    files: Mapping[str, MachineFile],
+) -> None:
     fits = [figure.fits for figure in published_figures() if figure.fits]
     assert len(fits) == len(set(fits)) <= 12
     name, parameter = fits[0].split(".")
@@ -70,4 +78,6 @@ def test_a_figure_that_no_parameter_brings_out_is_an_error(files: Mapping[str, M
 
 def test_without_the_two_assumptions_the_table_does_not_come_out(files: Mapping[str, MachineFile]) -> None:
     assert not expected_experts(files).worst.is_met
-    assert all(ours == 2 * published for ours, published in batches_without_reserve(files["sn40l"].machine).values())
+    assert all(
+        ours == 2 * published for ours, published in batches_without_reserve(files["sn40l"].machine).values()
+    )

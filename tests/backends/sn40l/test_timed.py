@@ -6,7 +6,17 @@ import pytest
 
 from backends.clock import PacedClock, VirtualClock
 from backends.fake import FakeBackend, fake_spec, slot_pool
-from backends.interface import BackendError, Batch, DecodeBatch, DecodeRow, Draw, PrefillBatch, PrefillRow, PrefillShape, SamplingParams
+from backends.interface import (
+    BackendError,
+    Batch,
+    DecodeBatch,
+    DecodeRow,
+    Draw,
+    PrefillBatch,
+    PrefillRow,
+    PrefillShape,
+    SamplingParams,
+)
 from backends.sn40l.backend import SimulationConfig, default_deployment
 from backends.sn40l.cost_model import DeploymentCost, compression_of
 from backends.sn40l.decode import decode_step
@@ -21,7 +31,9 @@ DRAW = Draw(SamplingParams(temperature=0.0))
 
 
 def prefill(num_tokens: int = 5) -> PrefillBatch:
-    return PrefillBatch((PrefillRow("a", tuple(range(num_tokens)), 0, num_tokens, (0,), draws=(DRAW,)),), SHAPE)
+    return PrefillBatch(
+        (PrefillRow("a", tuple(range(num_tokens)), 0, num_tokens, (0,), draws=(DRAW,)),), SHAPE
+    )
 
 
 def decode(token_id: int, index: int, num_steps: int = 1) -> DecodeBatch:
@@ -32,7 +44,9 @@ class Linear:
     """A second for each prompt token, ten for each decode step."""
 
     def seconds(self, batch: Batch) -> float:
-        return 10.0 * batch.num_steps if isinstance(batch, DecodeBatch) else float(len(batch.rows[0].token_ids))
+        return (
+            10.0 * batch.num_steps if isinstance(batch, DecodeBatch) else float(len(batch.rows[0].token_ids))
+        )
 
 
 def test_tokens_are_the_inner_backends_and_time_is_the_cost_models() -> None:
@@ -81,13 +95,19 @@ def test_a_failed_step_fails_and_the_next_one_does_not() -> None:
 
 @pytest.mark.parametrize(
     ("text", "fault"),
-    [("slow-socket=1.5", SlowSocket(1.5)), ("stalled-link=100:0.5", StalledLink(100, 0.5)), ("failed-step=7", FailedStep(7))],
+    [
+        ("slow-socket=1.5", SlowSocket(1.5)),
+        ("stalled-link=100:0.5", StalledLink(100, 0.5)),
+        ("failed-step=7", FailedStep(7)),
+    ],
 )
 def test_faults_are_parsed(text: str, fault: Fault) -> None:
     assert parse_fault(text) == fault
 
 
-@pytest.mark.parametrize("text", ["", "slow-socket", "slow-socket=0.5", "failed-step=0", "stalled-link=5", "fire=1"])
+@pytest.mark.parametrize(
+    "text", ["", "slow-socket", "slow-socket=0.5", "failed-step=0", "stalled-link=5", "fire=1"]
+)
 def test_faults_that_cannot_be_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is none of slow-socket=FACTOR"):
         parse_fault(text)
@@ -109,7 +129,9 @@ def test_a_deployment_times_batches_by_their_static_shapes() -> None:
     cost = DeploymentCost(deployment, inner.spec.pools[0])
     step = decode_step(deployment, DecodeShape(8, 256)).seconds
     assert cost.seconds(decode(7, 5, num_steps=3)) == pytest.approx(3 * step)
-    assert cost.seconds(prefill(3)) == cost.seconds(prefill(60)) == prefill_step(deployment, Chunk(64)).seconds
+    assert (
+        cost.seconds(prefill(3)) == cost.seconds(prefill(60)) == prefill_step(deployment, Chunk(64)).seconds
+    )
 
 
 def test_pools_are_timed_each_for_its_own_slots_and_must_fit_together() -> None:
@@ -119,7 +141,9 @@ def test_pools_are_timed_each_for_its_own_slots_and_must_fit_together() -> None:
     inner = FakeBackend(fake_spec(pools=(narrow, wide), max_model_len=4096))
     cost = DeploymentCost(deployment, *inner.spec.pools)
     assert cost.seconds(replace(decode(7, 5), pool=0)) == decode_step(deployment, DecodeShape(8, 256)).seconds
-    assert cost.seconds(replace(decode(7, 5), pool=1)) == decode_step(deployment, DecodeShape(2, 4096)).seconds
+    assert (
+        cost.seconds(replace(decode(7, 5), pool=1)) == decode_step(deployment, DecodeShape(2, 4096)).seconds
+    )
     with pytest.raises(DoesNotFitError):
         DeploymentCost(deployment, narrow, slot_pool(100_000, full(131072), 131072))
 
@@ -128,7 +152,10 @@ def test_the_last_chunk_of_a_long_prompt_is_followed_by_its_compression() -> Non
     policy = PolicyOptions(slot_capacity=256, num_sink=4).resolve(4096)
     deployment = default_deployment("llama-3.1-8b", "sn40l", 16)
     cost = DeploymentCost(deployment, fake_spec(policy=policy).pools[0])
-    rows = [PrefillRow("a", (0,) * 64, start, 640, (0,), scratch=0, draws=(DRAW,) * (start == 576)) for start in (512, 576)]
+    rows = [
+        PrefillRow("a", (0,) * 64, start, 640, (0,), scratch=0, draws=(DRAW,) * (start == 576))
+        for start in (512, 576)
+    ]
     middle, last = (cost.seconds(PrefillBatch((row,), SHAPE)) for row in rows)
     assert compression_of(policy) == Compression(126, 126, 32)
     assert last > middle
@@ -155,4 +182,6 @@ def test_a_configuration_makes_its_clock_and_backend() -> None:
     plain = SimulationConfig().backend(FakeBackend(), VirtualClock())
     assert isinstance(clock, VirtualClock)
     assert isinstance(SimulationConfig(time_scale=2.0).clock(), PacedClock)
-    assert slow.submit(prefill()).result().elapsed == pytest.approx(2 * plain.submit(prefill()).result().elapsed)
+    assert slow.submit(prefill()).result().elapsed == pytest.approx(
+        2 * plain.submit(prefill()).result().elapsed
+    )

@@ -14,7 +14,9 @@ from tests.backends.sn40l.strategies import deployments, model, roomy, sn40l
 
 @settings(deadline=None)
 @given(deployments(roomy()), st.integers(1, 64), st.floats(1e-6, 1e-3))
-def test_bandwidth_over_time_adds_up_to_the_bytes(deployment: Deployment, batch: int, interval: float) -> None:
+def test_bandwidth_over_time_adds_up_to_the_bytes(
+    deployment: Deployment, batch: int, interval: float
+) -> None:
     step = decode_step(deployment, DecodeShape(batch, 4096))
     series = bandwidth(step, max(interval, step.seconds / 500))
     assert sum(series) * max(interval, step.seconds / 500) == pytest.approx(step.hbm_bytes)

@@ -16,7 +16,9 @@ from tests.backends.driver import GREEDY, Driver, Request
 from tests.backends.oracle import random_prompt
 
 CHUNK = 64
-SNAPSTREAM = PolicyOptions(num_sink=4, num_recent=200, num_kept=180, scorer=WindowScorer(observation_window=8))
+SNAPSTREAM = PolicyOptions(
+    num_sink=4, num_recent=200, num_kept=180, scorer=WindowScorer(observation_window=8)
+)
 DTYPES = [DtypeName.FLOAT32]
 if torch.ops.mkldnn._is_mkldnn_bf16_supported():
     DTYPES.append(DtypeName.BFLOAT16)
@@ -29,8 +31,15 @@ def _answer(backend: TorchBackend, neighbours: int, slot: int) -> list[SampledTo
     """Answer one short request, the prompts all read one by one, beside longer and longer ones in the slots around its own."""
     driver = Driver(backend, CHUNK)
     others = [other for other in range(neighbours + 1) if other != slot]
-    request = Request(random_prompt(20), slots=(slot,), sampling=replace(GREEDY, temperature=0.8, top_p=0.9, seed=3, num_logprobs=5))
-    beside = [Request(random_prompt(100 * (number + 1), seed=1), slots=(other,)) for number, other in enumerate(others)]
+    request = Request(
+        random_prompt(20),
+        slots=(slot,),
+        sampling=replace(GREEDY, temperature=0.8, top_p=0.9, seed=3, num_logprobs=5),
+    )
+    beside = [
+        Request(random_prompt(100 * (number + 1), seed=1), slots=(other,))
+        for number, other in enumerate(others)
+    ]
     for one in (request, *beside):
         driver.read(one)
     for one in beside:
@@ -43,7 +52,12 @@ def _answer(backend: TorchBackend, neighbours: int, slot: int) -> list[SampledTo
 @pytest.mark.parametrize("policy", [PolicyOptions(PolicyName.FULL), SNAPSTREAM], ids=["full", "snapstream"])
 @pytest.mark.parametrize(("architecture", "dtype", "is_compiled"), SUBJECTS)
 def test_every_bit_is_the_same_in_any_company(
-    tmp_path: Path, architecture: str, dtype: DtypeName, is_compiled: bool, policy: PolicyOptions, compile_cache: Path
+    tmp_path: Path,
+    architecture: str,
+    dtype: DtypeName,
+    is_compiled: bool,
+    policy: PolicyOptions,
+    compile_cache: Path,
 ) -> None:
     backend = TorchBackend(
         TorchBackendConfig(

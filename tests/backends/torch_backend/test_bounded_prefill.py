@@ -24,13 +24,19 @@ from tests.reference.sequence import Sequence, load_reference
 
 CAPACITY, MAX_MODEL_LEN, CHUNK, NUM_TOP = 40, 256, 8, 20
 OBSERVED = replace(GREEDY, num_logprobs=NUM_TOP)
-SIZES = PolicyOptions(PolicyName.SNAPSTREAM, num_sink=2, num_recent=8, num_kept=5, scorer=WindowScorer(4, pooling_size=3))
+SIZES = PolicyOptions(
+    PolicyName.SNAPSTREAM, num_sink=2, num_recent=8, num_kept=5, scorer=WindowScorer(4, pooling_size=3)
+)
 POLICIES = {
     "snapstream": SIZES,
-    "default scorer": replace(SIZES, scorer=replace(DEFAULT_SCORERS[PolicyName.SNAPSTREAM], observation_window=5)),
+    "default scorer": replace(
+        SIZES, scorer=replace(DEFAULT_SCORERS[PolicyName.SNAPSTREAM], observation_window=5)
+    ),
     "chunks": replace(SIZES, scorer=WindowScorer(4, pooling_size=3, selection_chunk=3)),
     "streaming-llm": PolicyOptions(PolicyName.STREAMING_LLM, num_sink=2, num_recent=11),
-    "snapkv": PolicyOptions(PolicyName.SNAPKV, num_recent=14, num_kept=5, scorer=WindowScorer(3, pooling_size=3)),
+    "snapkv": PolicyOptions(
+        PolicyName.SNAPKV, num_recent=14, num_kept=5, scorer=WindowScorer(3, pooling_size=3)
+    ),
 }
 # With rounds of 20 tokens: one that fits just, one too many, just a round more, one above that, and many rounds.
 LENGTHS = (40, 41, 60, 61, 183)
@@ -45,7 +51,12 @@ class Subject:
         layout, recipe = self.backend.spec.scratch.layout, recipe_of(self.backend.spec.pools[0].policy)
         if len(request.prompt) <= layout.max_tokens:
             return Sequence(self.reference, recipe, request.prompt)
-        return BoundedSequence(self.reference, recipe, request.prompt, Bound(layout.max_tokens, layout.num_dropped, layout.num_ahead))
+        return BoundedSequence(
+            self.reference,
+            recipe,
+            request.prompt,
+            Bound(layout.max_tokens, layout.num_dropped, layout.num_ahead),
+        )
 
     def check(self, request: Request, num_tokens: int) -> None:
         sequence = self.start(request)
@@ -55,13 +66,18 @@ class Subject:
 
 
 def _open(
-    path: Path, *policies: PolicyOptions, scratch_capacity: int | None = CAPACITY, max_model_len: int = MAX_MODEL_LEN
+    path: Path,
+    *policies: PolicyOptions,
+    scratch_capacity: int | None = CAPACITY,
+    max_model_len: int = MAX_MODEL_LEN,
 ) -> TorchBackend:
     config = TorchBackendConfig(
         str(path),
         DeviceName.CPU,
         DtypeName.FLOAT32,
-        pools=tuple(PoolOptions(len(LENGTHS), policy, f"pool{number}") for number, policy in enumerate(policies)),
+        pools=tuple(
+            PoolOptions(len(LENGTHS), policy, f"pool{number}") for number, policy in enumerate(policies)
+        ),
         max_model_len=max_model_len,
         scratch_capacity=scratch_capacity,
         prefill_chunk=4 * CHUNK,
@@ -82,11 +98,16 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_tokens_and_slots_are_the_references(policy: PolicyOptions, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_tokens_and_slots_are_the_references(
+    policy: PolicyOptions, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """All lengths at once, two prompts at a time side by side in the scratches."""
     subject = _subject("llama", policy, tmp_path_factory)
     driver = Driver(subject.backend, CHUNK)
-    requests = [Request(random_prompt(n), slots=(slot,), sampling=OBSERVED, scratch=slot % 2) for slot, n in enumerate(LENGTHS)]
+    requests = [
+        Request(random_prompt(n), slots=(slot,), sampling=OBSERVED, scratch=slot % 2)
+        for slot, n in enumerate(LENGTHS)
+    ]
     for first in range(0, len(requests), 2):
         driver.read(*requests[first : first + 2])
     driver.decode(*requests, num_steps=10)
@@ -112,7 +133,9 @@ def test_the_least_scratch(policy: PolicyOptions, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["gemma3", "deepseek-v3"])
-def test_layers_with_a_sliding_window_or_latents(architecture: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_layers_with_a_sliding_window_or_latents(
+    architecture: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     subject = _subject(architecture, SIZES, tmp_path_factory)
     request = Request(random_prompt(83), sampling=OBSERVED)
     Driver(subject.backend, CHUNK).run(request, num_tokens=8)
@@ -145,7 +168,10 @@ def test_a_scratch_forgets_its_last_prompt(llama: Subject) -> None:
         abandoned = Request(random_prompt(120, seed=4))
         for _ in range(num_chunks):
             driver.read_chunk(abandoned)
-        again, beside = Request(alone.prompt, sampling=OBSERVED), Request(random_prompt(95, seed=5), slots=(1,), scratch=1)
+        again, beside = (
+            Request(alone.prompt, sampling=OBSERVED),
+            Request(random_prompt(95, seed=5), slots=(1,), scratch=1),
+        )
         driver.run(again, beside, num_tokens=6)
         assert again.tokens == alone.tokens
         llama.check(again, 6)
@@ -205,7 +231,9 @@ def test_pools_share_the_scratches(llama: Subject, tmp_path: Path) -> None:
 )
 def test_half_of_a_scratch_is_given_up_in_whole_chunks(capacity: int, chunk: int, num_dropped: int) -> None:
     kinds = [LayerKind(SIZES.resolve(MAX_MODEL_LEN), None)]
-    assert scratch_layout(capacity, MAX_MODEL_LEN, chunk, kinds) == ScratchLayout(capacity, num_dropped, num_ahead=4)
+    assert scratch_layout(capacity, MAX_MODEL_LEN, chunk, kinds) == ScratchLayout(
+        capacity, num_dropped, num_ahead=4
+    )
 
 
 @pytest.mark.parametrize(
@@ -213,9 +241,15 @@ def test_half_of_a_scratch_is_given_up_in_whole_chunks(capacity: int, chunk: int
     [
         (PolicyOptions(PolicyName.FULL), 40, "scratch_capacity is not an option of policy full"),
         (SIZES, 18, "scratch_capacity must be at least 19 for slots of 15 entries, got 18"),
-        (replace(SIZES, num_kept=0, num_recent=4), 6, "scratch_capacity must be at least 7 for slots of 6 entries, got 6"),
+        (
+            replace(SIZES, num_kept=0, num_recent=4),
+            6,
+            "scratch_capacity must be at least 7 for slots of 6 entries, got 6",
+        ),
     ],
 )
-def test_sizes_that_do_not_go_together(policy: PolicyOptions, capacity: int, message: str, tmp_path: Path) -> None:
+def test_sizes_that_do_not_go_together(
+    policy: PolicyOptions, capacity: int, message: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=message):
         _open(save_checkpoint("llama", tmp_path), policy, scratch_capacity=capacity)

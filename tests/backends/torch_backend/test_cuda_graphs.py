@@ -39,7 +39,9 @@ SAMPLINGS = (
 
 def _open(path: str, policy: PolicyOptions, recorder: ReplayRecorder | None) -> TorchBackend:
     pools = (PoolOptions(5, policy),)
-    config = TorchBackendConfig(path, DeviceName.CPU, DtypeName.FLOAT32, pools=pools, max_model_len=300, prefill_chunk=32)
+    config = TorchBackendConfig(
+        path, DeviceName.CPU, DtypeName.FLOAT32, pools=pools, max_model_len=300, prefill_chunk=32
+    )
     backend = TorchBackend(config, recorder=recorder)
     backend.warmup()
     return backend
@@ -48,7 +50,10 @@ def _open(path: str, policy: PolicyOptions, recorder: ReplayRecorder | None) -> 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Gemma 2's has sliding windows beside the policy, and a softcap; DeepSeek V3's latents and experts."""
-    return {name: str(save_checkpoint(name, tmp_path_factory.mktemp("checkpoint"))) for name in ("llama", "gemma2", "deepseek-v3")}
+    return {
+        name: str(save_checkpoint(name, tmp_path_factory.mktemp("checkpoint")))
+        for name in ("llama", "gemma2", "deepseek-v3")
+    }
 
 
 def _serve(backend: TorchBackend) -> list[Request]:
@@ -68,7 +73,8 @@ def _serve(backend: TorchBackend) -> list[Request]:
 
 
 @pytest.mark.parametrize(
-    ("model", "policy"), [*(("llama", policy) for policy in POLICIES), ("gemma2", "snapstream"), ("deepseek-v3", "snapstream")]
+    ("model", "policy"),
+    [*(("llama", policy) for policy in POLICIES), ("gemma2", "snapstream"), ("deepseek-v3", "snapstream")],
 )
 def test_tokens_are_those_of_unrecorded_steps(
     model: str, policy: str, checkpoints: dict[str, str], monkeypatch: pytest.MonkeyPatch
@@ -84,7 +90,9 @@ def test_tokens_are_those_of_unrecorded_steps(
     assert recorder.num_replayed > 0
 
 
-def test_a_step_that_cannot_be_recorded_runs_as_it_is(checkpoints: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_cannot_be_recorded_runs_as_it_is(
+    checkpoints: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
     class Refusal(ReplayRecorder):
         def __call__(self, step: Step) -> Step:
             if self.num_recorded == 2:
@@ -119,7 +127,9 @@ def test_a_step_under_way_is_waited_for_and_its_failure_is_told() -> None:
         Running(clock, clock.now(), fail, collect).result()
 
 
-@pytest.mark.parametrize("waits", [lambda: torch.ones(1).item(), lambda: torch.tensor([1]), lambda: torch.ones(2).nonzero()])
+@pytest.mark.parametrize(
+    "waits", [lambda: torch.ones(1).item(), lambda: torch.tensor([1]), lambda: torch.ones(2).nonzero()]
+)
 def test_the_recorder_refuses_what_a_cuda_graph_would(waits: Callable[[], object]) -> None:
     def step() -> None:
         waits()

@@ -37,12 +37,16 @@ def backend(path: Path) -> Iterator[Backend]:
 
 
 def add(name: str, prompt: list[int], max_tokens: int = 0, pooling: PromptPooling | None = None) -> Add:
-    return Add(name, tuple(prompt), SamplingParams(temperature=0.0), StopCriteria(max_tokens), 0.0, pooling=pooling)
+    return Add(
+        name, tuple(prompt), SamplingParams(temperature=0.0), StopCriteria(max_tokens), 0.0, pooling=pooling
+    )
 
 
 def serve(backend: Backend, *adds: Add) -> dict[str, EngineOutput]:
     """Run requests together to their ends, and return the last output of each with all of its tokens."""
-    scheduler = Scheduler(backend.spec, SchedulerConfig(max_inter_token_latency=60), VirtualClock())  # whatever else the machine does
+    scheduler = Scheduler(
+        backend.spec, SchedulerConfig(max_inter_token_latency=60), VirtualClock()
+    )  # whatever else the machine does
     for one in adds:
         scheduler.add(one)
     most_slots = 0
@@ -52,9 +56,16 @@ def serve(backend: Backend, *adds: Add) -> dict[str, EngineOutput]:
     assert most_slots == sum(one.stop.max_tokens > 0 for one in adds)
     outputs = scheduler.take_outputs()
     tokens = {
-        one.request_id: tuple(token for output in outputs if output.request_id == one.request_id for token in output.tokens) for one in adds
+        one.request_id: tuple(
+            token for output in outputs if output.request_id == one.request_id for token in output.tokens
+        )
+        for one in adds
     }
-    return {output.request_id: replace(output, tokens=tokens[output.request_id]) for output in outputs if output.final is not None}
+    return {
+        output.request_id: replace(output, tokens=tokens[output.request_id])
+        for output in outputs
+        if output.final is not None
+    }
 
 
 def expected(oracle: PreTrainedModel, prompt: list[int], pooling: PromptPooling) -> torch.Tensor:
@@ -65,9 +76,18 @@ def expected(oracle: PreTrainedModel, prompt: list[int], pooling: PromptPooling)
 
 def test_equal_to_the_models_own(backend: Backend, path: Path) -> None:
     oracle = load_oracle(path)
-    prompts = {f"{pooling}-{length}": (pooling, random_prompt(length)) for pooling in PromptPooling for length in (1, 7, 8, 9, 29, 50)}
+    prompts = {
+        f"{pooling}-{length}": (pooling, random_prompt(length))
+        for pooling in PromptPooling
+        for length in (1, 7, 8, 9, 29, 50)
+    }
     pooled = [add(name, prompt, pooling=pooling) for name, (pooling, prompt) in prompts.items()]
-    told = serve(backend, add("beside", random_prompt(20), max_tokens=5), *pooled, add("long", random_prompt(50), max_tokens=5))
+    told = serve(
+        backend,
+        add("beside", random_prompt(20), max_tokens=5),
+        *pooled,
+        add("long", random_prompt(50), max_tokens=5),
+    )
     for name, (pooling, prompt) in prompts.items():
         final = told[name].final
         assert final is not None
@@ -81,4 +101,7 @@ def test_equal_to_the_models_own(backend: Backend, path: Path) -> None:
 def test_neighbours_are_not_disturbed(backend: Backend) -> None:
     talk = add("talk", random_prompt(45), max_tokens=8)
     alone = serve(backend, talk)["talk"].tokens
-    assert serve(backend, talk, add("pooled", random_prompt(30), pooling=PromptPooling.MEAN))["talk"].tokens == alone
+    assert (
+        serve(backend, talk, add("pooled", random_prompt(30), pooling=PromptPooling.MEAN))["talk"].tokens
+        == alone
+    )

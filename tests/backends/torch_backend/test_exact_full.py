@@ -40,11 +40,15 @@ class Subject:
 
 
 @pytest.fixture(scope="module", params=[*ARCHITECTURES, *(f"{name}-compiled" for name in COMPILED)])
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> Iterator[Subject]:
+def subject(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache: Path
+) -> Iterator[Subject]:
     architecture, is_compiled = request.param.removesuffix("-compiled"), request.param.endswith("-compiled")
     path = save_checkpoint(architecture, tmp_path_factory.mktemp("checkpoint"))
     cache = compile_cache if is_compiled else None
-    backend = open_backend(path, PolicyOptions(PolicyName.FULL), max_model_len=MAX_MODEL_LEN, compile_cache=cache)
+    backend = open_backend(
+        path, PolicyOptions(PolicyName.FULL), max_model_len=MAX_MODEL_LEN, compile_cache=cache
+    )
     backend.warmup()  # leaves nothing behind
     yield Subject(backend, load_oracle(path))
     backend.close()
@@ -60,7 +64,9 @@ def test_alone(subject: Subject, length: int) -> None:
 def test_neighbours_join_and_leave(subject: Subject) -> None:
     """Prompts of all lengths; each slot's second request is shorter than its first, and rows stand in no particular order."""
     driver = Driver(subject.backend, CHUNK)
-    long, single, short, whole = (subject.request(random_prompt(n, seed=1), slot) for slot, n in enumerate((29, 1, 9, 16)))
+    long, single, short, whole = (
+        subject.request(random_prompt(n, seed=1), slot) for slot, n in enumerate((29, 1, 9, 16))
+    )
     driver.read(single)
     driver.decode(single, num_steps=3)
     driver.read_chunk(long, short)
@@ -105,8 +111,13 @@ def test_long_prompts(tmp_path: Path) -> None:
     """Lengths at which more of a slot or a scratch begins to be read, straight and through scratch (the sliding window's)."""
     for architecture in ("llama", "gemma3"):
         path = save_checkpoint(architecture, tmp_path)
-        subject = Subject(open_backend(path, PolicyOptions(PolicyName.FULL), max_model_len=512), load_oracle(path))
-        requests = [subject.request(random_prompt(length, seed=5), slot) for slot, length in enumerate((250, 256, 257, 500))]
+        subject = Subject(
+            open_backend(path, PolicyOptions(PolicyName.FULL), max_model_len=512), load_oracle(path)
+        )
+        requests = [
+            subject.request(random_prompt(length, seed=5), slot)
+            for slot, length in enumerate((250, 256, 257, 500))
+        ]
         driver = Driver(subject.backend, chunk=32)
         for request in requests:
             driver.read(request)

@@ -9,7 +9,16 @@ import pytest
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from backends.torch_backend.backend import TorchBackend
-from cache.policy import DEFAULT_SCORERS, HeadReduction, PolicyName, PolicyOptions, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
+from cache.policy import (
+    DEFAULT_SCORERS,
+    HeadReduction,
+    PolicyName,
+    PolicyOptions,
+    Pooling,
+    QueryReduction,
+    SoftmaxDomain,
+    WindowScorer,
+)
 from tests.backends.checkpoints import save_checkpoint
 from tests.backends.contents import assert_same_contents, recipe_of
 from tests.backends.driver import GREEDY, Driver, Request, open_backend
@@ -21,7 +30,11 @@ S, R, K = 2, 8, 5
 NUM_TOP = 20
 OBSERVED = replace(GREEDY, num_logprobs=NUM_TOP)
 POLICY = PolicyOptions(
-    PolicyName.SNAPSTREAM, num_sink=S, num_recent=R, num_kept=K, scorer=WindowScorer(observation_window=4, pooling_size=3)
+    PolicyName.SNAPSTREAM,
+    num_sink=S,
+    num_recent=R,
+    num_kept=K,
+    scorer=WindowScorer(observation_window=4, pooling_size=3),
 )
 # Around the sinks, the window, the kept entries and the chunks; 20 and 26 have an observation window on both sides of a chunk's border.
 LENGTHS = (1, 2, 3, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 26, 41)
@@ -63,13 +76,20 @@ def _open(
     compile_cache: Path | None = None,
 ) -> Subject:
     path = save_checkpoint(architecture, folder.mktemp("checkpoint"))
-    return Subject(open_backend(path, policy, max_model_len, num_slots, compile_cache=compile_cache), load_reference(path))
+    return Subject(
+        open_backend(path, policy, max_model_len, num_slots, compile_cache=compile_cache),
+        load_reference(path),
+    )
 
 
 @pytest.fixture(
-    scope="module", params=[*itertools.product(ARCHITECTURES, (False, True)), ("llama", "compiled"), ("gemma2", "compiled")], ids=str
+    scope="module",
+    params=[*itertools.product(ARCHITECTURES, (False, True)), ("llama", "compiled"), ("gemma2", "compiled")],
+    ids=str,
 )
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> Iterator[Subject]:
+def subject(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache: Path
+) -> Iterator[Subject]:
     architecture, variant = request.param
     cache = compile_cache if variant == "compiled" else None
     policy = replace(POLICY, lend_kept=variant is not False, lend_ring=variant is not False)
@@ -81,7 +101,9 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_every_boundary_in_one_crowd(subject: Subject) -> None:
     """All lengths at once: each slot is compared when its prompt is read, and again when its ring was overwritten twice."""
     driver = Driver(subject.backend, CHUNK)
-    requests = [Request(random_prompt(n), slots=(slot,), sampling=OBSERVED) for slot, n in enumerate(subject.lengths)]
+    requests = [
+        Request(random_prompt(n), slots=(slot,), sampling=OBSERVED) for slot, n in enumerate(subject.lengths)
+    ]
     sequences = [subject.start(request) for request in requests]
     for request, sequence in zip(requests, sequences, strict=True):
         driver.read(request)
@@ -100,7 +122,11 @@ def test_every_boundary_in_one_crowd(subject: Subject) -> None:
 @pytest.mark.parametrize("pooling", Pooling)
 @pytest.mark.parametrize("domain", SoftmaxDomain)
 def test_scorer_options(
-    domain: SoftmaxDomain, pooling: Pooling, reduction: HeadReduction, lend_kept: bool, tmp_path_factory: pytest.TempPathFactory
+    domain: SoftmaxDomain,
+    pooling: Pooling,
+    reduction: HeadReduction,
+    lend_kept: bool,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     """Two prompts read side by side and decoded together, with one option of each kind."""
     scorer = WindowScorer(4, softmax_domain=domain, pooling=pooling, pooling_size=3, head_reduction=reduction)
@@ -109,7 +135,9 @@ def test_scorer_options(
 
 @pytest.mark.parametrize("observation_window", [1, 3, R])
 @pytest.mark.parametrize("pooling_size", [1, 5, 9])
-def test_scorer_sizes(observation_window: int, pooling_size: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_scorer_sizes(
+    observation_window: int, pooling_size: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """From a single query to the whole window, over two chunks and more; a pooling window wider than the candidates are many."""
     scorer = WindowScorer(observation_window, pooling_size=pooling_size)
     _check_pair("qwen3", replace(POLICY, scorer=scorer), (16, 38), tmp_path_factory)
@@ -117,9 +145,13 @@ def test_scorer_sizes(observation_window: int, pooling_size: int, tmp_path_facto
 
 @pytest.mark.parametrize("selection_chunk", [2, 3, 40])
 @pytest.mark.parametrize("reduction", QueryReduction)
-def test_selection_options(reduction: QueryReduction, selection_chunk: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_selection_options(
+    reduction: QueryReduction, selection_chunk: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Chunks of which several are kept, the last in part, and one that holds all candidates; windows over two chunks of the prompt."""
-    scorer = WindowScorer(4, pooling_size=3, pooling_shift=1, query_reduction=reduction, selection_chunk=selection_chunk)
+    scorer = WindowScorer(
+        4, pooling_size=3, pooling_shift=1, query_reduction=reduction, selection_chunk=selection_chunk
+    )
     _check_pair("qwen3", replace(POLICY, scorer=scorer), (20, 41), tmp_path_factory)
 
 
@@ -133,13 +165,17 @@ def test_slot_sizes(sizes: tuple[int, int, int], tmp_path_factory: pytest.TempPa
     """No sinks, a ring of one entry, nothing kept, and a window longer than a chunk."""
     num_sink, num_recent, num_kept = sizes
     scorer = WindowScorer(observation_window=min(4, num_recent), pooling_size=3)
-    policy = PolicyOptions(PolicyName.SNAPSTREAM, num_sink=num_sink, num_recent=num_recent, num_kept=num_kept, scorer=scorer)
+    policy = PolicyOptions(
+        PolicyName.SNAPSTREAM, num_sink=num_sink, num_recent=num_recent, num_kept=num_kept, scorer=scorer
+    )
     _check_pair("mistral", policy, (13, 33), tmp_path_factory)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "deepseek-v3"])
 @pytest.mark.parametrize("chunk", [1, 5, 8, 32])
-def test_chunks_change_nothing(chunk: int, architecture: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_chunks_change_nothing(
+    chunk: int, architecture: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Token by token, with borders inside the observation window, and in one piece (the longer one nearly so)."""
     _check_pair(architecture, POLICY, (20, 37), tmp_path_factory, chunk)
 
@@ -147,7 +183,10 @@ def test_chunks_change_nothing(chunk: int, architecture: str, tmp_path_factory: 
 def test_prompt_after_one_that_was_given_up(subject: Subject) -> None:
     """The votes and tokens of an unfinished prompt, left behind in slot and scratch, count for nothing."""
     driver = Driver(subject.backend, CHUNK)
-    abandoned, request = Request(random_prompt(26, seed=2)), Request(random_prompt(25, seed=3), sampling=OBSERVED)
+    abandoned, request = (
+        Request(random_prompt(26, seed=2)),
+        Request(random_prompt(25, seed=3), sampling=OBSERVED),
+    )
     for _ in range(4):
         driver.read_chunk(abandoned)
     assert abandoned.num_read == 24 > len(abandoned.prompt) - 4  # half of its observation window has voted
@@ -174,7 +213,10 @@ def _check_pair(
 ) -> None:
     subject = _open(architecture, folder, policy, max_model_len=max_model_len)
     driver = Driver(subject.backend, chunk)
-    requests = [Request(random_prompt(n, seed=1), slots=(slot,), sampling=OBSERVED, scratch=slot) for slot, n in enumerate(lengths)]
+    requests = [
+        Request(random_prompt(n, seed=1), slots=(slot,), sampling=OBSERVED, scratch=slot)
+        for slot, n in enumerate(lengths)
+    ]
     driver.run(*requests, num_tokens=2 * R + 4)
     for request in requests:
         sequence = subject.start(request)

@@ -22,20 +22,37 @@ NUM_TOP = 20
 NUM_TOKENS = 5
 OBSERVED = replace(GREEDY, num_logprobs=NUM_TOP)
 POLICY = PolicyOptions(
-    PolicyName.SNAPSTREAM, num_sink=2, num_recent=8, num_kept=5, scorer=WindowScorer(observation_window=4, pooling_size=3)
+    PolicyName.SNAPSTREAM,
+    num_sink=2,
+    num_recent=8,
+    num_kept=5,
+    scorer=WindowScorer(observation_window=4, pooling_size=3),
 )
 # Prefill reads less than the sinks, fits the slot, goes through scratch; decode reads one token, some, and enough to overwrite the ring.
 CASES = ((1, 30), (9, 10), (12, 40), (20, 21), (20, 26), (41, 60))
 
 
-def served(backend: TorchBackend, max_tokens: int = NUM_TOKENS) -> list[tuple[Add, list[SampledToken], list[SampledToken]]]:
+def served(
+    backend: TorchBackend, max_tokens: int = NUM_TOKENS
+) -> list[tuple[Add, list[SampledToken], list[SampledToken]]]:
     """Serve all cases together, and return each one's scores and answer."""
     conversation = Conversation(backend, max_decode_steps=8)
     adds = [
-        Add(str(number), tuple(random_prompt(length)), OBSERVED, StopCriteria(max_tokens), 0.0, 1, num_prompt_logprobs=NUM_TOP)
+        Add(
+            str(number),
+            tuple(random_prompt(length)),
+            OBSERVED,
+            StopCriteria(max_tokens),
+            0.0,
+            1,
+            num_prompt_logprobs=NUM_TOP,
+        )
         for number, (_, length) in enumerate(CASES)
     ]
-    adds = [replace(add, num_prefill_tokens=num_prefill) for add, (num_prefill, _) in zip(adds, CASES, strict=True)]
+    adds = [
+        replace(add, num_prefill_tokens=num_prefill)
+        for add, (num_prefill, _) in zip(adds, CASES, strict=True)
+    ]
     conversation.send(*adds)
     outputs = conversation.finish().outputs
     scores = {output.request_id: list(output.prompt_logprobs) for output in outputs if output.prompt_logprobs}
@@ -47,13 +64,19 @@ def check(add: Add, scores: Items[SampledToken], logits: Items[Tensor]) -> None:
     assert_same_logprobs(scores, logits, NUM_TOP)
 
 
-@pytest.mark.parametrize(("architecture", "max_tokens"), [("llama", NUM_TOKENS), ("llama", 0), ("gemma3", NUM_TOKENS)])
-def test_snapstream_is_the_references(architecture: str, max_tokens: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "max_tokens"), [("llama", NUM_TOKENS), ("llama", 0), ("gemma3", NUM_TOKENS)]
+)
+def test_snapstream_is_the_references(
+    architecture: str, max_tokens: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     path = save_checkpoint(architecture, tmp_path_factory.mktemp("checkpoint"))
     backend, reference = open_backend(path, POLICY, max_model_len=96), load_reference(path)
     for add, scores, tokens in served(backend, max_tokens):
         num_prefill, num_forced = len(add.prompt_token_ids) - add.num_forced_tokens, add.num_forced_tokens
-        sequence = Sequence(reference, recipe_of(backend.spec.pools[0].policy), list(add.prompt_token_ids[:num_prefill]))
+        sequence = Sequence(
+            reference, recipe_of(backend.spec.pools[0].policy), list(add.prompt_token_ids[:num_prefill])
+        )
         sequence.follow(list(add.prompt_token_ids[num_prefill:]))
         sequence.extend(max_tokens)
         check(add, scores, [*sequence.prompt_logits[:-1], *sequence.logits[:num_forced]])

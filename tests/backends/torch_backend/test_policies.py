@@ -28,7 +28,9 @@ POLICIES = {
     "streaming-llm": PolicyOptions(PolicyName.STREAMING_LLM, num_sink=2, num_recent=8),
     "snapkv": PolicyOptions(PolicyName.SNAPKV, num_recent=30, num_kept=7, scorer=SCORER),
     "snapstream": PolicyOptions(PolicyName.SNAPSTREAM, num_sink=2, num_recent=8, num_kept=5, scorer=SCORER),
-    "snapstream-lent": PolicyOptions(PolicyName.SNAPSTREAM, num_sink=2, num_recent=8, num_kept=5, scorer=SCORER, lend_kept=True),
+    "snapstream-lent": PolicyOptions(
+        PolicyName.SNAPSTREAM, num_sink=2, num_recent=8, num_kept=5, scorer=SCORER, lend_kept=True
+    ),
 }
 NUM_STEPS = 22  # within snapkv's room
 
@@ -47,11 +49,15 @@ class Subject:
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("checkpoints")
-    return {architecture: save_checkpoint(architecture, folder, seed=1) for architecture in ("llama", "gemma3")}
+    return {
+        architecture: save_checkpoint(architecture, folder, seed=1) for architecture in ("llama", "gemma3")
+    }
 
 
 @pytest.fixture(
-    scope="module", params=[*(("llama", policy) for policy in POLICIES), ("gemma3", "full"), ("gemma3", "snapstream")], ids="-".join
+    scope="module",
+    params=[*(("llama", policy) for policy in POLICIES), ("gemma3", "full"), ("gemma3", "snapstream")],
+    ids="-".join,
 )
 def subject(request: pytest.FixtureRequest, checkpoints: dict[str, Path]) -> Iterator[Subject]:
     architecture, policy = request.param
@@ -82,7 +88,9 @@ def test_exact_until_something_is_lost_and_not_after(subject: Subject, length: i
     driver.read(request)
     for step, token_id in enumerate(expected.tokens):
         distance = _distance(request.outputs[0][step], expected.logits[step])
-        if step == 0 or placement.is_exact(length + step):  # the first token is drawn before anything is packed
+        if step == 0 or placement.is_exact(
+            length + step
+        ):  # the first token is drawn before anything is packed
             assert distance < TOLERANCE, f"step {step}"
         else:
             assert distance > 10 * TOLERANCE, f"step {step}"
@@ -147,7 +155,10 @@ def test_nan_in_spare_entries_and_idle_slots_changes_nothing(subject: Subject, s
     """Prompts of different lengths leave padding in chunks and rows; slots 1 and 3 are idle all along, slot 0 at the end."""
 
     def outputs(poison: Callable[[], None]) -> list[list[SampledToken]]:
-        requests = [Request(random_prompt(n, seed=5), slots=(slot,), sampling=OBSERVED, scratch=slot // 2) for slot, n in ((0, 8), (2, 38))]
+        requests = [
+            Request(random_prompt(n, seed=5), slots=(slot,), sampling=OBSERVED, scratch=slot // 2)
+            for slot, n in ((0, 8), (2, 38))
+        ]
         while unread := [request for request in requests if not request.is_read]:
             poison()
             subject.driver.read_chunk(*unread)
@@ -193,7 +204,10 @@ def test_seeded_output_knows_no_neighbours(subject: Subject) -> None:
     alone = Request(prompt, slots=(0,), sampling=CHANCE)
     driver.run(alone, num_tokens=NUM_STEPS)
 
-    neighbours = [Request(random_prompt(n, seed=7), slots=(slot,), sampling=replace(CHANCE, seed=n)) for slot, n in ((0, 5), (3, 9))]
+    neighbours = [
+        Request(random_prompt(n, seed=7), slots=(slot,), sampling=replace(CHANCE, seed=n))
+        for slot, n in ((0, 5), (3, 9))
+    ]
     crowded = Request(prompt, slots=(2,), sampling=CHANCE, scratch=1)
     driver.read(neighbours[0])
     driver.read(crowded, neighbours[1])
@@ -211,7 +225,10 @@ def test_seeded_output_knows_no_neighbours(subject: Subject) -> None:
 
 
 def test_another_seed_is_another_output(subject: Subject) -> None:
-    requests = [Request(random_prompt(25, seed=6), slots=(slot,), sampling=replace(CHANCE, seed=slot)) for slot in range(4)]
+    requests = [
+        Request(random_prompt(25, seed=6), slots=(slot,), sampling=replace(CHANCE, seed=slot))
+        for slot in range(4)
+    ]
     subject.driver.read(*requests[:2])
     subject.driver.read(*requests[2:])
     subject.driver.decode(*requests, num_steps=11)
@@ -220,10 +237,17 @@ def test_another_seed_is_another_output(subject: Subject) -> None:
 
 def test_penalties_forget_the_slots_last_tenant(subject: Subject) -> None:
     """What an earlier prompt and output held, or its bias, weighs on nothing in the same slot."""
-    request, again = (Request(random_prompt(9, seed=8), slots=(2,), sampling=replace(CHANCE, temperature=0.0)) for _ in range(2))
+    request, again = (
+        Request(random_prompt(9, seed=8), slots=(2,), sampling=replace(CHANCE, temperature=0.0))
+        for _ in range(2)
+    )
     subject.driver.run(request, num_tokens=12)
     unwanted = request.tokens[3]
-    tenant = Request(list(range(3, 50)), slots=(2,), sampling=replace(CHANCE, logit_bias=((unwanted, -100.0), (unwanted + 1, 100.0))))
+    tenant = Request(
+        list(range(3, 50)),
+        slots=(2,),
+        sampling=replace(CHANCE, logit_bias=((unwanted, -100.0), (unwanted + 1, 100.0))),
+    )
     subject.driver.run(tenant, num_tokens=NUM_STEPS)
     assert set(tenant.tokens) == {unwanted + 1}
     subject.driver.run(again, num_tokens=12)

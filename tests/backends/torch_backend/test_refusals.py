@@ -43,15 +43,23 @@ _LINEAR_ATTENTION: dict[str, Any] = {
 def _config(kind: str) -> PreTrainedConfig:
     match kind:
         case "dynamic":
-            return LlamaConfig(**_SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+            return LlamaConfig(
+                **_SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+            )
         case "longrope":
-            factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 32}
+            factors = {
+                "short_factor": [1.0] * 8,
+                "long_factor": [2.0] * 8,
+                "original_max_position_embeddings": 32,
+            }
             rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
             return Phi3Config(**_SIZES, max_position_embeddings=64, rope_parameters=rope)
         case "mamba":
             return MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
         case "jamba":
-            return JambaConfig(**_SIZES, **_EXPERTS, use_mamba_kernels=False, attn_layer_period=2, attn_layer_offset=1)
+            return JambaConfig(
+                **_SIZES, **_EXPERTS, use_mamba_kernels=False, attn_layer_period=2, attn_layer_offset=1
+            )
         case "qwen3_?next":
             return Qwen3NextConfig(**_SIZES, **_EXPERTS, **_LINEAR_ATTENTION, head_dim=16)
     return LlamaConfig(**_SIZES)
@@ -62,6 +70,10 @@ def test_refused_by_name(kind: str, tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(_config(kind)).save_pretrained(tmp_path)  # type: ignore[no-untyped-call]
     if kind == "quantised":
         path = tmp_path / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"quant_method": "gptq", "bits": 4}}))
+        path.write_text(
+            json.dumps(
+                json.loads(path.read_text()) | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+            )
+        )
     with pytest.raises(UnsupportedModelError, match=f"(?i){kind}"):
         open_backend(tmp_path, PolicyOptions(PolicyName.FULL), max_model_len=32)

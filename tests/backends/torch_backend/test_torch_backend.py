@@ -28,7 +28,9 @@ from cache.pool_options import PoolOptions
 from tests.backends.checkpoints import SLIDING_WINDOW, VOCAB_SIZE, save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request
 
-SMALL_SNAPSTREAM = PolicyOptions(num_sink=2, num_recent=20, num_kept=10, scorer=WindowScorer(observation_window=4))
+SMALL_SNAPSTREAM = PolicyOptions(
+    num_sink=2, num_recent=20, num_kept=10, scorer=WindowScorer(observation_window=4)
+)
 FULL = PolicyOptions(PolicyName.FULL)
 
 
@@ -40,7 +42,11 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def config(llama: Path) -> TorchBackendConfig:
     return TorchBackendConfig(
-        str(llama), device=DeviceName.CPU, pools=(PoolOptions(3, SMALL_SNAPSTREAM),), prefill_chunk=32, max_model_len=128
+        str(llama),
+        device=DeviceName.CPU,
+        pools=(PoolOptions(3, SMALL_SNAPSTREAM),),
+        prefill_chunk=32,
+        max_model_len=128,
     )
 
 
@@ -69,7 +75,9 @@ def test_spec(backend: TorchBackend, llama: Path) -> None:
     assert (spec.scratch.num_scratch, spec.scratch.layout.max_tokens) == (2, 128)
     assert spec.features == frozenset(Feature)
     assert not spec.simulated
-    by_default = TorchBackend(TorchBackendConfig(str(llama), device=DeviceName.CPU, pools=(PoolOptions(1, FULL),))).spec
+    by_default = TorchBackend(
+        TorchBackendConfig(str(llama), device=DeviceName.CPU, pools=(PoolOptions(1, FULL),))
+    ).spec
     assert by_default.max_model_len == 512  # the model's own
     assert by_default.prefill_shapes == (
         PrefillShape(1, 32),
@@ -84,11 +92,19 @@ def test_spec(backend: TorchBackend, llama: Path) -> None:
 
 def test_a_sliding_window_limits_what_is_read_directly(tmp_path: Path) -> None:
     path = save_checkpoint("gemma3", tmp_path)
-    config = TorchBackendConfig(str(path), device=DeviceName.CPU, pools=(PoolOptions(1, SMALL_SNAPSTREAM),), max_model_len=128)
+    config = TorchBackendConfig(
+        str(path), device=DeviceName.CPU, pools=(PoolOptions(1, SMALL_SNAPSTREAM),), max_model_len=128
+    )
     backend = TorchBackend(config)
     assert backend.spec.pools[0].max_direct_tokens == SLIDING_WINDOW
-    assert [layer.slots.layout.capacity for layer in backend.pools[0].cache.layers] == [SLIDING_WINDOW, 32, SLIDING_WINDOW]
-    never_outgrown = TorchBackend(replace(config, max_model_len=SLIDING_WINDOW, pools=(PoolOptions(1, FULL),)))
+    assert [layer.slots.layout.capacity for layer in backend.pools[0].cache.layers] == [
+        SLIDING_WINDOW,
+        32,
+        SLIDING_WINDOW,
+    ]
+    never_outgrown = TorchBackend(
+        replace(config, max_model_len=SLIDING_WINDOW, pools=(PoolOptions(1, FULL),))
+    )
     assert [layer.kind.sliding_window for layer in never_outgrown.pools[0].cache.layers] == [None] * 3
 
 
@@ -108,7 +124,9 @@ def test_memory_does_not_depend_on_what_was_read(backend: TorchBackend) -> None:
     planes = [plane.data_ptr() for layer in backend.pools[0].cache.layers for plane in layer.slots.planes]
     Driver(backend, 32).run(Request(_prompt(100)), Request(_prompt(60), slots=(1,), scratch=1), num_tokens=3)
     assert backend.pools[0].cache.num_bytes == before
-    assert [plane.data_ptr() for layer in backend.pools[0].cache.layers for plane in layer.slots.planes] == planes
+    assert [
+        plane.data_ptr() for layer in backend.pools[0].cache.layers for plane in layer.slots.planes
+    ] == planes
 
 
 @pytest.mark.parametrize("length", [10, 60])
@@ -134,12 +152,16 @@ def test_a_token_that_does_not_exist_fails_its_step_only(backend: TorchBackend, 
     bad_prompt = PrefillRow("bad", (1, token_id), 0, 2, slots=(1,), draws=(draw,))
     bad_token = DecodeRow("bad", slot=0, token_id=token_id, index=12, num_prompt_tokens=12, draw=draw)
     bad_target = replace(bad_prompt, token_ids=(1, 2), score=PromptScore((token_id,), 0))
-    bad_bias = replace(bad_token, token_id=1, slot=1, draw=Draw(replace(GREEDY, logit_bias=((token_id, 1.0),))))
+    bad_bias = replace(
+        bad_token, token_id=1, slot=1, draw=Draw(replace(GREEDY, logit_bias=((token_id, 1.0),)))
+    )
     bad_ban = replace(bad_token, token_id=1, slot=1, draw=Draw(GREEDY, banned_token_ids=(token_id,)))
     prefills = [PrefillBatch((row,), PrefillShape(1, 8)) for row in (bad_prompt, bad_target)]
     batches: list[Batch] = [*prefills, *(DecodeBatch((row,)) for row in (bad_token, bad_bias, bad_ban))]
     for batch in batches:
-        with pytest.raises(BackendError, match=f"{token_id} is not in the vocabulary of {VOCAB_SIZE}") as raised:
+        with pytest.raises(
+            BackendError, match=f"{token_id} is not in the vocabulary of {VOCAB_SIZE}"
+        ) as raised:
             backend.submit(batch).result()
         assert not isinstance(raised.value, BackendUnusableError)
     driver.decode(request, num_steps=5)

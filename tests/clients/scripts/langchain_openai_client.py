@@ -57,14 +57,20 @@ for method in ("json_schema", "function_calling"):
     assert isinstance(pet, Pet), pet
 
 called = limited.bind_tools([feed], tool_choice="any", strict=True).invoke("Feed the cat.")
-assert [(call["name"], set(call["args"])) for call in called.tool_calls] == [("feed", {"name", "grams"})], called
+assert [(call["name"], set(call["args"])) for call in called.tool_calls] == [("feed", {"name", "grams"})], (
+    called
+)
 
-answers = asyncio.run(chat.abatch([[HumanMessage(f"What is the pet of {name}?")] for name in ("Anna", "Celia", "Otto")]))
+answers = asyncio.run(
+    chat.abatch([[HumanMessage(f"What is the pet of {name}?")] for name in ("Anna", "Celia", "Otto")])
+)
 assert all(answer.content for answer in answers)
 
 assert OpenAI(**COMMON, max_tokens=5).invoke("The bells stayed")
 
-vectors = OpenAIEmbeddings(**COMMON, check_embedding_ctx_length=False).embed_documents(["one text", "another", "one text"])
+vectors = OpenAIEmbeddings(**COMMON, check_embedding_ctx_length=False).embed_documents(
+    ["one text", "another", "one text"]
+)
 assert len({len(vector) for vector in vectors}) == 1
 assert max(abs(a - b) for a, b in zip(vectors[0], vectors[2], strict=True)) < 1e-5
 print("ok")

@@ -31,7 +31,12 @@ def ask(client: openai.OpenAI) -> None:
     whole = client.chat.completions.create(model="behind", messages=HELLO, max_tokens=12, temperature=0)
     assert whole.choices[0].message.content
     stream = client.chat.completions.create(
-        model="behind", messages=HELLO, max_tokens=12, temperature=0, stream=True, stream_options={"include_usage": True}
+        model="behind",
+        messages=HELLO,
+        max_tokens=12,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
     )
     chunks = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -51,8 +56,19 @@ def ask(client: openai.OpenAI) -> None:
 with tempfile.TemporaryDirectory() as folder:
     config = Path(folder) / "config.yaml"
     config.write_text(CONFIG)
-    command = [str(Path(sys.executable).with_name("litellm")), "--config", str(config), "--host", "127.0.0.1", "--port", PORT]
-    with (Path(folder) / "log").open("w+") as log, subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as proxy:
+    command = [
+        str(Path(sys.executable).with_name("litellm")),
+        "--config",
+        str(config),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        PORT,
+    ]
+    with (
+        (Path(folder) / "log").open("w+") as log,
+        subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as proxy,
+    ):
         try:
             for _ in range(1200):
                 assert proxy.poll() is None, "the proxy ended:\n" + (Path(folder) / "log").read_text()[-4000:]

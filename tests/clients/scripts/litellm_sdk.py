@@ -18,7 +18,9 @@ assert text == whole.choices[0].message.content, (text, whole)
 
 
 async def several() -> None:
-    answers = await asyncio.gather(*(litellm.acompletion(**COMMON, messages=HELLO, max_tokens=4) for _ in range(5)))
+    answers = await asyncio.gather(
+        *(litellm.acompletion(**COMMON, messages=HELLO, max_tokens=4) for _ in range(5))
+    )
     assert all(answer.choices for answer in answers)
 
 

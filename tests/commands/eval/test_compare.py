@@ -12,8 +12,18 @@ from server.options.option import OptionError
 
 
 def write(path: Path, *runs: tuple[str, list[float]], **changes: object) -> str:
-    head: dict[str, Any] = {"suite": "ruler", "seed": 0, "length": 100, "num_cases": 4, "pack": "before-answer", "chat_template": False}
-    listed = [{"label": label, "tasks": {"one": {"scores": scores}, "two": {"scores": [0.0, 100.0] * 2}}} for label, scores in runs]
+    head: dict[str, Any] = {
+        "suite": "ruler",
+        "seed": 0,
+        "length": 100,
+        "num_cases": 4,
+        "pack": "before-answer",
+        "chat_template": False,
+    }
+    listed = [
+        {"label": label, "tasks": {"one": {"scores": scores}, "two": {"scores": [0.0, 100.0] * 2}}}
+        for label, scores in runs
+    ]
     path.write_text(json.dumps({**head, **changes, "runs": listed}))
     return str(path)
 
@@ -21,14 +31,20 @@ def write(path: Path, *runs: tuple[str, list[float]], **changes: object) -> str:
 def test_differences_are_paired(tmp_path: Path) -> None:
     file = write(tmp_path / "a.json", ("low", [0.0, 20.0, 40.0, 60.0]), ("high", [10.0, 30.0, 50.0, 70.0]))
     result = compare(f"{file}#low", f"{file}#high").differences
-    assert (result["one"].points, result["one"].interval) == (10, (10, 10))  # unpaired, they would overlap by far
+    assert (result["one"].points, result["one"].interval) == (
+        10,
+        (10, 10),
+    )  # unpaired, they would overlap by far
     assert result["two"].points == 0
     assert not result["two"].is_clear
     assert (result["mean"].points, result["mean"].is_clear) == (5, True)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = write(tmp_path / "a.json", ("a", [0.0] * 4)), write(tmp_path / "b.json", ("b", [100.0, 100.0, 0.0, 100.0]))
+    first, second = (
+        write(tmp_path / "a.json", ("a", [0.0] * 4)),
+        write(tmp_path / "b.json", ("b", [100.0, 100.0, 0.0, 100.0])),
+    )
     assert main(["eval", "compare", first, second, "--json", str(tmp_path / "out.json")]) == 0
     assert "+75.0" in capsys.readouterr().out
     assert json.loads((tmp_path / "out.json").read_text())["differences"]["one"]["difference"] == 75

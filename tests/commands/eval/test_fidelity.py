@@ -24,7 +24,9 @@ LENGTH, NUM_SCORED = 256, 24
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = Tokenizer.load(str(DEMO_MODEL))
     path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text(make_case(0, 700, lambda text: len(tokenizer.encode(text, add_special_tokens=False))).prompt)
+    path.write_text(
+        make_case(0, 700, lambda text: len(tokenizer.encode(text, add_special_tokens=False))).prompt
+    )
     return path
 
 
@@ -48,7 +50,12 @@ def test_distributions_are_those_of_transformers(text: Path) -> None:
 
 def test_a_smaller_slot_strays_further(text: Path) -> None:
     mild, hard, control = measure_fidelity(
-        config(text, Setting(PolicyName.SNAPSTREAM, 1.2), Setting(PolicyName.STREAMING_LLM, 16.0), Setting(None, is_control=True))
+        config(
+            text,
+            Setting(PolicyName.SNAPSTREAM, 1.2),
+            Setting(PolicyName.STREAMING_LLM, 16.0),
+            Setting(None, is_control=True),
+        )
     ).runs
     assert 0 <= mild.kl.mean() < hard.kl.mean()
     assert hard.agrees.mean() < 1
@@ -58,7 +65,9 @@ def test_a_smaller_slot_strays_further(text: Path) -> None:
 def test_int8_weights_stray_a_little(text: Path) -> None:
     """They are compared with the weights as they were, not with themselves."""
     given = config(text, Setting(PolicyName.FULL))
-    run = measure_fidelity(replace(given, serve_options=(*given.serve_options, "--quantization", "int8"))).runs[0]
+    run = measure_fidelity(
+        replace(given, serve_options=(*given.serve_options, "--quantization", "int8"))
+    ).runs[0]
     assert 0 < run.kl.mean() < 0.01
     assert run.agrees.mean() > 0.9
 
@@ -68,11 +77,32 @@ def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     sizes = ("--length", "128", "--num-scored", "16", "--num-windows", "2", "--plot", str(plot))
     assert main(["eval", "fidelity", "--text", str(text), *sizes, "--json", "-"]) == 2
     said = capsys.readouterr().err
-    assert "--compression 4 at --length 128 leaves snapstream 32 entries: --slot-capacity must be at least 67 for policy" in said
-    assert main(["eval", "fidelity", "--text", str(text), *sizes, "--serve-options=--observation-window 8", "--json", "-"]) == 0
+    assert (
+        "--compression 4 at --length 128 leaves snapstream 32 entries: --slot-capacity must be at least 67 for policy"
+        in said
+    )
+    assert (
+        main(
+            [
+                "eval",
+                "fidelity",
+                "--text",
+                str(text),
+                *sizes,
+                "--serve-options=--observation-window 8",
+                "--json",
+                "-",
+            ]
+        )
+        == 0
+    )
     output = capsys.readouterr()
     result = json.loads(output.out)
-    assert (result["model"], result["num_windows"], result["runs"][0]["label"]) == ("eval_model", 2, "snapstream 4x")
+    assert (result["model"], result["num_windows"], result["runs"][0]["label"]) == (
+        "eval_model",
+        2,
+        "snapstream 4x",
+    )
     assert len(result["runs"][0]["kl_by_position"]) == 16
     assert "same top-1" in output.err
     assert "<svg" in plot.read_text()

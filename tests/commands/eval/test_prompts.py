@@ -19,10 +19,18 @@ def tokenizer() -> Tokenizer:
 @pytest.mark.parametrize("uses_chat_template", [False, True])
 @pytest.mark.parametrize("pack", Pack)
 @pytest.mark.parametrize("name", ["niah_multiquery", "kv_lookup", "text2json"])
-def test_prefill_ends_where_it_was_asked_to(tokenizer: Tokenizer, name: str, pack: Pack, uses_chat_template: bool) -> None:
-    prompt = PromptWriter(tokenizer, LENGTH, pack, uses_chat_template=uses_chat_template).write(TASKS[name], 0, 0)
+def test_prefill_ends_where_it_was_asked_to(
+    tokenizer: Tokenizer, name: str, pack: Pack, uses_chat_template: bool
+) -> None:
+    prompt = PromptWriter(tokenizer, LENGTH, pack, uses_chat_template=uses_chat_template).write(
+        TASKS[name], 0, 0
+    )
     read, rest = (
-        tokenizer.decode(part) for part in (prompt.token_ids[: prompt.num_prefill_tokens], prompt.token_ids[prompt.num_prefill_tokens :])
+        tokenizer.decode(part)
+        for part in (
+            prompt.token_ids[: prompt.num_prefill_tokens],
+            prompt.token_ids[prompt.num_prefill_tokens :],
+        )
     )
     assert LENGTH - 100 < len(prompt.token_ids) <= LENGTH
     assert rest.endswith(prompt.case.answer_prefix)
@@ -32,6 +40,8 @@ def test_prefill_ends_where_it_was_asked_to(tokenizer: Tokenizer, name: str, pac
 
 
 def test_an_answer_has_room_for_more_words_than_the_perfect_one(tokenizer: Tokenizer) -> None:
-    prompt = PromptWriter(tokenizer, LENGTH, Pack.BEFORE_ANSWER, uses_chat_template=False).write(TASKS["kv_lookup"], 0, 0)
+    prompt = PromptWriter(tokenizer, LENGTH, Pack.BEFORE_ANSWER, uses_chat_template=False).write(
+        TASKS["kv_lookup"], 0, 0
+    )
     assert prompt.max_tokens > len(tokenizer.encode(prompt.case.answer, add_special_tokens=False))
     assert prompt.num_decoded == len(prompt.token_ids) - prompt.num_prefill_tokens + prompt.max_tokens

@@ -37,7 +37,11 @@ def test_its_own_engine_answers_from_packed_slots(tmp_path: Path, capsys: pytest
     output = capsys.readouterr()
     result = json.loads(output.out)
     run = result["runs"][0]
-    assert (result["model"], result["version"], result["from_packed_slot"]) == ("eval_model", server_version(), True)
+    assert (result["model"], result["version"], result["from_packed_slot"]) == (
+        "eval_model",
+        server_version(),
+        True,
+    )
     assert (result["mean"], set(result["scores"])) == (run["mean"], {"niah_single_1", "qa_1"})
     assert (run["policy"], run["compression"], run["packed_share"]) == ("snapstream", 4, 1)
     assert [len(task["scores"]) for task in run["tasks"].values()] == [2, 2]
@@ -45,7 +49,9 @@ def test_its_own_engine_answers_from_packed_slots(tmp_path: Path, capsys: pytest
     assert "<svg" in plot.read_text()
 
 
-def test_a_setting_that_was_measured_outlives_one_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_that_was_measured_outlives_one_that_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, num_asked = tmp_path / "result.json", 2 * 2 + 1  # the cases, and what finds out what a server can
 
     def answer(number: int, _: dict[str, Any]) -> Reply:
@@ -70,7 +76,9 @@ class Retrieval:
 
     def make(self, rng: random.Random, num_tokens: int, count_tokens: TokenCounter) -> Case:
         case = make_case(rng.randrange(10**6), num_tokens - 40, count_tokens)
-        return Case(self.name, f"{case.document}\n\n", case.question, "", case.answer, (case.answer,), Scoring.ALL)
+        return Case(
+            self.name, f"{case.document}\n\n", case.question, "", case.answer, (case.answer,), Scoring.ALL
+        )
 
 
 def test_a_slot_that_forgets_loses_heavily() -> None:
@@ -91,10 +99,31 @@ def test_a_slot_that_forgets_loses_heavily() -> None:
     assert control <= 10
 
 
-def test_a_server_that_is_there_is_asked_as_it_is(running: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", "ruler", *SMALL, "--base-url", running.url, "--tokenizer", str(DEMO_MODEL), "--json", "-"]) == 0
+def test_a_server_that_is_there_is_asked_as_it_is(
+    running: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "eval",
+                "ruler",
+                *SMALL,
+                "--base-url",
+                running.url,
+                "--tokenizer",
+                str(DEMO_MODEL),
+                "--json",
+                "-",
+            ]
+        )
+        == 0
+    )
     result = json.loads(capsys.readouterr().out)
-    assert (result["runs"][0]["label"], result["runs"][0]["policy"], result["from_packed_slot"]) == ("as served", None, True)
+    assert (result["runs"][0]["label"], result["runs"][0]["policy"], result["from_packed_slot"]) == (
+        "as served",
+        None,
+        True,
+    )
     assert result["mean"] == 0  # it makes tokens up
 
 
@@ -105,12 +134,25 @@ def pooled(renderer: Renderer) -> Iterator[RunningServer]:
         yield server
 
 
-def test_the_pools_of_a_server_are_asked_by_name_and_told(pooled: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ("--base-url", pooled.url, "--tokenizer", str(DEMO_MODEL), "--cache-policy", "snapstream", "exact")
+def test_the_pools_of_a_server_are_asked_by_name_and_told(
+    pooled: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = (
+        "--base-url",
+        pooled.url,
+        "--tokenizer",
+        str(DEMO_MODEL),
+        "--cache-policy",
+        "snapstream",
+        "exact",
+    )
     assert main(["eval", "ruler", *SMALL, *asked, "--json"]) == 0
     output = capsys.readouterr()
     small, whole = json.loads(output.out)["runs"]
-    assert [(run["label"], run["cache"]["pools"]) for run in (small, whole)] == [("snapstream", ["snapstream"]), ("exact", ["exact"])]
+    assert [(run["label"], run["cache"]["pools"]) for run in (small, whole)] == [
+        ("snapstream", ["snapstream"]),
+        ("exact", ["exact"]),
+    ]
     assert small["cache"]["kept_tokens"] == 4 * 74
     assert small["cache"]["compression"] == pytest.approx(600 / 74, rel=0.1)
     assert (whole["cache"]["evicted_tokens"], whole["cache"]["compression"]) == (0, 1)
@@ -118,9 +160,20 @@ def test_the_pools_of_a_server_are_asked_by_name_and_told(pooled: RunningServer,
     assert "snapstream, exact: " not in output.err
 
 
-def test_a_pool_that_loses_nothing_is_never_taken_for_a_small_one(pooled: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pool_that_loses_nothing_is_never_taken_for_a_small_one(
+    pooled: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Lengths lead to the whole cache there, whatever policy was asked for: neither goes unsaid."""
-    asked = ("--base-url", pooled.url, "--tokenizer", str(DEMO_MODEL), "--policy", "snapstream", "--compression", "4")
+    asked = (
+        "--base-url",
+        pooled.url,
+        "--tokenizer",
+        str(DEMO_MODEL),
+        "--policy",
+        "snapstream",
+        "--compression",
+        "4",
+    )
     assert main(["eval", "ruler", *SMALL, *asked, "--json"]) == 0
     output = capsys.readouterr()
     assert "--policy, --compression: of no effect on" in output.err
@@ -128,13 +181,20 @@ def test_a_pool_that_loses_nothing_is_never_taken_for_a_small_one(pooled: Runnin
     assert json.loads(output.out)["runs"][0]["cache"]["pools"] == ["exact"]
 
 
-def test_a_pool_that_a_server_does_not_have_is_told(pooled: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pool_that_a_server_does_not_have_is_told(
+    pooled: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked = ("--base-url", pooled.url, "--tokenizer", str(DEMO_MODEL), "--cache-policy", "large")
     assert main(["eval", "ruler", *SMALL, *asked]) == 1
-    assert "'cache_policy' must be one of this server's snapstream, exact, got 'large'" in capsys.readouterr().err
+    assert (
+        "'cache_policy' must be one of this server's snapstream, exact, got 'large'"
+        in capsys.readouterr().err
+    )
 
 
-def test_the_tokenizer_of_a_server_is_known_by_its_model_s_name(running: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tokenizer_of_a_server_is_known_by_its_model_s_name(
+    running: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = Asked(str(EVAL_MODEL), 512, 1, base_url=running.url, served_model_name=DEMO_MODEL_NAME)
     assert asked.load_tokenizer().info == load_tokenizer(str(DEMO_MODEL)).info
     with pytest.raises(EvalError, match=r"no/such/model cannot be read.*: name one by --tokenizer"):
@@ -170,7 +230,9 @@ def test_a_server_that_fails_ends_it(capsys: pytest.CaptureFixture[str]) -> None
     assert "snapserve eval: as served: " in capsys.readouterr().err
 
 
-def test_an_engine_that_does_not_start_is_told_with_its_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_engine_that_does_not_start_is_told_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         (tmp_path / name).write_bytes((DEMO_MODEL / name).read_bytes())
     assert main(["eval", "ruler", *SMALL, "--model", str(tmp_path)]) == 1
@@ -191,23 +253,35 @@ def test_a_model_without_a_tokenizer_is_told(tmp_path: Path, capsys: pytest.Capt
         (("--compression", "0.5"), "--compression must be a number of at least 1, got '0.5'"),
         (("--length", "128", "--tasks", "fwe"), "--length 128 is too short: fwe needs at least"),
         (("--serve-options=--pools 2",), "--serve-options has --pools 2"),
-        (("--base-url", "http://127.0.0.1:1", "--serve-options=--num-sink 2"), "--serve-options does not go with --base-url"),
+        (
+            ("--base-url", "http://127.0.0.1:1", "--serve-options=--num-sink 2"),
+            "--serve-options does not go with --base-url",
+        ),
         (("--cache-policy", "full"), "--cache-policy needs the --base-url"),
         (("--json", "/nowhere/at/all.json"), "--json must be a file that can be written"),
         (("--plot", "scores.gif"), "--plot must be a file that ends in .png, .svg, .pdf"),
-        (("--num-cases", "1", "--tasks", "passkey", "--compression", "2000"), "2 entries: --slot-capacity must be at least 67 "),
+        (
+            ("--num-cases", "1", "--tasks", "passkey", "--compression", "2000"),
+            "2 entries: --slot-capacity must be at least 67 ",
+        ),
     ],
 )
-def test_what_cannot_be_is_said_before_any_work(options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_is_said_before_any_work(
+    options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["eval", "ruler", *options]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_variables_are_apart_from_those_of_serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_variables_are_apart_from_those_of_serve(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("SNAPSERVE_EVAL_TASKS", "qa_1,needle")
     assert main(["eval", "ruler"]) == 2
     assert "SNAPSERVE_EVAL_TASKS must be one of" in capsys.readouterr().err
 
 
 def test_the_documented_tables_are_current() -> None:
-    assert options_tables() in (DOCS / "evaluation.md").read_text(), "put what `python -m commands.eval.options` prints into the file"
+    assert options_tables() in (DOCS / "evaluation.md").read_text(), (
+        "put what `python -m commands.eval.options` prints into the file"
+    )

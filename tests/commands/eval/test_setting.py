@@ -72,5 +72,8 @@ def test_a_slot_too_small_for_its_policy_is_refused_with_what_made_it() -> None:
 
 
 def test_a_budget_below_snapkvs_window_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"--compression 512 at --length 4096 leaves snapkv 8 entries: fewer than its window of 32"):
+    with pytest.raises(
+        OptionError,
+        match=r"--compression 512 at --length 4096 leaves snapkv 8 entries: fewer than its window of 32",
+    ):
         policy_of(Setting(PolicyName.SNAPKV, 512.0))

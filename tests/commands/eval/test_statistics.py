@@ -14,7 +14,11 @@ from commands.eval.statistics import bootstrap_interval, mean_interval, mean_of_
         ([100.0] * 50 + [0.0] * 50, 40.383, 59.617),  # 0.5 ∓ 1.96 √(0.25 / n + z² / 4 n²) / (1 + z² / n)
         ([100.0] * 10, 72.247, 100.0),  # n / (n + z²)
         ([0.0] * 200, 0.0, 1.885),  # z² / (n + z²)
-        ([100.0] * 81 + [0.0] * 182, 25.525, 36.622),  # Newcombe 1998, table I: 81 of 263 are 0.2553 to 0.3662
+        (
+            [100.0] * 81 + [0.0] * 182,
+            25.525,
+            36.622,
+        ),  # Newcombe 1998, table I: 81 of 263 are 0.2553 to 0.3662
     ],
 )
 def test_wilson(scores: list[float], low: float, high: float) -> None:
@@ -23,7 +27,9 @@ def test_wilson(scores: list[float], low: float, high: float) -> None:
 
 def test_the_interval_of_a_mean_over_tasks() -> None:
     assert mean_interval([[100.0] * 10]) == pytest.approx(score_interval([100.0] * 10))
-    assert mean_interval([[100.0] * 10] * 4) == pytest.approx((100 - 27.753 / 2, 100), abs=0.005)  # the half of one task's, for four
+    assert mean_interval([[100.0] * 10] * 4) == pytest.approx(
+        (100 - 27.753 / 2, 100), abs=0.005
+    )  # the half of one task's, for four
     groups = [[100.0] * 600 + [0.0] * 400, [100.0] * 300 + [0.0] * 700]
     assert mean_interval(groups) == pytest.approx(bootstrap_interval(groups), abs=0.1)
 

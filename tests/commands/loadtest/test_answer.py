@@ -16,7 +16,13 @@ END = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
 
 
 def test_latencies_follow_from_the_moments() -> None:
-    pieces = [(12.0, text("a")), (12.5, text("b")), (14.0, text("c", "length")), (14.0, usage(5, 3)), (14.5, DONE)]
+    pieces = [
+        (12.0, text("a")),
+        (12.5, text("b")),
+        (14.0, text("c", "length")),
+        (14.0, usage(5, 3)),
+        (14.5, DONE),
+    ]
     answer = read_answer(10.0, 15.0, pieces)
     assert answer == Answer(10.0, (12.0, 12.5, 14.0), 15.0, 5, 3)
     assert isinstance(answer, Answer)
@@ -57,7 +63,9 @@ def test_an_answer_without_any_text_has_no_time_to_first_token() -> None:
 
 def test_an_event_comes_when_its_last_byte_does() -> None:
     stream = (text("a") + text("b", "length") + usage(2, 2) + DONE).replace(b"\n", b"\r\n")
-    answer = read_answer(0.0, 1000.0, [(float(moment), stream[moment : moment + 1]) for moment in range(len(stream))])
+    answer = read_answer(
+        0.0, 1000.0, [(float(moment), stream[moment : moment + 1]) for moment in range(len(stream))]
+    )
     assert isinstance(answer, Answer)
     first_end = stream.index(b"\n")
     assert answer.contents == (first_end, stream.index(b"\n", first_end + 3))

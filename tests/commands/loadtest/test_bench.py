@@ -18,8 +18,19 @@ def bench(running: RunningServer, capsys: pytest.CaptureFixture[str], *options: 
     return result
 
 
-def test_token_prompts_have_their_exact_lengths(running: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ("--num-prompts", "6", "--random-input-len", "50", "--random-output-len", "9", "--max-concurrency", "2")
+def test_token_prompts_have_their_exact_lengths(
+    running: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = (
+        "--num-prompts",
+        "6",
+        "--random-input-len",
+        "50",
+        "--random-output-len",
+        "9",
+        "--max-concurrency",
+        "2",
+    )
     result = bench(running, capsys, *sizes)
     assert result["prompts"] == "random tokens"
     assert (result["completed"], result["failed"]) == (6, 0)
@@ -27,21 +38,45 @@ def test_token_prompts_have_their_exact_lengths(running: RunningServer, capsys: 
     assert all(result[f"p99_{metric}_ms"] is not None for metric in ("ttft", "tpot", "itl", "e2el"))
 
 
-def test_chats_come_close_to_the_length_asked_for(running: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ("--num-prompts", "10", "--random-input-len", "200", "--random-output-len", "5", "--request-rate", "500")
+def test_chats_come_close_to_the_length_asked_for(
+    running: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = (
+        "--num-prompts",
+        "10",
+        "--random-input-len",
+        "200",
+        "--random-output-len",
+        "5",
+        "--request-rate",
+        "500",
+    )
     result = bench(running, capsys, "--endpoint", "/v1/chat/completions", *sizes)
     assert result["prompts"] == "random words"
     assert result["total_output_tokens"] == 50
     assert result["total_input_tokens"] == pytest.approx(2000, rel=0.1)
 
 
-def test_a_file_of_prompts(running: RunningServer, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_file_of_prompts(
+    running: RunningServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "prompts.txt").write_text("The river froze.\nMarta keeps a falcon.\n")
-    result = bench(running, capsys, "--dataset-path", str(tmp_path / "prompts.txt"), "--num-prompts", "4", "--random-output-len", "3")
+    result = bench(
+        running,
+        capsys,
+        "--dataset-path",
+        str(tmp_path / "prompts.txt"),
+        "--num-prompts",
+        "4",
+        "--random-output-len",
+        "3",
+    )
     assert (result["prompts"], result["total_output_tokens"]) == ("file", 12)
 
 
-def test_what_the_server_refuses_is_counted(running: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_server_refuses_is_counted(
+    running: RunningServer, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ("--num-prompts", "3", "--random-input-len", "50", "--random-output-len", "5000")
     assert main(["bench", "--base-url", running.url, *options]) == 1
     assert "3 × HTTP 400" in capsys.readouterr().out
@@ -54,7 +89,10 @@ def test_a_plot_is_drawn(running: RunningServer, tmp_path: Path, capsys: pytest.
     bench(running, capsys, *options, "--compare", running.url, "--plot", str(file))
     drawing = file.read_text()
     assert "<svg" in drawing
-    assert all(f"<!-- {title} -->" in drawing for title in ("TTFT", "TPOT", "ITL", "E2EL", running.url, f"against {running.url}"))
+    assert all(
+        f"<!-- {title} -->" in drawing
+        for title in ("TTFT", "TPOT", "ITL", "E2EL", running.url, f"against {running.url}")
+    )
 
 
 def test_a_plot_without_matplotlib_is_refused_before_the_load(
@@ -62,7 +100,10 @@ def test_a_plot_without_matplotlib_is_refused_before_the_load(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["bench", "--base-url", running.url, "--plot", "plot.png"]) == 2
-    assert "--plot must be left out where matplotlib is missing (pip install 'snapserve[bench]'" in capsys.readouterr().err
+    assert (
+        "--plot must be left out where matplotlib is missing (pip install 'snapserve[bench]'"
+        in capsys.readouterr().err
+    )
 
 
 class Terminal(io.StringIO):

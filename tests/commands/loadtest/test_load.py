@@ -23,11 +23,17 @@ def always(_number: int, _body: dict[str, Any]) -> Reply:
 
 
 async def load(
-    server: ScriptedServer, count: int, max_concurrency: int | None = None, time_limit: float = 30.0, arrivals: list[float] | None = None
+    server: ScriptedServer,
+    count: int,
+    max_concurrency: int | None = None,
+    time_limit: float = 30.0,
+    arrivals: list[float] | None = None,
 ) -> Run:
     prompts = [Prompt((300, 301, index), 3) for index in range(count)]
     target = Target(Address(server.url, model="scripted"), ignore_eos=True)
-    return await run_load(target, prompts, arrivals or [0.0] * count, max_concurrency, time_limit, lambda _went_well: None)
+    return await run_load(
+        target, prompts, arrivals or [0.0] * count, max_concurrency, time_limit, lambda _went_well: None
+    )
 
 
 def reasons(run: Run) -> list[str]:
@@ -36,7 +42,9 @@ def reasons(run: Run) -> list[str]:
 
 async def test_a_request_says_what_bench_promises() -> None:
     with scripted(always) as server:
-        address = Address(server.url, "/v1/completions", "m", "secret", {"top_k": 5, "max_tokens": 9, "temperature": None})
+        address = Address(
+            server.url, "/v1/completions", "m", "secret", {"top_k": 5, "max_tokens": 9, "temperature": None}
+        )
         outcome = await Target(address, ignore_eos=True).ask(Prompt((300, 301), 3))
     assert isinstance(outcome, Answer)
     assert (outcome.num_input_tokens, outcome.num_output_tokens, len(outcome.contents)) == (7, 3, 3)
@@ -185,20 +193,29 @@ async def test_two_servers_get_prompts_of_one_kind() -> None:
 
 
 async def test_a_busy_server_is_not_mistaken_for_one_that_wants_text() -> None:
-    with scripted(lambda _number, _body: Reply([b"busy"], status=503)) as server, pytest.raises(TargetError, match="HTTP 503 busy"):
+    with (
+        scripted(lambda _number, _body: Reply([b"busy"], status=503)) as server,
+        pytest.raises(TargetError, match="HTTP 503 busy"),
+    ):
         await survey([Target(Address(server.url), ignore_eos=False)], Load())
     assert len(server.bodies) == 1
 
 
 def run_bench(server: ScriptedServer, *options: str) -> int:
-    return main(["bench", "--base-url", server.url, "--num-prompts", "4", "--random-input-len", "8", *options])
+    return main(
+        ["bench", "--base-url", server.url, "--num-prompts", "4", "--random-input-len", "8", *options]
+    )
 
 
 def half_refused(_number: int, body: dict[str, Any]) -> Reply:
-    return Reply(whole()) if body["max_tokens"] == 1 or body["prompt"][0] % 2 else Reply([b"full"], status=429)
+    return (
+        Reply(whole()) if body["max_tokens"] == 1 or body["prompt"][0] % 2 else Reply([b"full"], status=429)
+    )
 
 
-def test_failures_show_in_the_status_unless_they_are_allowed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_show_in_the_status_unless_they_are_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "result.json"
     with scripted(half_refused) as server:
         assert run_bench(server, "--num-prompts", "40", "--json", str(file)) == 1
@@ -225,7 +242,9 @@ def test_a_server_that_is_not_there_is_an_error_at_once(capsys: pytest.CaptureFi
     assert "cannot be reached: ConnectError" in capsys.readouterr().err
 
 
-def test_two_servers_take_turns_with_the_same_prompts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_servers_take_turns_with_the_same_prompts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file, order = tmp_path / "result.json", list[str]()
 
     def named(name: str, num_output: int) -> Any:
@@ -237,7 +256,12 @@ def test_two_servers_take_turns_with_the_same_prompts(tmp_path: Path, capsys: py
         return choose
 
     with scripted(named("A", 6)) as one, scripted(named("B", 3)) as other:
-        assert run_bench(one, "--compare", other.url, "--rounds", "2", "--max-concurrency", "1", "--json", str(file)) == 0
+        assert (
+            run_bench(
+                one, "--compare", other.url, "--rounds", "2", "--max-concurrency", "1", "--json", str(file)
+            )
+            == 0
+        )
     assert "".join(order) == "AAAABBBBBBBBAAAA"
     assert [body["prompt"] for body in one.bodies] == [body["prompt"] for body in other.bodies]
     assert len({tuple(body["prompt"]) for body in one.bodies[1:]}) == 8
@@ -256,21 +280,34 @@ def test_two_servers_take_turns_with_the_same_prompts(tmp_path: Path, capsys: py
         (["--metric-percentiles", "99,101"], "--metric-percentiles must be percentiles between 0 and 100"),
         (["--extra-body", "[]"], "--extra-body must be a JSON object"),
         (["--base-url", "127.0.0.1:8000"], "--base-url must be a URL like"),
-        (["--endpoint", "/v1/chat/completions", "--prompt-format", "tokens"], "--prompt-format tokens does not go with --endpoint"),
+        (
+            ["--endpoint", "/v1/chat/completions", "--prompt-format", "tokens"],
+            "--prompt-format tokens does not go with --endpoint",
+        ),
         (["--api-key", "a\nb"], "--api-key must be printable ASCII"),
         (["--endpoint", "/v1/a completions"], "--endpoint must be a path like"),
         (["--endpoint", "/v1/embeddings"], "--endpoint must be a path like"),
-        (["--json", "/nowhere/at/all.json"], "--json must be a file that can be written, got '/nowhere/at/all.json'"),
-        (["--plot", "latencies.gif"], "--plot must be a file that ends in .png, .svg, .pdf, got 'latencies.gif'"),
+        (
+            ["--json", "/nowhere/at/all.json"],
+            "--json must be a file that can be written, got '/nowhere/at/all.json'",
+        ),
+        (
+            ["--plot", "latencies.gif"],
+            "--plot must be a file that ends in .png, .svg, .pdf, got 'latencies.gif'",
+        ),
     ],
 )
-def test_options_that_cannot_be_are_refused_by_name(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_cannot_be_are_refused_by_name(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with scripted(always) as server:
         assert run_bench(server, *options) == 2
     assert message in capsys.readouterr().err
 
 
-def test_options_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_may_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("SNAPSERVE_BENCH_RANDOM_OUTPUT_LEN", "77")
     monkeypatch.setenv("SNAPSERVE_MODEL", "/the/path/of/serve")
     with scripted(always) as server:

@@ -61,7 +61,10 @@ def test_lines_of_a_file_come_in_an_order_of_the_seed_and_again_when_they_run_ou
 def test_a_jsonl_file_has_objects(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": text, "other": 1}) + "\n" for text in ("a\nb", "c")))
-    assert {prompt.content for prompt in make_prompts(replace(LOAD, dataset_path=file), None, "0", 2)} == {"a\nb", "c"}
+    assert {prompt.content for prompt in make_prompts(replace(LOAD, dataset_path=file), None, "0", 2)} == {
+        "a\nb",
+        "c",
+    }
 
 
 @pytest.mark.parametrize(
@@ -69,11 +72,17 @@ def test_a_jsonl_file_has_objects(tmp_path: Path) -> None:
     [
         ("missing.txt", None, "cannot be read"),
         ("empty.txt", "\n\n", "has no prompt"),
-        ("bad.jsonl", '{"prompt": "a"}\n\n{"text": "b"}\n', "bad.jsonl, line 3: not an object with a text `prompt`"),
+        (
+            "bad.jsonl",
+            '{"prompt": "a"}\n\n{"text": "b"}\n',
+            "bad.jsonl, line 3: not an object with a text `prompt`",
+        ),
         ("list.jsonl", "[1]\n", "line 1: not an object"),
     ],
 )
-def test_a_file_without_prompts_is_refused(tmp_path: Path, name: str, content: str | None, message: str) -> None:
+def test_a_file_without_prompts_is_refused(
+    tmp_path: Path, name: str, content: str | None, message: str
+) -> None:
     file = tmp_path / name
     if content is not None:
         file.write_text(content)

@@ -14,7 +14,17 @@ from commands.loadtest.table import comparison_table, report_table
 QUICK = Answer(0.0, (0.1, 0.2, 0.3), 0.3, 10, 3)  # TTFT 100 ms, TPOT 100, E2EL 300
 SLOW = Answer(1.0, (1.3, 1.7), 2.3, 20, 5)  # TTFT 300 ms, TPOT 250, E2EL 1300
 SILENT = Answer(0.0, (), 0.7, 30, 4)  # E2EL 700 ms alone
-RUN = Run((QUICK, Failure("HTTP 429", "full"), SLOW, SILENT, Failure("HTTP 429", "still full"), Failure("time limit", "late")), 4.0)
+RUN = Run(
+    (
+        QUICK,
+        Failure("HTTP 429", "full"),
+        SLOW,
+        SILENT,
+        Failure("HTTP 429", "still full"),
+        Failure("time limit", "late"),
+    ),
+    4.0,
+)
 
 
 def test_totals_count_what_was_completed() -> None:
@@ -96,7 +106,11 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert document["ratios"]["mean_tpot_ms"] == 1.25
     assert document["ratios"]["failed"] is None
     assert medians([report.figures for report in base])["output_throughput"] == 60
-    row = next(line for line in comparison_table(both, ("here", "there")).splitlines() if line.startswith("Output tokens per second"))
+    row = next(
+        line
+        for line in comparison_table(both, ("here", "there")).splitlines()
+        if line.startswith("Output tokens per second")
+    )
     assert row.split()[-3:] == ["60.00", "50.00", "2.00"]
 
 

@@ -50,8 +50,15 @@ def test_what_is_not_http_is_no_response() -> None:
 
 
 def test_a_request_names_its_host_and_closes_its_connection() -> None:
-    request = post(urlsplit("http://user@[::1]:8000/prefix"), "/v1/completions", [("Authorization", "Bearer a")], b"{}")
+    request = post(
+        urlsplit("http://user@[::1]:8000/prefix"), "/v1/completions", [("Authorization", "Bearer a")], b"{}"
+    )
     lines = request.split(b"\r\n")
     assert lines[0] == b"POST /prefix/v1/completions HTTP/1.1"
-    assert set(lines[1:-2]) == {b"Host: [::1]:8000", b"Connection: close", b"Content-Length: 2", b"Authorization: Bearer a"}
+    assert set(lines[1:-2]) == {
+        b"Host: [::1]:8000",
+        b"Connection: close",
+        b"Content-Length: 2",
+        b"Authorization: Bearer a",
+    }
     assert lines[-2:] == [b"", b"{}"]

@@ -68,7 +68,9 @@ def test_the_line_is_that_of_the_file(tmp_path: Path, name: str, text: str, mess
 def test_drawn_traffic_has_its_rate_and_lengths(shape: ShapeName) -> None:
     arrivals = list(Traffic(rate=1.0, num_requests=86400, shape=shape).arrivals())
     assert sum(arrival.time < 43200 for arrival in arrivals) == pytest.approx(43200, rel=0.02)
-    assert statistics.fmean(arrival.num_prompt_tokens for arrival in arrivals) == pytest.approx(1000, rel=0.02)
+    assert statistics.fmean(arrival.num_prompt_tokens for arrival in arrivals) == pytest.approx(
+        1000, rel=0.02
+    )
     assert statistics.fmean(arrival.num_output_tokens for arrival in arrivals) == pytest.approx(200, rel=0.02)
     assert all(before.time <= after.time for before, after in itertools.pairwise(arrivals))
 
@@ -79,12 +81,16 @@ def test_shapes_are_what_they_are_called() -> None:
         by_hour[int(arrival.time / 3600) % 24] += 1
     assert max(by_hour) == max(by_hour[10:14])
     assert by_hour[0] < by_hour[12] / 10
-    in_burst = sum(arrival.time % 300 < 60 for arrival in Traffic(rate=1.0, num_requests=20000, shape=ShapeName.BURSTS).arrivals())
+    in_burst = sum(
+        arrival.time % 300 < 60
+        for arrival in Traffic(rate=1.0, num_requests=20000, shape=ShapeName.BURSTS).arrivals()
+    )
     assert in_burst / 20000 == pytest.approx(0.8, abs=0.02)
 
 
 @pytest.mark.parametrize(
-    "change", [{"rate": 0.0}, {"rate": -1.0}, {"rate": float("inf")}, {"num_requests": 0}, {"mean_prompt_tokens": 0.5}]
+    "change",
+    [{"rate": 0.0}, {"rate": -1.0}, {"rate": float("inf")}, {"num_requests": 0}, {"mean_prompt_tokens": 0.5}],
 )
 def test_traffic_that_cannot_be_is_refused(change: dict[str, object]) -> None:
     options: dict[str, object] = {"rate": 1.0, "num_requests": 1} | change

@@ -36,24 +36,49 @@ def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]
         ("reproduce",),
     ],
 )
-def test_every_answer_says_that_it_is_simulated(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+def test_every_answer_says_that_it_is_simulated(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
     assert ask(*arguments) == 0
     assert capsys.readouterr().out.startswith("simulated: true\n")
 
 
 def test_plan_names_the_cheapest_and_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("plan", "--model", "deepseek-r1", "--context", "131072", "--slot-capacity", "32768", "--policy", "snapstream")
+    options = (
+        "plan",
+        "--model",
+        "deepseek-r1",
+        "--context",
+        "131072",
+        "--slot-capacity",
+        "32768",
+        "--policy",
+        "snapstream",
+    )
     best, *_ = asked(capsys, *options)["options"]
     assert (best["num_sockets"], best["num_slots"], best["policy"]) == (16, 64, "snapstream")
     assert best["bytes_per_socket"]["HBM"]["slots"] == pytest.approx(9.2e9, rel=0.01)
     assert best["layout"] == {"num_sink": 4, "num_recent": 16382, "num_kept": 16382}
-    with pytest.raises(OptionError, match=r"none of \d+ deployments meets --max-tpot 1e-06 \(best of any: 0\.00\d+\)"):
+    with pytest.raises(
+        OptionError, match=r"none of \d+ deployments meets --max-tpot 1e-06 \(best of any: 0\.00\d+\)"
+    ):
         ask(*options, "--max-tpot", "0.000001")
 
 
 def test_sweep_has_a_row_a_combination(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     plot = tmp_path / "sweep.png"
-    rows = asked(capsys, "sweep", "--model", "deepseek-r1", "--batches", "1,64", "--contexts", "131072", "--plot", str(plot))["rows"]
+    rows = asked(
+        capsys,
+        "sweep",
+        "--model",
+        "deepseek-r1",
+        "--batches",
+        "1,64",
+        "--contexts",
+        "131072",
+        "--plot",
+        str(plot),
+    )["rows"]
     assert len(rows) == 2 * 2 * 2 * 2
     assert any(row.get("missing_bytes_per_socket", 0) > 1e9 for row in rows)
     assert plot.read_bytes().startswith(b"\x89PNG")
@@ -61,19 +86,46 @@ def test_sweep_has_a_row_a_combination(capsys: pytest.CaptureFixture[str], tmp_p
 
 def test_step_writes_a_trace_of_the_same_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trace = tmp_path / "step.json"
-    values = asked(capsys, "step", "--model", "deepseek-r1", "--batch", "64", "--slot-capacity", "32768", "--chrome-trace", str(trace))
+    values = asked(
+        capsys,
+        "step",
+        "--model",
+        "deepseek-r1",
+        "--batch",
+        "64",
+        "--slot-capacity",
+        "32768",
+        "--chrome-trace",
+        str(trace),
+    )
     written = json.loads(trace.read_text())
     assert written["otherData"]["simulated"] is True
-    assert max(event.get("ts", 0) + event.get("dur", 0) for event in written["traceEvents"]) == pytest.approx(1e6 * values["seconds"])
+    assert max(event.get("ts", 0) + event.get("dur", 0) for event in written["traceEvents"]) == pytest.approx(
+        1e6 * values["seconds"]
+    )
     assert asked(capsys, "step", "--prefill", "4096")["seconds"] > 0
 
 
-def test_replay_reads_a_trace_and_writes_its_series(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_replay_reads_a_trace_and_writes_its_series(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     trace, series = tmp_path / "trace.jsonl", tmp_path / "series.csv"
     trace.write_text(
-        "".join(json.dumps({"timestamp": 1000 * index, "input_length": 50, "output_length": 20}) + "\n" for index in range(150))
+        "".join(
+            json.dumps({"timestamp": 1000 * index, "input_length": 50, "output_length": 20}) + "\n"
+            for index in range(150)
+        )
     )
-    values = asked(capsys, "replay", "--trace", str(trace), "--series", str(series), "--plot", str(tmp_path / "replay.png"))
+    values = asked(
+        capsys,
+        "replay",
+        "--trace",
+        str(trace),
+        "--series",
+        str(series),
+        "--plot",
+        str(tmp_path / "replay.png"),
+    )
     assert (values["requests"], values["output_tokens"]) == (150, 3000)
     assert values["simulated_seconds"] == pytest.approx(149, abs=1)
     assert 0 < values["tpot_seconds"]["p50"] <= values["tpot_seconds"]["p99"]
@@ -100,18 +152,27 @@ def test_a_replay_that_serves_nobody_is_still_json(capsys: pytest.CaptureFixture
     assert (values["refused"], values["ttft_seconds"]["p99"]) == (3, None)
 
 
-def test_a_flag_stands_before_its_variable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_stands_before_its_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("SNAPSERVE_SIMULATE_BATCHES", "2,4")
     monkeypatch.setenv("SNAPSERVE_SIMULATE_EXECUTIONS", "looped")
-    rows = asked(capsys, "sweep", "--contexts", "4096", "--sockets", "16", "--policy", "full", "--batches", "8")["rows"]
+    rows = asked(
+        capsys, "sweep", "--contexts", "4096", "--sockets", "16", "--policy", "full", "--batches", "8"
+    )["rows"]
     assert [(row["batch"], row["execution"]) for row in rows] == [(8, "looped")]
     monkeypatch.setenv("SNAPSERVE_SIMULATE_BATCHES", "two")
-    with pytest.raises(OptionError, match=r"SNAPSERVE_SIMULATE_BATCHES must be a whole number of at least 1, or several .* got 'two'"):
+    with pytest.raises(
+        OptionError,
+        match=r"SNAPSERVE_SIMULATE_BATCHES must be a whole number of at least 1, or several .* got 'two'",
+    ):
         ask("sweep")
 
 
 def test_all_sockets_of_a_machine_are_the_default(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = asked(capsys, "sweep", "--machine", "h100", "--executions", "fused", "--contexts", "4096", "--batches", "1")["rows"]
+    rows = asked(
+        capsys, "sweep", "--machine", "h100", "--executions", "fused", "--contexts", "4096", "--batches", "1"
+    )["rows"]
     assert {row["num_sockets"] for row in rows} == {1}
     assert ask("step", "--machine", "dgx-h100") == 0
 
@@ -131,9 +192,15 @@ def test_the_documented_options_are_current() -> None:
         (("plan", "--sockets", "4,17"), "--sockets must be from 1 to 16.*got 17"),
         (("plan", "--model", "llama-3.1-405b", "--machine", "dgx-h100"), "GB are missing"),
         (("sweep", "--slot-capacity", "3"), "slot_capacity must be at least .*got 3"),
-        (("sweep", "--policy", "full,none"), "--policy must be one of full.*or several with commas, got 'full,none'"),
+        (
+            ("sweep", "--policy", "full,none"),
+            "--policy must be one of full.*or several with commas, got 'full,none'",
+        ),
         (("sweep", "--plot", "sweep.txt"), "--plot must be a file that ends in .png"),
-        (("step", "--chrome-trace", "/nowhere/step.json"), "--chrome-trace must be a file that can be written"),
+        (
+            ("step", "--chrome-trace", "/nowhere/step.json"),
+            "--chrome-trace must be a file that can be written",
+        ),
         (("step", "--execution", "looped", "--machine", "h100", "--sockets", "1"), "static graphs"),
         (("replay", "--trace", "/nowhere.jsonl"), "--trace must be a file that can be read .*No such file"),
         (("replay", "--sockets", "17"), "--sockets must be from 1 to 16.*got 17"),

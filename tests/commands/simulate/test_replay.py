@@ -23,7 +23,9 @@ class Even:
         return batch.num_steps / 64 if isinstance(batch, DecodeBatch) else batch.shape.num_tokens / 4096
 
 
-def play(arrivals: Sequence[Arrival], num_slots: int, *, collapses: bool, config: SchedulerConfig | None = None) -> ReplayRecord:
+def play(
+    arrivals: Sequence[Arrival], num_slots: int, *, collapses: bool, config: SchedulerConfig | None = None
+) -> ReplayRecord:
     spec = replay_spec(num_slots, PolicyOptions(slot_capacity=512).resolve(8192), 8192)
     return Replay(spec, Even(), config, collapses=collapses, sample_interval=math.inf).run(arrivals)
 
@@ -37,13 +39,17 @@ def arrivals_of(gaps: Sequence[tuple[float, int, int]]) -> list[Arrival]:
 
 
 GAPS = st.lists(
-    st.tuples(st.integers(0, 300).map(lambda count: count / 64), st.integers(1, 3000), st.integers(1, 300)), min_size=1, max_size=30
+    st.tuples(st.integers(0, 300).map(lambda count: count / 64), st.integers(1, 3000), st.integers(1, 300)),
+    min_size=1,
+    max_size=30,
 )
 
 
 @settings(deadline=None, max_examples=60)
 @given(GAPS, st.integers(1, 6), st.sampled_from((0.0, 0.05, 1.0, math.inf)))
-def test_collapsed_runs_equal_stepping(gaps: Sequence[tuple[float, int, int]], num_slots: int, latency: float) -> None:
+def test_collapsed_runs_equal_stepping(
+    gaps: Sequence[tuple[float, int, int]], num_slots: int, latency: float
+) -> None:
     config = SchedulerConfig(max_num_waiting=1000, max_inter_token_latency=latency)
     stepped = play(arrivals_of(gaps), num_slots, collapses=False, config=config)
     collapsed = play(arrivals_of(gaps), num_slots, collapses=True, config=config)
@@ -62,7 +68,14 @@ def test_collapsing_is_worth_it() -> None:
 
 
 def test_every_request_ends_once_and_no_token_is_lost() -> None:
-    traffic = Traffic(rate=20, num_requests=300, mean_prompt_tokens=300, mean_output_tokens=50, shape=ShapeName.BURSTS, seed=3)
+    traffic = Traffic(
+        rate=20,
+        num_requests=300,
+        mean_prompt_tokens=300,
+        mean_output_tokens=50,
+        shape=ShapeName.BURSTS,
+        seed=3,
+    )
     record = play(list(traffic.arrivals()), 8, collapses=True)
     assert len(record.end_times) == 300
     assert record.num_refused == 0
@@ -86,4 +99,6 @@ def test_one_request_alone_takes_what_the_machine_takes() -> None:
     record = Replay(spec, cost).run([Arrival(1.0, 200, 101)])
     (ttft,), (tpot,) = record.time_to_first_token, record.time_per_output_token
     assert record.seconds == pytest.approx(1.0 + ttft + 100 * tpot)
-    assert 1 / tpot == pytest.approx(1000, rel=0.2)  # four slots cost little more than the published 1042 tokens/s of one
+    assert 1 / tpot == pytest.approx(
+        1000, rel=0.2
+    )  # four slots cost little more than the published 1042 tokens/s of one

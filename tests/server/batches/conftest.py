@@ -16,7 +16,10 @@ KEYS = ("first-key", "second-key", "third-key")
 @pytest.fixture(scope="module")
 def keeping(renderer: Renderer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("batches")
-    with Batches(limits(folder)) as batches, serve(renderer, settings(api_keys=KEYS), batches=batches) as server:
+    with (
+        Batches(limits(folder)) as batches,
+        serve(renderer, settings(api_keys=KEYS), batches=batches) as server,
+    ):
         yield server
 
 

@@ -29,7 +29,12 @@ def limits(folder: Path, **changes: Any) -> BatchSettings:
 
 
 def line(custom_id: str, *, url: str = CHAT, **body: Any) -> dict[str, Any]:
-    chat = {"model": "demo", "messages": [{"role": "user", "content": f"Hello {custom_id}"}], "max_tokens": 4, "ignore_eos": True}
+    chat = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": f"Hello {custom_id}"}],
+        "max_tokens": 4,
+        "ignore_eos": True,
+    }
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": chat | body}
 
 

@@ -25,13 +25,17 @@ ENDED = ("completed", "failed", "expired", "cancelled")
 
 def begin(sdk: openai.OpenAI, lines: list[dict[str, Any]], endpoint: Any = CHAT, **options: Any) -> Batch:
     file = sdk.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
-    raw = sdk.batches.with_raw_response.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", **options)
+    raw = sdk.batches.with_raw_response.create(
+        input_file_id=file.id, endpoint=endpoint, completion_window="24h", **options
+    )
     return Batch.model_validate_json(raw.content, strict=True)
 
 
 def wait(sdk: openai.OpenAI, batch: Batch) -> Batch:
     while batch.status not in ENDED:
-        batch = Batch.model_validate_json(sdk.batches.with_raw_response.retrieve(batch.id).content, strict=True)
+        batch = Batch.model_validate_json(
+            sdk.batches.with_raw_response.retrieve(batch.id).content, strict=True
+        )
     return batch
 
 
@@ -40,14 +44,26 @@ def content(sdk: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
 
 
 def test_from_its_creation_to_its_answers(sdk: openai.OpenAI) -> None:
-    lines = [line(f"r{n}", seed=n, temperature=1) for n in range(20)] + [line("wrong", temperature=7), line("odd", what=1)]
+    lines = [line(f"r{n}", seed=n, temperature=1) for n in range(20)] + [
+        line("wrong", temperature=7),
+        line("odd", what=1),
+    ]
     batch = begin(sdk, lines, metadata={"for": "a test"})
-    assert (batch.object, batch.endpoint, batch.completion_window, batch.metadata) == ("batch", CHAT, "24h", {"for": "a test"})
+    assert (batch.object, batch.endpoint, batch.completion_window, batch.metadata) == (
+        "batch",
+        CHAT,
+        "24h",
+        {"for": "a test"},
+    )
     assert batch.expires_at == batch.created_at + 24 * 3600
     ended = wait(sdk, batch)
     assert (ended.status, ended.model) == ("completed", "demo")
     assert ended.request_counts is not None
-    assert (ended.request_counts.total, ended.request_counts.completed, ended.request_counts.failed) == (22, 20, 2)
+    assert (ended.request_counts.total, ended.request_counts.completed, ended.request_counts.failed) == (
+        22,
+        20,
+        2,
+    )
     used = [answer["response"]["body"]["usage"] for answer in content(sdk, ended.output_file_id).values()]
     assert ended.usage is not None
     assert ended.usage.input_tokens == sum(each["prompt_tokens"] for each in used) > 0
@@ -58,10 +74,17 @@ def test_from_its_creation_to_its_answers(sdk: openai.OpenAI) -> None:
     assert ended.completed_at
     right, wrong = content(sdk, ended.output_file_id), content(sdk, ended.error_file_id)
     for each in lines[:20]:
-        asked = ChatCompletion.model_validate_json(sdk.post("/chat/completions", body=each["body"], cast_to=httpx.Response).content)
-        given = ChatCompletion.model_validate_json(json.dumps(right[each["custom_id"]]["response"]["body"]), strict=True)
+        asked = ChatCompletion.model_validate_json(
+            sdk.post("/chat/completions", body=each["body"], cast_to=httpx.Response).content
+        )
+        given = ChatCompletion.model_validate_json(
+            json.dumps(right[each["custom_id"]]["response"]["body"]), strict=True
+        )
         assert (given.choices, given.usage) == (asked.choices, asked.usage)
-    assert {name: answer["response"]["body"]["error"]["param"] for name, answer in wrong.items()} == {"wrong": "temperature", "odd": "what"}
+    assert {name: answer["response"]["body"]["error"]["param"] for name, answer in wrong.items()} == {
+        "wrong": "temperature",
+        "odd": "what",
+    }
     output = sdk.files.retrieve(str(ended.output_file_id))
     assert (output.purpose, output.filename) == ("batch_output", f"{batch.id}_output.jsonl")
     with pytest.raises(openai.BadRequestError, match="batch_output"):
@@ -70,7 +93,9 @@ def test_from_its_creation_to_its_answers(sdk: openai.OpenAI) -> None:
 
 def test_responses_are_made_in_batches_too(sdk: openai.OpenAI) -> None:
     body = {"model": "demo", "input": "Hello", "max_output_tokens": 4, "ignore_eos": True}
-    batch = begin(sdk, [{"custom_id": "r", "method": "POST", "url": "/v1/responses", "body": body}], "/v1/responses")
+    batch = begin(
+        sdk, [{"custom_id": "r", "method": "POST", "url": "/v1/responses", "body": body}], "/v1/responses"
+    )
     [answer] = content(sdk, wait(sdk, batch).output_file_id).values()
     assert sdk.responses.retrieve(answer["response"]["body"]["id"]).status == "incomplete"
 
@@ -78,10 +103,18 @@ def test_responses_are_made_in_batches_too(sdk: openai.OpenAI) -> None:
 async def test_the_asynchronous_client(keeping: RunningServer) -> None:
     async with openai.AsyncOpenAI(base_url=f"{keeping.url}/v1", api_key=KEYS[1], max_retries=0) as sdk:
         body = {"model": "demo", "prompt": "Anna keeps", "max_tokens": 3}
-        lines = [{"custom_id": f"c{n}", "method": "POST", "url": "/v1/completions", "body": body} for n in range(5)]
-        file = await sdk.files.create(file=("in", jsonl(lines)), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600})
+        lines = [
+            {"custom_id": f"c{n}", "method": "POST", "url": "/v1/completions", "body": body} for n in range(5)
+        ]
+        file = await sdk.files.create(
+            file=("in", jsonl(lines)),
+            purpose="batch",
+            expires_after={"anchor": "created_at", "seconds": 3600},
+        )
         options: Any = {"output_expires_after": {"anchor": "created_at", "seconds": 7200}}
-        batch = await sdk.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h", **options)
+        batch = await sdk.batches.create(
+            input_file_id=file.id, endpoint="/v1/completions", completion_window="24h", **options
+        )
         while batch.status not in ENDED:
             batch = await sdk.batches.retrieve(batch.id)
         assert batch.status == "completed"
@@ -92,22 +125,36 @@ async def test_the_asynchronous_client(keeping: RunningServer) -> None:
 
 
 def test_embeddings(sdk: openai.OpenAI) -> None:
-    lines = [{"custom_id": f"e{n}", "method": "POST", "url": "/v1/embeddings", "body": {"input": ["Anna", f"{n}"]}} for n in range(5)]
+    lines = [
+        {"custom_id": f"e{n}", "method": "POST", "url": "/v1/embeddings", "body": {"input": ["Anna", f"{n}"]}}
+        for n in range(5)
+    ]
     ended = wait(sdk, begin(sdk, lines, "/v1/embeddings"))
     right = content(sdk, ended.output_file_id)
     asked = sdk.embeddings.create(model="demo", input=["Anna", "3"], encoding_format="float")
-    assert [each["embedding"] for each in right["e3"]["response"]["body"]["data"]] == [each.embedding for each in asked.data]
+    assert [each["embedding"] for each in right["e3"]["response"]["body"]["data"]] == [
+        each.embedding for each in asked.data
+    ]
     assert ended.usage is not None
-    assert ended.usage.input_tokens == sum(answer["response"]["body"]["usage"]["prompt_tokens"] for answer in right.values()) > 0
+    assert (
+        ended.usage.input_tokens
+        == sum(answer["response"]["body"]["usage"]["prompt_tokens"] for answer in right.values())
+        > 0
+    )
 
 
 def test_responses(sdk: openai.OpenAI) -> None:
     body = {"input": "Who keeps the lamp?", "max_output_tokens": 16, "seed": 5, "ignore_eos": True}
-    lines = [{"custom_id": f"p{n}", "method": "POST", "url": "/v1/responses", "body": body | {"seed": n}} for n in range(3)]
+    lines = [
+        {"custom_id": f"p{n}", "method": "POST", "url": "/v1/responses", "body": body | {"seed": n}}
+        for n in range(3)
+    ]
     ended = wait(sdk, begin(sdk, lines, "/v1/responses"))
     right = content(sdk, ended.output_file_id)
     for number in range(3):
-        asked = sdk.responses.create(input="Who keeps the lamp?", max_output_tokens=16, extra_body={"seed": number, "ignore_eos": True})
+        asked = sdk.responses.create(
+            input="Who keeps the lamp?", max_output_tokens=16, extra_body={"seed": number, "ignore_eos": True}
+        )
         given = Response.model_validate_json(json.dumps(right[f"p{number}"]["response"]["body"]), strict=True)
         assert given.output_text == asked.output_text
     assert ended.usage is not None
@@ -115,7 +162,9 @@ def test_responses(sdk: openai.OpenAI) -> None:
 
 
 def test_a_wrong_input_fails_the_batch_with_the_numbers_of_its_lines(sdk: openai.OpenAI) -> None:
-    batch = wait(sdk, begin(sdk, [line("a"), line("a"), line("b") | {"method": "GET"}, line("c", model="other")]))
+    batch = wait(
+        sdk, begin(sdk, [line("a"), line("a"), line("b") | {"method": "GET"}, line("c", model="other")])
+    )
     assert batch.status == "failed"
     assert batch.failed_at
     assert batch.errors is not None
@@ -144,7 +193,9 @@ def test_a_wrong_input_fails_the_batch_with_the_numbers_of_its_lines(sdk: openai
 def test_what_is_refused_names_its_parameter(sdk: openai.OpenAI, options: dict[str, Any], param: str) -> None:
     file = sdk.files.create(file=("in", b""), purpose="batch")
     with pytest.raises(openai.BadRequestError) as refused:
-        sdk.batches.create(**{"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"} | options)
+        sdk.batches.create(
+            **{"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"} | options
+        )
     assert refused.value.param == param
 
 
@@ -184,7 +235,9 @@ def chat(url: str, **options: Any) -> httpx.Response:
     return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=30)
 
 
-def test_interactive_requests_are_neither_refused_nor_held_up_by_batches(renderer: Renderer, tmp_path: Path) -> None:
+def test_interactive_requests_are_neither_refused_nor_held_up_by_batches(
+    renderer: Renderer, tmp_path: Path
+) -> None:
     """Two slots and no place to wait: two requests are welcome, whatever batches do, and a third is not."""
     config = SchedulerConfig(max_num_waiting=0, max_background_slots=1)
     with (
@@ -205,28 +258,40 @@ def test_interactive_requests_are_neither_refused_nor_held_up_by_batches(rendere
         ended = wait(sdk, batch)
         assert ended.request_counts is not None
         assert (ended.status, ended.request_counts.completed) == ("completed", 4)
-        assert {len(each["response"]["body"]["choices"]) for each in content(sdk, ended.output_file_id).values()} == {2}
+        assert {
+            len(each["response"]["body"]["choices"]) for each in content(sdk, ended.output_file_id).values()
+        } == {2}
 
 
 def test_cancelling_frees_the_slots(renderer: Renderer, tmp_path: Path) -> None:
-    with Batches(limits(tmp_path)) as batches, serve(renderer, is_open=False, batches=batches) as server, client(server) as sdk:
+    with (
+        Batches(limits(tmp_path)) as batches,
+        serve(renderer, is_open=False, batches=batches) as server,
+        client(server) as sdk,
+    ):
         batch = begin(sdk, [line(f"r{n}") for n in range(20)])
         assert server.gate.arrived.acquire(timeout=30)
         with pytest.raises(openai.ConflictError):
             sdk.files.delete(batch.input_file_id)
-        cancelling = Batch.model_validate_json(sdk.batches.with_raw_response.cancel(batch.id).content, strict=True)
+        cancelling = Batch.model_validate_json(
+            sdk.batches.with_raw_response.cancel(batch.id).content, strict=True
+        )
         assert cancelling.status in ("cancelling", "cancelled")
         cancelled = wait(sdk, cancelling)
         assert cancelled.cancelling_at
         assert cancelled.cancelled_at
         assert (cancelled.output_file_id, cancelled.error_file_id) == (None, None)
         server.gate.open()
-        server.observed.wait_until(lambda: (step := server.observed.last_step) is not None and step.stats.num_slots_in_use == 0)
+        server.observed.wait_until(
+            lambda: (step := server.observed.last_step) is not None and step.stats.num_slots_in_use == 0
+        )
         with pytest.raises(openai.ConflictError) as refused:
             sdk.batches.cancel(batch.id)
         assert refused.value.code == "batch_not_cancellable"
         assert sdk.files.delete(batch.input_file_id).deleted
-        assert httpx.post(f"{server.url}/v1/batches/{batch.id}/cancel").status_code == 409  # without a content type
+        assert (
+            httpx.post(f"{server.url}/v1/batches/{batch.id}/cancel").status_code == 409
+        )  # without a content type
 
 
 def test_metrics_count_batches_and_lines(renderer: Renderer, tmp_path: Path) -> None:
@@ -241,4 +306,7 @@ def test_metrics_count_batches_and_lines(renderer: Renderer, tmp_path: Path) -> 
     ):
         assert f"snapserve:{sample}" in metrics
     for outcome, number in (("completed", 2), ("failed", 1)):
-        assert f'snapserve:batch_lines_total{{engine="0",model_name="demo",outcome="{outcome}"}} {number}.0' in metrics
+        assert (
+            f'snapserve:batch_lines_total{{engine="0",model_name="demo",outcome="{outcome}"}} {number}.0'
+            in metrics
+        )

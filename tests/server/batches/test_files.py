@@ -30,7 +30,13 @@ def upload(sdk: openai.OpenAI, content: bytes = b"x", name: str = "a.jsonl", **o
 def test_what_goes_up_comes_down(sdk: openai.OpenAI) -> None:
     file = upload(sdk, CONTENT, "mine.jsonl")
     assert file.id.startswith("file-")
-    assert (file.object, file.bytes, file.filename, file.purpose, file.status) == ("file", len(CONTENT), "mine.jsonl", "batch", "processed")
+    assert (file.object, file.bytes, file.filename, file.purpose, file.status) == (
+        "file",
+        len(CONTENT),
+        "mine.jsonl",
+        "batch",
+        "processed",
+    )
     assert file.expires_at == file.created_at + 30 * 24 * HOUR
     assert sdk.files.retrieve(file.id) == file
     assert sdk.files.wait_for_processing(file.id) == file
@@ -57,8 +63,12 @@ async def test_the_asynchronous_client(keeping: RunningServer) -> None:
         assert (await sdk.files.delete(file.id)).deleted
 
 
-@pytest.mark.parametrize("name", ["../../../etc/passwd", "/etc/passwd", "..\\..\\x", "a\x00b", "x" * 255, "%2e%2e%2fx", ".."])
-def test_a_name_is_text_and_no_path(sdk: openai.OpenAI, name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize(
+    "name", ["../../../etc/passwd", "/etc/passwd", "..\\..\\x", "a\x00b", "x" * 255, "%2e%2e%2fx", ".."]
+)
+def test_a_name_is_text_and_no_path(
+    sdk: openai.OpenAI, name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     root = tmp_path_factory.getbasetemp()
     before = {path for path in root.rglob("*") if path.parent.name != "files"}
     file = upload(sdk, b"here", name)
@@ -67,11 +77,19 @@ def test_a_name_is_text_and_no_path(sdk: openai.OpenAI, name: str, tmp_path_fact
     assert {path for path in root.rglob("*") if path.parent.name != "files"} == before
 
 
-@pytest.mark.parametrize("file_id", ["..", "%2e%2e%2flock", "file-" + "0" * 32, "../lock", "file-x/../../lock", "file-\x00"])
+@pytest.mark.parametrize(
+    "file_id", ["..", "%2e%2e%2flock", "file-" + "0" * 32, "../lock", "file-x/../../lock", "file-\x00"]
+)
 def test_an_id_is_no_path(keeping: RunningServer, file_id: str) -> None:
     headers = {"Authorization": f"Bearer {KEYS[0]}"}
-    for method, path in (("GET", f"/v1/files/{file_id}"), ("GET", f"/v1/files/{file_id}/content"), ("DELETE", f"/v1/files/{file_id}")):
-        assert httpx.request(method, keeping.url + path.replace("\x00", "%00"), headers=headers).status_code in (404, 405)
+    for method, path in (
+        ("GET", f"/v1/files/{file_id}"),
+        ("GET", f"/v1/files/{file_id}/content"),
+        ("DELETE", f"/v1/files/{file_id}"),
+    ):
+        assert httpx.request(
+            method, keeping.url + path.replace("\x00", "%00"), headers=headers
+        ).status_code in (404, 405)
 
 
 def test_pages(client_of: Callable[[str], openai.OpenAI]) -> None:
@@ -87,7 +105,10 @@ def test_pages(client_of: Callable[[str], openai.OpenAI]) -> None:
     assert sdk.files.list(purpose="batch_output").data == []
 
 
-@pytest.mark.parametrize("query", [{"limit": 0}, {"limit": 10_001}, {"limit": "x"}, {"limit": "٣"}, {"order": "up"}, {"after": "file-x"}])
+@pytest.mark.parametrize(
+    "query",
+    [{"limit": 0}, {"limit": 10_001}, {"limit": "x"}, {"limit": "٣"}, {"order": "up"}, {"after": "file-x"}],
+)
 def test_a_wrong_query_names_its_parameter(sdk: openai.OpenAI, query: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         sdk.files.list(**query)
@@ -129,7 +150,10 @@ def test_a_form_from_another_sites_page_is_refused(keeping: RunningServer) -> No
     files, data = {"file": ("a", b"x")}, {"purpose": "batch"}
     for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
         headers = {"Authorization": f"Bearer {KEYS[0]}", "Sec-Fetch-Site": site}
-        assert httpx.post(f"{keeping.url}/v1/files", files=files, data=data, headers=headers).status_code == status
+        assert (
+            httpx.post(f"{keeping.url}/v1/files", files=files, data=data, headers=headers).status_code
+            == status
+        )
 
 
 def test_an_upload_needs_a_key(keeping: RunningServer) -> None:
@@ -172,9 +196,16 @@ def test_a_file_may_have_so_many_bytes_and_no_more(small: Keeping) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "status"), [('name="file"; filename="a"', 413), ('name="purpose"', 400), ('name="file"; filename="' + "y" * 3000 + '"', 400)]
+    ("part", "status"),
+    [
+        ('name="file"; filename="a"', 413),
+        ('name="purpose"', 400),
+        ('name="file"; filename="' + "y" * 3000 + '"', 400),
+    ],
 )
-def test_a_body_without_an_end_is_refused_before_it_fills_anything(small: Keeping, part: str, status: int) -> None:
+def test_a_body_without_an_end_is_refused_before_it_fills_anything(
+    small: Keeping, part: str, status: int
+) -> None:
     head = "POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\nTransfer-Encoding: chunked\r\n\r\n"
     port = int(small.server.url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
@@ -266,18 +297,32 @@ def test_an_upload_may_not_be_slow(small: Keeping, monkeypatch: pytest.MonkeyPat
 
 def test_a_form_that_breaks_off_is_no_file(small: Keeping) -> None:
     body = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nhalf of it'
-    answer = httpx.post(f"{small.server.url}/v1/files", content=body, headers={"Content-Type": "multipart/form-data; boundary=b"})
+    answer = httpx.post(
+        f"{small.server.url}/v1/files",
+        content=body,
+        headers={"Content-Type": "multipart/form-data; boundary=b"},
+    )
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_multipart")
     assert small.kept == []
 
 
-def test_files_are_there_after_a_restart_and_nobody_else_may_read_them(renderer: Renderer, tmp_path: Path) -> None:
-    with Batches(limits(tmp_path)) as batches, serve(renderer, batches=batches) as server, client(server) as sdk:
+def test_files_are_there_after_a_restart_and_nobody_else_may_read_them(
+    renderer: Renderer, tmp_path: Path
+) -> None:
+    with (
+        Batches(limits(tmp_path)) as batches,
+        serve(renderer, batches=batches) as server,
+        client(server) as sdk,
+    ):
         file = upload(sdk, CONTENT)
     for path in (tmp_path / "kept").rglob("*"):
         assert path.stat().st_mode & 0o077 == 0, path
     (tmp_path / "kept" / "files" / "file-lost.draft").write_bytes(b"of an upload that a crash broke off")
-    with Batches(limits(tmp_path)) as batches, serve(renderer, batches=batches) as server, client(server) as sdk:
+    with (
+        Batches(limits(tmp_path)) as batches,
+        serve(renderer, batches=batches) as server,
+        client(server) as sdk,
+    ):
         assert sdk.files.list().data == [file]
         assert sdk.files.content(file.id).read() == CONTENT
     assert not (tmp_path / "kept" / "files" / "file-lost.draft").exists()

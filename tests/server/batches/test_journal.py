@@ -7,7 +7,10 @@ import pytest
 
 from server.batches.journal import Journal
 
-ANSWERS = [json.dumps({"custom_id": f"r{number}", "text": "é" * number}, ensure_ascii=False).encode() for number in range(4)]
+ANSWERS = [
+    json.dumps({"custom_id": f"r{number}", "text": "é" * number}, ensure_ascii=False).encode()
+    for number in range(4)
+]
 
 
 def test_a_crash_at_any_byte_costs_the_torn_answer_only(tmp_path: Path) -> None:

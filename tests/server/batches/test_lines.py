@@ -10,7 +10,9 @@ from server.batches.lines import MAX_ERRORS, Inspection, inspect_input, read_tas
 from tests.server.batches.inputs import CHAT, jsonl, line
 
 
-def inspect(folder: Path, content: bytes, *, max_lines: int = 100, answered: frozenset[str] = frozenset()) -> Inspection:
+def inspect(
+    folder: Path, content: bytes, *, max_lines: int = 100, answered: frozenset[str] = frozenset()
+) -> Inspection:
     path = folder / "input"
     path.write_bytes(content)
     return inspect_input(path, CHAT, max_lines, 2000, answered)
@@ -22,7 +24,9 @@ def test_lines_are_found_where_they_lie(tmp_path: Path) -> None:
     found = inspect(tmp_path, content)
     assert (found.errors, found.num_lines, found.model) == ([], 3, "demo")
     tasks = [read_task(tmp_path / "input", start) for start in found.unanswered]
-    assert [(task.custom_id, task.body) for task in tasks] == [(each["custom_id"], each["body"]) for each in lines]
+    assert [(task.custom_id, task.body) for task in tasks] == [
+        (each["custom_id"], each["body"]) for each in lines
+    ]
 
 
 def test_answered_lines_are_left_out(tmp_path: Path) -> None:
@@ -60,7 +64,9 @@ GOOD = line("good")
         (line("other", background=True), "unsupported_parameter", "body.background"),
     ],
 )
-def test_a_wrong_line_is_told_with_its_number(tmp_path: Path, wrong: Any, code: str, param: str | None) -> None:
+def test_a_wrong_line_is_told_with_its_number(
+    tmp_path: Path, wrong: Any, code: str, param: str | None
+) -> None:
     second = wrong + b"\n" if isinstance(wrong, bytes) else jsonl([wrong])
     found = inspect(tmp_path, jsonl([GOOD]) + second + jsonl([line("last")]))
     [error] = found.errors

@@ -24,13 +24,17 @@ def read(content_type: str, pieces: Iterable[bytes]) -> tuple[UploadForm, bytes]
 
 @given(
     content=st.binary(max_size=200)
-    | st.lists(st.sampled_from([b"\r\n", b"--", b"\r\n--", b"bound", b"\n", b"x"]), max_size=20).map(b"".join),
+    | st.lists(st.sampled_from([b"\r\n", b"--", b"\r\n--", b"bound", b"\n", b"x"]), max_size=20).map(
+        b"".join
+    ),
     filename=st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), min_size=1, max_size=20),
     size=st.integers(1, 64),
 )
 def test_every_cut_of_a_form_reads_the_same(content: bytes, filename: str, size: int) -> None:
     content_type, body = encoded({"purpose": "batch"}, [("file", (filename, content))])
-    form, read_content = read(content_type, (body[start : start + size] for start in range(0, len(body), size)))
+    form, read_content = read(
+        content_type, (body[start : start + size] for start in range(0, len(body), size))
+    )
     assert (read_content, form.fields, form.is_complete) == (content, {"purpose": b"batch"}, True)
     assert form.filename is not None
 
@@ -54,7 +58,9 @@ def pieces(content_type: str, body: bytes) -> tuple[str, list[bytes]]:
         ({"file": "text"}, [("purpose", ("a", b"x"))], "file"),
     ],
 )
-def test_forms_that_are_refused(fields: dict[str, str], files: list[tuple[str, tuple[str, bytes]]], param: str) -> None:
+def test_forms_that_are_refused(
+    fields: dict[str, str], files: list[tuple[str, tuple[str, bytes]]], param: str
+) -> None:
     with pytest.raises(ApiError) as refused:
         read(*pieces(*encoded(fields, files)))
     assert (refused.value.status, refused.value.param) == (400, param)
@@ -70,7 +76,10 @@ def test_forms_that_are_refused(fields: dict[str, str], files: list[tuple[str, t
         ("multipart/form-data; boundary=b", b"--b\r\nno header\r\n\r\nx\r\n--b--"),
         ("multipart/form-data; boundary=b", b"--b\r\nX-Long: " + b"x" * 5000),
         ("multipart/form-data; boundary=b", b"--b\r\n" + b"X-Y: 1\r\n" * 20),
-        ("multipart/form-data; boundary=b", b'--b\r\nContent-Disposition: form-data; name="\xff"\r\n\r\nx\r\n--b--'),
+        (
+            "multipart/form-data; boundary=b",
+            b'--b\r\nContent-Disposition: form-data; name="\xff"\r\n\r\nx\r\n--b--',
+        ),
     ],
 )
 def test_bodies_that_are_no_form(content_type: str, body: bytes) -> None:

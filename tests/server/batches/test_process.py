@@ -14,7 +14,9 @@ NUM_LINES = 600
 
 
 def wait_for(sdk: openai.OpenAI, batch: Batch, num_completed: int) -> Batch:
-    while (now := sdk.batches.retrieve(batch.id)).request_counts is None or now.request_counts.completed < num_completed:
+    while (
+        now := sdk.batches.retrieve(batch.id)
+    ).request_counts is None or now.request_counts.completed < num_completed:
         assert now.status in ("validating", "in_progress")
     return now
 
@@ -28,20 +30,34 @@ def test_a_batch_survives_its_process(tmp_path: Path) -> None:
     options = ("--backend", "fake", "--batch-dir", str(tmp_path / "kept"))
     lines = [line(f"r{number}", model="snapserve-demo", max_tokens=32) for number in range(NUM_LINES)]
     written = [b""]
-    with serve(*options, log=tmp_path / "first") as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="any") as sdk:
+    with (
+        serve(*options, log=tmp_path / "first") as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="any") as sdk,
+    ):
         file = sdk.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
-        batch = sdk.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+        batch = sdk.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
         wait_for(sdk, batch, 20)
         end(server, signal.SIGKILL)
     journal = tmp_path / "kept" / "batches" / batch.id / "output.jsonl"
     written.append(journal.read_bytes().rpartition(b"\n")[0] + b"\n")
-    with serve(*options, log=tmp_path / "second") as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="any") as sdk:
+    with (
+        serve(*options, log=tmp_path / "second") as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="any") as sdk,
+    ):
         wait_for(sdk, batch, written[-1].count(b"\n") + 20)
         end(server, signal.SIGTERM)
     written.append(journal.read_bytes())
     assert 20 <= written[1].count(b"\n") < written[2].count(b"\n") < NUM_LINES
-    with serve(*options, log=tmp_path / "third") as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="any") as sdk:
-        with pytest.raises(RuntimeError, match=r"--batch-dir .* is in use by another server"), serve(*options, log=tmp_path / "other"):
+    with (
+        serve(*options, log=tmp_path / "third") as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="any") as sdk,
+    ):
+        with (
+            pytest.raises(RuntimeError, match=r"--batch-dir .* is in use by another server"),
+            serve(*options, log=tmp_path / "other"),
+        ):
             pass
         while (ended := sdk.batches.retrieve(batch.id)).status != "completed":
             assert ended.status in ("in_progress", "finalizing")
@@ -49,4 +65,8 @@ def test_a_batch_survives_its_process(tmp_path: Path) -> None:
     assert all(content.startswith(part) for part in written)
     assert set(answers(content)) == {f"r{number}" for number in range(NUM_LINES)}
     assert ended.request_counts is not None
-    assert (ended.error_file_id, ended.request_counts.total, ended.request_counts.completed) == (None, NUM_LINES, NUM_LINES)
+    assert (ended.error_file_id, ended.request_counts.total, ended.request_counts.completed) == (
+        None,
+        NUM_LINES,
+        NUM_LINES,
+    )

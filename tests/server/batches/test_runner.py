@@ -66,7 +66,15 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 async def upload(batches: Batches, content: bytes) -> StoredFile:
-    file = StoredFile(new_file_id(), "", "input", Purpose.BATCH, len(content), batches.now(), batches.now() + DEFAULT_LIFETIME)
+    file = StoredFile(
+        new_file_id(),
+        "",
+        "input",
+        Purpose.BATCH,
+        len(content),
+        batches.now(),
+        batches.now() + DEFAULT_LIFETIME,
+    )
     draft = batches.files.draft_path(file.id)
     draft.write_bytes(content)
     batches.files.quota.take(len(content))
@@ -84,13 +92,17 @@ def output(batches: Batches, batch: Batch) -> tuple[dict[str, Any], dict[str, An
     """Return an ended batch's answers and errors."""
     ended = batches.store[batch.id]
     ids = (ended.output_file_id, ended.error_file_id)
-    output, error = ({} if each is None else answers(batches.files.content_of(each).read_bytes()) for each in ids)
+    output, error = (
+        {} if each is None else answers(batches.files.content_of(each).read_bytes()) for each in ids
+    )
     assert (ended.counts.completed, ended.counts.failed) == (len(output), len(error))
     return output, error
 
 
 @contextlib.asynccontextmanager
-async def running(batches: Batches, server: Server, num_lines: int = 2) -> AsyncIterator[tuple[BatchRunner, Seen]]:
+async def running(
+    batches: Batches, server: Server, num_lines: int = 2
+) -> AsyncIterator[tuple[BatchRunner, Seen]]:
     seen = Seen()
     runner = BatchRunner(batches, Dispatcher(server), seen)
     task = asyncio.create_task(runner.run(num_lines))
@@ -116,8 +128,13 @@ async def test_a_batch_is_answered_line_by_line(tmp_path: Path) -> None:
     assert {name: answer["response"]["body"]["said"] for name, answer in right.items()} == {
         f"r{n}": f"Hello r{n}" for n in range(10) if n not in (3, 5)
     }
-    assert {name: answer["response"]["status_code"] for name, answer in wrong.items()} == {"r3": 400, "r5": 500}
-    assert all(answer["error"] is None and answer["response"]["request_id"] for answer in (right | wrong).values())
+    assert {name: answer["response"]["status_code"] for name, answer in wrong.items()} == {
+        "r3": 400,
+        "r5": 500,
+    }
+    assert all(
+        answer["error"] is None and answer["response"]["request_id"] for answer in (right | wrong).values()
+    )
     assert seen.lines == {False: 8, True: 2}
 
 
@@ -229,7 +246,9 @@ NUM_REPLACES = 7  # of a batch's end: three states, and for each of two files it
 
 
 @pytest.mark.parametrize("num_before", range(NUM_REPLACES + 1))
-async def test_a_death_at_any_moment_of_the_end_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_before: int) -> None:
+async def test_a_death_at_any_moment_of_the_end_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_before: int
+) -> None:
     server, dying = Server(), Dying(num_before)
     server.statuses = {"Hello r3": [400]}
     server.may_answer.clear()
@@ -279,7 +298,9 @@ async def test_what_takes_longer_than_its_window_expires(tmp_path: Path, is_rest
     assert set(right) | set(wrong) == {f"r{number}" for number in range(10)}
     assert len(right) >= 3
     assert wrong
-    assert {(answer["response"], answer["error"]["code"]) for answer in wrong.values()} == {(None, "batch_expired")}
+    assert {(answer["response"], answer["error"]["code"]) for answer in wrong.values()} == {
+        (None, "batch_expired")
+    }
 
 
 async def test_a_cancelled_batch_keeps_its_answers_and_ends_at_once(tmp_path: Path) -> None:

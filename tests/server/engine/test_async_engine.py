@@ -220,7 +220,9 @@ async def test_a_failed_step_ends_only_its_requests() -> None:
 async def test_a_dead_engine_ends_every_stream_and_says_so() -> None:
     seen = Observations()
     async with running(seen, faults={3: BackendUnusableError("the device is gone")}) as engine:
-        streams = await asyncio.gather(*(outputs_of(engine, add_of(max_tokens=50, num_choices=2)) for _ in range(8)))
+        streams = await asyncio.gather(
+            *(outputs_of(engine, add_of(max_tokens=50, num_choices=2)) for _ in range(8))
+        )
         assert [reasons_of(outputs) for outputs in streams] == [[FinishReason.ERROR] * 2] * 8
         assert engine.health().status is HealthStatus.DEAD
         with pytest.raises(UnavailableError):

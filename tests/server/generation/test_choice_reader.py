@@ -28,7 +28,9 @@ def count(renderer: Renderer, tokens: list[int], cuts: list[int], *, is_open: bo
         part = tuple(tokens[start:end])
         pieces += reader.read(ChoiceDelta(0, "".join(map(renderer.token_text, part)), part))
     pieces += reader.read(ChoiceDelta(0, final=END))
-    return reader.num_reasoning_tokens, "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
+    return reader.num_reasoning_tokens, "".join(
+        piece.text for piece in pieces if isinstance(piece, Reasoning)
+    )
 
 
 def encoded(renderer: Renderer, text: str) -> list[int]:
@@ -37,10 +39,14 @@ def encoded(renderer: Renderer, text: str) -> list[int]:
 
 @given(parts=st.lists(st.sampled_from(PARTS), max_size=8), is_open=st.booleans(), data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_cuts_make_no_difference(renderer: Renderer, parts: list[str], is_open: bool, data: st.DataObject) -> None:
+def test_cuts_make_no_difference(
+    renderer: Renderer, parts: list[str], is_open: bool, data: st.DataObject
+) -> None:
     tokens = encoded(renderer, "".join(parts))
     cuts = data.draw(st.lists(st.integers(0, len(tokens)), max_size=5))
-    assert count(renderer, tokens, cuts, is_open=is_open) == count(renderer, tokens, list(range(len(tokens))), is_open=is_open)
+    assert count(renderer, tokens, cuts, is_open=is_open) == count(
+        renderer, tokens, list(range(len(tokens))), is_open=is_open
+    )
 
 
 @pytest.mark.parametrize("is_open", [False, True])

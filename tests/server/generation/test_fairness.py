@@ -16,7 +16,9 @@ LONG = 900  # tokens
 
 def post(server: RunningServer, max_tokens: int, headers: dict[str, str] | None = None, **body: Any) -> int:
     content = REQUEST | {"max_tokens": max_tokens} | body
-    return httpx.post(f"{server.url}/v1/completions", json=content, headers=headers or {}, timeout=60).status_code
+    return httpx.post(
+        f"{server.url}/v1/completions", json=content, headers=headers or {}, timeout=60
+    ).status_code
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -42,7 +44,10 @@ def test_a_light_tenant_goes_before_a_heavy_ones_queue(renderer: Renderer, keys:
     def ask(max_tokens: int, name: str) -> int:
         return post(server, max_tokens, bearer(name)) if keys else post(server, max_tokens, user=name)
 
-    with serve(renderer, settings(api_keys=keys), spec(num_slots=1), is_open=False) as server, ThreadPoolExecutor(5) as pool:
+    with (
+        serve(renderer, settings(api_keys=keys), spec(num_slots=1), is_open=False) as server,
+        ThreadPoolExecutor(5) as pool,
+    ):
         heavy = [pool.submit(ask, LONG, "heavy") for _ in range(4)]
         wait_for_queue(server, 3)
         light = pool.submit(ask, 3, "light")
@@ -55,7 +60,9 @@ def test_a_light_tenant_goes_before_a_heavy_ones_queue(renderer: Renderer, keys:
 def test_one_key_cannot_fill_the_queue(renderer: Renderer) -> None:
     config = SchedulerConfig(max_num_waiting=4, max_num_waiting_per_tenant=2)
     with (
-        serve(renderer, settings(api_keys=("heavy", "light")), spec(num_slots=1), config=config, is_open=False) as server,
+        serve(
+            renderer, settings(api_keys=("heavy", "light")), spec(num_slots=1), config=config, is_open=False
+        ) as server,
         ThreadPoolExecutor(5) as pool,
     ):
         heavy = [pool.submit(post, server, 2, bearer("heavy")) for _ in range(3)]

@@ -13,7 +13,15 @@ from backends.fake_model import expected_tokens
 from backends.interface import BackendError, SamplingParams
 from scheduler.messages import Add, FinishReason
 from server.engine.async_engine import AsyncEngine
-from server.generation.output import Accepted, ChoiceDelta, Event, Generation, GenerationError, Progress, PromptLogprobs
+from server.generation.output import (
+    Accepted,
+    ChoiceDelta,
+    Event,
+    Generation,
+    GenerationError,
+    Progress,
+    PromptLogprobs,
+)
 from server.text.logprobs import TokenLogprob
 from server.text.renderer import Renderer
 from server.text.tokenizer import Tokenizer
@@ -62,7 +70,9 @@ async def events_of(generation: Generation) -> list[Event]:
         return [event async for event in generation]
 
 
-async def answers_of(engine: AsyncEngine, renderer: Renderer, add: Add, *stop: str, **options: Any) -> list[Answer]:
+async def answers_of(
+    engine: AsyncEngine, renderer: Renderer, add: Add, *stop: str, **options: Any
+) -> list[Answer]:
     events = await events_of(Generation(engine, renderer, add, stop=stop, **options))
     assert isinstance(events[0], Accepted)
     answers = [Answer() for _ in range(add.num_choices)]
@@ -101,10 +111,14 @@ async def test_stop_strings_wherever_they_lie(max_decode_steps: int, include: bo
     renderer, vocab_size, seen = Renderer(Tokenizer(tokenizer)), len(tokenizer), Observations()
     ids = expected_tokens((5, 6), GREEDY, 24, vocab_size=vocab_size)
     texts = [text_of(tokenizer, ids[:n], skip_special_tokens=True) for n in range(25)]
-    async with running(seen, spec=fake_spec(vocab_size=vocab_size), max_decode_steps=max_decode_steps) as engine:
+    async with running(
+        seen, spec=fake_spec(vocab_size=vocab_size), max_decode_steps=max_decode_steps
+    ) as engine:
         for start in range(len(texts[-1]) - 2):
             stop = texts[-1][start : start + 3]
-            (answer,) = await answers_of(engine, renderer, add_of((5, 6), 24), stop, "not there", include_stop_str_in_output=include)
+            (answer,) = await answers_of(
+                engine, renderer, add_of((5, 6), 24), stop, "not there", include_stop_str_in_output=include
+            )
             end = texts[-1].index(stop) + 3
             num_tokens = next(n for n, text in enumerate(texts) if len(text) >= end)
             assert answer.text == texts[-1][: end if include else end - 3]
@@ -123,7 +137,9 @@ async def test_stop_tokens_count_but_are_no_text(renderer: Renderer) -> None:
     add = replace(add, stop=replace(add.stop, stop_token_ids=frozenset([stop_id])))
     async with running(Observations(), spec=SPEC) as engine:
         (answer,) = await answers_of(engine, renderer, add)
-        (included,) = await answers_of(engine, renderer, replace(add, request_id="again"), include_stop_str_in_output=True)
+        (included,) = await answers_of(
+            engine, renderer, replace(add, request_id="again"), include_stop_str_in_output=True
+        )
     assert answer.end == ("stop", stop_id, len(before) + 1)
     assert answer.token_ids == [*before, stop_id]
     assert [entry.token_id for entry in answer.logprobs] == before
@@ -133,7 +149,9 @@ async def test_stop_tokens_count_but_are_no_text(renderer: Renderer) -> None:
 
 async def test_the_models_own_end_has_no_stop_reason(renderer: Renderer) -> None:
     end = id_of(TOKENIZER, "<|end|>")
-    add = add_of(PROMPT, 50, sampling=replace(GREEDY, logit_bias=((end, 100.0),)), stop_token_ids=frozenset([end]))
+    add = add_of(
+        PROMPT, 50, sampling=replace(GREEDY, logit_bias=((end, 100.0),)), stop_token_ids=frozenset([end])
+    )
     async with running(Observations(), spec=SPEC) as engine:
         (answer,) = await answers_of(engine, renderer, add)
     assert (answer.text, answer.end) == ("", ("stop", None, 1))
@@ -157,9 +175,9 @@ async def test_logprobs_come_with_their_text(renderer: Renderer) -> None:
         assert [entry.token_id for entry in delta.logprobs] == list(delta.token_ids)
     entries = [entry for delta in deltas for entry in delta.logprobs]
     assert [entry.token_id for entry in entries] == expected_ids(add)
-    assert b"".join(entry.bytes for entry in entries if entry.token_id not in renderer.vocabulary.special_token_ids).decode(
-        errors="replace"
-    ) == "".join(delta.text for delta in deltas)
+    assert b"".join(
+        entry.bytes for entry in entries if entry.token_id not in renderer.vocabulary.special_token_ids
+    ).decode(errors="replace") == "".join(delta.text for delta in deltas)
     assert all(len(entry.top) == 2 and entry.logprob is not None for entry in entries)
     (prompt,) = [event for event in events if isinstance(event, PromptLogprobs)]
     assert [entry.token_id for entry in prompt.tokens] == list(PROMPT)
@@ -186,7 +204,9 @@ async def test_reading_a_long_prompt_shows_progress(renderer: Renderer) -> None:
 
 
 @pytest.mark.parametrize(("max_tokens", "reason"), [(5000, FinishReason.REJECTED), (10, FinishReason.ERROR)])
-async def test_ends_that_are_errors_are_raised(renderer: Renderer, max_tokens: int, reason: FinishReason) -> None:
+async def test_ends_that_are_errors_are_raised(
+    renderer: Renderer, max_tokens: int, reason: FinishReason
+) -> None:
     async with running(Observations(), spec=SPEC, faults={1: BackendError("lost")}) as engine:
         with pytest.raises(GenerationError) as raised:
             await events_of(Generation(engine, renderer, add_of(PROMPT, max_tokens, num_choices=2)))

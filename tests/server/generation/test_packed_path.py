@@ -24,7 +24,13 @@ def ask(http: httpx.Client, **options: Any) -> Any:
 
 
 def chat(http: httpx.Client, **options: Any) -> Any:
-    request = {"model": MODEL, "messages": MESSAGES, "temperature": 0, "max_tokens": 4, "ignore_eos": True} | options
+    request = {
+        "model": MODEL,
+        "messages": MESSAGES,
+        "temperature": 0,
+        "max_tokens": 4,
+        "ignore_eos": True,
+    } | options
     response = http.post("/v1/chat/completions", json=request)
     assert response.status_code == 200, response.text
     return response.json()
@@ -32,7 +38,9 @@ def chat(http: httpx.Client, **options: Any) -> Any:
 
 @pytest.mark.parametrize("max_tokens", [0, 4])
 @pytest.mark.parametrize("num_prefill_tokens", [1, 8, 19, 20])
-def test_echoed_logprobs_cover_what_decode_reads(http: httpx.Client, num_prefill_tokens: int, max_tokens: int) -> None:
+def test_echoed_logprobs_cover_what_decode_reads(
+    http: httpx.Client, num_prefill_tokens: int, max_tokens: int
+) -> None:
     options: dict[str, Any] = {"echo": True, "logprobs": 3, "max_tokens": max_tokens}
     whole, parted = ask(http, **options), ask(http, **options, num_prefill_tokens=num_prefill_tokens)
     assert parted["choices"] == whole["choices"]
@@ -40,7 +48,9 @@ def test_echoed_logprobs_cover_what_decode_reads(http: httpx.Client, num_prefill
     assert (parted["usage"]["prompt_tokens"], parted["usage"]["completion_tokens"]) == (20, max_tokens)
 
 
-@pytest.mark.parametrize(("num_prefill_tokens", "packed"), [(None, (0, 6)), (20, (0, 6)), (19, (0, 8)), (8, (11, 8)), (1, (18, 8))])
+@pytest.mark.parametrize(
+    ("num_prefill_tokens", "packed"), [(None, (0, 6)), (20, (0, 6)), (19, (0, 8)), (8, (11, 8)), (1, (18, 8))]
+)
 def test_usage_says_how_many_tokens_were_predicted_from_the_slot(
     http: httpx.Client, num_prefill_tokens: int | None, packed: tuple[int, int]
 ) -> None:
@@ -50,7 +60,9 @@ def test_usage_says_how_many_tokens_were_predicted_from_the_slot(
     with http.stream(
         "POST",
         "/v1/completions",
-        json=body(n=2, num_prefill_tokens=num_prefill_tokens, stream=True, stream_options={"include_usage": True}),
+        json=body(
+            n=2, num_prefill_tokens=num_prefill_tokens, stream=True, stream_options={"include_usage": True}
+        ),
     ) as response:
         assert list(data(response))[-1]["usage"] == usage
 
@@ -72,7 +84,9 @@ def test_prompt_logprobs_have_vllms_shape(http: httpx.Client) -> None:
         assert [other["rank"] for other in top] == [rank for rank in (1, 2) if rank != own["rank"]]
         assert all(other.keys() == {"logprob", "rank", "decoded_token"} for other in entry.values())
     assert len(others) == 19
-    assert [list(top) for top in choice["logprobs"]["top_logprobs"][1:3]] == [[token] for token in choice["logprobs"]["tokens"][1:3]]
+    assert [list(top) for top in choice["logprobs"]["top_logprobs"][1:3]] == [
+        [token] for token in choice["logprobs"]["tokens"][1:3]
+    ]
 
 
 def test_prompt_logprobs_of_a_chat_stand_beside_its_choices(http: httpx.Client) -> None:
@@ -109,7 +123,9 @@ def test_a_stop_string_ends_what_was_not_forced(http: httpx.Client) -> None:
         ({"num_prefill_tokens": 5, "max_tokens": 1020}, "prompt", "1024"),
     ],
 )
-def test_bad_values_are_refused_with_field_and_limit(http: httpx.Client, options: dict[str, Any], param: str, part: str) -> None:
+def test_bad_values_are_refused_with_field_and_limit(
+    http: httpx.Client, options: dict[str, Any], param: str, part: str
+) -> None:
     response = http.post("/v1/completions", json=body(**options))
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param)

@@ -18,7 +18,9 @@ from tests.server.events import data
 from tests.server.serving import MODEL, RunningServer, serve, spec
 
 POOLS = (
-    slot_pool(2, snapstream(2, 8, 8, WindowScorer(observation_window=4)), 256),  # a ring of 8, prompts of up to 18 tokens whole
+    slot_pool(
+        2, snapstream(2, 8, 8, WindowScorer(observation_window=4)), 256
+    ),  # a ring of 8, prompts of up to 18 tokens whole
     slot_pool(1, full(64), 256, "exact"),
 )
 
@@ -29,7 +31,13 @@ def running(renderer: Renderer) -> Iterator[RunningServer]:
         yield server
 
 
-def post(http: httpx.Client, num_prompt_tokens: int, max_tokens: int | None, headers: dict[str, str] | None = None, **options: Any) -> Any:
+def post(
+    http: httpx.Client,
+    num_prompt_tokens: int,
+    max_tokens: int | None,
+    headers: dict[str, str] | None = None,
+    **options: Any,
+) -> Any:
     prompt = list(range(5, 5 + num_prompt_tokens))
     body = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     return http.post("/v1/completions", json=body | options, headers=headers)
@@ -45,9 +53,18 @@ def policy_of(response: httpx.Response) -> str:
 
 @pytest.mark.parametrize(
     ("num_prompt_tokens", "max_tokens", "policy"),
-    [(9, 2, "snapstream"), (9, 3, "exact"), (18, 1, "snapstream"), (19, 1, "exact"), (60, 4, "exact"), (60, 5, "snapstream")],
+    [
+        (9, 2, "snapstream"),
+        (9, 3, "exact"),
+        (18, 1, "snapstream"),
+        (19, 1, "exact"),
+        (60, 4, "exact"),
+        (60, 5, "snapstream"),
+    ],
 )
-def test_length_says_which_pool(http: httpx.Client, num_prompt_tokens: int, max_tokens: int, policy: str) -> None:
+def test_length_says_which_pool(
+    http: httpx.Client, num_prompt_tokens: int, max_tokens: int, policy: str
+) -> None:
     assert policy_of(post(http, num_prompt_tokens, max_tokens)) == policy
 
 
@@ -67,16 +84,30 @@ def test_what_became_of_it_is_told(http: httpx.Client) -> None:
     """Of 30 tokens and 9 more, the last one drawn is never written: 38, of which a slot of 18 entries is full."""
     answer = post(http, 30, 9, cache_policy="snapstream")
     cache = answer.json()["usage"]["cache"]
-    assert (cache["kept_tokens"], cache["evicted_tokens"], cache["compression"]) == (18, 20, round(38 / 18, 3))
-    headers = {name: answer.headers[f"x-cache-{name}"] for name in ("kept-tokens", "evicted-tokens", "compression")}
+    assert (cache["kept_tokens"], cache["evicted_tokens"], cache["compression"]) == (
+        18,
+        20,
+        round(38 / 18, 3),
+    )
+    headers = {
+        name: answer.headers[f"x-cache-{name}"] for name in ("kept-tokens", "evicted-tokens", "compression")
+    }
     assert headers == {"kept-tokens": "18", "evicted-tokens": "20", "compression": "2.111"}
     cache = post(http, 30, 9, cache_policy="exact", n=2).json()["usage"]["cache"]
     assert (cache["kept_tokens"], cache["evicted_tokens"], cache["compression"]) == (76, 0, 1.0)
 
 
 def test_a_stream_begins_with_the_pool_and_ends_with_the_rest(http: httpx.Client) -> None:
-    body = {"model": MODEL, "prompt": list(range(5, 35)), "max_tokens": 9, "ignore_eos": True, "cache_policy": "snapstream"}
-    with http.stream("POST", "/v1/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}}) as response:
+    body = {
+        "model": MODEL,
+        "prompt": list(range(5, 35)),
+        "max_tokens": 9,
+        "ignore_eos": True,
+        "cache_policy": "snapstream",
+    }
+    with http.stream(
+        "POST", "/v1/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}}
+    ) as response:
         assert response.headers["x-cache-policy"] == "snapstream"
         usage = list(data(response))[-1]["usage"]
     assert usage == post(http, 30, 9, cache_policy="snapstream").json()["usage"]
@@ -92,7 +123,13 @@ def test_prompts_of_one_request_may_go_to_different_pools(http: httpx.Client) ->
     [
         (9, {"cache_policy": "half"}, {}, "cache_policy", ("snapstream, exact", "'half'")),
         (9, {}, {"X-Cache-Policy": "half"}, "cache_policy", ("snapstream, exact", "'half'")),
-        (9, {"cache_policy": "exact"}, {"X-Cache-Policy": "snapstream"}, "cache_policy", ("'exact'", "'snapstream'")),
+        (
+            9,
+            {"cache_policy": "exact"},
+            {"X-Cache-Policy": "snapstream"},
+            "cache_policy",
+            ("'exact'", "'snapstream'"),
+        ),
         (
             60,
             {"cache_policy": "exact"},
@@ -100,12 +137,23 @@ def test_prompts_of_one_request_may_go_to_different_pools(http: httpx.Client) ->
             "prompt",
             ("at most 4 in the completion", "60", "5, which needs a slot of at least 65 "),
         ),
-        (90, {"cache_policy": "exact"}, {}, "prompt", ("at most 0 in the completion", "needs a slot of at least 95 entries.")),
+        (
+            90,
+            {"cache_policy": "exact"},
+            {},
+            "prompt",
+            ("at most 0 in the completion", "needs a slot of at least 95 entries."),
+        ),
         (255, {}, {}, "prompt", ("256 tokens", "260")),
     ],
 )
 def test_what_no_slot_admits_is_refused(
-    http: httpx.Client, num_prompt_tokens: int, options: dict[str, Any], headers: dict[str, str], param: str, parts: tuple[str, ...]
+    http: httpx.Client,
+    num_prompt_tokens: int,
+    options: dict[str, Any],
+    headers: dict[str, str],
+    param: str,
+    parts: tuple[str, ...],
 ) -> None:
     response = post(http, num_prompt_tokens, 5, headers, **options)
     error = response.json()["error"]
@@ -115,7 +163,9 @@ def test_what_no_slot_admits_is_refused(
 
 @pytest.mark.parametrize(("num_forced", "room", "needed"), [(0, 4, 17), (3, 1, 20)])
 def test_a_refusal_says_how_large_a_slot_the_request_needs(num_forced: int, room: int, needed: int) -> None:
-    pools = (slot_pool(1, snapkv(max_new_tokens=4, num_kept=8, scorer=WindowScorer(observation_window=4)), 256),)
+    pools = (
+        slot_pool(1, snapkv(max_new_tokens=4, num_kept=8, scorer=WindowScorer(observation_window=4)), 256),
+    )
     kept = spec(pools=pools, max_model_len=256)
     assert max_output_tokens(60, num_forced, kept, 0) == room
     message = f"at most {room} in the completion after 60 .* requested 5, which needs a slot of at least {needed} entries, 8 of them kept"
@@ -131,7 +181,9 @@ def test_openais_client_chooses(sdk: openai.OpenAI) -> None:
     usage = raw.parse().usage
     assert usage is not None
     assert (usage.model_extra or {})["cache"]["policy"] == raw.headers["x-cache-policy"] == "snapstream"
-    chosen = sdk.chat.completions.create(model=MODEL, messages=messages, max_tokens=3, extra_headers={"x-cache-policy": "exact"})
+    chosen = sdk.chat.completions.create(
+        model=MODEL, messages=messages, max_tokens=3, extra_headers={"x-cache-policy": "exact"}
+    )
     assert chosen.usage is not None
     assert (chosen.usage.model_extra or {})["cache"]["policy"] == "exact"
 
@@ -151,12 +203,22 @@ def test_pools_are_told_apart_in_metrics(renderer: Renderer) -> None:
         return float(samples[f"{name}{{{own}}}"])
 
     assert (sample("snapserve:slots_total"), sample("snapserve:slot_capacity")) == (3, 18)
-    assert (sample("snapserve:cache_entries_kept_total"), sample("snapserve:cache_entries_evicted_total")) == (18 + 38, 20)
-    for name, num_slots, capacity, num_kept, num_evicted in (("snapstream", 2, 18, 18, 20), ("exact", 1, 64, 38, 0)):
+    assert (
+        sample("snapserve:cache_entries_kept_total"),
+        sample("snapserve:cache_entries_evicted_total"),
+    ) == (18 + 38, 20)
+    for name, num_slots, capacity, num_kept, num_evicted in (
+        ("snapstream", 2, 18, 18, 20),
+        ("exact", 1, 64, 38, 0),
+    ):
         label = f'pool="{name}"'
         assert sample("snapserve:pool_slots_total", label) == num_slots
         assert sample("snapserve:pool_slot_capacity", label) == capacity
-        assert sample("snapserve:pool_slots_in_use", label) == sample("snapserve:pool_sequences_waiting", label) == 0
+        assert (
+            sample("snapserve:pool_slots_in_use", label)
+            == sample("snapserve:pool_sequences_waiting", label)
+            == 0
+        )
         assert sample("snapserve:pool_sequences_total", label) == 1
         assert sample("snapserve:pool_cache_entries_kept_total", label) == num_kept
         assert sample("snapserve:pool_cache_entries_evicted_total", label) == num_evicted
@@ -165,9 +227,16 @@ def test_pools_are_told_apart_in_metrics(renderer: Renderer) -> None:
 def test_each_pool_has_a_queue_of_its_own(renderer: Renderer) -> None:
     """Three sequences are one too many for one slot and one that waits, not for two."""
     with (
-        serve(renderer, backend_spec=spec(pools=POOLS, max_model_len=256), config=SchedulerConfig(max_num_waiting=1)) as server,
+        serve(
+            renderer,
+            backend_spec=spec(pools=POOLS, max_model_len=256),
+            config=SchedulerConfig(max_num_waiting=1),
+        ) as server,
         httpx.Client(base_url=server.url, timeout=30) as http,
     ):
         assert policy_of(post(http, 30, 9, cache_policy="exact", n=2)) == "exact"
         refused = post(http, 30, 9, cache_policy="exact", n=3)
-        assert (refused.status_code, policy_of(post(http, 30, 9, cache_policy="snapstream", n=3))) == (429, "snapstream")
+        assert (refused.status_code, policy_of(post(http, 30, 9, cache_policy="snapstream", n=3))) == (
+            429,
+            "snapstream",
+        )

@@ -10,16 +10,42 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
 ITEM_TOOL = {"type": "function", "name": "find", "parameters": {"type": "object", "properties": {}}}
 POSTS: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 4, "logprobs": True, "top_logprobs": 2, "n": 2}),
-    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 30, "tools": [TOOL], "tool_choice": "required"}),
+    (
+        "/v1/chat/completions",
+        {"messages": MESSAGES, "max_tokens": 4, "logprobs": True, "top_logprobs": 2, "n": 2},
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": MESSAGES, "max_tokens": 30, "tools": [TOOL], "tool_choice": "required"},
+    ),
     ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2, "prompt_logprobs": 1}),
     ("/v1/completions", {"prompt": ["Hello", "you"], "max_tokens": 4, "logprobs": 2, "echo": True}),
     ("/v1/completions", {"prompt": "Hello", "max_tokens": 2, "prompt_logprobs": 1, "stop": "e"}),
     ("/v1/embeddings", {"input": ["one", "two"]}),
     ("/v1/embeddings", {"input": "one", "encoding_format": "base64", "dimensions": 4}),
-    ("/v1/responses", {"input": "Hello", "max_output_tokens": 16, "top_logprobs": 2, "include": ["message.output_text.logprobs"]}),
-    ("/v1/responses", {"input": "Hello", "max_output_tokens": 30, "tools": [ITEM_TOOL], "tool_choice": "required", "store": False}),
-    ("/v1/responses", {"input": "Hello", "max_output_tokens": 16, "background": True, "metadata": {"a": "b"}}),
+    (
+        "/v1/responses",
+        {
+            "input": "Hello",
+            "max_output_tokens": 16,
+            "top_logprobs": 2,
+            "include": ["message.output_text.logprobs"],
+        },
+    ),
+    (
+        "/v1/responses",
+        {
+            "input": "Hello",
+            "max_output_tokens": 30,
+            "tools": [ITEM_TOOL],
+            "tool_choice": "required",
+            "store": False,
+        },
+    ),
+    (
+        "/v1/responses",
+        {"input": "Hello", "max_output_tokens": 16, "background": True, "metadata": {"a": "b"}},
+    ),
     ("/v1/responses/input_tokens", {"input": "Hello"}),
     ("/tokenize", {"prompt": "Hello"}),
     ("/tokenize", {"messages": MESSAGES, "return_token_strs": True}),

@@ -23,7 +23,10 @@ BODY: dict[str, Any] = {"messages": HELLO, "max_tokens": 300, "temperature": 2.0
 COLOURS = ["red", "green", 'a "quoted" one', "naïve 🙂", "two\nlines", "back\\slash", "#x", "a|b", "a"]
 PERSON: dict[str, Any] = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }
@@ -70,7 +73,9 @@ def test_a_choice_is_made(http: httpx.Client, name: str, seed: int) -> None:
     assert text_of(http, seed=seed, **{name: option}) in COLOURS
 
 
-@pytest.mark.parametrize("regex", [r"\d{3}-[a-f]{2,4}", "[αβγ]{1,5}!", "(yes|no)( and (yes|no)){0,3}", r"[^\x00-\x7f]{2}", "🙂+ok"])
+@pytest.mark.parametrize(
+    "regex", [r"\d{3}-[a-f]{2,4}", "[αβγ]{1,5}!", "(yes|no)( and (yes|no)){0,3}", r"[^\x00-\x7f]{2}", "🙂+ok"]
+)
 def test_a_regular_expression_matches_the_whole_answer(http: httpx.Client, regex: str) -> None:
     for option in ({"guided_regex": regex}, {"structured_outputs": {"regex": regex}}, {"regex": regex}):
         choice = ask(http, **option)
@@ -78,13 +83,23 @@ def test_a_regular_expression_matches_the_whole_answer(http: httpx.Client, regex
         assert re.fullmatch(regex, choice["message"]["content"]) or choice["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize("grammar", ['start: sum\nsum: /[0-9]{1,3}/ ("+" sum)?', 'root ::= num ("+" num)*\nnum ::= [0-9] [0-9]? [0-9]?'])
+@pytest.mark.parametrize(
+    "grammar",
+    ['start: sum\nsum: /[0-9]{1,3}/ ("+" sum)?', 'root ::= num ("+" num)*\nnum ::= [0-9] [0-9]? [0-9]?'],
+)
 def test_a_grammar_is_followed(http: httpx.Client, grammar: str) -> None:
-    for option in ({"guided_grammar": grammar}, {"structured_outputs": {"grammar": grammar}}, {"ebnf": grammar}, {"grammar": grammar}):
+    for option in (
+        {"guided_grammar": grammar},
+        {"structured_outputs": {"grammar": grammar}},
+        {"ebnf": grammar},
+        {"grammar": grammar},
+    ):
         assert re.fullmatch(r"\d{1,3}(\+\d{1,3})*\+?", ask(http, **option)["message"]["content"])
 
 
-@pytest.mark.parametrize("option", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}])
+@pytest.mark.parametrize(
+    "option", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}]
+)
 def test_json_mode_gives_an_object(http: httpx.Client, option: dict[str, Any]) -> None:
     for seed in range(5):
         choice = ask(http, seed=seed, max_tokens=60, **option)
@@ -94,7 +109,10 @@ def test_json_mode_gives_an_object(http: httpx.Client, option: dict[str, Any]) -
 
 
 def test_completions_follow_a_schema_too(http: httpx.Client) -> None:
-    body = {name: value for name, value in BODY.items() if name != "messages"} | {"prompt": "A person:", "guided_json": PERSON}
+    body = {name: value for name, value in BODY.items() if name != "messages"} | {
+        "prompt": "A person:",
+        "guided_json": PERSON,
+    }
     choice = http.post("/v1/completions", json=body).json()["choices"][0]
     assert choice["finish_reason"] == "stop"
     jsonschema.validate(json.loads(choice["text"]), PERSON)
@@ -116,7 +134,12 @@ def test_choices_of_one_request_follow_the_grammar_each_on_its_own(http: httpx.C
 
 
 def test_a_grammar_that_is_complete_ends_the_answer_whatever_is_said_of_its_end(http: httpx.Client) -> None:
-    for option in ({"ignore_eos": True}, {"min_tokens": 200}, {"ignore_eos": True, "stop_token_ids": [40]}, {"n": 2}):
+    for option in (
+        {"ignore_eos": True},
+        {"min_tokens": 200},
+        {"ignore_eos": True, "stop_token_ids": [40]},
+        {"n": 2},
+    ):
         assert re.fullmatch("[a-f]{4}", text_of(http, guided_regex="[a-f]{4}", **option))
 
 
@@ -168,7 +191,10 @@ def test_the_sdk_streams_into_models(sdk: openai.OpenAI) -> None:
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         ({"type": "array", "contains": {"type": "integer"}}, "contains"),
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, "dependentRequired"),
-        ({"type": "object", "properties": {"a": {"type": "object", "unevaluatedProperties": False}}}, "unevaluatedProperties"),
+        (
+            {"type": "object", "properties": {"a": {"type": "object", "unevaluatedProperties": False}}},
+            "unevaluatedProperties",
+        ),
         ({"type": "object", "propertyNames": {"pattern": "^a"}}, "propertyNames"),
         ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "oneOf"),
         ({"type": "string", "format": "phone"}, "phone"),
@@ -180,11 +206,17 @@ def test_the_sdk_streams_into_models(sdk: openai.OpenAI) -> None:
     ],
     ids=str,
 )
-def test_a_schema_that_cannot_be_supported_is_refused_by_the_keyword(http: httpx.Client, schema: dict[str, Any], named: str) -> None:
+def test_a_schema_that_cannot_be_supported_is_refused_by_the_keyword(
+    http: httpx.Client, schema: dict[str, Any], named: str
+) -> None:
     response = http.post(CHAT, json=BODY | {"response_format": schema_format(schema)})
     assert response.status_code == 400
     error = response.json()["error"]
-    assert (error["param"], error["code"], error["type"]) == ("response_format", "invalid_value", "invalid_request_error")
+    assert (error["param"], error["code"], error["type"]) == (
+        "response_format",
+        "invalid_value",
+        "invalid_request_error",
+    )
     assert named in error["message"]
 
 
@@ -201,19 +233,33 @@ BOMBS: dict[str, dict[str, Any]] = {
     "groups": {"guided_regex": "(" * 5000 + ")" * 5000},
     "depth": {"guided_json": _nested(200)},
     "depth as text": {"guided_json": '{"items":' * 50_000 + "{}" + "}" * 50_000},
-    "optional properties": {"guided_json": {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(3000)}}},
+    "optional properties": {
+        "guided_json": {"type": "object", "properties": {f"k{i}": {"type": "string"} for i in range(3000)}}
+    },
     "a long enum": {"guided_json": {"enum": [f"{i:0200}" for i in range(4000)]}},
     "states": {"guided_json": {"type": "integer", "multipleOf": 999_983}},
-    "states of several": {"guided_json": {"allOf": [{"type": "integer", "multipleOf": prime} for prime in (997, 991, 983)]}},
+    "states of several": {
+        "guided_json": {"allOf": [{"type": "integer", "multipleOf": prime} for prime in (997, 991, 983)]}
+    },
     "a huge number": {"guided_json": {"type": "string", "minLength": 10**400}},
     "no number": {"guided_json": {"type": "number", "minimum": float("nan")}},
-    "intersections": {"guided_json": {"allOf": [{"type": "string", "pattern": f".*{c}.*{c}.*"} for c in "abcdefghij"]}},
+    "intersections": {
+        "guided_json": {"allOf": [{"type": "string", "pattern": f".*{c}.*{c}.*"} for c in "abcdefghij"]}
+    },
     "products": {
         "guided_json": {
-            "allOf": [{"anyOf": [{"type": "object", "properties": {f"{c}{i}": {"type": "null"}}} for c in "ab"]} for i in range(20)]
+            "allOf": [
+                {"anyOf": [{"type": "object", "properties": {f"{c}{i}": {"type": "null"}}} for c in "ab"]}
+                for i in range(20)
+            ]
         }
     },
-    "a circle": {"guided_json": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}},
+    "a circle": {
+        "guided_json": {
+            "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+            "$ref": "#/$defs/a",
+        }
+    },
     "nothing": {"guided_json": {"allOf": [{"$ref": "#"}]}},
     "an endless grammar": {"guided_grammar": "start: start"},
     "a long grammar": {"guided_grammar": "start: " + "a " * 40_000},
@@ -231,9 +277,15 @@ def test_a_hostile_structure_is_refused_and_the_server_goes_on(http: httpx.Clien
 
 
 def test_hostile_structures_do_not_hold_the_event_loop_up(renderer: Renderer) -> None:
-    with serve(renderer) as server, httpx.Client(base_url=server.url, timeout=60) as http, ThreadPoolExecutor(8) as pool:
+    with (
+        serve(renderer) as server,
+        httpx.Client(base_url=server.url, timeout=60) as http,
+        ThreadPoolExecutor(8) as pool,
+    ):
         sent = [
-            pool.submit(http.post, CHAT, content=json.dumps(BODY | bomb), headers={"Content-Type": "application/json"})
+            pool.submit(
+                http.post, CHAT, content=json.dumps(BODY | bomb), headers={"Content-Type": "application/json"}
+            )
             for bomb in BOMBS.values()
         ]
         waits = []
@@ -252,7 +304,10 @@ def test_a_backend_that_takes_no_masks_refuses_by_the_parameter(renderer: Render
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
     ]
     backend = spec(features=frozenset(Feature) - {Feature.TOKEN_MASK})
-    with serve(renderer, backend_spec=backend) as server, httpx.Client(base_url=server.url, timeout=30) as http:
+    with (
+        serve(renderer, backend_spec=backend) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
         for option, param in options:
             response = http.post(CHAT, json=BODY | option)
             assert response.status_code == 400

@@ -20,7 +20,10 @@ MESSAGES = [{"role": "user", "content": "Hello"}]
 )
 def test_a_base_url_may_lack_its_version(http: httpx.Client, path: str, body: dict[str, object]) -> None:
     answer = http.post(path, json=body)
-    assert (answer.status_code, answer.json()["object"]) == (200, http.post(f"/v1{path}", json=body).json()["object"])
+    assert (answer.status_code, answer.json()["object"]) == (
+        200,
+        http.post(f"/v1{path}", json=body).json()["object"],
+    )
 
 
 def test_models_without_the_version(http: httpx.Client) -> None:
@@ -30,10 +33,15 @@ def test_models_without_the_version(http: httpx.Client) -> None:
 
 def test_token_routes_with_the_version(http: httpx.Client) -> None:
     tokens = http.post("/v1/tokenize", json={"prompt": "Hello"}).json()["tokens"]
-    assert http.post("/v1/detokenize", json={"tokens": tokens}).json() == http.post("/detokenize", json={"tokens": tokens}).json()
+    assert (
+        http.post("/v1/detokenize", json={"tokens": tokens}).json()
+        == http.post("/detokenize", json={"tokens": tokens}).json()
+    )
 
 
-@pytest.mark.parametrize("path", ["/completion", "/chat", "/v1", "/v1/v1/models", "/modelsx", "/v1/ping", "//models"])
+@pytest.mark.parametrize(
+    "path", ["/completion", "/chat", "/v1", "/v1/v1/models", "/modelsx", "/v1/ping", "//models"]
+)
 def test_nothing_else_has_another_name(http: httpx.Client, path: str) -> None:
     assert http.get(path).status_code == 404
 
@@ -41,5 +49,8 @@ def test_nothing_else_has_another_name(http: httpx.Client, path: str) -> None:
 def test_another_name_is_as_guarded(renderer: Renderer) -> None:
     with serve(renderer, settings(api_keys=("a-key",))) as server:
         assert [httpx.get(server.url + path).status_code for path in ("/ping", "/v1/health")] == [200, 200]
-        assert [httpx.get(server.url + path).status_code for path in ("/models", "/responses/resp_1")] == [401, 401]
+        assert [httpx.get(server.url + path).status_code for path in ("/models", "/responses/resp_1")] == [
+            401,
+            401,
+        ]
         assert httpx.post(f"{server.url}/v1/tokenize", json={"prompt": "a"}).status_code == 401

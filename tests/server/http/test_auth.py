@@ -66,7 +66,16 @@ def test_open_paths_need_no_key(http: httpx.Client, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [b"", b"Bearer", b"first-key", b"Basic first-key", b"Bearer first-ke", b"Bearer first-key2", b"Bearer \xff\xfe"]
+    "value",
+    [
+        b"",
+        b"Bearer",
+        b"first-key",
+        b"Basic first-key",
+        b"Bearer first-ke",
+        b"Bearer first-key2",
+        b"Bearer \xff\xfe",
+    ],
 )
 def test_wrong_credentials(http: httpx.Client, value: bytes) -> None:
     assert http.get("/v1/models", headers={b"Authorization": value}).status_code == 401

@@ -37,7 +37,9 @@ def chunked(content: bytes) -> Iterator[bytes]:
 
 @pytest.mark.parametrize(("size", "status"), [(LIMIT, 200), (LIMIT + 1, 413), (LIMIT * 50, 413)])
 @pytest.mark.parametrize("is_chunked", [False, True])
-def test_a_body_may_have_so_many_bytes_and_no_more(http: httpx.Client, size: int, status: int, is_chunked: bool) -> None:
+def test_a_body_may_have_so_many_bytes_and_no_more(
+    http: httpx.Client, size: int, status: int, is_chunked: bool
+) -> None:
     content = chunked(body(size)) if is_chunked else body(size)
     response = http.post(PATH, content=content, headers={"Content-Type": "application/json"})
     assert response.status_code == status
@@ -45,12 +47,18 @@ def test_a_body_may_have_so_many_bytes_and_no_more(http: httpx.Client, size: int
         assert response.json()["error"]["code"] == "request_too_large"
 
 
-@pytest.mark.parametrize("content_type", ["application/json", "application/json; charset=utf-8", "Application/JSON", "application/a+json"])
+@pytest.mark.parametrize(
+    "content_type",
+    ["application/json", "application/json; charset=utf-8", "Application/JSON", "application/a+json"],
+)
 def test_json_by_any_of_its_names(http: httpx.Client, content_type: str) -> None:
     assert http.post(PATH, content=body(50), headers={"Content-Type": content_type}).status_code == 200
 
 
-@pytest.mark.parametrize("content_type", ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "json"])
+@pytest.mark.parametrize(
+    "content_type",
+    ["", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "json"],
+)
 def test_another_content_type(http: httpx.Client, content_type: str) -> None:
     response = http.post(PATH, content=body(50), headers={"Content-Type": content_type})
     assert response.status_code == 415
@@ -58,7 +66,10 @@ def test_another_content_type(http: httpx.Client, content_type: str) -> None:
 
 
 def test_an_id_is_made_for_every_answer(http: httpx.Client) -> None:
-    ids = [http.get(path).headers["x-request-id"] for path in ("/health", "/health", "/nothing", "/v1/models/other")]
+    ids = [
+        http.get(path).headers["x-request-id"]
+        for path in ("/health", "/health", "/nothing", "/v1/models/other")
+    ]
     assert len(set(ids)) == 4
 
 

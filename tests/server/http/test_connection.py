@@ -71,7 +71,9 @@ async def server(limits: ConnectionLimits = LIMITS) -> AsyncIterator[tuple[Addre
     app.add_api_route("/begun", lambda: StreamingResponse(streams.begun()), methods=["GET"])
     app.add_api_route("/wait", streams.wait, methods=["GET"])
     listener = socket.create_server(("127.0.0.1", 0))
-    uvicorn_server = uvicorn.Server(uvicorn.Config(app, http=protocol_with(limits), log_config=None, lifespan="off"))
+    uvicorn_server = uvicorn.Server(
+        uvicorn.Config(app, http=protocol_with(limits), log_config=None, lifespan="off")
+    )
     streams.connections = uvicorn_server.server_state.connections
     serving = asyncio.create_task(uvicorn_server.serve(sockets=[listener]))
     try:
@@ -133,7 +135,10 @@ async def test_what_is_no_http_is_told_so_in_the_usual_shape() -> None:
 
 @pytest.mark.parametrize("sent", [b"G", GET[:-2], POST, POST + b"half", GET + b"P", GET + POST])
 async def test_a_request_that_does_not_arrive_whole_is_given_up(sent: bytes) -> None:
-    async with server(replace(LIMITS, read_timeout=0.2)) as (address, _), connection(address) as (reader, writer):
+    async with (
+        server(replace(LIMITS, read_timeout=0.2)) as (address, _),
+        connection(address) as (reader, writer),
+    ):
         writer.write(sent)
         text = await answer(reader)
     assert text.count(b"HTTP/1.1 408 Request Timeout") == 1
@@ -142,7 +147,10 @@ async def test_a_request_that_does_not_arrive_whole_is_given_up(sent: bytes) -> 
 
 
 async def test_a_request_that_trickles_in_is_given_up_too() -> None:
-    async with server(replace(LIMITS, read_timeout=0.3)) as (address, _), connection(address) as (reader, writer):
+    async with (
+        server(replace(LIMITS, read_timeout=0.3)) as (address, _),
+        connection(address) as (reader, writer),
+    ):
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
         reading = asyncio.create_task(answer(reader))
         while not reading.done():
@@ -152,7 +160,10 @@ async def test_a_request_that_trickles_in_is_given_up_too() -> None:
 
 
 async def test_a_body_that_nobody_wants_is_not_waited_for() -> None:
-    async with server(replace(LIMITS, read_timeout=0.2)) as (address, _), connection(address) as (reader, writer):
+    async with (
+        server(replace(LIMITS, read_timeout=0.2)) as (address, _),
+        connection(address) as (reader, writer),
+    ):
         writer.write(POST.replace(b"POST /", b"POST /early"))
         text = await answer(reader)
     assert text.startswith(b"HTTP/1.1 200 OK")
@@ -167,7 +178,10 @@ async def test_requests_may_be_sent_before_the_answers_to_earlier_ones(number: i
             writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
         writer.write(GET[:-2] + CLOSE)
         text = await answer(reader)
-    assert [int(part.rpartition(b"\r\n\r\n")[2]) for part in text.split(b"HTTP/1.1 200 OK\r\n")[1:]] == [*map(len, bodies), 0]
+    assert [int(part.rpartition(b"\r\n\r\n")[2]) for part in text.split(b"HTTP/1.1 200 OK\r\n")[1:]] == [
+        *map(len, bodies),
+        0,
+    ]
 
 
 async def test_a_client_that_goes_with_requests_in_the_queue_ends_the_one_that_is_answered() -> None:
@@ -194,7 +208,10 @@ async def test_requests_that_wait_for_their_turn_are_few() -> None:
 
 @pytest.mark.parametrize("sent", [b"P", POST, b"no HTTP\r\n\r\n"])
 async def test_nothing_is_written_into_an_answer_that_is_under_way(sent: bytes) -> None:
-    async with server(replace(LIMITS, read_timeout=0.3)) as (address, _), connection(address) as (reader, writer):
+    async with (
+        server(replace(LIMITS, read_timeout=0.3)) as (address, _),
+        connection(address) as (reader, writer),
+    ):
         writer.write(b"GET /begun HTTP/1.1\r\nHost: x\r\n\r\n")
         text = await reader.readuntil(b"\r\n\r\n")
         writer.write(sent)
@@ -204,7 +221,10 @@ async def test_nothing_is_written_into_an_answer_that_is_under_way(sent: bytes) 
 
 @pytest.mark.parametrize("sent", [b"", GET, b"\r\n\r\n"])
 async def test_an_idle_connection_is_closed(sent: bytes) -> None:
-    async with server(replace(LIMITS, idle_timeout=0.2)) as (address, _), connection(address) as (reader, writer):
+    async with (
+        server(replace(LIMITS, idle_timeout=0.2)) as (address, _),
+        connection(address) as (reader, writer),
+    ):
         writer.write(sent)
         text = await answer(reader)
     assert text.count(b"HTTP/1.1 200 OK") == sent.count(GET)
@@ -230,7 +250,9 @@ async def test_connections_beyond_the_limit_are_told_so_and_those_far_beyond_it_
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 @pytest.mark.parametrize("num_read", [0, 100_000])
-def test_a_client_that_stops_reading_is_dropped(new_loop: Callable[[], asyncio.AbstractEventLoop], num_read: int) -> None:
+def test_a_client_that_stops_reading_is_dropped(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], num_read: int
+) -> None:
     """It costs no more than what sockets hold, and the request ends."""
 
     async def run() -> int:
@@ -248,7 +270,10 @@ def test_a_client_that_stops_reading_is_dropped(new_loop: Callable[[], asyncio.A
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_a_client_that_reads_on_is_not(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def run() -> int:
-        async with server(replace(LIMITS, write_timeout=0.3, read_timeout=0.3, idle_timeout=0.3)) as (address, streams):
+        async with server(replace(LIMITS, write_timeout=0.3, read_timeout=0.3, idle_timeout=0.3)) as (
+            address,
+            streams,
+        ):
             with socket.create_connection(address) as client:
                 client.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
                 loop = asyncio.get_running_loop()

@@ -9,7 +9,10 @@ from server.text.renderer import Renderer
 from tests.server.serving import serve, settings
 
 SITE = "https://chat.example"
-PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+PREFLIGHT = {
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,content-type",
+}
 ALLOWED = "access-control-allow-origin"
 
 
@@ -25,7 +28,9 @@ def open_to_one(renderer: Renderer) -> Iterator[httpx.Client]:
 def test_a_page_of_a_named_site_may_ask_with_its_key(open_to_one: httpx.Client) -> None:
     asked = open_to_one.options("/v1/chat/completions", headers={"Origin": SITE, **PREFLIGHT})
     assert (asked.status_code, asked.headers[ALLOWED]) == (200, SITE)
-    assert {"authorization", "content-type"} <= {name.strip().lower() for name in asked.headers["access-control-allow-headers"].split(",")}
+    assert {"authorization", "content-type"} <= {
+        name.strip().lower() for name in asked.headers["access-control-allow-headers"].split(",")
+    }
     assert "access-control-allow-credentials" not in asked.headers
     answer = open_to_one.get("/v1/models", headers={"Origin": SITE, "Authorization": "Bearer a-key"})
     assert (answer.status_code, answer.headers[ALLOWED]) == (200, SITE)
@@ -43,7 +48,10 @@ def test_pages_of_other_sites_may_not(open_to_one: httpx.Client) -> None:
 
 
 def test_without_the_option_no_page_may(http: httpx.Client) -> None:
-    answers = (http.options("/v1/models", headers={"Origin": SITE, **PREFLIGHT}), http.get("/v1/models", headers={"Origin": SITE}))
+    answers = (
+        http.options("/v1/models", headers={"Origin": SITE, **PREFLIGHT}),
+        http.get("/v1/models", headers={"Origin": SITE}),
+    )
     assert all(not name.startswith("access-control") for answer in answers for name in answer.headers)
 
 

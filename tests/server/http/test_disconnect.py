@@ -22,7 +22,9 @@ LONG: dict[str, Any] = {"prompt": "Anna keeps", "max_tokens": 500, "ignore_eos":
 def server(renderer: Renderer) -> Iterator[RunningServer]:
     """One slot, one place in the queue, and a device that takes its steps when it is told to."""
     config = SchedulerConfig(max_num_waiting=1)
-    with serve(renderer, backend_spec=spec(num_slots=1, max_decode_steps=1), config=config, is_open=False) as running:
+    with serve(
+        renderer, backend_spec=spec(num_slots=1, max_decode_steps=1), config=config, is_open=False
+    ) as running:
         yield running
 
 
@@ -43,11 +45,16 @@ def step_until(server: RunningServer, num_requests: int, num_running: int, num_w
     observed.wait_until(lambda: observed.num_reserved == num_requests)
     for _ in range(100):
         last = observed.last_step
-        if last is not None and (last.stats.num_running, last.stats.num_waiting) == (num_running, num_waiting):
+        if last is not None and (last.stats.num_running, last.stats.num_waiting) == (
+            num_running,
+            num_waiting,
+        ):
             return
         server.gate.let(1)
         observed.wait_for_step_after(last)
-    raise AssertionError(f"{num_running} running and {num_waiting} waiting did not come: {observed.last_step}")
+    raise AssertionError(
+        f"{num_running} running and {num_waiting} waiting did not come: {observed.last_step}"
+    )
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -77,7 +84,10 @@ def test_a_response_ends_with_its_client_and_is_not_kept(server: RunningServer, 
     server.gate.open()
     server.observed.wait_until(lambda: len(server.observed.finals) == 1)
     assert server.observed.finals[0].reason is FinishReason.ABORT
-    assert httpx.post(f"{server.url}/v1/responses", json=body | {"max_output_tokens": 2}, timeout=30).status_code == 200
+    assert (
+        httpx.post(f"{server.url}/v1/responses", json=body | {"max_output_tokens": 2}, timeout=30).status_code
+        == 200
+    )
 
 
 @pytest.mark.parametrize("stream", [False, True])

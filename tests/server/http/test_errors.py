@@ -12,7 +12,12 @@ from server.http.errors import ApiError
 from server.text.renderer import Renderer
 from tests.server.serving import MODEL, serve, spec
 
-CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "ignore_eos": True}
+CHAT = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "Hello"}],
+    "max_tokens": 8,
+    "ignore_eos": True,
+}
 
 
 @pytest.mark.parametrize(
@@ -37,7 +42,9 @@ def test_unknown_urls_and_methods(http: httpx.Client, method: str, path: str, st
 
 def test_a_failed_step_is_an_internal_error_that_tells_nothing(renderer: Renderer) -> None:
     with (
-        serve(renderer, backend_spec=spec(max_decode_steps=1), faults={2: BackendError("secret 0x7f00")}) as server,
+        serve(
+            renderer, backend_spec=spec(max_decode_steps=1), faults={2: BackendError("secret 0x7f00")}
+        ) as server,
         httpx.Client(base_url=server.url, timeout=30) as http,
     ):
         response = http.post("/v1/chat/completions", json=CHAT)
@@ -49,7 +56,9 @@ def test_a_failed_step_is_an_internal_error_that_tells_nothing(renderer: Rendere
 
 def test_a_dead_engine_is_seen_by_everybody(renderer: Renderer) -> None:
     with (
-        serve(renderer, backend_spec=spec(max_decode_steps=1), faults={2: BackendUnusableError("secret 0x7f00")}) as server,
+        serve(
+            renderer, backend_spec=spec(max_decode_steps=1), faults={2: BackendUnusableError("secret 0x7f00")}
+        ) as server,
         httpx.Client(base_url=server.url, timeout=30) as http,
     ):
         first = http.post("/v1/chat/completions", json=CHAT)

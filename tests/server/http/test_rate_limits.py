@@ -24,7 +24,9 @@ PROMPT = {"prompt": "Anna keeps", "ignore_eos": True, "temperature": 0}
 
 
 @given(st.integers(1, 1000), st.lists(st.tuples(st.floats(0, 30), st.integers(1, 400)), max_size=60))
-def test_no_minute_sees_more_than_twice_the_limit_and_what_is_told_to_wait_suffices(limit: int, asks: list[tuple[float, int]]) -> None:
+def test_no_minute_sees_more_than_twice_the_limit_and_what_is_told_to_wait_suffices(
+    limit: int, asks: list[tuple[float, int]]
+) -> None:
     """A full bucket, and what flows in meanwhile."""
     clock, taken = VirtualClock(), list[tuple[float, int]]()
     bucket = Bucket("tokens", limit, clock.now)
@@ -33,7 +35,11 @@ def test_no_minute_sees_more_than_twice_the_limit_and_what_is_told_to_wait_suffi
         if amount > bucket.level:
             with pytest.raises(ApiError) as refused:
                 bucket.take(amount)
-            assert (refused.value.status, refused.value.code, refused.value.kind) == (429, "rate_limit_exceeded", "tokens")
+            assert (refused.value.status, refused.value.code, refused.value.kind) == (
+                429,
+                "rate_limit_exceeded",
+                "tokens",
+            )
             assert ("Retry-After" in refused.value.headers) == (amount <= limit)
             if amount > limit:
                 continue
@@ -77,7 +83,16 @@ def test_who_used_more_than_was_reserved_waits_for_it_before_any_work() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0s"), (0.0171, "18ms"), (1, "1s"), (8.64, "8.64s"), (59.9999, "1m0s"), (360, "6m0s"), (90.951, "1m30.951s"), (3600, "60m0s")],
+    [
+        (0, "0s"),
+        (0.0171, "18ms"),
+        (1, "1s"),
+        (8.64, "8.64s"),
+        (59.9999, "1m0s"),
+        (360, "6m0s"),
+        (90.951, "1m30.951s"),
+        (3600, "60m0s"),
+    ],
 )
 def test_times_as_openai_writes_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
@@ -101,7 +116,10 @@ def test_every_answer_tells_how_the_account_stands(renderer: Renderer) -> None:
         with http.stream("POST", "/v1/completions", json=PROMPT | {"stream": True}) as stream:
             assert stream.headers["x-ratelimit-remaining-requests"] == "1"
             stream.read()
-        assert http.post("/v1/embeddings", json={"input": "Anna"}).headers["x-ratelimit-remaining-requests"] == "0"
+        assert (
+            http.post("/v1/embeddings", json={"input": "Anna"}).headers["x-ratelimit-remaining-requests"]
+            == "0"
+        )
         last = http.post("/v1/completions", json=PROMPT)
     assert last.status_code == 429
     assert last.json()["error"]["type"] == "requests"
@@ -110,9 +128,14 @@ def test_every_answer_tells_how_the_account_stands(renderer: Renderer) -> None:
     assert "x-request-id" in last.headers
 
 
-@pytest.mark.parametrize("body", [{"prompt": [5] * 800, "max_tokens": 1}, {"prompt": "Anna", "max_tokens": 800}])
+@pytest.mark.parametrize(
+    "body", [{"prompt": [5] * 800, "max_tokens": 1}, {"prompt": "Anna", "max_tokens": 800}]
+)
 def test_what_was_read_and_made_is_charged(renderer: Renderer, body: dict[str, Any]) -> None:
-    with serve(renderer, settings(rate_limit=RateLimit(tokens=1000))) as server, httpx.Client(base_url=server.url, timeout=30) as http:
+    with (
+        serve(renderer, settings(rate_limit=RateLimit(tokens=1000))) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
         assert http.post("/v1/completions", json=PROMPT | body).status_code == 200
         server.observed.wait_until(lambda: len(server.observed.statuses) == 1)
         left = http.post("/tokenize", json={"prompt": "x"}).headers["x-ratelimit-remaining-tokens"]
@@ -127,7 +150,11 @@ def refusals(server: RunningServer) -> tuple[float, float]:
     """Return how many requests the server says that each limit refused."""
     text = httpx.get(f"{server.url}/metrics", headers={"Authorization": "Bearer free"}).text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    by_limit = {sample.labels["limit"]: sample.value for sample in samples if sample.name == "snapserve:rate_limited_requests_total"}
+    by_limit = {
+        sample.labels["limit"]: sample.value
+        for sample in samples
+        if sample.name == "snapserve:rate_limited_requests_total"
+    }
     return by_limit["requests"], by_limit["tokens"]
 
 
@@ -174,7 +201,10 @@ def test_a_file_gives_keys_limits_of_their_own(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(("line", "message"), [("key two", "requests=N"), ("key requests=0", "at least 1"), ("key tokens=many", "'many'")])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("key two", "requests=N"), ("key requests=0", "at least 1"), ("key tokens=many", "'many'")],
+)
 def test_a_wrong_line_is_named_and_its_key_is_not(tmp_path: Path, line: str, message: str) -> None:
     path = tmp_path / "keys"
     path.write_text(f"secret\n{line.replace('key', 'secret-key')}\n")

@@ -13,7 +13,9 @@ def test_every_test_that_the_page_names_exists() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
     assert len(named) > 40
     for path, name in named:
-        assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path}::{name}"
+        assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), (
+            f"{path}::{name}"
+        )
 
 
 def test_every_limit_and_advisory_has_a_test() -> None:

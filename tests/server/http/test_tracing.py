@@ -17,7 +17,9 @@ from tests.server.serving import MODEL, serve
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
-def spans_of(renderer: Renderer, path: str, body: dict[str, object], headers: dict[str, str] | None = None) -> list[ReadableSpan]:
+def spans_of(
+    renderer: Renderer, path: str, body: dict[str, object], headers: dict[str, str] | None = None
+) -> list[ReadableSpan]:
     """Return the spans of one request, the server's last."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -32,7 +34,15 @@ def spans_of(renderer: Renderer, path: str, body: dict[str, object], headers: di
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_is_a_span_with_its_parts(renderer: Renderer, stream: bool) -> None:
-    body = {"model": MODEL, "prompt": "Anna keeps", "max_tokens": 6, "temperature": 0.5, "ignore_eos": True, "n": 2, "stream": stream}
+    body = {
+        "model": MODEL,
+        "prompt": "Anna keeps",
+        "max_tokens": 6,
+        "temperature": 0.5,
+        "ignore_eos": True,
+        "n": 2,
+        "stream": stream,
+    }
     *parts, span = spans_of(renderer, "/v1/completions", body, {"traceparent": f"00-{TRACE}-{PARENT}-01"})
     assert span.attributes is not None
     expected = {
@@ -57,7 +67,9 @@ def test_a_request_is_a_span_with_its_parts(renderer: Renderer, stream: bool) ->
 
 
 def test_the_span_of_a_response_in_the_background_ends_with_its_work(renderer: Renderer) -> None:
-    *parts, span = spans_of(renderer, "/v1/responses", {"input": "Hello", "max_output_tokens": 40, "background": True})
+    *parts, span = spans_of(
+        renderer, "/v1/responses", {"input": "Hello", "max_output_tokens": 40, "background": True}
+    )
     assert [part.name for part in parts] == ["queue", "prefill", "decode"]
     assert span.attributes is not None
     assert span.attributes["gen_ai.usage.output_tokens"] == 40

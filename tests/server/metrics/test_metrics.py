@@ -16,7 +16,9 @@ from server.metrics.metrics import Metrics, table
 from tests.server.engines import Gate, add_of, running
 
 DOCS = Path(__file__).parents[3] / "docs"
-SPEC = fake_spec(num_slots=4, policy=snapstream(2, 8, 8, WindowScorer(observation_window=4)), max_model_len=512)
+SPEC = fake_spec(
+    num_slots=4, policy=snapstream(2, 8, 8, WindowScorer(observation_window=4)), max_model_len=512
+)
 
 
 class Samples:
@@ -25,7 +27,10 @@ class Samples:
     def __init__(self, metrics: Metrics) -> None:
         self.families = list(text_string_to_metric_families(metrics.render().decode()))
         self._values = {
-            (sample.name, frozenset((k, v) for k, v in sample.labels.items() if k not in LABELS)): sample.value
+            (
+                sample.name,
+                frozenset((k, v) for k, v in sample.labels.items() if k not in LABELS),
+            ): sample.value
             for family in self.families
             for sample in family.samples
         }
@@ -51,7 +56,11 @@ async def test_counts_agree_with_what_clients_saw() -> None:
         await late.aclose()
     samples = Samples(metrics)
     assert samples("vllm:prompt_tokens_total") >= sum(len(add.prompt_token_ids) for add in adds)
-    assert samples("vllm:request_success_total", finished_reason="length") == len(finals) == sum(add.num_choices for add in adds)
+    assert (
+        samples("vllm:request_success_total", finished_reason="length")
+        == len(finals)
+        == sum(add.num_choices for add in adds)
+    )
     assert samples("vllm:request_success_total", finished_reason="abort") == 1
     assert samples("snapserve:requests_total", outcome="abort") == 1
     assert samples("vllm:request_generation_tokens_sum") == sum(final.num_output_tokens for final in finals)
@@ -61,12 +70,21 @@ async def test_counts_agree_with_what_clients_saw() -> None:
     assert samples("vllm:request_params_n_count") == len(adds) + 1
     assert samples("vllm:request_params_n_sum") == sum(add.num_choices for add in adds) + 1
     assert samples("snapserve:slots_total") == 4
-    assert samples("snapserve:slots_in_use") == samples("vllm:num_requests_running") == samples("vllm:num_requests_waiting") == 0
+    assert (
+        samples("snapserve:slots_in_use")
+        == samples("vllm:num_requests_running")
+        == samples("vllm:num_requests_waiting")
+        == 0
+    )
     caches = [final.cache for final in finals if final.cache is not None]
     assert samples("snapserve:ring_wraps_total") >= sum(cache.num_ring_wraps for cache in caches) > 0
     assert samples("snapserve:cache_entries_evicted_total") >= sum(cache.num_evicted for cache in caches) > 0
     assert samples("snapserve:engine_steps_total", kind="prefill") >= len(adds) / 4
-    assert samples("snapserve:step_time_seconds_count", kind="decode") == samples("snapserve:engine_steps_total", kind="decode") > 0
+    assert (
+        samples("snapserve:step_time_seconds_count", kind="decode")
+        == samples("snapserve:engine_steps_total", kind="decode")
+        > 0
+    )
 
 
 async def test_a_load_of_nothing_but_plain_requests_is_counted_to_the_token() -> None:
@@ -93,7 +111,9 @@ async def test_health_and_what_is_unfinished_are_asked_for_at_every_scrape() -> 
         metrics.watch(engine)
         outputs = engine.generate(add_of(num_choices=3))
         reading = asyncio.ensure_future(anext(outputs))
-        await gate.wait_for_step()  # the engine is stuck in its first step: of its own accord it has told nothing yet
+        await (
+            gate.wait_for_step()
+        )  # the engine is stuck in its first step: of its own accord it has told nothing yet
         samples = Samples(metrics)
         assert samples("snapserve:sequences_unfinished") == 3
         assert samples("snapserve:slots_in_use") == 0
@@ -111,7 +131,14 @@ async def test_health_and_what_is_unfinished_are_asked_for_at_every_scrape() -> 
 def test_cache_settings_are_labels() -> None:
     metrics = Metrics("tiny")
     metrics.loaded(SPEC)
-    settings = {"policy": "snapstream", "num_slots": "4", "slot_capacity": "18", "num_sink": "2", "num_recent": "8", "num_kept": "8"}
+    settings = {
+        "policy": "snapstream",
+        "num_slots": "4",
+        "slot_capacity": "18",
+        "num_sink": "2",
+        "num_recent": "8",
+        "num_kept": "8",
+    }
     assert Samples(metrics)("vllm:cache_config_info", **settings, num_scratch="2", max_model_len="512") == 1
     assert Samples(metrics)("snapserve:slot_capacity") == 18
 
@@ -129,7 +156,9 @@ def test_servers_do_not_share_counts() -> None:
 
 
 def test_the_documented_table_is_what_is_exported() -> None:
-    assert table() in (DOCS / "metrics.md").read_text(), "put what `python -m server.metrics.metrics` prints into the file"
+    assert table() in (DOCS / "metrics.md").read_text(), (
+        "put what `python -m server.metrics.metrics` prints into the file"
+    )
     metrics = Metrics("tiny")
     metrics.loaded(SPEC)
     metrics.answered("GET", "/health", 200, 0.1)

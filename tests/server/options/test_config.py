@@ -57,9 +57,40 @@ def test_switches() -> None:
 
 def test_options_reach_their_floor() -> None:
     config = config_of(
-        *("--dtype", "float32", "--policy", "snapstream", "--softmax-domain", "all", "--scheduling-order", "priority"),
-        *("--num-sink", "2", "--num-recent", "10", "--num-kept", "6", "--observation-window", "4", "--request-timeout", "1.5"),
-        *("--quantization", "int8", "--drain-timeout", "0", "--max-body-size", "100", "--max-num-waiting", "0", "--max-model-len", "64"),
+        *(
+            "--dtype",
+            "float32",
+            "--policy",
+            "snapstream",
+            "--softmax-domain",
+            "all",
+            "--scheduling-order",
+            "priority",
+        ),
+        *(
+            "--num-sink",
+            "2",
+            "--num-recent",
+            "10",
+            "--num-kept",
+            "6",
+            "--observation-window",
+            "4",
+            "--request-timeout",
+            "1.5",
+        ),
+        *(
+            "--quantization",
+            "int8",
+            "--drain-timeout",
+            "0",
+            "--max-body-size",
+            "100",
+            "--max-num-waiting",
+            "0",
+            "--max-model-len",
+            "64",
+        ),
     )
     assert config.backend.dtype is DtypeName.FLOAT32
     assert config.backend.quantization is Quantization.INT8
@@ -85,7 +116,16 @@ def test_the_papers_recipe() -> None:
     scorer = (
         config_of(
             *("--observation-half-life", "0", "--query-reduction", "sum"),
-            *("--pooling", "average", "--pooling-size", "5", "--pooling-shift", "0", "--pooling-half-life", "0"),
+            *(
+                "--pooling",
+                "average",
+                "--pooling-size",
+                "5",
+                "--pooling-shift",
+                "0",
+                "--pooling-half-life",
+                "0",
+            ),
         )
         .backend.pools[0]
         .policy.scorer
@@ -95,7 +135,18 @@ def test_the_papers_recipe() -> None:
 
 def test_files_and_batches(tmp_path: Path) -> None:
     assert config_of().server.batches is None
-    flags = ("--batch-dir", str(tmp_path), "--max-file-size", "9", "--max-files", "8", "--max-file-storage", "7", "--max-body-size", "6")
+    flags = (
+        "--batch-dir",
+        str(tmp_path),
+        "--max-file-size",
+        "9",
+        "--max-files",
+        "8",
+        "--max-file-storage",
+        "7",
+        "--max-body-size",
+        "6",
+    )
     config = config_of(*flags, "--batch-concurrency", "5")
     expected = BatchSettings(tmp_path, max_file_bytes=9, max_files=8, max_disk_bytes=7, max_line_bytes=6)
     assert config.server.batches == expected
@@ -106,7 +157,9 @@ def test_files_and_batches(tmp_path: Path) -> None:
 def test_names_and_keys(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("# mine\nalpha\n\n  beta \n")
-    assert config_of("--api-key", "a", "b", "--api-key", "c", "--api-key-file", str(keys)).server.api_keys == (
+    assert config_of(
+        "--api-key", "a", "b", "--api-key", "c", "--api-key-file", str(keys)
+    ).server.api_keys == (
         "a",
         "b",
         "c",
@@ -142,10 +195,16 @@ def test_keys_are_not_shown() -> None:
             ("--policy", "snapkv", "--num-recent", "32"),
             "--num-recent must be at least 33 for policy snapkv with --observation-window",
         ),
-        (("--observation-window", "4096"), "--slot-capacity must be at least 8195 for policy snapstream with --num-sink 4, --observation"),
+        (
+            ("--observation-window", "4096"),
+            "--slot-capacity must be at least 8195 for policy snapstream with --num-sink 4, --observation",
+        ),
         (("--scratch-capacity", "0"), "--scratch-capacity must be a whole number of at least 1, got '0'"),
         (("--model", ""), "--model must be a hub id or a folder that exists, got ''"),
-        (("--model", "/does/not/exist"), "--model must be a hub id or a folder that exists, got '/does/not/exist'"),
+        (
+            ("--model", "/does/not/exist"),
+            "--model must be a hub id or a folder that exists, got '/does/not/exist'",
+        ),
         (("--api-key-file", "/does/not/exist"), "--api-key-file /does/not/exist cannot be read"),
     ],
 )
@@ -181,7 +240,12 @@ def test_the_documented_tables_are_current() -> None:
 
 def test_several_pools() -> None:
     narrow, wide = config_of(
-        *("--pool", "snapstream:slots=32,capacity=1024,recent=512,observation-window=16,lend-kept=yes", "--max-model-len", "9000"),
+        *(
+            "--pool",
+            "snapstream:slots=32,capacity=1024,recent=512,observation-window=16,lend-kept=yes",
+            "--max-model-len",
+            "9000",
+        ),
         *("--pool", "full:slots=2,capacity=4096,name=exact"),
     ).backend.pools
     assert (narrow.label, narrow.num_slots, narrow.policy.lend_kept) == ("snapstream", 32, True)
@@ -199,14 +263,26 @@ def test_several_pools() -> None:
     [
         (("--pool", "half"), "policy of --pool half must be one of full, "),
         (("--pool", "full:slots=0"), "slots of --pool full:slots=0 must be a whole number of at least 1"),
-        (("--pool", "full:size=3"), "--pool full:size=3: there is no key 'size'; the keys are name, slots, capacity"),
+        (
+            ("--pool", "full:size=3"),
+            "--pool full:size=3: there is no key 'size'; the keys are name, slots, capacity",
+        ),
         (("--pool", "full:slots"), "--pool full:slots: 'slots' must have a value"),
         (("--pool", "full:slots=1,slots=2"), "--pool full:slots=1,slots=2: 'slots' is given more than once"),
         (("--pool", "full:sink=2"), "--pool full:sink=2: num_sink is not an option of policy full"),
-        (("--pool", "snapstream:capacity=4"), "--pool snapstream:capacity=4: slot_capacity must be at least 67 for policy"),
+        (
+            ("--pool", "snapstream:capacity=4"),
+            "--pool snapstream:capacity=4: slot_capacity must be at least 67 for policy",
+        ),
         (("--pool", "full:name=a b"), "--pool full:name=a b: name must be up to 64 letters"),
-        (("--pool", "full", "full:slots=2"), "--pool: 2 pools have the name full; choose others by the key name"),
-        (("--pool", "full", "--num-sink", "3"), "--num-sink describes the slots where there is one pool; with --pool"),
+        (
+            ("--pool", "full", "full:slots=2"),
+            "--pool: 2 pools have the name full; choose others by the key name",
+        ),
+        (
+            ("--pool", "full", "--num-sink", "3"),
+            "--num-sink describes the slots where there is one pool; with --pool",
+        ),
     ],
 )
 def test_a_pool_that_cannot_be_is_said_with_its_flag(flags: tuple[str, ...], message: str) -> None:

@@ -28,8 +28,12 @@ def test_options_make_a_simulation() -> None:
     )  # fmt: skip
     assert config.backend_name is BackendName.FAKE
     faults = (SlowSocket(2.0), FailedStep(9))
-    assert config.simulation == SimulationConfig("llama-3.1-70b", num_sockets=8, loops=False, time_scale=2.5, faults=faults)
-    assert config_of("--backend", "sn40l", "--time-scale", "virtual").simulation == SimulationConfig(time_scale=None)
+    assert config.simulation == SimulationConfig(
+        "llama-3.1-70b", num_sockets=8, loops=False, time_scale=2.5, faults=faults
+    )
+    assert config_of("--backend", "sn40l", "--time-scale", "virtual").simulation == SimulationConfig(
+        time_scale=None
+    )
     assert config_of().simulation is None
 
 
@@ -57,7 +61,9 @@ def url() -> Iterator[str]:
     flags = f"--inner fake --simulate-model deepseek-r1 --num-slots 64 --max-model-len 8192 --policy full --time-scale {SCALE}".split()
     command = [sys.executable, "-m", "server", "serve", "--backend", "sn40l", "--port", "0", *flags]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+    ) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert "simulated: true (deepseek-r1 on 16 sockets of sn40l, 20 times as fast)" in line
@@ -77,7 +83,9 @@ async def test_64_clients_are_served_at_the_simulated_pace(url: str) -> None:
             )  # fmt: skip
             chunks = [chunk async for chunk in stream]
             assert chunks[-1].usage is not None
-            return chunks[-1].usage.completion_tokens, "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
+            return chunks[-1].usage.completion_tokens, "".join(
+                chunk.choices[0].text for chunk in chunks if chunk.choices
+            )
 
         started = time.monotonic()
         answers = await asyncio.gather(*(ask(number) for number in range(64)))
@@ -89,9 +97,19 @@ async def test_64_clients_are_served_at_the_simulated_pace(url: str) -> None:
 
 
 def test_every_answer_is_marked(url: str) -> None:
-    for path, status in (("/v1/models", 200), ("/v1/models/snapserve-demo", 200), ("/health", 200), ("/version", 200), ("/nowhere", 404)):
+    for path, status in (
+        ("/v1/models", 200),
+        ("/v1/models/snapserve-demo", 200),
+        ("/health", 200),
+        ("/version", 200),
+        ("/nowhere", 404),
+    ):
         answer = httpx.get(url + path, timeout=30)
-        assert (answer.status_code, answer.headers["x-simulated"], answer.json()["simulated"]) == (status, "true", True)
+        assert (answer.status_code, answer.headers["x-simulated"], answer.json()["simulated"]) == (
+            status,
+            "true",
+            True,
+        )
     metrics = httpx.get(url + "/metrics", timeout=30)
     assert metrics.headers["x-simulated"] == "true"
     assert 'snapserve:simulated{engine="0",model_name="snapserve-demo"} 1.0' in metrics.text
@@ -104,19 +122,33 @@ def test_clients_of_the_sdk_see_the_mark(url: str) -> None:
         whole = client.chat.completions.create(model="snapserve-demo", messages=messages, max_tokens=3)
         assert whole.model_extra is not None
         assert whole.model_extra["simulated"] is True
-        chunks = list(client.chat.completions.create(model="snapserve-demo", messages=messages, max_tokens=3, stream=True))
+        chunks = list(
+            client.chat.completions.create(
+                model="snapserve-demo", messages=messages, max_tokens=3, stream=True
+            )
+        )
         assert len(chunks) > 1
         assert all(chunk.model_extra == {"simulated": True} for chunk in chunks)
-        events = list(client.responses.create(model="snapserve-demo", input="Hello", max_output_tokens=3, stream=True))
+        events = list(
+            client.responses.create(model="snapserve-demo", input="Hello", max_output_tokens=3, stream=True)
+        )
         assert len(events) > 4
-        assert all(event.model_extra is not None and event.model_extra["simulated"] is True for event in events)
+        assert all(
+            event.model_extra is not None and event.model_extra["simulated"] is True for event in events
+        )
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="another", prompt="Hello")
 
 
 async def test_a_body_without_members_or_in_pieces_stays_what_it_is() -> None:
     async def app(_: Scope, __: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/json")]})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(b"content-type", b"application/json")],
+            }
+        )
         for piece, more in ((b"{", True), (b"}", False)):
             await send({"type": "http.response.body", "body": piece, "more_body": more})
 
@@ -131,9 +163,14 @@ async def test_a_body_without_members_or_in_pieces_stays_what_it_is() -> None:
     [
         (("--simulate-model", "gpt-9"), "--simulate-model must be a model .*there are"),
         (("--simulate-machine", "none.toml"), "--simulate-machine must be a .toml file that can be read"),
-        (("--simulate-machine", "h100", "--sockets", "2", "--backend", "sn40l"), "--sockets must be from 1 to 1, got 2"),
+        (
+            ("--simulate-machine", "h100", "--sockets", "2", "--backend", "sn40l"),
+            "--sockets must be from 1 to 1, got 2",
+        ),
     ],
 )
-def test_what_cannot_be_simulated_is_said_before_anything_is_loaded(flags: tuple[str, ...], message: str) -> None:
+def test_what_cannot_be_simulated_is_said_before_anything_is_loaded(
+    flags: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(OptionError, match=message):
         config_of(*flags)

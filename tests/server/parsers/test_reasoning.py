@@ -39,7 +39,11 @@ def test_every_cut_in_two_tells_the_same(is_open: bool, text: str, reasoning: st
         assert read(split(text, [cut]), is_open=is_open) == (reasoning, content)
 
 
-@given(st.lists(st.sampled_from(["<think>", "</think>", "<th", "</", "think>", " ", "\n", "a"]), max_size=15), st.data(), st.booleans())
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "<th", "</", "think>", " ", "\n", "a"]), max_size=15),
+    st.data(),
+    st.booleans(),
+)
 def test_every_split_of_any_text_tells_the_same(parts: list[str], data: st.DataObject, is_open: bool) -> None:
     text = "".join(parts)
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=6))

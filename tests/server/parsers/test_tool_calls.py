@@ -39,12 +39,27 @@ TEXTS: list[tuple[str, str, str, list[Call]]] = [
     ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
     ("hermes", '{"name": "f", "arguments": {}}', '{"name": "f", "arguments": {}}', []),
     ("llama3_json", '{"name": "f", "parameters": {"a": {"b": [{}]}}}', "", [("f", '{"a": {"b": [{}]}}')]),
-    ("llama3_json", ' {"name": "f", "parameters": {}}; {"name": "f", "parameters": {"x": 2}}', "", [("f", "{}"), ("f", '{"x": 2}')]),
+    (
+        "llama3_json",
+        ' {"name": "f", "parameters": {}}; {"name": "f", "parameters": {"x": 2}}',
+        "",
+        [("f", "{}"), ("f", '{"x": 2}')],
+    ),
     ("llama3_json", '{"name": "Bob", "age": 3} is he', '{"name": "Bob", "age": 3} is he', []),
     ("llama3_json", 'So: {"name": "f", "parameters": {}}', 'So: {"name": "f", "parameters": {}}', []),
-    ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"name": "f", "arguments": {}}]', "", [("f", '{"a": 1}'), ("f", "{}")]),
+    (
+        "mistral",
+        '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}, {"name": "f", "arguments": {}}]',
+        "",
+        [("f", '{"a": 1}'), ("f", "{}")],
+    ),
     ("mistral", 'I do. [TOOL_CALLS] [{"arguments": {"a": 1}, "name": "f"}]', "I do.", [("f", '{"a": 1}')]),
-    ("mistral_v11", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]get_weather[ARGS]{}', "", [("f", '{"a": 1}'), ("get_weather", "{}")]),
+    (
+        "mistral_v11",
+        '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]get_weather[ARGS]{}',
+        "",
+        [("f", '{"a": 1}'), ("get_weather", "{}")],
+    ),
     (
         "deepseek_v3",
         (
@@ -64,7 +79,12 @@ TEXTS: list[tuple[str, str, str, list[Call]]] = [
         "",
         [("f", '{"a": 1}'), ("get_weather", "{}")],
     ),
-    ("json", '[{"name": "f", "arguments": {"a": null}}, {"name": "f", "arguments": {}}]', "", [("f", '{"a": null}'), ("f", "{}")]),
+    (
+        "json",
+        '[{"name": "f", "arguments": {"a": null}}, {"name": "f", "arguments": {}}]',
+        "",
+        [("f", '{"a": null}'), ("f", "{}")],
+    ),
     ("json", '{"name": "f", "arguments": {}}', "", [("f", "{}")]),
     ("json", "[1, 2, 3] are numbers", "[1, 2, 3] are numbers", []),
     ("json", "  \n", "  \n", []),
@@ -109,7 +129,10 @@ def test_character_by_character_and_every_cut_in_two_find_the_same(name: str, te
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-99, 99) | st.text(alphabet='ab"\\{}[]<>/`｜ é🙂\n', max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(alphabet='ab"\\:{', max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(alphabet='ab"\\:{', max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 ARGUMENTS = st.dictionaries(st.text(alphabet="xyz", min_size=1, max_size=3), JSON_VALUES, max_size=3)
@@ -121,7 +144,9 @@ ARGUMENTS = st.dictionaries(st.text(alphabet="xyz", min_size=1, max_size=3), JSO
 def test_every_split_of_random_calls_gives_the_calls(name: str, data: st.DataObject) -> None:
     calls = [
         (tool, json.dumps(arguments, ensure_ascii=False))
-        for tool, arguments in data.draw(st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS), min_size=1, max_size=3))
+        for tool, arguments in data.draw(
+            st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS), min_size=1, max_size=3)
+        )
     ]
     text = TOOL_FORMATS[name].write(calls)
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
@@ -133,8 +158,30 @@ def test_every_split_of_random_calls_gives_the_calls(name: str, data: st.DataObj
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_every_split_of_any_text_gives_the_same(name: str, data: st.DataObject) -> None:
     tool_format = TOOL_FORMATS[name]
-    parts = ["{", "}", '"', "[", "]", ":", ",", " ", "\n", "x", '"name"', '"f"', '{"name": "f",', tool_format.opening, tool_format.closing]
-    parts += [f'"{tool_format.arguments_key}"', tool_format.before, tool_format.after, tool_format.opening[:4], "\\"]
+    parts = [
+        "{",
+        "}",
+        '"',
+        "[",
+        "]",
+        ":",
+        ",",
+        " ",
+        "\n",
+        "x",
+        '"name"',
+        '"f"',
+        '{"name": "f",',
+        tool_format.opening,
+        tool_format.closing,
+    ]
+    parts += [
+        f'"{tool_format.arguments_key}"',
+        tool_format.before,
+        tool_format.after,
+        tool_format.opening[:4],
+        "\\",
+    ]
     text = "".join(data.draw(st.lists(st.sampled_from(parts), max_size=25)))
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8))
     assert parse(name, split(text, cuts)) == parse(name, [text])

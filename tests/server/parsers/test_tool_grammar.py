@@ -34,7 +34,9 @@ async def follows(renderer: Renderer, structure: Structure, text: str) -> bool |
     return matcher.allowed().may_end
 
 
-def calls_of(name: str, *, is_parallel: bool = True, is_optional: bool = False, preamble: Preamble | None = None) -> Structure:
+def calls_of(
+    name: str, *, is_parallel: bool = True, is_optional: bool = False, preamble: Preamble | None = None
+) -> Structure:
     functions = (("f", SCHEMA), ("g", {"type": "object", "additionalProperties": False}))
     grammar = ToolGrammar(TOOL_FORMATS[name], functions, is_parallel, is_optional)
     return Structure(StructureKind.CALLS, grammar, "tools", preamble)
@@ -93,7 +95,9 @@ async def test_calls_may_follow_a_preamble(renderer: Renderer) -> None:
 
 async def test_special_tokens_stand_in_a_grammar_by_their_ids(renderer: Renderer) -> None:
     special = {"<|user|>": renderer.info.added_tokens["<|user|>"]}
-    structure = Structure(StructureKind.REGEX, "ab", "x", Preamble('"<"', f"<[{special['<|user|>']}]>", is_open=True))
+    structure = Structure(
+        StructureKind.REGEX, "ab", "x", Preamble('"<"', f"<[{special['<|user|>']}]>", is_open=True)
+    )
     assert await follows(renderer, structure, "hm<|user|>ab") is True
     assert await follows(renderer, structure, "hm<|system|>ab") is None
 
@@ -108,7 +112,9 @@ async def test_special_tokens_stand_in_a_grammar_by_their_ids(renderer: Renderer
         ([{"enum": ["x" * 60_000]}] * 5, "characters"),
     ],
 )
-async def test_the_schemas_of_functions_are_checked_as_others_are(renderer: Renderer, schemas: list[dict[str, Any]], why: str) -> None:
+async def test_the_schemas_of_functions_are_checked_as_others_are(
+    renderer: Renderer, schemas: list[dict[str, Any]], why: str
+) -> None:
     functions = tuple((f"f{number}", schema) for number, schema in enumerate(schemas))
     grammar = ToolGrammar(TOOL_FORMATS["hermes"], functions, is_parallel=True)
     with pytest.raises(StructureError, match=why):

@@ -3,7 +3,14 @@
 from typing import Any
 
 import pytest
-from openai.types import batch_create_params, chat, completion_create_params, embedding_create_params, responses, shared_params
+from openai.types import (
+    batch_create_params,
+    chat,
+    completion_create_params,
+    embedding_create_params,
+    responses,
+    shared_params,
+)
 from openai.types.chat import completion_create_params as chat_params
 from openai.types.responses import input_token_count_params, response_create_params, response_input_item_param
 from openai.types.shared_params import response_format_json_schema

@@ -70,8 +70,16 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"temprature": 1}, "temprature", "unknown_parameter"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
     ({"response_format": {}}, "response_format.type", "missing_required_parameter"),
-    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing_required_parameter"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}}, "response_format.json_schema.name", "invalid_value"),
+    (
+        {"response_format": {"type": "json_schema"}},
+        "response_format.json_schema",
+        "missing_required_parameter",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
+        "response_format.json_schema.name",
+        "invalid_value",
+    ),
     ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "invalid_value"),
     ({"guided_json": 5}, "guided_json", "invalid_type"),
     ({"guided_json": "{"}, "guided_json", "invalid_value"),
@@ -87,7 +95,11 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_whitespace_pattern": "x"}, "guided_whitespace_pattern", "unsupported_parameter"),
     ({"structured_outputs": {}}, "structured_outputs", "invalid_value"),
     ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs.choice", "invalid_value"),
-    ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs.structural_tag", "unsupported_parameter"),
+    (
+        {"structured_outputs": {"structural_tag": "{}"}},
+        "structured_outputs.structural_tag",
+        "unsupported_parameter",
+    ),
     ({"logits_processors": ["x"]}, "logits_processors", "unsupported_parameter"),
     ({"prompt_logprobs": -1}, "prompt_logprobs", "invalid_value"),
     ({"num_prefill_tokens": 0}, "num_prefill_tokens", "invalid_value"),
@@ -104,12 +116,32 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_type"),
     ({"messages": [{"role": "user", "content": []}]}, "messages[0].content", "invalid_value"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "invalid_value"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content[0].type", "invalid_value"),
-    ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages[0].tool_calls", "unsupported_parameter"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "missing_required_parameter"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0].type",
+        "invalid_value",
+    ),
+    (
+        {"messages": [{"role": "user", "content": "x", "tool_calls": []}]},
+        "messages[0].tool_calls",
+        "unsupported_parameter",
+    ),
+    (
+        {"messages": [{"role": "tool", "content": "x"}]},
+        "messages[0].tool_call_id",
+        "missing_required_parameter",
+    ),
     ({"messages": [{"role": "assistant"}]}, "messages", "invalid_value"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages[0].tool_calls[0].type", "missing_required_parameter"),
-    ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages[0].mood", "unknown_parameter"),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]},
+        "messages[0].tool_calls[0].type",
+        "missing_required_parameter",
+    ),
+    (
+        {"messages": [{"role": "user", "content": "x", "mood": "good"}]},
+        "messages[0].mood",
+        "unknown_parameter",
+    ),
     ({"messages": [{"role": "user", "content": "x"}] * 2049}, "messages", "invalid_value"),
     ({"max_completion_tokens": 3}, "max_tokens", "invalid_value"),
     ({"max_completion_tokens": 0}, "max_completion_tokens", "invalid_value"),
@@ -119,24 +151,45 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"logprobs": 3}, "logprobs", "invalid_type"),
     ({"tools": []}, "tools", "invalid_value"),
     ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type", "invalid_value"),
-    ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools[0].function.name", "invalid_value"),
-    ({"tools": [FUNCTION] * 2}, "tools", "invalid_value"),
-    ({"tools": [{"type": "function", "function": {"name": f"f{number}"}} for number in range(129)]}, "tools", "invalid_value"),
-    ({"tools": [FUNCTION], "tool_choice": "always"}, "tool_choice", "invalid_value"),
-    ({"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice", "invalid_value"),
     (
-        {"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED_G]}}},
+        {"tools": [{"type": "function", "function": {"name": "f g"}}]},
+        "tools[0].function.name",
+        "invalid_value",
+    ),
+    ({"tools": [FUNCTION] * 2}, "tools", "invalid_value"),
+    (
+        {"tools": [{"type": "function", "function": {"name": f"f{number}"}} for number in range(129)]},
+        "tools",
+        "invalid_value",
+    ),
+    ({"tools": [FUNCTION], "tool_choice": "always"}, "tool_choice", "invalid_value"),
+    (
+        {"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "g"}}},
         "tool_choice",
         "invalid_value",
     ),
     (
-        {"tools": [FUNCTION], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": [FUNCTION]}}},
+        {
+            "tools": [FUNCTION],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED_G]}},
+        },
+        "tool_choice",
+        "invalid_value",
+    ),
+    (
+        {
+            "tools": [FUNCTION],
+            "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "none", "tools": [FUNCTION]}},
+        },
         "tool_choice.allowed_tools.mode",
         "invalid_value",
     ),
     ({"tools": [FUNCTION], "response_format": {"type": "json_object"}}, "tools", "invalid_value"),
     (
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}], "tool_choice": "required"},
+        {
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],
+            "tool_choice": "required",
+        },
         "tools",
         "invalid_value",
     ),
@@ -154,10 +207,18 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
     ({"chat_template": "{{ x }}"}, "chat_template", "unsupported_parameter"),
     ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize", "unknown_parameter"),
-    ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking", "unsupported_parameter"),
+    (
+        {"chat_template_kwargs": {"enable_thinking": True}},
+        "chat_template_kwargs.enable_thinking",
+        "unsupported_parameter",
+    ),
     ({"continue_final_message": True}, "continue_final_message", "invalid_value"),
     (
-        {"messages": [{"role": "assistant", "content": "x"}], "continue_final_message": True, "add_generation_prompt": True},
+        {
+            "messages": [{"role": "assistant", "content": "x"}],
+            "continue_final_message": True,
+            "add_generation_prompt": True,
+        },
         "continue_final_message",
         "invalid_value",
     ),
@@ -217,7 +278,9 @@ def refusal(http: httpx.Client, path: str, body: dict[str, Any]) -> dict[str, An
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("change", "param", "code"), [*BOTH, *CHAT_ONLY], ids=name)
-def test_chat_refuses(http: httpx.Client, change: dict[str, Any], param: str, code: str, stream: bool) -> None:
+def test_chat_refuses(
+    http: httpx.Client, change: dict[str, Any], param: str, code: str, stream: bool
+) -> None:
     body = CHAT | change if not stream or "stream_options" in change else CHAT | {"stream": True} | change
     error = refusal(http, "/v1/chat/completions", body)
     assert error["param"] == param

@@ -12,7 +12,12 @@ from tests.server.events import blocks
 from tests.server.serving import MODEL
 
 PATH = "/v1/responses"
-HELLO: dict[str, Any] = {"model": MODEL, "input": "Where is the lamp?", "max_output_tokens": 8, "ignore_eos": True}
+HELLO: dict[str, Any] = {
+    "model": MODEL,
+    "input": "Where is the lamp?",
+    "max_output_tokens": 8,
+    "ignore_eos": True,
+}
 
 _EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
@@ -24,7 +29,13 @@ def ask(http: httpx.Client, body: dict[str, Any] = HELLO, **options: Any) -> Any
     return response.json()
 
 
-def stream(http: httpx.Client, body: dict[str, Any] = HELLO, *, once_begun: Callable[[], None] | None = None, **options: Any) -> list[Any]:
+def stream(
+    http: httpx.Client,
+    body: dict[str, Any] = HELLO,
+    *,
+    once_begun: Callable[[], None] | None = None,
+    **options: Any,
+) -> list[Any]:
     events: list[Any] = []
     with http.stream("POST", PATH, json=body | {"stream": True} | options) as response:
         assert response.status_code == 200
@@ -43,14 +54,23 @@ def stream(http: httpx.Client, body: dict[str, Any] = HELLO, *, once_begun: Call
 def names(events: list[Any]) -> list[str]:
     """Return the events' types, each run of deltas as one."""
     types = [event["type"].removeprefix("response.") for event in events]
-    return [name for number, name in enumerate(types) if not (name.endswith(".delta") and name == types[number - 1])]
+    return [
+        name
+        for number, name in enumerate(types)
+        if not (name.endswith(".delta") and name == types[number - 1])
+    ]
 
 
 def text_of(response: Any) -> str:
-    return "".join(part["text"] for item in response["output"] if item["type"] == "message" for part in item["content"])
+    return "".join(
+        part["text"] for item in response["output"] if item["type"] == "message" for part in item["content"]
+    )
 
 
 def same(response: Any) -> Any:
     """Return what two answers to one request have in common: everything but names and times."""
-    output = [{key: value for key, value in item.items() if key not in ("id", "call_id")} for item in response["output"]]
+    output = [
+        {key: value for key, value in item.items() if key not in ("id", "call_id")}
+        for item in response["output"]
+    ]
     return output, response["usage"], response["status"], response["incomplete_details"]

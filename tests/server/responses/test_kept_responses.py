@@ -11,16 +11,29 @@ from tests.server.serving import MODEL, serve, settings, spec
 
 def test_a_conversation_goes_on(http: httpx.Client) -> None:
     first = ask(http, temperature=0)
-    told = [{"role": "user", "content": HELLO["input"]}, *first["output"], {"role": "user", "content": "And now?"}]
-    second = ask(http, temperature=0, input="And now?", previous_response_id=first["id"], instructions="Be brief.")
+    told = [
+        {"role": "user", "content": HELLO["input"]},
+        *first["output"],
+        {"role": "user", "content": "And now?"},
+    ]
+    second = ask(
+        http, temperature=0, input="And now?", previous_response_id=first["id"], instructions="Be brief."
+    )
     assert text_of(second) == text_of(ask(http, temperature=0, input=told, instructions="Be brief."))
     assert second["previous_response_id"] == first["id"]
-    assert ask(http, input="And now?", previous_response_id=first["id"])["usage"]["input_tokens"] < second["usage"]["input_tokens"]
+    assert (
+        ask(http, input="And now?", previous_response_id=first["id"])["usage"]["input_tokens"]
+        < second["usage"]["input_tokens"]
+    )
 
 
 def test_items_of_a_conversation_are_listed_in_pages(http: httpx.Client) -> None:
     first = ask(http)
-    second = ask(http, input=[{"role": "user", "content": "And"}, {"role": "user", "content": "now?"}], previous_response_id=first["id"])
+    second = ask(
+        http,
+        input=[{"role": "user", "content": "And"}, {"role": "user", "content": "now?"}],
+        previous_response_id=first["id"],
+    )
     path = f"{PATH}/{second['id']}/input_items"
     listed = http.get(path, params={"order": "asc"})
     ResponseItemList.model_validate_json(listed.content, strict=True)
@@ -29,10 +42,19 @@ def test_items_of_a_conversation_are_listed_in_pages(http: httpx.Client) -> None
     assert items[1] == first["output"][0]
     assert http.get(path).json()["data"] == items[::-1]
     page = http.get(path, params={"order": "asc", "limit": 2, "after": items[0]["id"]}).json()
-    assert (page["data"], page["first_id"], page["last_id"], page["has_more"]) == (items[1:3], items[1]["id"], items[2]["id"], True)
+    assert (page["data"], page["first_id"], page["last_id"], page["has_more"]) == (
+        items[1:3],
+        items[1]["id"],
+        items[2]["id"],
+        True,
+    )
     assert http.get(path, params={"after": "msg_x"}).status_code == 404
     refused = http.get(path, params={"limit": 0})
-    assert (refused.status_code, refused.json()["error"]["param"], refused.json()["error"]["code"]) == (400, "limit", "invalid_value")
+    assert (refused.status_code, refused.json()["error"]["param"], refused.json()["error"]["code"]) == (
+        400,
+        "limit",
+        "invalid_value",
+    )
     reference = {"type": "item_reference", "id": items[1]["id"]}
     ask(http, input=[{"role": "user", "content": "x"}, reference])
     assert http.post(PATH, json=HELLO | {"input": [{"id": "msg_x_0"}]}).status_code == 404
@@ -45,7 +67,12 @@ def test_a_kept_response_can_be_fetched_and_deleted(http: httpx.Client) -> None:
     assert http.get(path, params={"stream": True}).status_code == 400
     assert http.post(f"{path}/cancel").status_code == 400
     assert http.delete(path).json() == {"id": response["id"], "object": "response", "deleted": True}
-    for answer in (http.get(path), http.delete(path), http.post(f"{path}/cancel"), http.get(f"{path}/input_items")):
+    for answer in (
+        http.get(path),
+        http.delete(path),
+        http.post(f"{path}/cancel"),
+        http.get(f"{path}/input_items"),
+    ):
         assert answer.status_code == 404
         assert answer.json()["error"]["type"] == "invalid_request_error"
     refused = http.post(PATH, json=HELLO | {"previous_response_id": response["id"]})
@@ -64,7 +91,10 @@ def test_what_is_not_to_be_kept_is_not(http: httpx.Client) -> None:
 def test_storage_is_bounded_and_nobody_elses(renderer: Renderer) -> None:
     limits = StorageLimits(max_responses=2)
     with serve(renderer, settings(storage=limits, api_keys=("one", "two"))) as server:
-        one, two = (httpx.Client(base_url=server.url, timeout=30, headers={"Authorization": f"Bearer {key}"}) for key in ("one", "two"))
+        one, two = (
+            httpx.Client(base_url=server.url, timeout=30, headers={"Authorization": f"Bearer {key}"})
+            for key in ("one", "two")
+        )
         with one, two:
             first, second = ask(one), ask(two)
             assert one.get(f"{PATH}/{first['id']}").status_code == 200

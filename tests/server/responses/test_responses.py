@@ -20,7 +20,12 @@ from tests.server.routes.test_openapi import check, document  # noqa: F401 (a fi
 from tests.server.routes.test_tools import SCHEMA, TEMPLATE
 from tests.server.serving import MODEL, RunningServer, serve, spec
 
-WEATHER: dict[str, Any] = {"type": "function", "name": "get_weather", "description": "Forecast", "parameters": SCHEMA}
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Forecast",
+    "parameters": SCHEMA,
+}
 TIME: dict[str, Any] = {"type": "function", "name": "get_time"}
 CALL: dict[str, Any] = {
     "input": "How is the weather?",
@@ -38,15 +43,29 @@ LOGPROBS: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_lo
 def thinking() -> Iterator[RunningServer]:
     """A server whose model reasons and knows tools."""
     inner = AutoTokenizer.from_pretrained(DEMO_MODEL)
-    inner.chat_template = TEMPLATE.replace("{% if enable_thinking %}<think>", "{% if reasoning_effort %}<think>")
+    inner.chat_template = TEMPLATE.replace(
+        "{% if enable_thinking %}<think>", "{% if reasoning_effort %}<think>"
+    )
     own = Renderer(Tokenizer(inner, {"eos_token_id": 2}))
     with serve(own) as server:
         yield server
     own.close()
 
 
-TEXT_EVENTS = ["output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done", "output_item.done"]
-CALL_EVENTS = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
+TEXT_EVENTS = [
+    "output_item.added",
+    "content_part.added",
+    "output_text.delta",
+    "output_text.done",
+    "content_part.done",
+    "output_item.done",
+]
+CALL_EVENTS = [
+    "output_item.added",
+    "function_call_arguments.delta",
+    "function_call_arguments.done",
+    "output_item.done",
+]
 
 
 def test_a_response_says_what_it_is(http: httpx.Client) -> None:
@@ -58,8 +77,16 @@ def test_a_response_says_what_it_is(http: httpx.Client) -> None:
     assert (message["type"], message["role"], message["status"]) == ("message", "assistant", "incomplete")
     assert response["usage"]["output_tokens"] == 8
     assert response["usage"]["total_tokens"] == response["usage"]["input_tokens"] + 8
-    echoed = {name: response[name] for name in ("metadata", "instructions", "user", "max_output_tokens", "store")}
-    assert echoed == {"metadata": {"a": "b"}, "instructions": "Be brief.", "user": "me", "max_output_tokens": 8, "store": True}
+    echoed = {
+        name: response[name] for name in ("metadata", "instructions", "user", "max_output_tokens", "store")
+    }
+    assert echoed == {
+        "metadata": {"a": "b"},
+        "instructions": "Be brief.",
+        "user": "me",
+        "max_output_tokens": 8,
+        "store": True,
+    }
 
 
 def test_what_asks_for_nothing_in_particular_changes_nothing(http: httpx.Client) -> None:
@@ -70,9 +97,20 @@ def test_what_asks_for_nothing_in_particular_changes_nothing(http: httpx.Client)
         "max_tool_calls": 0,
         "parallel_tool_calls": True,
         "prompt_cache_key": "key-1234",
-        "prompt_cache_options": {"comparison_response_id": "resp_123", "mode": "implicit", "prewarm": False, "ttl": "30m"},
+        "prompt_cache_options": {
+            "comparison_response_id": "resp_123",
+            "mode": "implicit",
+            "prewarm": False,
+            "ttl": "30m",
+        },
         "prompt_cache_retention": "in_memory",
-        "reasoning": {"context": "auto", "effort": "none", "generate_summary": "auto", "mode": "standard", "summary": "auto"},
+        "reasoning": {
+            "context": "auto",
+            "effort": "none",
+            "generate_summary": "auto",
+            "mode": "standard",
+            "summary": "auto",
+        },
         "safety_identifier": "someone",
         "service_tier": "auto",
         "text": {"format": {"type": "text"}, "verbosity": "medium"},
@@ -95,8 +133,14 @@ def test_an_answer_that_ends_is_completed(http: httpx.Client, renderer: Renderer
 
 def test_the_same_words_are_the_same_prompt_as_in_chat(http: httpx.Client) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is the lamp?"}]
-    chat = http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 8, "ignore_eos": True, "temperature": 0}).json()
-    parts = [{"role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]}, {"role": "user", "content": HELLO["input"]}]
+    chat = http.post(
+        "/v1/chat/completions",
+        json={"messages": messages, "max_tokens": 8, "ignore_eos": True, "temperature": 0},
+    ).json()
+    parts = [
+        {"role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+        {"role": "user", "content": HELLO["input"]},
+    ]
     for options in ({"instructions": "Be brief."}, {"input": parts}):
         response = ask(http, temperature=0, **options)
         assert text_of(response) == chat["choices"][0]["message"]["content"]
@@ -121,7 +165,9 @@ def test_calls_are_items_streamed_and_whole(http: httpx.Client) -> None:
     assert same(events[-1]["response"]) == same(whole)
     [call] = whole["output"]
     assert (call["type"], call["status"]) == ("function_call", "completed")
-    arguments = "".join(event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta")
+    arguments = "".join(
+        event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta"
+    )
     assert arguments == call["arguments"]
     if call["name"] == "get_weather":
         jsonschema.validate(json.loads(arguments), SCHEMA)
@@ -130,20 +176,36 @@ def test_calls_are_items_streamed_and_whole(http: httpx.Client) -> None:
 
 
 def test_the_choice_of_tools_is_honoured(http: httpx.Client) -> None:
-    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "get_time"}]}
+    allowed = {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": [{"type": "function", "name": "get_time"}],
+    }
     for choice in (allowed, {"type": "function", "name": "get_time"}):
         for seed in range(4):
             response = ask(http, CALL, tool_choice=choice, seed=seed)
             assert [item["name"] for item in response["output"]] == ["get_time"]
             assert response["tool_choice"] == choice
     none = ask(http, CALL, tool_choice="none", max_output_tokens=4)
-    assert none["usage"]["input_tokens"] == ask(http, CALL, tools=[], tool_choice="auto", max_output_tokens=4)["usage"]["input_tokens"]
+    assert (
+        none["usage"]["input_tokens"]
+        == ask(http, CALL, tools=[], tool_choice="auto", max_output_tokens=4)["usage"]["input_tokens"]
+    )
 
 
 def test_structured_text(http: httpx.Client) -> None:
-    schema = {"type": "object", "properties": {"yes": {"type": "boolean"}}, "required": ["yes"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"yes": {"type": "boolean"}},
+        "required": ["yes"],
+        "additionalProperties": False,
+    }
     form = {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}
-    for options in ({"text": {"format": form}}, {"text": {"format": {"type": "json_object"}}}, {"guided_json": schema}):
+    for options in (
+        {"text": {"format": form}},
+        {"text": {"format": {"type": "json_object"}}},
+        {"guided_json": schema},
+    ):
         response = ask(http, max_output_tokens=300, temperature=1, seed=1, **options)
         if response["status"] == "completed":
             assert isinstance(json.loads(text_of(response)), dict)
@@ -151,10 +213,21 @@ def test_structured_text(http: httpx.Client) -> None:
 
 
 def test_reasoning_is_an_item_of_its_own(thinking: RunningServer) -> None:
-    body = {**HELLO, "reasoning": {"effort": "high", "summary": "auto"}, "max_output_tokens": 20, "temperature": 0}
+    body = {
+        **HELLO,
+        "reasoning": {"effort": "high", "summary": "auto"},
+        "max_output_tokens": 20,
+        "temperature": 0,
+    }
     with httpx.Client(base_url=thinking.url, timeout=30) as http:
         whole, events = ask(http, body), stream(http, body)
-        kinds = ["output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done"]
+        kinds = [
+            "output_item.added",
+            "content_part.added",
+            "reasoning_text.delta",
+            "reasoning_text.done",
+            "content_part.done",
+        ]
         assert names(events) == ["created", "in_progress", *kinds, "output_item.done", "incomplete"]
         assert same(events[-1]["response"]) == same(whole)
         [thought] = whole["output"]
@@ -169,7 +242,8 @@ def test_reasoning_is_an_item_of_its_own(thinking: RunningServer) -> None:
 def test_an_input_may_be_left_out(http: httpx.Client) -> None:
     told = [{"role": "system", "content": "Say something."}]
     alone, as_item = (
-        ask(http, temperature=0, **options) for options in ({"input": None, "instructions": "Say something."}, {"input": told})
+        ask(http, temperature=0, **options)
+        for options in ({"input": None, "instructions": "Say something."}, {"input": told})
     )
     assert same(alone) == same(as_item)
     alone_again = ask(http, temperature=0, input=None, previous_response_id=alone["id"])
@@ -192,7 +266,11 @@ def test_a_failing_step_fails_its_response_only(renderer: Renderer) -> None:
         events = stream(http, once_begun=server.gate.open, max_output_tokens=50)
         assert names(events)[:2] == ["created", "in_progress"]
         failed = events[-1]["response"]
-        assert (events[-1]["type"], failed["status"], failed["error"]["code"]) == ("response.failed", "failed", "server_error")
+        assert (events[-1]["type"], failed["status"], failed["error"]["code"]) == (
+            "response.failed",
+            "failed",
+            "server_error",
+        )
         assert "0x7f00" not in json.dumps(events)
         assert http.get(f"{PATH}/{failed['id']}").json() == failed
         background = ask(http, background=True, max_output_tokens=50)
@@ -208,7 +286,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": [{"role": "user"}]}, "input[0].content", "missing_required_parameter"),
     ({"input": [{"role": "narrator", "content": "x"}]}, "input[0].role", "invalid_value"),
     ({"input": [{"type": "web_search_call"}]}, "input[0]", "invalid_value"),
-    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type", "invalid_value"),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+        "input[0].content[0].type",
+        "invalid_value",
+    ),
     ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input", "invalid_value"),
     ({"input": [{"role": "user", "content": "x"}] * 2049}, "input", "invalid_value"),
     ({"input": "\ud800"}, "input", "invalid_value"),
@@ -226,8 +308,16 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": {"type": "web_search_preview"}, "tools": [TIME]}, "tool_choice.type", "invalid_value"),
     ({"tools": [{**TIME, "parameters": {"const": float("nan")}}]}, "", "invalid_value"),
     ({"tools": [TIME], "text": {"format": {"type": "json_object"}}}, "tools", "invalid_value"),
-    ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "missing_required_parameter"),
-    ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}}, "text.format", "invalid_value"),
+    (
+        {"text": {"format": {"type": "json_schema", "name": "x"}}},
+        "text.format.schema",
+        "missing_required_parameter",
+    ),
+    (
+        {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}},
+        "text.format",
+        "invalid_value",
+    ),
     ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "guided_regex", "invalid_value"),
     ({"text": {"verbosity": "low"}}, "text.verbosity", "unsupported_parameter"),
     ({"reasoning": {"effort": "high"}}, "reasoning.effort", "unsupported_parameter"),
@@ -236,7 +326,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": None}, "input", "missing_required_parameter"),
     ({"tools": [{**TIME, "defer_loading": True}]}, "tools[0].defer_loading", "unsupported_parameter"),
     ({"tools": [{**TIME, "async": True}]}, "tools[0].async", "unsupported_parameter"),
-    ({"tools": [{**TIME, "allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers", "unsupported_parameter"),
+    (
+        {"tools": [{**TIME, "allowed_callers": ["programmatic"]}]},
+        "tools[0].allowed_callers",
+        "unsupported_parameter",
+    ),
     ({"access_programs": {"cyber": "daybreak_blue"}}, "access_programs", "unsupported_parameter"),
     ({"image": {"context_compression": "enabled"}}, "image", "unsupported_parameter"),
     ({"personality": "friendly"}, "personality", "unsupported_parameter"),
@@ -256,7 +350,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("change", "param", "code"), REFUSED, ids=lambda value: str(value)[:60])
 def test_refusals(http: httpx.Client, change: dict[str, Any], param: str, code: str) -> None:
-    response = http.post(PATH, content=json.dumps(HELLO | change), headers={"Content-Type": "application/json"})
+    response = http.post(
+        PATH, content=json.dumps(HELLO | change), headers={"Content-Type": "application/json"}
+    )
     assert response.status_code == (404 if code == "model_not_found" else 400), response.text
     error = response.json()["error"]
     assert (error["param"] or "", error["code"]) == (param, code), error
@@ -270,7 +366,9 @@ class Lamp(BaseModel):
 
 def test_the_sdk(sdk: openai.OpenAI) -> None:
     options: Any = {"model": MODEL, "max_output_tokens": 200, "temperature": 1}
-    response = sdk.responses.create(input="Hello", extra_body={"ignore_eos": True}, **(options | {"max_output_tokens": 8}))
+    response = sdk.responses.create(
+        input="Hello", extra_body={"ignore_eos": True}, **(options | {"max_output_tokens": 8})
+    )
     assert response.output_text
     assert sdk.responses.retrieve(response.id) == response
     assert [item.type for item in sdk.responses.input_items.list(response.id)] == ["message"]
@@ -289,23 +387,43 @@ def test_the_sdk(sdk: openai.OpenAI) -> None:
 def test_the_sdk_makes_a_round_trip_with_tools(sdk: openai.OpenAI) -> None:
     tools: Any = [WEATHER | {"strict": True}]
     options: Any = {"model": MODEL, "tools": tools, "max_output_tokens": 400}
-    asked = sdk.responses.create(input="Weather?", tool_choice="required", parallel_tool_calls=False, temperature=1, **options)
+    asked = sdk.responses.create(
+        input="Weather?", tool_choice="required", parallel_tool_calls=False, temperature=1, **options
+    )
     [call] = asked.output
     assert call.type == "function_call"
     jsonschema.validate(json.loads(call.arguments), SCHEMA)
     result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
-    more: Any = {**options, "max_output_tokens": 8, "extra_body": {"ignore_eos": True}, "tool_choice": "none", "temperature": 0}
+    more: Any = {
+        **options,
+        "max_output_tokens": 8,
+        "extra_body": {"ignore_eos": True},
+        "tool_choice": "none",
+        "temperature": 0,
+    }
     kept = sdk.responses.create(input=[result], previous_response_id=asked.id, **more)
-    sent = sdk.responses.create(input=[{"role": "user", "content": "Weather?"}, cast("Any", call), result], **more)
+    sent = sdk.responses.create(
+        input=[{"role": "user", "content": "Weather?"}, cast("Any", call), result], **more
+    )
     assert kept.output_text == sent.output_text != ""
 
 
 async def test_the_asynchronous_sdk(running: RunningServer) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="any", max_retries=0, timeout=30) as sdk:
-        options: Any = {"model": MODEL, "input": "Hello", "max_output_tokens": 8, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    async with openai.AsyncOpenAI(
+        base_url=f"{running.url}/v1", api_key="any", max_retries=0, timeout=30
+    ) as sdk:
+        options: Any = {
+            "model": MODEL,
+            "input": "Hello",
+            "max_output_tokens": 8,
+            "temperature": 0,
+            "extra_body": {"ignore_eos": True},
+        }
         response = await sdk.responses.create(**options)
         async with sdk.responses.stream(**options) as events:
-            snapshots = [event.snapshot async for event in events if event.type == "response.output_text.delta"]
+            snapshots = [
+                event.snapshot async for event in events if event.type == "response.output_text.delta"
+            ]
         stream = await sdk.responses.create(stream=True, **options)
         text = "".join([event.delta async for event in stream if event.type == "response.output_text.delta"])
     assert text == snapshots[-1] == response.output_text
@@ -314,7 +432,11 @@ async def test_the_asynchronous_sdk(running: RunningServer) -> None:
 @pytest.mark.openai_schema
 def test_openais_schema(http: httpx.Client, thinking: RunningServer, document: Any) -> None:  # noqa: F811
     rich = {"metadata": {"a": "b"}, "instructions": "Be brief.", **LOGPROBS}
-    bodies = [HELLO | rich, CALL, HELLO | {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}}]
+    bodies = [
+        HELLO | rich,
+        CALL,
+        HELLO | {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},
+    ]
     for body in bodies:
         check(document, "Response", ask(http, body))
     with httpx.Client(base_url=thinking.url, timeout=30) as reasoning:

@@ -89,7 +89,12 @@ def test_nothing_is_kept_where_nothing_may_be() -> None:
     assert store.num_responses == 0
 
 
-STEPS = st.tuples(st.sampled_from(["put", "get", "delete", "wait"]), st.sampled_from("xyz"), st.sampled_from("abcd"), st.integers(1, 60))
+STEPS = st.tuples(
+    st.sampled_from(["put", "get", "delete", "wait"]),
+    st.sampled_from("xyz"),
+    st.sampled_from("abcd"),
+    st.integers(1, 60),
+)
 
 
 @given(st.lists(STEPS))
@@ -108,7 +113,12 @@ def test_limits_hold_and_counts_are_true_whatever_is_done(steps: list[tuple[str,
                 assert store.get(owner, name) is None
             case "wait":
                 clock.seconds += number
-        found = [stored for owner in "xyz" for name in "abcd" if (stored := store.get(owner, name)) is not None]
-        assert (store.num_responses, store.num_bytes) == (len(found), sum(stored.num_bytes for stored in found))
+        found = [
+            stored for owner in "xyz" for name in "abcd" if (stored := store.get(owner, name)) is not None
+        ]
+        assert (store.num_responses, store.num_bytes) == (
+            len(found),
+            sum(stored.num_bytes for stored in found),
+        )
         assert store.num_responses <= 4
         assert store.num_bytes <= 100

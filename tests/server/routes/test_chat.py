@@ -32,7 +32,10 @@ def test_a_stream_is_a_role_then_content_then_one_finish_for_each_choice(http: h
     for index in range(2):
         choices = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == index]
         assert choices[0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
-        assert all(set(choice["delta"]) == {"content"} and choice["finish_reason"] is None for choice in choices[1:-1])
+        assert all(
+            set(choice["delta"]) == {"content"} and choice["finish_reason"] is None
+            for choice in choices[1:-1]
+        )
         assert (choices[-1]["delta"], choices[-1]["finish_reason"]) == ({}, "length")
     for chunk in chunks:
         assert chunk["object"] == "chat.completion.chunk"
@@ -75,7 +78,9 @@ def test_an_omitted_limit_means_all_that_there_is_room_for(http: httpx.Client) -
 
 
 def test_an_omitted_limit_leaves_no_room_after_too_long_a_prompt(http: httpx.Client) -> None:
-    response = http.post(PATH, json=HELLO | {"max_tokens": None, "messages": [{"role": "user", "content": "lamp " * 2000}]})
+    response = http.post(
+        PATH, json=HELLO | {"max_tokens": None, "messages": [{"role": "user", "content": "lamp " * 2000}]}
+    )
     assert response.status_code == 400
     error = response.json()["error"]
     assert error["code"] == "context_length_exceeded"
@@ -111,7 +116,9 @@ def test_the_stop_string_is_kept_if_asked_for(http: httpx.Client) -> None:
 def test_text_parts_are_a_message(http: httpx.Client) -> None:
     parts = [{"type": "text", "text": "Where is"}, {"type": "text", "text": "the lamp?"}]
     whole = ask(http, temperature=0, messages=[{"role": "user", "content": "Where is\nthe lamp?"}])
-    assert ask(http, temperature=0, messages=[{"role": "user", "content": parts}])["choices"] == whole["choices"]
+    assert (
+        ask(http, temperature=0, messages=[{"role": "user", "content": parts}])["choices"] == whole["choices"]
+    )
 
 
 def test_an_answer_can_be_sent_back_as_it_came(http: httpx.Client) -> None:
@@ -135,8 +142,24 @@ def test_inert_fields_change_nothing(http: httpx.Client, name: str) -> None:
 
 
 def test_neutral_values_of_unsupported_fields_pass(http: httpx.Client) -> None:
-    ask(http, response_format={"type": "text"}, modalities=["text"], tools=None, metadata={}, store=False, echo=False, verbosity="medium")
-    ask(http, tool_choice="none", include_reasoning=True, separate_reasoning=True, stream_reasoning=True, reasoning_effort="none")
+    ask(
+        http,
+        response_format={"type": "text"},
+        modalities=["text"],
+        tools=None,
+        metadata={},
+        store=False,
+        echo=False,
+        verbosity="medium",
+    )
+    ask(
+        http,
+        tool_choice="none",
+        include_reasoning=True,
+        separate_reasoning=True,
+        stream_reasoning=True,
+        reasoning_effort="none",
+    )
     ask(http, chat_template_kwargs={"enable_thinking": False, "thinking": False})
 
 
@@ -165,18 +188,28 @@ def test_comments_keep_an_idle_stream_open_and_show_the_prefill(renderer: Render
 
 def test_nothing_is_sent_before_the_engine_has_accepted(renderer: Renderer) -> None:
     """A request that the queue's deadline ends has a status of its own although it asked for a stream."""
-    with serve(renderer, backend_spec=spec(num_slots=1)) as server, httpx.Client(base_url=server.url, timeout=30) as http:
+    with (
+        serve(renderer, backend_spec=spec(num_slots=1)) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
         response = http.post(PATH, json=HELLO | {"stream": True, "queue_timeout": 1e-6})
         assert response.status_code == 429
         assert response.json()["error"]["code"] == "queue_timeout"
 
 
 def test_a_continued_message_is_echoed_if_that_is_asked_for(http: httpx.Client) -> None:
-    begun = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": [{"type": "text", "text": "It is"}]}]
+    begun = [
+        {"role": "user", "content": "Who?"},
+        {"role": "assistant", "content": [{"type": "text", "text": "It is"}]},
+    ]
     options = {"messages": begun, "continue_final_message": True}
-    alone, echoed = (ask(http, **options, echo=echo)["choices"][0]["message"]["content"] for echo in (False, True))
+    alone, echoed = (
+        ask(http, **options, echo=echo)["choices"][0]["message"]["content"] for echo in (False, True)
+    )
     assert echoed == "It is" + alone
-    streamed = [chunk["choices"][0]["delta"].get("content") or "" for chunk in stream(http, **options, echo=True)]
+    streamed = [
+        chunk["choices"][0]["delta"].get("content") or "" for chunk in stream(http, **options, echo=True)
+    ]
     assert "".join(streamed) == echoed
     refused = http.post(PATH, json={"model": MODEL, "messages": begun, "echo": True})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "echo")

@@ -13,14 +13,27 @@ PATH = "/v1/completions"
 
 
 def ask(http: httpx.Client, **options: Any) -> Any:
-    body = {"model": MODEL, "prompt": "Anna keeps", "temperature": 0, "max_tokens": 4, "ignore_eos": True} | options
+    body = {
+        "model": MODEL,
+        "prompt": "Anna keeps",
+        "temperature": 0,
+        "max_tokens": 4,
+        "ignore_eos": True,
+    } | options
     response = http.post(PATH, json=body)
     assert response.status_code == 200, response.text
     return response.json()
 
 
 def stream(http: httpx.Client, **options: Any) -> list[Any]:
-    body = {"model": MODEL, "prompt": "Anna keeps", "temperature": 0, "max_tokens": 4, "ignore_eos": True, "stream": True} | options
+    body = {
+        "model": MODEL,
+        "prompt": "Anna keeps",
+        "temperature": 0,
+        "max_tokens": 4,
+        "ignore_eos": True,
+        "stream": True,
+    } | options
     with http.stream("POST", PATH, json=body) as response:
         assert response.status_code == 200
         return list(data(response))
@@ -60,7 +73,9 @@ def test_best_of_is_taken_when_it_chooses_nothing(http: httpx.Client) -> None:
 def test_echo_puts_the_prompt_first(http: httpx.Client) -> None:
     alone = ask(http)["choices"][0]["text"]
     assert ask(http, echo=True)["choices"][0]["text"] == "Anna keeps" + alone
-    assert ask(http, prompt=tokens_of(http, " keeps")[1:], echo=True)["choices"][0]["text"].startswith(" keeps")
+    assert ask(http, prompt=tokens_of(http, " keeps")[1:], echo=True)["choices"][0]["text"].startswith(
+        " keeps"
+    )
 
 
 def test_logprobs_are_parallel_lists(http: httpx.Client) -> None:
@@ -68,7 +83,9 @@ def test_logprobs_are_parallel_lists(http: httpx.Client) -> None:
     logprobs = choice["logprobs"]
     assert {len(values) for values in logprobs.values()} == {4}
     assert "".join(logprobs["tokens"]) == choice["text"]
-    for token, logprob, top in zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True):
+    for token, logprob, top in zip(
+        logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
+    ):
         assert top[token] == logprob == max(top.values())
 
 
@@ -82,7 +99,11 @@ def test_echoed_logprobs_cover_the_prompt_and_begin_with_null(http: httpx.Client
     [choice] = ask(http, prompt=prompt, echo=True, logprobs=1, max_tokens=2)["choices"]
     logprobs = choice["logprobs"]
     assert {len(values) for values in logprobs.values()} == {len(prompt) + 2}
-    assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0], logprobs["text_offset"][0]) == (None, None, 0)
+    assert (logprobs["token_logprobs"][0], logprobs["top_logprobs"][0], logprobs["text_offset"][0]) == (
+        None,
+        None,
+        0,
+    )
     assert all(value <= 0 for value in logprobs["token_logprobs"][1:])
     assert "".join(logprobs["tokens"]) == choice["text"]
     for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
@@ -103,15 +124,21 @@ def test_a_prompt_can_be_scored_without_generating(http: httpx.Client) -> None:
 @pytest.mark.parametrize("logprobs", [None, 2])
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("prompt", ["Anna", ["Anna", "Ben keeps"], [5, 6], [[5, 6], [7]]])
-def test_a_stream_says_the_same_as_the_whole_answer(http: httpx.Client, prompt: Any, n: int, logprobs: int | None, echo: bool) -> None:
+def test_a_stream_says_the_same_as_the_whole_answer(
+    http: httpx.Client, prompt: Any, n: int, logprobs: int | None, echo: bool
+) -> None:
     options = {"prompt": prompt, "n": n, "logprobs": logprobs, "echo": echo, "seed": 1, "temperature": 1}
     chunks = stream(http, **options, stream_options={"include_usage": True})
     whole = ask(http, **options)
     assert chunks.pop()["usage"] == whole["usage"]
     for expected in whole["choices"]:
-        pieces = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == expected["index"]]
+        pieces = [
+            choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == expected["index"]
+        ]
         assert "".join(piece["text"] for piece in pieces) == expected["text"]
-        assert [piece["finish_reason"] for piece in pieces if piece["finish_reason"]] == [expected["finish_reason"]]
+        assert [piece["finish_reason"] for piece in pieces if piece["finish_reason"]] == [
+            expected["finish_reason"]
+        ]
         if logprobs is not None:
             parts = [piece["logprobs"] for piece in pieces if piece["logprobs"]]
             for name, values in expected["logprobs"].items():
@@ -125,7 +152,9 @@ def test_the_scoring_requests_of_evaluation_harnesses(http: httpx.Client, render
     num_context = len(prompt) - 2
     continuation = choice["logprobs"]["token_logprobs"][num_context:-1]
     assert len(continuation) == 2
-    assert choice["logprobs"]["tokens"][num_context:-1] == [renderer.token_text(token) for token in prompt[num_context:]]
+    assert choice["logprobs"]["tokens"][num_context:-1] == [
+        renderer.token_text(token) for token in prompt[num_context:]
+    ]
     assert all(isinstance(top, dict) and top for top in choice["logprobs"]["top_logprobs"][num_context:-1])
 
 

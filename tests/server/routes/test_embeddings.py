@@ -52,8 +52,12 @@ def test_the_sdk_asks_for_base64_and_reads_it(sdk: openai.OpenAI, renderer: Rend
 
 
 def test_base64_is_little_endian_float32(http: httpx.Client) -> None:
-    text = http.post("/v1/embeddings", json={"input": [5, 6, 7], "encoding_format": "base64"}).json()["data"][0]["embedding"]
-    assert list(struct.unpack(f"<{SIZE}f", base64.b64decode(text))) == pytest.approx(mean_of([5, 6, 7]), abs=1e-6)
+    text = http.post("/v1/embeddings", json={"input": [5, 6, 7], "encoding_format": "base64"}).json()["data"][
+        0
+    ]["embedding"]
+    assert list(struct.unpack(f"<{SIZE}f", base64.b64decode(text))) == pytest.approx(
+        mean_of([5, 6, 7]), abs=1e-6
+    )
 
 
 def test_dimensions_are_the_first_ones_made_a_unit(http: httpx.Client) -> None:
@@ -71,7 +75,12 @@ def test_more_inputs_than_places(sdk: openai.OpenAI, running: RunningServer) -> 
     """A request's inputs take turns, so that it holds few places however many they are; none keeps anything."""
     answer = sdk.embeddings.create(model=MODEL, input=[[number % VOCAB_SIZE, 1] for number in range(1000)])
     assert answer.data[999].embedding == pytest.approx(mean_of([999, 1]), abs=1e-6)
-    running.observed.wait_until(lambda: running.observed.last_step is not None and running.observed.last_step.stats.num_scratch_in_use == 0)
+    running.observed.wait_until(
+        lambda: (
+            running.observed.last_step is not None
+            and running.observed.last_step.stats.num_scratch_in_use == 0
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,7 +110,12 @@ def test_what_is_refused(http: httpx.Client, body: dict[str, Any], param: str, s
 
 
 def test_inputs_may_be_of_both_kinds_and_cut(http: httpx.Client) -> None:
-    body = {"input": ["Hello", [5, 6, 7, 8], [7, 8]], "truncate_prompt_tokens": 2, "add_special_tokens": False, "normalize": True}
+    body = {
+        "input": ["Hello", [5, 6, 7, 8], [7, 8]],
+        "truncate_prompt_tokens": 2,
+        "add_special_tokens": False,
+        "normalize": True,
+    }
     answer = http.post("/v1/embeddings", json=body).json()
     _, cut, alike = (item["embedding"] for item in answer["data"])
     assert cut == alike

@@ -55,7 +55,9 @@ async def engine(loading: Loading) -> AsyncIterator[AsyncEngine]:
 
 @pytest.fixture
 async def http(engine: AsyncEngine, renderer: Renderer) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(create_app(Services(engine, renderer, Grammars(renderer), settings(), Observed())))
+    transport = httpx.ASGITransport(
+        create_app(Services(engine, renderer, Grammars(renderer), settings(), Observed()))
+    )
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         yield client
 
@@ -66,7 +68,9 @@ async def states(http: httpx.AsyncClient) -> tuple[int, int, str]:
     return health.status_code, ready.status_code, health.json()["status"]
 
 
-async def test_while_the_model_is_loaded_and_after(http: httpx.AsyncClient, loading: Loading, engine: AsyncEngine) -> None:
+async def test_while_the_model_is_loaded_and_after(
+    http: httpx.AsyncClient, loading: Loading, engine: AsyncEngine
+) -> None:
     assert await states(http) == (200, 503, "loading")
     for method, path, body in (
         ("POST", "/v1/chat/completions", CHAT),
@@ -86,7 +90,9 @@ async def test_while_the_model_is_loaded_and_after(http: httpx.AsyncClient, load
     assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 200
 
 
-async def test_a_model_that_cannot_be_loaded(http: httpx.AsyncClient, loading: Loading, engine: AsyncEngine) -> None:
+async def test_a_model_that_cannot_be_loaded(
+    http: httpx.AsyncClient, loading: Loading, engine: AsyncEngine
+) -> None:
     loading.fails = True
     loading.may_end.set()
     await engine.wait_loaded()
@@ -94,7 +100,9 @@ async def test_a_model_that_cannot_be_loaded(http: httpx.AsyncClient, loading: L
     assert "secret" not in (await http.get("/health")).text
 
 
-async def test_a_draining_server_ends_what_it_has_and_takes_no_more(http: httpx.AsyncClient, loading: Loading, engine: AsyncEngine) -> None:
+async def test_a_draining_server_ends_what_it_has_and_takes_no_more(
+    http: httpx.AsyncClient, loading: Loading, engine: AsyncEngine
+) -> None:
     loading.gate = Gate(is_open=False)
     loading.may_end.set()
     await engine.wait_loaded()
@@ -117,7 +125,9 @@ async def test_an_engine_that_makes_no_progress_is_not_well(renderer: Renderer, 
     engine = AsyncEngine(loading, SchedulerConfig(), Observed(), WallClock(), stall_limit=0)
     engine.start()
     await engine.wait_loaded()
-    transport = httpx.ASGITransport(create_app(Services(engine, renderer, Grammars(renderer), settings(), Observed())))
+    transport = httpx.ASGITransport(
+        create_app(Services(engine, renderer, Grammars(renderer), settings(), Observed()))
+    )
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
         assert await states(http) == (200, 200, "ready")
         running = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))
@@ -126,7 +136,9 @@ async def test_an_engine_that_makes_no_progress_is_not_well(renderer: Renderer, 
         loading.gate.open()
         loading.gate.let(100)
         assert (await running).status_code == 200
-        async with asyncio.timeout(10):  # the engine's thread may still be ending the step when its answer is here
+        async with asyncio.timeout(
+            10
+        ):  # the engine's thread may still be ending the step when its answer is here
             while await states(http) != (200, 200, "ready"):
                 pass
     await engine.close()

@@ -29,7 +29,11 @@ def test_names_with_slashes_aliases_and_no_name(renderer: Renderer) -> None:
         serve(renderer, settings(model_names=("org/model", "gpt-4o", "a b"))) as server,
         httpx.Client(base_url=server.url, timeout=30) as http,
     ):
-        assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["org/model", "gpt-4o", "a b"]
+        assert [model["id"] for model in http.get("/v1/models").json()["data"]] == [
+            "org/model",
+            "gpt-4o",
+            "a b",
+        ]
         assert http.get("/v1/models/org/model").json()["id"] == "org/model"
         assert http.get("/v1/models/org%2Fmodel").json()["id"] == "org/model"
         assert http.get("/v1/models/a%20b").json()["root"] == "org/model"
@@ -43,7 +47,10 @@ def test_names_with_slashes_aliases_and_no_name(renderer: Renderer) -> None:
 
 @pytest.mark.parametrize("name", ["anything", "demo"])
 def test_a_wildcard_takes_any_name(renderer: Renderer, name: str) -> None:
-    with serve(renderer, settings(model_names=("demo", "*"))) as server, httpx.Client(base_url=server.url, timeout=30) as http:
+    with (
+        serve(renderer, settings(model_names=("demo", "*"))) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
         assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["demo"]
         assert generate(http, model=name).json()["model"] == "demo"
         assert http.get(f"/v1/models/{name}").json()["id"] == "demo"

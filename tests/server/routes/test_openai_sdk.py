@@ -19,23 +19,34 @@ LONG: Any = {"ignore_eos": True}
 
 
 def chat(sdk: openai.OpenAI, **options: Any) -> ChatCompletion:
-    raw = sdk.chat.completions.with_raw_response.create(**{"model": MODEL, "messages": HELLO, "temperature": 1, "max_tokens": 8} | options)
+    raw = sdk.chat.completions.with_raw_response.create(
+        **{"model": MODEL, "messages": HELLO, "temperature": 1, "max_tokens": 8} | options
+    )
     return ChatCompletion.model_validate_json(raw.content, strict=True)
 
 
 def stream_chat(sdk: openai.OpenAI, **options: Any) -> list[ChatCompletionChunk]:
-    chunks = sdk.chat.completions.create(**{"model": MODEL, "messages": HELLO, "temperature": 1, "max_tokens": 8, "stream": True} | options)
+    chunks = sdk.chat.completions.create(
+        **{"model": MODEL, "messages": HELLO, "temperature": 1, "max_tokens": 8, "stream": True} | options
+    )
     return [ChatCompletionChunk.model_validate_json(chunk.to_json(), strict=True) for chunk in chunks]
 
 
 def complete(sdk: openai.OpenAI, **options: Any) -> Completion:
-    request: dict[str, Any] = {"model": MODEL, "prompt": "Anna keeps", "temperature": 1, "max_tokens": 8} | options
+    request: dict[str, Any] = {
+        "model": MODEL,
+        "prompt": "Anna keeps",
+        "temperature": 1,
+        "max_tokens": 8,
+    } | options
     raw = sdk.completions.with_raw_response.create(**request)
     return Completion.model_validate_json(raw.content, strict=True)
 
 
 def text_of(chunks: list[ChatCompletionChunk], index: int = 0) -> str:
-    return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices if choice.index == index)
+    return "".join(
+        choice.delta.content or "" for chunk in chunks for choice in chunk.choices if choice.index == index
+    )
 
 
 def test_chat(sdk: openai.OpenAI) -> None:
@@ -58,7 +69,9 @@ def test_chat(sdk: openai.OpenAI) -> None:
 
 def test_streamed_chat_says_the_same_as_the_whole_answer(sdk: openai.OpenAI) -> None:
     whole = chat(sdk, seed=3, n=3, max_tokens=20, extra_body=LONG)
-    chunks = stream_chat(sdk, seed=3, n=3, max_tokens=20, extra_body=LONG, stream_options={"include_usage": True})
+    chunks = stream_chat(
+        sdk, seed=3, n=3, max_tokens=20, extra_body=LONG, stream_options={"include_usage": True}
+    )
     for choice in whole.choices:
         assert text_of(chunks, choice.index) == choice.message.content
     assert len({choice.message.content for choice in whole.choices}) == 3
@@ -97,7 +110,10 @@ def test_chat_logprobs(sdk: openai.OpenAI) -> None:
     content = choice.logprobs.content
     assert content is not None
     assert len(content) == 8
-    assert b"".join(bytes(token.bytes or []) for token in content).decode(errors="replace") == choice.message.content
+    assert (
+        b"".join(bytes(token.bytes or []) for token in content).decode(errors="replace")
+        == choice.message.content
+    )
     for token in content:
         assert len(token.top_logprobs) == 3
         assert token.top_logprobs[0].token == token.token  # greedy: the chosen token is the likeliest
@@ -110,7 +126,9 @@ def test_streamed_logprobs_are_those_of_the_whole_answer(sdk: openai.OpenAI) -> 
     streamed = [choice.logprobs for chunk in stream_chat(sdk, **options) for choice in chunk.choices]
     tokens = [token for logprobs in streamed if logprobs is not None for token in logprobs.content or []]
     assert whole.logprobs is not None
-    assert [token.to_dict() for token in tokens] == [token.to_dict() for token in whole.logprobs.content or []]
+    assert [token.to_dict() for token in tokens] == [
+        token.to_dict() for token in whole.logprobs.content or []
+    ]
 
 
 def test_completions_of_several_prompts_are_numbered_prompt_by_prompt(sdk: openai.OpenAI) -> None:
@@ -124,9 +142,15 @@ def test_completions_of_several_prompts_are_numbered_prompt_by_prompt(sdk: opena
 
 def test_completions_stream(sdk: openai.OpenAI) -> None:
     whole = complete(sdk, temperature=0, extra_body=LONG)
-    chunks = list(sdk.completions.create(model=MODEL, prompt="Anna keeps", temperature=0, max_tokens=8, stream=True, extra_body=LONG))
+    chunks = list(
+        sdk.completions.create(
+            model=MODEL, prompt="Anna keeps", temperature=0, max_tokens=8, stream=True, extra_body=LONG
+        )
+    )
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
-    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == ["length"]
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason] == [
+        "length"
+    ]
 
 
 def test_models(sdk: openai.OpenAI) -> None:
@@ -136,9 +160,15 @@ def test_models(sdk: openai.OpenAI) -> None:
 
 
 async def test_the_asynchronous_client(running: RunningServer) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key="any", max_retries=0, timeout=30) as sdk:
-        answer = await sdk.chat.completions.create(model=MODEL, messages=HELLO, temperature=0, max_tokens=8, extra_body=LONG)
-        stream = await sdk.chat.completions.create(model=MODEL, messages=HELLO, temperature=0, max_tokens=8, stream=True, extra_body=LONG)
+    async with openai.AsyncOpenAI(
+        base_url=f"{running.url}/v1", api_key="any", max_retries=0, timeout=30
+    ) as sdk:
+        answer = await sdk.chat.completions.create(
+            model=MODEL, messages=HELLO, temperature=0, max_tokens=8, extra_body=LONG
+        )
+        stream = await sdk.chat.completions.create(
+            model=MODEL, messages=HELLO, temperature=0, max_tokens=8, stream=True, extra_body=LONG
+        )
         text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
     assert text == answer.choices[0].message.content
 
@@ -219,14 +249,19 @@ def test_deadlines_raise_what_the_sdk_should_or_should_not_try_again(renderer: R
 
 
 def test_a_request_over_the_servers_limits_is_refused(renderer: Renderer) -> None:
-    limits = Limits(max_messages=1, max_choices=2, max_prompts=2, max_sequences=3, max_stop_strings=1, max_stop_length=4)
+    limits = Limits(
+        max_messages=1, max_choices=2, max_prompts=2, max_sequences=3, max_stop_strings=1, max_stop_length=4
+    )
     refused_chats: list[tuple[str, Any]] = [
         ("messages", {"messages": HELLO * 2}),
         ("n", {"n": 3}),
         ("stop", {"stop": ["a", "b"]}),
         ("stop", {"stop": "abcde"}),
     ]
-    refused_completions: list[tuple[str, Any]] = [("prompt", {"prompt": ["a", "b", "c"]}), ("n", {"prompt": ["a", "b"], "n": 2})]
+    refused_completions: list[tuple[str, Any]] = [
+        ("prompt", {"prompt": ["a", "b", "c"]}),
+        ("n", {"prompt": ["a", "b"], "n": 2}),
+    ]
     with (
         serve(renderer, settings(limits=limits)) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=30) as sdk,

@@ -18,7 +18,13 @@ from tests.server.serving import serve
 
 pytestmark = pytest.mark.openai_schema
 
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4, "logprobs": True, "top_logprobs": 2, "n": 2}
+CHAT: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Hello"}],
+    "max_tokens": 4,
+    "logprobs": True,
+    "top_logprobs": 2,
+    "n": 2,
+}
 COMPLETION: dict[str, Any] = {"prompt": ["Hello", "you"], "max_tokens": 4, "logprobs": 2}
 
 
@@ -63,7 +69,11 @@ def test_completions(http: httpx.Client, document: Any) -> None:
 
 
 def test_embeddings(http: httpx.Client, document: Any) -> None:
-    check(document, "CreateEmbeddingResponse", http.post("/v1/embeddings", json={"input": ["one", "two"]}).json())
+    check(
+        document,
+        "CreateEmbeddingResponse",
+        http.post("/v1/embeddings", json={"input": ["one", "two"]}).json(),
+    )
 
 
 def test_models(http: httpx.Client, document: Any) -> None:
@@ -77,13 +87,23 @@ def test_errors(http: httpx.Client, document: Any, body: dict[str, Any]) -> None
 
 
 def test_files_and_batches(renderer: Renderer, document: Any, tmp_path: Path) -> None:
-    with Batches(limits(tmp_path)) as batches, serve(renderer, batches=batches) as server, client(server) as sdk:
+    with (
+        Batches(limits(tmp_path)) as batches,
+        serve(renderer, batches=batches) as server,
+        client(server) as sdk,
+    ):
         contents = (jsonl([line("right"), line("wrong", temperature=9)]), b"no line")
         files = [sdk.files.create(file=("in", content), purpose="batch") for content in contents]
-        made = [sdk.batches.create(input_file_id=file.id, endpoint=CHAT_PATH, completion_window="24h") for file in files]
+        made = [
+            sdk.batches.create(input_file_id=file.id, endpoint=CHAT_PATH, completion_window="24h")
+            for file in files
+        ]
         with httpx.Client(base_url=server.url, timeout=30) as http:
             for batch in made:
-                while (now := http.get(f"/v1/batches/{batch.id}").json())["status"] not in ("completed", "failed"):
+                while (now := http.get(f"/v1/batches/{batch.id}").json())["status"] not in (
+                    "completed",
+                    "failed",
+                ):
                     check(document, "Batch", now)
                 check(document, "Batch", now)
             check(document, "ListBatchesResponse", http.get("/v1/batches").json())

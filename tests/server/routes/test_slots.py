@@ -28,7 +28,9 @@ def test_what_a_slot_does(renderer: Renderer) -> None:
         server.observed.wait_until(lambda: 3 in num_output_tokens(server))
         [busy] = [slot for slot in http.get("/slots").json() if slot["is_processing"]]
         assert (busy["state"], busy["num_prompt_tokens"], busy["num_output_tokens"]) == ("decode", 3, 3)
-        assert busy["num_computed_tokens"] == busy["num_live_entries"] == 5  # the newest token is not written yet
+        assert (
+            busy["num_computed_tokens"] == busy["num_live_entries"] == 5
+        )  # the newest token is not written yet
         assert busy["n_ctx"] == 1024
         server.gate.open()
         asking.join(timeout=30)

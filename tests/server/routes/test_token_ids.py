@@ -53,7 +53,9 @@ def test_a_streamed_completion_tells_the_same_ids(http: httpx.Client, options: d
     chunks = [chunk["choices"][0] for chunk in stream(http, COMPLETIONS, return_token_ids=True, **options)]
     for choice in whole["choices"]:
         pieces = [piece for piece in chunks if piece["index"] == choice["index"]]
-        assert [piece.get("prompt_token_ids") for piece in pieces] == [choice["prompt_token_ids"]] + [None] * (len(pieces) - 1)
+        assert [piece.get("prompt_token_ids") for piece in pieces] == [choice["prompt_token_ids"]] + [
+            None
+        ] * (len(pieces) - 1)
         assert [token for piece in pieces for token in piece["token_ids"]] == choice["token_ids"]
 
 
@@ -61,7 +63,9 @@ def test_a_streamed_completion_tells_the_same_ids(http: httpx.Client, options: d
 def test_a_streamed_chat_tells_the_same_ids(http: httpx.Client, options: dict[str, Any]) -> None:
     whole = ask(http, CHAT, return_token_ids=True, **options)
     chunks = stream(http, CHAT, return_token_ids=True, **options)
-    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [whole["prompt_token_ids"]] + [None] * (len(chunks) - 1)
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [whole["prompt_token_ids"]] + [None] * (
+        len(chunks) - 1
+    )
     for choice in whole["choices"]:
         pieces = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == choice["index"]]
         assert [token for piece in pieces for token in piece.get("token_ids", ())] == choice["token_ids"]
@@ -71,23 +75,39 @@ def test_a_streamed_chat_tells_the_same_ids(http: httpx.Client, options: dict[st
 def test_ids_that_were_not_asked_for_are_null(http: httpx.Client, path: str) -> None:
     answer = ask(http, path)
     told = answer if path == CHAT else answer["choices"][0]
-    assert (told["prompt_token_ids"], told["prompt_logprobs"], answer["choices"][0]["token_ids"]) == (None, None, None)
+    assert (told["prompt_token_ids"], told["prompt_logprobs"], answer["choices"][0]["token_ids"]) == (
+        None,
+        None,
+        None,
+    )
     assert all("token_ids" not in chunk["choices"][0] for chunk in stream(http, path))
 
 
 def test_log_probabilities_may_name_tokens_by_their_ids(http: httpx.Client) -> None:
-    [choice] = ask(http, COMPLETIONS, return_token_ids=True, return_tokens_as_token_ids=True, logprobs=2, echo=True)["choices"]
+    [choice] = ask(
+        http, COMPLETIONS, return_token_ids=True, return_tokens_as_token_ids=True, logprobs=2, echo=True
+    )["choices"]
     names = [f"token_id:{token}" for token in choice["prompt_token_ids"] + choice["token_ids"]]
     assert choice["logprobs"]["tokens"] == names
-    assert all(name in top for name, top in zip(names[1:], choice["logprobs"]["top_logprobs"][1:], strict=True))
+    assert all(
+        name in top for name, top in zip(names[1:], choice["logprobs"]["top_logprobs"][1:], strict=True)
+    )
     by_text = ask(http, COMPLETIONS, logprobs=2, echo=True)["choices"][0]["logprobs"]
     assert choice["logprobs"]["text_offset"] == by_text["text_offset"]
-    [choice] = ask(http, CHAT, return_token_ids=True, return_tokens_as_token_ids=True, logprobs=True, top_logprobs=1)["choices"]
-    assert [token["token"] for token in choice["logprobs"]["content"]] == [f"token_id:{token}" for token in choice["token_ids"]]
+    [choice] = ask(
+        http, CHAT, return_token_ids=True, return_tokens_as_token_ids=True, logprobs=True, top_logprobs=1
+    )["choices"]
+    assert [token["token"] for token in choice["logprobs"]["content"]] == [
+        f"token_id:{token}" for token in choice["token_ids"]
+    ]
 
 
 def test_a_prompt_is_cut_at_the_side_that_was_asked_for(http: httpx.Client) -> None:
-    for side, kept in ({}, [8, 9]), ({"truncation_side": "left"}, [8, 9]), ({"truncation_side": "right"}, [5, 6]):
+    for side, kept in (
+        ({}, [8, 9]),
+        ({"truncation_side": "left"}, [8, 9]),
+        ({"truncation_side": "right"}, [5, 6]),
+    ):
         options = {"truncate_prompt_tokens": 2, "return_token_ids": True, "echo": True, **side}
         answer = ask(http, COMPLETIONS, prompt=[5, 6, 7, 8, 9], **options)
         [choice] = answer["choices"]
@@ -98,4 +118,6 @@ def test_a_prompt_is_cut_at_the_side_that_was_asked_for(http: httpx.Client) -> N
 
 
 def test_a_prompt_that_is_cut_may_be_longer_than_the_context(http: httpx.Client) -> None:
-    assert ask(http, COMPLETIONS, prompt=[5] * 3000, truncate_prompt_tokens=100)["usage"]["prompt_tokens"] == 100
+    assert (
+        ask(http, COMPLETIONS, prompt=[5] * 3000, truncate_prompt_tokens=100)["usage"]["prompt_tokens"] == 100
+    )

@@ -45,10 +45,20 @@ def test_what_is_tokenized_is_what_a_prompt_costs(http: httpx.Client) -> None:
 
 
 def test_tools_cost_what_they_cost_a_chat(http: httpx.Client) -> None:
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}}}
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "look",
+            "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+        },
+    }
     turns = {"messages": [{"role": "user", "content": "Where is the lamp?"}], "tools": [tool]}
     answer = http.post("/v1/chat/completions", json=turns | {"max_tokens": 1}).json()
-    assert answer["usage"]["prompt_tokens"] == tokenize(http, **turns)["count"] > tokenize(http, messages=turns["messages"])["count"]
+    assert (
+        answer["usage"]["prompt_tokens"]
+        == tokenize(http, **turns)["count"]
+        > tokenize(http, messages=turns["messages"])["count"]
+    )
     assert tokenize(http, **turns, tool_choice="none") == tokenize(http, messages=turns["messages"])
 
 
@@ -69,7 +79,11 @@ def test_the_empty_text(http: httpx.Client) -> None:
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"prompt": "x", "add_special_tokens": "no"}, "add_special_tokens"),
         ("/tokenize", {"messages": []}, "messages"),
-        ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "add_special_tokens": True}, "add_special_tokens"),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": "x"}], "add_special_tokens": True},
+            "add_special_tokens",
+        ),
         (
             "/tokenize",
             {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"thinking": True}},
@@ -90,13 +104,19 @@ def test_wrong_requests(http: httpx.Client, path: str, body: dict[str, Any], par
 
 def test_tokenizer_info(http: httpx.Client, tokenizer: Any) -> None:
     info = http.get("/tokenizer_info").json()
-    assert (info["bos_token"], info["eos_token"], info["pad_token"]) == (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token)
+    assert (info["bos_token"], info["eos_token"], info["pad_token"]) == (
+        tokenizer.bos_token,
+        tokenizer.eos_token,
+        tokenizer.pad_token,
+    )
     assert info["chat_template"] == tokenizer.chat_template
 
 
 def test_a_developer_is_the_system_of_templates_that_know_no_other(http: httpx.Client) -> None:
     tokens = [
-        http.post("/tokenize", json={"messages": [{"role": role, "content": "x"}, {"role": "user", "content": "y"}]}).json()["tokens"]
+        http.post(
+            "/tokenize", json={"messages": [{"role": role, "content": "x"}, {"role": "user", "content": "y"}]}
+        ).json()["tokens"]
         for role in ("developer", "system")
     ]
     assert tokens[0] == tokens[1]

@@ -23,14 +23,26 @@ from tests.server.serving import MODEL, RunningServer, serve, settings
 CHAT = "/v1/chat/completions"
 SCHEMA: dict[str, Any] = {
     "type": "object",
-    "properties": {"city": {"enum": ["Oslo", 'St. "X"', "Zürich"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "properties": {
+        "city": {"enum": ["Oslo", 'St. "X"', "Zürich"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
     "required": ["city", "days"],
     "additionalProperties": False,
 }
-WEATHER: dict[str, Any] = {"type": "function", "function": {"name": "get_weather", "description": "Forecast", "parameters": SCHEMA}}
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "Forecast", "parameters": SCHEMA},
+}
 TIME: dict[str, Any] = {"type": "function", "function": {"name": "get_time"}}
 HELLO: Any = [{"role": "user", "content": "How is the weather?"}]
-BODY: dict[str, Any] = {"messages": HELLO, "tools": [WEATHER, TIME], "tool_choice": "required", "max_tokens": 400, "temperature": 1.5}
+BODY: dict[str, Any] = {
+    "messages": HELLO,
+    "tools": [WEATHER, TIME],
+    "tool_choice": "required",
+    "max_tokens": 400,
+    "temperature": 1.5,
+}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 # A template that knows tools and reasoning, and shows all that it was given.
@@ -92,12 +104,17 @@ def test_required_calls_are_made_in_every_format(renderer: Renderer, name: str) 
             assert checked(choice["message"]) == ["get_weather"]
         assert seen == {"get_weather", "get_time"}
         several = [ask(http, seed=seed) for seed in range(20)]
-        assert max(len(checked(choice["message"])) for choice in several if choice["finish_reason"] != "length") > 1
+        assert (
+            max(len(checked(choice["message"])) for choice in several if choice["finish_reason"] != "length")
+            > 1
+        )
 
 
 def test_a_stream_of_calls_says_what_the_whole_answer_says(http: httpx.Client) -> None:
     whole = ask(http, seed=4, parallel_tool_calls=False)
-    with http.stream("POST", CHAT, json=BODY | {"seed": 4, "parallel_tool_calls": False, "stream": True}) as response:
+    with http.stream(
+        "POST", CHAT, json=BODY | {"seed": 4, "parallel_tool_calls": False, "stream": True}
+    ) as response:
         choices = [chunk["choices"][0] for chunk in data(response)]
     assert choices[0]["delta"] == {"role": "assistant", "content": "", "refusal": None}
     assert (choices[-1]["delta"], choices[-1]["finish_reason"]) == ({}, "tool_calls")
@@ -117,13 +134,24 @@ class GetWeather(BaseModel):
 def test_the_sdk_parses_arguments_into_models(sdk: openai.OpenAI) -> None:
     tool = openai.pydantic_function_tool(GetWeather)
     answer = sdk.chat.completions.parse(
-        model=MODEL, messages=HELLO, tools=[tool], tool_choice="required", parallel_tool_calls=False, max_tokens=300, temperature=1, seed=1
+        model=MODEL,
+        messages=HELLO,
+        tools=[tool],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=300,
+        temperature=1,
+        seed=1,
     )
     [call] = answer.choices[0].message.tool_calls or []
     assert isinstance(call.function.parsed_arguments, GetWeather)
     again = sdk.chat.completions.create(
         model=MODEL,
-        messages=[*HELLO, cast("Any", answer.choices[0].message), {"role": "tool", "tool_call_id": call.id, "content": "rain"}],
+        messages=[
+            *HELLO,
+            cast("Any", answer.choices[0].message),
+            {"role": "tool", "tool_call_id": call.id, "content": "rain"},
+        ],
         tools=[tool],
         max_tokens=4,
         extra_body={"ignore_eos": True},
@@ -134,7 +162,14 @@ def test_the_sdk_parses_arguments_into_models(sdk: openai.OpenAI) -> None:
 def test_the_sdk_streams_calls(sdk: openai.OpenAI) -> None:
     tools: Any = [WEATHER]
     with sdk.chat.completions.stream(
-        model=MODEL, messages=HELLO, tools=tools, tool_choice="required", parallel_tool_calls=False, max_tokens=400, temperature=1, seed=2
+        model=MODEL,
+        messages=HELLO,
+        tools=tools,
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=400,
+        temperature=1,
+        seed=2,
     ) as stream:
         message = stream.get_final_completion().choices[0].message
     [call] = message.tool_calls or []
@@ -152,7 +187,17 @@ def test_the_beginning_of_a_call_is_no_content(http: httpx.Client, choice: Any) 
 
 def test_none_leaves_tools_out(http: httpx.Client) -> None:
     without = http.post(CHAT, json={"messages": HELLO, "max_tokens": 4, "seed": 1, "ignore_eos": True}).json()
-    none = http.post(CHAT, json={**BODY, "tool_choice": "none", "max_tokens": 4, "seed": 1, "ignore_eos": True, "temperature": 0}).json()
+    none = http.post(
+        CHAT,
+        json={
+            **BODY,
+            "tool_choice": "none",
+            "max_tokens": 4,
+            "seed": 1,
+            "ignore_eos": True,
+            "temperature": 0,
+        },
+    ).json()
     assert none["usage"] == without["usage"]
     assert "tool_calls" not in none["choices"][0]["message"]
 
@@ -160,7 +205,9 @@ def test_none_leaves_tools_out(http: httpx.Client) -> None:
 def test_reasoning_comes_apart_and_the_form_begins_after_it(thinking: RunningServer) -> None:
     regex = {"guided_regex": "[0-9]{3}", "tools": None, "tool_choice": None}
     with httpx.Client(base_url=thinking.url, timeout=30) as http:
-        choice = ask(http, **regex, stop=["</think>"], chat_template_kwargs={"enable_thinking": True}, max_tokens=60)
+        choice = ask(
+            http, **regex, stop=["</think>"], chat_template_kwargs={"enable_thinking": True}, max_tokens=60
+        )
         assert choice["message"]["content"] == ""
         assert choice["message"]["reasoning"] == choice["message"]["reasoning_content"] != ""
         choice = ask(http, **regex)  # without the tag at the prompt's end, reasoning is the model's choice
@@ -177,18 +224,31 @@ def test_tokens_of_reasoning_are_counted(thinking: RunningServer) -> None:
     }
     with httpx.Client(base_url=thinking.url, timeout=30) as http:
         whole = http.post(CHAT, json=BODY | options | {"seed": 1, "ignore_eos": True}).json()
-        streamed = BODY | options | {"seed": 1, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+        streamed = (
+            BODY
+            | options
+            | {"seed": 1, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}}
+        )
         with http.stream("POST", CHAT, json=streamed) as response:
             *_, last = data(response)
         quiet = http.post(
-            CHAT, json=BODY | options | {"chat_template_kwargs": None, "guided_choice": ["yes"], "max_tokens": 20, "seed": 1}
+            CHAT,
+            json=BODY
+            | options
+            | {"chat_template_kwargs": None, "guided_choice": ["yes"], "max_tokens": 20, "seed": 1},
         ).json()
     assert not any(choice["message"]["content"] for choice in whole["choices"])
-    assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == whole["usage"]["completion_tokens"] == 60
+    assert (
+        whole["usage"]["completion_tokens_details"]["reasoning_tokens"]
+        == whole["usage"]["completion_tokens"]
+        == 60
+    )
     assert last["usage"] == whole["usage"]
     for choice in quiet["choices"]:  # whether to reason is the model's choice here
         assert choice["message"]["content"] == "yes" or "reasoning" in choice["message"]
-    assert quiet["usage"]["completion_tokens_details"]["reasoning_tokens"] < quiet["usage"]["completion_tokens"]
+    assert (
+        quiet["usage"]["completion_tokens_details"]["reasoning_tokens"] < quiet["usage"]["completion_tokens"]
+    )
 
 
 def allowed(mode: str, *names: str) -> dict[str, Any]:
@@ -206,7 +266,11 @@ def test_only_allowed_tools_are_called(http: httpx.Client) -> None:
 
 
 def test_a_template_gets_tools_calls_and_variables(thinking: RunningServer) -> None:
-    call = {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'},
+    }
     messages = [
         *HELLO,
         {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
@@ -214,8 +278,12 @@ def test_a_template_gets_tools_calls_and_variables(thinking: RunningServer) -> N
     ]
     with httpx.Client(base_url=thinking.url, timeout=30) as http:
         plain = http.post(CHAT, json=BODY | {"max_tokens": 1}).json()["usage"]["prompt_tokens"]
-        longer = http.post(CHAT, json=BODY | {"max_tokens": 1, "messages": messages}).json()["usage"]["prompt_tokens"]
-        effort = http.post(CHAT, json=BODY | {"max_tokens": 1, "reasoning_effort": "high"}).json()["usage"]["prompt_tokens"]
+        longer = http.post(CHAT, json=BODY | {"max_tokens": 1, "messages": messages}).json()["usage"][
+            "prompt_tokens"
+        ]
+        effort = http.post(CHAT, json=BODY | {"max_tokens": 1, "reasoning_effort": "high"}).json()["usage"][
+            "prompt_tokens"
+        ]
         quiet = http.post(CHAT, json=BODY | {"max_tokens": 1, "reasoning_effort": "none"})
     assert plain < effort
     assert plain + 10 < longer
@@ -231,11 +299,16 @@ def test_a_template_without_tools_is_told_of_them_in_words() -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "done"},
     ]
-    system, user, assistant, result = dialogue.with_tools(turns, [{"type": "function", "function": {"name": "f"}}])
+    system, user, assistant, result = dialogue.with_tools(
+        turns, [{"type": "function", "function": {"name": "f"}}]
+    )
     assert system["content"].startswith("Be brief.\n\nYou may call")
     assert '{"name": "f"}' in system["content"]
     assert user == turns[1]
-    assert assistant == {"role": "assistant", "content": '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'}
+    assert assistant == {
+        "role": "assistant",
+        "content": '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>',
+    }
     assert result == {"role": "user", "content": "done"}
     assert dialogue.with_tools(turns[1:2], [{"function": {}}])[0]["role"] == "system"
 

@@ -13,7 +13,12 @@ from server.text.stop_strings import StopString
 from server.text.vocabulary import REPLACEMENT, Vocabulary
 from tests.server.text.tokenizers import TEXTS, byte_level, id_of, metaspace, sentencepiece, text_of
 
-BYTE_LEVEL, SENTENCEPIECE, GEMMA_LIKE, METASPACE = byte_level(), sentencepiece(), sentencepiece(strips_space=False), metaspace()
+BYTE_LEVEL, SENTENCEPIECE, GEMMA_LIKE, METASPACE = (
+    byte_level(),
+    sentencepiece(),
+    sentencepiece(strips_space=False),
+    metaspace(),
+)
 KINDS = [BYTE_LEVEL, SENTENCEPIECE, GEMMA_LIKE, METASPACE]
 VOCABULARIES = {id(tokenizer): Vocabulary(tokenizer) for tokenizer in KINDS}
 
@@ -46,10 +51,14 @@ def ids_of(tokenizer: PreTrainedTokenizerFast) -> st.SearchStrategy[list[int]]:
 @pytest.mark.parametrize("skip_special_tokens", [True, False])
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, METASPACE])
 @given(data=st.data())
-def test_any_ids_give_the_text_of_the_whole(tokenizer: PreTrainedTokenizerFast, skip_special_tokens: bool, data: st.DataObject) -> None:
+def test_any_ids_give_the_text_of_the_whole(
+    tokenizer: PreTrainedTokenizerFast, skip_special_tokens: bool, data: st.DataObject
+) -> None:
     ids = data.draw(ids_of(tokenizer))
     detokenizer = Detokenizer(vocabulary_of(tokenizer), skip_special_tokens=skip_special_tokens)
-    assert "".join(pieces_of(detokenizer, one_by_one(ids))) == text_of(tokenizer, ids, skip_special_tokens=skip_special_tokens)
+    assert "".join(pieces_of(detokenizer, one_by_one(ids))) == text_of(
+        tokenizer, ids, skip_special_tokens=skip_special_tokens
+    )
 
 
 @pytest.mark.parametrize("tokenizer", [SENTENCEPIECE, GEMMA_LIKE])
@@ -61,8 +70,12 @@ def test_any_ids_with_byte_tokens(tokenizer: PreTrainedTokenizerFast, data: st.D
     whole = text_of(tokenizer, ids, skip_special_tokens=True)
     if REPLACEMENT not in whole:
         assert text == whole
-    kept = [token for token in tokenizer.convert_ids_to_tokens(ids) if token not in tokenizer.all_special_tokens]
-    joined = b"".join(bytes([int(token[3:5], 16)]) if re.fullmatch("<0x..>", token) else token.encode() for token in kept)
+    kept = [
+        token for token in tokenizer.convert_ids_to_tokens(ids) if token not in tokenizer.all_special_tokens
+    ]
+    joined = b"".join(
+        bytes([int(token[3:5], 16)]) if re.fullmatch("<0x..>", token) else token.encode() for token in kept
+    )
     assert text.lstrip(" ") == joined.decode(errors="replace").replace("▁", " ").lstrip(" ")
 
 
@@ -81,7 +94,9 @@ def test_going_on_with_a_text_keeps_the_space(tokenizer: PreTrainedTokenizerFast
     whole = tokenizer.encode("hello again", add_special_tokens=False)
     for cut in range(1, len(whole)):
         detokenizer = Detokenizer(vocabulary_of(tokenizer), continues_text=True)
-        assert text_of(tokenizer, whole[:cut]) + "".join(pieces_of(detokenizer, one_by_one(whole[cut:]))) == text_of(tokenizer, whole)
+        assert text_of(tokenizer, whole[:cut]) + "".join(
+            pieces_of(detokenizer, one_by_one(whole[cut:]))
+        ) == text_of(tokenizer, whole)
 
 
 def test_half_a_character_at_the_end_becomes_a_replacement() -> None:
@@ -97,8 +112,12 @@ def grouped(draw: st.DrawFn) -> tuple[list[list[int]], list[str]]:
     text = draw(any_text)
     ids = BYTE_LEVEL.encode(text, add_special_tokens=False) + draw(ids_of(BYTE_LEVEL))
     cuts = sorted(draw(st.sets(st.integers(0, len(ids)), max_size=5)) | {0, len(ids)})
-    inside = st.builds(lambda start, size: text[start : start + size], st.integers(0, 20), st.integers(1, 4)).filter(bool)
-    return [ids[a:b] for a, b in pairwise(cuts)], draw(st.lists(inside | st.text("elo ", min_size=1, max_size=3), max_size=3))
+    inside = st.builds(
+        lambda start, size: text[start : start + size], st.integers(0, 20), st.integers(1, 4)
+    ).filter(bool)
+    return [ids[a:b] for a, b in pairwise(cuts)], draw(
+        st.lists(inside | st.text("elo ", min_size=1, max_size=3), max_size=3)
+    )
 
 
 def cut_at_stop(text: str, strings: list[str], *, include: bool) -> str:
@@ -111,7 +130,9 @@ def cut_at_stop(text: str, strings: list[str], *, include: bool) -> str:
 
 @settings(max_examples=300)
 @given(grouped(), st.booleans())
-def test_text_does_not_depend_on_how_tokens_are_grouped(case: tuple[list[list[int]], list[str]], include: bool) -> None:
+def test_text_does_not_depend_on_how_tokens_are_grouped(
+    case: tuple[list[list[int]], list[str]], include: bool
+) -> None:
     groups, strings = case
     ids = [token_id for group in groups for token_id in group]
     stop = [StopString(string) for string in strings]

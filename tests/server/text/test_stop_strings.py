@@ -31,7 +31,9 @@ def test_finds_what_a_search_of_the_whole_text_finds(text: str, strings: list[st
 def test_holds_just_what_may_be_a_beginning(text: str, strings: list[str]) -> None:
     matcher = StopMatcher([StopString(string) for string in strings])
     if matcher.feed(text) is None:
-        beginnings = [string[:n] for string in strings for n in range(1, len(string)) if text.endswith(string[:n])]
+        beginnings = [
+            string[:n] for string in strings for n in range(1, len(string)) if text.endswith(string[:n])
+        ]
         assert matcher.num_held == max(map(len, beginnings), default=0)
 
 

@@ -36,7 +36,9 @@ def test_leading_space_belongs_to_the_token_except_at_the_start() -> None:
     tokenizer = metaspace()
     vocabulary = Vocabulary(tokenizer)
     token, token_id = next(
-        (token, token_id) for token, token_id in tokenizer.get_vocab().items() if token.startswith("▁") and len(token) > 1
+        (token, token_id)
+        for token, token_id in tokenizer.get_vocab().items()
+        if token.startswith("▁") and len(token) > 1
     )
     text = token[1:].encode()
     assert vocabulary.token_bytes(token_id) == b" " + text

@@ -31,7 +31,10 @@ def byte_level() -> PreTrainedTokenizerFast:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=420, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=CONTROL, show_progress=False
+        vocab_size=420,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=CONTROL,
+        show_progress=False,
     )
     backend.train_from_iterator(TEXTS, trainer)
     return _wrapped(backend)
@@ -44,14 +47,19 @@ def sentencepiece(*, strips_space: bool = True) -> PreTrainedTokenizerFast:
     prefix = [normalizers.Prepend("▁")] if strips_space else []
     trained.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", "▁")])
     trained.train_from_iterator(
-        TEXTS[:2], trainers.BpeTrainer(vocab_size=120, special_tokens=["<unk>", *CONTROL, *byte_tokens], show_progress=False)
+        TEXTS[:2],
+        trainers.BpeTrainer(
+            vocab_size=120, special_tokens=["<unk>", *CONTROL, *byte_tokens], show_progress=False
+        ),
     )
     pieces = trained.get_vocab()
     merges = _merges(trained)
     backend = Backend(models.BPE(pieces, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     backend.normalizer = trained.normalizer
     strip = [decoders.Strip(" ", 1, 0)] if strips_space else []
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    )
     backend.add_special_tokens(CONTROL)
     return _wrapped(backend)
 
@@ -61,7 +69,9 @@ def metaspace() -> PreTrainedTokenizerFast:
     backend = Backend(models.Unigram())
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=160, special_tokens=["<unk>", *CONTROL], unk_token="<unk>", show_progress=False)
+    trainer = trainers.UnigramTrainer(
+        vocab_size=160, special_tokens=["<unk>", *CONTROL], unk_token="<unk>", show_progress=False
+    )
     backend.train_from_iterator(TEXTS, trainer)
     return _wrapped(backend)
 
@@ -73,7 +83,9 @@ def id_of(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
     return token_id
 
 
-def text_of(tokenizer: PreTrainedTokenizerFast, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+def text_of(
+    tokenizer: PreTrainedTokenizerFast, token_ids: Sequence[int], *, skip_special_tokens: bool = False
+) -> str:
     """Return what the tokenizer itself makes of these tokens."""
     text = tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
     assert isinstance(text, str)
@@ -86,5 +98,8 @@ def _merges(backend: Backend) -> list[tuple[str, str]]:
 
 def _wrapped(backend: Backend) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend, eos_token="<|end|>", extra_special_tokens=CONTROL[1:], chat_template=CHAT_TEMPLATE
+        tokenizer_object=backend,
+        eos_token="<|end|>",
+        extra_special_tokens=CONTROL[1:],
+        chat_template=CHAT_TEMPLATE,
     )

@@ -28,7 +28,9 @@ from tests.backends.checkpoints import load_oracle, save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request
 from tests.backends.oracle import random_prompt
 
-pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16")
+pytestmark = pytest.mark.skipif(
+    not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16"
+)
 
 POLICY = PolicyOptions(num_sink=4, num_recent=30, num_kept=20, scorer=WindowScorer(observation_window=4))
 CONSTANT = torch.ones(4)
@@ -92,7 +94,9 @@ def test_requests_are_served_while_code_is_compiled(
     assert _is_compiled(second) == [True]
     assert _compiled(second).times.compile == 0
     layers = [text.count("def link") for text in map(Path.read_text, folder.glob("*.json"))]
-    assert sorted(layers) == [0, 0, 1], "before the layers, after them, and one graph of the layers, which are alike"
+    assert sorted(layers) == [0, 0, 1], (
+        "before the layers, after them, and one graph of the layers, which are alike"
+    )
 
 
 def test_nothing_is_compiled_for_a_request(config: TorchBackendConfig) -> None:
@@ -102,7 +106,10 @@ def test_nothing_is_compiled_for_a_request(config: TorchBackendConfig) -> None:
     _compiled(backend).wait()
     counters.clear()
     driver = Driver(backend, 32)
-    requests = [Request(random_prompt(8 * n + 5), slots=(n,), sampling=replace(GREEDY, temperature=n / 4, top_k=n)) for n in range(7)]
+    requests = [
+        Request(random_prompt(8 * n + 5), slots=(n,), sampling=replace(GREEDY, temperature=n / 4, top_k=n))
+        for n in range(7)
+    ]
     for request in requests:
         driver.read(request)
     for number in range(1, 8):
@@ -110,7 +117,9 @@ def test_nothing_is_compiled_for_a_request(config: TorchBackendConfig) -> None:
     assert not counters, dict(counters)
 
 
-def test_neither_chunks_nor_steps_call_the_layers_themselves(config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_chunks_nor_steps_call_the_layers_themselves(
+    config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Prompts that fit their slot, alone and in company, and one that is read into a scratch and packed."""
     backend = TorchBackend(config)
     backend.warmup()
@@ -122,7 +131,10 @@ def test_neither_chunks_nor_steps_call_the_layers_themselves(config: TorchBacken
     for layer in backend._model.modules():
         if isinstance(layer, GraphedLayer):
             monkeypatch.setattr(layer.layer, "forward", refuse)
-    Driver(backend, 32).run(*(Request(random_prompt(length), slots=(slot,)) for slot, length in enumerate((9, 20, 100))), num_tokens=3)
+    Driver(backend, 32).run(
+        *(Request(random_prompt(length), slots=(slot,)) for slot, length in enumerate((9, 20, 100))),
+        num_tokens=3,
+    )
 
 
 @pytest.mark.parametrize("model", [DEMO_MODEL, EVAL_MODEL])
@@ -136,7 +148,9 @@ def test_the_models_that_ship_have_graphs(config: TorchBackendConfig, model: Pat
     backend.close()
 
 
-def test_the_last_layer_attends_for_the_queries_that_count(config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_layer_attends_for_the_queries_that_count(
+    config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a prompt of two chunks: two of the first, of which no row may be alone, and of the second those that vote."""
     backend, seen, attend = TorchBackend(config), list[tuple[int, int]](), ModelCache.attend
     backend.warmup()
@@ -159,7 +173,10 @@ def test_many_slots_decode_as_few(config: TorchBackendConfig) -> None:
     assert _is_compiled(backend) == [True]
     answers = []
     for company in (40, 2):
-        requests = [Request(random_prompt(5 + n, seed=n), slots=(n,), sampling=replace(GREEDY, num_logprobs=3)) for n in range(40)]
+        requests = [
+            Request(random_prompt(5 + n, seed=n), slots=(n,), sampling=replace(GREEDY, num_logprobs=3))
+            for n in range(40)
+        ]
         driver = Driver(backend, 32)
         for request in requests:
             driver.read(request)
@@ -169,7 +186,9 @@ def test_many_slots_decode_as_few(config: TorchBackendConfig) -> None:
     assert answers[0] == answers[1]
 
 
-def test_a_pool_of_one_slot_has_graphs_of_its_own(config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_of_one_slot_has_graphs_of_its_own(
+    config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beside a pool of several: both decode compiled, and as they do alone; their three layers are two stacks."""
     monkeypatch.setattr("backends.torch_backend.compiled.decode_step._STACKED", 2)
     pools = (PoolOptions(1, POLICY, "one"), PoolOptions(3, POLICY, "three"))
@@ -212,7 +231,10 @@ def _logprobs(request: Request) -> Tensor:
 
 
 def test_without_a_compiler_everything_else_works(
-    config: TorchBackendConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    config: TorchBackendConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     backend = TorchBackend(replace(config, compile_cache=tmp_path))
@@ -246,18 +268,28 @@ def test_closing_ends_the_compiler(config: TorchBackendConfig, tmp_path: Path) -
 def test_graphs_with_equal_text_are_one() -> None:
     source = trace(lambda tensor: tensor * 2, [ROWS])
     assert GraphSource.from_json(source.to_json()) == source
-    assert trace(lambda tensor: tensor * 2, [ROWS]).key == source.key != trace(lambda tensor: tensor * 3, [ROWS]).key
+    assert (
+        trace(lambda tensor: tensor * 2, [ROWS]).key
+        == source.key
+        != trace(lambda tensor: tensor * 3, [ROWS]).key
+    )
 
 
 def test_a_chain_hands_each_link_its_own_and_what_is_shared() -> None:
     scaled = trace(lambda rows, factor, bias: rows * factor + bias, [ROWS, ROWS, InputSpec((4,), "float32")])
-    rotated = trace(lambda rows, weight, bias: rows @ weight - bias, [ROWS, InputSpec((4, 4), "float32"), InputSpec((4,), "float32")])
+    rotated = trace(
+        lambda rows, weight, bias: rows @ weight - bias,
+        [ROWS, InputSpec((4, 4), "float32"), InputSpec((4,), "float32")],
+    )
     source, shared = chain([(scaled, (7,)), (rotated, ()), (scaled, (3,)), (scaled, (7,))])
     assert shared == (7, 3)
     scope: dict[str, Any] = {"torch": torch}
     exec(source.code, scope)
     generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn([5 if size == "rows" else int(size) for size in spec.sizes], generator=generator) for spec in source.inputs]
+    inputs = [
+        torch.randn([5 if size == "rows" else int(size) for size in spec.sizes], generator=generator)
+        for spec in source.inputs
+    ]
     rows, seven, three, bias, weight, offset, second, third = inputs
     expected = (((rows * seven + bias) @ weight - offset) * three + second) * seven + third
     torch.testing.assert_close(scope["forward"](None, *inputs), expected)
@@ -283,7 +315,11 @@ def test_a_layer_that_asks_for_its_number_is_left_alone(
     backend = TorchBackend(config)
     layer = backend._model.get_submodule("model.layers.1.layer")
     plain, attention = layer.forward, layer.get_submodule("self_attn")
-    monkeypatch.setattr(layer, "forward", lambda *args, **kwargs: plain(*args, **kwargs) * (2 if attention.layer_idx == 1 else 1))
+    monkeypatch.setattr(
+        layer,
+        "forward",
+        lambda *args, **kwargs: plain(*args, **kwargs) * (2 if attention.layer_idx == 1 else 1),
+    )
     layer.factor = 2  # type: ignore[assignment]  # not built like the others
     with caplog.at_level(logging.INFO):
         backend.warmup()

@@ -11,9 +11,17 @@ from torch.nn.functional import gelu, silu
 
 from backends.torch_backend.compiled.trace import InputSpec, trace
 from backends.torch_backend.model.quantized_linear import quantize
-from backends.torch_backend.native.kernels import in_blocks, kernels_are_supported, load_kernels, packed_linear, slot_attention
+from backends.torch_backend.native.kernels import (
+    in_blocks,
+    kernels_are_supported,
+    load_kernels,
+    packed_linear,
+    slot_attention,
+)
 
-pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16")
+pytestmark = pytest.mark.skipif(
+    not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16"
+)
 
 DTYPES = [torch.float32, torch.bfloat16]
 ROWS, HIDDEN, GATED, HEADS, KV_HEADS, ENTRIES = 5, 96, 192, 4, 2, 40
@@ -46,12 +54,16 @@ def _weight(inputs: int, outputs: int, dtype: torch.dtype, *, is_quantized: bool
     if not is_quantized:
         return Weight(in_blocks(weight, dtype).contiguous(), None, outputs)
     numbers, scales = quantize(weight)
-    return Weight(in_blocks(numbers, dtype).contiguous(), torch.nn.functional.pad(scales, (0, -outputs % 64)), outputs)
+    return Weight(
+        in_blocks(numbers, dtype).contiguous(), torch.nn.functional.pad(scales, (0, -outputs % 64)), outputs
+    )
 
 
 def _fused(function: Function, inputs: Sequence[Tensor]) -> tuple[str, Function]:
     """Return a function's graph as text, and what runs it; each input's first size is open."""
-    source = trace(function, [InputSpec.of(tensor, ("rows",) if tensor.shape[0] == ROWS else ()) for tensor in inputs])
+    source = trace(
+        function, [InputSpec.of(tensor, ("rows",) if tensor.shape[0] == ROWS else ()) for tensor in inputs]
+    )
     scope: dict[str, Function | object] = {"torch": torch, "device": torch.device}
     exec(source.code, scope)
     forward = scope["forward"]
@@ -82,21 +94,40 @@ def _block(hidden: Tensor, norm: Tensor, up: Weight, down: Weight, *, activation
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
 def test_norm_gate_and_residual(dtype: torch.dtype, is_quantized: bool, num_tokens: int) -> None:
-    up, down = (_weight(*sizes, dtype, is_quantized=is_quantized) for sizes in ((HIDDEN, 2 * GATED), (GATED, HIDDEN)))
-    hidden, norm = _random(ROWS, num_tokens, HIDDEN, dtype=dtype), 1 + _random(HIDDEN, dtype=dtype, seed=1) / 8
-    tensors = [tensor for tensor in (hidden, norm, up.packed, up.scales, down.packed, down.scales) if tensor is not None]
+    up, down = (
+        _weight(*sizes, dtype, is_quantized=is_quantized) for sizes in ((HIDDEN, 2 * GATED), (GATED, HIDDEN))
+    )
+    hidden, norm = (
+        _random(ROWS, num_tokens, HIDDEN, dtype=dtype),
+        1 + _random(HIDDEN, dtype=dtype, seed=1) / 8,
+    )
+    tensors = [
+        tensor
+        for tensor in (hidden, norm, up.packed, up.scales, down.packed, down.scales)
+        if tensor is not None
+    ]
 
     def block(hidden: Tensor, norm: Tensor, *weights: Tensor) -> Tensor:
         given = iter(weights)
-        own = [Weight(next(given), next(given) if is_quantized else None, weight.num_outputs) for weight in (up, down)]
+        own = [
+            Weight(next(given), next(given) if is_quantized else None, weight.num_outputs)
+            for weight in (up, down)
+        ]
         return _block(hidden, norm, own[0], own[1])
 
     code, run = _fused(block, tensors)
-    assert [code.count(text) for text in ("norm = arg1", "is_gated = True", "residual = arg0", "aten.")] == [1, 1, 1, 0]
+    assert [code.count(text) for text in ("norm = arg1", "is_gated = True", "residual = arg0", "aten.")] == [
+        1,
+        1,
+        1,
+        0,
+    ]
     whole = run(*tensors)
     _assert_alike(whole, block(*tensors))
     for first, last in ((0, 1), (1, 5)):
-        assert torch.equal(run(hidden[first:last], *tensors[1:]), whole[first:last]), "a row does not depend on the others"
+        assert torch.equal(run(hidden[first:last], *tensors[1:]), whole[first:last]), (
+            "a row does not depend on the others"
+        )
 
 
 def _half_turned(heads: Tensor) -> Tensor:
@@ -119,12 +150,22 @@ def _attention_inputs(dtype: torch.dtype, width: int, num_angles: int) -> list[T
 
 
 def _attention(rotate: Function) -> Function:
-    def run(joint: Tensor, cosines: Tensor, sines: Tensor, keys: Tensor, values: Tensor, entries: Tensor, bias: Tensor) -> Tensor:
+    def run(
+        joint: Tensor,
+        cosines: Tensor,
+        sines: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        entries: Tensor,
+        bias: Tensor,
+    ) -> Tensor:
         heads = joint.view(joint.shape[0], 1, HEADS + 2 * KV_HEADS, -1).transpose(1, 2)
         query, key, value = torch.split(heads, [HEADS, KV_HEADS, KV_HEADS], dim=1)
         cosines, sines = cosines.unsqueeze(1), sines.unsqueeze(1)
         query, key = rotate(query, cosines, sines), rotate(key, cosines, sines)
-        return slot_attention(query, key, value, (keys, values), entries, bias, scaling=0.3, softcap=None, sinks=None)
+        return slot_attention(
+            query, key, value, (keys, values), entries, bias, scaling=0.3, softcap=None, sinks=None
+        )
 
     return run
 
@@ -135,7 +176,9 @@ def _attention(rotate: Function) -> Function:
 def test_rotary_embedding(dtype: torch.dtype, width: int) -> None:
     tensors = _attention_inputs(dtype, width, width)
     code, run = _fused(_attention(_rotated), tensors)
-    assert [code.count(text) for text in ("cosines = cosines_1", "sines = sines_1", "aten.cat", "aten.mul")] == [1, 1, 0, 0]
+    assert [
+        code.count(text) for text in ("cosines = cosines_1", "sines = sines_1", "aten.cat", "aten.mul")
+    ] == [1, 1, 0, 0]
     planes = [plane.clone() for plane in tensors[3:5]]
     expected = _attention(_rotated)(*tensors)
     _assert_alike(run(*tensors[:3], *planes, *tensors[5:]), expected)
@@ -167,7 +210,9 @@ def _turned_in_pairs(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return heads * cosines + turned * sines
 
 
-@pytest.mark.parametrize(("rotate", "num_angles", "num_fused"), [(_partly_rotated, 16, 2), (_turned_in_pairs, 40, 0)])
+@pytest.mark.parametrize(
+    ("rotate", "num_angles", "num_fused"), [(_partly_rotated, 16, 2), (_turned_in_pairs, 40, 0)]
+)
 @torch.inference_mode()
 def test_other_embeddings_stay(rotate: Function, num_angles: int, num_fused: int) -> None:
     """Of heads that turn in part, this part does not."""
@@ -214,13 +259,23 @@ def _broadcast(hidden: Tensor, norm: Tensor, up: Weight, down: Weight) -> Tensor
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_what_only_looks_alike_stays(block: Function, expected: tuple[int, int, int], dtype: torch.dtype) -> None:
+def test_what_only_looks_alike_stays(
+    block: Function, expected: tuple[int, int, int], dtype: torch.dtype
+) -> None:
     """The rest of the graph is rewritten all the same, and the numbers are right."""
     up, down = _weight(HIDDEN, 2 * GATED, dtype), _weight(GATED, HIDDEN, dtype)
-    tensors = [_random(ROWS, 1, HIDDEN, dtype=dtype), _random(HIDDEN, dtype=dtype, seed=1), up.packed, down.packed]
+    tensors = [
+        _random(ROWS, 1, HIDDEN, dtype=dtype),
+        _random(HIDDEN, dtype=dtype, seed=1),
+        up.packed,
+        down.packed,
+    ]
 
     def whole(hidden: Tensor, norm: Tensor, *weights: Tensor) -> Tensor:
-        own = [Weight(packed, None, weight.num_outputs) for packed, weight in zip(weights, (up, down), strict=True)]
+        own = [
+            Weight(packed, None, weight.num_outputs)
+            for packed, weight in zip(weights, (up, down), strict=True)
+        ]
         return block(hidden, norm, *own)
 
     code, run = _fused(whole, tensors)
@@ -231,6 +286,10 @@ def test_what_only_looks_alike_stays(block: Function, expected: tuple[int, int, 
 @torch.inference_mode()
 def test_products_that_do_not_fit_are_refused() -> None:
     weight, hidden = _weight(HIDDEN, GATED, torch.float32), _random(ROWS, HIDDEN, dtype=torch.float32)
-    for message, argument in (("norm", {"norm": hidden[0, 1:]}), ("added", {"residual": hidden}), ("gates", {"is_gated": True})):
+    for message, argument in (
+        ("norm", {"norm": hidden[0, 1:]}),
+        ("added", {"residual": hidden}),
+        ("gates", {"is_gated": True}),
+    ):
         with pytest.raises(RuntimeError, match=message):
             torch.ops.snapserve.linear(hidden, weight.packed, None, None, GATED, **argument)

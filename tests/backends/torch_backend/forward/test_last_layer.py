@@ -14,8 +14,13 @@ from tests.backends.driver import Driver, Request, open_backend
 from tests.backends.oracle import random_prompt
 
 CHUNK, OBSERVED = 32, 6
-POLICY = PolicyOptions(PolicyName.SNAPSTREAM, num_sink=2, num_recent=20, num_kept=10, scorer=WindowScorer(OBSERVED))
-WHOLE, END = [CHUNK], [2]  # tokens that a layer's feed-forward part reads of a chunk; one row of a product alone might round otherwise
+POLICY = PolicyOptions(
+    PolicyName.SNAPSTREAM, num_sink=2, num_recent=20, num_kept=10, scorer=WindowScorer(OBSERVED)
+)
+WHOLE, END = (
+    [CHUNK],
+    [2],
+)  # tokens that a layer's feed-forward part reads of a chunk; one row of a product alone might round otherwise
 
 
 @pytest.fixture(scope="module", params=["llama", "deepseek-v3"])
@@ -32,8 +37,14 @@ class Watch:
         self.last: list[int] = []
         self.output: list[int] = []
         model, num_layers = backend._model, backend._model.config.num_hidden_layers
-        names = {"model.layers.0.mlp": self.first, f"model.layers.{num_layers - 1}.layer.mlp": self.last, "lm_head": self.output}
-        self._handles = [model.get_submodule(name).register_forward_pre_hook(_note(seen)) for name, seen in names.items()]
+        names = {
+            "model.layers.0.mlp": self.first,
+            f"model.layers.{num_layers - 1}.layer.mlp": self.last,
+            "lm_head": self.output,
+        }
+        self._handles = [
+            model.get_submodule(name).register_forward_pre_hook(_note(seen)) for name, seen in names.items()
+        ]
 
     def end(self) -> None:
         for handle in self._handles:
@@ -65,14 +76,19 @@ def test_votes_that_straddle_two_chunks_are_all_cast(backend: TorchBackend, watc
 
 
 def test_prompts_that_fit_their_slots_are_shortened_too(backend: TorchBackend, watch: Watch) -> None:
-    Driver(backend, 8).read(*(Request(random_prompt(length), slots=(slot,)) for slot, length in enumerate((8, 5))))
+    Driver(backend, 8).read(
+        *(Request(random_prompt(length), slots=(slot,)) for slot, length in enumerate((8, 5)))
+    )
     assert watch.first == [8], "both in one batch"
     assert watch.last == END
 
 
 def test_a_prompt_whose_tokens_are_scored_is_read_whole(backend: TorchBackend, watch: Watch) -> None:
     """And so is another in the same batch, whose token is the one that it has alone."""
-    scored, beside, alone = Request(random_prompt(8), num_prompt_logprobs=0), *(Request(random_prompt(8, 1), slots=(1,)) for _ in range(2))
+    scored, beside, alone = (
+        Request(random_prompt(8), num_prompt_logprobs=0),
+        *(Request(random_prompt(8, 1), slots=(1,)) for _ in range(2)),
+    )
     Driver(backend, 8).read(scored, beside)
     assert watch.last == watch.output == [8]
     Driver(backend, 8).read(alone)
@@ -89,17 +105,23 @@ def test_a_pooled_prompt_is_read_as_far_as_its_pooling_asks(
     result = backend.submit(PrefillBatch((row,), shape)).result()
     assert watch.last == [num_tokens]
     assert watch.output == []
-    assert len(result.hidden[0]) == backend.spec.embedding_size, "its numbers are compared in `test_embeddings`"
+    assert len(result.hidden[0]) == backend.spec.embedding_size, (
+        "its numbers are compared in `test_embeddings`"
+    )
 
 
-def test_a_failing_layer_leaves_the_next_chunk_what_it_needs(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_layer_leaves_the_next_chunk_what_it_needs(
+    backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether it fails before it has written or after."""
     undisturbed = Request(random_prompt(CHUNK))
     Driver(backend, CHUNK).read(undisturbed)
     number = backend._model.config.num_hidden_layers - 1
     for part in ("input_layernorm", "mlp"):
         with monkeypatch.context() as patch:
-            patch.setattr(backend._model.get_submodule(f"model.layers.{number}.layer.{part}"), "forward", _fail)
+            patch.setattr(
+                backend._model.get_submodule(f"model.layers.{number}.layer.{part}"), "forward", _fail
+            )
             with pytest.raises(BackendError, match="out of order"):
                 Driver(backend, CHUNK).read(Request(random_prompt(CHUNK, seed=1)))
         again = Request(random_prompt(CHUNK))

@@ -27,8 +27,12 @@ def _bias(is_seen: Tensor) -> Tensor:
 
 def test_equals_torch() -> None:
     query, key, value, is_seen = _inputs()
-    expected = scaled_dot_product_attention(query, key, value, attn_mask=is_seen[:, None], scale=0.3, enable_gqa=True)
-    torch.testing.assert_close(grouped_attention(query, key, value, _bias(is_seen), scaling=0.3), expected.transpose(1, 2))
+    expected = scaled_dot_product_attention(
+        query, key, value, attn_mask=is_seen[:, None], scale=0.3, enable_gqa=True
+    )
+    torch.testing.assert_close(
+        grouped_attention(query, key, value, _bias(is_seen), scaling=0.3), expected.transpose(1, 2)
+    )
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +49,9 @@ def test_softcap_bounds_the_scores() -> None:
     scores = 2.0 * torch.tanh(query @ repeated.mT * 0.3 / 2.0)
     weights = scores.masked_fill(~is_seen[:, None], -torch.inf).softmax(dim=-1)
     expected = (weights @ value.repeat_interleave(HEADS // KV_HEADS, dim=1)).transpose(1, 2)
-    torch.testing.assert_close(grouped_attention(query, key, value, _bias(is_seen), scaling=0.3, softcap=2.0), expected)
+    torch.testing.assert_close(
+        grouped_attention(query, key, value, _bias(is_seen), scaling=0.3, softcap=2.0), expected
+    )
 
 
 def test_a_sink_is_an_entry_of_value_zero() -> None:
@@ -57,19 +63,29 @@ def test_a_sink_is_an_entry_of_value_zero() -> None:
     keys = torch.cat([key.repeat_interleave(group, dim=1), torch.zeros(ROWS, HEADS, 1, WIDTH)], dim=2)
     keys = torch.cat([keys, torch.zeros(ROWS, HEADS, ENTRIES + 1, 1)], dim=3)
     keys[:, :, -1, -1] = sinks / 0.3
-    values = torch.cat([value.repeat_interleave(group, dim=1), torch.zeros(ROWS, HEADS, 1, VALUE_WIDTH)], dim=2)
+    values = torch.cat(
+        [value.repeat_interleave(group, dim=1), torch.zeros(ROWS, HEADS, 1, VALUE_WIDTH)], dim=2
+    )
     mask = torch.cat([is_seen, torch.ones(ROWS, QUERIES, 1, dtype=torch.bool)], dim=2)[:, None]
-    expected = scaled_dot_product_attention(torch.cat([query, one], dim=3), keys, values, attn_mask=mask, scale=0.3).transpose(1, 2)
-    torch.testing.assert_close(grouped_attention(query, key, value, _bias(is_seen), scaling=0.3, sinks=sinks), expected)
+    expected = scaled_dot_product_attention(
+        torch.cat([query, one], dim=3), keys, values, attn_mask=mask, scale=0.3
+    ).transpose(1, 2)
+    torch.testing.assert_close(
+        grouped_attention(query, key, value, _bias(is_seen), scaling=0.3, sinks=sinks), expected
+    )
 
 
 def test_a_query_that_sees_nothing_is_finite() -> None:
     query, key, value, is_seen = _inputs()
-    assert grouped_attention(query, key, value, _bias(torch.zeros_like(is_seen)), scaling=0.3).isfinite().all()
+    assert (
+        grouped_attention(query, key, value, _bias(torch.zeros_like(is_seen)), scaling=0.3).isfinite().all()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_causal_step_needs_no_bias_for_what_came_before(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_a_causal_step_needs_no_bias_for_what_came_before(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
     """The bias of the step's own tokens alone, and blocks that do not look past their last query, against torch's mask over everything."""
     monkeypatch.setattr(attention, "_MAX_SCORES_CPU", 1)
     monkeypatch.setattr(attention, "_FEWEST_QUERIES", 16)
@@ -93,7 +109,9 @@ def test_entries_that_nobody_sees_leave_every_bit(dtype: torch.dtype) -> None:
     query = torch.randn(ROWS, HEADS, 1, WIDTH, generator=generator).to(dtype)
     is_seen = torch.arange(2048) < torch.tensor([3, 200])[:, None, None]
     outputs = [
-        grouped_attention(query, plane[0, :, :, :length], plane[1, :, :, :length], _bias(is_seen[..., :length]), scaling=0.3)
+        grouped_attention(
+            query, plane[0, :, :, :length], plane[1, :, :, :length], _bias(is_seen[..., :length]), scaling=0.3
+        )
         for length in (256, 384, 512, 768, 1024, 1536, 2048)
     ]
     assert all(torch.equal(output, outputs[0]) for output in outputs)

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, DeepseekV2Config, DeepseekV3Config, DynamicCache, PreTrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
+    DynamicCache,
+    PreTrainedConfig,
+)
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 
@@ -18,7 +24,9 @@ from tests.backends.driver import open_backend
 
 _PUBLISHED = Path("backends/sn40l/data/models/deepseek-r1.json")
 DEEPSEEK_R1: dict[str, Any] = {
-    name: value for name, value in json.loads(_PUBLISHED.read_text()).items() if name.endswith(("_dim", "_rank"))
+    name: value
+    for name, value in json.loads(_PUBLISHED.read_text()).items()
+    if name.endswith(("_dim", "_rank"))
 }
 ROWS, HEADS, HIDDEN_SIZE = 2, 4, 48
 _SIZES: dict[str, Any] = {
@@ -32,7 +40,13 @@ _SIZES: dict[str, Any] = {
     "v_head_dim": 10,
     "attn_implementation": "eager",
 }
-_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64, "mscale_all_dim": 1.0}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale_all_dim": 1.0,
+}
 
 
 class _Sequences:
@@ -46,7 +60,9 @@ class _Sequences:
         self.latents = torch.cat([self.latents, latents], dim=2)
         return self.latents
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions
+    ) -> Tensor:
         assert layer == 0
         num_queries, num_entries = query.shape[2], key.shape[2]
         is_hidden = torch.ones(num_queries, num_entries).triu(num_entries - num_queries + 1).bool()
@@ -66,7 +82,11 @@ def _config(kind: str) -> PreTrainedConfig:
 
 
 def _attention(config: PreTrainedConfig) -> DeepseekV2Attention | DeepseekV3Attention:
-    attention = DeepseekV2Attention(config, 0) if isinstance(config, DeepseekV2Config) else DeepseekV3Attention(config, 0)  # type: ignore[arg-type]
+    attention = (
+        DeepseekV2Attention(config, 0)
+        if isinstance(config, DeepseekV2Config)
+        else DeepseekV3Attention(config, 0)  # type: ignore[arg-type]
+    )
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in attention.parameters():
@@ -107,9 +127,25 @@ def test_latents_are_read_where_they_lie_by_few_queries() -> None:
 
 def test_a_token_takes_what_its_latent_does(tmp_path: Path) -> None:
     """576 values a token and layer for DeepSeek-R1 (arXiv 2412.19437: d_c 512, d_R 64), however many its heads."""
-    latent = {name: DEEPSEEK_R1[name] for name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")}
-    small: dict[str, Any] = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
-    config = DeepseekV3Config(**small, **latent, num_attention_heads=2, num_key_value_heads=2, q_lora_rank=8, first_k_dense_replace=2)
+    latent = {
+        name: DEEPSEEK_R1[name]
+        for name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    }
+    small: dict[str, Any] = {
+        "vocab_size": 32,
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "pad_token_id": 0,
+    }
+    config = DeepseekV3Config(
+        **small,
+        **latent,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        q_lora_rank=8,
+        first_k_dense_replace=2,
+    )
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)  # type: ignore[no-untyped-call]
 
     backend = open_backend(tmp_path, PolicyOptions(PolicyName.FULL), max_model_len=31, num_slots=3)

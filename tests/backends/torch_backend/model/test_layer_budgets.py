@@ -29,7 +29,9 @@ from tests.reference.bounded import Bound, BoundedSequence
 from tests.reference.sequence import Sequence, load_reference
 
 S, R, K, CHUNK, NUM_TOP = 2, 8, 8, 8, 20
-POLICY = PolicyOptions(num_sink=S, num_recent=R, num_kept=K, scorer=WindowScorer(observation_window=4, pooling_size=3))
+POLICY = PolicyOptions(
+    num_sink=S, num_recent=R, num_kept=K, scorer=WindowScorer(observation_window=4, pooling_size=3)
+)
 # Around the window, and what the layers that keep 2, 8 and 14 hold; the last outgrow a scratch.
 LENGTHS = (11, 12, 13, 18, 19, 24, 25, 65, 90)
 
@@ -55,7 +57,9 @@ def reference() -> PreTrainedModel:
 @pytest.fixture(params=[(True, None), (False, 64)], ids=str)
 def backend(request: pytest.FixtureRequest, shares_votes: bool) -> Iterator[TorchBackend]:
     lend_kept, scratch_capacity = request.param
-    backend = _open(EVAL_MODEL, replace(POLICY, lend_kept=lend_kept, share_votes=shares_votes), scratch_capacity)
+    backend = _open(
+        EVAL_MODEL, replace(POLICY, lend_kept=lend_kept, share_votes=shares_votes), scratch_capacity
+    )
     backend.warmup()  # reads a prompt of which there is nothing to choose
     yield backend
     backend.close()
@@ -69,7 +73,9 @@ def _prompt(length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("shares_votes", [False, True])
-def test_tokens_and_slots_are_the_references(backend: TorchBackend, reference: PreTrainedModel, shares_votes: bool) -> None:
+def test_tokens_and_slots_are_the_references(
+    backend: TorchBackend, reference: PreTrainedModel, shares_votes: bool
+) -> None:
     policy, scratch = backend.spec.pools[0].policy, backend.spec.scratch.layout
     assert (policy.layer_kept, policy.leading_layer) == ((2, 14, 8), 1 if shares_votes else None)
     assert backend.spec.pools[0].max_direct_tokens == S + R + 2
@@ -84,7 +90,9 @@ def test_tokens_and_slots_are_the_references(backend: TorchBackend, reference: P
             sequence = BoundedSequence(reference, recipe, request.prompt, bound)
         assert request.tokens == sequence.extend(13), length
         assert_same_logprobs(request.outputs[0], sequence.logits, NUM_TOP)
-        assert_same_contents(backend, request.slots[0], sequence, is_packed=length > backend.spec.pools[0].max_direct_tokens)
+        assert_same_contents(
+            backend, request.slots[0], sequence, is_packed=length > backend.spec.pools[0].max_direct_tokens
+        )
 
 
 def test_equal_budgets_are_not_measured() -> None:
@@ -108,7 +116,10 @@ def test_no_layer_outgrows_a_scratch() -> None:
 def test_pools_share_what_a_scratch_fills() -> None:
     """The widest observation window of all is read ahead."""
     wider = replace(POLICY, scorer=WindowScorer(observation_window=6, pooling_size=3))
-    policies = [policy.resolve(128) for policy in (POLICY, wider, PolicyOptions(PolicyName.STREAMING_LLM, num_sink=S, num_recent=R))]
+    policies = [
+        policy.resolve(128)
+        for policy in (POLICY, wider, PolicyOptions(PolicyName.STREAMING_LLM, num_sink=S, num_recent=R))
+    ]
     assert [most_slot_entries(policies, 128, capacity) for capacity in (None, 128, 64)] == [128, 128, 58]
     assert most_slot_entries(policies[2:], 128, 64) == 63
 
@@ -129,7 +140,9 @@ def test_scores_are_the_models_own_attention() -> None:
     num_tokens, vocab_size = 20, plain.config.vocab_size
     once = torch.randint(vocab_size, (num_tokens,), generator=torch.Generator().manual_seed(0)).tolist()
     with torch.no_grad():
-        weights = plain(torch.tensor([[plain.config.bos_token_id, *once, *once]]), output_attentions=True).attentions
+        weights = plain(
+            torch.tensor([[plain.config.bos_token_id, *once, *once]]), output_attentions=True
+        ).attentions
     second = torch.arange(num_tokens + 1, 2 * num_tokens + 1)
     found = [float(layer[0][:, second, second - num_tokens + 1].mean()) for layer in weights]
     rests = [float(layer[0][:, second, 0].mean()) for layer in weights]
@@ -138,13 +151,17 @@ def test_scores_are_the_models_own_attention() -> None:
     measured = measure_look_up(own, 3, max_model_len=41)
     assert [layer.found for layer in measured] == pytest.approx(found, abs=1e-5)
     assert [layer.rests for layer in measured] == pytest.approx(rests, abs=1e-5)
-    assert [layer.score for layer in measured] == pytest.approx([a + 0.75 * b for a, b in zip(found, rests, strict=True)], abs=1e-5)
+    assert [layer.score for layer in measured] == pytest.approx(
+        [a + 0.75 * b for a, b in zip(found, rests, strict=True)], abs=1e-5
+    )
     assert measure_look_up(own, 3, max_model_len=4) == [LookUp(0.0, 0.0)] * 3
 
 
 def test_a_model_without_a_token_for_beginnings_is_read_too() -> None:
     register_attention()
-    model = AutoModelForCausalLM.from_pretrained(EVAL_MODEL, dtype=torch.float32, attn_implementation=ATTENTION_NAME)
+    model = AutoModelForCausalLM.from_pretrained(
+        EVAL_MODEL, dtype=torch.float32, attn_implementation=ATTENTION_NAME
+    )
     model.config.bos_token_id = None
     assert measure_look_up(model, 3, max_model_len=40)[1].found > 0.9
 
@@ -153,7 +170,9 @@ def test_who_looks_up_leads_and_not_who_rests() -> None:
     layers = [LayerSpec(4, 2, (), None) for _ in range(3)]
     measured = [LookUp(0.0, 1.0), LookUp(0.5, 0.0), LookUp(0.0, 0.0)]
     assert with_layer_budgets(POLICY.resolve(128), layers, measured, 128, 128, leads=True).leading_layer == 1
-    assert with_layer_budgets(POLICY.resolve(128), layers, measured, 128, 128, leads=False).leading_layer is None
+    assert (
+        with_layer_budgets(POLICY.resolve(128), layers, measured, 128, 128, leads=False).leading_layer is None
+    )
 
 
 def test_layers_with_a_sliding_window_have_no_share() -> None:

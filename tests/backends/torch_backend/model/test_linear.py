@@ -5,14 +5,22 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from backends.torch_backend.model.linear import JointPart, ReorderedLinear, replace_all_linears, replace_linears
+from backends.torch_backend.model.linear import (
+    JointPart,
+    ReorderedLinear,
+    replace_all_linears,
+    replace_linears,
+)
 from backends.torch_backend.native.kernels import Kernels
 
 WIDTH, ROWS = 96, 5
 DTYPES = [
     torch.float32,
     pytest.param(
-        torch.bfloat16, marks=pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="the CPU has no bfloat16")
+        torch.bfloat16,
+        marks=pytest.mark.skipif(
+            not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="the CPU has no bfloat16"
+        ),
     ),
 ]
 
@@ -64,7 +72,10 @@ def test_joined_layers_equal_the_layers(order: str, mixed_biases: bool) -> None:
     original, replaced = (Projections(mixed_biases=mixed_biases) for _ in range(2))
     replace_linears(replaced, Kernels())
     assert isinstance(replaced.get_submodule("q_proj"), ReorderedLinear if mixed_biases else JointPart)
-    for hidden in (_hidden(torch.float32, 2, ROWS), _hidden(torch.float32, 1)):  # the second finds nothing of the first
+    for hidden in (
+        _hidden(torch.float32, 2, ROWS),
+        _hidden(torch.float32, 1),
+    ):  # the second finds nothing of the first
         torch.testing.assert_close(replaced(hidden, order), original(hidden, order))
 
 
@@ -73,7 +84,12 @@ def test_a_whole_model_keeps_its_logits_and_its_embedding() -> None:
     """The output layer is tied to the embedding, which must stay as it is."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=100, tie_word_embeddings=True
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=100,
+        tie_word_embeddings=True,
     )
     model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     ids = torch.arange(12)[None]

@@ -48,11 +48,19 @@ def _edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], None])
 
 
 def test_layers_are_found_by_watching(tmp_path: Path) -> None:
-    config = Qwen2Config(**SIZES, sliding_window=16, layer_types=["full_attention", "sliding_attention"], use_sliding_window=True)
+    config = Qwen2Config(
+        **SIZES,
+        sliding_window=16,
+        layer_types=["full_attention", "sliding_attention"],
+        use_sliding_window=True,
+    )
     model = load_model(_save(config, tmp_path), DeviceName.CPU, DtypeName.BFLOAT16)
     assert model.config._attn_implementation == ATTENTION_NAME
     layers = probe_layers(model)
-    assert [(layer.num_heads, layer.num_kv_heads, layer.sliding_window) for layer in layers] == [(4, 2, None), (4, 2, 16)]
+    assert [(layer.num_heads, layer.num_kv_heads, layer.sliding_window) for layer in layers] == [
+        (4, 2, None),
+        (4, 2, 16),
+    ]
     assert [(plane.name, plane.width, plane.dtype) for plane in layers[0].planes] == [
         ("key", 8, torch.bfloat16),
         ("value", 8, torch.bfloat16),
@@ -73,7 +81,10 @@ def test_only_safetensors_are_read(tmp_path: Path) -> None:
 
 
 def test_code_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
-    config = {"model_type": "unheard-of", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
+    config = {
+        "model_type": "unheard-of",
+        "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "evil.py").write_text("raise SystemExit('the code of a checkpoint was run')")
     with pytest.raises(ModelLoadError, match="trust_remote_code"):
@@ -84,7 +95,12 @@ def test_code_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
 def test_weights_must_be_whole(problem: str, tmp_path: Path) -> None:
     _save(LlamaConfig(**SIZES), tmp_path)
     name = "model.layers.1.mlp.up_proj.weight"
-    _edit_weights(tmp_path, lambda weights: weights.update({name: torch.zeros(3, 5)}) if problem == "shape" else weights.__delitem__(name))
+    _edit_weights(
+        tmp_path,
+        lambda weights: (
+            weights.update({name: torch.zeros(3, 5)}) if problem == "shape" else weights.__delitem__(name)
+        ),
+    )
     with pytest.raises(ModelLoadError, match="up_proj"):
         load_model(str(tmp_path), DeviceName.CPU, DtypeName.AUTO)
 
@@ -93,7 +109,10 @@ def test_weights_must_be_whole(problem: str, tmp_path: Path) -> None:
     ("config", "reason"),
     [
         (T5Config(), "t5: encoder–decoder"),
-        (MiniCPM3Config(), "minicpm3: multi-head latent attention is supported for deepseek_v2, deepseek_v3 only"),
+        (
+            MiniCPM3Config(),
+            "minicpm3: multi-head latent attention is supported for deepseek_v2, deepseek_v3 only",
+        ),
         (Gemma3Config(), "gemma3: models with parts other than text"),
     ],
 )

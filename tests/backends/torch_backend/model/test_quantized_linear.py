@@ -22,7 +22,9 @@ from tests.backends.checkpoints import load_oracle, save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request, open_backend
 from tests.backends.oracle import assert_same_logprobs, continue_greedily, random_prompt
 
-needs_kernels = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16")
+needs_kernels = pytest.mark.skipif(
+    not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16"
+)
 
 DTYPES = [torch.float32, torch.bfloat16]
 KINDS = [QuantizedLinear, QuantizedProduct]
@@ -49,7 +51,9 @@ def _check(kind: type[QuantizedLinear], output: Tensor, hidden: Tensor, layer: n
     bias = None if layer.bias is None else layer.bias.double()
     rows = _dequantized(hidden) if kind is QuantizedProduct else hidden.double()
     expected = nn.functional.linear(rows, _dequantized(layer.weight.detach()), bias)
-    torch.testing.assert_close(output.double(), expected, atol=TOLERANCE[hidden.dtype], rtol=TOLERANCE[hidden.dtype])
+    torch.testing.assert_close(
+        output.double(), expected, atol=TOLERANCE[hidden.dtype], rtol=TOLERANCE[hidden.dtype]
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -70,7 +74,9 @@ def test_quantized_weights_are_at_most_half_a_step_off(dtype: torch.dtype) -> No
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_the_kernel(kernels: Kernels, kind: type[QuantizedLinear], dtype: torch.dtype, sizes: tuple[int, int], has_bias: bool) -> None:
+def test_the_kernel(
+    kernels: Kernels, kind: type[QuantizedLinear], dtype: torch.dtype, sizes: tuple[int, int], has_bias: bool
+) -> None:
     """Of many rows and of few; each row's numbers are its own to the last bit."""
     layer = _linear(*sizes, dtype, has_bias=has_bias)
     assert kind.is_packable(layer.weight) is (kind is QuantizedLinear or sizes[0] % 4 == 0)
@@ -87,7 +93,9 @@ def test_the_kernel(kernels: Kernels, kind: type[QuantizedLinear], dtype: torch.
 @needs_kernels
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_layers_are_used_before_the_kernels_are_there(built_kernels: Path, kind: type[QuantizedLinear]) -> None:
+def test_layers_are_used_before_the_kernels_are_there(
+    built_kernels: Path, kind: type[QuantizedLinear]
+) -> None:
     load_kernels(built_kernels)
     layers, kernels = [_linear(64, size, torch.bfloat16) for size in (40, 72)], Kernels()
     quantized = kind(layers, kernels)
@@ -104,7 +112,9 @@ def test_layers_are_used_before_the_kernels_are_there(built_kernels: Path, kind:
 @pytest.mark.parametrize(("inputs", "dtype"), [(33, torch.bfloat16), (32, torch.float16)])
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_weights_that_the_kernels_do_not_take(kind: type[QuantizedLinear], inputs: int, dtype: torch.dtype) -> None:
+def test_weights_that_the_kernels_do_not_take(
+    kind: type[QuantizedLinear], inputs: int, dtype: torch.dtype
+) -> None:
     layer = _linear(inputs, 20, dtype)
     hidden = torch.randn(3, inputs, generator=torch.Generator().manual_seed(1)).to(dtype)
     _check(kind, kind([layer], Kernels(are_used=True))(hidden), hidden, layer)
@@ -121,7 +131,9 @@ def test_sums_of_int8_rows_stay_within_32_bits() -> None:
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_a_number_that_is_none_is_not_hidden(kernels: Kernels, kind: type[QuantizedLinear], number: float) -> None:
+def test_a_number_that_is_none_is_not_hidden(
+    kernels: Kernels, kind: type[QuantizedLinear], number: float
+) -> None:
     hidden = torch.ones(2, 64)
     hidden[1, 9] = number
     output = kind([_linear(64, 40, torch.float32)], kernels)(hidden)
@@ -136,11 +148,22 @@ class _Made(TorchDispatchMode):
         self.most = 0
 
     def __torch_dispatch__(
-        self, func: Any, types: object, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+        self,
+        func: Any,
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> object:
         result = func(*args, **(kwargs or {}))
         self.most = max(
-            [self.most, *(leaf.nbytes for leaf in tree_leaves(result) if isinstance(leaf, Tensor) and leaf.is_floating_point())]
+            [
+                self.most,
+                *(
+                    leaf.nbytes
+                    for leaf in tree_leaves(result)
+                    if isinstance(leaf, Tensor) and leaf.is_floating_point()
+                ),
+            ]
         )
         return result
 
@@ -176,16 +199,23 @@ def _oracle(path: Path, quantization: Quantization) -> PreTrainedModel:
 
 @pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=needs_kernels)])
 @pytest.mark.parametrize("quantization", [Quantization.INT8, Quantization.W8A8])
-def test_a_model_is_the_one_with_these_weights(llama: Path, compile_cache: Path, quantization: Quantization, is_compiled: bool) -> None:
+def test_a_model_is_the_one_with_these_weights(
+    llama: Path, compile_cache: Path, quantization: Quantization, is_compiled: bool
+) -> None:
     """Tokens and log-probabilities, of prompts longer than a chunk and of several sequences at once."""
     cache = compile_cache if is_compiled else None
-    backend = open_backend(llama, PolicyOptions(PolicyName.FULL), 64, compile_cache=cache, quantization=quantization)
+    backend = open_backend(
+        llama, PolicyOptions(PolicyName.FULL), 64, compile_cache=cache, quantization=quantization
+    )
     if is_compiled:
         assert backend.compiled is not None
         assert backend.compiled.times.load > 0
     driver = Driver(backend, 8)
     sampling = replace(GREEDY, num_logprobs=20)
-    requests = [Request(random_prompt(length), slots=(slot,), sampling=sampling) for slot, length in enumerate((1, 9, 29))]
+    requests = [
+        Request(random_prompt(length), slots=(slot,), sampling=sampling)
+        for slot, length in enumerate((1, 9, 29))
+    ]
     for request in requests:
         driver.read(request)
     driver.decode(*requests, num_steps=12, steps_a_launch=2)
@@ -203,5 +233,7 @@ def test_a_model_without_such_layers_is_refused(llama: Path) -> None:
         for name, part in list(module.named_children()):
             if isinstance(part, nn.Linear):
                 setattr(module, name, nn.Identity())
-    with pytest.raises(UnsupportedModelError, match="LlamaForCausalLM has no linear layers that can be quantized"):
+    with pytest.raises(
+        UnsupportedModelError, match="LlamaForCausalLM has no linear layers that can be quantized"
+    ):
         replace_all_linears(model, Kernels(), QuantizedLinear)

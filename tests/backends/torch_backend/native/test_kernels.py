@@ -26,7 +26,9 @@ from backends.torch_backend.sampling.filtering import score_threshold
 from backends.torch_backend.sampling.sampler import Sampler
 from cache.scoring import Window, reduced_attention
 
-pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16")
+pytestmark = pytest.mark.skipif(
+    not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16"
+)
 
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -53,10 +55,14 @@ def test_linear(dtype: torch.dtype, sizes: tuple[int, int], has_bias: bool) -> N
     assert packed is not None, "oneDNN lays weights out as the kernel expects"
     hidden = _random(550, sizes[0], dtype=dtype)  # many at a time, and some that are left over
     whole = packed_linear(hidden, packed, layer.bias, sizes[1])
-    expected = nn.functional.linear(hidden.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double())
+    expected = nn.functional.linear(
+        hidden.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double()
+    )
     torch.testing.assert_close(whole.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     for first, last in ((0, 1), (2, 4), (3, 6), (7, 12), (8, 45), (0, 512), (500, 550)):
-        assert torch.equal(packed_linear(hidden[first:last, None], packed, layer.bias, sizes[1])[:, 0], whole[first:last])
+        assert torch.equal(
+            packed_linear(hidden[first:last, None], packed, layer.bias, sizes[1])[:, 0], whole[first:last]
+        )
 
 
 @pytest.mark.parametrize("num_inputs", [64, 32, 34, 98, 128, 33])
@@ -94,15 +100,26 @@ def test_weights_that_lie_otherwise_are_left_to_onednn() -> None:
 
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("has_sinks", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads", "width", "value_width"), [(4, 2, 16, 16), (7, 1, 40, 24), (6, 2, 64, 128), (5, 5, 7, 9)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "value_width"),
+    [(4, 2, 16, 16), (7, 1, 40, 24), (6, 2, 64, 128), (5, 5, 7, 9)],
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
 def test_attention(
-    dtype: torch.dtype, heads: int, kv_heads: int, width: int, value_width: int, has_sinks: bool, softcap: float | None
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    value_width: int,
+    has_sinks: bool,
+    softcap: float | None,
 ) -> None:
     """Three slots of four: one with gaps, one that sees its new token alone, one idle. Where they do not look is NaN or infinity."""
     rows, capacity, read = 3, 61, 50
-    keys, values = (_random(4, kv_heads, capacity, size, dtype=dtype, seed=size) for size in (width, value_width))
+    keys, values = (
+        _random(4, kv_heads, capacity, size, dtype=dtype, seed=size) for size in (width, value_width)
+    )
     query, key, value = (
         _random(rows, 1, number, size, dtype=dtype, seed=7 + size).transpose(1, 2)
         for number, size in ((heads, width), (kv_heads, width), (kv_heads, value_width))
@@ -115,7 +132,9 @@ def test_attention(
     for plane, filler in zip(hidden, (torch.inf, torch.nan), strict=True):
         plane[0, :, 48:] = plane[1, :, 16:] = plane[2:] = filler
 
-    output = slot_attention(query, key, value, hidden, entries, bias, scaling=0.3, softcap=softcap, sinks=sinks)
+    output = slot_attention(
+        query, key, value, hidden, entries, bias, scaling=0.3, softcap=softcap, sinks=sinks
+    )
 
     for plane, kept, new in zip((keys, values), hidden, (key, value), strict=True):
         plane[torch.arange(rows)[:, None], :, entries] = new.transpose(1, 2)
@@ -130,7 +149,9 @@ def test_attention(
         softcap=softcap,
         sinks=None if sinks is None else sinks.double(),
     )
-    torch.testing.assert_close(output[:2].double(), expected[:2], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(
+        output[:2].double(), expected[:2], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+    )
     assert not output[2].any(), "a row that sees nothing is zero"
     for row in range(2):
         alone = slot_attention(
@@ -160,16 +181,23 @@ def _attention(
 ) -> Tensor:
     """Return what `prompt_attention` is to return, in float64."""
     entry = torch.arange(keys.shape[2])
-    is_seen = (entry <= last_seen[..., None]) & (entry > last_seen[..., None] - (sliding_window or keys.shape[2]))
+    is_seen = (entry <= last_seen[..., None]) & (
+        entry > last_seen[..., None] - (sliding_window or keys.shape[2])
+    )
     bias = torch.where(is_seen, 0.0, HIDDEN).double()
     in_double = (query.double(), keys.double(), values.double())
-    return grouped_attention(*in_double, bias, scaling=scaling, softcap=softcap, sinks=None if sinks is None else sinks.double())
+    return grouped_attention(
+        *in_double, bias, scaling=scaling, softcap=softcap, sinks=None if sinks is None else sinks.double()
+    )
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("sliding_window", [None, 50])
-@pytest.mark.parametrize(("heads", "kv_heads", "width", "value_width"), [(4, 2, 16, 16), (7, 1, 40, 25), (6, 2, 64, 128), (2, 2, 6, 3)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "value_width"),
+    [(4, 2, 16, 16), (7, 1, 40, 25), (6, 2, 64, 128), (2, 2, 6, 3)],
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
 def test_prompt_attention(
@@ -184,20 +212,37 @@ def test_prompt_attention(
 ) -> None:
     """Chunks at a sequence's end, at its start behind padding, and nothing but padding. Behind a row's last entry is NaN or infinity."""
     rows, tokens, read = 3, 70, 301
-    keys, values = (_random(rows, kv_heads, read, size, dtype=dtype, seed=size) for size in (width, value_width))
+    keys, values = (
+        _random(rows, kv_heads, read, size, dtype=dtype, seed=size) for size in (width, value_width)
+    )
     query = _random(rows, tokens, heads, width, dtype=dtype, seed=9).transpose(1, 2)
-    last_seen = torch.stack([torch.arange(tokens) + read - tokens, torch.arange(tokens) - 20, torch.full((tokens,), -1)]).clamp(min=-1)
+    last_seen = torch.stack(
+        [torch.arange(tokens) + read - tokens, torch.arange(tokens) - 20, torch.full((tokens,), -1)]
+    ).clamp(min=-1)
     sinks = _random(heads, dtype=dtype, seed=3) if has_sinks else None
-    attend = partial(prompt_attention, sliding_window=sliding_window, scaling=0.3, softcap=softcap, sinks=sinks)
+    attend = partial(
+        prompt_attention, sliding_window=sliding_window, scaling=0.3, softcap=softcap, sinks=sinks
+    )
     hidden = keys.clone(), values.clone()
     for plane, filler in zip(hidden, (torch.inf, torch.nan), strict=True):
         plane[1, :, tokens - 20 :] = plane[2] = filler
 
     output = attend(query, hidden[0], hidden[1], last_seen)
 
-    expected = _attention(query, keys, values, last_seen, sliding_window=sliding_window, scaling=0.3, softcap=softcap, sinks=sinks)
+    expected = _attention(
+        query,
+        keys,
+        values,
+        last_seen,
+        sliding_window=sliding_window,
+        scaling=0.3,
+        softcap=softcap,
+        sinks=sinks,
+    )
     is_read = last_seen >= 0
-    torch.testing.assert_close(output[is_read].double(), expected[is_read], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(
+        output[is_read].double(), expected[is_read], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+    )
     assert not output[~is_read].any(), "a token that sees nothing is zero"
     for row in range(rows):
         alone = attend(*(part[row : row + 1] for part in (query, *hidden, last_seen)))
@@ -218,27 +263,41 @@ def test_prompt_attention_whose_scores_rise_and_fall(
     query = _random(1, tokens, 1, width, dtype=dtype, seed=3).transpose(1, 2)
     query[..., 0], query[..., ::2, 0] = 1, -1
     keys[..., 0] = torch.linspace(0, rise, read).to(dtype)
-    last_seen = (torch.arange(tokens) * 14 + 20)[None]  # up to 678: with a window, many see nothing of the blocks that are read first
+    last_seen = (torch.arange(tokens) * 14 + 20)[
+        None
+    ]  # up to 678: with a window, many see nothing of the blocks that are read first
     last_seen[0, -1] = -1
     sinks = None if sink is None else torch.tensor([sink], dtype=dtype)
     attend = partial(prompt_attention, sliding_window=sliding_window, scaling=1.0, softcap=None, sinks=sinks)
     output = attend(query, keys, values, last_seen)
-    expected = _attention(query, keys, values, last_seen, sliding_window=sliding_window, scaling=1.0, softcap=None, sinks=sinks)
+    expected = _attention(
+        query, keys, values, last_seen, sliding_window=sliding_window, scaling=1.0, softcap=None, sinks=sinks
+    )
     tolerance = max(TOLERANCE[dtype], 3e-4)  # a score of 900 is rounded by up to 3e-5
     torch.testing.assert_close(output[:, :-1].double(), expected[:, :-1], atol=tolerance, rtol=tolerance)
     assert not output[:, -1].any(), "a token that sees nothing is zero"
     for number in range(0, tokens, 5):
-        alone = attend(query[:, :, number : number + 1], keys, values, last_seen[:, number : number + 1].contiguous())
+        alone = attend(
+            query[:, :, number : number + 1], keys, values, last_seen[:, number : number + 1].contiguous()
+        )
         assert torch.equal(alone[0, 0], output[0, number]), "a query does not depend on those beside it"
 
 
 @pytest.mark.parametrize("is_sum", [False, True])
 @pytest.mark.parametrize("softcap", [None, 1.5])
-@pytest.mark.parametrize(("heads", "kv_heads", "width", "queries"), [(4, 2, 16, 32), (7, 1, 40, 5), (6, 2, 64, 100), (2, 2, 6, 64)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "queries"), [(4, 2, 16, 32), (7, 1, 40, 5), (6, 2, 64, 100), (2, 2, 6, 64)]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
 def test_observed_attention(
-    dtype: torch.dtype, heads: int, kv_heads: int, width: int, queries: int, softcap: float | None, is_sum: bool
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    queries: int,
+    softcap: float | None,
+    is_sum: bool,
 ) -> None:
     """Of all keys and of some, with queries that see none of them. What no query sees is NaN."""
     entries = 301
@@ -250,7 +309,9 @@ def test_observed_attention(
     unseen = key.clone()
     unseen[:, 290:] = torch.nan
     for first, end in ((0, entries), (0, 200), (4, 283), (9, 9)):
-        window = Window(query, unseen, last_seen, strength, first, end, scale=0.3, softcap=softcap, is_sum=is_sum)
+        window = Window(
+            query, unseen, last_seen, strength, first, end, scale=0.3, softcap=softcap, is_sum=is_sum
+        )
         whole = observed_attention(window)
         expected = reduced_attention(window._replace(query=query.double(), key=key.double()))
         torch.testing.assert_close(whole, expected.float(), atol=1e-6, rtol=1e-4)
@@ -285,19 +346,25 @@ def _random_draws(num_slots: int, seed: int) -> dict[int, Draw]:
     }
 
 
-@pytest.mark.parametrize("spread", [0.02, 1, 4])  # of the logits: from all but equal ones to a few that have all the probability
+@pytest.mark.parametrize(
+    "spread", [0.02, 1, 4]
+)  # of the logits: from all but equal ones to a few that have all the probability
 @pytest.mark.parametrize("vocab_size", [5, 1000, 33_001])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_draws_are_those_of_torch(dtype: torch.dtype, vocab_size: int, spread: float) -> None:
     """In bfloat16 many logits are equal; some tokens are banned."""
     num_slots = 24
-    plain, native = (Sampler(num_slots, vocab_size, torch.device("cpu"), Kernels(are_used)) for are_used in (False, True))
+    plain, native = (
+        Sampler(num_slots, vocab_size, torch.device("cpu"), Kernels(are_used)) for are_used in (False, True)
+    )
     for seed in range(5):
         logits = spread * _random(num_slots, vocab_size, dtype=dtype, seed=seed)
         logits[_random(num_slots, vocab_size, dtype=torch.float32, seed=-seed) > 1] = -torch.inf
         logits[:, seed] = 0
         draws = _random_draws(num_slots, seed)
-        expected, found = (sampler.sample(logits, sampler.plan(draws), number=3).token_ids for sampler in (plain, native))
+        expected, found = (
+            sampler.sample(logits, sampler.plan(draws), number=3).token_ids for sampler in (plain, native)
+        )
         assert [int(found[slot]) for slot in draws] == [int(expected[slot]) for slot in draws]
         slot, other = list(draws)[:2]
         alone = native.sample(logits[[other, slot]], native.plan({1: draws[slot]}, 2), number=3).token_ids
@@ -308,7 +375,9 @@ def test_the_tokens_that_may_be_drawn_are_those_of_torch() -> None:
     """Of so many draws every token that the filters leave gets one."""
     num_draws, vocab_size = 4000, 30
     logits = _random(1, vocab_size, dtype=torch.float32).bfloat16()
-    plain, native = (Sampler(num_draws, vocab_size, torch.device("cpu"), Kernels(are_used)) for are_used in (False, True))
+    plain, native = (
+        Sampler(num_draws, vocab_size, torch.device("cpu"), Kernels(are_used)) for are_used in (False, True)
+    )
     for top_k, top_p, min_p in itertools.product([0, 3, 12], [0.3, 0.8, 1.0], [0.0, 0.2]):
         params = SamplingParams(temperature=3.0, top_k=top_k, top_p=top_p, min_p=min_p, seed=6)
         draws = {slot: Draw(params, output_index=slot) for slot in range(num_draws)}
@@ -317,7 +386,10 @@ def test_the_tokens_that_may_be_drawn_are_those_of_torch() -> None:
         assert torch.equal(found, expected)
         limits = torch.tensor([top_k]), torch.tensor([top_p]), torch.tensor([min_p])
         scores = (logits.float() - logits.max()) / 3
-        assert sorted(set(found.tolist())) == (scores >= score_threshold(scores, *limits))[0].nonzero()[:, 0].tolist()
+        assert (
+            sorted(set(found.tolist()))
+            == (scores >= score_threshold(scores, *limits))[0].nonzero()[:, 0].tolist()
+        )
 
 
 @pytest.mark.parametrize("filler", [torch.nan, torch.inf, -torch.inf])
@@ -325,6 +397,9 @@ def test_the_tokens_that_may_be_drawn_are_those_of_torch() -> None:
 def test_logits_that_are_no_numbers_draw_some_token(filler: float, top_p: float) -> None:
     sampler = Sampler(3, 100, torch.device("cpu"), Kernels(are_used=True))
     draws = {slot: Draw(SamplingParams(temperature=slot / 2, top_p=top_p, top_k=10)) for slot in range(3)}
-    for logits in (torch.full((3, 100), filler), torch.cat([torch.zeros(3, 60), torch.full((3, 40), filler)], dim=1)):
+    for logits in (
+        torch.full((3, 100), filler),
+        torch.cat([torch.zeros(3, 60), torch.full((3, 40), filler)], dim=1),
+    ):
         tokens = sampler.sample(logits, sampler.plan(draws)).token_ids
         assert bool(((tokens >= 0) & (tokens < 100)).all())

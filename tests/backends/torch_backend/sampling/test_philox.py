@@ -36,7 +36,9 @@ def test_uniform_is_even_over_the_unit_interval() -> None:
     assert chi_square < 149  # 99 degrees of freedom: exceeded once in a thousand
 
 
-@pytest.mark.parametrize("changed", [{"seed": 8}, {"seed": 7 + 2**40}, {"seed": -7}, {"choice": 1}, {"output_index": 1}])
+@pytest.mark.parametrize(
+    "changed", [{"seed": 8}, {"seed": 7 + 2**40}, {"seed": -7}, {"choice": 1}, {"output_index": 1}]
+)
 def test_uniform_follows_each_argument(changed: dict[str, int]) -> None:
     def number(seed: int = 7, choice: int = 0, output_index: int = 0) -> float:
         return float(uniform(torch.tensor([seed]), torch.tensor([choice]), torch.tensor([output_index])))

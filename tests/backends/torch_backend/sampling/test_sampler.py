@@ -45,7 +45,9 @@ def _drawn(sampler: Sampler, logits: Tensor, draws: Mapping[int, Draw], number: 
     return {slot: token.token_id for slot, token in sampled.to_host(dict.fromkeys(draws)).items()}
 
 
-def _frequencies(logits: Tensor, params: SamplingParams, num_choices: int, num_steps: int, kernels: Kernels) -> Tensor:
+def _frequencies(
+    logits: Tensor, params: SamplingParams, num_choices: int, num_steps: int, kernels: Kernels
+) -> Tensor:
     """Return how often each token is drawn from `logits` [token]."""
     sampler = _sampler(kernels, num_choices)
     plan = sampler.plan({choice: Draw(params, choice=choice) for choice in range(num_choices)})
@@ -56,7 +58,10 @@ def _frequencies(logits: Tensor, params: SamplingParams, num_choices: int, num_s
 
 def test_greedy_takes_the_best(sampler: Sampler) -> None:
     logits = _logits()
-    assert _drawn(sampler, logits, {1: Draw(GREEDY), 3: Draw(GREEDY)}) == {1: int(logits[1].argmax()), 3: int(logits[3].argmax())}
+    assert _drawn(sampler, logits, {1: Draw(GREEDY), 3: Draw(GREEDY)}) == {
+        1: int(logits[1].argmax()),
+        3: int(logits[3].argmax()),
+    }
 
 
 def test_greedy_beside_chance_stays_greedy(sampler: Sampler) -> None:
@@ -67,10 +72,19 @@ def test_greedy_beside_chance_stays_greedy(sampler: Sampler) -> None:
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
 def test_draws_follow_the_distribution(kernels: Kernels, temperature: float) -> None:
     logits = _logits()[0]
-    observed = _frequencies(logits, SamplingParams(temperature=temperature, seed=11), num_choices=500, num_steps=20, kernels=kernels)
+    observed = _frequencies(
+        logits,
+        SamplingParams(temperature=temperature, seed=11),
+        num_choices=500,
+        num_steps=20,
+        kernels=kernels,
+    )
     expected = 10_000 * (logits / temperature).softmax(dim=-1)
     is_likely = expected >= 5  # the others make one class together
-    pairs = [(observed[is_likely], expected[is_likely]), (observed[~is_likely].sum()[None], expected[~is_likely].sum()[None])]
+    pairs = [
+        (observed[is_likely], expected[is_likely]),
+        (observed[~is_likely].sum()[None], expected[~is_likely].sum()[None]),
+    ]
     chi_square = sum(float(((seen - due) ** 2 / due).sum()) for seen, due in pairs)
     freedom = int(is_likely.sum())
     assert chi_square < freedom + 3.1 * (2 * freedom) ** 0.5 + 5  # beyond the 99.9th percentile
@@ -78,16 +92,27 @@ def test_draws_follow_the_distribution(kernels: Kernels, temperature: float) -> 
 
 def test_draws_keep_to_the_filters(kernels: Kernels) -> None:
     logits = _logits()[0]
-    observed = _frequencies(logits, SamplingParams(temperature=1.0, top_k=3, seed=2), num_choices=300, num_steps=1, kernels=kernels)
+    observed = _frequencies(
+        logits,
+        SamplingParams(temperature=1.0, top_k=3, seed=2),
+        num_choices=300,
+        num_steps=1,
+        kernels=kernels,
+    )
     assert set(observed.nonzero()[:, 0].tolist()) == set(logits.topk(3).indices.tolist())
 
 
 def test_a_tiny_temperature_is_greedy(sampler: Sampler) -> None:
     logits = _logits()
-    assert _drawn(sampler, logits, {2: Draw(replace(CHANCE, temperature=1e-30))})[2] == int(logits[2].argmax())
+    assert _drawn(sampler, logits, {2: Draw(replace(CHANCE, temperature=1e-30))})[2] == int(
+        logits[2].argmax()
+    )
 
 
-@pytest.mark.parametrize("neighbour", [GREEDY, SamplingParams(seed=9), replace(CHANCE, top_p=0.2), replace(CHANCE, frequency_penalty=1.0)])
+@pytest.mark.parametrize(
+    "neighbour",
+    [GREEDY, SamplingParams(seed=9), replace(CHANCE, top_p=0.2), replace(CHANCE, frequency_penalty=1.0)],
+)
 def test_a_seed_knows_no_neighbours(kernels: Kernels, neighbour: SamplingParams) -> None:
     row = _logits()[:1]
     alone, crowded = (_sampler(kernels) for _ in range(2))
@@ -103,7 +128,9 @@ def test_several_steps_are_the_same_draws(sampler: Sampler) -> None:
     logits = _logits()
     plan = sampler.plan({0: Draw(CHANCE, output_index=4)})
     together = [int(sampler.sample(logits, plan, number).token_ids[0]) for number in range(10)]
-    assert together == [_drawn(sampler, logits, {0: Draw(CHANCE, output_index=4 + number)})[0] for number in range(10)]
+    assert together == [
+        _drawn(sampler, logits, {0: Draw(CHANCE, output_index=4 + number)})[0] for number in range(10)
+    ]
     assert len(set(together)) > 1
 
 
@@ -127,8 +154,14 @@ def test_frequency_and_presence_penalties_count_the_output(sampler: Sampler) -> 
     logits[:, :3] = torch.tensor([3.0, 2.0, 1.1])
     sampler.begin([0, 1])
     sampler.read_prompt([0, 1], [0])  # a prompt does not count
-    draws = {0: SamplingParams(temperature=0.0, frequency_penalty=0.6), 1: SamplingParams(temperature=0.0, presence_penalty=1.5)}
-    drawn = [_drawn(sampler, logits, {slot: Draw(params, output_index=n) for slot, params in draws.items()}) for n in range(6)]
+    draws = {
+        0: SamplingParams(temperature=0.0, frequency_penalty=0.6),
+        1: SamplingParams(temperature=0.0, presence_penalty=1.5),
+    }
+    drawn = [
+        _drawn(sampler, logits, {slot: Draw(params, output_index=n) for slot, params in draws.items()})
+        for n in range(6)
+    ]
     # Frequency: 3, 2.4, 1.8 | 2, … ; presence: each has its 1.5 once.
     assert [tokens[0] for tokens in drawn] == [0, 0, 1, 0, 1, 0]
     assert [tokens[1] for tokens in drawn] == [0, 1, 0, 0, 0, 0]
@@ -138,7 +171,9 @@ def test_a_new_sequence_has_no_past(sampler: Sampler) -> None:
     logits, params = _logits(), SamplingParams(temperature=0.0, frequency_penalty=2.0, repetition_penalty=2.0)
     first = [_drawn(sampler, logits, {1: Draw(params, output_index=number)})[1] for number in range(5)]
     sampler.begin([1])
-    assert [_drawn(sampler, logits, {1: Draw(params, output_index=number)})[1] for number in range(5)] == first
+    assert [
+        _drawn(sampler, logits, {1: Draw(params, output_index=number)})[1] for number in range(5)
+    ] == first
 
 
 def test_logit_bias_comes_and_goes(sampler: Sampler) -> None:
@@ -166,7 +201,9 @@ def _mask(*token_ids: int) -> bytes:
 
 @pytest.mark.parametrize("params", [GREEDY, replace(CHANCE, temperature=2.0), SamplingParams(seed=1)])
 @pytest.mark.parametrize("allowed", [(0,), (59,), (3, 8, 31, 32), tuple(range(60))])
-def test_a_mask_leaves_the_tokens_that_it_has_and_their_order(sampler: Sampler, params: SamplingParams, allowed: tuple[int, ...]) -> None:
+def test_a_mask_leaves_the_tokens_that_it_has_and_their_order(
+    sampler: Sampler, params: SamplingParams, allowed: tuple[int, ...]
+) -> None:
     for seed in range(10):
         logits = _logits(seed)
         drawn = _drawn(sampler, logits, {0: Draw(params, allowed_mask=_mask(*allowed)), 2: Draw(params)})
@@ -177,18 +214,26 @@ def test_a_mask_leaves_the_tokens_that_it_has_and_their_order(sampler: Sampler, 
 
 
 def test_a_mask_and_a_ban_both_hold(sampler: Sampler) -> None:
-    draw = Draw(replace(GREEDY, logit_bias=((3, 100.0), (4, 90.0))), banned_token_ids=(3,), allowed_mask=_mask(3, 4, 5))
+    draw = Draw(
+        replace(GREEDY, logit_bias=((3, 100.0), (4, 90.0))),
+        banned_token_ids=(3,),
+        allowed_mask=_mask(3, 4, 5),
+    )
     assert _drawn(sampler, _logits(), {1: draw})[1] == 4
 
 
 def test_masked_draws_follow_what_is_left_of_the_distribution(kernels: Kernels) -> None:
     logits, allowed = _logits()[0], [2, 9, 17, 40]
     sampler = _sampler(kernels, 500)
-    plan = sampler.plan({slot: Draw(SamplingParams(seed=4), choice=slot, allowed_mask=_mask(*allowed)) for slot in range(500)})
+    plan = sampler.plan(
+        {slot: Draw(SamplingParams(seed=4), choice=slot, allowed_mask=_mask(*allowed)) for slot in range(500)}
+    )
     drawn = torch.cat([sampler.sample(logits.repeat(500, 1), plan, number).token_ids for number in range(20)])
     expected = 10_000 * logits[allowed].softmax(dim=-1)
     observed = torch.bincount(drawn, minlength=VOCAB_SIZE)[allowed]
-    assert float(((observed - expected) ** 2 / expected).sum()) < 16.27  # chi-square of 3 degrees of freedom, 99.9 %
+    assert (
+        float(((observed - expected) ** 2 / expected).sum()) < 16.27
+    )  # chi-square of 3 degrees of freedom, 99.9 %
 
 
 def test_logprobs_are_those_of_the_model(sampler: Sampler) -> None:
@@ -199,7 +244,9 @@ def test_logprobs_are_those_of_the_model(sampler: Sampler) -> None:
         1: Draw(replace(GREEDY, num_logprobs=0)),
         2: Draw(GREEDY),
     }
-    sampled = sampler.sample(logits, sampler.plan(plans)).to_host({slot: draw.sampling.num_logprobs for slot, draw in plans.items()})
+    sampled = sampler.sample(logits, sampler.plan(plans)).to_host(
+        {slot: draw.sampling.num_logprobs for slot, draw in plans.items()}
+    )
     expected = logits.log_softmax(dim=-1)
     values, ids = expected[0].topk(3)
     assert sampled[0].token_id == 11
@@ -213,5 +260,8 @@ def test_logprobs_are_those_of_the_model(sampler: Sampler) -> None:
 
 @pytest.mark.parametrize("seed", [2**63, 2**64 - 1, -(2**63)])
 def test_any_64_bit_seed_is_a_seed(sampler: Sampler, seed: int) -> None:
-    draws = [_drawn(sampler, _logits(), {0: Draw(SamplingParams(seed=seed), output_index=number)})[0] for number in range(20)]
+    draws = [
+        _drawn(sampler, _logits(), {0: Draw(SamplingParams(seed=seed), output_index=number)})[0]
+        for number in range(20)
+    ]
     assert len(set(draws)) > 1

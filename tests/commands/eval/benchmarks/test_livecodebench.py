@@ -24,9 +24,24 @@ def packed(value: object) -> str:
 
 def row(**changes: Any) -> dict[str, Any]:
     public = [{"input": "1 2\n", "output": "3\n", "testtype": "stdin"}]
-    fields = {"question_title": "Sum", "question_content": "Add two numbers.", "platform": "atcoder", "question_id": "abc_a"}
-    fields |= {"contest_id": "abc", "contest_date": "2024-01-01T00:00:00", "starter_code": "", "difficulty": "easy", "metadata": "{}"}
-    return fields | {"public_test_cases": json.dumps(public), "private_test_cases": packed(json.dumps(HIDDEN))} | changes
+    fields = {
+        "question_title": "Sum",
+        "question_content": "Add two numbers.",
+        "platform": "atcoder",
+        "question_id": "abc_a",
+    }
+    fields |= {
+        "contest_id": "abc",
+        "contest_date": "2024-01-01T00:00:00",
+        "starter_code": "",
+        "difficulty": "easy",
+        "metadata": "{}",
+    }
+    return (
+        fields
+        | {"public_test_cases": json.dumps(public), "private_test_cases": packed(json.dumps(HIDDEN))}
+        | changes
+    )
 
 
 def answer(program: str) -> str:
@@ -53,7 +68,12 @@ def test_a_program_must_pass_the_hidden_tests_too() -> None:
 def test_functions_are_called() -> None:
     tests = json.dumps([{"input": '[1, 2]\n"a"', "output": '["a", 2, 1]', "testtype": "functional"}])
     starter = "class Solution:\n    def mix(self, xs: List[int], s: str) -> list:\n        "
-    changes = {"metadata": '{"func_name": "mix"}', "starter_code": starter, "public_test_cases": tests, "private_test_cases": "[]"}
+    changes = {
+        "metadata": '{"func_name": "mix"}',
+        "starter_code": starter,
+        "public_test_cases": tests,
+        "private_test_cases": "[]",
+    }
     question = LiveCodeBench().question(row(**changes))
     assert question.score(answer(f"{starter}return (s, *reversed(xs))")) == 1  # a tuple is as good as a list
     assert question.score(answer(f"{starter}return [s]")) == 0
@@ -120,13 +140,18 @@ def test_a_pickle_is_never_run(capsys: pytest.CaptureFixture[str]) -> None:
         ({"metadata": '{"func_name": "\\ud800"}'}, "func_name must be a name"),
         ({"private_test_cases": "what?"}, "neither JSON nor compressed base64"),
         ({"private_test_cases": "é"}, "neither JSON nor compressed base64"),
-        ({"private_test_cases": base64.b64encode(zlib.compress(b"\x80\x04X\xff")).decode()}, "not enough data"),
+        (
+            {"private_test_cases": base64.b64encode(zlib.compress(b"\x80\x04X\xff")).decode()},
+            "not enough data",
+        ),
         ({"private_test_cases": base64.b64encode(zlib.compress(b"\xff")).decode()}, "opcode b'.xff' unknown"),
         ({"private_test_cases": packed("no JSON")}, "Expecting value"),
     ],
 )
 def test_an_entry_that_is_no_question_is_told(changes: dict[str, str], message: str, tmp_path: Path) -> None:
-    assert message_of(changes, tmp_path).startswith(f"--data {tmp_path / 'data'}, entry 2, is no question of livecodebench: ")
+    assert message_of(changes, tmp_path).startswith(
+        f"--data {tmp_path / 'data'}, entry 2, is no question of livecodebench: "
+    )
     assert re.search(message, message_of(changes, tmp_path))
 
 
@@ -151,7 +176,10 @@ def test_tests_that_are_none_are_told(name: str, tests: str, message: str, tmp_p
         assert message.format(name=name) in message_of({name: packed(tests)}, tmp_path)
 
 
-@pytest.mark.parametrize("program", ["print(1)\0", "print('\ud800')", "\ud800", "import sys\nsys.stdout.buffer.write(b'\\xff')", ""])
+@pytest.mark.parametrize(
+    "program",
+    ["print(1)\0", "print('\ud800')", "\ud800", "import sys\nsys.stdout.buffer.write(b'\\xff')", ""],
+)
 def test_no_text_of_an_answer_is_an_error(program: str) -> None:
     assert LiveCodeBench().question(row()).score(answer(program)) == 0
 
@@ -159,5 +187,7 @@ def test_no_text_of_an_answer_is_an_error(program: str) -> None:
 def test_a_value_that_is_nested_too_deep_is_wrong() -> None:
     tests = json.dumps([{"input": "1", "output": "[]", "testtype": "functional"}])
     changes = {"metadata": '{"func_name": "nest"}', "public_test_cases": tests, "private_test_cases": "[]"}
-    program = "def nest(a):\n    value = []\n    for _ in range(5000):\n        value = [value]\n    return value"
+    program = (
+        "def nest(a):\n    value = []\n    for _ in range(5000):\n        value = [value]\n    return value"
+    )
     assert LiveCodeBench().question(row(**changes)).score(answer(program)) == 0

@@ -18,7 +18,10 @@ from tests.commands.eval.benchmarks.test_questions import LONG
 from tests.commands.loadtest.scripted import Reply, scripted
 from tests.server.serving import RunningServer
 
-AIME = [{"id": 60, "problem": "What is 5 × 5?", "answer": "025"}, {"id": 61, "problem": "What is 1 + 1?", "answer": "2"}]
+AIME = [
+    {"id": 60, "problem": "What is 5 × 5?", "answer": "025"},
+    {"id": 61, "problem": "What is 1 + 1?", "answer": "2"},
+]
 
 
 def named(model: str, base_url: str) -> tuple[str, ...]:
@@ -32,30 +35,48 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def reply(text: str) -> Reply:
-    return Reply([json.dumps({"choices": [{"text": text}], "usage": {"prompt_tokens": 4, "completion_tokens": 1}}).encode()])
+    return Reply(
+        [
+            json.dumps(
+                {"choices": [{"text": text}], "usage": {"prompt_tokens": 4, "completion_tokens": 1}}
+            ).encode()
+        ]
+    )
 
 
 def _choose(letter: str, _: int, __: dict[str, Any]) -> Reply:
     return reply(f"The correct answer is ({letter})")
 
 
-def test_its_own_engine_answers_longbench_from_packed_slots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_own_engine_answers_longbench_from_packed_slots(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     context = "The cat of Anna is called Blacky. " * 400
-    rows = [LONG | {"_id": str(number), "length": length, "context": context} for number, length in enumerate(("short", "long"))]
+    rows = [
+        LONG | {"_id": str(number), "length": length, "context": context}
+        for number, length in enumerate(("short", "long"))
+    ]
     sizes = ("--length", "400", "--max-tokens", "8")
     assert main(["eval", "longbench-v2", "--data", write(tmp_path, rows), *sizes, "--json"]) == 0
     output = capsys.readouterr()
     result = json.loads(output.out)
     run = result["runs"][0]
     assert (result["suite"], result["from_packed_slot"], run["packed_share"]) == ("longbench-v2", True, 1)
-    assert {name: len(group["scores"]) for name, group in run["groups"].items()} == {"easy": 2, "short": 1, "long": 1}
+    assert {name: len(group["scores"]) for name, group in run["groups"].items()} == {
+        "easy": 2,
+        "short": 1,
+        "long": 1,
+    }
     assert run["serve_options"][-4:-2] == ["--slot-capacity", "100"]
     assert 380 <= int(run["serve_options"][-1]) <= 400
     assert "  short" in output.err
 
 
 def test_answers_are_scored_by_group_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [LONG | {"_id": str(number), "difficulty": name} for number, name in enumerate(("easy", "easy", "hard"))]
+    rows = [
+        LONG | {"_id": str(number), "difficulty": name}
+        for number, name in enumerate(("easy", "easy", "hard"))
+    ]
     data, files = write(tmp_path, rows), []
     for letter in "AB":
         files.append(str(tmp_path / f"{letter}.json"))
@@ -77,12 +98,18 @@ def test_samples_of_a_question_are_drawn_apart_and_averaged(tmp_path: Path) -> N
     assert result["runs"][0]["tasks"]["aime24"]["scores"] == [25, 75]
     bodies = [body for body in server.bodies if "seed" in body]
     assert sorted(body["seed"] for body in bodies) == [6, 6, 7, 7, 8, 8, 9, 9]
-    assert {(body["temperature"], body["top_p"], body["max_tokens"]) for body in bodies} == {(0.6, 0.95, 32768)}
+    assert {(body["temperature"], body["top_p"], body["max_tokens"]) for body in bodies} == {
+        (0.6, 0.95, 32768)
+    }
 
 
 def test_programs_are_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write(
-        tmp_path, [program_row(), program_row(question_id="b", difficulty="hard", public_test_cases="[]", private_test_cases="[]")]
+        tmp_path,
+        [
+            program_row(),
+            program_row(question_id="b", difficulty="hard", public_test_cases="[]", private_test_cases="[]"),
+        ],
     )
     assert main(["eval", "livecodebench", "--data", data]) == 2
     assert "entry 2, is no question of livecodebench: it has no tests" in capsys.readouterr().err
@@ -94,7 +121,9 @@ def test_programs_are_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(("name", "rows"), [("aime24", AIME), ("livecodebench", [program_row()])])
-def test_a_server_that_is_there(running: RunningServer, name: str, rows: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_there(
+    running: RunningServer, name: str, rows: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sizes = ("--length", "600", "--max-tokens", "16")
     asked = ("--base-url", running.url, "--tokenizer", str(DEMO_MODEL), "--data", write(tmp_path, rows))
     assert main(["eval", name, *asked, *sizes, "--json", "-"]) == 0
@@ -112,7 +141,9 @@ def test_a_server_that_is_there(running: RunningServer, name: str, rows: Any, tm
         (("--temperature", "3"), "--temperature must be a number from 0 to 2"),
     ],
 )
-def test_what_cannot_be_is_said_before_any_work(options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_is_said_before_any_work(
+    options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = options if not options or "--data" in options else ("--data", "x", *options)
     assert main(["eval", "aime24", *given]) == 2
     assert message in capsys.readouterr().err

@@ -12,8 +12,21 @@ from commands.eval.benchmarks.longbench_v2 import LongBenchV2, choice
 from commands.eval.benchmarks.suite import BENCHMARKS
 from server.options.option import OptionError
 
-LONG: dict[str, Any] = {"_id": "66", "domain": "Single-Document QA", "sub_domain": "Legal", "difficulty": "easy", "length": "short"}
-LONG |= {"question": "Who? ", "choice_A": "one", "choice_B": "two", "choice_C": "three", "choice_D": "four", "answer": "B"}
+LONG: dict[str, Any] = {
+    "_id": "66",
+    "domain": "Single-Document QA",
+    "sub_domain": "Legal",
+    "difficulty": "easy",
+    "length": "short",
+}
+LONG |= {
+    "question": "Who? ",
+    "choice_A": "one",
+    "choice_B": "two",
+    "choice_C": "three",
+    "choice_D": "four",
+    "answer": "B",
+}
 LONG |= {"context": "A {brace} and a text."}
 
 
@@ -78,7 +91,10 @@ def test_the_number_of_an_answer(text: str, number: int | None) -> None:
 
 
 def test_both_spellings_of_aime() -> None:
-    for entry in ({"id": 60, "problem": "p", "answer": "025"}, {"ID": "2024-I-1", "Problem": "p", "Answer": 25}):
+    for entry in (
+        {"id": 60, "problem": "p", "answer": "025"},
+        {"ID": "2024-I-1", "Problem": "p", "Answer": 25},
+    ):
         question = Aime24().question(entry)
         assert question.prompt.startswith("p\n\n")
         assert [question.score(text) for text in ("\\boxed{25}", "025", "26")] == [1, 1, 0]
@@ -114,5 +130,8 @@ def test_a_file_that_is_none_is_told(text: str, message: str, tmp_path: Path) ->
 @pytest.mark.parametrize("entry", [5, None, "answer", ["answer"]])
 def test_an_entry_that_is_no_object_is_told(benchmark: Benchmark, entry: object, tmp_path: Path) -> None:
     (tmp_path / "data").write_text(json.dumps([entry]))
-    with pytest.raises(OptionError, match=f"entry 1, is no question of {benchmark.name}: an entry must be a JSON object, got "):
+    with pytest.raises(
+        OptionError,
+        match=f"entry 1, is no question of {benchmark.name}: an entry must be a JSON object, got ",
+    ):
         read_questions(benchmark, tmp_path / "data", None)

@@ -21,7 +21,9 @@ def refused(outcome: Outcome, error: str) -> None:
 
 
 def test_a_program_reads_and_writes(sandbox: Sandbox) -> None:
-    outcome = sandbox.run("print(sum(map(int, input().split())), len(Counter('aab')))", "1 2 3\n")  # Counter: as in the contest
+    outcome = sandbox.run(
+        "print(sum(map(int, input().split())), len(Counter('aab')))", "1 2 3\n"
+    )  # Counter: as in the contest
     assert outcome == Outcome(True, "6 2\n", "")
 
 
@@ -72,7 +74,10 @@ def test_other_processes_are_refused(sandbox: Sandbox, program: str) -> None:
 
 
 def test_the_network_is_refused(sandbox: Sandbox) -> None:
-    refused(sandbox.run("import socket\nsocket.create_connection(('127.0.0.1', 9))", ""), "the sandbox refuses socket.")
+    refused(
+        sandbox.run("import socket\nsocket.create_connection(('127.0.0.1', 9))", ""),
+        "the sandbox refuses socket.",
+    )
 
 
 def test_in_namespaces_there_is_no_network_even_past_the_hook() -> None:
@@ -92,8 +97,17 @@ print(libc.connect(place, address, 16))
 def test_files_are_written_in_its_own_folder_only(sandbox: Sandbox, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_text("mine")
-    assert sandbox.run("import os\nopen('a', 'w').write('x')\nos.rename('a', 'b')\nprint(open('b').read())", "").output == "x\n"
-    for program in (f"open({str(kept)!r}, 'w')", f"import os\nos.remove({str(kept)!r})", f"import os\nos.mkdir({str(tmp_path / 'new')!r})"):
+    assert (
+        sandbox.run(
+            "import os\nopen('a', 'w').write('x')\nos.rename('a', 'b')\nprint(open('b').read())", ""
+        ).output
+        == "x\n"
+    )
+    for program in (
+        f"open({str(kept)!r}, 'w')",
+        f"import os\nos.remove({str(kept)!r})",
+        f"import os\nos.mkdir({str(tmp_path / 'new')!r})",
+    ):
         refused(sandbox.run(program, ""), "PermissionError: the sandbox refuses")
     assert kept.read_text() == "mine"
     assert list(tmp_path.iterdir()) == [kept]

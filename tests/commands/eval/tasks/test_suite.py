@@ -31,7 +31,9 @@ COUNTERS: dict[str, TokenCounter] = {
 every_task = pytest.mark.parametrize("name", TASKS)
 
 
-def case_of(name: str, index: int = 0, count_tokens: TokenCounter = demo_tokens, num_tokens: int = LENGTH) -> Case:
+def case_of(
+    name: str, index: int = 0, count_tokens: TokenCounter = demo_tokens, num_tokens: int = LENGTH
+) -> Case:
     return TASKS[name].make(case_source(name, 0, index), num_tokens, count_tokens)
 
 
@@ -77,7 +79,9 @@ def test_wordings_vary_with_the_seed_and_answers_lie_anywhere(name: str) -> None
     cases = [case_of(name, index) for index in range(8)]
     assert len({case.answer for case in cases}) == len(cases)
     if name.startswith(("niah", "passkey", "kv")):
-        assert len({round(case.context.index(case.references[0]) / len(case.context), 1) for case in cases}) > 3
+        assert (
+            len({round(case.context.index(case.references[0]) / len(case.context), 1) for case in cases}) > 3
+        )
 
 
 NEEDLES = [name for name in TASKS if name.startswith("niah") or name == "kv_lookup"]

@@ -27,7 +27,7 @@ from examples.eval_models.turns import turns
 ROOT = Path(__file__).parents[2]
 SHIPPED = {
     "llama": ROOT / "examples" / "eval_models" / "llama",
-    "qwen": ROOT / "server" / "eval" / "eval_model",
+    "qwen": ROOT / "commands" / "eval" / "eval_model",
 }
 MAX_WEIGHT_BYTES = 12_000_000
 CODE = "5e89d63f-8217-4cb4-98b0-2cf32bb242e7"

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from backends.clock import Clock
-from backends.interface import Backend, SamplingParams
+from backends.interface import Backend, BackendSpec, SamplingParams
 from commands.loadtest.answer import Answer, Failure
 from commands.loadtest.prompts import Prompt
 from commands.loadtest.run import Run
 from commands.loadtest.target import Outcome
+from scheduler.admission import RefusedError, admit
 from scheduler.config import SchedulerConfig
 from scheduler.engine import EngineCore
 from scheduler.messages import Add, EngineInput, EngineOutput, Final, FinishReason, Shutdown, StopCriteria
@@ -39,15 +40,21 @@ class ClosedLoop:
     """Keeps `max_concurrency` requests under way until every prompt has its outcome, then shuts the engine down."""
 
     def __init__(
-        self, prompts: Sequence[Prompt], max_concurrency: int, inbox: "SimpleQueue[EngineInput]", clock: Clock
+        self,
+        prompts: Sequence[Prompt],
+        max_concurrency: int,
+        inbox: "SimpleQueue[EngineInput]",
+        clock: Clock,
+        spec: BackendSpec,
     ) -> None:
         self._prompts = prompts
+        self._spec = spec
         self._inbox = inbox
         self._clock = clock
         self._num_sent = 0
         self._open: dict[str, Sent] = {}
         self.outcomes: dict[int, Outcome] = {}
-        for _ in range(min(max_concurrency, len(prompts))):
+        while self._num_sent < min(max_concurrency, len(prompts)):
             self._send()
 
     def deliver(self, outputs: list[EngineOutput], _record: StepRecord) -> None:
@@ -73,8 +80,15 @@ class ClosedLoop:
         prompt, name = self._prompts[self._num_sent], str(self._num_sent)
         assert not isinstance(prompt.content, str), "an engine takes token ids"
         self._num_sent += 1
+        add = Add(name, prompt.content, GREEDY, StopCriteria(prompt.max_tokens), self._clock.now())
+        try:
+            admitted = admit(add, self._spec)
+        except RefusedError as error:
+            self.outcomes[int(name)] = Failure("rejected", str(error))
+            self._go_on()
+            return
         self._open[name] = Sent(time.perf_counter())
-        self._inbox.put(Add(name, prompt.content, GREEDY, StopCriteria(prompt.max_tokens), self._clock.now()))
+        self._inbox.put(admitted)
 
 
 def run_engine(
@@ -88,7 +102,7 @@ def run_engine(
     inbox: SimpleQueue[EngineInput] = SimpleQueue()
     core = EngineCore(Scheduler(backend.spec, config, clock), backend, clock, inbox)
     start = time.perf_counter()
-    loop = ClosedLoop(prompts, max_concurrency or len(prompts), inbox, clock)
+    loop = ClosedLoop(prompts, max_concurrency or len(prompts), inbox, clock, backend.spec)
     core.run(loop.deliver)
     if core.error is not None:
         raise core.error

@@ -1,93 +1,165 @@
-"""Which requests a backend can never serve, whatever is free, and the sentence that says why."""
+"""Whether a backend can ever serve a request, decided once, from the request and the backend's spec alone."""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from backends.interface import BackendSpec, Feature
-from scheduler.messages import Add
+from scheduler.messages import Add, AdmittedAdd
 
 
-def refusal(add: Add, spec: BackendSpec) -> str | None:
-    """Return why this request cannot be served, with the numbers, or None when it can."""
-    return _feature_refusal(add, spec) or _token_refusal(add, spec) or _length_refusal(add, spec)
+class RefusalReason(enum.Enum):
+    NO_TOKENS = "no_tokens"
+    PREFILL_LENGTH = "prefill_length"  # `num_prefill_tokens` is outside the prompt
+    TOKEN_ID = "token_id"  # outside the vocabulary
+    CONTEXT_LENGTH = "context_length"  # longer than any sequence may be
+    SLOT_ROOM = "slot_room"  # the answer is longer than the policy's slot has room for
+    FEATURE = "feature"  # the backend does not support it
+    SCRATCH = "scratch"  # the prompt fits neither a slot nor a scratch
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request cannot be served: a sentence with the numbers, and what it is about."""
+
+    reason: RefusalReason
+    message: str
+    feature: Feature | None = None
+    field: str | None = None  # of `Add` or its parts: where the token id is
+    token_id: int | None = None
+
+
+class RefusedError(ValueError):
+    """The request can never be served, however idle the server is."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def admit(add: Add, spec: BackendSpec) -> AdmittedAdd:
+    """Return the request as one that the scheduler takes. Raises `RefusedError`."""
+    for refusal in _refusals(add, spec):
+        raise RefusedError(refusal)
+    return AdmittedAdd(add)
 
 
 def route(num_prompt_tokens: int, num_forced_tokens: int, max_tokens: int, spec: BackendSpec) -> int:
-    """Return the pool of a sequence: the first that loses nothing of it, else the first that admits it, else the one with the most room.
+    """Return the index of a sequence's pool.
 
-    It follows from the request alone, so that what is answered does not depend on who else is there.
+    The first pool that loses nothing of the sequence, else the first that admits it, else the one with the
+    most room. The choice depends on the request alone, so an answer does not depend on other requests.
     """
-    rooms = [
-        max_output_tokens(num_prompt_tokens, num_forced_tokens, spec, pool) for pool in range(len(spec.pools))
-    ]
+    pools = range(len(spec.pools))
+    rooms = [max_output_tokens(num_prompt_tokens, num_forced_tokens, spec, pool) for pool in pools]
     admitting = [pool for pool, room in enumerate(rooms) if max_tokens <= room]
-    num_written = num_prompt_tokens + max_tokens - 1  # the last token drawn never is
+    num_written = num_prompt_tokens + max_tokens - 1  # the last token is sampled and never written
     num_prefill_tokens = num_prompt_tokens - num_forced_tokens
-    exact = (pool for pool in admitting if spec.pools[pool].policy.is_exact(num_prefill_tokens, num_written))
-    return next(exact, next(iter(admitting), rooms.index(max(rooms))))
+    for pool in admitting:
+        if spec.pools[pool].policy.is_exact(num_prefill_tokens, num_written):
+            return pool
+    return admitting[0] if admitting else rooms.index(max(rooms))
 
 
 def needs_scratch(add: Add, spec: BackendSpec) -> bool:
-    """Whether the prompt is read in a scratch: it loses something in a slot, or it gets none because it is only scored."""
-    return (
-        not add.needs_slot
-        or len(add.prompt_token_ids) - add.num_forced_tokens > spec.pools[add.pool].max_direct_tokens
-    )
+    """Return whether the prompt is read in a scratch: it does not fit its slot whole, or has no slot."""
+    num_prefill_tokens = len(add.prompt_token_ids) - add.num_forced_tokens
+    return not add.needs_slot or num_prefill_tokens > spec.pools[add.pool].max_direct_tokens
 
 
 def max_output_tokens(num_prompt_tokens: int, num_forced_tokens: int, spec: BackendSpec, pool: int) -> int:
-    """Return how many tokens may follow a prompt whose last `num_forced_tokens` decode reads; negative when it is too long itself."""
+    """Return the most tokens that may follow a prompt; negative when the prompt itself is too long.
+
+    Decode reads the prompt's last `num_forced_tokens` tokens.
+    """
+    policy = spec.pools[pool].policy
     num_prefill_tokens = num_prompt_tokens - num_forced_tokens
-    return (
-        spec.pools[pool].policy.max_output_tokens(num_prefill_tokens, spec.max_model_len) - num_forced_tokens
-    )
+    return policy.max_output_tokens(num_prefill_tokens, spec.max_model_len) - num_forced_tokens
 
 
-def _feature_refusal(add: Add, spec: BackendSpec) -> str | None:
-    needed = set(add.sampling.required_features())
+def required_features(add: Add) -> frozenset[Feature]:
+    """Return what the request needs of a backend beside greedy decoding."""
+    required = set(add.sampling.required_features())
     if add.stop.min_tokens > 0 and add.stop.stop_token_ids:
-        needed.add(Feature.BANNED_TOKENS)
+        required.add(Feature.BANNED_TOKENS)
     if add.num_prompt_logprobs is not None:
-        needed.add(Feature.PROMPT_LOGPROBS)
+        required.add(Feature.PROMPT_LOGPROBS)
     if add.num_forced_tokens > 0:
-        needed.add(Feature.FORCED_TOKENS)
+        required.add(Feature.FORCED_TOKENS)
     if add.grammar is not None:
-        needed.add(Feature.TOKEN_MASK)
-    lacking = sorted(feature.value for feature in needed - spec.features)
-    if add.pooling is not None and spec.embedding_size == 0:
-        lacking.append("embeddings")
-    return f"the backend does not support {', '.join(lacking)}" if lacking else None
+        required.add(Feature.TOKEN_MASK)
+    return frozenset(required)
 
 
-def _token_refusal(add: Add, spec: BackendSpec) -> str | None:
-    if not add.prompt_token_ids:
-        return "the prompt has no tokens"
-    if add.num_prefill_tokens is not None and not 1 <= add.num_prefill_tokens <= len(add.prompt_token_ids):
-        return f"num_prefill_tokens must be from 1 to the prompt's {len(add.prompt_token_ids)} tokens, got {add.num_prefill_tokens}"
-    biased = (token_id for token_id, _ in add.sampling.logit_bias)
-    for token_id in (min(add.prompt_token_ids), max(add.prompt_token_ids), *add.stop.stop_token_ids, *biased):
-        if not 0 <= token_id < spec.vocab_size:
-            return f"token id {token_id} is outside the vocabulary of {spec.vocab_size} tokens"
-    return None
-
-
-def _length_refusal(add: Add, spec: BackendSpec) -> str | None:
-    num_prompt, max_tokens = len(add.prompt_token_ids), add.stop.max_tokens
-    if num_prompt + max_tokens > spec.max_model_len:
-        return (
-            f"the prompt has {num_prompt} tokens and up to {max_tokens} are asked for, {num_prompt + max_tokens} in all, "
-            f"but a sequence may have at most {spec.max_model_len}"
-        )
-    policy = spec.pools[add.pool].policy
-    limit = max_output_tokens(num_prompt, add.num_forced_tokens, spec, add.pool)
-    if max_tokens > limit:
-        return f"up to {max_tokens} tokens are asked for, but policy {policy.name} admits at most {limit} after {num_prompt} prompt tokens"
+def _refusals(add: Add, spec: BackendSpec) -> Iterator[Refusal]:
+    yield from _token_refusals(add, spec)
+    yield from _length_refusals(add, spec)
+    yield from _feature_refusals(add, spec)
     if needs_scratch(add, spec):
-        return _scratch_refusal(num_prompt - add.num_forced_tokens, spec)
-    return None
+        yield from _scratch_refusals(len(add.prompt_token_ids) - add.num_forced_tokens, spec)
 
 
-def _scratch_refusal(num_prompt: int, spec: BackendSpec) -> str | None:
+def _token_refusals(add: Add, spec: BackendSpec) -> Iterator[Refusal]:
+    prompt = add.prompt_token_ids
+    if not prompt:
+        yield Refusal(RefusalReason.NO_TOKENS, "the prompt has no tokens")
+        return
+    biased = tuple(token_id for token_id, _ in add.sampling.logit_bias)
+    checked = {
+        "logit_bias": biased,
+        "stop_token_ids": tuple(sorted(add.stop.stop_token_ids)),
+        "prompt_token_ids": (min(prompt), max(prompt)),
+    }
+    for field, token_ids in checked.items():
+        for token_id in token_ids:
+            if not 0 <= token_id < spec.vocab_size:
+                message = f"token id {token_id} is outside the vocabulary of {spec.vocab_size} tokens"
+                yield Refusal(RefusalReason.TOKEN_ID, message, field=field, token_id=token_id)
+    if add.num_prefill_tokens is not None and not 1 <= add.num_prefill_tokens <= len(prompt):
+        yield Refusal(
+            RefusalReason.PREFILL_LENGTH,
+            f"num_prefill_tokens must be from 1 to the prompt's {len(prompt)} tokens, "
+            f"got {add.num_prefill_tokens}",
+        )
+
+
+def _length_refusals(add: Add, spec: BackendSpec) -> Iterator[Refusal]:
+    num_prompt = len(add.prompt_token_ids)
+    max_tokens = add.stop.max_tokens
+    if num_prompt + max_tokens > spec.max_model_len:
+        yield Refusal(
+            RefusalReason.CONTEXT_LENGTH,
+            f"the prompt has {num_prompt} tokens and up to {max_tokens} are requested, "
+            f"{num_prompt + max_tokens} in all, but a sequence may have at most {spec.max_model_len}",
+        )
+    room = max_output_tokens(num_prompt, add.num_forced_tokens, spec, add.pool)
+    if max_tokens > room:
+        yield Refusal(
+            RefusalReason.SLOT_ROOM,
+            f"up to {max_tokens} tokens are requested, but policy {spec.pools[add.pool].policy.name} "
+            f"admits at most {room} after {num_prompt} prompt tokens",
+        )
+
+
+def _feature_refusals(add: Add, spec: BackendSpec) -> Iterator[Refusal]:
+    for feature in sorted(required_features(add) - spec.features, key=lambda feature: feature.value):
+        message = f"the backend does not support {feature.value}"
+        yield Refusal(RefusalReason.FEATURE, message, feature=feature)
+    if add.pooling is not None and spec.embedding_size == 0:
+        yield Refusal(RefusalReason.FEATURE, "the backend does not support embeddings")
+
+
+def _scratch_refusals(num_tokens: int, spec: BackendSpec) -> Iterator[Refusal]:
     scratch = spec.scratch
     if scratch.num_scratch == 0:
-        return f"a prompt of {num_prompt} tokens that is longer than a slot, or only scored, is read in a scratch, of which there are 0"
-    if not scratch.layout.admits(num_prompt):
-        return f"the prompt has {num_prompt} tokens, but the scratch it is read in holds at most {scratch.layout.max_tokens}"
-    return None
+        message = (
+            f"a prompt of {num_tokens} tokens that is longer than a slot, or only scored, is read in a scratch, "
+            "of which there are 0"
+        )
+        yield Refusal(RefusalReason.SCRATCH, message)
+    elif not scratch.layout.admits(num_tokens):
+        message = (
+            f"the prompt has {num_tokens} tokens, but the scratch that it is read in holds at most "
+            f"{scratch.layout.max_tokens}"
+        )
+        yield Refusal(RefusalReason.SCRATCH, message)

@@ -2,7 +2,7 @@
 
 import enum
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NewType, TypeAlias
 
 from backends.interface import PromptPooling, SampledToken, SamplingParams
 
@@ -13,7 +13,7 @@ class FinishReason(enum.Enum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"  # the client went away, or the server ends
-    REJECTED = "rejected"  # it can never be served: too long, or it asks for what the backend lacks
+    REJECTED = "rejected"  # its grammar cannot be followed
     QUEUE_FULL = "queue_full"  # no place in the waiting queue just now
     QUEUE_TIMEOUT = "queue_timeout"  # its deadline for being admitted passed
     TIMEOUT = "timeout"  # its total deadline passed
@@ -79,6 +79,10 @@ class Add:
         return None if self.timeout is None else self.arrival_time + self.timeout
 
 
+AdmittedAdd = NewType("AdmittedAdd", Add)
+"""A request that `scheduler.admission.admit` has checked: the scheduler takes no other and does not check again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finish:
     """A stop string ended a choice: its answer is its first `num_tokens` tokens, whatever was made beyond them is discarded."""
@@ -100,7 +104,7 @@ class Shutdown:
     """The engine ends: every open choice gets a final output, then the loop returns."""
 
 
-EngineInput: TypeAlias = Add | Finish | Abort | Shutdown
+EngineInput: TypeAlias = AdmittedAdd | Finish | Abort | Shutdown
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from backends.clock import Clock
 from backends.interface import BackendSpec, Batch, BatchResult, DecodeBatch, PrefillBatch, SampledToken
 from cache.pool import SlotPool
-from scheduler.admission import needs_scratch, refusal
+from scheduler.admission import needs_scratch
 from scheduler.config import SchedulerConfig
 from scheduler.constraints import ConstraintError, Constraints, Matcher
-from scheduler.messages import Abort, Add, EngineOutput, Final, Finish, FinishReason, Timing
+from scheduler.messages import Abort, Add, AdmittedAdd, EngineOutput, Final, Finish, FinishReason, Timing
 from scheduler.pacing import Pacing
 from scheduler.pool import Pool
 from scheduler.prefill import Prefill
@@ -61,14 +61,11 @@ class Scheduler:
         """Whether any sequence has yet to end."""
         return bool(self._open)
 
-    def add(self, add: Add) -> None:
-        """Queue each choice of a request, or refuse all of them."""
+    def add(self, add: AdmittedAdd) -> None:
+        """Queue each choice of a request, or refuse all of them where the queue is full."""
         assert add.num_choices > 0, add.num_choices
         assert add.request_id not in self._open, f"request {add.request_id} is there already"
-        message = refusal(add, self._spec)
-        if message is not None:
-            self.refuse(add, FinishReason.REJECTED, message)
-        elif not add.is_background and self._num_waiting_with(add) > self._config.max_num_waiting:
+        if not add.is_background and self._num_waiting_with(add) > self._config.max_num_waiting:
             self.refuse(add, FinishReason.QUEUE_FULL, self._queue_full_message(add))
         else:
             try:

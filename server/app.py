@@ -9,8 +9,8 @@ from starlette.types import ASGIApp
 
 from backends.clock import WallClock
 from server.engine.client import QueueFullError, UnavailableError
+from server.generation.events import GenerationError
 from server.generation.failures import as_api_error
-from server.generation.output import GenerationError
 from server.http.access_log import AccessLog
 from server.http.aliases import Aliases
 from server.http.auth import KeyGuard, KeyRing

@@ -26,6 +26,7 @@ from backends.timed import CostModel
 from cache.policy import CachePolicy
 from cache.scratch import ScratchLayout
 from commands.simulate.arrivals import Arrival
+from scheduler.admission import RefusedError, admit
 from scheduler.config import SchedulerConfig
 from scheduler.messages import Add, Final, FinishReason, StopCriteria
 from scheduler.scheduler import Scheduler
@@ -124,13 +125,20 @@ class Replay:
             if following is not None and not self._scheduler.has_work:
                 self._clock.elapse(max(0.0, following.arrival_time - self._clock.now()))
             while following is not None and following.arrival_time <= self._clock.now():
-                self._num_output_tokens[following.request_id] = following.stop.max_tokens
-                self._scheduler.add(following)
+                self._add(following)
                 following = next(adds, None)
             self._step(following.arrival_time if following is not None else math.inf)
             self._take_outputs()
         self._record.seconds = self._clock.now()
         return self._record
+
+    def _add(self, add: Add) -> None:
+        try:
+            self._scheduler.add(admit(add, self._spec))
+        except RefusedError:
+            self._record.num_refused += 1
+        else:
+            self._num_output_tokens[add.request_id] = add.stop.max_tokens
 
     def _adds(self, arrivals: Iterable[Arrival]) -> Iterator[Add]:
         for number, arrival in enumerate(arrivals):

@@ -8,7 +8,7 @@ exactly one final output, whatever happens to the thread.
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Protocol, TypeVarTuple
@@ -21,6 +21,7 @@ from scheduler.engine import EngineCore
 from scheduler.messages import (
     Abort,
     Add,
+    AdmittedAdd,
     EngineInput,
     EngineOutput,
     Final,
@@ -32,8 +33,8 @@ from scheduler.messages import (
 from scheduler.scheduler import Scheduler
 from scheduler.stats import SlotUse, StepRecord
 from server.engine.client import Health, HealthStatus, QueueFullError, UnavailableError
-from server.engine.stream import Stream
-from server.engine.tickets import Places, PlacesTaken
+from server.engine.stream import Receiver, Stream
+from server.engine.tickets import SequenceLimit, SequenceTicket
 
 logger = logging.getLogger(__name__)
 
@@ -103,8 +104,8 @@ class AsyncEngine:
             target=self._run, name="engine", daemon=True
         )  # a load under way must not keep the process alive
         self._streams: dict[str, Stream] = {}
-        self._places: Places | None = None
-        self._background_places: Places | None = None
+        self._sequences: SequenceLimit | None = None
+        self._background_sequences: SequenceLimit | None = None
         self._is_draining = False
         self._core: EngineCore | None = None
         self._spec: BackendSpec | None = None
@@ -125,12 +126,12 @@ class AsyncEngine:
     async def drain(self, limit: float) -> None:
         """Admit nothing more, wait up to `limit` seconds until every place is given back, and abort what goes on then."""
         self._is_draining = True
-        if self._places is None or self._background_places is None:
+        if self._sequences is None or self._background_sequences is None:
             return
         try:
             async with asyncio.timeout(limit):
-                await self._places.all_free.wait()
-                await self._background_places.all_free.wait()
+                await self._sequences.all_released.wait()
+                await self._background_sequences.all_released.wait()
         except TimeoutError:
             logger.warning("aborting %d requests that did not end within %g s", len(self._streams), limit)
             for request_id in self._streams:
@@ -157,36 +158,31 @@ class AsyncEngine:
             raise UnavailableError(self.health())
         return self._spec
 
-    def reserve(self, num_sequences: int, tenant: str = "", *, in_background: bool = False) -> PlacesTaken:
+    def reserve(self, num_sequences: int, tenant: str = "", *, in_background: bool = False) -> SequenceTicket:
         health = self.health()
         if health.status not in (HealthStatus.READY, HealthStatus.STALLED):
             raise UnavailableError(health)
-        places = self._background_places if in_background else self._places
-        assert places is not None
+        limit = self._background_sequences if in_background else self._sequences
+        assert limit is not None
         try:
-            return places.take(num_sequences, tenant)
+            return limit.acquire(num_sequences, tenant)
         except QueueFullError:
             self._observer.refused()
             raise
 
-    async def generate(self, add: Add) -> AsyncGenerator[EngineOutput, None]:
-        stream = self._open(add)
-        try:
-            while stream.num_untold:
-                output = await stream.outputs.get()
-                if output.final is None or output.tokens or output.prompt_logprobs:
-                    yield output if output.final is None else replace(output, final=None)
-                    self._observer.generated(stream.take(output.choice, len(output.tokens)))
-                if output.final is not None:
-                    yield EngineOutput(
-                        add.request_id,
-                        output.choice,
-                        num_computed_prompt_tokens=output.num_computed_prompt_tokens,
-                        embedding=output.embedding,
-                        final=self._settle(stream, output.choice, output.final),
-                    )
-        finally:
-            self._abandon(stream)
+    def submit(self, add: AdmittedAdd, receive: Receiver) -> None:
+        assert add.request_id not in self._streams, f"request {add.request_id} is there already"
+        stream = self._streams[add.request_id] = Stream(add, receive)
+        if self._failure is None:
+            self._inbox.put(add)
+        else:
+            self._fail(stream, self._failure)
+
+    def abandon(self, request_id: str) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.receive = None
+            self.abort(request_id)
 
     def finish(self, request_id: str, choice: int, num_tokens: int) -> None:
         stream = self._streams.get(request_id)
@@ -262,7 +258,7 @@ class AsyncEngine:
             num_slots + num_pools * self._config.max_num_waiting,
             None if share is None else num_slots + num_pools * share,
         )
-        self._places, self._background_places = Places(*limits), Places(*limits)
+        self._sequences, self._background_sequences = SequenceLimit(*limits), SequenceLimit(*limits)
         self._observer.loaded(spec)
         self._has_loaded.set()
 
@@ -282,16 +278,19 @@ class AsyncEngine:
 
     # Streams
 
-    def _open(self, add: Add) -> Stream:
-        assert add.request_id not in self._streams, f"request {add.request_id} is there already"
-        stream = self._streams[add.request_id] = Stream(add)
-        if self._failure is None:
-            self._inbox.put(add)
-        else:
-            self._fail(stream, self._failure)
-        return stream
-
     def _hand_over(self, stream: Stream, output: EngineOutput, now: float) -> None:
+        """Count an output and pass it on.
+
+        Tokens go before the final output that they came with: a stop string among them corrects it.
+        """
+        self._observe(stream, output, now)
+        final = output.final
+        if final is None or output.tokens or output.prompt_logprobs:
+            self._pass_on(stream, output if final is None else replace(output, final=None))
+        if final is not None:
+            self._end_choice(stream, output, final)
+
+    def _observe(self, stream: Stream, output: EngineOutput, now: float) -> None:
         add = stream.add
         if not stream.has_read_prompt and output.num_computed_prompt_tokens == len(add.prompt_token_ids):
             stream.has_read_prompt = True
@@ -300,13 +299,22 @@ class AsyncEngine:
             last = stream.last_token_times.get(output.choice)
             self._observer.got_tokens(add, now - add.arrival_time, None if last is None else now - last)
             stream.last_token_times[output.choice] = now
-        if output.final is not None:
-            stream.open_choices.remove(output.choice)
-        if not stream.is_abandoned:
-            stream.outputs.put_nowait(output)
-        elif output.final is not None:
-            self._settle(stream, output.choice, output.final)
-            self._close_if_ended(stream)
+
+    def _pass_on(self, stream: Stream, output: EngineOutput) -> None:
+        if stream.receive is not None:
+            stream.receive(output)
+            self._observer.generated(stream.count(output.choice, len(output.tokens)))
+
+    def _end_choice(self, stream: Stream, output: EngineOutput, final: Final) -> None:
+        choice = output.choice
+        stream.open_choices.remove(choice)
+        if not stream.open_choices:
+            del self._streams[stream.add.request_id]
+        final = stream.corrected(choice, final)
+        self._observer.generated(stream.count(choice, final.num_output_tokens - stream.num_counted[choice]))
+        self._observer.finished(stream.add, choice, final)
+        if stream.receive is not None:
+            stream.receive(replace(output, tokens=(), prompt_logprobs=(), final=final))
 
     def _fail(self, stream: Stream, why: str) -> None:
         now = self.now()
@@ -316,25 +324,3 @@ class AsyncEngine:
                 FinishReason.ERROR, timing, len(stream.add.prompt_token_ids), num_output_tokens=0, message=why
             )
             self._hand_over(stream, EngineOutput(stream.add.request_id, choice, final=final), now)
-
-    def _settle(self, stream: Stream, choice: int, final: Final) -> Final:
-        """Return a choice's final output as it is told: corrected where a stop string ended the answer before the engine knew."""
-        final = stream.settle(choice, final)
-        self._observer.generated(stream.take(choice, final.num_output_tokens - stream.num_taken[choice]))
-        self._observer.finished(stream.add, choice, final)
-        return final
-
-    def _abandon(self, stream: Stream) -> None:
-        """Nobody listens to this stream any more: abort what goes on, settle what came and was not told."""
-        stream.is_abandoned = True
-        if stream.open_choices:
-            self.abort(stream.add.request_id)
-        while not stream.outputs.empty():
-            output = stream.outputs.get_nowait()
-            if output.final is not None:
-                self._settle(stream, output.choice, output.final)
-        self._close_if_ended(stream)
-
-    def _close_if_ended(self, stream: Stream) -> None:
-        if not stream.open_choices:
-            del self._streams[stream.add.request_id]

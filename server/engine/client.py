@@ -5,13 +5,13 @@ engine's own state: an engine in another process would be another implementation
 """
 
 import enum
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
 from backends.interface import BackendSpec
-from scheduler.messages import Add, EngineOutput
+from scheduler.messages import AdmittedAdd, EngineOutput
 from scheduler.stats import SlotUse
 
 
@@ -87,13 +87,17 @@ class EngineClient(Protocol):
         """
         ...
 
-    def generate(self, add: Add) -> AsyncGenerator[EngineOutput, None]:
-        """Hand a request in and return its stream of outputs, which ends after every choice's final one.
+    def submit(self, add: AdmittedAdd, receive: Callable[[EngineOutput], None]) -> None:
+        """Hand a request in. `receive` is called on the event loop with each output, in order, and must not raise.
 
-        The first output of a choice says that it was accepted, or is already final. A final output has no tokens: they come before it, in
-        one of their own, so that `finish` may still correct it. Closing the stream early (`aclose`, or cancelling the task that waits
-        for it) aborts the request. Nothing is raised for the engine's failures: they are final outputs too.
+        The first output of a choice says that it was accepted, or is already final; the last one is final. A
+        final output has no tokens: they come before it, in an output of their own, so that `finish` may still
+        correct it. Failures of the engine are final outputs too.
         """
+        ...
+
+    def abandon(self, request_id: str) -> None:
+        """Stop receiving a request's outputs, and end its remaining choices. Unknown ids are ignored."""
         ...
 
     def finish(self, request_id: str, choice: int, num_tokens: int) -> None:

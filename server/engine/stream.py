@@ -1,37 +1,40 @@
-"""One request as the event loop keeps account of it: what came from the engine, and what of it was told to whoever listens."""
+"""One request as the event loop sees it: who receives its outputs, and how far its choices have come."""
 
-import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 from scheduler.messages import Add, EngineOutput, Final, FinishReason
 
+Receiver: TypeAlias = Callable[[EngineOutput], None]
+
 
 class Stream:
-    """The outputs of one request, and where its choices stand."""
+    """`receive` is None once the request was abandoned: its choices still end, and nothing reads their outputs."""
 
-    def __init__(self, add: Add) -> None:
+    def __init__(self, add: Add, receive: Receiver) -> None:
         self.add = add
-        self.outputs: asyncio.Queue[EngineOutput] = asyncio.Queue()
-        self.open_choices = set(range(add.num_choices))  # no final output has come
-        self.num_untold = add.num_choices  # choices whose final output was not told yet
-        self.is_abandoned = False  # nobody listens
+        self.receive: Receiver | None = receive
+        self.open_choices = set(range(add.num_choices))  # without a final output yet
         self.has_read_prompt = False
         self.last_token_times: dict[int, float] = {}  # by choice
         self.answer_lengths: dict[int, int] = {}  # by choice: tokens up to a stop string
-        self.num_taken: Counter[int] = Counter()  # by choice: tokens counted as output
+        self.num_counted: Counter[int] = Counter()  # by choice: tokens counted as output
 
-    def take(self, choice: int, num_tokens: int) -> int:
-        """Count these further tokens of a choice up to a stop string, and return how many that were."""
-        total = self.num_taken[choice] + num_tokens
-        total = max(self.num_taken[choice], min(total, self.answer_lengths.get(choice, total)))
-        num_new = total - self.num_taken[choice]
-        self.num_taken[choice] = total
+    def count(self, choice: int, num_tokens: int) -> int:
+        """Count further tokens of a choice, and return how many of them precede its stop string."""
+        total = self.num_counted[choice] + num_tokens
+        total = min(total, self.answer_lengths.get(choice, total))
+        num_new = max(total - self.num_counted[choice], 0)
+        self.num_counted[choice] += num_new
         return num_new
 
-    def settle(self, choice: int, final: Final) -> Final:
-        """Return the final output to tell: a choice that a stop string ended has ended so, whatever the engine made or met after it."""
-        self.num_untold -= 1
+    def corrected(self, choice: int, final: Final) -> Final:
+        """Return the final output of a choice, cut at its stop string if it has one.
+
+        The engine may have made more tokens, or met a failure, before it learned of the stop string.
+        """
         length = self.answer_lengths.get(choice)
         if length is None:
             return final

@@ -1,7 +1,7 @@
-"""How many sequences may be in the server at once: those in slots, those that wait, and those whose prompt is being rendered.
+"""The bound on how many sequences are in the server at once: in slots, waiting, or being rendered.
 
-A place is counted once, from before any work is done for its sequence until its end, so that a burst cannot slip through between the check
-and the count. One tenant may hold a share of the places only. It knows nothing of requests.
+A sequence is counted once, from before any work is done for it until its end, so a burst cannot slip through
+between a check and a count. One tenant may hold a share only. Nothing here knows a request.
 """
 
 import asyncio
@@ -12,49 +12,49 @@ from typing import Self
 from server.engine.client import QueueFullError
 
 
-class Places:
-    """A number of places, taken and given back on one thread."""
+class SequenceLimit:
+    """Counts sequences on one thread: the event loop's."""
 
     def __init__(self, limit: int, limit_per_tenant: int | None = None) -> None:
         self._limit = limit
         self._limit_per_tenant = limit if limit_per_tenant is None else min(limit, limit_per_tenant)
-        self._num_taken: Counter[str] = Counter()
-        self.all_free = asyncio.Event()
-        self.all_free.set()
+        self._num_held: Counter[str] = Counter()  # by tenant
+        self.all_released = asyncio.Event()
+        self.all_released.set()
 
     @property
-    def num_taken(self) -> int:
-        return self._num_taken.total()
+    def num_held(self) -> int:
+        return self._num_held.total()
 
-    def take(self, num_sequences: int, tenant: str = "") -> "PlacesTaken":
-        """Take so many places at once. Raises `QueueFullError`."""
-        if self._num_taken[tenant] + num_sequences > self._limit_per_tenant:
-            raise QueueFullError(num_sequences, self._num_taken[tenant], self._limit_per_tenant)
-        if self.num_taken + num_sequences > self._limit:
-            raise QueueFullError(num_sequences, self.num_taken, self._limit)
-        self._num_taken[tenant] += num_sequences
-        self.all_free.clear()
-        return PlacesTaken(self, num_sequences, tenant)
+    def acquire(self, num_sequences: int, tenant: str = "") -> "SequenceTicket":
+        """Count all of these sequences. Raises `QueueFullError`, and counts none, where they are too many."""
+        if self._num_held[tenant] + num_sequences > self._limit_per_tenant:
+            raise QueueFullError(num_sequences, self._num_held[tenant], self._limit_per_tenant)
+        if self.num_held + num_sequences > self._limit:
+            raise QueueFullError(num_sequences, self.num_held, self._limit)
+        self._num_held[tenant] += num_sequences
+        self.all_released.clear()
+        return SequenceTicket(self, num_sequences, tenant)
 
-    def give_back(self, num_sequences: int, tenant: str) -> None:
-        self._num_taken[tenant] -= num_sequences
-        if self._num_taken[tenant] == 0:
-            del self._num_taken[tenant]
-        if not self._num_taken:
-            self.all_free.set()
+    def release(self, num_sequences: int, tenant: str) -> None:
+        self._num_held[tenant] -= num_sequences
+        if self._num_held[tenant] == 0:
+            del self._num_held[tenant]
+        if not self._num_held:
+            self.all_released.set()
 
 
-class PlacesTaken:
-    """A ticket: gives its places back once, at the latest when its `with` block ends."""
+class SequenceTicket:
+    """Releases its sequences once, at the latest when its `with` block ends."""
 
-    def __init__(self, places: Places, num_sequences: int, tenant: str) -> None:
-        self._places = places
+    def __init__(self, limit: SequenceLimit, num_sequences: int, tenant: str) -> None:
+        self._limit = limit
         self._num_sequences = num_sequences
         self._tenant = tenant
 
     def release(self) -> None:
-        """Give the places back. A second call does nothing."""
-        self._places.give_back(self._num_sequences, self._tenant)
+        """Release the sequences. A second call does nothing."""
+        self._limit.release(self._num_sequences, self._tenant)
         self._num_sequences = 0
 
     def __enter__(self) -> Self:

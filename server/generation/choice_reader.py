@@ -1,8 +1,8 @@
 """One choice of an answer as it comes: the pieces of its text, and how many of its tokens are reasoning."""
 
-from server.generation.output import ChoiceDelta
+from server.generation.events import ChoiceDelta
 from server.parsers.answer_reader import AnswerReader
-from server.parsers.parts import Piece
+from server.parsers.parts import Part
 from server.text.logprobs import TokenLogprob
 from server.text.vocabulary import Vocabulary
 
@@ -18,7 +18,7 @@ class ChoiceReader:
         self._num_chars = 0  # of the answer's text before `_uncounted`
         self._uncounted: list[ChoiceDelta] = []  # of which it is not known whether they are reasoning
 
-    def read(self, delta: ChoiceDelta) -> list[Piece]:
+    def read(self, delta: ChoiceDelta) -> list[Part]:
         """Take more of the answer and return what can be told of it."""
         pieces = self._reader.feed(delta.text)
         if delta.final is not None:

@@ -5,8 +5,7 @@ from starlette.exceptions import HTTPException
 
 from scheduler.messages import FinishReason
 from server.engine.client import HealthStatus, QueueFullError, UnavailableError
-from server.generation.feed import SlowReaderError
-from server.generation.output import GenerationError
+from server.generation.events import GenerationError, SlowReaderError
 from server.http.errors import (
     ApiError,
     internal_error,

@@ -14,7 +14,7 @@ from server.http.errors import ApiError
 from server.http.record import RequestRecord
 from server.options.settings import RateLimit
 
-UNSAID_MAX_TOKENS = (
+DEFAULT_MAX_TOKENS = (
     256  # reserved for an answer whose request does not limit it; whatever it is longer is settled at its end
 )
 _ROUNDING = 1e-6  # sums of floats must not decide

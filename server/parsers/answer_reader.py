@@ -1,6 +1,6 @@
 """One answer's text as reasoning, content and calls, in that order of reading."""
 
-from server.parsers.parts import CallArguments, CallStart, Content, Piece
+from server.parsers.parts import CallArguments, CallStart, Content, Part
 from server.parsers.reasoning import ReasoningParser
 from server.parsers.tool_calls import ToolCallParser
 
@@ -34,19 +34,19 @@ class AnswerReader:
         """Whether no reasoning follows."""
         return self._reasoning is None or self._reasoning.is_over
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[Part]:
         """Return what is now certain."""
         if not text:
             return []
         return self._calls(self._reasoning.feed(text) if self._reasoning is not None else [Content(text)])
 
-    def end(self) -> list[Piece]:
+    def end(self) -> list[Part]:
         """Return what is left: no text follows."""
         rest = self._calls(self._reasoning.end() if self._reasoning is not None else [])
         return [*rest, *self._counted(self._tools.end() if self._tools is not None else [])]
 
-    def _calls(self, pieces: list[Piece]) -> list[Piece]:
-        read: list[Piece] = []
+    def _calls(self, pieces: list[Part]) -> list[Part]:
+        read: list[Part] = []
         for piece in pieces:
             read += (
                 self._tools.feed(piece.text)
@@ -55,8 +55,8 @@ class AnswerReader:
             )
         return self._counted(read)
 
-    def _counted(self, pieces: list[Piece]) -> list[Piece]:
-        kept: list[Piece] = []
+    def _counted(self, pieces: list[Part]) -> list[Part]:
+        kept: list[Part] = []
         for piece in pieces:
             self.num_calls += isinstance(piece, CallStart)
             is_beyond = self._max_calls is not None and self.num_calls > self._max_calls

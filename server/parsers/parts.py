@@ -28,4 +28,4 @@ class CallArguments:
     text: str
 
 
-Piece: TypeAlias = Content | Reasoning | CallStart | CallArguments
+Part: TypeAlias = Content | Reasoning | CallStart | CallArguments

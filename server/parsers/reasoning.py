@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from server.parsers.parts import Content, Piece, Reasoning
+from server.parsers.parts import Content, Part, Reasoning
 from server.text.stop_strings import StopMatcher, StopString
 
 _SPACE = " \t\r\n"
@@ -44,12 +44,12 @@ class ReasoningParser:
         """Whether all that follows is content."""
         return self._has_begun and not self.is_open
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[Part]:
         """Return what is now certain."""
         self._num_fed += len(text)
         if not self._has_begun:
             text = self._read_start(text)
-        pieces: list[Piece] = []
+        pieces: list[Part] = []
         if self.is_open:
             text = self._read_reasoning(text, pieces) if text else text
             self.num_chars = self._num_fed - len(text)
@@ -58,7 +58,7 @@ class ReasoningParser:
             pieces += [Content(text)] if text else []
         return pieces
 
-    def end(self) -> list[Piece]:
+    def end(self) -> list[Part]:
         """Return what is left: no text follows."""
         text, self._text = self._text, ""
         if not text:
@@ -80,7 +80,7 @@ class ReasoningParser:
         self._text = ""
         return rest
 
-    def _read_reasoning(self, text: str, pieces: list[Piece]) -> str:
+    def _read_reasoning(self, text: str, pieces: list[Part]) -> str:
         """Take reasoning up to the end tag and return what stands behind it. Space is held: it may stand before the tag."""
         found = self._ends.feed(text)
         num_read = len(text) if found is None else found[0]

@@ -8,7 +8,7 @@ import enum
 from collections.abc import Collection
 
 from server.parsers.call_object import CallObject
-from server.parsers.parts import CallArguments, CallStart, Content, Piece
+from server.parsers.parts import CallArguments, CallStart, Content, Part
 from server.parsers.tool_format import ToolFormat
 from server.text.stop_strings import StopMatcher, StopString
 
@@ -35,16 +35,16 @@ class ToolCallParser:
         self._object = CallObject(None)
         self._is_told = False  # the call being read has begun for the client
         self._space = ""  # content if content follows
-        self._pieces: list[Piece] = []
+        self._pieces: list[Part] = []
         self.num_calls = 0
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[Part]:
         """Return what is now certain."""
         for char in text:
             self._read(char)
         return self._take()
 
-    def end(self) -> list[Piece]:
+    def end(self) -> list[Part]:
         """Return what is left: no text follows. A call that has begun stays as far as it came."""
         if not self._is_told and self._place is not _Place.AFTER:
             self._tell_raw()
@@ -52,7 +52,7 @@ class ToolCallParser:
             self._pieces.append(Content(self._space))
         return self._take()
 
-    def _take(self) -> list[Piece]:
+    def _take(self) -> list[Part]:
         pieces, self._pieces = self._pieces, []
         return merged(pieces)
 
@@ -156,9 +156,9 @@ class ToolCallParser:
         self._space, self._raw = text[len(content) :], []
 
 
-def merged(pieces: list[Piece]) -> list[Piece]:
+def merged(pieces: list[Part]) -> list[Part]:
     """Return the pieces with neighbours of a kind made one."""
-    result: list[Piece] = []
+    result: list[Part] = []
     for piece in pieces:
         match (result[-1] if result else None), piece:
             case (Content(before), Content(text)):

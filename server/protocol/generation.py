@@ -86,8 +86,9 @@ class GenerationRequest(StructuredFields):
 
     # Ours: prefill reads the prompt's first `num_prefill_tokens` tokens, decode the others.
     num_prefill_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
-    # The name of the pool of slots to take one of; left out, the request's length says which.
-    cache_policy: Text | None = None
+    # The name of the pool whose slots are used; left out, the request's length decides.
+    pool: Text | None = None
+    cache_policy: Text | None = None  # the older name of `pool`
     # This request waits at most `queue_timeout` seconds for a slot, and takes at most `request_timeout` seconds in all.
     queue_timeout: Seconds | None = None
     request_timeout: Seconds | None = None

@@ -76,8 +76,8 @@ class ToolUse:
                 )
 
     @property
-    def told(self) -> tuple[FunctionDefinition, ...]:
-        """The functions that the model is told of: those that it may call, and what a named one stands among."""
+    def offered(self) -> tuple[FunctionDefinition, ...]:
+        """The functions that the prompt lists: those that may be called, or all where one is named."""
         if self.choice.mode == "none":
             return ()
         return self.functions if self.choice.is_named else self._chosen

@@ -12,13 +12,15 @@ class CompletionTokensDetails(TypedDict):
 
 
 class CacheUsage(TypedDict):
-    """Ours: what became of the sequences in their slots, of those choices that have ended.
+    """Ours: what the slots of the choices that have ended hold.
 
-    `policy` is the name of the pool that the slots belong to (of the pools, should several prompts have gone to different ones). Counts are
-    of a full-attention layer: tokens held at the end, those no longer held, and the tokens that were for each one held. Packed tokens
-    are those predicted from a slot, and not by the full attention of prefill.
+    `pool` is the name of the slots' pool; several names where prompts of one request went to different pools.
+    `policy` is the same name under its older key. Counts are those of a full-attention layer: tokens held at the
+    end, tokens evicted, and tokens written for each one held. Packed tokens are those predicted from a slot, and
+    not by the full attention of prefill.
     """
 
+    pool: str
     policy: str
     kept_tokens: int
     evicted_tokens: int

@@ -1,39 +1,39 @@
-"""Responses that are made while nobody waits for them. Each holds its places as if somebody did, which bounds their number."""
+"""Responses that are made while no client waits. Each holds a ticket like any other, which bounds their number."""
 
 import asyncio
 import logging
 from typing import Final
 
-from server.engine.client import Ticket
 from server.generation.failures import as_api_error
-from server.generation.request_run import RequestRun
+from server.generation.path import Call, Prepared, accept, prepare, reserve, submit
+from server.generation.response import collect
 from server.http.errors import ApiError
-from server.responses.answer import ResponseAnswer
+from server.responses.model_response import ModelResponse
 
 logger: Final = logging.getLogger(__name__)
 
 
 class BackgroundResponses:
-    """The ones that have not ended, by owner and id. One that has ended is where its answer keeps it."""
+    """Those that have not ended, by owner and id. One that has ended is in the store."""
 
     def __init__(self) -> None:
-        self._running: dict[tuple[str, str], tuple[ResponseAnswer, asyncio.Task[None]]] = {}
+        self._running: dict[tuple[str, str], tuple[ModelResponse, asyncio.Task[None]]] = {}
 
-    async def start(self, owner: str, answer: ResponseAnswer, run: RequestRun) -> None:
-        """Begin to make a response. Raises what refuses it; from then on its failures are in its body."""
-        ticket = run.reserve()
+    async def start(self, owner: str, response: ModelResponse, call: Call) -> None:
+        """Begin to make a response. Raises what refuses it; later failures are in its body."""
+        reserved = reserve(call)
         try:
-            await run.prepare()
+            prepared = await prepare(reserved)
         except BaseException:
-            ticket.release()
+            reserved.ticket.release()
             raise
-        run.detach()
-        place = (owner, answer.id)
-        task = asyncio.create_task(self._make(answer, run, ticket))
-        self._running[place] = (answer, task)
-        task.add_done_callback(lambda _: self._running.pop(place))
+        call.record.detach()
+        key = (owner, response.id)
+        task = asyncio.create_task(self._make(response, prepared))
+        self._running[key] = (response, task)
+        task.add_done_callback(lambda _: self._running.pop(key))
 
-    def get(self, owner: str, response_id: str) -> ResponseAnswer | None:
+    def get(self, owner: str, response_id: str) -> ModelResponse | None:
         found = self._running.get((owner, response_id))
         return None if found is None else found[0]
 
@@ -41,27 +41,27 @@ class BackgroundResponses:
         """End a response, if it has not ended."""
         found = self._running.get((owner, response_id))
         if found is not None:
-            found[1].cancel()
-            await asyncio.wait((found[1],))
+            _, task = found
+            task.cancel()
+            await asyncio.wait((task,))
 
-    async def _make(self, answer: ResponseAnswer, run: RequestRun, ticket: Ticket) -> None:
+    async def _make(self, response: ModelResponse, prepared: Prepared) -> None:
         try:
-            with ticket:
-                async with run.feed(ticket) as feed:
-                    await run.accept(feed)
-                    answer.begin()
-                    await run.finish(feed)
-            answer.body(run.tally)
+            with prepared.ticket, submit(prepared) as submitted:
+                accepted = await accept(submitted)
+                response.start()
+                await collect(accepted)
         except asyncio.CancelledError:
-            answer.cancel()
+            response.cancel()
             raise
         except Exception as error:
-            answer.fail(self._told(answer, error))
+            response.fail(_api_error(response, error))
         finally:
-            run.end()
+            prepared.call.record.end()
 
-    def _told(self, answer: ResponseAnswer, error: Exception) -> ApiError:
-        failure = as_api_error(error)
-        if failure.status == 500:
-            logger.error("response %s failed in the background", answer.id, exc_info=error)
-        return failure
+
+def _api_error(response: ModelResponse, error: Exception) -> ApiError:
+    failure = as_api_error(error)
+    if failure.status == 500:
+        logger.error("response %s failed in the background", response.id, exc_info=error)
+    return failure

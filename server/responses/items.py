@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from server.generation.choice_reader import ChoiceReader
-from server.generation.output import ChoiceDelta
-from server.generation.token_logprobs import token_logprob
-from server.parsers.parts import CallArguments, CallStart, Content, Piece, Reasoning
+from server.generation.choices import chat_token_logprob
+from server.generation.events import ChoiceDelta
+from server.parsers.parts import CallArguments, CallStart, Content, Part, Reasoning
 from server.protocol.chat import ChatTokenLogprob
 from server.protocol.response_items import OutputItem, OutputText, ReasoningText, Status, output_text
 from server.text.logprobs import TokenLogprob
@@ -173,7 +173,7 @@ class OutputWriter:
         """End the item that is being written where it is."""
         self._close("incomplete")
 
-    def _write(self, piece: Piece) -> list[Event]:
+    def _write(self, piece: Part) -> list[Event]:
         match piece:
             case Content(text):
                 events = (
@@ -218,7 +218,7 @@ class OutputWriter:
         return events + self._close(status)
 
     def _take_logprobs(self) -> list[ChatTokenLogprob]:
-        taken, self._logprobs = [token_logprob(token) for token in self._logprobs], []
+        taken, self._logprobs = [chat_token_logprob(token) for token in self._logprobs], []
         return taken
 
     @property

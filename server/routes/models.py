@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from server.generation.checks import served_model
+from server.generation.admission import served_model
 from server.protocol.models import Model, ModelList
 from server.services import Services
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from server.generation.checks import served_model
-from server.generation.conversation import Conversation, TurnRequest
+from server.generation.admission import served_model
+from server.generation.turn import TurnRequest, render_turn
 from server.http.errors import invalid_value
 from server.protocol.tokens import (
     DetokenizeAnswer,
@@ -68,7 +68,7 @@ async def _encode(body: TokenizeRequest, services: Services) -> tuple[int, ...]:
             adds_generation_prompt=body.adds_generation_prompt,
             continues_final_message=bool(body.continue_final_message),
         )
-        return await Conversation(turn, services.renderer, services.settings).render()
+        return (await render_turn(turn, services.renderer, services.settings)).prompt
     except RenderError as error:
         raise invalid_value(
             str(error), "prompt" if isinstance(body, TokenizeTextRequest) else "messages"

@@ -17,6 +17,7 @@ from backends.fake import FakeBackend, fake_spec, slot_pool
 from backends.interface import Backend, Feature, PrefillShape, SampledToken, SamplingParams
 from cache.policy import PolicyName, PolicyOptions, WindowScorer
 from cache.pool_options import PoolOptions
+from scheduler.admission import RefusedError, admit
 from scheduler.config import SchedulerConfig
 from scheduler.constraints import Allowed
 from scheduler.engine import EngineCore
@@ -181,14 +182,15 @@ class Conversation:
 
     def __init__(self, backend: Backend, max_decode_steps: int = 4) -> None:
         clock, config = VirtualClock(), SchedulerConfig(max_decode_steps=max_decode_steps)
+        self.spec = backend.spec
         self.scheduler = Scheduler(backend.spec, config, clock, Residues(backend.spec.vocab_size))
         self.inbox: SimpleQueue[EngineInput] = SimpleQueue()
         self.core = EngineCore(self.scheduler, backend, clock, self.inbox)
         self.outputs: list[EngineOutput] = []
 
-    def send(self, *messages: EngineInput) -> None:
+    def send(self, *messages: Add | Abort) -> None:
         for message in messages:
-            self.inbox.put(message)
+            self.inbox.put(admit(message, self.spec) if isinstance(message, Add) else message)
 
     def steps(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -453,13 +455,8 @@ def test_pools_know_nothing_of_each_other(kind: str, request: pytest.FixtureRequ
                 assert together[f"{add.request_id}{pool}", choice] == tokens, (add.request_id, pool)
 
 
-def test_what_is_not_declared_is_refused_by_name() -> None:
-    backend = FakeBackend(fake_spec(features=frozenset()))
-    conversation = Conversation(backend)
-    conversation.send(ask("greedy"), ask("sampled", sampling=SEEDED))
-    outputs = conversation.finish().outputs
-    finals = {output.request_id: output.final for output in outputs if output.final is not None}
-    assert finals["greedy"].reason is FinishReason.LENGTH
-    assert finals["sampled"].reason is FinishReason.REJECTED
-    assert finals["sampled"].message is not None
-    assert Feature.SAMPLING.value in finals["sampled"].message
+def test_an_undeclared_feature_is_refused_by_name() -> None:
+    spec = FakeBackend(fake_spec(features=frozenset())).spec
+    assert admit(ask("greedy"), spec)
+    with pytest.raises(RefusedError, match=Feature.SAMPLING.value):
+        admit(ask("sampled", sampling=SEEDED), spec)

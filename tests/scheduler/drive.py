@@ -10,7 +10,7 @@ from backends.interface import BackendError, BackendSpec, Batch, SamplingParams
 from scheduler.config import SchedulerConfig
 from scheduler.constraints import Constraints
 from scheduler.engine import EngineCore
-from scheduler.messages import Add, EngineInput, EngineOutput, Final, StopCriteria
+from scheduler.messages import Add, AdmittedAdd, EngineInput, EngineOutput, Final, StopCriteria
 from scheduler.scheduler import Scheduler
 from scheduler.stats import BatchRecord
 
@@ -36,10 +36,10 @@ def request(
     grammar: str | None = None,
     is_background: bool = False,
     tenant: str = "",
-) -> Add:
-    """A request whose prompt depends on its id, so that mixed-up sequences show."""
+) -> AdmittedAdd:
+    """Return a request that is taken to be admitted; its prompt depends on its id, so mixed-up sequences show."""
     base = sum(map(ord, request_id))
-    return Add(
+    add = Add(
         request_id=request_id,
         prompt_token_ids=tuple((base + 7 * index) % 500 for index in range(num_prompt_tokens)),
         sampling=sampling,
@@ -55,6 +55,7 @@ def request(
         is_background=is_background,
         tenant=tenant,
     )
+    return AdmittedAdd(add)
 
 
 def answer(add: Add, spec: BackendSpec, choice: int = 0) -> list[int]:

@@ -5,12 +5,22 @@ from dataclasses import replace
 import pytest
 
 from backends.fake import fake_spec, slot_pool
-from backends.interface import Feature, SamplingParams, ScratchSpec
+from backends.interface import BackendSpec, Feature, SamplingParams, ScratchSpec
 from cache.policy import WindowScorer, full, snapkv, snapstream
 from cache.scratch import ScratchLayout
-from scheduler.admission import needs_scratch, refusal, route
+from scheduler.admission import RefusalReason, RefusedError, admit, needs_scratch, route
 from scheduler.messages import Add
 from tests.scheduler.drive import request
+
+
+def refusal(add: Add, spec: BackendSpec) -> str | None:
+    """Return why a request is refused; None for one that is admitted, and then unchanged."""
+    try:
+        assert admit(add, spec) is add
+    except RefusedError as error:
+        return str(error)
+    return None
+
 
 SCORER = WindowScorer(observation_window=8)
 SPEC = fake_spec(
@@ -51,7 +61,7 @@ def test_accepts_what_just_fits(add: Add) -> None:
 def test_refuses_what_the_policy_cannot_hold() -> None:
     spec = fake_spec(policy=snapkv(16, 20, SCORER), max_model_len=1024)
     assert refusal(request("a", 100, 16), spec) is None
-    message = "up to 17 tokens are asked for, but policy snapkv admits at most 16 after 100 prompt tokens"
+    message = "up to 17 tokens are requested, but policy snapkv admits at most 16 after 100 prompt tokens"
     assert refusal(request("a", 100, 17), spec) == message
     assert refusal(request("a", 100, 9, num_prefill_tokens=93), spec) is None
     assert refusal(request("a", 100, 10, num_prefill_tokens=93), spec) == message.replace("17", "10").replace(
@@ -88,7 +98,7 @@ def test_refuses_a_prompt_longer_than_the_scratch() -> None:
     assert refusal(request("a", 80), spec) is None
     assert (
         refusal(request("a", 81), spec)
-        == "the prompt has 81 tokens, but the scratch it is read in holds at most 80"
+        == "the prompt has 81 tokens, but the scratch that it is read in holds at most 80"
     )
 
 
@@ -151,6 +161,26 @@ def test_each_pool_has_its_own_limits() -> None:
     assert refusal(in_full, spec) is None
     assert not needs_scratch(in_full, spec)
     assert needs_scratch(replace(in_full, pool=0), spec)
-    message = "up to 57 tokens are asked for, but policy full admits at most 56 after 200 prompt tokens"
+    message = "up to 57 tokens are requested, but policy full admits at most 56 after 200 prompt tokens"
     assert refusal(replace(request("a", 200, 57), pool=1), spec) == message
     assert refusal(replace(request("a", 200, 57), pool=0), spec) is None
+
+
+@pytest.mark.parametrize(
+    ("add", "reason", "field"),
+    [
+        (request("a", 0), RefusalReason.NO_TOKENS, None),
+        (request("a", stop_token_ids=frozenset({999})), RefusalReason.TOKEN_ID, "stop_token_ids"),
+        (
+            request("a", sampling=SamplingParams(logit_bias=((999, 2.0),))),
+            RefusalReason.TOKEN_ID,
+            "logit_bias",
+        ),
+        (request("a", 10, num_prefill_tokens=11), RefusalReason.PREFILL_LENGTH, None),
+        (request("a", 1000, 25), RefusalReason.CONTEXT_LENGTH, None),
+    ],
+)
+def test_a_refusal_says_what_it_is_about(add: Add, reason: RefusalReason, field: str | None) -> None:
+    with pytest.raises(RefusedError) as error:
+        admit(add, SPEC)
+    assert (error.value.refusal.reason, error.value.refusal.field) == (reason, field)

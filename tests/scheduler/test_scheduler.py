@@ -80,17 +80,6 @@ def only_final(outputs: list[EngineOutput]) -> Final:
 # Refusals
 
 
-def test_what_can_never_be_served_ends_every_choice_at_once() -> None:
-    scheduler, _ = scheduler_of(snapstream_spec())
-    scheduler.add(request("a", 1000, 25, num_choices=2))
-    outputs = scheduler.take_outputs()
-    assert [(output.choice, output.final is not None and output.final.reason) for output in outputs] == [
-        (0, FinishReason.REJECTED),
-        (1, FinishReason.REJECTED),
-    ]
-    assert not scheduler.has_work
-
-
 def test_queue_is_bounded_beyond_the_free_slots() -> None:
     scheduler, _ = scheduler_of(fake_spec(num_slots=2), SchedulerConfig(max_num_waiting=3))
     for name in "abcd":

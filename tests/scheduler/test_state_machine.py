@@ -12,7 +12,7 @@ from backends.interface import BackendError, Batch, DecodeBatch, PrefillShape, S
 from cache.policy import WindowScorer, full, snapstream
 from cache.scratch import ScratchLayout
 from scheduler.config import SchedulerConfig
-from scheduler.messages import Abort, Add, Finish, FinishReason
+from scheduler.messages import Abort, Add, AdmittedAdd, Finish, FinishReason
 from scheduler.waiting import QueueOrder
 from tests.scheduler.drive import GREEDY, Drive, Key, answer, request
 
@@ -145,7 +145,7 @@ class EngineMachine(RuleBasedStateMachine):
             tenant=tenant,
             pool=pool,
         )
-        self.drive.send(self.adds[name])
+        self.drive.send(AdmittedAdd(self.adds[name]))
 
     @precondition(lambda self: self.adds)
     @rule(data=st.data())

@@ -3,17 +3,19 @@
 import asyncio
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from backends.clock import Clock, WallClock
 from backends.fake import FakeBackend, fake_spec
 from backends.interface import Backend, BackendError, BackendSpec, Batch, SamplingParams
+from scheduler.admission import admit
 from scheduler.config import SchedulerConfig
-from scheduler.messages import Add, Final, StopCriteria
+from scheduler.messages import Add, EngineOutput, Final, StopCriteria
 from scheduler.stats import StepRecord
 from server.engine.async_engine import AsyncEngine, EngineObserver
+from server.engine.client import EngineClient
 
 GREEDY = SamplingParams(temperature=0.0)
 _ids = itertools.count()
@@ -95,6 +97,20 @@ def is_at_rest(seen: Observations) -> bool:
     return (
         seen.last is not None and seen.last.stats.num_slots_in_use == 0 and seen.last.stats.num_waiting == 0
     )
+
+
+async def generate(engine: EngineClient, add: Add) -> AsyncGenerator[EngineOutput, None]:
+    """Yield a request's outputs up to every choice's final one; closed early, abandon the request."""
+    queue: asyncio.Queue[EngineOutput] = asyncio.Queue()
+    engine.submit(admit(add, engine.spec), queue.put_nowait)
+    num_open = add.num_choices
+    try:
+        while num_open:
+            output = await queue.get()
+            num_open -= output.final is not None
+            yield output
+    finally:
+        engine.abandon(add.request_id)
 
 
 def add_of(

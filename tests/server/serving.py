@@ -22,7 +22,7 @@ from server.batches.dispatch import Dispatcher
 from server.batches.runner import BatchRunner
 from server.batches.service import Batches
 from server.engine.async_engine import AsyncEngine
-from server.engine.tickets import PlacesTaken
+from server.engine.tickets import SequenceTicket
 from server.grammar.compiler import Grammars
 from server.http.connection import protocol_with
 from server.http.meter import HttpMeter
@@ -104,7 +104,7 @@ class ObservedEngine(AsyncEngine):
 
     observed: Observed
 
-    def reserve(self, num_sequences: int, tenant: str = "", *, in_background: bool = False) -> PlacesTaken:
+    def reserve(self, num_sequences: int, tenant: str = "", *, in_background: bool = False) -> SequenceTicket:
         places = super().reserve(num_sequences, tenant, in_background=in_background)
         self.observed.reserved()
         return places

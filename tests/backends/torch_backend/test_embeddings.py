@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from backends.clock import VirtualClock
 from backends.interface import Backend, PromptPooling, SamplingParams
 from cache.policy import PolicyName, PolicyOptions, WindowScorer
+from scheduler.admission import admit
 from scheduler.config import SchedulerConfig
 from scheduler.messages import Add, EngineOutput, FinishReason, StopCriteria
 from scheduler.scheduler import Scheduler
@@ -48,7 +49,7 @@ def serve(backend: Backend, *adds: Add) -> dict[str, EngineOutput]:
         backend.spec, SchedulerConfig(max_inter_token_latency=60), VirtualClock()
     )  # whatever else the machine does
     for one in adds:
-        scheduler.add(one)
+        scheduler.add(admit(one, backend.spec))
     most_slots = 0
     while (batch := scheduler.schedule()) is not None:
         most_slots = max(most_slots, scheduler.stats().num_slots_in_use)

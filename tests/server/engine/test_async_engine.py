@@ -11,15 +11,16 @@ from backends.clock import VirtualClock, WallClock
 from backends.fake import FakeBackend, fake_spec
 from backends.fake_model import expected_tokens
 from backends.interface import Backend, BackendError, BackendUnusableError, Batch
+from scheduler.admission import admit
 from scheduler.config import SchedulerConfig
-from scheduler.messages import Add, EngineOutput, FinishReason
+from scheduler.messages import Add, AdmittedAdd, EngineOutput, FinishReason
 from server.engine.async_engine import AsyncEngine
 from server.engine.client import HealthStatus, QueueFullError, UnavailableError
-from tests.server.engines import GREEDY, Gate, Observations, add_of, is_at_rest, running
+from tests.server.engines import GREEDY, Gate, Observations, add_of, generate, is_at_rest, running
 
 
 async def outputs_of(engine: AsyncEngine, add: Add) -> list[EngineOutput]:
-    return [output async for output in engine.generate(add)]
+    return [output async for output in generate(engine, add)]
 
 
 def tokens_of(outputs: list[EngineOutput], choice: int = 0) -> list[int]:
@@ -51,15 +52,6 @@ async def test_every_choice_has_its_own_end() -> None:
     assert sorted(output.choice for output in outputs if output.final is not None) == list(range(11))
     assert len(seen.prompts) == 1
     assert seen.num_generated == 88
-
-
-async def test_a_rejected_request_is_told_at_once() -> None:
-    seen = Observations()
-    async with running(seen) as engine:
-        (output,) = await outputs_of(engine, add_of(max_tokens=5000))
-    assert output.final is not None
-    assert output.final.reason is FinishReason.REJECTED
-    assert "5003" in str(output.final.message)
 
 
 async def test_places_are_counted_once_and_given_back_once() -> None:
@@ -104,7 +96,7 @@ async def test_whoever_has_a_place_is_never_turned_away_by_the_scheduler() -> No
                 await asyncio.sleep(0)
                 continue
             with ticket:
-                async with aclosing(engine.generate(add_of(max_tokens=6))) as outputs:
+                async with aclosing(generate(engine, add_of(max_tokens=6))) as outputs:
                     async for output in outputs:
                         if output.final is None and rng.random() < 0.2:
                             break
@@ -122,7 +114,7 @@ async def test_closing_a_stream_aborts_the_request() -> None:
     seen, gate = Observations(), Gate(is_open=False)
     async with running(seen, gate=gate) as engine:
         add = add_of(max_tokens=1000)
-        outputs = engine.generate(add)
+        outputs = generate(engine, add)
         gate.let(1)
         await anext(outputs)
         await outputs.aclose()
@@ -149,29 +141,38 @@ async def test_abort_ends_a_stream_that_is_listened_to() -> None:
     seen = Observations()
     async with running(seen) as engine:
         add, outputs = add_of(max_tokens=4000), []
-        async for output in engine.generate(add):
+        async for output in generate(engine, add):
             engine.abort(add.request_id)
             outputs.append(output)
     assert reasons_of(outputs) == [FinishReason.ABORT]
 
 
 @pytest.mark.parametrize("max_decode_steps", [1, 4])
-async def test_finish_cuts_the_answer_whatever_the_engine_has_made(max_decode_steps: int) -> None:
-    """Also when the answer's last token was in the engine's last output for it, which says `length`."""
-    for max_tokens in (3, 5, 7, 100):
-        seen = Observations()
-        async with running(seen, max_decode_steps=max_decode_steps) as engine:
-            add, num_tokens, final = add_of(max_tokens=max_tokens), 0, None
-            async for output in engine.generate(add):
-                if num_tokens < 3 <= num_tokens + len(output.tokens):
-                    engine.finish(add.request_id, 0, 3)
-                num_tokens += len(output.tokens)
-                final = output.final
-        assert final is not None
-        assert (final.reason, final.num_output_tokens) == (FinishReason.STOP, 3)
-        assert seen.finals[add.request_id, 0] == final
-        assert seen.num_generated == 3
-        assert num_tokens <= 3 + final.num_discarded_tokens
+@pytest.mark.parametrize("max_tokens", [3, 5, 7, 100])
+async def test_finish_cuts_the_answer_at_its_stop_string(max_decode_steps: int, max_tokens: int) -> None:
+    """Also where the answer's last token came with the engine's final output, which says `length`."""
+    seen = Observations()
+    outputs: list[EngineOutput] = []
+    has_ended = asyncio.Event()
+    async with running(seen, max_decode_steps=max_decode_steps) as engine:
+        add = add_of(max_tokens=max_tokens)
+
+        def receive(output: EngineOutput) -> None:
+            num_before = len(tokens_of(outputs))
+            if num_before < 3 <= num_before + len(output.tokens):
+                engine.finish(add.request_id, 0, 3)
+            outputs.append(output)
+            if output.final is not None:
+                has_ended.set()
+
+        engine.submit(admit(add, engine.spec), receive)
+        await has_ended.wait()
+    final = outputs[-1].final
+    assert final is not None
+    assert (final.reason, final.num_output_tokens) == (FinishReason.STOP, 3)
+    assert seen.finals[add.request_id, 0] == final
+    assert seen.num_generated == 3
+    assert len(tokens_of(outputs)) <= 3 + final.num_discarded_tokens
 
 
 async def test_loading_is_told_and_no_request_is_let_in() -> None:
@@ -205,7 +206,9 @@ async def test_a_failure_to_load_is_told() -> None:
     assert "no such model" in health.detail
     with pytest.raises(UnavailableError, match="no such model"):
         engine.reserve(1)
-    assert reasons_of(await outputs_of(engine, add_of())) == [FinishReason.ERROR]
+    outputs: list[EngineOutput] = []
+    engine.submit(AdmittedAdd(add_of()), outputs.append)
+    assert reasons_of(outputs) == [FinishReason.ERROR]
     await engine.close()
 
 
@@ -227,7 +230,9 @@ async def test_a_dead_engine_ends_every_stream_and_says_so() -> None:
         assert engine.health().status is HealthStatus.DEAD
         with pytest.raises(UnavailableError):
             engine.reserve(1)
-        assert reasons_of(await outputs_of(engine, add_of())) == [FinishReason.ERROR]
+        outputs: list[EngineOutput] = []
+    engine.submit(AdmittedAdd(add_of()), outputs.append)
+    assert reasons_of(outputs) == [FinishReason.ERROR]
     assert len(seen.finals) == 17
 
 
@@ -299,4 +304,6 @@ async def test_closing_ends_what_is_open() -> None:
         gate.open()
         await closing
         assert reasons_of(await task) == [FinishReason.ABORT]
-        assert reasons_of(await outputs_of(engine, add_of())) == [FinishReason.ERROR]
+        outputs: list[EngineOutput] = []
+    engine.submit(AdmittedAdd(add_of()), outputs.append)
+    assert reasons_of(outputs) == [FinishReason.ERROR]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler.messages import Final, FinishReason, Timing
 from server.generation.choice_reader import ChoiceReader
-from server.generation.output import ChoiceDelta
+from server.generation.events import ChoiceDelta
 from server.parsers.answer_reader import AnswerReader
 from server.parsers.parts import Reasoning
 from server.parsers.reasoning import REASONING_FORMATS, ReasoningParser

@@ -11,8 +11,6 @@ from backends.fake import slot_pool
 from cache.policy import WindowScorer, full, snapkv, snapstream
 from scheduler.admission import max_output_tokens
 from scheduler.config import SchedulerConfig
-from server.generation.checks import check_length
-from server.http.errors import ApiError
 from server.text.renderer import Renderer
 from tests.server.events import data
 from tests.server.serving import MODEL, RunningServer, serve, spec
@@ -47,7 +45,8 @@ def policy_of(response: httpx.Response) -> str:
     assert response.status_code == 200, response.text
     policy = response.json()["usage"]["cache"]["policy"]
     assert isinstance(policy, str)
-    assert response.headers["x-cache-policy"] == policy
+    assert response.json()["usage"]["cache"]["pool"] == policy
+    assert response.headers["x-cache-policy"] == response.headers["x-cache-pool"] == policy
     return policy
 
 
@@ -78,6 +77,8 @@ def test_field_and_header_choose(http: httpx.Client, policy: str) -> None:
     assert policy_of(post(http, 20, 4, cache_policy=policy)) == policy
     assert policy_of(post(http, 20, 4, {"X-Cache-Policy": policy})) == policy
     assert policy_of(post(http, 20, 4, {"X-Cache-Policy": policy}, cache_policy=policy)) == policy
+    assert policy_of(post(http, 20, 4, pool=policy)) == policy
+    assert policy_of(post(http, 20, 4, {"X-Cache-Pool": policy}, pool=policy, cache_policy=policy)) == policy
 
 
 def test_what_became_of_it_is_told(http: httpx.Client) -> None:
@@ -162,15 +163,23 @@ def test_what_no_slot_admits_is_refused(
 
 
 @pytest.mark.parametrize(("num_forced", "room", "needed"), [(0, 4, 17), (3, 1, 20)])
-def test_a_refusal_says_how_large_a_slot_the_request_needs(num_forced: int, room: int, needed: int) -> None:
+def test_a_refusal_says_how_large_a_slot_the_request_needs(
+    renderer: Renderer, num_forced: int, room: int, needed: int
+) -> None:
     pools = (
         slot_pool(1, snapkv(max_new_tokens=4, num_kept=8, scorer=WindowScorer(observation_window=4)), 256),
     )
     kept = spec(pools=pools, max_model_len=256)
     assert max_output_tokens(60, num_forced, kept, 0) == room
-    message = f"at most {room} in the completion after 60 .* requested 5, which needs a slot of at least {needed} entries, 8 of them kept"
-    with pytest.raises(ApiError, match=message):
-        check_length(60, num_forced, 5, room, kept, 0, "prompt")
+    options: dict[str, Any] = {"num_prefill_tokens": 60 - num_forced} if num_forced else {}
+    with serve(renderer, backend_spec=kept) as server, httpx.Client(base_url=server.url) as http:
+        error = post(http, 60, 5, **options).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    parts = (
+        f"at most {room} in the completion after 60",
+        f"requested 5, which needs a slot of at least {needed} entries, 8 of them kept",
+    )
+    assert all(part in error["message"] for part in parts), error["message"]
 
 
 def test_openais_client_chooses(sdk: openai.OpenAI) -> None:

@@ -6,8 +6,8 @@ import pytest
 from backends.interface import BackendError, BackendUnusableError
 from scheduler.messages import Final, FinishReason, Timing
 from server.engine.client import Health, HealthStatus, QueueFullError, UnavailableError
+from server.generation.events import GenerationError
 from server.generation.failures import as_api_error
-from server.generation.output import GenerationError
 from server.http.errors import ApiError
 from server.text.renderer import Renderer
 from tests.server.serving import MODEL, serve, spec

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from backends.clock import VirtualClock
 from server.http.errors import ApiError
-from server.http.rate_limits import UNSAID_MAX_TOKENS, Account, Bucket, RateQuota, duration
+from server.http.rate_limits import DEFAULT_MAX_TOKENS, Account, Bucket, RateQuota, duration
 from server.http.record import RequestRecord
 from server.options.keys import key_name, read_key_file
 from server.options.option import OptionError
@@ -184,7 +184,7 @@ def test_what_a_request_may_cost_is_reserved_before_it_runs(renderer: Renderer) 
         assert (large.status_code, large.json()["error"]["type"]) == (429, "tokens")
         assert large.headers["x-should-retry"] == "false"
         chat = {"messages": [{"role": "user", "content": "Hello"}]}
-        assert UNSAID_MAX_TOKENS > 100
+        assert DEFAULT_MAX_TOKENS > 100
         assert http.post("/v1/chat/completions", json=chat).status_code == 429
         assert http.post("/v1/completions", json=PROMPT | {"max_tokens": 30}).status_code == 200
         assert not server.observed.finals[1:]

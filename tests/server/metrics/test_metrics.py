@@ -9,11 +9,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from backends.fake import fake_spec
 from cache.policy import WindowScorer, snapstream
-from scheduler.messages import Final, FinishReason
+from scheduler.admission import admit
+from scheduler.messages import EngineOutput, Final, FinishReason
 from server.engine.client import QueueFullError
 from server.metrics.instruments import LABELS
 from server.metrics.metrics import Metrics, table
-from tests.server.engines import Gate, add_of, running
+from tests.server.engines import Gate, add_of, generate, running
 
 DOCS = Path(__file__).parents[3] / "docs"
 SPEC = fake_spec(
@@ -45,13 +46,13 @@ async def test_counts_agree_with_what_clients_saw() -> None:
     async with running(metrics, spec=SPEC, max_num_waiting=16, max_decode_steps=4) as engine:
 
         async def client(number: int) -> list[Final]:
-            async with aclosing(engine.generate(adds[number])) as outputs:
+            async with aclosing(generate(engine, adds[number])) as outputs:
                 return [output.final async for output in outputs if output.final is not None]
 
         finals = [final for finals in await asyncio.gather(*map(client, range(6))) for final in finals]
         with pytest.raises(QueueFullError):
             engine.reserve(21)
-        late = engine.generate(add_of(max_tokens=300))
+        late = generate(engine, add_of(max_tokens=300))
         await anext(late)
         await late.aclose()
     samples = Samples(metrics)
@@ -90,10 +91,19 @@ async def test_counts_agree_with_what_clients_saw() -> None:
 async def test_a_load_of_nothing_but_plain_requests_is_counted_to_the_token() -> None:
     metrics = Metrics("tiny")
     async with running(metrics, spec=SPEC) as engine:
-        for number in (1, 2, 3):
-            async for output in engine.generate(add_of(range(1, 11), 4 * number)):
-                if output.tokens and number == 3:
-                    engine.finish(output.request_id, 0, 1)
+        for num_tokens in (4, 8):
+            async for _ in generate(engine, add_of(range(1, 11), num_tokens)):
+                pass
+        has_ended = asyncio.Event()
+
+        def receive(output: EngineOutput) -> None:
+            if output.tokens:
+                engine.finish(output.request_id, 0, 1)
+            if output.final is not None:
+                has_ended.set()
+
+        engine.submit(admit(add_of(range(1, 11), 12), engine.spec), receive)
+        await has_ended.wait()
     samples = Samples(metrics)
     assert samples("vllm:prompt_tokens_total") == 30
     assert samples("vllm:generation_tokens_total") == 4 + 8 + 1
@@ -109,7 +119,7 @@ async def test_health_and_what_is_unfinished_are_asked_for_at_every_scrape() -> 
     assert Samples(metrics)("snapserve:sequences_unfinished") == 0
     async with running(metrics, gate=gate, spec=SPEC) as engine:
         metrics.watch(engine)
-        outputs = engine.generate(add_of(num_choices=3))
+        outputs = generate(engine, add_of(num_choices=3))
         reading = asyncio.ensure_future(anext(outputs))
         await (
             gate.wait_for_step()

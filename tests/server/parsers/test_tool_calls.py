@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.parsers.parts import CallArguments, CallStart, Content, Piece
+from server.parsers.parts import CallArguments, CallStart, Content, Part
 from server.parsers.tool_calls import ToolCallParser, merged
 from server.parsers.tool_format import TOOL_FORMATS
 
@@ -91,13 +91,13 @@ TEXTS: list[tuple[str, str, str, list[Call]]] = [
 ]
 
 
-def parse(name: str, parts: Sequence[str]) -> list[Piece]:
+def parse(name: str, parts: Sequence[str]) -> list[Part]:
     parser = ToolCallParser(TOOL_FORMATS[name], NAMES)
     pieces = [piece for part in parts for piece in parser.feed(part)]
     return merged([*pieces, *parser.end()])
 
 
-def calls_of(pieces: Sequence[Piece]) -> tuple[str, list[Call]]:
+def calls_of(pieces: Sequence[Part]) -> tuple[str, list[Call]]:
     content, calls = "", list[Call]()
     for piece in pieces:
         match piece:

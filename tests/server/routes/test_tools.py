@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, Field
 from transformers import AutoTokenizer
 
-from server.generation.dialogue import Dialogue
+from server.generation.turn import ChatFormat
 from server.options.config import DEMO_MODEL
 from server.options.settings import ToolParserName
 from server.parsers.tool_format import TOOL_FORMATS, tool_format_of
@@ -291,7 +291,7 @@ def test_a_template_gets_tools_calls_and_variables(thinking: RunningServer) -> N
 
 
 def test_a_template_without_tools_is_told_of_them_in_words() -> None:
-    dialogue = Dialogue.of("{{ messages }}", settings())
+    chat_format = ChatFormat.of("{{ messages }}", settings())
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": "é"}}}
     turns: list[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
@@ -299,7 +299,7 @@ def test_a_template_without_tools_is_told_of_them_in_words() -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": "done"},
     ]
-    system, user, assistant, result = dialogue.with_tools(
+    system, user, assistant, result = chat_format.with_tools(
         turns, [{"type": "function", "function": {"name": "f"}}]
     )
     assert system["content"].startswith("Be brief.\n\nYou may call")
@@ -310,7 +310,7 @@ def test_a_template_without_tools_is_told_of_them_in_words() -> None:
         "content": '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>',
     }
     assert result == {"role": "user", "content": "done"}
-    assert dialogue.with_tools(turns[1:2], [{"function": {}}])[0]["role"] == "system"
+    assert chat_format.with_tools(turns[1:2], [{"function": {}}])[0]["role"] == "system"
 
 
 @pytest.mark.parametrize(

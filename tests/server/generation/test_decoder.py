@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,17 +10,12 @@ import pytest
 from backends.fake import fake_spec
 from backends.fake_model import expected_tokens
 from backends.interface import BackendError, SamplingParams
+from scheduler.admission import admit
 from scheduler.messages import Add, FinishReason
 from server.engine.async_engine import AsyncEngine
-from server.generation.output import (
-    Accepted,
-    ChoiceDelta,
-    Event,
-    Generation,
-    GenerationError,
-    Progress,
-    PromptLogprobs,
-)
+from server.generation.decoder import Decoder, TextOptions
+from server.generation.event_queue import EventQueue
+from server.generation.events import ChoiceDelta, Event, GenerationError, Progress, PromptLogprobs
 from server.text.logprobs import TokenLogprob
 from server.text.renderer import Renderer
 from server.text.tokenizer import Tokenizer
@@ -65,16 +59,29 @@ class Answer:
         return self.last.finish_reason, self.last.stop_reason, self.last.final.num_output_tokens
 
 
-async def events_of(generation: Generation) -> list[Event]:
-    async with aclosing(generation):
-        return [event async for event in generation]
+async def events_of(engine: AsyncEngine, renderer: Renderer, add: Add, **options: Any) -> list[Event]:
+    """Return a request's events, but for its acceptance."""
+    text_options = TextOptions(**options)
+    events: list[Event] = []
+    with engine.reserve(add.num_choices) as ticket:
+        queue = EventQueue(
+            engine,
+            [admit(add, engine.spec)],
+            lambda add: Decoder(add, renderer, text_options, engine.finish),
+            ticket,
+            max_lag=60,
+        )
+        with queue:
+            await queue.accepted()
+            while (item := await queue.next()) is not None:
+                events.append(item[1])
+    return events
 
 
 async def answers_of(
     engine: AsyncEngine, renderer: Renderer, add: Add, *stop: str, **options: Any
 ) -> list[Answer]:
-    events = await events_of(Generation(engine, renderer, add, stop=stop, **options))
-    assert isinstance(events[0], Accepted)
+    events = await events_of(engine, renderer, add, stop=stop, **options)
     answers = [Answer() for _ in range(add.num_choices)]
     for event in events:
         if isinstance(event, ChoiceDelta):
@@ -117,7 +124,7 @@ async def test_stop_strings_wherever_they_lie(max_decode_steps: int, include: bo
         for start in range(len(texts[-1]) - 2):
             stop = texts[-1][start : start + 3]
             (answer,) = await answers_of(
-                engine, renderer, add_of((5, 6), 24), stop, "not there", include_stop_str_in_output=include
+                engine, renderer, add_of((5, 6), 24), stop, "not there", include_stop_string=include
             )
             end = texts[-1].index(stop) + 3
             num_tokens = next(n for n, text in enumerate(texts) if len(text) >= end)
@@ -138,7 +145,7 @@ async def test_stop_tokens_count_but_are_no_text(renderer: Renderer) -> None:
     async with running(Observations(), spec=SPEC) as engine:
         (answer,) = await answers_of(engine, renderer, add)
         (included,) = await answers_of(
-            engine, renderer, replace(add, request_id="again"), include_stop_str_in_output=True
+            engine, renderer, replace(add, request_id="again"), include_stop_string=True
         )
     assert answer.end == ("stop", stop_id, len(before) + 1)
     assert answer.token_ids == [*before, stop_id]
@@ -169,7 +176,7 @@ async def test_stop_strings_wait_for_min_tokens(renderer: Renderer) -> None:
 async def test_logprobs_come_with_their_text(renderer: Renderer) -> None:
     add = add_of(PROMPT, 30, sampling=replace(GREEDY, num_logprobs=2), num_prompt_logprobs=1)
     async with running(Observations(), spec=SPEC, max_decode_steps=4) as engine:
-        events = await events_of(Generation(engine, renderer, add, stop=("zzz",)))
+        events = await events_of(engine, renderer, add, stop=("zzz",))
     deltas = [event for event in events if isinstance(event, ChoiceDelta)]
     for delta in deltas:
         assert [entry.token_id for entry in delta.logprobs] == list(delta.token_ids)
@@ -188,39 +195,36 @@ async def test_logprobs_come_with_their_text(renderer: Renderer) -> None:
 async def test_a_prompt_that_is_only_scored(renderer: Renderer) -> None:
     add = add_of(PROMPT, 0, num_prompt_logprobs=0)
     async with running(Observations(), spec=SPEC) as engine:
-        events = await events_of(Generation(engine, renderer, add))
-    assert [type(event) for event in events] == [Accepted, Progress, PromptLogprobs, ChoiceDelta]
+        events = await events_of(engine, renderer, add)
+    assert [type(event) for event in events] == [Progress, PromptLogprobs, ChoiceDelta]
     assert isinstance(events[-1], ChoiceDelta)
     assert (events[-1].finish_reason, events[-1].text) == ("length", "")
 
 
 async def test_reading_a_long_prompt_shows_progress(renderer: Renderer) -> None:
     async with running(Observations(), spec=SPEC) as engine:
-        events = await events_of(Generation(engine, renderer, add_of(PROMPT * 100, 2)))
+        events = await events_of(engine, renderer, add_of(PROMPT * 100, 2))
     progress = [event.num_computed_prompt_tokens for event in events if isinstance(event, Progress)]
     assert len(progress) > 1
     assert progress == sorted(set(progress))
     assert progress[-1] == len(PROMPT) * 100
 
 
-@pytest.mark.parametrize(("max_tokens", "reason"), [(5000, FinishReason.REJECTED), (10, FinishReason.ERROR)])
-async def test_ends_that_are_errors_are_raised(
-    renderer: Renderer, max_tokens: int, reason: FinishReason
-) -> None:
+async def test_an_end_by_error_is_raised(renderer: Renderer) -> None:
     async with running(Observations(), spec=SPEC, faults={1: BackendError("lost")}) as engine:
         with pytest.raises(GenerationError) as raised:
-            await events_of(Generation(engine, renderer, add_of(PROMPT, max_tokens, num_choices=2)))
-    assert raised.value.final.reason is reason
+            await events_of(engine, renderer, add_of(PROMPT, 10, num_choices=2))
+    assert raised.value.final.reason is FinishReason.ERROR
 
 
-async def test_closing_aborts(renderer: Renderer) -> None:
+async def test_cancelling_a_reader_aborts_the_request(renderer: Renderer) -> None:
     seen, gate = Observations(), Gate(is_open=False)
     async with running(seen, spec=SPEC, gate=gate) as engine:
-        generation = Generation(engine, renderer, add_of(PROMPT, 1000))
-        gate.let(1)
-        assert isinstance(await anext(generation), Accepted)
-        await generation.aclose()
-        gate.let(1)
+        reading = asyncio.create_task(events_of(engine, renderer, add_of(PROMPT, 1000)))
+        await gate.wait_for_step()
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        gate.let(2)
         await seen.wait_until(is_at_rest)
     assert [final.reason for final in seen.finals.values()] == [FinishReason.ABORT]
 

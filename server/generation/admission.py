@@ -1,0 +1,265 @@
+"""What this server serves: its own limits on a request, and the engine's requests that it becomes.
+
+Whether the backend can serve a request is decided by `scheduler.admission`, once. Here a refusal gets the words of
+the API, and the parameter that is at fault.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+
+from backends.interface import BackendSpec, Feature
+from scheduler.admission import Refusal, RefusalReason, RefusedError, admit, max_output_tokens, route
+from scheduler.messages import Add, AdmittedAdd, StopCriteria
+from server.generation.task import Task
+from server.grammar.structure import Structure
+from server.http.errors import ApiError, invalid_value, model_not_found, unsupported_parameter
+from server.options.settings import Limits, ServerSettings
+from server.protocol.generation import GenerationRequest
+from server.services import Services
+
+POOL_HEADER = "x-cache-pool"
+CACHE_POLICY_HEADER = "x-cache-policy"  # the older name
+
+
+def served_model(name: str | None, settings: ServerSettings) -> str:
+    """Return the name that answers carry, for any name that a client may use. Raises `ApiError` for another."""
+    if name is None or name in settings.model_names or "*" in settings.model_names:
+        return settings.model_names[0]
+    raise model_not_found(name[:256])
+
+
+def check_limits(request: GenerationRequest, num_prompts: int, settings: ServerSettings) -> None:
+    """Refuse what exceeds this server's limits, whatever its model. Raises `ApiError`."""
+    limits = settings.limits
+    for param, count, limit in _counts(request, num_prompts, limits):
+        check_count(param, count, limit)
+    num_sequences = num_prompts * request.num_choices
+    if num_sequences > limits.max_sequences:
+        raise invalid_value(
+            f"{num_prompts} prompts × n = {num_sequences} exceeds this server's limit of {limits.max_sequences}.",
+            "n",
+        )
+    if any(len(stop) > limits.max_stop_length for stop in request.stop_strings):
+        raise invalid_value(f"A stop string may have at most {limits.max_stop_length} characters.", "stop")
+    if request.priority and not settings.priority_is_honoured:
+        raise unsupported_parameter("priority", "must be 0: this server's queue is first come, first served")
+
+
+def check_count(param: str, count: int, limit: int) -> None:
+    """Refuse more items of a parameter than this server takes. Raises `ApiError`."""
+    if count > limit:
+        raise invalid_value(f"'{param}' is limited to {limit} by this server, got {count}.", param)
+
+
+def _counts(request: GenerationRequest, num_prompts: int, limits: Limits) -> Iterator[tuple[str, int, int]]:
+    yield "prompt", num_prompts, limits.max_prompts
+    yield "n", request.num_choices, limits.max_choices
+    yield "stop", len(request.stop_strings), limits.max_stop_strings
+    yield "stop_token_ids", len(request.stop_token_ids or ()), limits.max_stop_token_ids
+    yield "logit_bias", len(request.logit_bias or ()), limits.max_logit_bias
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedPool:
+    """The pool that a request names. Its parameter is `pool`; `cache_policy` is the older name of the same."""
+
+    name: str
+    param: str
+
+
+def requested_pool(options: GenerationRequest, headers: Headers) -> RequestedPool | None:
+    """Return the pool that fields or headers name, if any does. Raises `ApiError` if they differ."""
+    named = (
+        ("pool", "'pool'", options.pool),
+        ("cache_policy", "'cache_policy'", options.cache_policy),
+        ("pool", f"the header {POOL_HEADER}", headers.get(POOL_HEADER)),
+        ("cache_policy", f"the header {CACHE_POLICY_HEADER}", headers.get(CACHE_POLICY_HEADER)),
+    )
+    sources = [(param, source, name) for param, source, name in named if name is not None]
+    if not sources:
+        return None
+    param, source, name = sources[0]
+    for _, other_source, other in sources[1:]:
+        if other != name:
+            raise invalid_value(f"{source} is {name[:64]!r}, but {other_source} says {other[:64]!r}.", param)
+    return RequestedPool(name, param)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """What holds for all prompts of a request."""
+
+    tenant: str
+    is_background: bool
+    arrival_time: float  # by the engine's clock
+    pool: RequestedPool | None
+    seed: int  # for a request that has none of its own
+    structure: Structure | None  # what the answers must look like
+    grammar: str | None  # the same, compiled
+
+
+def engine_requests(
+    task: Task, prompts: Sequence[tuple[int, ...]], context: RequestContext, services: Services
+) -> tuple[AdmittedAdd, ...]:
+    """Return what the engine is to do, one request a prompt. Raises `ApiError` for what it can never serve."""
+    return tuple(
+        _engine_request(task, index, prompt, context, services) for index, prompt in enumerate(prompts)
+    )
+
+
+def _engine_request(
+    task: Task, index: int, prompt: tuple[int, ...], context: RequestContext, services: Services
+) -> AdmittedAdd:
+    options = task.options
+    settings = services.settings
+    spec = services.client.spec
+    num_prompt = len(prompt)
+    num_forced = 0
+    if options.num_prefill_tokens is not None:
+        num_forced = max(num_prompt - options.num_prefill_tokens, 0)
+    pool = _pool_index(task, num_prompt, num_forced, context.pool, spec)
+    room = max_output_tokens(num_prompt, num_forced, spec, pool)
+    max_tokens = task.max_tokens(max(room, 1))
+    min_tokens = options.min_tokens or 0
+    stop_token_ids = frozenset(options.stop_token_ids or ())
+    if not options.ignore_eos:
+        stop_token_ids |= services.renderer.stop_token_ids
+    add = Add(
+        request_id=f"{task.id}-{index}",
+        prompt_token_ids=prompt,
+        sampling=options.sampling_params(services.renderer.defaults, context.seed, task.num_logprobs),
+        stop=StopCriteria(max_tokens, min_tokens, stop_token_ids),
+        arrival_time=context.arrival_time,
+        num_choices=options.num_choices,
+        priority=options.priority or 0,
+        queue_timeout=_shorter(options.queue_timeout, settings.queue_timeout),
+        timeout=_shorter(options.request_timeout, settings.request_timeout),
+        num_prompt_logprobs=task.num_prompt_logprobs,
+        num_prefill_tokens=options.num_prefill_tokens,
+        pooling=task.pooling,
+        pool=pool,
+        grammar=context.grammar,
+        tenant=context.tenant,
+        is_background=context.is_background,
+    )
+    try:
+        admitted = admit(add, spec)
+    except RefusedError as error:
+        raise _api_error(error.refusal, add, spec, task, context.structure) from error
+    if min_tokens > max_tokens:
+        raise invalid_value(
+            f"'min_tokens' is {min_tokens}, but at most {max_tokens} tokens may be generated.", "min_tokens"
+        )
+    return admitted
+
+
+def _pool_index(
+    task: Task, num_prompt: int, num_forced: int, requested: RequestedPool | None, spec: BackendSpec
+) -> int:
+    """Return the pool that the request names, or that of its length; an answer without a limit counts one token."""
+    if task.pooling is not None:
+        return 0  # an embedding takes no slot
+    if requested is None:
+        return route(num_prompt, num_forced, task.max_tokens(1), spec)
+    names = [pool.name for pool in spec.pools]
+    if requested.name not in names:
+        raise invalid_value(
+            f"'{requested.param}' must be one of this server's {', '.join(names)}, got {requested.name[:64]!r}.",
+            requested.param,
+        )
+    return names.index(requested.name)
+
+
+def _shorter(requested: float | None, bound: float | None) -> float | None:
+    """Return the shorter of two times, of which None is endless."""
+    return min((seconds for seconds in (requested, bound) if seconds is not None), default=None)
+
+
+def _api_error(
+    refusal: Refusal, add: Add, spec: BackendSpec, task: Task, structure: Structure | None
+) -> ApiError:
+    """Return a refusal as clients see it."""
+    param = task.prompt_param
+    num_prompt = len(add.prompt_token_ids)
+    match refusal.reason:
+        case RefusalReason.NO_TOKENS:
+            return invalid_value(f"'{param}' has no tokens.", param)
+        case RefusalReason.TOKEN_ID:
+            where = param if refusal.field == "prompt_token_ids" else str(refusal.field)
+            vocabulary = f"the vocabulary has {spec.vocab_size} tokens"
+            return invalid_value(f"'{where}' has token id {refusal.token_id}, but {vocabulary}.", where)
+        case RefusalReason.PREFILL_LENGTH:
+            return invalid_value(
+                f"'num_prefill_tokens' may be at most {num_prompt}, the tokens of '{param}', "
+                f"got {add.num_prefill_tokens}.",
+                "num_prefill_tokens",
+            )
+        case RefusalReason.FEATURE if refusal.feature is not None:
+            feature_param = _feature_param(refusal.feature, task, structure)
+            return unsupported_parameter(feature_param, "is not supported by this server's backend")
+        case RefusalReason.CONTEXT_LENGTH:
+            return _context_length_exceeded(_too_long(add, spec, param), param)
+        case RefusalReason.SLOT_ROOM:
+            return _context_length_exceeded(_no_room(add, spec, param), param)
+        case _:
+            message = f"This server cannot serve the request: {refusal.message}."
+            return _context_length_exceeded(message, param)
+
+
+def _too_long(add: Add, spec: BackendSpec, param: str) -> str:
+    num_prompt = len(add.prompt_token_ids)
+    max_tokens = add.stop.max_tokens
+    return (
+        f"{_context_limit(spec)}. However, you requested {num_prompt + max_tokens} tokens "
+        f"({num_prompt} in the {param}, {max_tokens} in the completion). "
+        f"Please reduce the length of the {param} or completion."
+    )
+
+
+def _no_room(add: Add, spec: BackendSpec, param: str) -> str:
+    policy = spec.pools[add.pool].policy
+    num_prompt = len(add.prompt_token_ids)
+    max_tokens = add.stop.max_tokens
+    room = max_output_tokens(num_prompt, add.num_forced_tokens, spec, add.pool)
+    num_needed = policy.needed_capacity(
+        num_prompt - add.num_forced_tokens, add.num_forced_tokens + max_tokens
+    )
+    kept = f", {policy.layout.num_kept} of them kept" if policy.layout.num_kept else ""
+    return (
+        f"{_context_limit(spec)}, and its cache policy admits at most {max(room, 0)} in the completion after "
+        f"{num_prompt} in the {param}. However, you requested {max_tokens}, which needs a slot of at least "
+        f"{num_needed} entries{kept}."
+    )
+
+
+def _context_limit(spec: BackendSpec) -> str:
+    return f"This model's maximum context length is {spec.max_model_len} tokens"
+
+
+def _context_length_exceeded(message: str, param: str) -> ApiError:
+    return ApiError(400, "context_length_exceeded", message, param=param)
+
+
+def _feature_param(feature: Feature, task: Task, structure: Structure | None) -> str:
+    """Return the parameter that needs a feature of the backend."""
+    options = task.options
+    match feature:
+        case Feature.SAMPLING:
+            return "temperature"
+        case Feature.PENALTIES:
+            penalties = ("presence_penalty", "frequency_penalty")
+            return next((name for name in penalties if getattr(options, name)), "repetition_penalty")
+        case Feature.LOGIT_BIAS:
+            return "logit_bias"
+        case Feature.BANNED_TOKENS:
+            return "min_tokens"
+        case Feature.LOGPROBS:
+            return "logprobs"
+        case Feature.PROMPT_LOGPROBS:
+            return "echo" if getattr(options, "prompt_logprobs", None) is None else "prompt_logprobs"
+        case Feature.FORCED_TOKENS:
+            return "num_prefill_tokens"
+        case Feature.TOKEN_MASK:
+            return "structured_outputs" if structure is None else structure.param

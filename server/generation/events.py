@@ -1,0 +1,89 @@
+"""What a request's generation reports, in order, in terms of text. No HTTP, and no family of the API."""
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from scheduler.messages import Final
+from server.text.logprobs import TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The engine took the request: response headers may go out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How much of the prompt has been read."""
+
+    num_computed_prompt_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """The whole prompt, token by token. Comes once, before any text of choice 0, if it was requested."""
+
+    tokens: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """The prompt as one vector. Comes once, at the prompt's end, if it was requested."""
+
+    vector: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    """The next piece of one choice's answer.
+
+    `token_ids` and `logprobs` belong to the tokens whose text is complete with this piece. A token whose text is
+    held back (half a character, or perhaps the start of a stop string) comes with the piece that releases it.
+    `logprobs` is empty unless requested, and leaves out a stop token.
+
+    `final` is set in a choice's last delta. There `finish_reason` says how the choice ended, `stop_reason` names
+    the stop string or the request's stop token id, and `final.num_output_tokens` is what usage counts.
+    """
+
+    choice: int
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: Literal["stop", "length"] | None = None
+    stop_reason: str | int | None = None
+    final: Final | None = None
+
+    @property
+    def matched_stop(self) -> str | int | None:
+        """The stop string or token that ended the choice; the model's own end tokens count too."""
+        if self.stop_reason is not None or self.final is None:
+            return self.stop_reason
+        return self.final.stop_token_id
+
+    def followed_by(self, last: "ChoiceDelta") -> "ChoiceDelta":
+        """Return this delta and the same choice's last one as one delta."""
+        return replace(
+            last,
+            text=self.text + last.text,
+            token_ids=self.token_ids + last.token_ids,
+            logprobs=self.logprobs + last.logprobs,
+        )
+
+
+Event: TypeAlias = Accepted | Progress | PromptLogprobs | Embedding | ChoiceDelta
+
+
+class GenerationError(Exception):
+    """A choice ended for another reason than stop or length: rejected, timed out, failed, or aborted."""
+
+    def __init__(self, final: Final) -> None:
+        super().__init__(final.message or final.reason.value)
+        self.final = final
+
+
+class SlowReaderError(Exception):
+    """The client reads its answer more slowly than it is made, and lags too far behind."""
+
+    def __init__(self, max_lag: float) -> None:
+        super().__init__(f"the answer was read more than {max_lag:g} s after it was made")
+        self.max_lag = max_lag

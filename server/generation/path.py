@@ -1,0 +1,215 @@
+"""The one path that every request to the engine takes: streamed, whole, in the background, in a batch, or an embedding.
+
+    reserve -> Reserved -> prepare -> Prepared -> submit -> Submitted -> accept -> Accepted -> events
+
+Each step returns what the next one needs. A ticket is held before any work is done and released on every exit;
+nothing is sent before the engine has accepted the request; leaving `submit` abandons what is unfinished.
+"""
+
+import contextlib
+import logging
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.datastructures import Headers
+
+from scheduler.messages import AdmittedAdd
+from server.engine.client import Ticket
+from server.generation.admission import (
+    CACHE_POLICY_HEADER,
+    POOL_HEADER,
+    RequestContext,
+    check_limits,
+    engine_requests,
+    requested_pool,
+)
+from server.generation.decoder import Decoder, TextOptions
+from server.generation.event_queue import EventQueue
+from server.generation.events import ChoiceDelta, Event
+from server.generation.tally import Tally
+from server.generation.task import Rendered, Task
+from server.grammar.structure import Structure, StructureError
+from server.http.errors import invalid_value
+from server.http.rate_limits import DEFAULT_MAX_TOKENS
+from server.http.record import RequestRecord
+from server.logs import fields
+from server.services import Services
+from server.text.renderer import RenderError
+
+logger: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A task, and what its HTTP request says about it."""
+
+    task: Task
+    record: RequestRecord
+    headers: Headers
+    services: Services
+
+    @property
+    def tenant(self) -> str:
+        """The name under which the request queues: its API key's, or its user's where there are no keys."""
+        return self.record.tenant or self.task.options.user or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The request may be worked on: it counts against the queue's limit until the ticket is released."""
+
+    call: Call
+    ticket: Ticket
+    arrival_time: float  # by the engine's clock
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The request as the engine takes it."""
+
+    call: Call
+    ticket: Ticket
+    rendered: Rendered
+    adds: tuple[AdmittedAdd, ...]  # one a prompt
+    tally: Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The engine has the request, and may still refuse it."""
+
+    prepared: Prepared
+    queue: EventQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The engine works on the request. From here on its prompts count as used."""
+
+    call: Call
+    rendered: Rendered
+    tally: Tally
+    queue: EventQueue
+
+    async def next(self, deadline: float | None = None) -> tuple[int, Event] | None:
+        """Return the next event, counted, with the index of its prompt; None at the end.
+
+        Raises `GenerationError`, `SlowReaderError`, and TimeoutError at `deadline` by the event loop's clock.
+        """
+        item = await self.queue.next(deadline)
+        if item is not None:
+            prompt, event = item
+            self.tally.add(prompt, event)
+            record = self.call.record
+            record.num_output_tokens = self.tally.num_output_tokens
+            if isinstance(event, ChoiceDelta) and event.final is not None:
+                record.finals.append(event.final)
+        return item
+
+
+def reserve(call: Call) -> Reserved:
+    """Take a ticket for the request. Raises `ApiError`, `QueueFullError` and `UnavailableError`."""
+    task = call.task
+    record = call.record
+    client = call.services.client
+    arrival_time = client.now()
+    record.model = task.model
+    check_limits(task.options, task.num_in_flight, call.services.settings)
+    record.quota.admit()
+    num_sequences = task.num_in_flight * task.options.num_choices
+    ticket = client.reserve(num_sequences, call.tenant, in_background=record.is_background)
+    return Reserved(call, ticket, arrival_time)
+
+
+async def prepare(reserved: Reserved) -> Prepared:
+    """Render the prompts and make the engine's requests of them. Raises `ApiError`."""
+    call = reserved.call
+    task = call.task
+    services = call.services
+    try:
+        rendered = await task.render(services.renderer)
+    except RenderError as error:
+        raise invalid_value(str(error), task.prompt_param) from error
+    context = RequestContext(
+        tenant=call.tenant,
+        is_background=call.record.is_background,
+        arrival_time=reserved.arrival_time,
+        pool=requested_pool(task.options, call.headers),
+        seed=random.getrandbits(63),
+        structure=rendered.structure,
+        grammar=await _compile(rendered.structure, services),
+    )
+    adds = engine_requests(task, rendered.prompts, context, services)
+    if services.settings.log_prompts:
+        await _log_prompts(adds, services)
+    call.record.quota.reserve(sum(_max_cost(add, task) for add in adds))
+    pools = tuple(services.client.spec.pools[add.pool].name for add in adds)
+    tally = Tally(tuple(len(add.prompt_token_ids) for add in adds), pools, task.options.num_choices)
+    if task.pooling is None:
+        call.record.headers |= {POOL_HEADER: tally.pool, CACHE_POLICY_HEADER: tally.pool}
+    return Prepared(call, reserved.ticket, rendered, adds, tally)
+
+
+@contextlib.contextmanager
+def submit(prepared: Prepared) -> Iterator[Submitted]:
+    """Hand the request to the engine; at the end of the block, abandon what is unfinished."""
+    call = prepared.call
+    services = call.services
+    options = call.task.options
+    text_options = TextOptions(
+        stop=options.stop_strings,
+        include_stop_string=bool(options.include_stop_str_in_output),
+        skip_special_tokens=options.skip_special_tokens is not False,
+        continues_prompt=call.task.continues_prompt,
+        kept_token_ids=prepared.rendered.kept_token_ids,
+    )
+    queue = EventQueue(
+        services.client,
+        prepared.adds,
+        lambda add: Decoder(add, services.renderer, text_options, services.client.finish),
+        prepared.ticket,
+        services.settings.connections.write_timeout,
+        call.task.max_in_flight,
+    )
+    with queue:
+        yield Submitted(prepared, queue)
+
+
+async def accept(submitted: Submitted) -> Accepted:
+    """Wait until the engine has taken the request. Raises `GenerationError`."""
+    await submitted.queue.accepted()
+    prepared = submitted.prepared
+    record = prepared.call.record
+    first = prepared.adds[0]
+    record.num_prompt_tokens = sum(prepared.tally.num_prompt_tokens)
+    if first.pooling is None:
+        record.max_tokens = first.stop.max_tokens
+        record.temperature = first.sampling.temperature
+    return Accepted(prepared.call, prepared.rendered, prepared.tally, submitted.queue)
+
+
+async def _compile(structure: Structure | None, services: Services) -> str | None:
+    """Return the grammar that the answers must follow."""
+    if structure is None:
+        return None
+    try:
+        return await services.grammars.compile(structure)
+    except StructureError as error:
+        raise invalid_value(f"'{structure.param}' cannot be followed: {error}.", structure.param) from error
+
+
+async def _log_prompts(adds: tuple[AdmittedAdd, ...], services: Services) -> None:
+    for add in adds:
+        prompt = await services.renderer.decode(add.prompt_token_ids)
+        logger.info("prompt", extra=fields(request=add.request_id, prompt=prompt))
+
+
+def _max_cost(add: AdmittedAdd, task: Task) -> int:
+    """Return the most tokens that a prompt and its choices may use.
+
+    An answer whose request does not limit it counts `DEFAULT_MAX_TOKENS`; the rest is settled at its end.
+    """
+    max_tokens = task.max_tokens(min(add.stop.max_tokens, DEFAULT_MAX_TOKENS))
+    return len(add.prompt_token_ids) + add.num_choices * max_tokens

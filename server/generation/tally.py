@@ -1,0 +1,90 @@
+"""Counts of one request over all of its prompts and choices: what usage, progress and headers report."""
+
+from dataclasses import dataclass, field
+
+from scheduler.messages import CacheUse
+from server.generation.events import ChoiceDelta, Event, Progress
+from server.protocol.usage import CacheUsage, Usage, usage
+
+
+@dataclass(slots=True)
+class ChoiceCounts:
+    num_tokens: int = 0
+    num_packed_prompt_tokens: int = 0
+    num_packed_tokens: int = 0
+    cache: CacheUse | None = None
+
+    def add(self, delta: ChoiceDelta) -> None:
+        self.num_tokens += len(delta.token_ids)
+        final = delta.final
+        if final is not None:
+            self.num_tokens = final.num_output_tokens
+            self.cache = final.cache
+            self.num_packed_prompt_tokens = final.num_packed_prompt_tokens
+            self.num_packed_tokens = self.num_tokens - min(final.num_prefill_output_tokens, self.num_tokens)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Choices are numbered prompt by prompt, `num_choices` to each. `pools` has the name of each prompt's pool."""
+
+    num_prompt_tokens: tuple[int, ...]
+    pools: tuple[str, ...]
+    num_choices: int
+    _num_read: list[int] = field(init=False)
+    _choices: list[ChoiceCounts] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._num_read = [0] * len(self.num_prompt_tokens)
+        self._choices = [ChoiceCounts() for _ in range(len(self.num_prompt_tokens) * self.num_choices)]
+
+    def add(self, prompt: int, event: Event) -> None:
+        """Count an event of a prompt."""
+        match event:
+            case Progress(num_computed_prompt_tokens=num_read):
+                self._num_read[prompt] = num_read
+            case ChoiceDelta():
+                self._num_read[prompt] = self.num_prompt_tokens[prompt]
+                self._choices[self.choice_index(prompt, event)].add(event)
+            case _:
+                pass
+
+    def choice_index(self, prompt: int, delta: ChoiceDelta) -> int:
+        """Return the number of a delta's choice among those of all prompts."""
+        return prompt * self.num_choices + delta.choice
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(choice.num_tokens for choice in self._choices)
+
+    @property
+    def pool(self) -> str:
+        """The names of the pools that the prompts went to."""
+        return ", ".join(dict.fromkeys(self.pools))
+
+    @property
+    def cache(self) -> CacheUsage:
+        uses = [choice.cache for choice in self._choices if choice.cache is not None]
+        num_kept = sum(use.num_live for use in uses)
+        num_written = sum(use.num_tokens for use in uses)
+        return {
+            "pool": self.pool,
+            "policy": self.pool,
+            "kept_tokens": num_kept,
+            "evicted_tokens": sum(use.num_evicted for use in uses),
+            "compression": round(num_written / num_kept, 3) if num_kept else 1.0,
+            "packed_prompt_tokens": sum(
+                choice.num_packed_prompt_tokens for choice in self._choices[:: self.num_choices]
+            ),
+            "packed_completion_tokens": sum(choice.num_packed_tokens for choice in self._choices),
+        }
+
+    def usage(self, num_reasoning_tokens: int = 0) -> Usage:
+        return usage(sum(self.num_prompt_tokens), self.num_output_tokens, num_reasoning_tokens, self.cache)
+
+    @property
+    def progress(self) -> str:
+        """What is being done, for a client that waits."""
+        total = sum(self.num_prompt_tokens)
+        num_read = sum(self._num_read)
+        return f"prefill {num_read}/{total}" if num_read < total else "decode"

@@ -1,0 +1,92 @@
+"""What a family of the API hands to the path that all requests take, and what it gets back to format.
+
+A family is two things: a task, which renders a request's prompts, and formatters, which turn events into bodies.
+Rendering comes first and returns the formatters, so none can be used before there is a prompt.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from backends.interface import PromptPooling
+from server.generation.events import Event
+from server.generation.tally import Tally
+from server.grammar.structure import Structure
+from server.http.errors import ApiError
+from server.protocol.generation import GenerationRequest
+from server.text.renderer import Renderer
+
+Payload: TypeAlias = Mapping[str, object]
+"""One JSON object of an answer: a body, or an event of a stream."""
+
+
+class BodyFormatter(Protocol):
+    """Collects what one whole answer needs."""
+
+    def add(self, prompt: int, event: Event, tally: Tally) -> None:
+        """Take an event of a prompt, which `tally` has counted."""
+        ...
+
+    def body(self, tally: Tally) -> Payload:
+        """Return the answer. Every choice has ended."""
+        ...
+
+
+class StreamFormatter(Protocol):
+    """Turns events into the events of a family's stream, and keeps no text that it does not need again."""
+
+    names_events: bool  # whether events carry their type as the name of a server-sent event, and no mark ends the stream
+
+    def opening(self) -> Sequence[Payload]:
+        """Return the events that a stream begins with, once the engine has accepted the request."""
+        ...
+
+    def add(self, prompt: int, event: Event, tally: Tally) -> Sequence[Payload]:
+        """Take an event of a prompt, which `tally` has counted; return the events to send."""
+        ...
+
+    def closing(self, tally: Tally) -> Sequence[Payload]:
+        """Return the events that a complete stream ends with."""
+        ...
+
+    def failure(self, error: ApiError, tally: Tally) -> Sequence[Payload]:
+        """Return the events that a stream ends with when it cannot be completed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A request's prompts, what its answers must look like, and who formats them."""
+
+    prompts: tuple[tuple[int, ...], ...]  # token ids
+    body: Callable[[], BodyFormatter]
+    stream: Callable[[], StreamFormatter] | None = None  # None: the family has no streams
+    structure: Structure | None = None
+    kept_token_ids: frozenset[int] = frozenset()  # special tokens whose text the formatters need
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One request of a family.
+
+    `max_tokens(room)` is how many tokens to generate at most where there is room for `room` of them. `max_in_flight`
+    bounds how many of its prompts the engine has at once (None: all).
+    """
+
+    id: str
+    model: str
+    options: GenerationRequest
+    num_prompts: int
+    prompt_param: str  # the parameter that prompts come from
+    max_tokens: Callable[[int], int]
+    render: Callable[[Renderer], Awaitable[Rendered]]  # raises `RenderError` and `ApiError`
+    num_logprobs: int | None = None  # alternatives of each generated token; None: no log-probabilities
+    num_prompt_logprobs: int | None = None
+    continues_prompt: bool = False  # the answer's text goes on where the prompt's ends
+    pooling: PromptPooling | None = None  # an embedding is requested, and no text
+    max_in_flight: int | None = None
+
+    @property
+    def num_in_flight(self) -> int:
+        """The most prompts that the engine has at once."""
+        return min(self.num_prompts, self.max_in_flight or self.num_prompts)

@@ -1,0 +1,240 @@
+"""One turn of a conversation: its prompt, the form of its answer, and the parsers that read the answer.
+
+Chats and responses share it; it knows no route. `render_turn` returns what the answer is read with, because the
+prompt's end decides whether the answer begins inside reasoning.
+"""
+
+import json
+import secrets
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from server.generation.choice_reader import ChoiceReader
+from server.grammar.structure import Preamble, Structure, StructureKind
+from server.http.errors import invalid_value, unsupported_parameter
+from server.options.settings import ReasoningParserName, ServerSettings, ToolParserName
+from server.parsers.answer_reader import AnswerReader
+from server.parsers.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningParser
+from server.parsers.tool_calls import ToolCallParser
+from server.parsers.tool_format import TOOL_FORMATS, ToolFormat, tool_format_of
+from server.parsers.tool_grammar import NO_PARAMETERS, ToolGrammar, literal
+from server.protocol.generation import Effort
+from server.protocol.tools import FunctionDefinition, ToolUse
+from server.text.renderer import Renderer
+
+_MAX_TAIL = 16  # tokens at a prompt's end in which an opening reasoning tag is looked for
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """What the model is to answer, and how. `messages` have the form that chat templates take."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: ToolUse
+    structure: Structure | None
+    effort: Effort | None = None
+    effort_param: str = "reasoning_effort"  # the parameter's name in the request
+    template_options: Mapping[str, object] = field(default_factory=dict)
+    adds_generation_prompt: bool = True
+    continues_final_message: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """How a model writes tool calls and reasoning, and which variables its chat template uses."""
+
+    tool_format: ToolFormat
+    reasoning: ReasoningFormat | None
+    chat_template: str
+
+    @classmethod
+    def of(cls, chat_template: str, settings: ServerSettings) -> "ChatFormat":
+        """Return the formats that the settings name, or those that the template shows."""
+        tools = settings.tool_call_parser
+        reasoning = settings.reasoning_parser
+        return cls(
+            tool_format_of(chat_template) if tools is ToolParserName.AUTO else TOOL_FORMATS[tools],
+            _reasoning_of(chat_template)
+            if reasoning is ReasoningParserName.AUTO
+            else REASONING_FORMATS.get(reasoning),
+            chat_template,
+        )
+
+    def uses(self, variable: str) -> bool:
+        """Return whether the template mentions a variable."""
+        return variable in self.chat_template
+
+    def with_tools(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, object]]
+    ) -> list[Mapping[str, Any]]:
+        """Return a conversation for a template that has no tools: a system message lists them."""
+        turns = [self._as_text(message) for message in messages]
+        if not tools:
+            return turns
+        example = self.tool_format.write([("NAME", "ARGUMENTS")])
+        listing = "\n".join(
+            [
+                "You may call these functions. Each is given as JSON, with the schema of its arguments:",
+                *(json.dumps(tool["function"], ensure_ascii=False) for tool in tools),
+                f"To call one, write: {example}",
+            ]
+        )
+        if turns and turns[0]["role"] in ("system", "developer") and isinstance(turns[0]["content"], str):
+            return [{**turns[0], "content": f"{turns[0]['content']}\n\n{listing}"}, *turns[1:]]
+        return [{"role": "system", "content": listing}, *turns]
+
+    def _as_text(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a message with its tool calls, or a tool's result, as plain text."""
+        if message["role"] == "tool":
+            return {"role": "user", "content": message["content"]}
+        calls = [
+            (call["function"]["name"], _json(call["function"]["arguments"]))
+            for call in message.get("tool_calls", ())
+        ]
+        if not calls:
+            return message
+        content = message["content"]
+        if not isinstance(content, str):
+            content = "\n".join(part["text"] for part in content)
+        written = self.tool_format.write(calls)
+        return {"role": "assistant", "content": f"{content}\n{written}" if content else written}
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A rendered turn: its prompt, the structure of its answer, and how the answer is read."""
+
+    prompt: tuple[int, ...]
+    structure: Structure | None
+    kept_token_ids: frozenset[int]  # special tokens that the parsers look for
+    _tools: ToolUse
+    _format: ChatFormat
+    _renderer: Renderer
+    _begins_in_reasoning: bool
+
+    def reader(self) -> ChoiceReader:
+        """Return the reader of one choice's answer."""
+        tags = self._format.reasoning
+        reasoning = None if tags is None else ReasoningParser(tags, is_open=self._begins_in_reasoning)
+        names = frozenset(function.name for function in self._tools.offered)
+        tools = ToolCallParser(self._format.tool_format, names) if names else None
+        max_calls = 1 if self._tools.is_one_call else None
+        only_calls = bool(self._tools.enforced)
+        return ChoiceReader(
+            AnswerReader(reasoning, tools, max_calls, only_calls=only_calls), self._renderer.vocabulary
+        )
+
+    def new_call_id(self) -> str:
+        if self._format.tool_format.has_short_ids:
+            return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+        return f"call_{secrets.token_hex(12)}"
+
+
+async def render_turn(request: TurnRequest, renderer: Renderer, settings: ServerSettings) -> Turn:
+    """Render the prompt. Raises `RenderError`, and `ApiError` for what the model's template does not support."""
+    chat_format = ChatFormat.of(renderer.info.chat_template or "", settings)
+    offered = request.tools.offered
+    if offered and not request.tools.enforced and request.structure is not None:
+        raise invalid_value(
+            f"'{request.structure.param}' cannot be combined with tools that may be called or not.", "tools"
+        )
+    messages = list(request.messages)
+    tools = [function.plain() for function in offered]
+    if not chat_format.uses("tools"):
+        messages = chat_format.with_tools(messages, tools)
+        tools = []
+    prompt = await renderer.render_chat(
+        messages,
+        add_generation_prompt=request.adds_generation_prompt,
+        continue_final_message=request.continues_final_message,
+        tools=tools,
+        variables=_template_variables(request, chat_format),
+    )
+    tail = renderer.vocabulary.decode(list(prompt[-_MAX_TAIL:])).rstrip()
+    tags = chat_format.reasoning
+    begins_in_reasoning = tags is not None and tail.endswith(tags.start)
+    special_tokens = _special_tokens(request, chat_format, renderer)
+    return Turn(
+        prompt,
+        _structure(request, chat_format, special_tokens, begins_in_reasoning=begins_in_reasoning),
+        frozenset(special_tokens.values()),
+        request.tools,
+        chat_format,
+        renderer,
+        begins_in_reasoning,
+    )
+
+
+def _structure(
+    request: TurnRequest,
+    chat_format: ChatFormat,
+    special_tokens: Mapping[str, int],
+    *,
+    begins_in_reasoning: bool,
+) -> Structure | None:
+    """Return what the answer must look like; its reasoning is free."""
+    tools = request.tools
+    structure = request.structure
+
+    def calls(functions: tuple[FunctionDefinition, ...], *, is_optional: bool) -> Structure:
+        schemas = tuple(
+            (function.name, NO_PARAMETERS if function.parameters is None else function.parameters)
+            for function in functions
+        )
+        grammar = ToolGrammar(
+            chat_format.tool_format, schemas, not tools.is_one_call, is_optional, special_tokens
+        )
+        return Structure(StructureKind.CALLS, grammar, "tools")
+
+    if tools.enforced:
+        structure = calls(tools.enforced, is_optional=False)
+    elif any(function.strict for function in tools.offered):
+        structure = calls(tools.offered, is_optional=True)
+    tags = chat_format.reasoning
+    if structure is None or tags is None:
+        return structure
+    preamble = Preamble(
+        literal(tags.start, special_tokens), literal(tags.end, special_tokens), begins_in_reasoning
+    )
+    return Structure(structure.kind, structure.value, structure.param, preamble)
+
+
+def _special_tokens(request: TurnRequest, chat_format: ChatFormat, renderer: Renderer) -> Mapping[str, int]:
+    """Return the special tokens that mark calls or reasoning, by their text."""
+    tags = chat_format.reasoning
+    markers = chat_format.tool_format.markers if request.tools.offered else ""
+    if tags is not None:
+        markers += f"{tags.start}{tags.end}"
+    special = renderer.vocabulary.special_token_ids
+    added = renderer.info.added_tokens
+    return {text: token_id for text, token_id in added.items() if token_id in special and text in markers}
+
+
+def _template_variables(request: TurnRequest, chat_format: ChatFormat) -> Mapping[str, object]:
+    """Return the variables that the template gets beside the messages. Raises `ApiError` for one that it ignores.
+
+    A request for no reasoning is met by a model that has none: it is dropped where the template ignores it.
+    """
+    effort = request.effort
+    variables: dict[str, object] = {}
+    if effort == "none" and chat_format.reasoning is not None:
+        variables = {"enable_thinking": False}
+    elif effort not in (None, "none"):
+        variables = {"reasoning_effort": effort}
+    variables |= request.template_options
+    for name in [name for name in variables if not chat_format.uses(name)]:
+        if variables.pop(name) is not False or chat_format.reasoning is not None:
+            is_option = name in request.template_options
+            param = f"chat_template_kwargs.{name}" if is_option else request.effort_param
+            raise unsupported_parameter(param, "is not supported by this model's chat template")
+    return variables
+
+
+def _json(arguments: object) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _reasoning_of(chat_template: str) -> ReasoningFormat | None:
+    return next((tags for tags in REASONING_FORMATS.values() if tags.end in chat_template), None)

@@ -1,0 +1,308 @@
+"""A request of `/v1/responses`: its prompt from items, its life from queued to its end, its body and its events."""
+
+import itertools
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
+
+from pydantic import Field, TypeAdapter
+
+from server.generation.events import ChoiceDelta, Event
+from server.generation.tally import Tally
+from server.generation.task import Payload, Rendered, Task
+from server.generation.turn import TurnRequest, render_turn
+from server.http.errors import ApiError, invalid_value
+from server.options.settings import ServerSettings
+from server.protocol.response_items import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    Item,
+    ItemReference,
+    MessageItem,
+    OutputItem,
+    turns_of,
+)
+from server.protocol.responses import ResponsesRequest, ResponseUsage
+from server.protocol.usage import Usage
+from server.responses.items import OutputWriter
+from server.responses.store import StoredResponse
+from server.text.renderer import Renderer
+
+Status: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+Resource: TypeAlias = Mapping[str, Any]
+
+_ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Annotated[Item, Field(discriminator="type")]])
+
+
+class Archive(Protocol):
+    """The stored responses of one owner."""
+
+    def conversation(self, response_id: str) -> list[Resource]:
+        """Return the items up to a response's end. Raises `ApiError` if there is no such response."""
+        ...
+
+    def item(self, item_id: str) -> Resource:
+        """Return one item of a response. Raises `ApiError`."""
+        ...
+
+    def keep(self, response: StoredResponse) -> bool:
+        """Store a response and return True, unless it is too large."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseInput:
+    """What the model is to see: items as they are returned to clients, and the turns that they make."""
+
+    resources: Sequence[Resource]
+    turns: Sequence[Mapping[str, Any]]
+
+
+class ModelResponse:
+    """One response from its request to its end; it is stored when it has ended."""
+
+    def __init__(
+        self, request: ResponsesRequest, model: str, settings: ServerSettings, archive: Archive
+    ) -> None:
+        self._request = request
+        self._model = model
+        self._settings = settings
+        self._archive = archive
+        self._key = uuid.uuid4().hex
+        self.id = f"resp_{self._key}"
+        self._is_stored = request.store is not False and settings.storage.max_responses > 0
+        self._created = int(time.time())
+        self._completed_at: int | None = None
+        self._status: Status = "queued" if request.background else "in_progress"
+        self._error: ApiError | None = None
+        self._usage: Usage | None = None
+        self._sampling: Mapping[str, float] = {}
+        self._input: Sequence[Resource] = ()
+        self._writer: OutputWriter | None = None  # None until the prompt is rendered
+
+    def task(self) -> Task:
+        """Return the task that makes this response."""
+        limit = self._request.max_output_tokens
+        return Task(
+            id=self.id,
+            model=self._model,
+            options=self._request,
+            num_prompts=1,
+            prompt_param="input",
+            max_tokens=lambda room: room if limit is None else limit,
+            render=self._render,
+            num_logprobs=self._request.num_logprobs,
+        )
+
+    async def _render(self, renderer: Renderer) -> Rendered:
+        request = self._request
+        sampling = request.sampling_params(renderer.defaults, 0, None)
+        top_p = sampling.top_p if request.top_p is None else request.top_p
+        self._sampling = {"temperature": sampling.temperature, "top_p": top_p}
+        source = self._read_input()
+        self._input = source.resources
+        turn = await render_turn(self._turn_request(source), renderer, self._settings)
+        writer = OutputWriter(turn.reader(), self._key, turn.new_call_id)
+        self._writer = writer
+        return Rendered(
+            (turn.prompt,),
+            body=lambda: ResponseBody(self, writer),
+            stream=lambda: ResponseStream(self, writer),
+            structure=turn.structure,
+            kept_token_ids=turn.kept_token_ids,
+        )
+
+    def _turn_request(self, source: ResponseInput) -> TurnRequest:
+        request = self._request
+        turns = list(source.turns)
+        if request.instructions is not None:
+            turns.insert(0, {"role": "system", "content": request.instructions})
+        return TurnRequest(
+            turns,
+            request.tool_use,
+            request.structure,
+            None if request.reasoning is None else request.reasoning.effort,
+            effort_param="reasoning.effort",
+        )
+
+    def _read_input(self) -> ResponseInput:
+        """Return earlier items and the request's own. Raises `ApiError`."""
+        request = self._request
+        earlier: list[Resource] = []
+        if request.previous_response_id is not None:
+            earlier = self._archive.conversation(request.previous_response_id)
+        items = request.input or []
+        if isinstance(items, str):
+            items = [MessageItem(role="user", content=items)]
+        num_items = len(earlier) + len(items)
+        limit = self._settings.limits.max_messages
+        if num_items > limit:
+            raise invalid_value(
+                f"'input' is limited to {limit} items by this server, earlier ones included, got {num_items}.",
+                "input",
+            )
+        own = [
+            self._archive.item(item.id)
+            if isinstance(item, ItemReference)
+            else item.resource(f"{self._key}_in{index}")
+            for index, item in enumerate(items)
+        ]
+        resources = [*earlier, *own]
+        parsed = _ITEMS.validate_python(resources)
+        _check_calls(parsed)
+        return ResponseInput(resources, turns_of(parsed))
+
+    def start(self) -> None:
+        """The engine has accepted the request."""
+        self._status = "in_progress"
+
+    def complete(self, finish_reason: str, usage: Usage) -> None:
+        """The answer has ended, by itself or at a limit."""
+        self._usage = usage
+        self._completed_at = int(time.time())
+        self._end("completed" if finish_reason == "stop" else "incomplete")
+
+    def fail(self, error: ApiError, usage: Usage | None = None) -> None:
+        self._error = error
+        self._usage = usage
+        self._stop("failed")
+
+    def cancel(self) -> None:
+        self._stop("cancelled")
+
+    @property
+    def status(self) -> Status:
+        return self._status
+
+    def snapshot(self) -> dict[str, object]:
+        """Return the response as it is now."""
+        error = self._error
+        response = {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": self._completed_at,
+            "status": self._status,
+            "error": None if error is None else {"code": _error_code(error), "message": error.message},
+            "incomplete_details": ({"reason": "max_output_tokens"} if self._status == "incomplete" else None),
+            "model": self._model,
+            "output": self._output(),
+            "store": self._is_stored,
+            **self._sampling,
+            **self._request.echo(),
+        }
+        if self._usage is not None:
+            response["usage"] = _usage(self._usage)
+        return response
+
+    def _output(self) -> list[OutputItem]:
+        return [] if self._writer is None else self._writer.items
+
+    def _stop(self, status: Status) -> None:
+        if self._writer is not None:
+            self._writer.stop()
+        self._end(status)
+
+    def _end(self, status: Status) -> None:
+        self._status = status
+        if self._is_stored:
+            body = json.dumps(self.snapshot()).encode()
+            self._is_stored = self._archive.keep(
+                StoredResponse(self.id, body, json.dumps(list(self._input)).encode())
+            )
+
+
+class ResponseBody:
+    """Collects a response that is not streamed, or made in the background."""
+
+    def __init__(self, response: ModelResponse, writer: OutputWriter) -> None:
+        self._response = response
+        self._writer = writer
+        self._finish_reason = "stop"
+
+    def add(self, _: int, event: Event, __: Tally) -> None:
+        if isinstance(event, ChoiceDelta):
+            self._writer.read(event)
+            self._finish_reason = event.finish_reason or self._finish_reason
+
+    def body(self, tally: Tally) -> Payload:
+        self._response.complete(self._finish_reason, tally.usage(self._writer.num_reasoning_tokens))
+        return self._response.snapshot()
+
+
+class ResponseStream:
+    """Makes the events of a streamed response, numbered in order."""
+
+    names_events = True
+
+    def __init__(self, response: ModelResponse, writer: OutputWriter) -> None:
+        self._response = response
+        self._writer = writer
+        self._finish_reason = "stop"
+        self._sequence = itertools.count()
+
+    def opening(self) -> Sequence[Payload]:
+        response = self._response.snapshot()
+        return self._numbered(
+            [
+                {"type": "response.created", "response": response},
+                {"type": "response.in_progress", "response": response},
+            ]
+        )
+
+    def add(self, _: int, event: Event, __: Tally) -> Sequence[Payload]:
+        if not isinstance(event, ChoiceDelta):
+            return ()
+        self._finish_reason = event.finish_reason or self._finish_reason
+        return self._numbered(self._writer.read(event))
+
+    def closing(self, tally: Tally) -> Sequence[Payload]:
+        self._response.complete(self._finish_reason, tally.usage(self._writer.num_reasoning_tokens))
+        return self._end()
+
+    def failure(self, error: ApiError, tally: Tally) -> Sequence[Payload]:
+        self._response.fail(error, tally.usage(self._writer.num_reasoning_tokens))
+        return self._end()
+
+    def _end(self) -> Sequence[Payload]:
+        return self._numbered(
+            [{"type": f"response.{self._response.status}", "response": self._response.snapshot()}]
+        )
+
+    def _numbered(self, events: Sequence[Payload]) -> list[Payload]:
+        return [{**event, "sequence_number": next(self._sequence)} for event in events]
+
+
+def _check_calls(items: Sequence[Item]) -> None:
+    """Refuse an output of a call that was never made."""
+    called = set[str]()
+    for item in items:
+        if isinstance(item, FunctionCallItem):
+            called.add(item.call_id)
+        elif isinstance(item, FunctionCallOutputItem) and item.call_id not in called:
+            raise invalid_value(
+                f"No tool call found for function call output with call_id '{item.call_id[:64]}'.", "input"
+            )
+
+
+def _error_code(error: ApiError) -> str:
+    """Return one of the codes that OpenAI's schema has for errors inside responses."""
+    if error.status == 429:
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if error.status < 500 else "server_error"
+
+
+def _usage(counts: Usage) -> ResponseUsage:
+    return {
+        "input_tokens": counts["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": counts["completion_tokens"],
+        "output_tokens_details": {
+            "reasoning_tokens": counts["completion_tokens_details"]["reasoning_tokens"]
+        },
+        "total_tokens": counts["total_tokens"],
+        "cache": counts["cache"],
+    }

@@ -134,7 +134,7 @@ class ModelResponse:
         earlier: list[Resource] = []
         if request.previous_response_id is not None:
             earlier = self._archive.conversation(request.previous_response_id)
-        items = request.input or []
+        items = [] if request.input is None else request.input
         if isinstance(items, str):
             items = [MessageItem(role="user", content=items)]
         num_items = len(earlier) + len(items)

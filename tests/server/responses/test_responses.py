@@ -467,3 +467,9 @@ EVENT_SCHEMAS = {
     "response.incomplete": "ResponseIncompleteEvent",
     "response.failed": "ResponseFailedEvent",
 }
+
+
+def test_an_empty_text_is_an_input(http: httpx.Client) -> None:
+    whole = ask(http, input="", max_output_tokens=1)
+    (item,) = http.get(f"{PATH}/{whole['id']}/input_items").json()["data"]
+    assert (item["role"], item["content"][0]["text"]) == ("user", "")

@@ -29,15 +29,21 @@ from backends.torch_backend.compiled.fusion import fuse
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of torch, to itself
     import torch._inductor.compile_fx
-    from torch._inductor import codecache
     from torch._inductor.standalone_compile import CompiledArtifact
 
 Function = Callable[..., object]
 Compiled = Callable[..., Sequence[Tensor]]
 
-# Of torch's inductor. Operators are called from C++, and other threads may have Python meanwhile. Small element-wise loops stay on one
-# core: another would need longer to wake up.
-OPTIONS = {"cpp_wrapper": True, "cpp.min_chunk_size": 1 << 16}
+# Of torch's inductor, when a graph is compiled and when it is loaded.
+OPTIONS = {
+    # Operators are called from C++, so that other threads may run Python meanwhile.
+    "cpp_wrapper": True,
+    # Small element-wise loops stay on one core: another would need longer to wake up.
+    "cpp.min_chunk_size": 1 << 16,
+    # A process that only loads a graph would precompile the headers too, for ten seconds, before torch finds that
+    # nothing is left to compile.
+    "cpp_cache_precompile_headers": False,
+}
 _EXAMPLE_SIZES = {"rows": 5, "tokens": 37, "entries": 48, "slots": 7, "capacity": 83}
 
 
@@ -148,24 +154,9 @@ def function_of(code: str) -> Function:
 
 def load_graph(path: Path) -> Compiled:
     """Load a compiled graph, in milliseconds. The operators it names must have been loaded."""
-    with _no_headers():
+    with torch._inductor.config.patch(OPTIONS):
         loaded: Compiled = CompiledArtifact.load(path=str(path))
     return loaded
-
-
-@contextmanager
-def _no_headers() -> Iterator[None]:
-    """Keep torch from precompiling headers, which takes it ten seconds where there are no temporary files of an earlier start.
-
-    It does so before it looks whether there is anything to compile, and the headers are part of what it then looks for, so that its own
-    option would have all compiled anew.
-    """
-    precompile = codecache._precompile_header
-    codecache._precompile_header = lambda *_, **__: ""  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        codecache._precompile_header = precompile
 
 
 def _trace(function: Function, inputs: Sequence[InputSpec]) -> tuple[GraphModule, list[FakeTensor]]:

@@ -1,5 +1,6 @@
 """A transformers model on a device of torch's, decoding over SnapStream slots."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -56,12 +57,15 @@ from backends.torch_backend.spec import (
     scratch_layout,
     with_layer_budgets,
 )
+from backends.torch_backend.torch_private import missing_interfaces
 from cache.layout import SlotLayout
 from cache.policy import CachePolicy
 from cache.slots import SlotCache
 
 if TYPE_CHECKING:
     from backends.torch_backend.compiled.code import CompiledCode
+
+logger = logging.getLogger(__name__)
 
 _SCORED_AT_ONCE = 64  # prompt tokens whose log-probabilities are held at once
 
@@ -162,13 +166,26 @@ class TorchBackend:
             config, self._model.config, max_model_len, specs, ScratchSpec(config.num_scratch, layout)
         )
         self.compiled: CompiledCode | None = None
-        if config.compile and self._device.type == "cpu" and kernels_are_supported():
+        if self._device.type == "cpu" and self._may_compile(config):
             from backends.torch_backend.compiled import code as compiled_code
 
             self.compiled = compiled_code.CompiledCode(
                 config.compile_cache, self._model, self.pools, max_model_len - 1, self._kernels
             )
         shorten_last_layer(self._model)
+
+    def _may_compile(self, config: TorchBackendConfig) -> bool:
+        """Return whether decode is to be compiled, and can be. Logs a warning if this torch lacks what the backend needs."""
+        is_wanted = config.compile and kernels_are_supported()
+        missing = missing_interfaces(for_compiling=is_wanted)
+        if missing:
+            logger.warning(
+                "torch %s lacks private interfaces that the backend needs: %s. It runs without them, and slower: "
+                "linear layers may be torch's own, and decode is not compiled.",
+                torch.__version__,
+                "; ".join(missing),
+            )
+        return is_wanted and not missing
 
     def _policies(
         self, config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-from backends.torch_backend.compiled.trace import OPTIONS, GraphSource, compile_graph
+from backends.torch_backend.compiled.trace import GraphSource, compile_graph
 from backends.torch_backend.native.kernels import SOURCES, build_kernels, load_kernels
+from backends.torch_backend.torch_private.inductor import OPTIONS
 
 KERNELS = "kernels.so"
 

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from backends.torch_backend.compiled.layer_calls import LayerFunction, TracedCache
-from backends.torch_backend.compiled.trace import InputSpec, function_of
+from backends.torch_backend.compiled.trace import InputSpec
 from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.forward.stand_in import LayerCall
 from backends.torch_backend.model.attention import AttentionOptions
+from backends.torch_backend.torch_private.inductor import function_of
 
 ChunkCode = Callable[..., Any]  # of a `ChunkAttention` and a layer's tensors
 

@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from backends.torch_backend.compiled.build import KERNELS, code_folder, graph_path, source_path
 from backends.torch_backend.compiled.decode_step import StepGraphs
 from backends.torch_backend.compiled.layers import LayerGraphs
-from backends.torch_backend.compiled.trace import load_graph
 from backends.torch_backend.native.kernels import Kernels, load_kernels
 from backends.torch_backend.pool import TorchPool
+from backends.torch_backend.torch_private.inductor import load_compiled
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class CompiledCode:
         os.environ.update(_inductor_environment(self._folder))  # where a graph's file is unpacked
         try:
             load_kernels(self._folder / KERNELS)
-            graphs = {key: load_graph(graph_path(self._folder, key)) for key in self._keys}
+            graphs = {key: load_compiled(graph_path(self._folder, key)) for key in self._keys}
         except Exception as error:  # files of another's making, read by torch: whatever is wrong with them, there is another way
             logger.warning(
                 "decode stays as it is, since its code cannot be loaded: %s: %s", type(error).__name__, error

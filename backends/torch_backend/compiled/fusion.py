@@ -11,11 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._inductor.pattern_matcher import MULTIPLE, CallFunction, Ignored, KeywordArg, PatternExpr, is_match
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from backends.torch_backend.native.kernels import BLOCK
+from backends.torch_backend.torch_private.inductor import (
+    MULTIPLE,
+    CallFunction,
+    Ignored,
+    KeywordArg,
+    PatternExpr,
+    is_match,
+    statically_known_true,
+)
 
 _aten = torch.ops.aten
 _linear, _rotate, _slot_attention = (

@@ -6,44 +6,20 @@ Sizes that differ from call to call have names; a graph serves all of them, so t
 
 import hashlib
 import json
-import logging
-import math
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo.source import ConstantSource
-from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from backends.torch_backend.compiled.fusion import fuse
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # of torch, to itself
-    import torch._inductor.compile_fx
-    from torch._inductor.standalone_compile import CompiledArtifact
+from backends.torch_backend.torch_private import inductor
 
 Function = Callable[..., object]
 Compiled = Callable[..., Sequence[Tensor]]
 
-# Of torch's inductor, when a graph is compiled and when it is loaded.
-OPTIONS = {
-    # Operators are called from C++, so that other threads may run Python meanwhile.
-    "cpp_wrapper": True,
-    # Small element-wise loops stay on one core: another would need longer to wake up.
-    "cpp.min_chunk_size": 1 << 16,
-    # A process that only loads a graph would precompile the headers too, for ten seconds, before torch finds that
-    # nothing is left to compile.
-    "cpp_cache_precompile_headers": False,
-}
 _EXAMPLE_SIZES = {"rows": 5, "tokens": 37, "entries": 48, "slots": 7, "capacity": 83}
 
 
@@ -134,70 +110,27 @@ def chain(links: Sequence[tuple[GraphSource, Sequence[int]]]) -> tuple[GraphSour
 
 def compile_graph(source: GraphSource, target: Path) -> None:
     """Compile a graph into a file."""
-    forward = function_of(source.code)
+    forward = inductor.function_of(source.code)
     graph, examples = _trace(lambda *tensors: forward(None, *tensors), source.inputs)
-    mode = examples[0].fake_mode
-    with tracing(TracingContext(mode)), torch.no_grad(), torch._inductor.config.patch(OPTIONS):
-        torch._inductor.standalone_compile(graph, [*examples], dynamic_shapes="from_tracing_context").save(
-            path=str(target)
-        )
+    inductor.compile_to_file(graph, examples, target)
 
 
-def function_of(code: str) -> Function:
-    """Return the function `forward(self, …)` that a graph's code defines."""
-    scope: dict[str, object] = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan}
-    exec(code, scope)
-    forward = scope["forward"]
-    assert callable(forward), "a graph's code defines forward"
-    return forward
-
-
-def load_graph(path: Path) -> Compiled:
-    """Load a compiled graph, in milliseconds. The operators it names must have been loaded."""
-    with torch._inductor.config.patch(OPTIONS):
-        loaded: Compiled = CompiledArtifact.load(path=str(path))
-    return loaded
-
-
-def _trace(function: Function, inputs: Sequence[InputSpec]) -> tuple[GraphModule, list[FakeTensor]]:
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    examples = [_example(mode, number, spec) for number, spec in enumerate(inputs)]
+def _trace(function: Function, inputs: Sequence[InputSpec]) -> tuple[GraphModule, list[Tensor]]:
     try:
-        with (
-            torch.no_grad(),
-            _silenced("torch._subclasses.fake_tensor"),
-        ):  # what goes wrong is told by the error
-            graph = make_fx(function, tracing_mode="symbolic")(*examples)
+        graph, examples = inductor.trace_symbolically(function, [_example(spec) for spec in inputs])
     except Exception as error:  # whatever a model's code may do
         raise GraphError(f"{type(error).__name__}: {error}") from error
     for spec, example in zip(inputs, examples, strict=True):
         for name, size in zip(spec.sizes, example.shape, strict=True):
-            if isinstance(name, str) and not _varies(size):
+            if isinstance(name, str) and not inductor.is_symbolic(size):
                 raise GraphError(f"it works for one number of {name} only")
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph, examples
 
 
-def _varies(size: int | torch.SymInt) -> bool:
-    return isinstance(size, torch.SymInt) and not size.node.expr.is_number
-
-
-@contextmanager
-def _silenced(name: str) -> Iterator[None]:
-    target = logging.getLogger(name)
-    was_disabled, target.disabled = target.disabled, True
-    try:
-        yield
-    finally:
-        target.disabled = was_disabled
-
-
-def _example(mode: FakeTensorMode, number: int, spec: InputSpec) -> FakeTensor:
+def _example(spec: InputSpec) -> tuple[Tensor, list[bool]]:
+    """Return a tensor as the spec says, and which of its sizes differ from call to call."""
     sizes = [_EXAMPLE_SIZES[size] if isinstance(size, str) else size for size in spec.sizes]
-    kinds = [DimDynamic.DYNAMIC if isinstance(size, str) else DimDynamic.STATIC for size in spec.sizes]
     tensor = torch.empty(sizes, dtype=getattr(torch, spec.dtype))
-    context: Any = StatelessSymbolicContext(kinds)
-    example = mode.from_tensor(tensor, source=ConstantSource(f"input{number}"), symbolic_context=context)
-    assert isinstance(example, FakeTensor)
-    return example
+    return tensor, [isinstance(size, str) for size in spec.sizes]

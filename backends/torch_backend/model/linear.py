@@ -18,6 +18,7 @@ from backends.torch_backend.config import Quantization
 from backends.torch_backend.errors import UnsupportedModelError
 from backends.torch_backend.model.quantized_linear import QuantizedLinear, QuantizedProduct
 from backends.torch_backend.native.kernels import Kernels, packed_linear, packed_weight
+from backends.torch_backend.torch_private import onednn
 
 logger = logging.getLogger(__name__)
 
@@ -49,24 +50,18 @@ class ReorderedLinear(nn.Module):
         )
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self._kernels, self._num_outputs = kernels, weight.shape[0]
-        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
+        self._weight = onednn.reorder(weight, _ROWS)
         self.register_buffer("packed", packed_weight(self._weight, weight), persistent=False)
         self.register_buffer("bias", torch.cat(biases) if biases else None, persistent=False)
 
     @staticmethod
     def fits(linear: nn.Linear) -> bool:
-        weight = linear.weight
-        if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-            return False
-        return weight.dtype is torch.float32 or (
-            weight.dtype is torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-        )
+        return linear.weight.device.type == "cpu" and onednn.supports(linear.weight.dtype)
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self._kernels.are_used and self.packed is not None:
             return packed_linear(hidden, self.packed, self.bias, self._num_outputs)
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(hidden, self._weight, self.bias, "none", [], "")
-        return output
+        return onednn.linear(hidden, self._weight, self.bias)
 
 
 LinearKind = type[ReorderedLinear] | type[QuantizedLinear]

@@ -4,7 +4,6 @@ Here they are only declared, so that a graph with them can be traced where they 
 whether a backend uses them is said by its own `Kernels`.
 """
 
-import ctypes
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from backends.torch_backend.torch_private import onednn
 from cache.scoring import Window
 
 SOURCES = Path(__file__).parent
@@ -113,7 +113,7 @@ class Kernels:
 
 def kernels_are_supported() -> bool:
     """Return whether this processor has the instructions that the kernels are written in."""
-    return bool(torch.cpu._is_avx512_bf16_supported())
+    return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
 def build_kernels(target: Path) -> None:
@@ -252,8 +252,8 @@ def packed_weight(reordered: Tensor, weight: Tensor) -> Tensor | None:
     expected = in_blocks(
         torch.nn.functional.pad(weight, (0, -num_inputs % (_FILLED_BYTES // size))), weight.dtype
     )
-    if torch.ops.mkldnn._nbytes(reordered) != expected.nbytes:
+    memory = onednn.memory(reordered)
+    if memory.nbytes != expected.nbytes:
         return None
-    memory = (ctypes.c_char * expected.nbytes).from_address(torch.ops.mkldnn.data_ptr(reordered))
-    packed = torch.frombuffer(memory, dtype=weight.dtype).view(expected.shape)
+    packed = memory.view(weight.dtype).view(expected.shape)
     return packed if torch.equal(packed, expected) else None

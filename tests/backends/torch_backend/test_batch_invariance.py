@@ -9,6 +9,7 @@ import torch
 from backends.interface import SampledToken
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.torch_private import onednn
 from cache.policy import PolicyName, PolicyOptions, WindowScorer
 from cache.pool_options import PoolOptions
 from tests.backends.checkpoints import save_checkpoint
@@ -20,7 +21,7 @@ SNAPSTREAM = PolicyOptions(
     num_sink=4, num_recent=200, num_kept=180, scorer=WindowScorer(observation_window=8)
 )
 DTYPES = [DtypeName.FLOAT32]
-if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+if onednn.supports(torch.bfloat16):
     DTYPES.append(DtypeName.BFLOAT16)
 # In float32, the products of very few rows with the matrices of latents and of experts round as the number of rows has it.
 SUBJECTS = [("llama", dtype, is_compiled) for dtype in DTYPES for is_compiled in (False, True)]

@@ -12,15 +12,14 @@ from backends.torch_backend.model.linear import (
     replace_linears,
 )
 from backends.torch_backend.native.kernels import Kernels
+from backends.torch_backend.torch_private import onednn
 
 WIDTH, ROWS = 96, 5
 DTYPES = [
     torch.float32,
     pytest.param(
         torch.bfloat16,
-        marks=pytest.mark.skipif(
-            not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="the CPU has no bfloat16"
-        ),
+        marks=pytest.mark.skipif(not onednn.supports(torch.bfloat16), reason="the CPU has no bfloat16"),
     ),
 ]
 

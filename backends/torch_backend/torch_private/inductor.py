@@ -1,0 +1,133 @@
+"""torch's tracer, pattern matcher and compiler. Importing this takes about a second, so nothing does at the start.
+
+Raises ImportError where this torch lacks one of them.
+"""
+
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._dynamo.source import ConstantSource
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    statically_known_true,
+)
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # of torch, to itself
+    import torch._inductor.compile_fx
+    from torch._inductor.pattern_matcher import (
+        MULTIPLE,
+        CallFunction,
+        Ignored,
+        KeywordArg,
+        PatternExpr,
+        is_match,
+    )
+    from torch._inductor.standalone_compile import CompiledArtifact
+
+# What `compiled.fusion` builds its patterns of.
+__all__ = [
+    "MULTIPLE",
+    "OPTIONS",
+    "CallFunction",
+    "Ignored",
+    "KeywordArg",
+    "PatternExpr",
+    "compile_to_file",
+    "function_of",
+    "is_match",
+    "is_symbolic",
+    "load_compiled",
+    "statically_known_true",
+    "trace_symbolically",
+]
+
+# Of torch's inductor, when a graph is compiled and when it is loaded.
+OPTIONS = {
+    # Operators are called from C++, so that other threads may run Python meanwhile.
+    "cpp_wrapper": True,
+    # Small element-wise loops stay on one core: another would need longer to wake up.
+    "cpp.min_chunk_size": 1 << 16,
+    # A process that only loads a graph would precompile the headers too, for ten seconds, before torch finds that
+    # nothing is left to compile.
+    "cpp_cache_precompile_headers": False,
+}
+
+
+def trace_symbolically(
+    function: Callable[..., object], inputs: Sequence[tuple[Tensor, Sequence[bool]]]
+) -> tuple[GraphModule, list[Tensor]]:
+    """Return a function's graph of aten operators, and the example inputs that it was traced with.
+
+    `inputs` are a tensor for each argument, of which only sizes and type count, and for each of its sizes whether the
+    graph must serve others too. Raises whatever the function raises, and where it looks at a tensor's values.
+    """
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    examples = [_example(mode, index, *given) for index, given in enumerate(inputs)]
+    with torch.no_grad(), _disabled(logging.getLogger("torch._subclasses.fake_tensor")):
+        graph = make_fx(function, tracing_mode="symbolic")(*examples)
+    return graph, examples
+
+
+def _example(mode: FakeTensorMode, index: int, tensor: Tensor, are_open: Sequence[bool]) -> Tensor:
+    kinds = [DimDynamic.DYNAMIC if is_open else DimDynamic.STATIC for is_open in are_open]
+    context: Any = StatelessSymbolicContext(kinds)
+    return mode.from_tensor(tensor, source=ConstantSource(f"input{index}"), symbolic_context=context)
+
+
+@contextmanager
+def _disabled(logger: logging.Logger) -> Iterator[None]:
+    """Silence a logger: the exception that follows says the same."""
+    was_disabled = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = was_disabled
+
+
+def is_symbolic(size: int | torch.SymInt) -> bool:
+    """Return whether a size of a traced tensor is still open, rather than fixed by what the function did with it."""
+    return isinstance(size, torch.SymInt) and not size.node.expr.is_number
+
+
+def compile_to_file(graph: GraphModule, examples: Sequence[Tensor], target: Path) -> None:
+    """Compile what `trace_symbolically` returned into a file."""
+    example = examples[0]
+    assert isinstance(example, FakeTensor), "the examples are those that the graph was traced with"
+    with tracing(TracingContext(example.fake_mode)), torch.no_grad(), torch._inductor.config.patch(OPTIONS):
+        artifact = torch._inductor.standalone_compile(
+            graph, [*examples], dynamic_shapes="from_tracing_context"
+        )
+        artifact.save(path=str(target))
+
+
+def load_compiled(path: Path) -> Callable[..., Sequence[Tensor]]:
+    """Load a file of `compile_to_file`, in milliseconds. The operators that it names must have been loaded."""
+    with torch._inductor.config.patch(OPTIONS):
+        return CompiledArtifact.load(path=str(path))
+
+
+def function_of(code: str) -> Callable[..., object]:
+    """Return the function `forward(self, …)` that a graph's code defines.
+
+    torch writes this code for exactly this use; the names in it are those that its own `GraphModule` defines.
+    """
+    scope: dict[str, object] = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan}
+    exec(code, scope)
+    forward = scope["forward"]
+    assert callable(forward), "a graph's code defines forward"
+    return forward

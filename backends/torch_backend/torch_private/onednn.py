@@ -1,0 +1,48 @@
+"""oneDNN's linear layer with a weight that is laid out once for the CPU's matrix units, not anew in every call."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+_OPERATORS = (
+    "_is_mkldnn_bf16_supported",
+    "_linear_pointwise",
+    "_nbytes",
+    "_reorder_linear_weight",
+    "data_ptr",
+)
+
+
+def missing_operators() -> list[str]:
+    """Return which of these operators this torch lacks; none of them counts as missing where it was built without oneDNN."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return []
+    return [f"torch.ops.mkldnn.{name}" for name in _OPERATORS if not hasattr(torch.ops.mkldnn, name)]
+
+
+def supports(dtype: torch.dtype) -> bool:
+    """Return whether weights of this type can be reordered."""
+    if not torch.backends.mkldnn.is_available() or missing_operators():  # type: ignore[no-untyped-call]
+        return False
+    has_bfloat16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype is torch.float32 or (dtype is torch.bfloat16 and has_bfloat16)
+
+
+def reorder(weight: Tensor, num_rows: int) -> Tensor:
+    """Return a weight [output, input] in the layout that oneDNN prefers for `num_rows` rows: an opaque tensor."""
+    reordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, num_rows)
+    return reordered
+
+
+def linear(rows: Tensor, reordered: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the product of rows [..., input] and a reordered weight, plus the bias: [..., output]."""
+    output: Tensor = torch.ops.mkldnn._linear_pointwise(rows, reordered, bias, "none", [], "")
+    return output
+
+
+def memory(reordered: Tensor) -> Tensor:
+    """Return the bytes of a reordered weight: uint8, valid as long as `reordered` is."""
+    num_bytes: int = torch.ops.mkldnn._nbytes(reordered)
+    buffer = (ctypes.c_char * num_bytes).from_address(torch.ops.mkldnn.data_ptr(reordered))
+    return torch.frombuffer(buffer, dtype=torch.uint8)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from backends.interface import SlotPoolSpec
-from cache.pool import SlotPool
+from cache.free_list import FreeList
 from scheduler.request import Request
 
 
@@ -13,8 +13,8 @@ class Pool:
 
     number: int
     spec: SlotPoolSpec
-    slots: SlotPool = field(init=False)
+    slots: FreeList = field(init=False)
     decoding: dict[int, Request] = field(init=False, default_factory=dict)  # by slot
 
     def __post_init__(self) -> None:
-        self.slots = SlotPool(self.spec.num_slots)
+        self.slots = FreeList(self.spec.num_slots)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from backends.clock import Clock
 from backends.interface import BackendSpec, Batch, BatchResult, DecodeBatch, PrefillBatch, SampledToken
-from cache.pool import SlotPool
+from cache.free_list import FreeList
 from scheduler.admission import needs_scratch
 from scheduler.config import SchedulerConfig
 from scheduler.constraints import ConstraintError, Constraints, Matcher
@@ -44,7 +44,7 @@ class Scheduler:
         self._constraints = constraints
         self._pools = tuple(Pool(number, pool) for number, pool in enumerate(spec.pools))
         self._turns = DecodeTurns(self._pools, min(spec.max_decode_steps, config.max_decode_steps))
-        self._scratches = SlotPool(spec.scratch.num_scratch)
+        self._scratches = FreeList(spec.scratch.num_scratch)
         self._pacing = Pacing(spec.prefill_shapes, config.max_inter_token_latency)
         self._waiting = WaitingQueue(config.order)
         self._reading: list[Prefill] = []  # as they were admitted

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from backends.interface import Draw, PrefillBatch, PrefillRow, SamplingParams
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
-from cache.policy import PolicyOptions
+from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
 
 LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)

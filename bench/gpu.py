@@ -31,7 +31,8 @@ from backends.torch_backend.model.attention import ATTENTION_NAME, register_atte
 from bench.decode import ScoringClock, decode_batch, prefill_batches, run
 from bench.floor import Machine, Work, measure_machine, work_of
 from bench.long_contexts import SMALL_SLOTS, cache_bytes, draw_rates, held_rows, same_memory
-from cache.policy import PolicyName, PolicyOptions
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
 
 PUBLISHED_RATIO = (4.2, 4.3)

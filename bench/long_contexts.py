@@ -28,7 +28,8 @@ from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
 from bench.decode import BUFFER_BYTES, decode_batch, run
 from bench.floor import measure_machine, work_of
-from cache.policy import PolicyName, PolicyOptions
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
 
 LAUNCHES = 10  # of a round

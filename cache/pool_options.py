@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from cache.policy import PolicyOptions
+from cache.policy_options import PolicyOptions
 
 
 @dataclass(frozen=True, slots=True)

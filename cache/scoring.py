@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cache.policy import HeadReduction, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
+from cache.scorer import HeadReduction, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 
 
 class Window(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from backends.sn40l.deployment import Deployment, Execution
 from backends.sn40l.placement import DoesNotFitError
 from backends.sn40l.plan import PlanOption, evaluate
-from cache.policy import PolicyOptions
+from cache.policy_options import PolicyOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ from backends.interface import (
 )
 from backends.registry import create_backend
 from backends.torch_backend.config import Quantization, TorchBackendConfig
-from cache.policy import PolicyName, PolicyOptions
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
 from commands.eval.errors import EvalError
 from commands.eval.prompts import load_tokenizer

@@ -5,7 +5,8 @@ from argparse import Namespace
 from backends.sn40l.backend import default_deployment
 from backends.sn40l.deployment import Deployment
 from backends.sn40l.hardware import load_machine
-from cache.policy import PolicyName, PolicyOptions
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
 from server.options.option import OptionError
 
 

@@ -5,18 +5,10 @@ from dataclasses import fields, replace
 from typing import Any
 
 from backends.torch_backend.config import DEFAULT_MAX_MODEL_LEN
-from cache.policy import (
-    DEFAULT_SCORERS,
-    HeadReduction,
-    LayerBudgets,
-    PolicyName,
-    PolicyOptions,
-    Pooling,
-    QueryReduction,
-    SoftmaxDomain,
-    WindowScorer,
-)
+from cache.policy import PolicyName
+from cache.policy_options import DEFAULT_SCORERS, LayerBudgets, PolicyOptions
 from cache.pool_options import PoolOptions, check_names
+from cache.scorer import HeadReduction, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 from server.options.option import Option, OptionError, OptionGroup, choices, integer, one_of, switch
 from server.options.pools import read_pool
 

@@ -25,7 +25,7 @@ from backends.torch_backend.config import (
     Quantization,
     TorchBackendConfig,
 )
-from cache.policy import PolicyOptions
+from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -15,8 +15,10 @@ import pytest
 from backends.clock import VirtualClock
 from backends.fake import FakeBackend, fake_spec, slot_pool
 from backends.interface import Backend, Feature, PrefillShape, SampledToken, SamplingParams
-from cache.policy import PolicyName, PolicyOptions, WindowScorer
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
+from cache.scorer import WindowScorer
 from scheduler.admission import RefusedError, admit
 from scheduler.config import SchedulerConfig
 from scheduler.constraints import Allowed

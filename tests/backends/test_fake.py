@@ -20,7 +20,8 @@ from backends.interface import (
     PrefillShape,
     SamplingParams,
 )
-from cache.policy import WindowScorer, snapstream
+from cache.policy import snapstream
+from cache.scorer import WindowScorer
 
 SHAPE = PrefillShape(2, 8)
 GREEDY = SamplingParams(temperature=0.0)

@@ -9,7 +9,8 @@ import pytest
 from backends.clock import VirtualClock
 from backends.registry import create_backend
 from backends.torch_backend.config import DeviceName, TorchBackendConfig
-from cache.policy import PolicyName, PolicyOptions
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
 from tests.backends.checkpoints import save_checkpoint
 

@@ -5,8 +5,9 @@ import pytest
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, TorchBackendConfig
 from bench.decode import decode_batch, measure, prefill_batches
-from cache.policy import PolicyOptions, WindowScorer
+from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
+from cache.scorer import WindowScorer
 from tests.backends.checkpoints import save_checkpoint
 
 

@@ -8,17 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.layout import SlotLayout
-from cache.policy import (
-    CachePolicy,
-    LayerBudgets,
-    PolicyName,
-    PolicyOptions,
-    WindowScorer,
-    full,
-    snapkv,
-    snapstream,
-    streaming_llm,
-)
+from cache.policy import CachePolicy, PolicyName, full, snapkv, snapstream, streaming_llm
+from cache.policy_options import LayerBudgets, PolicyOptions
+from cache.scorer import WindowScorer
 from tests.cache.simulation import SimulatedSlot
 
 SCORER = WindowScorer(observation_window=2)

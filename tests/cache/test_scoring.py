@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from cache.policy import HeadReduction, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
+from cache.scorer import HeadReduction, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 from cache.scoring import candidate_scores, join_votes, select, window_votes
 
 WIDTH, SCALE = 4, 0.7

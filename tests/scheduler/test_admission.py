@@ -6,7 +6,8 @@ import pytest
 
 from backends.fake import fake_spec, slot_pool
 from backends.interface import BackendSpec, Feature, SamplingParams, ScratchSpec
-from cache.policy import WindowScorer, full, snapkv, snapstream
+from cache.policy import full, snapkv, snapstream
+from cache.scorer import WindowScorer
 from cache.scratch import ScratchLayout
 from scheduler.admission import RefusalReason, RefusedError, admit, needs_scratch, route
 from scheduler.messages import Add

@@ -8,7 +8,8 @@ import pytest
 
 from backends.fake import fake_spec, slot_pool
 from backends.interface import Batch, DecodeBatch, PrefillBatch, PrefillShape
-from cache.policy import WindowScorer, snapstream
+from cache.policy import snapstream
+from cache.scorer import WindowScorer
 from cache.scratch import ScratchLayout
 from scheduler.config import SchedulerConfig
 from scheduler.stats import StepKind

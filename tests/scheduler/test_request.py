@@ -3,7 +3,8 @@
 import pytest
 
 from backends.interface import SampledToken
-from cache.policy import CachePolicy, WindowScorer, full, snapstream
+from cache.policy import CachePolicy, full, snapstream
+from cache.scorer import WindowScorer
 from scheduler.messages import FinishReason
 from scheduler.request import Request, RequestStatus
 from tests.scheduler.drive import request

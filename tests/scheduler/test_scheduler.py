@@ -13,7 +13,8 @@ from backends.interface import (
     PrefillShape,
     SampledToken,
 )
-from cache.policy import WindowScorer, snapstream
+from cache.policy import snapstream
+from cache.scorer import WindowScorer
 from scheduler.config import SchedulerConfig
 from scheduler.messages import Abort, EngineOutput, Final, Finish, FinishReason
 from scheduler.scheduler import Scheduler

@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from backends.fake import fake_spec, slot_pool
 from backends.fake_model import expected_tokens
 from backends.interface import BackendError, Batch, DecodeBatch, PrefillShape, SamplingParams
-from cache.policy import WindowScorer, full, snapstream
+from cache.policy import full, snapstream
+from cache.scorer import WindowScorer
 from cache.scratch import ScratchLayout
 from scheduler.config import SchedulerConfig
 from scheduler.messages import Abort, Add, AdmittedAdd, Finish, FinishReason

@@ -14,7 +14,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from backends.torch_backend.model.attention import AttentionOptions, grouped_attention
 from backends.torch_backend.model.probe import LayerSpec
 from backends.torch_backend.native.kernels import Kernels, observed_attention, prompt_attention, takes_prompt
-from cache.policy import CachePolicy, WindowScorer
+from cache.policy import CachePolicy
+from cache.scorer import WindowScorer
 from cache.scoring import Reduction, candidate_scores, join_votes, reduced_attention, select, window_votes
 from cache.slots import SlotCache
 

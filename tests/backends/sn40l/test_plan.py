@@ -7,7 +7,8 @@ from backends.sn40l.deployment import Execution
 from backends.sn40l.placement import DoesNotFitError
 from backends.sn40l.plan import ServiceLevel, options, plan, socket_counts
 from backends.sn40l.sweep import SweepAxes, sweep
-from cache.policy import PolicyName, PolicyOptions, full
+from cache.policy import PolicyName, full
+from cache.policy_options import PolicyOptions
 
 SNAPSTREAM = PolicyOptions(slot_capacity=8192)
 

@@ -24,7 +24,8 @@ from backends.sn40l.deployment import DecodeShape
 from backends.sn40l.placement import DoesNotFitError
 from backends.sn40l.prefill import Chunk, Compression, prefill_step
 from backends.timed import FailedStep, Fault, SlowSocket, StalledLink, TimedBackend, parse_fault
-from cache.policy import PolicyOptions, full
+from cache.policy import full
+from cache.policy_options import PolicyOptions
 
 SHAPE = PrefillShape(1, 64)
 DRAW = Draw(SamplingParams(temperature=0.0))

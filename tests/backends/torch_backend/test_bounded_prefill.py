@@ -12,8 +12,10 @@ from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
 from backends.torch_backend.forward.cache import LayerKind
 from backends.torch_backend.spec import scratch_layout
-from cache.policy import DEFAULT_SCORERS, PolicyName, PolicyOptions, WindowScorer
+from cache.policy import PolicyName
+from cache.policy_options import DEFAULT_SCORERS, PolicyOptions
 from cache.pool_options import PoolOptions
+from cache.scorer import WindowScorer
 from cache.scratch import ScratchLayout
 from tests.backends.checkpoints import save_checkpoint
 from tests.backends.contents import assert_same_contents, recipe_of

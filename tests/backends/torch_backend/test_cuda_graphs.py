@@ -12,8 +12,10 @@ from backends.interface import BackendUnusableError
 from backends.torch_backend.backend import Outcome, Running, TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
 from backends.torch_backend.cuda_graphs import Step
-from cache.policy import PolicyName, PolicyOptions, WindowScorer
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
+from cache.scorer import WindowScorer
 from tests.backends.checkpoints import save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request
 from tests.backends.oracle import random_prompt

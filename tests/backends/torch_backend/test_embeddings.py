@@ -10,7 +10,9 @@ from transformers import PreTrainedModel
 
 from backends.clock import VirtualClock
 from backends.interface import Backend, PromptPooling, SamplingParams
-from cache.policy import PolicyName, PolicyOptions, WindowScorer
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
+from cache.scorer import WindowScorer
 from scheduler.admission import admit
 from scheduler.config import SchedulerConfig
 from scheduler.messages import Add, EngineOutput, FinishReason, StopCriteria

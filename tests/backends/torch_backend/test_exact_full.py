@@ -8,7 +8,8 @@ import pytest
 from transformers import PreTrainedModel
 
 from backends.interface import Backend
-from cache.policy import PolicyName, PolicyOptions
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
 from tests.backends.checkpoints import ARCHITECTURES, load_oracle, save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request, open_backend
 from tests.backends.oracle import Continuation, assert_same_logprobs, continue_greedily, random_prompt

@@ -9,16 +9,9 @@ import pytest
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 from backends.torch_backend.backend import TorchBackend
-from cache.policy import (
-    DEFAULT_SCORERS,
-    HeadReduction,
-    PolicyName,
-    PolicyOptions,
-    Pooling,
-    QueryReduction,
-    SoftmaxDomain,
-    WindowScorer,
-)
+from cache.policy import PolicyName
+from cache.policy_options import DEFAULT_SCORERS, PolicyOptions
+from cache.scorer import HeadReduction, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 from tests.backends.checkpoints import save_checkpoint
 from tests.backends.contents import assert_same_contents, recipe_of
 from tests.backends.driver import GREEDY, Driver, Request, open_backend

@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from transformers import AutoTokenizer
 
 from backends.torch_backend.backend import TorchBackend
-from cache.policy import PolicyName, PolicyOptions
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
 from examples.demo_model.corpus import make_case
 from tests.backends.contents import assert_same_contents, recipe_of
 from tests.backends.driver import Driver, Request, open_backend

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from backends.interface import SampledToken
 from backends.torch_backend.backend import TorchBackend
-from cache.policy import PolicyName, PolicyOptions, WindowScorer
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
+from cache.scorer import WindowScorer
 from scheduler.messages import Add, StopCriteria
 from tests.backends.checkpoints import load_oracle, save_checkpoint
 from tests.backends.contents import recipe_of

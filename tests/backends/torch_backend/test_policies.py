@@ -11,7 +11,9 @@ from transformers import PreTrainedModel
 
 from backends.interface import SampledToken, SamplingParams
 from backends.torch_backend.backend import TorchBackend
-from cache.policy import PolicyName, PolicyOptions, WindowScorer
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
+from cache.scorer import WindowScorer
 from tests.backends.checkpoints import load_oracle, save_checkpoint
 from tests.backends.contents import assert_same_contents, recipe_of
 from tests.backends.driver import GREEDY, Driver, Request, open_backend

@@ -16,7 +16,8 @@ from transformers import (
 )
 
 from backends.torch_backend.errors import UnsupportedModelError
-from cache.policy import PolicyName, PolicyOptions
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
 from tests.backends.driver import open_backend
 
 _SIZES: dict[str, Any] = {

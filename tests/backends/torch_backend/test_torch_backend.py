@@ -23,8 +23,10 @@ from backends.interface import (
 )
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, TorchBackendConfig
-from cache.policy import PolicyName, PolicyOptions, WindowScorer
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
+from cache.scorer import WindowScorer
 from tests.backends.checkpoints import SLIDING_WINDOW, VOCAB_SIZE, save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request
 

@@ -14,7 +14,8 @@ import torch
 
 from backends.torch_backend.native.kernels import kernels_are_supported
 from backends.torch_backend.torch_private import missing_interfaces, onednn
-from cache.policy import PolicyName, PolicyOptions
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
 from tests.backends.checkpoints import save_checkpoint
 from tests.backends.driver import Driver, Request, open_backend
 from tests.backends.oracle import random_prompt

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from backends.fake import slot_pool
-from cache.policy import PolicyName, WindowScorer, full, snapstream
+from cache.policy import PolicyName, full, snapstream
+from cache.scorer import WindowScorer
 from commands.cli import main
 from commands.eval.asking import EMBEDDED, Asked
 from commands.eval.errors import EvalError

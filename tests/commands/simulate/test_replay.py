@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from backends.interface import Batch, DecodeBatch
 from backends.sn40l.backend import default_deployment
 from backends.sn40l.cost_model import DeploymentCost
-from cache.policy import PolicyOptions, full
+from cache.policy import full
+from cache.policy_options import PolicyOptions
 from commands.simulate.arrivals import Arrival, ShapeName, Traffic
 from commands.simulate.replay import Replay, ReplayRecord, replay_spec
 from scheduler.config import SchedulerConfig

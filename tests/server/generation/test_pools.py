@@ -8,7 +8,8 @@ import openai
 import pytest
 
 from backends.fake import slot_pool
-from cache.policy import WindowScorer, full, snapkv, snapstream
+from cache.policy import full, snapkv, snapstream
+from cache.scorer import WindowScorer
 from scheduler.admission import max_output_tokens
 from scheduler.config import SchedulerConfig
 from server.text.renderer import Renderer

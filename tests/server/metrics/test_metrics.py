@@ -8,7 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from backends.fake import fake_spec
-from cache.policy import WindowScorer, snapstream
+from cache.policy import snapstream
+from cache.scorer import WindowScorer
 from scheduler.admission import admit
 from scheduler.messages import EngineOutput, Final, FinishReason
 from server.engine.client import QueueFullError

@@ -7,7 +7,9 @@ import pytest
 
 from backends.torch_backend.config import DtypeName, Quantization
 from cache.layout import SlotLayout
-from cache.policy import DEFAULT_SCORERS, PolicyName, Pooling, SoftmaxDomain, WindowScorer
+from cache.policy import PolicyName
+from cache.policy_options import DEFAULT_SCORERS
+from cache.scorer import Pooling, SoftmaxDomain, WindowScorer
 from commands.cli import make_parser
 from scheduler.waiting import QueueOrder
 from server.options.config import DEMO_MODEL, GROUPS, Config, read_config

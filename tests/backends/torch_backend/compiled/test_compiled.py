@@ -20,8 +20,10 @@ from backends.torch_backend.compiled.trace import GraphError, GraphSource, Input
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
 from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.native.kernels import kernels_are_supported
-from cache.policy import PolicyName, PolicyOptions, WindowScorer
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
+from cache.scorer import WindowScorer
 from commands.eval.options import EVAL_MODEL
 from server.options.config import DEMO_MODEL
 from tests.backends.checkpoints import load_oracle, save_checkpoint

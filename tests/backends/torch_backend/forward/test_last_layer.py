@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from backends.interface import BackendError, PrefillBatch, PrefillRow, PromptPooling
 from backends.torch_backend.backend import TorchBackend
-from cache.policy import PolicyName, PolicyOptions, WindowScorer
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
+from cache.scorer import WindowScorer
 from tests.backends.checkpoints import save_checkpoint
 from tests.backends.driver import Driver, Request, open_backend
 from tests.backends.oracle import random_prompt

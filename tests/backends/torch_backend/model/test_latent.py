@@ -19,7 +19,8 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 
 from backends.torch_backend.model.attention import HIDDEN, AttentionOptions, grouped_attention
 from backends.torch_backend.model.latent import LatentAttention
-from cache.policy import PolicyName, PolicyOptions
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
 from tests.backends.driver import open_backend
 
 _PUBLISHED = Path("backends/sn40l/data/models/deepseek-r1.json")

@@ -18,8 +18,10 @@ from backends.torch_backend.model.attention import ATTENTION_NAME, register_atte
 from backends.torch_backend.model.induction import LookUp, measure_look_up
 from backends.torch_backend.model.probe import LayerSpec
 from backends.torch_backend.spec import layer_kinds, most_slot_entries, with_layer_budgets
-from cache.policy import LayerBudgets, PolicyName, PolicyOptions, WindowScorer
+from cache.policy import PolicyName
+from cache.policy_options import LayerBudgets, PolicyOptions
 from cache.pool_options import PoolOptions
+from cache.scorer import WindowScorer
 from commands.eval.options import EVAL_MODEL
 from tests.backends.checkpoints import save_checkpoint
 from tests.backends.contents import assert_same_contents, recipe_of

@@ -17,7 +17,8 @@ from backends.torch_backend.errors import UnsupportedModelError
 from backends.torch_backend.model.linear import replace_all_linears
 from backends.torch_backend.model.quantized_linear import QuantizedLinear, QuantizedProduct, quantize
 from backends.torch_backend.native.kernels import Kernels, kernels_are_supported, load_kernels
-from cache.policy import PolicyName, PolicyOptions
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
 from tests.backends.checkpoints import load_oracle, save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request, open_backend
 from tests.backends.oracle import assert_same_logprobs, continue_greedily, random_prompt

@@ -52,5 +52,5 @@ class FreeList:
         without_holder = [index for index, holder in enumerate(self._holders) if holder is None]
         if sorted(self._free) != without_holder:
             raise AssertionError(
-                f"indices listed as free are {sorted(self._free)}, indices without a holder are {without_holder}"
+                f"indices listed free are {sorted(self._free)}, those without a holder are {without_holder}"
             )

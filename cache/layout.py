@@ -1,10 +1,12 @@
-"""The arithmetic of one slot, in integers: which entry a token is written to, which entries are live, and when something is lost.
+"""The arithmetic of one slot, in integers: where a token is written, which entries are live, what is lost.
 
-A slot is `[ sink: S | recent ring: R | kept: K ]`, of fixed size whatever the length of its sequence (SnapStream, arXiv 2511.03092, section
-3.1). Tokens are counted by their index in the sequence; rotary positions are no business of this module. The formula for a ring entry is
-the one that reproduces the paper's worked example (figure 4): its equation 4 as printed would write into the kept section.
+A slot is `[ sink: S | recent ring: R | kept: K ]`, of fixed size for every length of its sequence
+(SnapStream, arXiv 2511.03092, section 3.1). Tokens are counted by their index in the sequence; this module
+knows no rotary positions. The formula for a ring entry is the one that reproduces the paper's worked example
+(figure 4): equation 4 as printed would write into the kept section.
 
-There are no tensors here. `cache.slots` has the same arithmetic over tensors, and a property test holds the two equal.
+There are no tensors here. `cache.slots` has the same arithmetic over tensors, and a property test holds the
+two equal.
 """
 
 from dataclasses import dataclass
@@ -21,7 +23,8 @@ class SlotLayout:
     def __post_init__(self) -> None:
         if self.num_sink < 0 or self.num_kept < 0 or self.num_recent < 1:
             raise ValueError(
-                f"a slot needs num_sink ≥ 0, num_recent ≥ 1 and num_kept ≥ 0, got {self.num_sink}, {self.num_recent} and {self.num_kept}"
+                "a slot needs num_sink ≥ 0, num_recent ≥ 1 and num_kept ≥ 0, "
+                f"got {self.num_sink}, {self.num_recent} and {self.num_kept}"
             )
 
     @property
@@ -30,7 +33,10 @@ class SlotLayout:
         return self.num_sink + self.num_recent + self.num_kept
 
     def window_start(self, num_prompt_tokens: int, prompt_window: int) -> int:
-        """Return s, the index of the first prompt token that enters the ring; those between the sinks and s are candidates to be kept."""
+        """Return s, the index of the first prompt token that enters the ring.
+
+        The tokens between the sinks and s are the candidates for the kept entries.
+        """
         return max(self.num_sink, num_prompt_tokens - prompt_window)
 
     def num_kept_used(self, window_start: int) -> int:
@@ -40,20 +46,22 @@ class SlotLayout:
     def place(
         self, num_prompt_tokens: int, prompt_window: int, *, lend_kept: bool = False, num_lent: int = 0
     ) -> "SlotPlacement":
-        """Return where a prompt of this length lies in a slot, of whose ring one that does not fit lends `num_lent` entries."""
+        """Return a prompt's placement. `num_lent` counts only for one that does not fit the slot."""
         start = self.window_start(num_prompt_tokens, prompt_window)
         used = self.num_kept_used(start)
         ring_size = self.capacity - self.num_sink - used if lend_kept else self.num_recent
-        return SlotPlacement(self, start, ring_size, num_lent if start - self.num_sink > used else 0)
+        fits = start - self.num_sink <= used
+        return SlotPlacement(self, start, ring_size, 0 if fits else num_lent)
 
 
 @dataclass(frozen=True, slots=True)
 class SlotPlacement:
-    """A layout with the integers that a prompt fixes for its sequence's life.
+    """A layout with the integers that a prompt fixes for the life of its sequence.
 
-    `ring_size` is the layout's `num_recent`, or more where unused kept entries are lent to the ring. The kept entries in use are the last
-    of the slot, so that a longer ring never meets them. The other way round, the ring entries of the window's first `num_lent` tokens are
-    lent to further candidates: decode, which writes there first, takes them back one by one.
+    `ring_size` is the layout's `num_recent`, or more where unused kept entries are lent to the ring. The kept
+    entries in use are the last of the slot, so that a longer ring never meets them. Conversely, the ring
+    lends the entries of the window's first `num_lent` tokens to further candidates. Decode writes to these
+    entries first, one by one.
     """
 
     layout: SlotLayout
@@ -63,7 +71,7 @@ class SlotPlacement:
 
     @property
     def candidates_end(self) -> int:
-        """The first prompt token that is held whatever its score."""
+        """The first prompt token that is held for its position rather than its score."""
         return self.window_start + self.num_lent
 
     @property
@@ -76,25 +84,29 @@ class SlotPlacement:
         return self.layout.capacity - self.num_kept_used
 
     def entry(self, index: int) -> int:
-        """Return the entry that the token at `index` is written to: for sinks and for everything from the window start on."""
+        """Return the entry that a token is written to: a sink's, or one from the window start on.
+
+        It depends on the token's index alone, so that a decode step needs no cursor.
+        """
         sink = self.layout.num_sink
         return index if index < sink else sink + (index - sink) % self.ring_size
 
     def direct_entry(self, index: int) -> int:
-        """Return the entry of a prompt token when the whole prompt fits: as `entry`, and the candidates go to the kept entries in order."""
+        """Return the entry of a prompt token when the whole prompt fits: kept entries hold the candidates."""
         sink = self.layout.num_sink
         if sink <= index < self.window_start:
             return self.kept_start + index - sink
         return self.entry(index)
 
     def ring_index(self, offset: int, num_tokens: int) -> int | None:
-        """Return the index of the token in ring entry `num_sink + offset` once `num_tokens` were written, or None if it is not live."""
+        """Return the index of the token in ring entry `offset` after `num_tokens` tokens; None: not live."""
+        # The newest token whose index is congruent to the entry's offset, modulo the ring's size.
         last = num_tokens - 1
         index = last - (last - self.layout.num_sink - offset) % self.ring_size
         return index if index >= self.window_start else None
 
     def num_live(self, num_tokens: int) -> int:
-        """Return how many entries hold a token once `num_tokens` were written (not before the prompt is complete)."""
+        """Return how many entries hold a token after `num_tokens` tokens, the whole prompt among them."""
         return min(num_tokens, self.layout.num_sink) + self._num_in_ring(num_tokens) + self.num_kept_used
 
     def num_ring_wraps(self, num_tokens: int) -> int:
@@ -102,7 +114,7 @@ class SlotPlacement:
         return max(num_tokens - self.window_start - 1, 0) // self.ring_size
 
     def is_exact(self, num_tokens: int) -> bool:
-        """Whether every token written is still held."""
+        """Return whether every token written is still held."""
         all_kept = self.window_start - self.layout.num_sink <= self.layout.num_kept
         return all_kept and num_tokens <= self.window_start + self.ring_size
 

@@ -1,4 +1,4 @@
-"""A cache policy as users configure it, and the policy that follows for sequences of a given length."""
+"""A cache policy as users configure it, and the policy that it becomes for sequences of a given length."""
 
 import enum
 from dataclasses import dataclass
@@ -6,15 +6,19 @@ from dataclasses import dataclass
 from cache.policy import CachePolicy, PolicyName, full, snapkv, snapstream, streaming_llm
 from cache.scorer import Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 
+_DEFAULT_CAPACITY = 2048
+_DEFAULT_SINKS = 4
+
 
 class LayerBudgets(enum.StrEnum):
     """How the kept entries of all layers are shared out between them."""
 
     EQUAL = "equal"
-    MEASURED = "measured"  # by how much of each layer's attention looks things up, found out when the model is loaded
+    MEASURED = "measured"  # by each layer's induction score, measured when the model is loaded
 
 
-# SnapKV's is as published. SnapStream's keeps what the question looks for, however little else does, together with what follows it.
+# SnapKV's is as published. SnapStream's keeps each token that some query of the window attends to, and what
+# follows it.
 DEFAULT_SCORERS = {
     PolicyName.SNAPKV: WindowScorer(softmax_domain=SoftmaxDomain.ALL),
     PolicyName.SNAPSTREAM: WindowScorer(
@@ -30,9 +34,9 @@ DEFAULT_SCORERS = {
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """A policy as users ask for it: the sizes left out (None) follow from the others, 2,048 entries and 4 sinks, the rest half and half.
+    """A size that is None follows from the others: 2,048 entries, 4 sinks, and halves of what is left.
 
-    Left out, the capacity of `full` is the longest sequence's.
+    The default capacity of `full` is the longest sequence's length.
     """
 
     name: PolicyName = PolicyName.SNAPSTREAM
@@ -40,35 +44,39 @@ class PolicyOptions:
     num_sink: int | None = None
     num_recent: int | None = None
     num_kept: int | None = None
-    scorer: WindowScorer | None = None  # None: the policy's own of `DEFAULT_SCORERS`
+    scorer: WindowScorer | None = None  # None: the policy's own, in `DEFAULT_SCORERS`
     lend_kept: bool = False
-    lend_ring: bool | None = None  # None: `snapstream` does
+    lend_ring: bool | None = None  # None: only `snapstream` lends it
     layer_budgets: LayerBudgets | None = None  # None: measured for `snapstream`, equal for the others
     share_votes: bool | None = None  # None: where layers are measured
 
     @property
     def measures_layers(self) -> bool:
-        """Whether the resolved policy wants its layers' scores."""
+        """Whether the resolved policy needs its layers' scores."""
         return self.name is PolicyName.SNAPSTREAM and self.layer_budgets is not LayerBudgets.EQUAL
 
     @property
     def has_leading_layer(self) -> bool:
-        """Whether layers choose by the votes of the one before them that looks things up most."""
+        """Whether layers also use the scores of the layer before them with the most induction."""
         return self.measures_layers and self.share_votes is not False
 
     @property
     def least_capacity(self) -> int:
-        """The fewest entries of a slot with which `resolve` finds room for what the other options ask for."""
+        """The smallest capacity with which `resolve` finds room for the other options."""
         num_sink, num_recent, num_kept = self._given_sizes()
         if num_recent is None:
             num_recent = self._least_recent
-            num_kept = (
-                num_recent - 1 if num_kept is None else num_kept
-            )  # halves: of an odd rest, the ring has the larger
+            if num_kept is None:
+                num_kept = (
+                    num_recent - 1
+                )  # ring and kept entries share the rest; the ring has the larger half
         return num_sink + num_recent + (num_kept or 0)
 
     def resolve(self, max_model_len: int) -> CachePolicy:
-        """Return the policy for sequences of up to `max_model_len` tokens. Raises ValueError that names the option and its limit."""
+        """Return the policy for sequences of up to `max_model_len` tokens.
+
+        Raises ValueError that names the option and its limit.
+        """
         self._check_applicable()
         num_sink, num_recent, num_kept = self._sizes(max_model_len)
         if self.name is PolicyName.FULL:
@@ -102,18 +110,18 @@ class PolicyOptions:
 
     @property
     def _observation_window(self) -> int | None:
-        own = DEFAULT_SCORERS.get(self.name)
-        return None if own is None else (self.scorer or own).observation_window
+        default = DEFAULT_SCORERS.get(self.name)
+        return None if default is None else (self.scorer or default).observation_window
 
     @property
     def _least_recent(self) -> int:
-        """The smallest ring: it holds the observation window, and of snapkv, which does not evict, a token of the answer too."""
+        """The smallest ring: the observation window and, as snapkv does not evict, a token of the answer."""
         return (self._observation_window or 1) + (self.name is PolicyName.SNAPKV)
 
     def _given_sizes(self) -> tuple[int, int | None, int | None]:
-        """Return sinks, ring and kept entries as far as they do not follow from the capacity."""
+        """Return sinks, ring and kept entries; None for those that follow from the capacity."""
         allowed = _SIZES_OF[self.name]
-        num_sink = 4 if self.num_sink is None else self.num_sink
+        num_sink = _DEFAULT_SINKS if self.num_sink is None else self.num_sink
         return (
             num_sink if "num_sink" in allowed else 0,
             self.num_recent,
@@ -121,7 +129,7 @@ class PolicyOptions:
         )
 
     def _sizes(self, max_model_len: int) -> tuple[int, int, int]:
-        """Return sinks, ring and kept entries; with all of them given, the capacity is their sum, otherwise what is left is shared out."""
+        """Return sinks, ring and kept entries. With all of them given, the capacity must be their sum."""
         num_sink, num_recent, num_kept = self._given_sizes()
         if num_recent is not None and num_recent < self._least_recent:
             raise self._too_small(
@@ -134,31 +142,37 @@ class PolicyOptions:
                     f"slot_capacity is {self.slot_capacity}, but {sizes} = {self.least_capacity}"
                 )
             return num_sink, num_recent, num_kept
-        capacity = self.slot_capacity
-        if capacity is None:
-            capacity = max_model_len if self.name is PolicyName.FULL else min(2048, max_model_len)
-        if capacity < self.least_capacity:
-            raise self._too_small(
-                "slot_capacity",
-                self.least_capacity,
-                capacity if self.slot_capacity is not None else f"{capacity} by default",
-                num_sink=num_sink or None,
-                num_recent=self.num_recent,
-                num_kept=self.num_kept,
-                observation_window=self._observation_window,
-            )
-        rest = capacity - num_sink
+        rest = self._capacity(max_model_len) - num_sink
         if num_recent is not None:
             return num_sink, num_recent, rest - num_recent
         num_kept = rest // 2 if num_kept is None else num_kept
         return num_sink, rest - num_kept, num_kept
 
-    def _too_small(self, option: str, least: int, got: object, **others: int | None) -> ValueError:
-        """Return the error that names the least value of an option, and the options that make it so."""
-        named = ", ".join(f"{name} {value}" for name, value in others.items() if value is not None)
-        return ValueError(
-            f"{option} must be at least {least} for policy {self.name}{named and ' with '}{named}, got {got}"
+    def _capacity(self, max_model_len: int) -> int:
+        """Return the capacity, or its default. Raises ValueError if the given sizes do not fit it."""
+        capacity = self.slot_capacity
+        if capacity is None:
+            capacity = (
+                max_model_len if self.name is PolicyName.FULL else min(_DEFAULT_CAPACITY, max_model_len)
+            )
+        if capacity >= self.least_capacity:
+            return capacity
+        num_sink, _, _ = self._given_sizes()
+        raise self._too_small(
+            "slot_capacity",
+            self.least_capacity,
+            capacity if self.slot_capacity is not None else f"{capacity} by default",
+            num_sink=num_sink or None,
+            num_recent=self.num_recent,
+            num_kept=self.num_kept,
+            observation_window=self._observation_window,
         )
+
+    def _too_small(self, option: str, least: int, got: object, **others: int | None) -> ValueError:
+        """Return the error that names the least value of an option, and the options that require it."""
+        named = ", ".join(f"{name} {value}" for name, value in others.items() if value is not None)
+        reason = f" with {named}" if named else ""
+        return ValueError(f"{option} must be at least {least} for policy {self.name}{reason}, got {got}")
 
 
 _SIZES_OF = {

@@ -1,4 +1,4 @@
-"""A pool of slots as users ask for it."""
+"""A pool of slots as users configure it."""
 
 import re
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from cache.policy_options import PolicyOptions
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """So many slots of one policy. Requests ask for the pool by its name, which is its policy's unless it is given one."""
+    """Slots of one policy. Requests choose the pool by `name`, or by its policy's name if that is empty."""
 
     num_slots: int = 8
     policy: PolicyOptions = field(default_factory=PolicyOptions)
@@ -24,12 +24,12 @@ class PoolOptions:
 
     @property
     def label(self) -> str:
-        """What the pool is called."""
+        """The name by which requests choose the pool."""
         return self.name or self.policy.name
 
 
 def check_names(pools: tuple[PoolOptions, ...]) -> None:
-    """Raise ValueError unless there is a pool, and each has a name of its own."""
+    """Raise ValueError unless there is a pool, and no two have the same label."""
     labels = [pool.label for pool in pools]
     if not labels:
         raise ValueError("at least one pool is needed")

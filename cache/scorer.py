@@ -1,4 +1,4 @@
-"""How the tokens of a prompt are scored that may be kept, as data; `cache.scoring` computes the scores."""
+"""How prompt tokens are scored when not all can be kept, as data. `cache.scoring` computes the scores."""
 
 import enum
 from dataclasses import dataclass
@@ -12,6 +12,8 @@ class SoftmaxDomain(enum.StrEnum):
 
 
 class Pooling(enum.StrEnum):
+    """How the votes of neighbouring tokens become one token's score."""
+
     AVERAGE = "average"
     MAXIMUM = "maximum"
 
@@ -20,7 +22,7 @@ class QueryReduction(enum.StrEnum):
     """How the votes of the observation window's queries become one."""
 
     SUM = "sum"  # SnapKV and SnapStream
-    MAXIMUM = "maximum"  # one query that looks for a token is enough, however many look elsewhere
+    MAXIMUM = "maximum"  # one query that attends to a token is enough, however many attend elsewhere
 
 
 class HeadReduction(enum.StrEnum):
@@ -32,15 +34,19 @@ class HeadReduction(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WindowScorer:
-    """Scores prompt tokens by the attention that the last `observation_window` prompt tokens pay to them (SnapKV, arXiv 2404.14469).
+    """Scores prompt tokens by the attention of the prompt's last tokens (SnapKV, arXiv 2404.14469).
 
-    As it stands it is SnapStream's published recipe, as far as that is known; `DEFAULT_SCORERS` has what is used where nobody says more.
-    A token's score is pooled over `pooling_size` tokens centred `pooling_shift` tokens before it, so that a token that is attended to
-    lends its score to more of those that follow it. With a `pooling_half_life`, what it lends halves with every so many tokens of
-    distance, so that many finds keep what is nearest to them where there is room for little; 0: all alike. With a `selection_chunk`
-    above 1, chunks of so many neighbouring tokens are kept whole, those with the highest mean score (ChunkKV, arXiv 2502.00299). With an
-    `observation_half_life`, the vote of a token so far from the prompt's end counts half, since the question is more often there; 0: all
-    count alike.
+    The defaults are SnapStream's published recipe, as far as it is known. `DEFAULT_SCORERS` are those of the
+    policies.
+
+    - A token's score is pooled over `pooling_size` tokens, centred `pooling_shift` tokens before it. A token
+      that is attended to thus lends its score to more of the tokens that follow it.
+    - The score that it lends halves with every `pooling_half_life` tokens of distance. Where there is room
+      for little, many finds then keep their nearest neighbours. 0: all neighbours count alike.
+    - With a `selection_chunk` above 1, chunks of that many neighbours are kept whole, those with the highest
+      mean score (ChunkKV, arXiv 2502.00299).
+    - The vote of a token halves with every `observation_half_life` tokens of distance from the prompt's end,
+      since the question is more often near the end. 0: all votes count alike.
     """
 
     observation_window: int = 32
@@ -55,17 +61,19 @@ class WindowScorer:
     selection_chunk: int = 1
 
     def __post_init__(self) -> None:
-        if self.observation_window < 1:
-            raise ValueError(f"observation_window must be at least 1, got {self.observation_window}")
-        if self.observation_half_life < 0:
-            raise ValueError(f"observation_half_life must be at least 0, got {self.observation_half_life}")
+        self._check_at_least("observation_window", 1)
+        self._check_at_least("observation_half_life", 0)
         if self.pooling_size < 1 or self.pooling_size % 2 == 0:
             raise ValueError(f"pooling_size must be odd and at least 1, got {self.pooling_size}")
         if not 0 <= self.pooling_shift <= self.pooling_size // 2:
             raise ValueError(
-                f"pooling_shift must be from 0 to half the pooling_size of {self.pooling_size}, got {self.pooling_shift}"
+                f"pooling_shift must be from 0 to half the pooling_size of {self.pooling_size}, "
+                f"got {self.pooling_shift}"
             )
-        if self.pooling_half_life < 0:
-            raise ValueError(f"pooling_half_life must be at least 0, got {self.pooling_half_life}")
-        if self.selection_chunk < 1:
-            raise ValueError(f"selection_chunk must be at least 1, got {self.selection_chunk}")
+        self._check_at_least("pooling_half_life", 0)
+        self._check_at_least("selection_chunk", 1)
+
+    def _check_at_least(self, name: str, least: int) -> None:
+        value: int = getattr(self, name)
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")

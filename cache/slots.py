@@ -1,8 +1,9 @@
 """The slots of one layer as tensors, and the slot arithmetic of `cache.layout` over tensors.
 
-Here is known where a token's keys and values lie, not what they mean: attention, rotary positions and the choice of the tokens to keep are
-other modules' business. The functions and `SlotCache.write` are made for a compiler: static shapes, no branch on a tensor's value, the
-layout a constant of the graph. `SlotCache.pack` and `SlotCache.copy` run once a prompt and take plain integers.
+This module knows where a token's keys and values are stored, not what they mean: it knows no attention, no
+rotary positions and no scores. The functions and `SlotCache.write` are made for a compiler: shapes are
+static, no branch depends on a tensor's value, and the layout is a constant of the graph. `SlotCache.pack` and
+`SlotCache.copy` run once a prompt and take plain integers.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from cache.layout import SlotLayout, SlotPlacement
 
 
 def decode_entries(layout: SlotLayout, index: Tensor, ring_size: Tensor | int) -> Tensor:
-    """Return the entries that the tokens at `index` are written to: sinks, and everything from the window start on.
+    """Return the entries that tokens are written to: sinks', and those from the window start on.
 
     As `SlotPlacement.entry`; `ring_size` is broadcast against `index`.
     """
@@ -24,7 +25,7 @@ def decode_entries(layout: SlotLayout, index: Tensor, ring_size: Tensor | int) -
 
 
 def direct_entries(layout: SlotLayout, index: Tensor, window_start: Tensor, ring_size: Tensor) -> Tensor:
-    """Return the entries of a prompt's tokens when the whole prompt fits, its candidates in the kept entries at the slot's end.
+    """Return the entries of a prompt's tokens when the whole prompt fits: candidates go to the kept entries.
 
     As `SlotPlacement.direct_entry`; `window_start` and `ring_size` are broadcast against `index`.
     """
@@ -41,16 +42,22 @@ def direct_index(
     ring_size: Tensor,
     num_entries: int | None = None,
 ) -> Tensor:
-    """Return which token each entry holds, −1 for none, after the first `num_tokens` of a sequence whose prompt fits its slot.
+    """Return the index of the token in each entry, −1 for none, for prompts that fit their slots.
 
-    The tensors are [row], the result is [row, entry], of the first `num_entries` or of all. `ring_size` is at least 1 in every row, an idle
-    one too.
+    The tensors are [row]. `num_tokens` tokens have been written, of the prompt or after it. The result is
+    [row, entry], of the first `num_entries` entries or of all. `ring_size` is at least 1 in idle rows too.
     """
-    num_tokens, window_start, ring_size = num_tokens[:, None], window_start[:, None], ring_size[:, None]
+    num_tokens = num_tokens[:, None]
+    window_start = window_start[:, None]
+    ring_size = ring_size[:, None]
     entry = torch.arange(layout.capacity if num_entries is None else num_entries, device=num_tokens.device)
-    sink, kept_start, last = layout.num_sink, _kept_start(layout, window_start), num_tokens - 1
+    sink = layout.num_sink
+    kept_start = _kept_start(layout, window_start)
+    # As `SlotPlacement.ring_index`, where `entry` is num_sink + offset.
+    last = num_tokens - 1
     ring = last - (last - entry) % ring_size
     in_ring = (entry >= sink) & (entry < sink + ring_size) & (ring >= window_start)
+    # Entries that hold nothing get an index that is out of range, which becomes −1 at the end.
     index = torch.where(entry < sink, entry, torch.where(in_ring, ring, num_tokens))
     index = torch.where(entry >= kept_start, sink + entry - kept_start, index)
     return torch.where(index < num_tokens, index, -1)
@@ -63,10 +70,11 @@ def live_mask(
     ring_size: Tensor,
     num_entries: int | None = None,
 ) -> Tensor:
-    """Return which entries hold a token after `num_tokens` were written, the whole prompt among them. Bool [row, entry].
+    """Return which entries hold a token after `num_tokens` tokens: bool [row, entry].
 
-    A row of `num_tokens` 0 and a `window_start` of at most `layout.num_sink` has none. Kept entries are live whichever candidates they
-    hold, so the answer is that of a sequence whose prompt fits.
+    The whole prompt is among these tokens. A row of `num_tokens` 0 and a `window_start` of at most
+    `layout.num_sink` has none. Kept entries are live whichever candidates they hold, so that the result is
+    that of a sequence whose prompt fits.
     """
     return direct_index(layout, num_tokens, window_start, ring_size, num_entries) >= 0
 
@@ -77,7 +85,7 @@ def _kept_start(layout: SlotLayout, window_start: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class PlaneSpec:
-    """One of the tensors that a layer holds for each token: keys, values, or latents with their rotary keys."""
+    """One tensor of a layer: keys, values, or latents with their rotary keys; `width` numbers a token."""
 
     name: str
     width: int
@@ -87,9 +95,10 @@ class PlaneSpec:
 class SlotCache:
     """The slots of one layer.
 
-    `planes` are [slot, kv_head, capacity + 1, width], in the order of their specs. The last entry is a spare one that idle rows and padding
-    write to: readers take `[:, :, :capacity]`. `kept_index` [slot, kv_head, num_kept] says which tokens `pack` kept, ascending in its used
-    part; a prompt written straight into its slot keeps all its candidates, in order, and leaves `kept_index` alone.
+    `planes` are [slot, kv_head, capacity + 1, width], in the order of their specs. The last entry is a spare
+    one, which idle rows and padding write to: readers take `[:, :, :capacity]`. `kept_index` [slot, kv_head,
+    num_kept] has the indices of the tokens that `pack` kept, ascending in its used part. A prompt written
+    straight into its slot keeps all its candidates, in order, and leaves `kept_index` alone.
     """
 
     def __init__(
@@ -101,7 +110,7 @@ class SlotCache:
         device: torch.device | str,
     ) -> None:
         self.layout = layout
-        # Zeros, because what an attention weight of zero meets in an entry that is not live must at least be finite.
+        # Zeros: attention multiplies entries that are not live by a weight of zero, so they must be finite.
         self.planes = tuple(
             torch.zeros(
                 num_slots, num_kv_heads, layout.capacity + 1, plane.width, dtype=plane.dtype, device=device
@@ -114,7 +123,7 @@ class SlotCache:
 
     @property
     def spare_entry(self) -> int:
-        """The entry that nobody reads."""
+        """The entry that is written to by rows without a token, and never read."""
         return self.layout.capacity
 
     @property
@@ -126,7 +135,7 @@ class SlotCache:
         return sum(tensor.nbytes for tensor in (*self.planes, self.kept_index))
 
     def write(self, slots: Tensor, entries: Tensor, values: Sequence[Tensor]) -> None:
-        """Write tokens: `slots` is [row], `entries` [row, token], and each plane's values [row, kv_head, token, width]."""
+        """Write tokens: `slots` [row], `entries` [row, token], `values` [row, kv_head, token, width]."""
         for plane, value in zip(self.planes, values, strict=True):
             plane[slots[:, None], :, entries] = value.transpose(1, 2)
 
@@ -137,37 +146,44 @@ class SlotCache:
         placement: SlotPlacement,
         num_prompt_tokens: int,
         kept: Tensor | None = None,
-        num_given_up: int = 0,
+        num_evicted: int = 0,
     ) -> None:
-        """Fill a slot from a prompt that was read elsewhere: its sinks, its window in ring order, and the tokens to keep.
+        """Fill a slot from a prompt that was read in a scratch: its sinks, its window, and the tokens to
+        keep.
 
-        Each plane's source is [kv_head, length, width], in order of the sequence. `kept` is [kv_head, token]: `placement.num_kept_used`
-        tokens, ascending, and `placement.num_lent` for the ring entries lent, in the order in which decode takes these back. None keeps all
-        candidates, and there must be no more of them than kept entries. A source that gave up `num_given_up` candidates has the window so
-        much earlier, and `kept` says where in it the others lie.
+        Each plane's source is [kv_head, length, width], in the order of the sequence. `kept` is [kv_head,
+        token]: the source's entries of `placement.num_kept_used` tokens, ascending, then of
+        `placement.num_lent` tokens for the ring entries lent, in the order in which decode overwrites them.
+        None keeps all candidates, of which there must be no more than kept entries. A source from which
+        `num_evicted` candidates were evicted has the window that many entries earlier.
         """
-        start, sink, num_used = placement.window_start, self.layout.num_sink, placement.num_kept_used
+        sink = self.layout.num_sink
+        start = placement.window_start
+        num_used = placement.num_kept_used
         device = self.kept_index.device
         if kept is None:
             assert num_used in (start - sink, 0), (
-                f"{start - sink} candidates for {num_used} kept entries, and nobody chose"
+                f"{start - sink} candidates for {num_used} kept entries, and no choice between them"
             )
             kept = torch.arange(sink, sink + num_used, device=device).expand(self.kept_index.shape[1], -1)
+        # Tokens that every head holds: the sinks and the window, less its first tokens where their entries
+        # are lent.
         window = torch.arange(placement.candidates_end, max(placement.candidates_end, num_prompt_tokens))
         index = torch.cat([torch.arange(min(num_prompt_tokens, sink)), window]).to(device)
-        lent = decode_entries(
-            self.layout, torch.arange(start, placement.candidates_end, device=device), placement.ring_size
-        )
-        chosen = torch.cat([torch.arange(placement.kept_start, self.layout.capacity, device=device), lent])
         entries = decode_entries(self.layout, index, placement.ring_size)
-        held = torch.where(index < sink, index, index - num_given_up)
+        source_entries = torch.where(index < sink, index, index - num_evicted)
+        # Tokens that each head has chosen for itself: the kept entries, and the ring entries lent.
+        lent_index = torch.arange(start, placement.candidates_end, device=device)
+        lent_entries = decode_entries(self.layout, lent_index, placement.ring_size)
+        kept_entries = torch.arange(placement.kept_start, self.layout.capacity, device=device)
+        chosen_entries = torch.cat([kept_entries, lent_entries])
         for plane, source in zip(self.planes, sources, strict=True):
-            plane[slot][:, entries] = source[:, held]
-            plane[slot][:, chosen] = source.gather(1, kept[..., None].expand(-1, -1, source.shape[2]))
+            plane[slot][:, entries] = source[:, source_entries]
+            plane[slot][:, chosen_entries] = source.gather(1, kept[..., None].expand(-1, -1, source.shape[2]))
         self.kept_index[slot, :, :num_used] = kept[:, :num_used]
 
     def copy(self, source: int, targets: Sequence[int]) -> None:
-        """Give the slots `targets` what `source` holds."""
+        """Copy the contents of slot `source` to the slots `targets`."""
         for tensor in (*self.planes, self.kept_index):
             for target in targets:
                 tensor[target] = tensor[source]

@@ -335,7 +335,7 @@ class TorchBackend:
         """Let the prompt's last tokens choose what its scratch, which is full, gives up."""
         assert row.scratch is not None, "only a scratch is outgrown"
         layout, length, end = self._spec.scratch.layout, row.num_prompt_tokens, row.start + len(row.token_ids)
-        num_dropped = layout.num_given_up(end, length) - layout.num_given_up(row.start, length)
+        num_dropped = layout.num_evicted(end, length) - layout.num_evicted(row.start, length)
         self._call(self._model.base_model, pool.cache, look_ahead_pass(row, pool.kinds, layout, self._device))
         for layer in pool.cache.layers:
             layer.shrink(row.scratch, layout.num_held(length), num_dropped, end)

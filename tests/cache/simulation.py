@@ -1,4 +1,7 @@
-"""A slot played through token by token with Python lists and a write cursor: no index arithmetic, and nothing of `cache` but the sizes."""
+"""A slot filled token by token, with Python lists and a write cursor.
+
+There is no index arithmetic here, and nothing of `cache` but the sizes.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +12,9 @@ from cache.layout import SlotLayout
 
 
 class SimulatedSlot:
-    """A prompt that was just read, and the tokens written after it. Tokens are numbered from 0; `entries` says what each entry holds."""
+    """A prompt that was just read, and the tokens written after it. `entries` has each entry's token
+    index.
+    """
 
     def __init__(
         self,
@@ -32,7 +37,7 @@ class SimulatedSlot:
         for _ in range(num_prompt_tokens):
             self.write()
         self._ring = [token if token in window else None for token in self._ring]
-        self.num_overwritten = 0  # from here on: what decode loses
+        self.num_overwritten = 0  # from here on, the tokens that decode overwrites
 
     @property
     def entries(self) -> list[int | None]:
@@ -48,22 +53,23 @@ class SimulatedSlot:
 
     def write(self) -> int:
         """Write the next token and return the entry it went to."""
-        token, self.num_written = self.num_written, self.num_written + 1
+        token = self.num_written
+        self.num_written += 1
         if None in self._sinks:
             entry = self._sinks.index(None)
             self._sinks[entry] = token
             return entry
-        place = self._cursor
-        if self._ring[place] is not None:
+        offset = self._cursor
+        if self._ring[offset] is not None:
             self.num_overwritten += 1
-        self._ring[place] = token
-        self._cursor = 0 if place == len(self._ring) - 1 else place + 1
-        return len(self._sinks) + place
+        self._ring[offset] = token
+        self._cursor = 0 if offset == len(self._ring) - 1 else offset + 1
+        return len(self._sinks) + offset
 
 
 @dataclass(frozen=True)
 class Case:
-    """A layout and a prompt to be placed in it."""
+    """A layout, and a prompt to place in it."""
 
     layout: SlotLayout
     prompt_window: int

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from cache.budgets import share_kept
 
-SCORES = st.lists(
-    st.floats(0, 1).map(lambda score: round(score, 6)), min_size=1, max_size=12
-)  # smaller differences are lost in a sum
+# Rounded, because smaller differences are lost in a sum.
+SCORES = st.lists(st.floats(0, 1).map(lambda score: round(score, 6)), min_size=1, max_size=12)
 
 
 @given(st.integers(0, 4000), SCORES, st.integers(0, 20_000))
@@ -22,7 +21,7 @@ def test_shares_stay_within_the_total_and_their_limits(num_kept: int, scores: li
 
 
 @given(st.integers(0, 4000), SCORES)
-def test_who_looks_up_more_does_not_get_less(num_kept: int, scores: list[float]) -> None:
+def test_a_higher_score_does_not_get_a_smaller_share(num_kept: int, scores: list[float]) -> None:
     by_score = sorted(zip(scores, share_kept(num_kept, scores, 100_000), strict=True))
     for (low, less), (high, more) in pairwise(by_score):
         assert less <= more or low == high
@@ -33,7 +32,7 @@ def test_equal_scores_are_equal_shares(num_kept: int, score: float, num_layers: 
     assert share_kept(num_kept, [score] * num_layers, most) == (num_kept,) * num_layers
 
 
-def test_the_one_layer_that_looks_up_gets_what_the_others_do_without() -> None:
+def test_the_only_layer_with_a_score_gets_what_the_others_lose() -> None:
     assert share_kept(400, [0.0, 1.0, 0.0], 10_000) == (100, 1000, 100)
     assert share_kept(400, [0.0, 1.0, 0.0], 800) == (200, 800, 200)
     assert share_kept(400, [0.01, 0.02, 0.0], 10_000) == (400, 400, 400)

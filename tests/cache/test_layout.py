@@ -1,4 +1,4 @@
-"""The integer arithmetic of a slot against a slot that is played through."""
+"""The integer arithmetic of a slot against a slot that is filled token by token."""
 
 import pytest
 from hypothesis import assume, given, settings
@@ -8,7 +8,7 @@ from tests.cache.simulation import Case, SimulatedSlot, cases
 
 
 def entries_of(placement: SlotPlacement, num_tokens: int, kept: list[int]) -> list[int | None]:
-    """Return what each entry holds, as the placement says."""
+    """Return the token index in each entry, by the placement's arithmetic."""
     layout = placement.layout
     sinks = [index if index < num_tokens else None for index in range(layout.num_sink)]
     ring = [placement.ring_index(offset, num_tokens) for offset in range(placement.ring_size)]
@@ -21,8 +21,8 @@ def check_state(placement: SlotPlacement, slot: SimulatedSlot) -> None:
     assert entries_of(placement, num_tokens, slot.kept) == slot.entries
     assert placement.num_live(num_tokens) == sum(token is not None for token in slot.entries)
     assert placement.is_exact(num_tokens) == slot.is_exact
-    num_rounds_begun = -(-slot.num_overwritten // slot.ring_size)
-    assert placement.num_ring_wraps(num_tokens) == num_rounds_begun
+    num_wraps_begun = -(-slot.num_overwritten // slot.ring_size)
+    assert placement.num_ring_wraps(num_tokens) == num_wraps_begun
 
 
 def check_life(case: Case) -> None:
@@ -55,7 +55,7 @@ def test_every_prompt_length_across_the_boundaries(
 
 @given(cases())
 @settings(deadline=None)
-def test_a_prompt_that_fits_lies_where_packing_would_put_it(case: Case) -> None:
+def test_a_prompt_that_fits_is_written_to_the_entries_that_packing_would_choose(case: Case) -> None:
     assume(case.fits)
     placement = case.layout.place(case.num_prompt_tokens, case.prompt_window, lend_kept=case.lend_kept)
     entries = case.simulate().entries
@@ -95,9 +95,10 @@ def test_only_a_prompt_that_does_not_fit_borrows_from_the_ring() -> None:
     assert (fitting.num_lent, fitting.candidates_end) == (0, 6)
     assert (longer.num_lent, longer.window_start, longer.candidates_end) == (3, 7, 10)
     assert longer.num_live(13) == layout.capacity
-    assert [longer.entry(13 + step) for step in range(3)] == [
-        longer.entry(7 + place) for place in range(3)
-    ]  # what is lent is taken back first
+    lent_entries = [longer.entry(7 + offset) for offset in range(3)]
+    assert [longer.entry(13 + step) for step in range(3)] == lent_entries, (
+        "decode overwrites lent entries first"
+    )
 
 
 @pytest.mark.parametrize("sizes", [(-1, 4, 0), (0, 0, 0), (0, 4, -1)])

@@ -22,7 +22,9 @@ WIDTH, SCALE = 4, 0.7
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt's queries [head, token, width] and keys [kv_head, token, width], and the borders of its candidates."""
+    """A prompt's queries [head, token, width], its keys [kv_head, token, width], and its candidates'
+    borders.
+    """
 
     query: Tensor
     key: Tensor
@@ -45,7 +47,7 @@ def prompts(draw: st.DrawFn) -> Prompt:
 
 
 def scorers() -> st.SearchStrategy[WindowScorer]:
-    """Every way of voting."""
+    """Return scorers with all options that concern votes."""
     return st.builds(
         WindowScorer,
         observation_window=st.integers(1, 8),
@@ -64,7 +66,7 @@ def votes_of(
     window_start: Tensor | None = None,
     length: Tensor | int | None = None,
 ) -> Tensor:
-    """Return the votes of a prompt that is read in one piece, or of the chunk that its queries at `index` are."""
+    """Return the votes of a prompt that is read in one piece, or of the chunk of its queries at `index`."""
     return window_votes(
         scorer,
         prompt.query,
@@ -140,10 +142,10 @@ def test_votes_over_all_keys_are_the_weights_of_torchs_attention(prompt: Prompt)
     st.booleans(),
 )
 @settings(deadline=None)
-def test_votes_of_chunks_join_whatever_the_padding_and_the_unread_keys_hold(
+def test_votes_of_chunks_join_with_nan_in_padding_and_unread_keys(
     prompt: Prompt, scorer: WindowScorer, chunk: int, num_padding: int, padding_is_negative: bool
 ) -> None:
-    """A chunk's places are filled up with NaN, the scratch beyond the chunk is NaN, and it is longer than the prompt."""
+    """A chunk is padded with NaN; the scratch has NaN beyond the chunk, and is longer than the prompt."""
     total = torch.zeros(prompt.query.shape[0], prompt.length + 5)
     prompt = replace(
         prompt,
@@ -153,10 +155,10 @@ def test_votes_of_chunks_join_whatever_the_padding_and_the_unread_keys_hold(
     )
     for start in range(0, prompt.length, chunk):
         end = min(start + chunk, prompt.length)
-        places = chunk + num_padding
-        query = torch.full((prompt.query.shape[0], places, WIDTH), torch.nan)
+        num_columns = chunk + num_padding
+        query = torch.full((prompt.query.shape[0], num_columns, WIDTH), torch.nan)
         query[:, : end - start] = prompt.query[:, start:end]
-        index = torch.arange(start, start + places)
+        index = torch.arange(start, start + num_columns)
         index = torch.where(index < end, index, -1 if padding_is_negative or end < prompt.length else index)
         scratch = torch.full((prompt.key.shape[0], prompt.length + 5, WIDTH), torch.nan)
         scratch[:, :end] = prompt.key[:, :end]
@@ -169,7 +171,7 @@ def test_votes_of_chunks_join_whatever_the_padding_and_the_unread_keys_hold(
     assert total[:, prompt.length :].eq(0).all()
 
 
-def test_candidates_only_means_that_other_keys_change_nothing() -> None:
+def test_other_keys_than_candidates_change_no_vote() -> None:
     generator = torch.Generator().manual_seed(0)
     prompt = Prompt(
         torch.randn(4, 20, WIDTH, generator=generator), torch.randn(2, 20, WIDTH, generator=generator), 2, 12
@@ -249,7 +251,9 @@ def plain_ranking(
 def test_selection_equals_plain_loops_ties_included(
     pooling: Pooling, reduction: HeadReduction, data: st.DataObject
 ) -> None:
-    """Few different votes, so that many are equal, and all of them multiples of what they are divided by, so that equal stays equal."""
+    """There are few different votes, so that many tie, and all divide without remainder, so that ties
+    stay.
+    """
     pooling_size, chunk = data.draw(st.sampled_from([1, 3, 5, 7])), data.draw(st.sampled_from([1, 2, 3, 7]))
     shift = data.draw(st.integers(0, pooling_size // 2))
     scorer = WindowScorer(
@@ -304,20 +308,17 @@ def test_the_scorers_options_choose_differently() -> None:
         return select(scorer, votes, 1, 0, 8, 1)[0].tolist()
 
     assert best(Pooling.AVERAGE, 1, HeadReduction.MEAN) == [0]  # 6 before the equal 4, 5 and 6
-    assert best(Pooling.AVERAGE, 3, HeadReduction.MEAN) == [
-        5
-    ]  # three sixes are 6, the border's 12 and 0 are 6 in one head only
-    assert best(Pooling.MAXIMUM, 3, HeadReduction.MEAN) == [
-        1
-    ]  # sees the 12 of one head and the 10 of the other
+    # Three sixes average 6; the border's 12 and 0 do so in one head only.
+    assert best(Pooling.AVERAGE, 3, HeadReduction.MEAN) == [5]
+    # Token 1 is next to the 12 of one head and the 10 of the other.
+    assert best(Pooling.MAXIMUM, 3, HeadReduction.MEAN) == [1]
     assert best(Pooling.MAXIMUM, 3, HeadReduction.MAXIMUM) == [0]
     assert best(Pooling.AVERAGE, 3, HeadReduction.MAXIMUM) == [0]
 
 
-def test_chunks_are_kept_whole_as_far_as_there_is_room() -> None:
-    votes = torch.tensor(
-        [[9.0, 0, 0, 4, 4, 4, 5, 5, 0, 8]]
-    )  # chunks of three after the sink, in all 4, 13 and 13
+def test_chunks_are_kept_whole_but_the_last() -> None:
+    # The chunks of three after the sink have 4, 13 and 13 votes.
+    votes = torch.tensor([[9.0, 0, 0, 4, 4, 4, 5, 5, 0, 8]])
 
     def kept(num_kept: int) -> list[int]:
         return select(WindowScorer(pooling_size=1, selection_chunk=3), votes, 1, 1, 10, num_kept)[0].tolist()
@@ -326,7 +327,7 @@ def test_chunks_are_kept_whole_as_far_as_there_is_room() -> None:
     assert kept(5) == [4, 5, 6, 7, 8]
 
 
-def test_a_find_lends_less_to_what_is_further_away() -> None:
+def test_with_a_half_life_distant_neighbours_borrow_less() -> None:
     votes = torch.tensor([[0.0, 0, 0, 0, 8, 0, 0, 0, 0, 5, 0]])
 
     def kept(pooling: Pooling, half_life: int) -> list[int]:
@@ -335,26 +336,22 @@ def test_a_find_lends_less_to_what_is_further_away() -> None:
 
     assert kept(Pooling.MAXIMUM, 0) == [1, 2, 3, 4]  # one find takes all the room
     assert kept(Pooling.MAXIMUM, 2) == [3, 4, 5, 9]  # 5.7, 8, 5.7 and 5
-    assert kept(Pooling.AVERAGE, 2) == [
-        4,
-        6,
-        9,
-        10,
-    ]  # 1.94, 1.40 from both, 1.53, and 1.38 near the border against 1.37
+    # 1.94, 1.40 from both, 1.53, and 1.38 near the border against 1.37.
+    assert kept(Pooling.AVERAGE, 2) == [4, 6, 9, 10]
 
 
 @pytest.mark.parametrize("pooling", Pooling)
-def test_a_shifted_window_keeps_what_follows(pooling: Pooling) -> None:
+def test_a_shifted_window_keeps_the_tokens_that_follow(pooling: Pooling) -> None:
     votes = torch.tensor([[0.0, 0, 1, 0, 0, 0, 0]])
     scorer = WindowScorer(pooling=pooling, pooling_size=5, pooling_shift=1)
     assert select(scorer, votes, 1, 0, 7, 5).tolist() == [[1, 2, 3, 4, 5]]
 
 
-def test_what_another_layer_looks_for_is_kept_where_it_counts_more() -> None:
+def test_scores_of_a_leading_layer_win_where_they_are_higher() -> None:
     scorer, votes = WindowScorer(pooling_size=1), torch.tensor([[0.0, 3, 2, 1, 0], [0.0, 0, 1, 2, 3]])
-    others = torch.tensor([0.0, 0, 2.5, 0])  # of tokens 1 to 4
+    leader_scores = torch.tensor([0.0, 0, 2.5, 0])  # of tokens 1 to 4
     assert select(scorer, votes, 2, 1, 5, 2).tolist() == [[1, 2], [3, 4]]
-    assert select(scorer, votes, 2, 1, 5, 2, others=others).tolist() == [[1, 3], [3, 4]]
+    assert select(scorer, votes, 2, 1, 5, 2, leader_scores=leader_scores).tolist() == [[1, 3], [3, 4]]
 
 
 def test_the_scores_of_candidates_are_their_votes_by_kv_head() -> None:

@@ -1,4 +1,6 @@
-"""The tensor half of the slot arithmetic against the integer half and the simulated slot, and the planes against plain loops."""
+"""The slot arithmetic over tensors against that over integers and the simulated slot; planes against
+loops.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -86,7 +88,7 @@ def test_an_idle_row_has_no_live_entry(window_start: int) -> None:
 
 
 def test_one_static_graph_serves_every_length() -> None:
-    """Compiled whole, and compiled once for whatever lengths the rows have."""
+    """The step compiles as a whole, and once for all lengths of the rows."""
     layout, graphs = SlotLayout(2, 4, 3), list[torch.fx.GraphModule]()
     cache = SlotCache(layout, 3, NUM_KV_HEADS, PLANES, "cpu")
 
@@ -123,7 +125,7 @@ def test_one_static_graph_serves_every_length() -> None:
 
 
 def sources(length: int, num_valid: int, seed: int) -> list[Tensor]:
-    """Return what a prompt's scratch holds, NaN where nothing was written."""
+    """Return the planes of a prompt's scratch, NaN where nothing was written."""
     generator = torch.Generator().manual_seed(seed)
     planes = [
         torch.randn(NUM_KV_HEADS, length, plane.width, dtype=plane.dtype, generator=generator)
@@ -135,7 +137,7 @@ def sources(length: int, num_valid: int, seed: int) -> list[Tensor]:
 
 
 def filled_cache(layout: SlotLayout, num_slots: int) -> SlotCache:
-    """Return a cache whose every entry, the spare ones too, has a value of its own."""
+    """Return a cache in which all entries, spare ones too, have different values."""
     cache = SlotCache(layout, num_slots, NUM_KV_HEADS, PLANES, "cpu")
     for plane in cache.planes:
         plane.copy_(-1 - torch.arange(plane.numel(), dtype=plane.dtype).view(plane.shape))
@@ -153,7 +155,9 @@ def check_slot(
     tokens: Sequence[Sequence[int | None]],
     values: Sequence[Tensor],
 ) -> None:
-    """`tokens[kv_head][entry]` is what a slot must hold; the rest of it, the spare entry too, must be as before."""
+    """Assert that a slot holds `tokens[kv_head][entry]`, and is otherwise as before, in its spare entry
+    too.
+    """
     for plane, old, value in zip(cache.planes, before, values, strict=True):
         for head in range(NUM_KV_HEADS):
             for entry, token in enumerate([*tokens[head], None]):
@@ -222,7 +226,7 @@ def test_a_prompt_that_fits_is_the_same_read_in_chunks_or_packed(case: Case, chu
     assert packed.kept_index[1, :, : len(candidates)].tolist() == [candidates] * NUM_KV_HEADS
 
 
-def test_the_ring_entries_lent_hold_the_next_best_until_decode_takes_them() -> None:
+def test_lent_ring_entries_hold_the_next_best_until_decode_overwrites_them() -> None:
     layout, values = SlotLayout(1, 4, 2), sources(14, 14, seed=0)
     cache, placement = filled_cache(layout, 1), layout.place(12, 4, num_lent=2)
     before = snapshot(cache)
@@ -238,7 +242,7 @@ def test_the_ring_entries_lent_hold_the_next_best_until_decode_takes_them() -> N
         check_slot(cache, 0, before, [first, second], values)
 
 
-def test_a_choice_must_have_been_made_where_one_is_needed() -> None:
+def test_packing_more_candidates_than_kept_entries_needs_a_choice() -> None:
     layout = SlotLayout(1, 2, 2)
     with pytest.raises(AssertionError, match="3 candidates for 2 kept entries"):
         filled_cache(layout, 1).pack(0, sources(6, 6, seed=0), layout.place(6, 2), 6)
@@ -258,9 +262,9 @@ def test_idle_rows_and_padding_change_only_spare_entries() -> None:
     entries = torch.tensor([[3, spare, spare], [0, 1, spare], [spare, spare, spare]])
     values = [torch.full((3, NUM_KV_HEADS, 3, plane.width), torch.nan, dtype=plane.dtype) for plane in PLANES]
     written = [(0, 0), (1, 0), (1, 1)]  # row, token
-    for number, value in enumerate(values, start=1):
+    for plane_index, value in enumerate(values, start=1):
         for row, token in written:
-            value[row, :, token] = 100 * number + 10 * row + token
+            value[row, :, token] = 100 * plane_index + 10 * row + token
     cache.write(slots, entries, values)
     for plane, old, value in zip(cache.planes, before, values, strict=True):
         expected = old.clone()
@@ -270,7 +274,7 @@ def test_idle_rows_and_padding_change_only_spare_entries() -> None:
         assert plane[:, :, spare].isnan().flatten(1).all(1).tolist() == [True, False, True, False]
 
 
-def test_copies_are_equal_and_apart() -> None:
+def test_copies_are_equal_and_independent() -> None:
     layout = SlotLayout(1, 2, 2)
     cache = filled_cache(layout, num_slots=4)
     before = snapshot(cache)
@@ -295,7 +299,7 @@ def test_copies_are_equal_and_apart() -> None:
     ]
 
 
-def test_the_memory_of_a_cache_is_that_of_its_entries() -> None:
+def test_num_bytes_is_the_memory_of_all_entries() -> None:
     cache = SlotCache(SlotLayout(1, 2, 3), 5, NUM_KV_HEADS, PLANES, "cpu")
     per_entry = 3 * 4 + 2 * 8
     assert cache.num_bytes == 5 * NUM_KV_HEADS * (7 * per_entry + 3 * 8)

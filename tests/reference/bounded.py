@@ -1,4 +1,4 @@
-"""A prompt read in a scratch that it outgrows, token by token over lists of what is still held."""
+"""A prompt read in a scratch that is too small for it, token by token, over lists of the tokens held."""
 
 from dataclasses import dataclass
 
@@ -14,25 +14,28 @@ from tests.reference.votes import candidates, joint_votes, next_best, top
 
 @dataclass(frozen=True)
 class Voter:
-    """A query head, and what it votes on."""
+    """A query head, and the tokens that it votes on."""
 
-    query: Tensor  # [token, width], of the last ones held
+    query: Tensor  # [token, width], of the last tokens held
     held: list[Token]
 
 
 @dataclass(frozen=True)
 class Bound:
-    """At most `max_tokens` are held; up to `num_dropped` are given up when so many are there; `num_ahead` are read to choose which."""
+    """At most `max_tokens` are held; then up to `eviction_size` are evicted, by the votes of `num_ahead`
+    tokens.
+    """
 
     max_tokens: int
-    num_dropped: int
+    eviction_size: int
     num_ahead: int
 
     def ends(self, length: int) -> list[int]:
-        """Return how many tokens of a prompt have been read each time that something is given up, and at its end."""
-        first, ends = min(self.max_tokens, length - self.num_ahead), [length]
+        """Return how many tokens of a prompt have been read before each eviction, and at its end."""
+        first = min(self.max_tokens, length - self.num_ahead)
+        ends = [length]
         while ends[-1] > first:
-            ends.append(max(ends[-1] - self.num_dropped, first))
+            ends.append(max(ends[-1] - self.eviction_size, first))
         return ends[::-1]
 
 
@@ -42,7 +45,9 @@ class BoundedSequence(Sequence):
     def __init__(self, model: PreTrainedModel, recipe: Recipe, prompt: list[int], bound: Bound) -> None:
         self._held: dict[tuple[int, int], list[Token]] = {}  # by layer and KV head
         self._bound = bound
-        self._is_looking_ahead, self._is_last, self._num_dropped = False, False, 0
+        self._is_looking_ahead = False
+        self._is_last = False
+        self._num_evicted = 0
         self._length = len(prompt)
         super().__init__(model, recipe, prompt)
 
@@ -51,7 +56,7 @@ class BoundedSequence(Sequence):
         for start, end, following in zip([0, *ends], ends, [*ends[1:], len(prompt)], strict=False):
             self._is_last = end == len(prompt)
             logits.append(self._forward(prompt[start:end], start))
-            self._num_dropped = following - end  # as many as will be read before it is full again
+            self._num_evicted = following - end  # as many as are read until it is full again
             if not self._is_last:
                 self._is_looking_ahead = True
                 self._forward(prompt[-self._bound.num_ahead :], len(prompt) - self._bound.num_ahead)
@@ -90,7 +95,7 @@ class BoundedSequence(Sequence):
             heads = range(len(query)) if has_latents else range(kv_head * group, (kv_head + 1) * group)
             voters = [Voter(query[head], held[head // group]) for head in heads]
             if self._is_looking_ahead:
-                self._held[layer_index, kv_head] = self._left(
+                self._held[layer_index, kv_head] = self._survivors(
                     recipe, tokens, num_new, voters, scaling, softcap
                 )
             else:
@@ -101,7 +106,7 @@ class BoundedSequence(Sequence):
             self.layers[layer_index] = layer
         return torch.stack(outputs)
 
-    def _left(
+    def _survivors(
         self,
         recipe: Recipe,
         tokens: list[Token],
@@ -110,12 +115,13 @@ class BoundedSequence(Sequence):
         scaling: float,
         softcap: float | None,
     ) -> list[Token]:
-        held, num_dropped, num_sink = tokens[:-num_ahead], self._num_dropped, recipe.num_sink
+        held = tokens[:-num_ahead]
+        num_sink = recipe.num_sink
         if recipe.num_kept == 0:
-            return held[:num_sink] + held[num_sink + num_dropped :]
+            return held[:num_sink] + held[num_sink + self._num_evicted :]
         wider = recipe.with_options(prompt_window=recipe.prompt_window + num_ahead)
         chosen = candidates(wider, len(tokens))
-        best = top(_scores(wider, voters, scaling, softcap), chosen, len(chosen) - num_dropped)
+        best = top(_scores(wider, voters, scaling, softcap), chosen, len(chosen) - self._num_evicted)
         return held[:num_sink] + [held[entry] for entry in best] + held[chosen.stop :]
 
     def _fill_slot(
@@ -127,18 +133,18 @@ class BoundedSequence(Sequence):
             scores = _scores(recipe, voters, scaling, softcap)
             best = top(scores, chosen, recipe.num_kept)
             lent = next_best(scores, chosen, recipe.num_kept, recipe.num_lent)
-            by_token = scores.new_full((self._length - recipe.num_sink,), -torch.inf)  # of those given up
+            by_token = scores.new_full((self._length - recipe.num_sink,), -torch.inf)  # −∞ for evicted tokens
             by_token[[held[entry].index - recipe.num_sink for entry in chosen]] = scores
             layer.scores.append(by_token)
         layer.kept.append([held[entry].index for entry in best])
         by_index = {token.index: token for token in held}
-        lost = torch.full_like(held[0].key, torch.nan)  # a slot that held one of these would be found out
+        lost = torch.full_like(held[0].key, torch.nan)  # so that a slot that holds one of these is noticed
         prompt = [by_index.get(index, Token(index, lost, lost)) for index in range(self._length)]
         layer.slots.append(Slot(recipe, prompt, layer.kept[-1], [held[entry].index for entry in lent]))
 
 
 def _scores(recipe: Recipe, voters: list[Voter], scaling: float, softcap: float | None) -> Tensor:
-    """Return the candidates' scores; only the last of those held have queries here."""
+    """Return the candidates' scores. Only the last tokens held have queries; the others get zeros."""
     queries = [
         torch.cat([each.query.new_zeros(len(each.held) - len(each.query), each.query.shape[1]), each.query])
         for each in voters

@@ -6,26 +6,28 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Recipe:
-    """`[ sinks | ring | kept ]`, and how the kept tokens are chosen (SnapStream, arXiv 2511.03092, sections 2.4 and 3.2)."""
+    """`[ sinks | ring | kept ]`, and how the kept tokens are chosen (arXiv 2511.03092, sections 2.4, 3.2)."""
 
     num_sink: int
     num_recent: int
     num_kept: int
     prompt_window: int  # this many of the prompt's last tokens go into the ring
-    lend_kept: bool = False  # what the kept tokens leave empty is added to the ring
-    num_lent: int = 0  # of a prompt that does not fit, more of the best tokens stand in place of so many of the ring's oldest
+    lend_kept: bool = False  # unused kept entries are added to the ring
+    num_lent: int = (
+        0  # entries of the ring's oldest tokens that hold more of the best, if a prompt does not fit
+    )
     observation_window: int = 1
-    observation_half_life: int = 0  # a vote so far from the prompt's end counts half; 0: all alike
+    observation_half_life: int = 0  # distance from the prompt's end that halves a vote; 0: none
     softmax_over: Literal["candidates", "all"] = "candidates"
     pooling: Literal["average", "maximum"] = "average"
     pooling_size: int = 1
-    pooling_shift: int = 0  # so much further back the pooled neighbours lie
-    pooling_half_life: int = 0  # a neighbour so far away counts half; 0: all alike
+    pooling_shift: int = 0  # how many tokens further back the pooled neighbours are
+    pooling_half_life: int = 0  # distance that halves a neighbour's score; 0: none
     head_reduction: Literal["mean", "maximum"] = "mean"
     query_reduction: Literal["sum", "maximum"] = "sum"
-    selection_chunk: int = 1  # so many neighbours are kept or dropped together
+    selection_chunk: int = 1  # how many neighbours are kept or dropped together
     layer_kept: tuple[int, ...] = ()  # how many tokens each layer keeps, where they differ
-    leading_layer: int | None = None  # the layers behind it choose by its votes too
+    leading_layer: int | None = None  # the layers after it also use its scores
 
     @classmethod
     def full(cls, length: int) -> "Recipe":
@@ -34,11 +36,11 @@ class Recipe:
 
     @classmethod
     def sliding(cls, window: int) -> "Recipe":
-        """The last `window` tokens: all that a sliding-window layer ever reads."""
+        """The last `window` tokens: a sliding-window layer reads no others."""
         return cls(num_sink=0, num_recent=window, num_kept=0, prompt_window=window)
 
     def of_layer(self, index: int) -> "Recipe":
-        """What one layer holds."""
+        """Return the recipe of one layer."""
         return self.with_options(num_kept=self.layer_kept[index]) if self.layer_kept else self
 
     @property

@@ -1,7 +1,7 @@
-"""A sequence read and continued by a transformers model whose attention sees nothing but the reference slots.
+"""A sequence read and continued by a transformers model whose attention sees only the reference slots.
 
-The model's own layers make queries, keys and values; an attention function of the reference's, in place of the model's, holds them in
-`Slot`s and reads them one head at a time.
+The model's own layers make queries, keys and values. The reference's attention function, in place of the
+model's, holds them in `Slot`s and reads them one head at a time.
 """
 
 from pathlib import Path
@@ -20,7 +20,9 @@ _ATTENTION = "plain_reference"
 
 
 class Layer:
-    """What one layer holds of a sequence: a slot a KV head, with the scores by which its kept tokens were chosen."""
+    """One layer of a sequence: a slot for each KV head, and the scores by which its kept tokens were
+    chosen.
+    """
 
     def __init__(
         self,
@@ -31,7 +33,9 @@ class Layer:
         received: list[list[Tensor]] | None = None,
     ) -> None:
         self.recipe = recipe
-        self.received = received or []  # by KV head and query head, what each candidate received
+        self.received = (
+            received or []
+        )  # by KV head and query head, the attention that each candidate received
         self.scores = scores
         self.kept = kept
         self.slots = slots
@@ -55,14 +59,16 @@ class Sequence:
         return self._model
 
     def extend(self, num_tokens: int) -> list[int]:
-        """Draw `num_tokens` more tokens, each the most likely, and return all that were drawn; all but the last are held by the slots."""
+        """Draw `num_tokens` more tokens greedily and return all drawn; slots hold all of them but the
+        last.
+        """
         for _ in range(num_tokens):
             self._predict()
             self.tokens.append(int(self.logits[-1].argmax()))
         return self.tokens
 
     def follow(self, token_ids: list[int]) -> None:
-        """Go on with these tokens instead of drawing any."""
+        """Continue with these tokens instead of drawing any."""
         for token_id in token_ids:
             self._predict()
             self.tokens.append(token_id)
@@ -99,9 +105,10 @@ class Sequence:
         softcap: float | None,
         has_latents: bool = False,
     ) -> Tensor:
-        """Return what one layer's queries [head, token, width] read, having held its keys and values [KV head, token, width].
+        """Hold a layer's keys and values [kv_head, token, width]; return what its queries [head, token,
+        width] read.
 
-        Where these are made of latents, all heads keep the same tokens.
+        Where keys and values are made of latents, all heads keep the same tokens.
         """
         if layer_index in self.layers:
             return self._read_slots(self.layers[layer_index], query, key, value, scaling, softcap)
@@ -211,14 +218,14 @@ def _pack(
 
 
 def _resized(votes: Tensor, num_candidates: int) -> Tensor:
-    """What nobody voted on, because its layer holds it anyway, received nothing."""
+    """Return votes on more or fewer candidates. Tokens that the leader holds anyway received none."""
     return torch.cat([votes, votes.new_zeros(num_candidates)])[:num_candidates]
 
 
 def _causal(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float | None
 ) -> Tensor:
-    """Full attention of one head, every token on itself and those before it, or on the last `window` of these."""
+    """Full causal attention of one head, over all tokens or the last `window` of them."""
     rows = []
     for position in range(len(query)):
         first = 0 if window is None else max(0, position - window + 1)

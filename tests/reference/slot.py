@@ -18,7 +18,7 @@ class Token:
 
 
 class Slot:
-    """What is left of a sequence after its prompt, and then as it grows."""
+    """The tokens held of a sequence after its prompt, and then as it grows."""
 
     def __init__(
         self, recipe: Recipe, prompt: list[Token], kept: list[int], lent: Sequence[int] = ()
@@ -33,14 +33,14 @@ class Slot:
             self.append(token)
         window_start = len(prompt) - recipe.prompt_window
         self.lent = [prompt[index] for index in lent]
-        borrowers = {window_start + place: token for place, token in enumerate(self.lent)}
+        borrowers = {window_start + offset: token for offset, token in enumerate(self.lent)}
         self.ring = [
             None if token is None or token.index < window_start else borrowers.get(token.index, token)
             for token in self.ring
         ]
 
     def append(self, token: Token) -> None:
-        """Hold the sequence's next token, at the cost of the oldest in the ring once that is full."""
+        """Hold the sequence's next token; once the ring is full, it overwrites the oldest there."""
         if len(self.sinks) < self._recipe.num_sink:
             self.sinks.append(token)
             return

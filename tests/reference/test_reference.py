@@ -1,4 +1,4 @@
-"""The reference against what is known without it: the paper's worked example, sums done by hand, and the model's own attention."""
+"""The reference against the paper's worked example, sums done by hand, and the model's own attention."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ def test_ring_is_the_papers_worked_example() -> None:
     assert _indices(slot) == [0, 25, 26, 27, 24]
 
 
-def test_unused_kept_entries_lie_between_ring_and_kept_tokens() -> None:
+def test_unused_kept_entries_are_between_ring_and_kept_tokens() -> None:
     recipe = Recipe(num_sink=1, num_recent=3, num_kept=3, prompt_window=2)
     assert _indices(Slot(recipe, _prompt(4), [1])) == [0, None, 2, 3, None, None, 1]
     assert _indices(Slot(recipe.with_options(lend_kept=True), _prompt(4), [1])) == [
@@ -54,7 +54,7 @@ def test_lent_entries_delay_the_first_loss() -> None:
     assert _indices(lent) == [0, 1, 2, 3, 4]
 
 
-def test_a_ring_lends_its_oldest_entries_and_takes_them_back() -> None:
+def test_a_ring_lends_its_oldest_entries_until_they_are_overwritten() -> None:
     slot = Slot(
         Recipe(num_sink=1, num_recent=4, num_kept=2, prompt_window=4, num_lent=2), _prompt(12), [2, 5], [7, 3]
     )
@@ -64,7 +64,7 @@ def test_a_ring_lends_its_oldest_entries_and_takes_them_back() -> None:
 
 
 def test_votes_of_one_query_by_hand() -> None:
-    """Keys of width 1 and a query of 1 give softmax(key): of candidates 1, 2 and 3 alone, or with the sink, the window and the query."""
+    """Keys of width 1 and a query of 1 give softmax(key), over candidates 1, 2 and 3 or over all tokens."""
     recipe = Recipe(num_sink=1, num_recent=1, num_kept=1, prompt_window=1)
     weights = torch.tensor([4.0, 1.0, 2.0, 5.0, 8.0])
     keys, queries = weights.log()[:, None], [torch.ones(5, 1)]
@@ -94,7 +94,7 @@ def test_votes_of_two_heads_and_two_queries_by_hand() -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_reference_that_holds_everything_is_the_models_own_attention(
+def test_a_reference_that_holds_everything_is_the_models_own_attention(
     architecture: str, tmp_path: Path
 ) -> None:
     path = save_checkpoint(architecture, tmp_path)

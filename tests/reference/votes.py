@@ -1,4 +1,6 @@
-"""Which prompt tokens to keep: the votes of the observation window (SnapStream, arXiv 2511.03092, equation 3 and section 3.2.2)."""
+"""Which prompt tokens to keep: the observation window's votes (arXiv 2511.03092, equation 3, section
+3.2.2).
+"""
 
 import torch
 from torch import Tensor
@@ -7,7 +9,7 @@ from tests.reference.recipe import Recipe
 
 
 def candidates(recipe: Recipe, num_prompt_tokens: int) -> range:
-    """Return the indices of the prompt tokens that are neither sinks nor held for being the last."""
+    """Return the indices of the prompt tokens that are neither sinks nor held as the newest."""
     end = max(recipe.num_sink, num_prompt_tokens - recipe.prompt_window)
     return range(recipe.num_sink, end + recipe.num_lent if end - recipe.num_sink > recipe.num_kept else end)
 
@@ -15,14 +17,16 @@ def candidates(recipe: Recipe, num_prompt_tokens: int) -> range:
 def votes(
     recipe: Recipe, queries: list[Tensor], keys: Tensor, scaling: float, softcap: float | None
 ) -> Tensor:
-    """Return one KV head's score of every candidate; `queries` has a tensor [token, width] a query head, `keys` is [token, width]."""
+    """Return one KV head's score of every candidate. `queries` are [token, width], `keys` is [token,
+    width].
+    """
     return joint_votes(recipe, queries, [keys] * len(queries), scaling, softcap)
 
 
 def joint_votes(
     recipe: Recipe, queries: list[Tensor], keys: list[Tensor], scaling: float, softcap: float | None
 ) -> Tensor:
-    """Return the score of every candidate of query heads that share a choice and have keys of their own, each a tensor [token, width]."""
+    """Return the scores that query heads give together; each head has its own keys [token, width]."""
     pairs = zip(queries, keys, strict=True)
     return chunked(
         recipe,
@@ -31,7 +35,7 @@ def joint_votes(
 
 
 def reduced(recipe: Recipe, received: list[Tensor]) -> Tensor:
-    """Return the score of every candidate from what it received from each query head."""
+    """Return the score of every candidate from the attention that each query head pays to it."""
     stacked = torch.stack([_pooled(recipe, of_head) for of_head in received])
     return stacked.mean(0) if recipe.head_reduction == "mean" else stacked.amax(0)
 
@@ -42,7 +46,7 @@ def top(scores: Tensor, candidate_indices: range, num_kept: int) -> list[int]:
 
 
 def next_best(scores: Tensor, candidate_indices: range, num_kept: int, num_lent: int) -> list[int]:
-    """Return the indices of the `num_lent` candidates that come after the best `num_kept`, the best of them last."""
+    """Return the indices of the `num_lent` candidates after the best `num_kept`, the best of them last."""
     return _ranked(scores, candidate_indices)[num_kept : num_kept + num_lent][::-1]
 
 
@@ -56,7 +60,7 @@ def _ranked(scores: Tensor, candidate_indices: range) -> list[int]:
 def attention_received(
     recipe: Recipe, queries: Tensor, keys: Tensor, scaling: float, softcap: float | None
 ) -> Tensor:
-    """Return what one query head's observing tokens pay to every candidate."""
+    """Return the attention that one query head's observing tokens pay to every candidate."""
     num_tokens = len(keys)
     chosen = candidates(recipe, num_tokens)
     received = torch.zeros(len(chosen))
@@ -73,14 +77,14 @@ def attention_received(
 
 
 def _pooled(recipe: Recipe, scores: Tensor) -> Tensor:
-    """Each score and its neighbours as one; there are no neighbours beyond the first and the last candidate."""
+    """Pool each score with its neighbours; there are none beyond the first and the last candidate."""
     reach = recipe.pooling_size // 2
     pooled = []
-    for place in range(len(scores)):
-        centre = place - recipe.pooling_shift
+    for index in range(len(scores)):
+        centre = index - recipe.pooling_shift
         near = torch.arange(max(0, centre - reach), min(centre + reach + 1, len(scores)))
         fade = (
-            0.5 ** ((near - place).abs() / recipe.pooling_half_life)
+            0.5 ** ((near - index).abs() / recipe.pooling_half_life)
             if recipe.pooling_half_life
             else torch.ones(len(near))
         )
@@ -90,7 +94,7 @@ def _pooled(recipe: Recipe, scores: Tensor) -> Tensor:
 
 
 def chunked(recipe: Recipe, scores: Tensor) -> Tensor:
-    """Each score as the mean of its chunk; chunks are counted from the first candidate."""
+    """Replace each score by the mean of its chunk. Chunks are counted from the first candidate."""
     size = recipe.selection_chunk
     chunks = [scores[first : first + size] for first in range(0, len(scores), size)]
     return torch.cat([chunk.mean().expand(len(chunk)) for chunk in chunks])

@@ -51,7 +51,7 @@ def prefill_pass(
         kind_steps = tuple(_direct_step(kind, index, rows, longest) for kind in kinds)
         step = Step(places, kind_steps, only_place=only_place, num_asked=_num_asked(rows))
         return ForwardPass(token_ids, index.clamp(min=0), step)
-    given_up = [scratch.num_given_up(row.start, row.num_prompt_tokens) for row in rows]
+    given_up = [scratch.num_evicted(row.start, row.num_prompt_tokens) for row in rows]
     starts = [row.start - num for row, num in zip(rows, given_up, strict=True)]
     longest = max(start + len(row.token_ids) for start, row in zip(starts, rows, strict=True))
     entry = torch.where(index >= 0, index - torch.tensor(given_up + padding, device=device)[:, None], -1)

@@ -57,7 +57,7 @@ class Subject:
             self.reference,
             recipe,
             request.prompt,
-            Bound(layout.max_tokens, layout.num_dropped, layout.num_ahead),
+            Bound(layout.max_tokens, layout.eviction_size, layout.num_ahead),
         )
 
     def check(self, request: Request, num_tokens: int) -> None:

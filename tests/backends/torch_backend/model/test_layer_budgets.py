@@ -88,7 +88,7 @@ def test_tokens_and_slots_are_the_references(
         recipe = recipe_of(policy)
         sequence = Sequence(reference, recipe, request.prompt)
         if length > scratch.max_tokens:
-            bound = Bound(scratch.max_tokens, scratch.num_dropped, scratch.num_ahead)
+            bound = Bound(scratch.max_tokens, scratch.eviction_size, scratch.num_ahead)
             sequence = BoundedSequence(reference, recipe, request.prompt, bound)
         assert request.tokens == sequence.extend(13), length
         assert_same_logprobs(request.outputs[0], sequence.logits, NUM_TOP)

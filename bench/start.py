@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backends.torch_backend.compiled.code import TOLD
+from backends.torch_backend.compiled.code import COMPILED_MESSAGE
 from bench.peers import machine
 from bench.servers import serving, snapserve
 from bench.sides import HttpSide, SideError
@@ -49,7 +49,7 @@ COLUMNS = {
 }
 UNCOMPILED, COMPILING, ON_DISK = "--no-compile", "nothing on disk", "code on disk"
 
-_TIMES = re.compile(re.sub(r"%\.\df", r"([\\d.]+)", TOLD))
+_TIMES = re.compile(re.sub(r"%\.\df", r"([\\d.]+)", COMPILED_MESSAGE))
 
 
 @dataclass(frozen=True, slots=True)

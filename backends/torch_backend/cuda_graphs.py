@@ -1,8 +1,10 @@
-"""The decode steps of one pool, recorded: for every shape that a batch may have one of the model, and for every kind of draw one.
+"""One pool's decode steps as CUDA graphs: the model's for every shape of a batch, and the draws' for every
+kind.
 
-What a step reads lies in buffers that stay where they are. A batch is copied there once; a step reads it, leaves its logits, draws, and
-brings the buffers forward to the next one, so that between the steps of a launch the host has nothing to do but start them. Draws that
-need more than a slot's parameters (penalties, masks, log-probabilities and the like) are made unrecorded, from the same logits.
+A captured step reads buffers that stay in place. A batch is copied there once. Each step reads the buffers,
+leaves its logits, draws, and advances the buffers to the next step: between the steps of a launch, the host
+only starts replays. Draws that need more than a slot's parameters (penalties, masks, log-probabilities and
+the like) are not captured; they run on the same logits.
 """
 
 import logging
@@ -19,106 +21,115 @@ from backends.torch_backend.sampling.sampler import DrawKind, DrawPlan, Sampler
 
 logger = logging.getLogger(__name__)
 
-Step: TypeAlias = Callable[[], None]
-"""A function of fixed shapes that reads and writes tensors which stay in place, and never waits for the device."""
-Recorder: TypeAlias = Callable[[Step], Step]
+Recordable: TypeAlias = Callable[[], None]
+"""A function of static shapes that reads and writes tensors in place and never waits for the device."""
+Recorder: TypeAlias = Callable[[Recordable], Recordable]
+"""Returns a function that does the same faster."""
 
-Forward = Callable[[DecodePlan], Tensor]  # the logits [slot, vocabulary] of a plan's next step
+Forward = Callable[[DecodePlan], Tensor]  # returns the logits [slot, vocabulary] of a plan's next step
 
 
 class DecodeGraphs:
-    """`plans` are idle ones, one for each shape and the largest first, that share the tensor of their numbers."""
+    """`plans` are idle plans, one for each shape and the largest first, that share one input tensor."""
 
     def __init__(self, forward: Forward, sampler: Sampler, plans: list[DecodePlan]) -> None:
         self._forward = forward
         self._sampler = sampler
         self._plans = {plan.bucket: plan for plan in plans}
-        self._output_index = torch.zeros_like(plans[0].numbers[0])
+        self._output_index = torch.zeros_like(plans[0].inputs[0])
         self._logits = torch.empty(0)
-        self._passes: dict[tuple[int, tuple[int, ...]], Step] = {}
-        self._draws: dict[tuple[int, DrawKind], Step] = {}
+        self._forwards: dict[tuple[int, tuple[int, ...]], Recordable] = {}  # by bucket
+        self._draws: dict[tuple[int, DrawKind], Recordable] = {}  # by number of slots
 
     @property
     def num_recorded(self) -> int:
-        return len(self._passes) + len(self._draws)
+        return len(self._forwards) + len(self._draws)
 
     def record(self, recorder: Recorder) -> None:
-        """Record all there is to record; nothing is recorded later. A model whose step cannot be recorded is left as it is."""
+        """Record all shapes and kinds; none is recorded later. A model that cannot be recorded runs as it
+        is.
+        """
         start = time.monotonic()
         try:
             with torch.inference_mode():
                 self._record(recorder)
         except RuntimeError as error:
-            self._passes.clear()
+            self._forwards.clear()
             self._draws.clear()
-            logger.warning("decode steps are not recorded, since this model's cannot be: %s", error)
+            logger.warning("decode steps run without CUDA graphs: the model cannot be captured: %s", error)
             return
         logger.info("recorded %d decode steps in %.1f s", self.num_recorded, time.monotonic() - start)
 
     def run(self, plan: DecodePlan, draw_plan: DrawPlan, num_steps: int) -> list[Sampled] | None:
-        """Return what `num_steps` steps draw; None where steps of this shape are not recorded."""
-        forward, static = self._passes.get(plan.bucket), self._plans.get(plan.bucket)
-        if forward is None or static is None:
+        """Return the draws of `num_steps` steps; None where steps of this shape are not recorded."""
+        forward = self._forwards.get(plan.bucket)
+        static_plan = self._plans.get(plan.bucket)
+        if forward is None or static_plan is None:
             return None
         num_slots = plan.bucket[0]
-        static.numbers.copy_(plan.numbers)
+        static_plan.inputs.copy_(plan.inputs)
         self._output_index[:num_slots] = draw_plan.output_index
         draw = None if draw_plan.kind is None else self._draws[num_slots, draw_plan.kind]
         steps = []
-        for number in range(num_steps):
+        for step in range(num_steps):
             forward()
             if draw is None:
-                steps.append(self._sampler.sample(self._logits[:num_slots], draw_plan, number))
-                static.advance(steps[-1].token_ids)
+                steps.append(self._sampler.sample(self._logits[:num_slots], draw_plan, step))
+                static_plan.advance(steps[-1].token_ids)
             else:
-                draw()
-                steps.append(Sampled(static.numbers[0].clone()))
+                draw()  # advances the plan itself
+                steps.append(Sampled(static_plan.inputs[0].clone()))
         return steps
 
     def _record(self, recorder: Recorder) -> None:
         widest = next(iter(self._plans.values()))
         self._logits = torch.empty_like(self._forward(widest))
         for bucket, plan in self._plans.items():
-            self._passes[bucket] = recorder(self._pass(plan))
-        by_size = {plan.bucket[0]: plan for plan in self._plans.values()}
-        for num_slots, plan in by_size.items():
+            self._forwards[bucket] = recorder(self._recordable_forward(plan))
+        by_num_slots = {plan.bucket[0]: plan for plan in self._plans.values()}
+        for num_slots, plan in by_num_slots.items():
             for kind in DrawKind:
-                self._draws[num_slots, kind] = recorder(self._draw(plan, kind))
+                self._draws[num_slots, kind] = recorder(self._recordable_draw(plan, kind))
 
-    def _pass(self, plan: DecodePlan) -> Step:
+    def _recordable_forward(self, plan: DecodePlan) -> Recordable:
         logits = self._logits[: plan.bucket[0]]
 
-        def step() -> None:
+        def forward() -> None:
             logits.copy_(self._forward(plan))
 
-        return step
+        return forward
 
-    def _draw(self, plan: DecodePlan, kind: DrawKind) -> Step:
-        logits, output_index = (tensor[: plan.bucket[0]] for tensor in (self._logits, self._output_index))
+    def _recordable_draw(self, plan: DecodePlan, kind: DrawKind) -> Recordable:
+        num_slots = plan.bucket[0]
+        logits = self._logits[:num_slots]
+        output_index = self._output_index[:num_slots]
 
-        def step() -> None:
+        def draw() -> None:
             draw_plan = self._sampler.plan_of_kind(kind, plan.is_live, output_index)
             plan.advance(self._sampler.sample(logits, draw_plan).token_ids)
             output_index.add_(1)
 
-        return step
+        return draw
 
 
 class CudaRecorder:
-    """Captures steps as CUDA graphs. They share their memory, so a step leaves nothing behind but in tensors that were there before."""
+    """Captures functions as CUDA graphs.
+
+    All graphs share one memory pool, so that a function's results must be in tensors that existed before.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._memory = torch.cuda.graph_pool_handle()
 
-    def __call__(self, step: Step) -> Step:
-        """Return the step's replay. Raises RuntimeError for a step that waits for the device."""
+    def __call__(self, function: Recordable) -> Recordable:
+        """Return the function's replay. Raises RuntimeError if it waits for the device."""
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
-            step()  # libraries set themselves up, which cannot be captured
+            function()  # libraries initialise themselves in the first call, which cannot be captured
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory, stream=self._stream):
-            step()
+            function()
         return graph.replay

@@ -1,4 +1,4 @@
-"""One pool of slots on the device: where its sequences lie, and how their next tokens are chosen."""
+"""One pool of slots on the device: the cache of its sequences, and the sampler of their tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,16 +6,19 @@ from dataclasses import dataclass
 import torch
 
 from backends.interface import SlotPoolSpec
-from backends.torch_backend.forward.cache import CacheLayer, LayerKind, ModelCache
+from backends.torch_backend.forward.cache import CacheLayer, ModelCache
+from backends.torch_backend.forward.step import LayerKind
 from backends.torch_backend.model.probe import LayerSpec
 from backends.torch_backend.native.kernels import Kernels
 from backends.torch_backend.sampling.sampler import Sampler
+from cache.layout import SlotLayout
+from cache.scratch import ScratchLayout
 from cache.slots import SlotCache
 
 
 @dataclass(frozen=True, slots=True)
 class TorchPool:
-    """Pools have nothing in common but the scratches, which no two prompts hold at once."""
+    """Pools share nothing but the scratches, each of which holds one prompt at a time."""
 
     spec: SlotPoolSpec
     kinds: tuple[LayerKind, ...]
@@ -26,24 +29,39 @@ class TorchPool:
     def build(
         cls,
         spec: SlotPoolSpec,
-        kinds: Sequence[LayerKind],
-        kind_of: Sequence[int],
+        layer_kinds: Sequence[LayerKind],
         layers: Sequence[LayerSpec],
         scratches: Sequence[SlotCache],
         vocab_size: int,
-        device: torch.device,
         kernels: Kernels,
     ) -> "TorchPool":
-        """Allocate the slots of a model with these layers; `kind_of` and `scratches` have an item a layer."""
+        """Allocate the slots of a model. `layer_kinds`, `layers` and `scratches` have an item for each
+        layer.
+        """
+        device = scratches[0].kept_index.device
+        kinds = tuple(dict.fromkeys(layer_kinds))
         cache_layers = [
-            CacheLayer(layer, kind, kinds[kind], spec.num_slots, scratch, device)
-            for layer, kind, scratch in zip(layers, kind_of, scratches, strict=True)
+            CacheLayer(layer, kinds.index(kind), kind, spec.num_slots, scratch, device)
+            for layer, kind, scratch in zip(layers, layer_kinds, scratches, strict=True)
         ]
         if spec.policy.leading_layer is not None:
-            leader, *led = [layer for layer in cache_layers if layer.kind.sliding_window is None][
-                spec.policy.leading_layer :
-            ]
-            for layer in led:
+            full_attention = [layer for layer in cache_layers if layer.kind.sliding_window is None]
+            leader, *followers = full_attention[spec.policy.leading_layer :]
+            for layer in followers:
                 layer.leader = leader
-        cache = ModelCache(cache_layers, kernels)
-        return cls(spec, tuple(kinds), cache, Sampler(spec.num_slots, vocab_size, device, kernels))
+        return cls(
+            spec,
+            kinds,
+            ModelCache(cache_layers, kernels),
+            Sampler(spec.num_slots, vocab_size, device, kernels),
+        )
+
+
+def allocate_scratches(
+    layout: ScratchLayout, num_scratch: int, layers: Sequence[LayerSpec], device: torch.device
+) -> list[SlotCache]:
+    """Return each layer's scratches: slots that are all ring, so that entries are in the order of the
+    sequence.
+    """
+    entries = SlotLayout(0, layout.num_entries, 0)
+    return [SlotCache(entries, num_scratch, layer.num_kv_heads, layer.planes, device) for layer in layers]

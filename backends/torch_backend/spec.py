@@ -1,14 +1,13 @@
-"""What a torch backend can do with a model, as the scheduler will see it."""
+"""The limits of a torch backend for a given model, as the scheduler will see them."""
 
 from collections.abc import Sequence
-from itertools import count
 
 from transformers import PreTrainedConfig
 
 from backends.interface import BackendSpec, Feature, PrefillShape, ScratchSpec, SlotPoolSpec
 from backends.torch_backend.config import DEFAULT_MAX_MODEL_LEN, TorchBackendConfig
-from backends.torch_backend.forward.cache import LayerKind
-from backends.torch_backend.model.induction import LookUp
+from backends.torch_backend.forward.step import LayerKind
+from backends.torch_backend.model.induction import InductionScore
 from backends.torch_backend.model.probe import LayerSpec
 from cache.policy import CachePolicy, streaming_llm
 from cache.pool_options import PoolOptions
@@ -18,7 +17,7 @@ MAX_DECODE_STEPS = 8
 
 
 def resolve_max_model_len(config: TorchBackendConfig, model: PreTrainedConfig) -> int:
-    """Return the longest sequence. Raises ValueError when more is asked for than the model was made for."""
+    """Return the longest sequence. Raises ValueError when the model was made for shorter ones."""
     limit: int = model.max_position_embeddings
     if config.max_model_len is None:
         return min(limit, DEFAULT_MAX_MODEL_LEN)
@@ -32,53 +31,59 @@ def resolve_max_model_len(config: TorchBackendConfig, model: PreTrainedConfig) -
 def most_slot_entries(
     policies: Sequence[CachePolicy], max_model_len: int, scratch_capacity: int | None
 ) -> int:
-    """Return what the longest sequence has use for or, where prompts outgrow their scratch, what this can fill."""
+    """Return the most entries that a slot can fill: of the longest sequence, or of a scratch with
+    evictions.
+    """
     if scratch_capacity is None or scratch_capacity >= max_model_len:
         return max_model_len
-    return scratch_capacity - max(
-        (policy.scorer.observation_window for policy in policies if policy.scorer is not None), default=1
-    )
+    windows = [policy.scorer.observation_window for policy in policies if policy.scorer is not None]
+    return scratch_capacity - max(windows, default=1)
 
 
 def with_layer_budgets(
     policy: CachePolicy,
     layers: Sequence[LayerSpec],
-    measured: Sequence[LookUp],
+    measured: Sequence[InductionScore],
     max_model_len: int,
     most_entries: int,
     *,
-    leads: bool,
+    has_leader: bool,
 ) -> CachePolicy:
-    """Return the policy with its kept entries shared out between the layers without a sliding window; `measured` are all layers.
+    """Return the policy with its kept entries shared out by the layers' induction scores.
 
-    No layer's slot gets more than `most_entries`, unless an equal share is more. With `leads`, the layer that looks up most leads those
-    behind it.
+    `layers` and `measured` are all layers; those with a sliding window keep nothing. No layer's slot gets
+    more than `most_entries`, unless an equal share is more. With `has_leader`, the layer with the most
+    induction leads those after it.
     """
-    most = most_entries - policy.layout.num_sink - policy.layout.num_recent
+    most_kept = most_entries - policy.layout.num_sink - policy.layout.num_recent
     windows = _windows(layers, max_model_len)
-    own = [look_up for look_up, window in zip(measured, windows, strict=True) if window is None]
-    leading_layer = max(range(len(own)), key=lambda number: own[number].found) if leads and own else None
-    return policy.with_layer_scores([look_up.score for look_up in own], most, leading_layer)
+    scores = [score for score, window in zip(measured, windows, strict=True) if window is None]
+    leading_layer = None
+    if has_leader and scores:
+        leading_layer = max(range(len(scores)), key=lambda index: scores[index].matched)
+    return policy.with_layer_scores([score.total for score in scores], most_kept, leading_layer)
 
 
 def layer_kinds(
     policy: CachePolicy, layers: Sequence[LayerSpec], max_model_len: int
-) -> tuple[list[LayerKind], list[int]]:
-    """Return the kinds of layers there are under a policy, and each layer's kind.
+) -> tuple[LayerKind, ...]:
+    """Return the kind of each layer under a policy.
 
-    A sliding window is a slot without sinks and kept entries, of just that length.
+    A layer with a sliding window has a slot without sinks and kept entries, whose ring is the window.
     """
-    number, of_layers = count(), list[LayerKind]()
+    kinds = []
+    num_full = 0  # layers without a window so far: a policy counts only these
     for window in _windows(layers, max_model_len):
-        of_layers.append(
-            LayerKind(policy.of_layer(next(number)) if window is None else streaming_llm(0, window), window)
-        )
-    kinds = list(dict.fromkeys(of_layers))
-    return kinds, [kinds.index(kind) for kind in of_layers]
+        if window is None:
+            kinds.append(LayerKind(policy.of_layer(num_full), None))
+            num_full += 1
+        else:
+            kinds.append(LayerKind(streaming_llm(0, window), window))
+    return tuple(kinds)
 
 
 def _windows(layers: Sequence[LayerSpec], max_model_len: int) -> list[int | None]:
-    """Return the layers' sliding windows. One that no sequence can outgrow is no window at all."""
+    """Return the layers' sliding windows; None for one that no sequence outgrows."""
     return [
         None
         if layer.sliding_window is None or layer.sliding_window >= max_model_len
@@ -88,10 +93,12 @@ def _windows(layers: Sequence[LayerSpec], max_model_len: int) -> list[int | None
 
 
 def prefill_shapes(config: TorchBackendConfig, max_model_len: int) -> tuple[PrefillShape, ...]:
-    """Return few shapes of at most the chunk's tokens: one long chunk, or several short ones, or one shorter one alone.
+    """Return a few shapes of at most the chunk's tokens: one long chunk, several short ones, or a shorter
+    one.
 
-    One chunk alone is as long as that, or half, and so on down to a sixteenth: behind a long context, the next smaller one still fits the
-    time that live sequences may wait, and small ones are read at a lower rate (with steps of four: 0.76 of the tokens/s).
+    A single chunk has the full length, or half of it, and so on down to a sixteenth. Behind a long context,
+    the next smaller chunk then still fits the time that live sequences may wait, and small chunks are read at
+    a lower rate (with steps of four: 0.76 of the tokens/s).
     """
     num_tokens = min(config.prefill_chunk, max_model_len)
     shapes = {PrefillShape(1, num_tokens // part) for part in (1, 2, 4, 8, 16) if num_tokens >= part}
@@ -102,41 +109,42 @@ def prefill_shapes(config: TorchBackendConfig, max_model_len: int) -> tuple[Pref
 def scratch_layout(
     capacity: int | None, max_model_len: int, chunk: int, kinds: Sequence[LayerKind]
 ) -> ScratchLayout:
-    """Return the layout of scratches of `capacity` entries. Raises ValueError when that is too few to fill the slots from.
+    """Return the layout of scratches of `capacity` entries. Raises ValueError when slots could not be filled
+    from it.
 
-    Half is given up at a time, in whole chunks where it is more than one, or all but what stays anyway if that is less, but as many as are
-    read ahead at least. At the prompt's end the scratch is full again, so that it holds as many as any slot.
+    Half of the entries are evicted at a time, in whole chunks where that is more than one. It is less where
+    sinks and window take more than half, and at least as many as are read ahead. At the prompt's end the
+    scratch is full again, so that it holds as many tokens as any slot.
     """
     if capacity is None or capacity >= max_model_len:
         return ScratchLayout(max_model_len)
     if any(not kind.policy.evicts and kind.policy.scorer is None for kind in kinds):
-        raise ValueError("scratch_capacity is not an option of policy full, which gives nothing up")
+        raise ValueError("scratch_capacity is not an option of policy full, which evicts nothing")
     num_needed = max(kind.policy.layout.capacity for kind in kinds)
     num_fixed = max(
         kind.policy.layout.num_sink + kind.policy.prompt_window - kind.policy.num_lent for kind in kinds
     )
-    num_ahead = max(
-        (kind.chooser.observation_window for kind in kinds if kind.chooser is not None), default=1
-    )
+    num_ahead = max((kind.scorer.observation_window for kind in kinds if kind.scorer is not None), default=1)
+    # A slot must be full at the prompt's end, when the tokens read ahead were read in addition. A scratch may
+    # have to evict when it holds only capacity + 1 - num_ahead tokens, and then has num_ahead candidates
+    # beside the fixed ones.
     least = max(num_needed + num_ahead, num_fixed + 2 * num_ahead - 1, 2 * num_ahead)
     if capacity < least:
         raise ValueError(
             f"scratch_capacity must be at least {least} for slots of {num_needed} entries, got {capacity}"
         )
-    num_dropped = min(capacity // 2, capacity - num_fixed)
-    if num_dropped > chunk:
-        num_dropped = max(num_dropped - num_dropped % chunk, num_ahead)
-    return ScratchLayout(capacity, num_dropped, num_ahead)
+    eviction_size = min(capacity // 2, capacity - num_fixed)
+    if eviction_size > chunk:
+        eviction_size = max(eviction_size - eviction_size % chunk, num_ahead)
+    return ScratchLayout(capacity, eviction_size, num_ahead)
 
 
 def pool_spec(
     options: PoolOptions, policy: CachePolicy, kinds: Sequence[LayerKind], max_model_len: int
 ) -> SlotPoolSpec:
     """Return the limits of a pool whose layers are of these kinds."""
-    max_direct_tokens = min(
-        min(kind.policy.max_direct_tokens for kind in kinds), policy.max_direct_tokens, max_model_len
-    )
-    return SlotPoolSpec(options.num_slots, policy, max_direct_tokens, options.label)
+    limits = [policy.max_direct_tokens, max_model_len, *(kind.policy.max_direct_tokens for kind in kinds)]
+    return SlotPoolSpec(options.num_slots, policy, min(limits), options.label)
 
 
 def backend_spec(

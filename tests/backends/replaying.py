@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from backends.torch_backend.cuda_graphs import Step
+from backends.torch_backend.cuda_graphs import Recordable
 
 # Numbers that go from the device to the host, shapes that depend on them, and data that comes from the host.
 _WAITING = ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "lift_fresh", "equal")
@@ -48,7 +48,7 @@ class ReplayRecorder:
     def num_recorded(self) -> int:
         return len(self.records)
 
-    def __call__(self, step: Step) -> Step:
+    def __call__(self, step: Recordable) -> Recordable:
         with _Trace() as trace:
             step()
         self.records.append(trace.operations)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.torch_backend.compiled.code import TOLD
+from backends.torch_backend.compiled.code import COMPILED_MESSAGE
 from bench.sides import HttpSide, SideError
 from bench.start import COMPILING, ON_DISK, UNCOMPILED, FreshServer, table, wait_for_code
 from commands.loadtest.config import Address, Load
@@ -14,7 +14,7 @@ NOWHERE = HttpSide(Address("http://127.0.0.1:9"), 1.0)
 
 
 def test_times_are_read_from_the_log(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("INFO " + TOLD % (1.23, 20.5, 0.336) + "\nINFO ready")
+    (tmp_path / "log").write_text("INFO " + COMPILED_MESSAGE % (1.23, 20.5, 0.336) + "\nINFO ready")
     assert wait_for_code(NOWHERE, tmp_path / "log", float("inf")) == {
         "trace": 1.2,
         "compile": 20.5,

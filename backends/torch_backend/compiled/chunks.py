@@ -1,6 +1,8 @@
-"""A layer's work on a prompt's chunk as a list of few operators: traced once, with what kernels can do moved into them, and run as it is.
+"""A layer's work on a prompt's chunk as a list of few operators: traced and fused like a decode step, not
+compiled.
 
-Nothing is compiled for it: beside the kernels only views are left. The attention stays the cache's business.
+Beside the kernels only views are left, for which a compiler would do nothing. The attention is left to the
+cache.
 """
 
 from collections.abc import Callable
@@ -10,18 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from backends.torch_backend.compiled.layer_calls import LayerFunction, TracedCache
+from backends.torch_backend.compiled.layer_function import LayerFunction, TracedCache
 from backends.torch_backend.compiled.trace import InputSpec
 from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.forward.stand_in import LayerCall
 from backends.torch_backend.model.attention import AttentionOptions
 from backends.torch_backend.torch_private.inductor import function_of
 
-ChunkCode = Callable[..., Any]  # of a `ChunkAttention` and a layer's tensors
+ChunkCode = Callable[..., Any]  # called with a `ChunkAttention` and a layer's tensors
 
+# An operator without a kernel: it marks the attention in the traced graph, whose text then calls
+# `ChunkAttention`.
 _library = torch.library.Library("snapserve", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define(  # type: ignore[no-untyped-call]
-    "cached_attention(Tensor query, Tensor key, Tensor value, float scaling, float? softcap, Tensor? sinks) -> Tensor"
+    "cached_attention(Tensor query, Tensor key, Tensor value, float scaling, float? softcap, Tensor? sinks)"
+    " -> Tensor"
 )
 
 
@@ -47,7 +52,7 @@ class _ChunkCache(TracedCache):
 
 @dataclass(frozen=True, slots=True)
 class ChunkAttention:
-    """What a layer's code calls where the layer would write to the cache and attend."""
+    """The cache write and the attention of one layer, as its code calls them."""
 
     cache: ModelCache
     layer: int
@@ -62,19 +67,20 @@ class ChunkAttention:
         sinks: Tensor | None,
     ) -> Tensor:
         keys, values = self.cache.update(key, value, self.layer)
-        return self.cache.attend(
-            self.layer, query, keys, values, AttentionOptions(scaling, softcap, sinks)
-        ).contiguous()
+        options = AttentionOptions(scaling, softcap, sinks)
+        return self.cache.attend(self.layer, query, keys, values, options).contiguous()
 
 
 def chunk_code(layer: LayerFunction, call: LayerCall) -> ChunkCode:
-    """Return the code of a call with a chunk [row, token, …]; both numbers are open, for it is not compiled. Raises GraphError."""
+    """Return the code of a call with a chunk [row, token, …] of any numbers of rows and tokens. Raises
+    GraphError.
+    """
     tensors = call.tensors()
     chunk = tensors[0].shape[:2]
-    plain = [InputSpec.of(tensor) for tensor in tensors]
-    given = [
-        replace(spec, sizes=("rows", "tokens", *spec.sizes[2:])) if spec.sizes[:2] == chunk else spec
-        for spec in plain
-    ]
-    source = layer.trace(call, given, (), _ChunkCache)
+    call_inputs = []
+    for tensor in tensors:
+        spec = InputSpec.of(tensor)
+        is_chunk = spec.sizes[:2] == chunk
+        call_inputs.append(replace(spec, sizes=("rows", "tokens", *spec.sizes[2:])) if is_chunk else spec)
+    source = layer.trace(call, call_inputs, (), _ChunkCache)
     return function_of(source.code.replace("torch.ops.snapserve.cached_attention.default(", "self.attend("))

@@ -1,7 +1,8 @@
-"""A backend's kernels and graphs: taken from the folder where they are kept, or built by a process in the background and taken then.
+"""A backend's kernels and graphs: loaded from the folder that keeps them, or first built by a process in the
+background.
 
-Whatever cannot be had is done without: decode steps are then slower and nothing else. The process that builds runs where nobody else wants
-to, so that requests which are served meanwhile hardly notice.
+A backend runs without them, only slower. The process that builds has the lowest priority, so that it hardly
+slows the requests that are served meanwhile.
 """
 
 import logging
@@ -16,7 +17,7 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from backends.torch_backend.compiled.build import KERNELS, code_folder, graph_path, source_path
-from backends.torch_backend.compiled.decode_step import StepGraphs
+from backends.torch_backend.compiled.decode_step import DecodeStepGraphs
 from backends.torch_backend.compiled.layers import LayerGraphs
 from backends.torch_backend.native.kernels import Kernels, load_kernels
 from backends.torch_backend.pool import TorchPool
@@ -24,12 +25,13 @@ from backends.torch_backend.torch_private.inductor import load_compiled
 
 logger = logging.getLogger(__name__)
 
-TOLD = "decode is compiled: traced in %.1f s, compiled in %.1f s, loaded in %.2f s"  # bench.start reads it
+# `bench.start` reads the times from the log.
+COMPILED_MESSAGE = "decode is compiled: traced in %.1f s, compiled in %.1f s, loaded in %.2f s"
 
 
 @dataclass
 class CodeTimes:
-    """Seconds. Nothing is compiled where all is on disk."""
+    """Seconds. `compile` is 0 where all code is on disk."""
 
     trace: float = 0.0
     compile: float = 0.0
@@ -41,57 +43,64 @@ class CompiledCode:
 
     def __init__(
         self,
-        folder: Path,
+        cache: Path,
         model: PreTrainedModel,
         pools: Sequence[TorchPool],
         max_position: int,
         kernels: Kernels,
     ) -> None:
         self.times = CodeTimes()
-        self._folder, self._kernels = code_folder(folder), kernels
+        self._folder = code_folder(cache)
+        self._kernels = kernels
         self._layers = LayerGraphs(model, kernels)
         self.steps = tuple(
-            StepGraphs(model, self._layers.layers, pool, max_position, kernels) for pool in pools
+            DecodeStepGraphs(model, self._layers.layers, pool, max_position, kernels) for pool in pools
         )
         self._keys: tuple[str, ...] = ()
         self._is_pending = False
+        self._build_started = 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Trace the graphs, once a decode step has been run, and take the code or have it built."""
+        """Trace the graphs, after the warm-up has run every kind of step, and load the code or start to
+        build it.
+        """
         start = time.monotonic()
-        layers = self._layers.trace()
-        steps = [step.trace() for step in self.steps]
-        sources = {} if all(steps) else layers
-        for step in steps:
-            sources |= step
-        self._keys, self.times.trace = tuple(sources), time.monotonic() - start
+        sources = self._layers.trace()
+        step_sources = [step.trace() for step in self.steps]
+        if all(step_sources):
+            sources = {}  # no step calls a layer's own graph
+        for step_source in step_sources:
+            sources |= step_source
+        self._keys = tuple(sources)
+        self.times.trace = time.monotonic() - start
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             for key, source in sources.items():
                 _write(source_path(self._folder, key), source.to_json())
         except OSError as error:
-            logger.warning("nothing is compiled: %s", error)
+            logger.warning("decode runs uncompiled, since the compile cache cannot be written: %s", error)
             return
-        self._is_pending, self._start = True, time.monotonic()
+        self._is_pending = True
+        self._build_started = time.monotonic()
         if not self._is_built():
             self._build()
         self.poll()
 
     def poll(self) -> None:
-        """Take the code between two steps if it has become ready."""
+        """Load the code between two steps, if it has become ready."""
         if self._is_pending and (self._process is None or self._process.poll() is not None):
             self._is_pending = False
-            self._take()
+            self._finish()
 
     def wait(self) -> None:
-        """Wait for the code, and take it."""
+        """Wait for the code, and load it."""
         if self._process is not None:
             self._process.wait()
         self.poll()
 
     def close(self) -> None:
-        """Build no more."""
+        """Stop building."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
@@ -101,13 +110,11 @@ class CompiledCode:
         return self._folder / "log"
 
     def _is_built(self) -> bool:
-        return all(
-            path.exists()
-            for path in (self._folder / KERNELS, *(graph_path(self._folder, key) for key in self._keys))
-        )
+        graphs = (graph_path(self._folder, key) for key in self._keys)
+        return all(path.exists() for path in (self._folder / KERNELS, *graphs))
 
     def _build(self) -> None:
-        logger.info("compiling for decode in the background, into %s", self._folder)
+        logger.info("compiling decode in the background, into %s", self._folder)
         command = [sys.executable, "-m", "backends.torch_backend.compiled.build", str(self._folder)]
         environment = (
             os.environ | _inductor_environment(self._folder) | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
@@ -117,40 +124,45 @@ class CompiledCode:
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         try:
-            os.sched_setscheduler(
-                self._process.pid, os.SCHED_IDLE, os.sched_param(0)
-            )  # a step's threads that wake get its core at once
-        except OSError:  # as a container may
+            # A step's threads that wake up preempt an idle process at once, and a merely nice one not.
+            os.sched_setscheduler(self._process.pid, os.SCHED_IDLE, os.sched_param(0))
+        except OSError:  # containers may forbid it
             os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
 
-    def _take(self) -> None:
+    def _finish(self) -> None:
+        """Load the code, and log how it was made or why there is none."""
         if self._process is not None:
-            self.times.compile = time.monotonic() - self._start
+            self.times.compile = time.monotonic() - self._build_started
             if self._process.returncode != 0:
                 report = self._log.read_text(errors="replace").strip()
-                logger.warning("decode stays as it is, since compiling failed: %s", report[-2000:])
+                logger.warning("decode runs uncompiled, since compiling failed: %s", report[-2000:])
         if not self._is_built():
             return
         start = time.monotonic()
-        os.environ.update(_inductor_environment(self._folder))  # where a graph's file is unpacked
         try:
-            load_kernels(self._folder / KERNELS)
-            graphs = {key: load_compiled(graph_path(self._folder, key)) for key in self._keys}
-        except Exception as error:  # files of another's making, read by torch: whatever is wrong with them, there is another way
+            self._load()
+        except Exception as error:  # torch reads files that another version or a full disk may have spoiled
             logger.warning(
-                "decode stays as it is, since its code cannot be loaded: %s: %s", type(error).__name__, error
+                "decode runs uncompiled, since its code cannot be loaded: %s: %s", type(error).__name__, error
             )
             return
+        self.times.load = time.monotonic() - start
+        if self._keys:
+            logger.info(COMPILED_MESSAGE, self.times.trace, self.times.compile, self.times.load)
+        else:
+            logger.warning(
+                "no layer of the model has a graph: decode runs uncompiled, with the kernels' help"
+            )
+
+    def _load(self) -> None:
+        # A graph's file is unpacked into inductor's own folder.
+        os.environ.update(_inductor_environment(self._folder))
+        load_kernels(self._folder / KERNELS)
+        graphs = {key: load_compiled(graph_path(self._folder, key)) for key in self._keys}
         self._layers.use(graphs)
         for step in self.steps:
             step.use(graphs)
         self._kernels.use()
-        self.times.load = time.monotonic() - start
-        times = self.times
-        if graphs:
-            logger.info(TOLD, times.trace, times.compile, times.load)
-        else:
-            logger.warning("no layer of the model has a graph: decode runs as it is, with the kernels' help")
 
 
 def _inductor_environment(folder: Path) -> dict[str, str]:
@@ -158,7 +170,7 @@ def _inductor_environment(folder: Path) -> dict[str, str]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that nobody sees half written."""
+    """Write a file in one piece: the process that builds never sees a part of it."""
     partial = path.with_suffix(f".{os.getpid()}")
     partial.write_text(text)
     partial.replace(path)

@@ -1,7 +1,9 @@
-"""A pool's decode step as static graphs: one of what comes before the layers, one of every few layers, and one of what follows them.
+"""A pool's decode step as static graphs: what precedes the layers, stacks of a few layers each, and what
+follows them.
 
-The host then calls a handful of graphs, where the model's own code would ask for a hundred small operations. Only for models that
-hand each layer's output to the next one as it is, and all of whose layers have graphs; others call their layers' graphs themselves.
+The host then calls a handful of graphs, where the model's own code would call a hundred small operations.
+This works for models that hand each layer's output to the next one unchanged, and all of whose layers have
+graphs. Other models run their layers' graphs one by one.
 """
 
 import logging
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from backends.torch_backend.compiled.layers import GraphedLayer, StepCall
+from backends.torch_backend.compiled.layers import DecodeCall, GraphedLayer
 from backends.torch_backend.compiled.trace import Compiled, GraphError, GraphSource, InputSpec, chain, trace
 from backends.torch_backend.forward.plan import DecodePlan
 from backends.torch_backend.native.kernels import Kernels
@@ -22,33 +24,36 @@ from backends.torch_backend.pool import TorchPool
 logger = logging.getLogger(__name__)
 
 
-# Layers that share a call. Every call costs the host some 40 µs, and each layer that a graph holds takes the compiler a second or more.
-_STACKED = 4
+# Layers in one graph. Each call of a graph costs the host some 40 µs; each layer of a graph takes the
+# compiler a second or more.
+_LAYERS_PER_GRAPH = 4
 
-
-class _LastLayerError(Exception):
-    """The model calls its last layer, and what follows is not of interest."""
+Replacement = Callable[[DecodeCall], object]
 
 
 @dataclass(frozen=True, slots=True)
 class _LayerInputs:
-    """What a layer's graph is called with after its input: which of the tensors made before the layers, and its own slots and weights."""
+    """The inputs of one layer's graph after the hidden states.
+
+    `shared` are indices into the tensors that the first graph makes for all layers: rotary angles, entries,
+    masks.
+    """
 
     source: GraphSource
     shared: tuple[int, ...]
-    own: tuple[Tensor, ...]
+    own: tuple[Tensor, ...]  # the layer's slots and weights
 
 
 @dataclass(frozen=True, slots=True)
 class _Stack:
-    """What the graph of several layers is called with after its input."""
+    """A graph of several layers, by its key, and its inputs after the hidden states: see `_LayerInputs`."""
 
     key: str
     shared: tuple[int, ...]
     own: tuple[Tensor, ...]
 
 
-class StepGraphs:
+class DecodeStepGraphs:
     """The decode step of one pool."""
 
     def __init__(
@@ -59,160 +64,158 @@ class StepGraphs:
         max_position: int,
         kernels: Kernels,
     ) -> None:
-        self._model, self._layers, self._pool, self._max_position, self._kernels = (
-            model,
-            layers,
-            pool,
-            max_position,
-            kernels,
-        )
-        inside = {weight.data_ptr() for layer in layers for weight in layer.function.weights}
+        self._model = model
+        self._layers = layers
+        self._pool = pool
+        self._max_position = max_position
+        self._kernels = kernels
+        in_layers = {weight.data_ptr() for layer in layers for weight in layer.function.weights}
         named = [
             *model.named_parameters(remove_duplicate=False),
             *model.named_buffers(remove_duplicate=False),
         ]
-        outside = {name: weight.detach() for name, weight in named if weight.data_ptr() not in inside}
-        self._names, self._weights = list(outside), list(outside.values())
+        # The weights outside the layers are inputs of the first and the last graph.
+        outside = {name: weight.detach() for name, weight in named if weight.data_ptr() not in in_layers}
+        self._names = list(outside)
+        self._weights = list(outside.values())
+        # A graph can read a number only as a tensor's size: slices of this one are as long as a step's read
+        # lengths.
         longest = max(kind.policy.layout.capacity for kind in pool.kinds)
-        self._lengths = torch.empty(
-            longest, dtype=torch.int8
-        )  # a graph knows a size only as that of a tensor
-        self._is_single = pool.spec.num_slots == 1
-        self._calls: list[_LayerInputs] = []
+        self._lengths = torch.empty(longest, dtype=torch.int8)
+        self._num_rows: int | str = 1 if pool.spec.num_slots == 1 else "rows"
+        self._layer_inputs: list[_LayerInputs] = []
         self._stacks: list[_Stack] = []
-        self._ends: tuple[str, ...] = ()  # the keys of what comes before the layers and after them
+        self._ends: tuple[str, ...] = ()  # the keys of the graphs before the layers and after them
         self._graphs: Mapping[str, Compiled] = {}
 
     def trace(self) -> dict[str, GraphSource]:
-        """Return the step's graphs by their keys; none if it has none. A decode step has been run, and layers are traced."""
+        """Return the step's graphs by their keys; none if it has none.
+
+        A decode step must have been run, and the layers traced.
+        """
         try:
             with self._kernels.used():
                 ends = [self._trace_before(), self._trace_after()]
         except GraphError as error:
-            logger.info("a decode step is no whole graph: %s", str(error).splitlines()[0])
+            reason = str(error).splitlines()[0]
+            logger.info("decode steps run layer by layer, since a step is not one graph: %s", reason)
             return {}
         self._ends = tuple(source.key for source in ends)
-        stacks = self._stack()
-        return {source.key: source for source in (*ends, *stacks)}
+        return {source.key: source for source in (*ends, *self._stack())}
 
     @property
     def are_used(self) -> bool:
+        """Whether `run` can be called."""
         return bool(self._graphs)
 
     def use(self, graphs: Mapping[str, Compiled]) -> None:
-        """Run these graphs from the next step on, if it was traced."""
+        """Run these graphs from the next step on, if the step was traced."""
         if self._ends:
             self._graphs = graphs
 
-    def run(self, plan: DecodePlan) -> tuple[Tensor, Tensor] | None:
-        """Return the logits [slot, vocabulary] of a plan's next step and the likeliest token of each; None where there are no graphs."""
-        if not self._graphs:
-            return None
+    def run(self, plan: DecodePlan) -> tuple[Tensor, Tensor]:
+        """Return the logits [slot, vocabulary] of a plan's next step and the most likely token of each
+        slot.
+        """
         before, after = (self._graphs[key] for key in self._ends)
-        hidden, *shared = before(
-            plan.numbers, *(self._lengths[:length] for length in plan.read_lengths), *self._weights
-        )
+        lengths = [self._lengths[:length] for length in plan.read_lengths]
+        hidden, *shared = before(plan.inputs, *lengths, *self._weights)
         for stack in self._stacks:
-            hidden = self._graphs[stack.key](
-                hidden, *[shared[number] for number in stack.shared], *stack.own
-            )[0]
+            graph = self._graphs[stack.key]
+            hidden = graph(hidden, *[shared[index] for index in stack.shared], *stack.own)[0]
         logits, best = after(hidden, *self._weights)
         return logits, best
 
     def _stack(self) -> list[GraphSource]:
-        """Return the graphs of every few layers, and write down what they are called with."""
+        """Return the graphs of every few layers, and note their inputs."""
         sources = []
         self._stacks.clear()
-        for first in range(0, len(self._calls), _STACKED):
-            calls = self._calls[first : first + _STACKED]
-            source, shared = chain([(call.source, call.shared) for call in calls])
-            self._stacks.append(
-                _Stack(source.key, shared, tuple(tensor for call in calls for tensor in call.own))
-            )
+        for first in range(0, len(self._layer_inputs), _LAYERS_PER_GRAPH):
+            layers = self._layer_inputs[first : first + _LAYERS_PER_GRAPH]
+            source, shared = chain([(layer.source, layer.shared) for layer in layers])
+            own = tuple(tensor for layer in layers for tensor in layer.own)
+            self._stacks.append(_Stack(source.key, shared, own))
             sources.append(source)
         return sources
 
     def _trace_before(self) -> GraphSource:
-        """Trace the model until its last layer, while the layers note what they are called with."""
+        """Trace the model up to its first layer: what it computes there for the layers to share.
+
+        The layers are replaced by functions that note their calls. To see what is common to all of them, the
+        model must call each one, with a placeholder for the output of the layer before it. The last layer
+        returns hidden states again: the model computes logits of them, which nothing reads, so that they are
+        not in the graph.
+        """
         num_kinds = len(self._pool.kinds)
-        calls: list[StepCall] = []
-        tensors: list[Tensor] = []
-        unknown = object()  # what a layer returns, which can be handed on and nothing else
+        calls: list[DecodeCall] = []
+        placeholder = object()  # can be passed to the next layer, and used for nothing else
 
-        def note(call: StepCall) -> object:
+        def note(call: DecodeCall) -> object:
             calls.append(call)
-            if len(calls) == len(self._layers):
-                raise _LastLayerError
-            return unknown
+            return placeholder if len(calls) < len(self._layers) else calls[0].call.tensors()[0]
 
-        def run(numbers: Tensor, *others: Tensor) -> object:
+        def run(inputs: Tensor, *others: Tensor) -> object:
             lengths, weights = others[:num_kinds], others[num_kinds:]
-            try:
-                self._call(
-                    numbers, tuple(length.shape[0] for length in lengths), weights, [note] * len(self._layers)
-                )
-            except _LastLayerError:
-                tensors[:] = self._place(calls, unknown)
-                return [tensor.contiguous() for tensor in tensors]
-            raise GraphError("it does not call every layer")
+            read_lengths = tuple(length.shape[0] for length in lengths)
+            self._call_model(inputs, read_lengths, weights, [note] * len(self._layers))
+            if len(calls) != len(self._layers):
+                raise GraphError("it does not call every layer once")
+            return [tensor.contiguous() for tensor in self._assign_inputs(calls, placeholder)]
 
-        plan = [
-            InputSpec((2 + 2 * num_kinds, self._rows), "int64"),
-            *[InputSpec(("entries",), "int8")] * num_kinds,
-        ]
-        return trace(run, [*plan, *map(InputSpec.of, self._weights)])
+        plan_inputs = InputSpec((2 + 2 * num_kinds, self._num_rows), "int64")
+        lengths = [InputSpec(("entries",), "int8")] * num_kinds
+        return trace(run, [plan_inputs, *lengths, *map(InputSpec.of, self._weights)])
 
-    def _place(self, calls: Sequence[StepCall], unknown: object) -> list[Tensor]:
-        """Return the first layer's input and, each once, what layers are given beside theirs; write down which go to which."""
-        hidden, *_ = calls[0].given.tensors()
-        shared: dict[int, Tensor] = {}
-        self._calls.clear()
-        for number, (layer, call) in enumerate(zip(self._layers, calls, strict=True)):
-            if (call.given.args[0] is unknown) != (number > 0):
-                raise GraphError("something happens between the layers")
-            given = [
+    def _assign_inputs(self, calls: Sequence[DecodeCall], placeholder: object) -> list[Tensor]:
+        """Note each layer's inputs; return the first layer's hidden states, then each shared tensor once."""
+        hidden, *_ = calls[0].call.tensors()
+        shared: dict[int, Tensor] = {}  # by identity: a traced tensor is one object wherever it is used
+        self._layer_inputs.clear()
+        for index, (layer, call) in enumerate(zip(self._layers, calls, strict=True)):
+            if (call.call.args[0] is placeholder) != (index > 0):
+                raise GraphError("the model changes hidden states between its layers")
+            tensors = [
                 tensor
-                for tensor in (*call.given.tensors(), call.kind.entries, call.kind.bias)
+                for tensor in (*call.call.tensors(), call.kind.entries, call.kind.bias)
                 if tensor is not hidden
             ]
-            shared |= {id(tensor): tensor for tensor in given}
-            places = tuple(list(shared).index(id(tensor)) for tensor in given)
-            source = layer.sources.get(self._is_single)
+            shared |= {id(tensor): tensor for tensor in tensors}
+            positions = list(shared)
+            source = layer.sources.get(self._num_rows == 1)
             if source is None:
-                raise GraphError(f"layer {number} has no graph")
-            planes = self._pool.cache.layers[number].slots.planes
-            self._calls.append(_LayerInputs(source, places, (*planes, *layer.function.weights)))
+                raise GraphError(f"layer {index} has no graph")
+            planes = self._pool.cache.layers[index].slots.planes
+            shared_indices = tuple(positions.index(id(tensor)) for tensor in tensors)
+            own = (*planes, *layer.function.weights)
+            self._layer_inputs.append(_LayerInputs(source, shared_indices, own))
         return [hidden, *shared.values()]
 
     def _trace_after(self) -> GraphSource:
         """Trace what the model does with the last layer's output."""
-        hidden = next(iter(self._layers[-1].calls[self._is_single].given.tensors()))
+        last_call = self._layers[-1].calls[self._num_rows == 1]
+        hidden = next(iter(last_call.call.tensors()))
 
         def run(output: Tensor, *weights: Tensor) -> object:
-            numbers = torch.zeros(2 + 2 * len(self._pool.kinds), output.shape[0], dtype=torch.int64)
-            stand_ins: list[Callable[[StepCall], object]] = [lambda call: call.given.args[0]] * (
-                len(self._layers) - 1
-            ) + [lambda _: output]
-            logits = self._call(numbers, (1,) * len(self._pool.kinds), weights, stand_ins)[:, -1]
+            num_inputs = 2 + 2 * len(self._pool.kinds)
+            inputs = torch.zeros(num_inputs, output.shape[0], dtype=torch.int64)  # read by dead code alone
+            read_lengths = (1,) * len(self._pool.kinds)
+            passing: list[Replacement] = [lambda call: call.call.args[0]] * (len(self._layers) - 1)
+            logits = self._call_model(inputs, read_lengths, weights, [*passing, lambda _: output])[:, -1]
             return [logits, logits.float().argmax(dim=-1)]
 
         return trace(run, [InputSpec.of(hidden, ("rows",)), *map(InputSpec.of, self._weights)])
 
-    @property
-    def _rows(self) -> int | str:
-        return 1 if self._is_single else "rows"
-
-    def _call(
+    def _call_model(
         self,
-        numbers: Tensor,
+        inputs: Tensor,
         read_lengths: tuple[int, ...],
         weights: Sequence[Tensor],
-        stand_ins: Sequence[Callable[[StepCall], object]],
+        replacements: Sequence[Replacement],
     ) -> Tensor:
-        """Return the model's logits [slot, 1, vocabulary], others called in its layers' places."""
-        forward_pass = DecodePlan(self._pool.kinds, numbers, read_lengths, self._max_position).forward_pass()
-        arguments = forward_pass.arguments(self._pool.cache) | {"logits_to_keep": 1}
-        with _standing_in(self._layers, stand_ins):
+        """Return the logits [slot, 1, vocabulary] of the model with its layers replaced."""
+        plan = DecodePlan(self._pool.kinds, inputs, read_lengths, self._max_position)
+        arguments = plan.forward_pass().arguments(self._pool.cache) | {"logits_to_keep": 1}
+        with _replaced(self._layers, replacements):
             named = dict(zip(self._names, weights, strict=True))
             logits: Tensor = torch.func.functional_call(
                 self._model, named, (), arguments, tie_weights=False
@@ -221,13 +224,11 @@ class StepGraphs:
 
 
 @contextmanager
-def _standing_in(
-    layers: Sequence[GraphedLayer], stand_ins: Sequence[Callable[[StepCall], object]]
-) -> Iterator[None]:
+def _replaced(layers: Sequence[GraphedLayer], replacements: Sequence[Replacement]) -> Iterator[None]:
     try:
-        for layer, stand_in in zip(layers, stand_ins, strict=True):
-            layer.stand_in = stand_in
+        for layer, replacement in zip(layers, replacements, strict=True):
+            layer.replacement = replacement
         yield
     finally:
         for layer in layers:
-            layer.stand_in = None
+            layer.replacement = None

@@ -1,7 +1,9 @@
-"""A model's decoder layers as static graphs: decode steps, and chunks of prompts, run a layer's graph once there is one, not the layer.
+"""A model's decoder layers as static graphs. Once a layer has a graph, decode steps and prompt chunks run it
+instead.
 
-Layers that are built alike share one graph, which is traced and compiled once and called with each layer's weights and slots. A layer
-that cannot be traced, such as one whose experts are chosen by value or that asks which layer it is, stays as it is.
+Layers that are built alike share one graph, which is traced and compiled once and called with each layer's
+weights and slots. A layer that cannot be traced stays as it is, for instance one that chooses experts by
+value.
 """
 
 import logging
@@ -13,29 +15,34 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from backends.torch_backend.compiled.chunks import ChunkAttention, ChunkCode, chunk_code
-from backends.torch_backend.compiled.layer_calls import LayerFunction, TracedCache
+from backends.torch_backend.compiled.layer_function import LayerFunction, TracedCache
 from backends.torch_backend.compiled.trace import Compiled, GraphError, GraphSource, InputSpec
-from backends.torch_backend.forward.cache import KindStep, ModelCache
+from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.forward.stand_in import LayerCall, StandIn, decoder_layers
+from backends.torch_backend.forward.step import DecodeStep, KindStep
 from backends.torch_backend.model.attention import AttentionOptions
 from backends.torch_backend.native.kernels import Kernels, slot_attention
 
 logger = logging.getLogger(__name__)
 
-_ROW, _PLAN, _PLANE = ("rows",), ("rows", None, "entries"), ("slots", None, "capacity")
+# The sizes of a decode step's inputs that differ from call to call.
+_ROW_SIZES = ("rows",)
+_BIAS_SIZES = ("rows", None, "entries")
+_PLANE_SIZES = ("slots", None, "capacity")
 
 
 @dataclass(frozen=True, slots=True)
-class StepCall:
-    """How the model calls a layer in a decode step, and what the layer has there of its own."""
+class DecodeCall:
+    """A layer's call in a decode step, with the tensors that the layer finds in its cache."""
 
-    given: LayerCall
+    call: LayerCall
     kind: KindStep
     planes: tuple[Tensor, ...]
 
     def inputs(self) -> list[Tensor]:
+        """Return the inputs of the layer's graph, but for the weights."""
         return [
-            *self.given.tensors(),
+            *self.call.tensors(),
             self.kind.entries.contiguous(),
             self.kind.bias.contiguous(),
             *self.planes,
@@ -43,7 +50,7 @@ class StepCall:
 
 
 @dataclass(frozen=True, slots=True)
-class _TracedSlots(TracedCache):
+class _SlotCache(TracedCache):
     entries: Tensor
     bias: Tensor
     planes: tuple[Tensor, ...]
@@ -56,7 +63,6 @@ class _TracedSlots(TracedCache):
         value: Tensor,
         options: AttentionOptions,
     ) -> Tensor:
-        scaling, softcap, sinks = options.scaling, options.softcap, options.sinks
         return slot_attention(
             query,
             key,
@@ -64,113 +70,118 @@ class _TracedSlots(TracedCache):
             self.planes,
             self.entries,
             self.bias,
-            scaling=scaling,
-            softcap=softcap,
-            sinks=sinks,
+            scaling=options.scaling,
+            softcap=options.softcap,
+            sinks=options.sinks,
         )
 
 
 class GraphedLayer(StandIn):
-    """A layer with its graphs. Pools of one slot have a graph of their own: of one row, operations are other ones."""
+    """A layer with its graphs. Pools of one slot have their own: torch has other operations for a single
+    row.
+    """
 
-    def __init__(self, layer: nn.Module, number: int, kernels: Kernels) -> None:
+    def __init__(self, layer: nn.Module, index: int, kernels: Kernels) -> None:
         super().__init__(layer)
-        self.sources: dict[bool, GraphSource] = {}  # by whether there is one slot
-        self.graphs: dict[bool, Compiled] = {}
         self.function = LayerFunction(layer)
-        self._number, self._kernels = number, kernels
-        self.calls: dict[bool, StepCall] = {}
-        self.chunk_call: LayerCall | None = (
-            None  # with the most rows so far, so that it shows what every row has of its own
-        )
+        self._index = index
+        self._kernels = kernels
+        # By whether the pool has a single slot: the last call, the graph's text, and the graph.
+        self.calls: dict[bool, DecodeCall] = {}
+        self.sources: dict[bool, GraphSource] = {}
+        self.graphs: dict[bool, Compiled] = {}
+        # The chunk with the most rows so far: only with several rows it shows which inputs have a row for
+        # each.
+        self.chunk_call: LayerCall | None = None
         self.chunk: ChunkCode | None = None
-        self.stand_in: Callable[[StepCall], object] | None = (
-            None  # is called instead while the step around the layers is traced
-        )
+        # Called instead of the layer while the step around the layers is traced.
+        self.replacement: Callable[[DecodeCall], object] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         cache: ModelCache = kwargs["slot_cache"]
-        step, given = cache.step, LayerCall(args, kwargs)
-        if step is None or not step.reads_first:
-            return self._read(cache, given)
-        own = cache.layers[self._number]
-        call = StepCall(given, step.kinds[own.kind_index], own.slots.planes)
-        if self.stand_in is not None:
-            return self.stand_in(call)
-        is_single = own.slots.planes[0].shape[0] == 1
+        call = LayerCall(args, kwargs)
+        if not isinstance(cache.step, DecodeStep):
+            return self._read_chunk(cache, call)
+        cache_layer = cache.layers[self._index]
+        decode_call = DecodeCall(call, cache_layer.of_step(cache.step), cache_layer.slots.planes)
+        if self.replacement is not None:
+            return self.replacement(decode_call)
+        is_single = cache_layer.slots.num_slots == 1
         graph = self.graphs.get(is_single)
         if graph is None:
-            self.calls[is_single] = call
+            self.calls[is_single] = decode_call
             return self.layer(*args, **kwargs)
-        return graph(*call.inputs(), *self.function.weights)[0]
+        return graph(*decode_call.inputs(), *self.function.weights)[0]
 
-    def _read(self, cache: ModelCache, call: LayerCall) -> Any:
-        """Read a prompt's chunk."""
+    def _read_chunk(self, cache: ModelCache, call: LayerCall) -> Any:
         tensors = call.tensors()
         if self.chunk is not None and self._kernels.are_used:
-            return self.chunk(ChunkAttention(cache, self._number), *tensors, *self.function.weights)
+            return self.chunk(ChunkAttention(cache, self._index), *tensors, *self.function.weights)
         if self.chunk_call is None or self.chunk_call.tensors()[0].shape[0] < tensors[0].shape[0]:
-            self.chunk_call = call.replaced([tensor.to("meta") for tensor in tensors])
+            self.chunk_call = call.replaced([tensor.to("meta") for tensor in tensors])  # shapes are enough
         return self.layer(*call.args, **call.kwargs)
 
-    def trace(self, call: StepCall) -> GraphSource:
+    def trace(self, decode_call: DecodeCall) -> GraphSource:
         """Return the graph of a decode step's call. Raises GraphError."""
-        if len(call.planes) != 2:
-            raise GraphError("it holds latents instead of keys and values")
-        num_rows = call.kind.entries.shape[0]
-        entries, bias, *planes = call.inputs()[len(call.given.tensors()) :]
-        given = [
-            InputSpec.of(tensor, _ROW if tensor.shape[0] == num_rows else ())
-            for tensor in call.given.tensors()
+        if len(decode_call.planes) != 2:
+            raise GraphError("its cache holds latents instead of keys and values")
+        num_rows = decode_call.kind.entries.shape[0]
+        call_tensors = decode_call.call.tensors()
+        entries, bias, *planes = decode_call.inputs()[len(call_tensors) :]
+        call_inputs = [
+            InputSpec.of(tensor, _ROW_SIZES if tensor.shape[0] == num_rows else ()) for tensor in call_tensors
         ]
-        own = [
-            InputSpec.of(entries, _ROW),
-            InputSpec.of(bias, _PLAN),
-            *(InputSpec.of(plane, _PLANE) for plane in planes),
+        cache_inputs = [
+            InputSpec.of(entries, _ROW_SIZES),
+            InputSpec.of(bias, _BIAS_SIZES),
+            *(InputSpec.of(plane, _PLANE_SIZES) for plane in planes),
         ]
+
+        def cache(entries: Tensor, bias: Tensor, *planes: Tensor) -> _SlotCache:
+            return _SlotCache(entries, bias, planes)
+
         with self._kernels.used():
-            return self.function.trace(
-                call.given, given, own, lambda entries, bias, *planes: _TracedSlots(entries, bias, planes)
-            )
+            return self.function.trace(decode_call.call, call_inputs, cache_inputs, cache)
 
     def trace_chunk(self, call: LayerCall) -> ChunkCode | None:
-        """Return the code of a chunk's call; none if it cannot be traced."""
+        """Return the code of a chunk's call; None if it cannot be traced."""
         try:
             with self._kernels.used():
                 return chunk_code(self.function, call)
         except GraphError as error:
-            logger.info("chunks of prompts are read by the layer itself: %s", str(error).splitlines()[0])
+            logger.info("prompt chunks run through the layer itself: %s", str(error).splitlines()[0])
             return None
 
 
 class LayerGraphs:
-    """The layers of a model that may run as graphs."""
+    """All layers of a model, each replaced by a `GraphedLayer`."""
 
     def __init__(self, model: PreTrainedModel, kernels: Kernels) -> None:
         layers = decoder_layers(model)
-        self.layers = [GraphedLayer(layer, number, kernels) for number, layer in enumerate(layers)]
-        for number, layer in enumerate(self.layers):
-            layers[number] = layer
+        self.layers = [GraphedLayer(layer, index, kernels) for index, layer in enumerate(layers)]
+        for index, layer in enumerate(self.layers):
+            layers[index] = layer
 
     def trace(self) -> dict[str, GraphSource]:
-        """Return the different graphs of the layers by their keys. A chunk of each shape has been read, and a step decoded in each pool."""
+        """Return the layers' different graphs by their keys.
+
+        A chunk of each shape must have been read, and a step decoded in each pool.
+        """
         self._trace_chunks()
-        alike: dict[Hashable, list[tuple[GraphedLayer, bool]]] = {}
+        by_structure: dict[Hashable, list[tuple[GraphedLayer, bool]]] = {}
         for layer in self.layers:
             for is_single, call in layer.calls.items():
-                alike.setdefault(layer.function.structure(call.inputs()), []).append((layer, is_single))
+                by_structure.setdefault(layer.function.structure(call.inputs()), []).append(
+                    (layer, is_single)
+                )
         sources: dict[str, GraphSource] = {}
-        for users in alike.values():
+        for users in by_structure.values():
             layer, is_single = users[0]
             try:
                 source = layer.trace(layer.calls[is_single])
             except GraphError as error:
-                logger.info(
-                    "%d of %d layers have no graph: %s",
-                    len(users),
-                    len(self.layers),
-                    str(error).splitlines()[0],
-                )
+                reason = str(error).splitlines()[0]
+                logger.info("%d of %d layers have no graph: %s", len(users), len(self.layers), reason)
                 continue
             sources[source.key] = source
             for layer, is_single in users:
@@ -178,7 +189,7 @@ class LayerGraphs:
         return sources
 
     def _trace_chunks(self) -> None:
-        """Trace what layers do with a prompt's chunk; those that cannot be traced stay as they are."""
+        """Trace the layers' work on a chunk, once for all layers of a structure."""
         codes: dict[Hashable, ChunkCode | None] = {}
         for layer in self.layers:
             if layer.chunk_call is None:
@@ -189,7 +200,7 @@ class LayerGraphs:
             layer.chunk = codes[structure]
 
     def use(self, graphs: Mapping[str, Compiled]) -> None:
-        """Let the layers run these graphs from the next step on."""
+        """Run these graphs from the next step on."""
         for layer in self.layers:
             layer.graphs |= {
                 is_single: graphs[source.key]

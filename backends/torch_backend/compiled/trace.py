@@ -1,7 +1,9 @@
-"""Static graphs: a function over tensors, traced once, kept as text, compiled by another process and loaded from its file.
+"""Static graphs: a function over tensors, traced once, kept as text, and compiled into a file by another
+process.
 
-A graph's text is what it is known by: whatever traces to the same text shares one compiled file, and nothing else can be mistaken for it.
-Sizes that differ from call to call have names; a graph serves all of them, so that no call ever compiles. Nothing here knows a model.
+A graph is known by its text: functions that trace to the same text share one compiled file, and no other can
+be mistaken for it. Sizes that differ from call to call have names, and a graph serves all of them, so that no
+call ever compiles. This module knows nothing of models.
 """
 
 import hashlib
@@ -20,23 +22,27 @@ from backends.torch_backend.torch_private import inductor
 Function = Callable[..., object]
 Compiled = Callable[..., Sequence[Tensor]]
 
+# The sizes with which a graph is traced: all different, and none that a model would have, so that a
+# coincidence is not taken for a rule.
 _EXAMPLE_SIZES = {"rows": 5, "tokens": 37, "entries": 48, "slots": 7, "capacity": 83}
 
 
 class GraphError(Exception):
-    """A function that has no static graph."""
+    """A function has no static graph."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """A contiguous tensor: its sizes, by name where they differ from call to call, and its dtype."""
+    """A contiguous tensor: its dtype and its sizes, by name where they differ from call to call."""
 
     sizes: tuple[int | str, ...]
     dtype: str
 
     @classmethod
     def of(cls, tensor: Tensor, names: Sequence[str | None] = ()) -> "InputSpec":
-        """Describe a tensor whose first sizes have `names`. A size of 1 is always taken as it is: it has a meaning of its own."""
+        """Describe a tensor whose first sizes have `names`. A size of 1 stays fixed, since tensors
+        broadcast along it.
+        """
         padded = (*names, *(None,) * (tensor.dim() - len(names)))
         sizes = tuple(
             size if name is None or size == 1 else name
@@ -47,7 +53,9 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class GraphSource:
-    """A graph as text: the code of a function `forward(self, …)` of torch's operators, and what it is called with."""
+    """A graph as text: the code of a function `forward(self, …)` of torch's operators, and the specs of
+    its inputs.
+    """
 
     code: str
     inputs: tuple[InputSpec, ...]
@@ -62,14 +70,16 @@ class GraphSource:
     @classmethod
     def from_json(cls, text: str) -> "GraphSource":
         document = json.loads(text)
-        return cls(
-            document["code"],
-            tuple(InputSpec(tuple(spec["sizes"]), spec["dtype"]) for spec in document["inputs"]),
-        )
+        inputs = tuple(InputSpec(tuple(spec["sizes"]), spec["dtype"]) for spec in document["inputs"])
+        return cls(document["code"], inputs)
 
 
 def trace(function: Function, inputs: Sequence[InputSpec]) -> GraphSource:
-    """Return the graph of a function that returns tensors, fused. Raises GraphError where what it does depends on values or named sizes."""
+    """Return the fused graph of a function that returns tensors.
+
+    Raises GraphError where the function depends on values, fixes a named size, or reads other tensors than
+    its inputs.
+    """
     graph, _ = _trace(function, inputs)
     constants = [node.target for node in graph.graph.nodes if node.op == "get_attr"]
     if constants:
@@ -80,32 +90,32 @@ def trace(function: Function, inputs: Sequence[InputSpec]) -> GraphSource:
 
 
 def chain(links: Sequence[tuple[GraphSource, Sequence[int]]]) -> tuple[GraphSource, tuple[int, ...]]:
-    """Return the graph that hands a tensor through others, and which of the shared tensors it is called with after it.
+    """Return the graph that passes a tensor through several graphs, and which shared tensors it takes.
 
-    Each link is called with what the one before it returned, with the shared tensors of the given numbers, and then with its own.
+    Each link is a graph and the indices of the shared tensors that it takes. It is called with the output of
+    the link before it, with these tensors, and with tensors that no other link takes. The chained graph is
+    called with the first input, then with each shared tensor once, in the order of the returned indices, then
+    with the links' own tensors.
     """
-    shared = {
-        number: spec
-        for source, numbers in links
-        for number, spec in zip(numbers, source.inputs[1:], strict=False)
-    }
-    sources, places = (
-        list(dict.fromkeys(source for source, _ in links)),
-        {number: place for place, number in enumerate(shared)},
-    )
-    specs, calls = [links[0][0].inputs[0], *shared.values()], []
-    for source, numbers in links:
-        own = source.inputs[1 + len(numbers) :]
-        given = [*(places[number] for number in numbers), *range(len(specs) - 1, len(specs) - 1 + len(own))]
+    shared_specs: dict[int, InputSpec] = {}
+    for source, shared in links:
+        shared_specs |= dict(zip(shared, source.inputs[1:], strict=False))
+    position_of = {index: position for position, index in enumerate(shared_specs)}
+    distinct = list(dict.fromkeys(source for source, _ in links))
+    specs = [links[0][0].inputs[0], *shared_specs.values()]
+    calls = []
+    for source, shared in links:
+        own = source.inputs[1 + len(shared) :]
+        first_own = len(specs) - 1  # `others` does not hold the first input
+        positions = [*(position_of[index] for index in shared), *range(first_own, first_own + len(own))]
         specs += own
-        calls.append(
-            f"    passed = link{sources.index(source)}(self, passed, {', '.join(f'others[{place}]' for place in given)})"
-        )
+        arguments = ", ".join(f"others[{position}]" for position in positions)
+        calls.append(f"    passed = link{distinct.index(source)}(self, passed, {arguments})")
     functions = [
-        source.code.replace("def forward(", f"def link{number}(", 1) for number, source in enumerate(sources)
+        source.code.replace("def forward(", f"def link{index}(", 1) for index, source in enumerate(distinct)
     ]
     code = "\n".join([*functions, "def forward(self, passed, *others):", *calls, "    return passed"])
-    return GraphSource(code, tuple(specs)), tuple(shared)
+    return GraphSource(code, tuple(specs)), tuple(shared_specs)
 
 
 def compile_graph(source: GraphSource, target: Path) -> None:
@@ -118,12 +128,12 @@ def compile_graph(source: GraphSource, target: Path) -> None:
 def _trace(function: Function, inputs: Sequence[InputSpec]) -> tuple[GraphModule, list[Tensor]]:
     try:
         graph, examples = inductor.trace_symbolically(function, [_example(spec) for spec in inputs])
-    except Exception as error:  # whatever a model's code may do
+    except Exception as error:  # a model's code may raise anything
         raise GraphError(f"{type(error).__name__}: {error}") from error
     for spec, example in zip(inputs, examples, strict=True):
         for name, size in zip(spec.sizes, example.shape, strict=True):
             if isinstance(name, str) and not inductor.is_symbolic(size):
-                raise GraphError(f"it works for one number of {name} only")
+                raise GraphError(f"it works for only one number of {name}")
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph, examples

@@ -1,25 +1,36 @@
-"""From a batch's integers to the tensors of a forward pass: what is read, where it is written, and who sees what.
+"""From a batch's integers to the tensors of a forward pass: which tokens, where they are written, what they
+see.
 
-Chunks of a prefill are aligned to the right of their shape, so that the last token of each is in the last column. What is left over, and
-every slot that a decode step has no row for, has index −1: it is written to the spare entry, sees nothing, and nobody reads its output.
+Chunks of a prefill are aligned to the right of their shape, so that the last token of each is in the last
+column. Padding before them, and slots without a row in a decode step, have index −1: these are written to the
+spare entry, see nothing, and their outputs are never read.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from backends.interface import DecodeBatch, DecodeRow, PrefillBatch, PrefillRow, PromptPooling
-from backends.torch_backend.forward.cache import KindStep, LayerKind, ModelCache, Observation, Step
-from backends.torch_backend.model.attention import HIDDEN
+from backends.interface import DecodeBatch, PrefillBatch, PrefillRow, PromptPooling
+from backends.torch_backend.forward.cache import ModelCache
+from backends.torch_backend.forward.step import (
+    DecodeStep,
+    DirectStep,
+    KindStep,
+    LayerKind,
+    Observation,
+    ScratchStep,
+    Step,
+)
+from backends.torch_backend.model.attention import MASKED
 from cache.policy import CachePolicy
 from cache.scratch import ScratchLayout
 from cache.slots import decode_entries, direct_entries, direct_index, live_mask
 
-_SMALLEST_READ = 256  # entries
-_FEWEST_ROWS = 2  # a product with a single row may round differently from the same row in company
+_MIN_READ = 256  # entries
+_MIN_ROWS = 2  # a product with one row may round differently from the same row beside others
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +42,7 @@ class ForwardPass:
     step: Step
 
     def arguments(self, cache: ModelCache) -> dict[str, Any]:
-        """Return them as the model takes them. The cache is told of the step."""
+        """Return them as the model takes them, and make the step the one that is under way in the cache."""
         cache.step = self.step
         tokens = {"input_ids": self.token_ids, "position_ids": self.positions}
         return tokens | {"past_key_values": cache, "use_cache": True, "slot_cache": cache}
@@ -41,115 +52,157 @@ def prefill_pass(
     batch: PrefillBatch, kinds: Sequence[LayerKind], scratch: ScratchLayout, device: torch.device
 ) -> ForwardPass:
     """Return the pass that reads a batch's chunks."""
-    rows, into_scratch = batch.rows, batch.rows[0].scratch is not None
-    token_ids, index = _aligned(batch, device)
-    padding = [0] * (batch.shape.num_rows - len(rows))
-    places = torch.tensor([_place(row) for row in rows] + padding, device=device)
-    only_place = _place(rows[0]) if batch.shape.num_rows == 1 else None
-    if not into_scratch:
-        longest = max(row.start + len(row.token_ids) for row in rows)
-        kind_steps = tuple(_direct_step(kind, index, rows, longest) for kind in kinds)
-        step = Step(places, kind_steps, only_place=only_place, num_asked=_num_asked(rows))
-        return ForwardPass(token_ids, index.clamp(min=0), step)
-    given_up = [scratch.num_evicted(row.start, row.num_prompt_tokens) for row in rows]
-    starts = [row.start - num for row, num in zip(rows, given_up, strict=True)]
-    longest = max(start + len(row.token_ids) for start, row in zip(starts, rows, strict=True))
-    entry = torch.where(index >= 0, index - torch.tensor(given_up + padding, device=device)[:, None], -1)
-    kind_steps = tuple(
-        _sequential_step(kind, entry, min(starts), scratch.num_entries, longest) for kind in kinds
-    )
-    observations = tuple(_observations(rows, given_up, kinds))
-    query_entry = entry if observations else None
-    step = Step(
-        places,
-        kind_steps,
-        into_scratch,
-        only_place=only_place,
-        query_entry=query_entry,
-        observations=observations,
-        num_asked=_num_asked(rows),
-    )
+    token_ids, index = _right_aligned(batch, device)
+    reads_scratch = batch.rows[0].scratch is not None
+    step = _scratch_step(batch, kinds, scratch, index) if reads_scratch else _direct_step(batch, kinds, index)
     return ForwardPass(token_ids, index.clamp(min=0), step)
 
 
 def look_ahead_pass(
     row: PrefillRow, kinds: Sequence[LayerKind], scratch: ScratchLayout, device: torch.device
 ) -> ForwardPass:
-    """Return the pass that reads a prompt's last tokens, at their positions but behind what its scratch holds, and lets them vote on it.
+    """Return the pass that reads a prompt's last tokens ahead, so that they vote on what its scratch evicts.
 
-    What it writes lies behind what the prompt's next chunk, or any other, reads.
+    The tokens have their true positions, and are written behind the tokens that the scratch holds. No chunk
+    reads these entries: the prompt's next chunk overwrites them.
     """
-    assert row.scratch is not None, "only a scratch is outgrown"
-    num_held, num_ahead = scratch.num_held(row.num_prompt_tokens), len(row.ahead)
-    end = num_held + num_ahead
+    assert row.scratch is not None, "only a scratch evicts"
+    num_held = scratch.num_held(row.num_prompt_tokens)
+    end = num_held + len(row.ahead)
     entry = torch.arange(num_held, end, device=device)[None]
-    kind_steps = tuple(_sequential_step(kind, entry, num_held, scratch.num_entries, end) for kind in kinds)
-    observations = (
-        (Observation(0, row.scratch, num_held, end),) if any(kind.chooser for kind in kinds) else ()
+    kind_steps = tuple(
+        _sequential_kind_step(kind, entry, num_held, scratch.num_entries, end) for kind in kinds
     )
-    step = Step(
-        torch.tensor([row.scratch], device=device),
-        kind_steps,
-        True,
-        only_place=row.scratch,
-        query_entry=entry,
+    has_scorer = any(kind.scorer for kind in kinds)
+    observations = (Observation(0, row.scratch, num_held, end),) if has_scorer else ()
+    step = ScratchStep(
+        rows=torch.tensor([row.scratch], device=device),
+        view=slice(row.scratch, row.scratch + 1),
+        kinds=kind_steps,
+        num_outputs=None,
         observations=observations,
+        query_entry=entry,
     )
-    return ForwardPass(torch.tensor([row.ahead], device=device), entry + (row.num_prompt_tokens - end), step)
+    positions = entry + (row.num_prompt_tokens - end)
+    return ForwardPass(torch.tensor([row.ahead], device=device), positions, step)
 
 
-def _num_asked(rows: Sequence[PrefillRow]) -> int | None:
-    """Return how many of each row's last tokens something is drawn or made of; None: all."""
-    return None if any(row.score or row.pooling is PromptPooling.MEAN for row in rows) else _FEWEST_ROWS
-
-
-def _place(row: PrefillRow) -> int:
-    return row.slots[0] if row.scratch is None else row.scratch
-
-
-def _aligned(batch: PrefillBatch, device: torch.device) -> tuple[Tensor, Tensor]:
+def _right_aligned(batch: PrefillBatch, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the batch's tokens and their indices, [row, token]."""
     num_rows, num_tokens = batch.shape.num_rows, batch.shape.num_tokens
     token_ids = [[0] * num_tokens for _ in range(num_rows)]
     index = [[-1] * num_tokens for _ in range(num_rows)]
-    for position, row in enumerate(batch.rows):
-        length = len(row.token_ids)
-        token_ids[position][num_tokens - length :] = row.token_ids
-        index[position][num_tokens - length :] = range(row.start, row.start + length)
-    both = torch.tensor([token_ids, index], device=device)
+    for i, row in enumerate(batch.rows):
+        first = num_tokens - len(row.token_ids)
+        token_ids[i][first:] = row.token_ids
+        index[i][first:] = range(row.start, row.start + len(row.token_ids))
+    both = torch.tensor([token_ids, index], device=device)  # one copy to the device
     return both[0], both[1]
 
 
+def _direct_step(batch: PrefillBatch, kinds: Sequence[LayerKind], index: Tensor) -> DirectStep:
+    slots = [row.slots[0] for row in batch.rows]
+    return DirectStep(
+        rows=_padded(slots, batch, index.device),
+        view=_view(slots, batch),
+        kinds=tuple(_direct_kind_step(kind, index, batch.rows) for kind in kinds),
+        num_outputs=_num_outputs(batch.rows),
+    )
+
+
+def _scratch_step(
+    batch: PrefillBatch, kinds: Sequence[LayerKind], scratch: ScratchLayout, index: Tensor
+) -> ScratchStep:
+    rows = batch.rows
+    scratches = [row.scratch for row in rows if row.scratch is not None]
+    evicted = [scratch.num_evicted(row.start, row.num_prompt_tokens) for row in rows]
+    starts = [row.start - num_evicted for row, num_evicted in zip(rows, evicted, strict=True)]
+    longest = max(start + len(row.token_ids) for start, row in zip(starts, rows, strict=True))
+    entry = torch.where(index >= 0, index - _padded(evicted, batch, index.device)[:, None], -1)
+    return ScratchStep(
+        rows=_padded(scratches, batch, index.device),
+        view=_view(scratches, batch),
+        kinds=tuple(
+            _sequential_kind_step(kind, entry, min(starts), scratch.num_entries, longest) for kind in kinds
+        ),
+        num_outputs=_num_outputs(rows),
+        observations=tuple(_observations(rows, evicted, kinds)),
+        query_entry=entry,
+    )
+
+
+def _padded(values: list[int], batch: PrefillBatch, device: torch.device) -> Tensor:
+    """Return a value for each row of the batch's shape: 0 for rows of padding alone."""
+    return torch.tensor(values + [0] * (batch.shape.num_rows - len(values)), device=device)
+
+
+def _view(rows: list[int], batch: PrefillBatch) -> slice | None:
+    return slice(rows[0], rows[0] + 1) if batch.shape.num_rows == 1 else None
+
+
+def _num_outputs(rows: Sequence[PrefillRow]) -> int | None:
+    """Return how many of each row's last tokens' outputs are read; None: all."""
+    return None if any(row.score or row.pooling is PromptPooling.MEAN for row in rows) else _MIN_ROWS
+
+
+def _observations(
+    rows: Sequence[PrefillRow], evicted: Sequence[int], kinds: Sequence[LayerKind]
+) -> list[Observation]:
+    """Return the rows whose chunk has queries of an observation window, where a layer must choose."""
+    scored = [(kind.policy, kind.scorer) for kind in kinds if kind.scorer is not None]
+    observations = []
+    for i, (row, num_evicted) in enumerate(zip(rows, evicted, strict=True)):
+        windows = [scorer.observation_window for policy, scorer in scored if _must_choose(policy, row)]
+        observes = row.start + len(row.token_ids) > row.num_prompt_tokens - max(windows, default=0)
+        if row.scratch is not None and row.slots and observes:
+            num_held = row.num_prompt_tokens - num_evicted
+            observations.append(Observation(i, row.scratch, num_held, num_held))
+    return observations
+
+
+def _must_choose(policy: CachePolicy, row: PrefillRow) -> bool:
+    """Return whether a prompt has more candidates than kept entries."""
+    num_candidates = policy.place(row.num_prompt_tokens).window_start - policy.layout.num_sink
+    return num_candidates > policy.layout.num_kept
+
+
 def _read_length(longest: int, limit: int) -> int:
-    """Return how many entries to read for sequences of up to `longest` tokens: two lengths an octave, so that there are few of them."""
-    octave = max(1 << (longest - 1).bit_length(), _SMALLEST_READ)
+    """Return how many entries to read for sequences of up to `longest` tokens: a power of two, or 3/4 of one.
+
+    So there are only two lengths an octave, and few shapes.
+    """
+    octave = max(1 << (longest - 1).bit_length(), _MIN_READ)
     return min(octave * 3 // 4 if longest <= octave * 3 // 4 else octave, limit)
 
 
-def _sequential_step(
+def _sequential_kind_step(
     kind: LayerKind, query_entry: Tensor, first: int, capacity: int, longest: int
 ) -> KindStep:
-    """Entries are in the order of the sequence, in a scratch always, in a slot where there is nothing to choose from.
+    """Return the step of layers whose entries are in the order of the sequence.
 
-    Every chunk begins at the entry `first` or later, and ends at `longest` or before.
+    They always are in a scratch, and in a slot while nothing is in its kept entries. Every chunk begins at
+    the entry `first` or later, and ends at `longest` or before.
     """
-    num_open = first if kind.sliding_window is None else 0
-    entry = torch.arange(num_open, longest, device=query_entry.device)
+    # Without a sliding window, every query sees all entries before the first chunk: these need no mask.
+    num_unmasked = first if kind.sliding_window is None else 0
+    entry = torch.arange(num_unmasked, longest, device=query_entry.device)
     query = query_entry[..., None]
     is_seen = entry <= query
     if kind.sliding_window is not None:
         is_seen &= entry > query - kind.sliding_window
-    return KindStep(
-        torch.where(query_entry >= 0, query_entry, capacity), _bias(is_seen), num_open, query_entry
-    )
+    entries = torch.where(query_entry >= 0, query_entry, capacity)
+    return KindStep(entries, _bias(is_seen), num_unmasked, last_seen=query_entry)
 
 
-def _direct_step(kind: LayerKind, index: Tensor, rows: Sequence[PrefillRow], longest: int) -> KindStep:
-    """The slots lose nothing of these prompts, so that a query sees what is there and not after it."""
+def _direct_kind_step(kind: LayerKind, index: Tensor, rows: Sequence[PrefillRow]) -> KindStep:
+    """Return the step of layers whose slots hold all of these prompts: a query sees all tokens up to its
+    own.
+    """
     layout = kind.policy.layout
     placements = [kind.policy.place(row.num_prompt_tokens) for row in rows]
+    longest = max(row.start + len(row.token_ids) for row in rows)
     if all(placement.window_start <= layout.num_sink for placement in placements):
-        return _sequential_step(kind, index, min(row.start for row in rows), layout.capacity, longest)
+        return _sequential_kind_step(kind, index, min(row.start for row in rows), layout.capacity, longest)
     padding = index.shape[0] - len(rows)
     num_tokens, window_start, ring_size = torch.tensor(
         [
@@ -160,6 +213,7 @@ def _direct_step(kind: LayerKind, index: Tensor, rows: Sequence[PrefillRow], lon
         device=index.device,
     )
     entries = direct_entries(layout, index, window_start[:, None], ring_size[:, None])
+    # Kept entries are the last of a slot: where one is in use, the whole slot is read.
     uses_kept = any(placement.num_kept_used for placement in placements)
     read_length = layout.capacity if uses_kept else _read_length(longest, layout.capacity)
     held = direct_index(layout, num_tokens, window_start, ring_size, read_length)[:, None]
@@ -168,57 +222,39 @@ def _direct_step(kind: LayerKind, index: Tensor, rows: Sequence[PrefillRow], lon
 
 
 def _bias(is_seen: Tensor) -> Tensor:
-    return torch.zeros(is_seen.shape, device=is_seen.device).masked_fill_(~is_seen, HIDDEN)
-
-
-def _observations(
-    rows: Sequence[PrefillRow], given_up: Sequence[int], kinds: Sequence[LayerKind]
-) -> Iterable[Observation]:
-    """Yield the rows whose chunk holds queries of an observation window, where a layer has more candidates than kept entries."""
-    choosing = [(kind.policy, kind.chooser) for kind in kinds if kind.chooser is not None]
-    for position, (row, num_given_up) in enumerate(zip(rows, given_up, strict=True)):
-        window = max(
-            (scorer.observation_window for policy, scorer in choosing if _chooses(policy, row)), default=0
-        )
-        if (
-            row.scratch is not None
-            and row.slots
-            and row.start + len(row.token_ids) > row.num_prompt_tokens - window
-        ):
-            num_held = row.num_prompt_tokens - num_given_up
-            yield Observation(position, row.scratch, num_held, num_held)
-
-
-def _chooses(policy: CachePolicy, row: PrefillRow) -> bool:
-    return policy.place(row.num_prompt_tokens).window_start - policy.layout.num_sink > policy.layout.num_kept
+    return torch.zeros(is_seen.shape, device=is_seen.device).masked_fill_(~is_seen, MASKED)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """Where the sequences of a decode batch stand, over the first slots, as many as hold all live ones.
+    """The sequences of a decode batch, over as many of the first slots as hold all of them.
 
-    All that changes from step to step and from batch to batch is in `numbers`, so that a recorded step finds it in one place.
+    All values that change from step to step and from batch to batch are in `inputs`, so that a recorded step
+    finds them in one tensor.
     """
 
     kinds: tuple[LayerKind, ...]
-    numbers: Tensor  # [2 + 2 * kind, slot]: tokens to be read, their indices (−1 where idle), and each kind's window starts and ring sizes
-    read_lengths: tuple[int, ...]  # a kind each
+    # [2 + 2 * kind, slot]: the tokens to read, their indices (−1 for a slot without a row), and for each kind
+    # the window starts, then for each kind the ring sizes.
+    inputs: Tensor
+    read_lengths: tuple[int, ...]  # for each kind
     max_position: int
 
     @property
     def bucket(self) -> tuple[int, tuple[int, ...]]:
-        """The step's shape: slots, and the entries that are read."""
-        return self.numbers.shape[1], self.read_lengths
+        """The step's shape: the number of slots, and the entries that are read."""
+        return self.inputs.shape[1], self.read_lengths
 
     @property
     def is_live(self) -> Tensor:
-        return self.numbers[1] >= 0
+        return self.inputs[1] >= 0
 
     def forward_pass(self) -> ForwardPass:
         """Return the next step's pass."""
-        token_ids, index, *placements = self.numbers
-        is_live, kind_steps = self.is_live, []
+        token_ids, index, *placements = self.inputs
         window_starts, ring_sizes = placements[: len(self.kinds)], placements[len(self.kinds) :]
+        is_live = self.is_live
+        kind_steps = []
         for kind, window_start, ring_size, read_length in zip(
             self.kinds, window_starts, ring_sizes, self.read_lengths, strict=True
         ):
@@ -226,42 +262,50 @@ class DecodePlan:
             entries = torch.where(is_live, decode_entries(layout, index, ring_size), layout.capacity)
             is_seen = live_mask(layout, index + 1, window_start, ring_size, read_length)
             kind_steps.append(KindStep(entries[:, None], _bias(is_seen)[:, None]))
-        step = Step(torch.arange(index.shape[0], device=index.device), tuple(kind_steps), reads_first=True)
-        # A launch may run past the end of a sequence, for nothing; a learned position beyond the last would be an error.
+        num_slots = index.shape[0]
+        slots = torch.arange(num_slots, device=index.device)
+        step = DecodeStep(slots, view=slice(0, num_slots), kinds=tuple(kind_steps))
+        # A launch may run past the end of a sequence: what it draws there is dropped, but a learned position
+        # beyond the last one would be an error.
         return ForwardPass(token_ids[:, None], index.clamp(0, self.max_position)[:, None], step)
 
     def advance(self, token_ids: Tensor) -> None:
-        """Go on to the next step, which reads `token_ids` [slot]."""
-        self.numbers[1] += self.is_live
-        self.numbers[0] = token_ids
+        """Move on to the next step, which reads `token_ids` [slot]."""
+        self.inputs[1] += self.is_live
+        self.inputs[0] = token_ids
 
 
 def decode_plan(
     batch: DecodeBatch, kinds: Sequence[LayerKind], num_slots: int, max_model_len: int, device: torch.device
 ) -> DecodePlan:
-    """Return the plan of a decode batch, before its first step."""
-    rows, num_slots = batch.rows, _num_slots_read(batch.rows, num_slots)
-    idle = [0] * num_slots
-    token_ids, index = idle.copy(), [-1] * num_slots
-    starts, sizes = [idle.copy() for _ in kinds], [[1] * num_slots for _ in kinds]
-    for row in rows:
-        token_ids[row.slot], index[row.slot] = row.token_id, row.index
-        for kind, start, size in zip(kinds, starts, sizes, strict=True):
+    """Return the plan of a decode batch before its first step. The pool has `num_slots` slots."""
+    size = _bucket_size(max(row.slot for row in batch.rows) + 1, num_slots)
+    token_ids = [0] * size
+    index = [-1] * size
+    window_starts = [[0] * size for _ in kinds]
+    ring_sizes = [[1] * size for _ in kinds]
+    for row in batch.rows:
+        token_ids[row.slot] = row.token_id
+        index[row.slot] = row.index
+        for i, kind in enumerate(kinds):
             placement = kind.policy.place(row.num_prompt_tokens)
-            start[row.slot], size[row.slot] = placement.window_start, placement.ring_size
-    numbers = torch.tensor([token_ids, index, *starts, *sizes], device=device)
-    return DecodePlan(
-        tuple(kinds), numbers, tuple(_decode_read_length(kind, batch) for kind in kinds), max_model_len - 1
-    )
+            window_starts[i][row.slot] = placement.window_start
+            ring_sizes[i][row.slot] = placement.ring_size
+    inputs = torch.tensor([token_ids, index, *window_starts, *ring_sizes], device=device)
+    read_lengths = tuple(_decode_read_length(kind, batch) for kind in kinds)
+    return DecodePlan(tuple(kinds), inputs, read_lengths, max_model_len - 1)
 
 
 def idle_plans(
     kinds: Sequence[LayerKind], num_slots: int, max_model_len: int, max_steps: int, device: torch.device
 ) -> list[DecodePlan]:
-    """Return a plan without a live slot for every shape that a decode batch may have, the largest first. All share one tensor."""
-    numbers = torch.zeros(2 + 2 * len(kinds), num_slots, dtype=torch.int64, device=device)
-    numbers[1], numbers[2 + len(kinds) :] = -1, 1
-    sizes = {_bucket_of_slots(number, num_slots) for number in range(1, num_slots + 1)}
+    """Return a plan without rows for every shape of a decode batch, the largest first. All share one
+    tensor.
+    """
+    inputs = torch.zeros(2 + 2 * len(kinds), num_slots, dtype=torch.int64, device=device)
+    inputs[1] = -1
+    inputs[2 + len(kinds) :] = 1
+    sizes = {_bucket_size(num_read, num_slots) for num_read in range(1, num_slots + 1)}
     lengths = set()
     longest = 0
     while longest < max_model_len + max_steps:
@@ -269,19 +313,18 @@ def idle_plans(
         for uses_kept in (False, True):
             lengths.add(tuple(_entries_read(kind, longest, uses_kept=uses_kept) for kind in kinds))
     return [
-        DecodePlan(tuple(kinds), numbers[:, :size], of_kinds, max_model_len - 1)
+        DecodePlan(tuple(kinds), inputs[:, :size], read_lengths, max_model_len - 1)
         for size in sorted(sizes, reverse=True)
-        for of_kinds in sorted(lengths, reverse=True)
+        for read_lengths in sorted(lengths, reverse=True)
     ]
 
 
-def _num_slots_read(rows: Sequence[DecodeRow], num_slots: int) -> int:
-    return _bucket_of_slots(max(row.slot for row in rows) + 1, num_slots)
+def _bucket_size(num_read: int, num_slots: int) -> int:
+    """Return how many slots a step runs over that must read the first `num_read` of them: a power of two.
 
-
-def _bucket_of_slots(highest: int, num_slots: int) -> int:
-    """Return how many of the slots take part: few numbers, and the lowest free slot is always the next to be taken."""
-    return min(max(1 << (highest - 1).bit_length(), _FEWEST_ROWS), num_slots)
+    There are few such shapes. Little is wasted, because the lowest free slot is always the next to be taken.
+    """
+    return min(max(1 << (num_read - 1).bit_length(), _MIN_ROWS), num_slots)
 
 
 def _decode_read_length(kind: LayerKind, batch: DecodeBatch) -> int:
@@ -290,6 +333,8 @@ def _decode_read_length(kind: LayerKind, batch: DecodeBatch) -> int:
 
 
 def _entries_read(kind: LayerKind, longest: int, *, uses_kept: bool) -> int:
-    """Return how many entries hold all that sequences of up to `longest` tokens see; kept ones lie at a slot's end."""
+    """Return how many entries to read for sequences of up to `longest` tokens; kept entries are a slot's
+    last.
+    """
     layout = kind.policy.layout
     return layout.capacity if uses_kept and layout.num_kept > 0 else _read_length(longest, layout.capacity)

@@ -1,4 +1,4 @@
-"""How the model calls a decoder layer, and modules that take a layer's place. Nothing here traces or compiles."""
+"""How the model calls a decoder layer, and modules that replace one. Nothing here traces or compiles."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,20 +12,22 @@ from backends.torch_backend.forward.cache import ModelCache
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """How the model calls a layer."""
+    """The arguments with which the model calls a layer."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
     def tensors(self) -> list[Tensor]:
+        """Return the tensors among the arguments, in order, also those inside tuples."""
         return [tensor.contiguous() for tensor in _tensors((*self.args, *self.kwargs.values()))]
 
     def replaced(self, tensors: Sequence[Tensor], cache: object = None) -> "LayerCall":
-        """Return the call with other tensors in their places, and another cache, if there is one."""
-        given = iter(tensors)
-        args, values = (
-            _substituted(value, given, cache) for value in (self.args, tuple(self.kwargs.values()))
-        )
+        """Return the call with other tensors, in the order of `tensors()`, and with another cache if there
+        is one.
+        """
+        remaining = iter(tensors)
+        args = _substituted(self.args, remaining, cache)
+        values = _substituted(tuple(self.kwargs.values()), remaining, cache)
         return LayerCall(args, dict(zip(self.kwargs, values, strict=True)))
 
 
@@ -46,7 +48,7 @@ def _substituted(value: Any, tensors: Iterator[Tensor], cache: object) -> Any:
 
 
 class StandIn(nn.Module):
-    """Stands where a decoder layer stood, and has its attributes."""
+    """Replaces a decoder layer in the model, and has the attributes of the layer."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -60,7 +62,9 @@ class StandIn(nn.Module):
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """Return the model's list of its decoder layers, whose items may be replaced; an empty one if it has none."""
+    """Return the model's list of decoder layers, whose items may be replaced; an empty list if it has
+    none.
+    """
     num_layers = model.config.num_hidden_layers
     return next(
         (m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == num_layers), nn.ModuleList()

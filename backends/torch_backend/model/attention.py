@@ -14,7 +14,7 @@ from transformers import AttentionInterface
 ATTENTION_NAME = "snapserve_slots"
 
 # The bias of an entry that a query may not see: finite, also when rounded, so that a row which sees nothing is too.
-HIDDEN = torch.finfo(torch.bfloat16).min
+MASKED = torch.finfo(torch.bfloat16).min
 
 # Scores held at once. On the CPU, blocks that stay in a core's cache are the fastest, but for the products not fewer than 64 queries: of
 # 512 queries and 2,048 to 8,192 keys, blocks of 16 were 1.4 to 1.6 times as slow. A GPU wants few and large ones.

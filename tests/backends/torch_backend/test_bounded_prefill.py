@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
-from backends.torch_backend.forward.cache import LayerKind
+from backends.torch_backend.forward.step import LayerKind
 from backends.torch_backend.spec import scratch_layout
 from cache.policy import PolicyName
 from cache.policy_options import DEFAULT_SCORERS, PolicyOptions

@@ -9,9 +9,10 @@ import torch
 
 from backends.clock import VirtualClock
 from backends.interface import BackendUnusableError
-from backends.torch_backend.backend import Outcome, Running, TorchBackend
+from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
-from backends.torch_backend.cuda_graphs import Step
+from backends.torch_backend.cuda_graphs import Recordable
+from backends.torch_backend.pending import Outcome, Running
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
@@ -96,7 +97,7 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is(
     checkpoints: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     class Refusal(ReplayRecorder):
-        def __call__(self, step: Step) -> Step:
+        def __call__(self, step: Recordable) -> Recordable:
             if self.num_recorded == 2:
                 return super().__call__(lambda: step() if torch.ones(1).item() else None)
             return super().__call__(step)
@@ -109,24 +110,25 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is(
     assert recorder.num_replayed == backend.num_recorded == 0
 
 
-def test_a_step_under_way_is_waited_for_and_its_failure_is_told() -> None:
+def test_a_running_step_is_waited_for_and_its_failure_is_raised() -> None:
     clock, order = VirtualClock(), list[str]()
 
     def wait() -> None:
         clock.elapse(2.0)
         order.append("wait")
 
-    def collect() -> Outcome:
-        assert order == ["wait"]
-        return Outcome(())
+    class Output:
+        def collect(self) -> Outcome:
+            assert order == ["wait"]
+            return Outcome(())
 
-    assert Running(clock, clock.now(), wait, collect).result().elapsed == 2.0
+    assert Running(clock, clock.now(), wait, Output()).result().elapsed == 2.0
 
     def fail() -> None:
         raise torch.AcceleratorError("device-side assert triggered")
 
     with pytest.raises(BackendUnusableError, match="device-side"):
-        Running(clock, clock.now(), fail, collect).result()
+        Running(clock, clock.now(), fail, Output()).result()
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_a_pool_of_one_slot_has_graphs_of_its_own(
     config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside a pool of several: both decode compiled, and as they do alone; their three layers are two stacks."""
-    monkeypatch.setattr("backends.torch_backend.compiled.decode_step._STACKED", 2)
+    monkeypatch.setattr("backends.torch_backend.compiled.decode_step._LAYERS_PER_GRAPH", 2)
     pools = (PoolOptions(1, POLICY, "one"), PoolOptions(3, POLICY, "three"))
     answers = []
     for is_compiled in (False, True):
@@ -301,7 +301,7 @@ def test_a_chain_hands_each_link_its_own_and_what_is_shared() -> None:
     ("function", "message"),
     [
         (lambda tensor: tensor if tensor.sum() > 0 else -tensor, "Data"),
-        (lambda tensor: tensor.view(5, 2, 2), "one number of rows"),
+        (lambda tensor: tensor.view(5, 2, 2), "only one number of rows"),
         (lambda tensor: tensor + CONSTANT, "."),
     ],
     ids=["value", "size", "constant"],
@@ -325,7 +325,7 @@ def test_a_layer_that_asks_for_its_number_is_left_alone(
     layer.factor = 2  # type: ignore[assignment]  # not built like the others
     with caplog.at_level(logging.INFO):
         backend.warmup()
-    assert "asks for its number" in caplog.text
+    assert "uses its index" in caplog.text
     _compiled(backend).wait()
     layers = [module for module in backend._model.modules() if isinstance(module, GraphedLayer)]
     assert [sorted(layer.graphs) for layer in layers] == [[False], [], [False]]

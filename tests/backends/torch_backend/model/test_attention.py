@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from backends.torch_backend.model import attention
-from backends.torch_backend.model.attention import HIDDEN, grouped_attention
+from backends.torch_backend.model.attention import MASKED, grouped_attention
 
 ROWS, HEADS, KV_HEADS, QUERIES, ENTRIES, WIDTH, VALUE_WIDTH = 2, 6, 2, 40, 50, 16, 12
 
@@ -22,7 +22,7 @@ def _inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _bias(is_seen: Tensor) -> Tensor:
-    return torch.where(is_seen, 0.0, HIDDEN)
+    return torch.where(is_seen, 0.0, MASKED)
 
 
 def test_equals_torch() -> None:

@@ -17,7 +17,7 @@ from transformers import (
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Attention
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 
-from backends.torch_backend.model.attention import HIDDEN, AttentionOptions, grouped_attention
+from backends.torch_backend.model.attention import MASKED, AttentionOptions, grouped_attention
 from backends.torch_backend.model.latent import LatentAttention
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
@@ -67,7 +67,7 @@ class _Sequences:
         assert layer == 0
         num_queries, num_entries = query.shape[2], key.shape[2]
         is_hidden = torch.ones(num_queries, num_entries).triu(num_entries - num_queries + 1).bool()
-        bias = torch.zeros(num_queries, num_entries).masked_fill(is_hidden, HIDDEN)
+        bias = torch.zeros(num_queries, num_entries).masked_fill(is_hidden, MASKED)
         return grouped_attention(query, key, value, bias.expand(ROWS, -1, -1), scaling=options.scaling)
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
 from backends.torch_backend.model.attention import ATTENTION_NAME, register_attention
-from backends.torch_backend.model.induction import LookUp, measure_look_up
+from backends.torch_backend.model.induction import InductionScore, measure_induction
 from backends.torch_backend.model.probe import LayerSpec
 from backends.torch_backend.spec import layer_kinds, most_slot_entries, with_layer_budgets
 from cache.policy import PolicyName
@@ -150,13 +150,13 @@ def test_scores_are_the_models_own_attention() -> None:
     rests = [float(layer[0][:, second, 0].mean()) for layer in weights]
     assert found[1] > 0.9
     assert rests[2] > 0.5
-    measured = measure_look_up(own, 3, max_model_len=41)
-    assert [layer.found for layer in measured] == pytest.approx(found, abs=1e-5)
-    assert [layer.rests for layer in measured] == pytest.approx(rests, abs=1e-5)
-    assert [layer.score for layer in measured] == pytest.approx(
+    measured = measure_induction(own, 3, max_model_len=41)
+    assert [layer.matched for layer in measured] == pytest.approx(found, abs=1e-5)
+    assert [layer.sink for layer in measured] == pytest.approx(rests, abs=1e-5)
+    assert [layer.total for layer in measured] == pytest.approx(
         [a + 0.75 * b for a, b in zip(found, rests, strict=True)], abs=1e-5
     )
-    assert measure_look_up(own, 3, max_model_len=4) == [LookUp(0.0, 0.0)] * 3
+    assert measure_induction(own, 3, max_model_len=4) == [InductionScore(0.0, 0.0)] * 3
 
 
 def test_a_model_without_a_token_for_beginnings_is_read_too() -> None:
@@ -165,24 +165,28 @@ def test_a_model_without_a_token_for_beginnings_is_read_too() -> None:
         EVAL_MODEL, dtype=torch.float32, attn_implementation=ATTENTION_NAME
     )
     model.config.bos_token_id = None
-    assert measure_look_up(model, 3, max_model_len=40)[1].found > 0.9
+    assert measure_induction(model, 3, max_model_len=40)[1].matched > 0.9
 
 
 def test_who_looks_up_leads_and_not_who_rests() -> None:
     layers = [LayerSpec(4, 2, (), None) for _ in range(3)]
-    measured = [LookUp(0.0, 1.0), LookUp(0.5, 0.0), LookUp(0.0, 0.0)]
-    assert with_layer_budgets(POLICY.resolve(128), layers, measured, 128, 128, leads=True).leading_layer == 1
+    measured = [InductionScore(0.0, 1.0), InductionScore(0.5, 0.0), InductionScore(0.0, 0.0)]
     assert (
-        with_layer_budgets(POLICY.resolve(128), layers, measured, 128, 128, leads=False).leading_layer is None
+        with_layer_budgets(POLICY.resolve(128), layers, measured, 128, 128, has_leader=True).leading_layer
+        == 1
+    )
+    assert (
+        with_layer_budgets(POLICY.resolve(128), layers, measured, 128, 128, has_leader=False).leading_layer
+        is None
     )
 
 
 def test_layers_with_a_sliding_window_have_no_share() -> None:
     layers = [LayerSpec(4, 2, (), window) for window in (None, 16, None, 16, None)]
-    measured = [LookUp(found, 0.0) for found in (0.0, 1.0, 0.9, 1.0, 0.0)]
-    policy = with_layer_budgets(POLICY.resolve(128), layers, measured, 128, 128, leads=True)
+    measured = [InductionScore(found, 0.0) for found in (0.0, 1.0, 0.9, 1.0, 0.0)]
+    policy = with_layer_budgets(POLICY.resolve(128), layers, measured, 128, 128, has_leader=True)
     assert (policy.layer_kept, policy.leading_layer) == ((2, 20, 2), 1)
-    kinds, kind_of = layer_kinds(policy, layers, 128)
-    assert [kinds[kind].policy.layout.num_kept for kind in kind_of] == [2, 0, 20, 0, 2]
-    assert [kinds[kind].policy.layout.num_recent for kind in kind_of] == [R, 16, R, 16, R]
-    assert len(kinds) == 3
+    kinds = layer_kinds(policy, layers, 128)
+    assert [kind.policy.layout.num_kept for kind in kinds] == [2, 0, 20, 0, 2]
+    assert [kind.policy.layout.num_recent for kind in kinds] == [R, 16, R, 16, R]
+    assert len(set(kinds)) == 3

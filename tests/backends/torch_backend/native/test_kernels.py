@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from backends.interface import Draw, SamplingParams
-from backends.torch_backend.model.attention import HIDDEN, grouped_attention
+from backends.torch_backend.model.attention import MASKED, grouped_attention
 from backends.torch_backend.model.linear import ReorderedLinear
 from backends.torch_backend.native.kernels import (
     Kernels,
@@ -125,7 +125,7 @@ def test_attention(
         for number, size in ((heads, width), (kv_heads, width), (kv_heads, value_width))
     )
     entries = torch.tensor([[20], [3], [capacity - 1]])
-    bias = torch.full((rows, 1, read), HIDDEN)
+    bias = torch.full((rows, 1, read), MASKED)
     bias[0, 0, :30] = bias[0, 0, 37:41] = bias[1, 0, 3] = 0
     sinks = _random(heads, dtype=dtype, seed=3) if has_sinks else None
     hidden = keys.clone(), values.clone()
@@ -184,7 +184,7 @@ def _attention(
     is_seen = (entry <= last_seen[..., None]) & (
         entry > last_seen[..., None] - (sliding_window or keys.shape[2])
     )
-    bias = torch.where(is_seen, 0.0, HIDDEN).double()
+    bias = torch.where(is_seen, 0.0, MASKED).double()
     in_double = (query.double(), keys.double(), values.double())
     return grouped_attention(
         *in_double, bias, scaling=scaling, softcap=softcap, sinks=None if sinks is None else sinks.double()

@@ -1,0 +1,119 @@
+"""One forward pass as the cache sees it: where its tokens are written, and which entries each query sees.
+
+These are values. `forward.plan` builds them from a batch, and `forward.cache` carries them out. Layers that
+hold their tokens alike are one `LayerKind` and share one `KindStep`.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from torch import Tensor
+
+from cache.policy import CachePolicy
+from cache.scorer import WindowScorer
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """Layers that hold their tokens alike. `sliding_window` is the model's; None where a query sees all
+    tokens before it.
+    """
+
+    policy: CachePolicy
+    sliding_window: int | None
+
+    @property
+    def scorer(self) -> WindowScorer | None:
+        """The policy's scorer; None where there are no kept entries to choose tokens for."""
+        return self.policy.scorer if self.policy.layout.num_kept > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class KindStep:
+    """A forward pass as the layers of one kind see it. It reads the first `read_length` entries of each
+    row.
+    """
+
+    entries: Tensor  # [row, token]: where each token is written
+    # float32 [row, query, entry]: the mask of the last entries read, 0 where a query sees one and `MASKED`
+    # where not.
+    bias: Tensor
+    num_unmasked: int = 0  # entries before those of `bias`, which every query sees
+    # [row, query], only where entries are in the order of the sequence: the last entry that each query sees,
+    # −1 for padding. The last entry read is the last query's own.
+    last_seen: Tensor | None = None
+
+    @property
+    def read_length(self) -> int:
+        return self.num_unmasked + self.bias.shape[2]
+
+    def of_last(self, num_tokens: int) -> "KindStep":
+        """Return the pass of each row's last `num_tokens` tokens alone."""
+        return KindStep(
+            self.entries[:, -num_tokens:],
+            self.bias[:, -num_tokens:],
+            self.num_unmasked,
+            None if self.last_seen is None else self.last_seen[:, -num_tokens:].contiguous(),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A row whose last queries vote on which tokens of its prompt are kept.
+
+    The sinks and the newest of the scratch's first `num_held` entries are kept anyway. The observation window
+    ends before entry `end`.
+    """
+
+    row: int
+    scratch: int
+    num_held: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Where one forward pass writes and reads."""
+
+    rows: Tensor  # [row]: the slot of each row, or its scratch
+    view: slice | None  # the same, where they are next to each other: they are read without a copy
+    kinds: tuple[KindStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep(Step):
+    """The next token of each of the first slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptStep(Step):
+    """Chunks of prompts."""
+
+    num_outputs: (
+        int | None
+    )  # the last tokens of each row whose outputs are read, beside the cache and the votes; None: all
+
+    def of_last(self, num_tokens: int) -> Self:
+        """Return the step of each row's last `num_tokens` tokens alone. What these write and how they vote
+        is the same.
+        """
+        return replace(self, kinds=tuple(kind.of_last(num_tokens) for kind in self.kinds))
+
+
+@dataclass(frozen=True, slots=True)
+class DirectStep(PromptStep):
+    """Chunks of prompts that fit their slots, written straight into these."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchStep(PromptStep):
+    """Chunks of prompts that are read in scratches. `observations` are the rows whose queries vote in this
+    step.
+    """
+
+    observations: tuple[Observation, ...]
+    query_entry: Tensor  # [row, query]: the entry of each query's own token in its scratch, −1 for padding
+
+    def of_last(self, num_tokens: int) -> Self:
+        shortened = PromptStep.of_last(self, num_tokens)
+        return replace(shortened, query_entry=self.query_entry[:, -num_tokens:])

@@ -1,0 +1,150 @@
+"""One prefill step: the chunks of a batch are read, complete prompts get their slots, and first tokens are
+drawn.
+"""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from backends.interface import BackendSpec, PrefillBatch, PrefillRow, PromptPooling, SampledToken
+from backends.torch_backend.forward.plan import ForwardPass, look_ahead_pass, prefill_pass
+from backends.torch_backend.pending import Outcome
+from backends.torch_backend.pool import TorchPool
+from backends.torch_backend.sampling.logprobs import log_probabilities, steps_to_host
+from backends.torch_backend.sampling.sampler import check_token_ids
+
+_SCORED_AT_ONCE = 64  # prompt tokens whose log-probabilities are in memory together
+
+
+class Prefill:
+    """Reads batches of chunks for all pools of a backend."""
+
+    def __init__(self, model: PreTrainedModel, spec: BackendSpec) -> None:
+        self._model = model
+        self._device = model.device
+        self._spec = spec
+        self._scratch = spec.scratch.layout
+
+    def run(self, pool: TorchPool, batch: PrefillBatch) -> Outcome:
+        """Read a batch. Raises ValueError for a token id outside the vocabulary."""
+        for row in batch.rows:
+            targets = row.score.target_ids if row.score is not None else ()
+            check_token_ids(row.token_ids + targets, self._spec.vocab_size)
+        for row in batch.rows:
+            self._begin_chunk(pool, row)
+        outcome = self._read(pool, batch)
+        for row in batch.rows:
+            if row.ahead:
+                self._evict(pool, row)
+        return outcome
+
+    def _begin_chunk(self, pool: TorchPool, row: PrefillRow) -> None:
+        """Clear the slots and the scratch of a new prompt; count the chunk's tokens for the penalties."""
+        if row.start == 0:
+            pool.sampler.begin(row.slots)
+            for layer in pool.cache.layers:
+                if row.scratch is None:
+                    layer.clear_slot(row.slots[0])
+                else:
+                    layer.clear_scratch(row.scratch)
+        pool.sampler.read_prompt(row.slots, row.token_ids)
+
+    def _read(self, pool: TorchPool, batch: PrefillBatch) -> Outcome:
+        """Read the chunks; give prompts that end with them their slots, and draw their first tokens."""
+        forward_pass = prefill_pass(batch, pool.kinds, self._scratch, self._device)
+        nothing: tuple[tuple[SampledToken, ...], ...] = ((),) * len(batch.rows)
+        if batch.rows[0].pooling is not None:
+            return Outcome(nothing, hidden=self._pooled(pool, batch, forward_pass))
+        logits = self._logits(pool, batch, forward_pass)
+        for row in batch.rows:
+            if row.is_last and row.slots:
+                self._fill_slots(pool, row)
+        if logits is None:
+            return Outcome(nothing, nothing)
+        scores = tuple(
+            self._scores(row, row_logits) for row, row_logits in zip(batch.rows, logits, strict=False)
+        )
+        return Outcome(self._first_tokens(pool, batch, logits[:, -1]), scores)
+
+    def _logits(self, pool: TorchPool, batch: PrefillBatch, forward_pass: ForwardPass) -> Tensor | None:
+        """Read the chunks; return the logits [row, token, vocabulary] of all tokens or of each row's last.
+
+        None where no row needs any.
+        """
+        arguments = forward_pass.arguments(pool.cache)
+        if any(row.score for row in batch.rows):
+            num_logits = 0  # all
+        elif any(row.draws for row in batch.rows):
+            num_logits = 1
+        else:
+            self._model.base_model(**arguments)
+            return None
+        logits: Tensor = self._model(**arguments, logits_to_keep=num_logits).logits
+        return logits
+
+    def _fill_slots(self, pool: TorchPool, row: PrefillRow) -> None:
+        """Put a prompt that was read to its end into all its slots."""
+        num_evicted = row.num_prompt_tokens - self._scratch.num_held(row.num_prompt_tokens)
+        for layer in pool.cache.layers:
+            if row.scratch is None:
+                layer.slots.copy(row.slots[0], row.slots[1:])
+            else:
+                layer.pack(row.scratch, row.slots, row.num_prompt_tokens, num_evicted)
+
+    def _evict(self, pool: TorchPool, row: PrefillRow) -> None:
+        """Read the prompt's last tokens ahead, and evict what they attend to least from the full scratch."""
+        assert row.scratch is not None, "only a scratch evicts"
+        length = row.num_prompt_tokens
+        end = row.start + len(row.token_ids)
+        num_evicted = self._scratch.num_evicted(end, length) - self._scratch.num_evicted(row.start, length)
+        ahead = look_ahead_pass(row, pool.kinds, self._scratch, self._device)
+        self._model.base_model(**ahead.arguments(pool.cache))
+        for layer in pool.cache.layers:
+            layer.evict(row.scratch, self._scratch.num_held(length), num_evicted, end)
+
+    def _first_tokens(
+        self, pool: TorchPool, batch: PrefillBatch, logits: Tensor
+    ) -> tuple[tuple[SampledToken, ...], ...]:
+        """Draw from the logits [row, vocabulary] of the prompts' last tokens, once for each slot of a row."""
+        draws = {slot: draw for row in batch.rows for slot, draw in zip(row.slots, row.draws, strict=False)}
+        if not draws:
+            return ((),) * len(batch.rows)
+        row_of = [0] * pool.spec.num_slots
+        for index, row in enumerate(batch.rows):
+            for slot in row.slots:
+                row_of[slot] = index
+        slot_logits = logits[torch.tensor(row_of, device=self._device)]
+        sampled = pool.sampler.sample(slot_logits, pool.sampler.plan(draws))
+        tokens = steps_to_host([sampled], draws)
+        return tuple(tuple(tokens[slot][0] for slot in row.slots) if row.draws else () for row in batch.rows)
+
+    def _pooled(
+        self, pool: TorchPool, batch: PrefillBatch, forward_pass: ForwardPass
+    ) -> tuple[tuple[float, ...], ...]:
+        """Return each row's hidden states after the last norm, their sum or the last: in float32, for long
+        sums.
+        """
+        output = self._model.base_model(**forward_pass.arguments(pool.cache))
+        hidden = output.last_hidden_state.float()  # [row, token, hidden], chunks aligned to the right
+        vectors = []
+        for row, states in zip(batch.rows, hidden, strict=False):
+            chunk = states[len(states) - len(row.token_ids) :]
+            vector = chunk.sum(0) if row.pooling is PromptPooling.MEAN else chunk[-1]
+            vectors.append(tuple(vector.tolist()))
+        return tuple(vectors)
+
+    def _scores(self, row: PrefillRow, logits: Tensor) -> tuple[SampledToken, ...]:
+        """Return the log-probabilities of a chunk's targets from logits [token, vocabulary], aligned
+        right.
+        """
+        if row.score is None:
+            return ()
+        targets, num_top = row.score.target_ids, row.score.num_top
+        logits = logits[logits.shape[0] - len(row.token_ids) :]
+        scored: list[SampledToken] = []
+        # A part at a time: the log-probabilities of a whole chunk over a large vocabulary would be gigabytes.
+        for first in range(0, len(targets), _SCORED_AT_ONCE):
+            part = torch.tensor(targets[first : first + _SCORED_AT_ONCE], device=self._device)
+            found = log_probabilities(logits[first : first + len(part)], part, num_top)
+            scored += found.to_host(dict.fromkeys(range(len(part)), num_top)).values()
+        return tuple(scored)

@@ -1,7 +1,8 @@
-"""The process that builds what a backend's decode steps run faster with: `python -m backends.torch_backend.compiled.build FOLDER`.
+"""The process that builds the code of compiled decode: `python -m backends.torch_backend.compiled.build
+FOLDER`.
 
-It builds the kernels and compiles every graph whose text lies in the folder, whatever of it is not there yet, and takes the folder for
-itself meanwhile.
+It builds the kernels, and compiles every graph whose text is in the folder and that was not compiled before.
+It locks the folder while it works.
 """
 
 import fcntl
@@ -20,23 +21,23 @@ KERNELS = "kernels.so"
 
 
 def code_folder(cache: Path) -> Path:
-    """Return the folder for code of this processor, this torch, these kernels and these options."""
-    cpu = Path("/proc/cpuinfo")
-    flags = (
-        next((line for line in cpu.read_text().splitlines() if line.startswith("flags")), "")
-        if cpu.exists()
-        else ""
-    )
+    """Return the folder for the code of this processor, this torch, these kernels and these options."""
+    cpu_info = Path("/proc/cpuinfo")
+    flags = ""
+    if cpu_info.exists():
+        flags = next((line for line in cpu_info.read_text().splitlines() if line.startswith("flags")), "")
     sources = (path.read_text() for path in sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"))))
     parts = (torch.__version__, sys.version, flags, repr(OPTIONS), *sources)
     return cache / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def graph_path(folder: Path, key: str) -> Path:
+    """Return the file of a compiled graph."""
     return folder / f"{key}.graph"
 
 
 def source_path(folder: Path, key: str) -> Path:
+    """Return the file of a graph's text."""
     return folder / f"{key}.json"
 
 

@@ -16,6 +16,6 @@ def missing_interfaces(*, for_compiling: bool) -> list[str]:
     if for_compiling:
         try:
             from backends.torch_backend.torch_private import inductor  # noqa: F401
-        except ImportError as error:
+        except (ImportError, AttributeError) as error:
             missing.append(str(error))
     return missing

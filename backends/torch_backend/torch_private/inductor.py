@@ -52,8 +52,11 @@ __all__ = [
     "is_symbolic",
     "load_compiled",
     "statically_known_true",
+    "to_copy",
     "trace_symbolically",
 ]
+
+to_copy = torch.ops.aten._to_copy.default
 
 # Of torch's inductor, when a graph is compiled and when it is loaded.
 OPTIONS = {

@@ -59,7 +59,7 @@ class Pacing:
             return None
         return max(1, int((left + _ROUNDING) / max(seconds, _ROUNDING)))
 
-    def start_waiting(self, now: float) -> None:
+    def mark_decode_due(self, now: float) -> None:
         """Note that there are live sequences from now on whose next token somebody waits for."""
         self._decode_waits_since = now
 

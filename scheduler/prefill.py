@@ -30,7 +30,7 @@ class Prefill:
         return self.requests[0].num_prefill_tokens - self.num_computed_tokens
 
     @property
-    def goes_with(self) -> tuple[int, bool, bool]:
+    def batch_key(self) -> tuple[int, bool, bool]:
         """What the rows of one batch have in common."""
         return self.pool, self.scratch is not None, self.requests[0].add.pooling is not None
 

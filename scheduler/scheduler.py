@@ -19,13 +19,13 @@ from cache.free_list import FreeList
 from scheduler.admission import needs_scratch
 from scheduler.config import SchedulerConfig
 from scheduler.constraints import ConstraintError, Constraints, Matcher
+from scheduler.decode_rotation import DecodeRotation
 from scheduler.messages import Abort, Add, AdmittedAdd, EngineOutput, Final, Finish, FinishReason, Timing
 from scheduler.pacing import Pacing
-from scheduler.pool import Pool
+from scheduler.pool_state import PoolState
 from scheduler.prefill import Prefill
 from scheduler.request import Request, RequestStatus
 from scheduler.stats import PoolStats, SchedulerStats, SlotUse
-from scheduler.turns import DecodeTurns
 from scheduler.waiting import WaitingQueue
 
 
@@ -42,8 +42,8 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self._constraints = constraints
-        self._pools = tuple(Pool(number, pool) for number, pool in enumerate(spec.pools))
-        self._turns = DecodeTurns(self._pools, min(spec.max_decode_steps, config.max_decode_steps))
+        self._pools = tuple(PoolState(number, pool) for number, pool in enumerate(spec.pools))
+        self._rotation = DecodeRotation(self._pools, min(spec.max_decode_steps, config.max_decode_steps))
         self._scratches = FreeList(spec.scratch.num_scratch)
         self._pacing = Pacing(spec.prefill_shapes, config.max_inter_token_latency)
         self._waiting = WaitingQueue(config.order)
@@ -95,8 +95,8 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """Admit what can be admitted and return the next step; None when no sequence is left."""
         self._admit()
-        batch = None if self._turns.are_under_way else self._prefill_batch()
-        return batch or self._turns.next_batch(self._waiting, self._pacing, self._clock.now())
+        batch = None if self._rotation.is_under_way else self._prefill_batch()
+        return batch or self._rotation.next_batch(self._waiting, self._pacing, self._clock.now())
 
     def update(self, batch: Batch, result: BatchResult) -> None:
         """Take over what a step brought."""
@@ -230,7 +230,7 @@ class Scheduler:
         num_background = sum(other.is_background and other.pool == add.pool for other in others)
         return self._waiting.num_waiting(add.pool) - num_background + add.num_choices - pool.slots.num_free
 
-    def _pool_of(self, request: Request) -> Pool:
+    def _pool_of(self, request: Request) -> PoolState:
         return self._pools[request.add.pool]
 
     # Admission
@@ -293,10 +293,10 @@ class Scheduler:
         others = (
             prefill
             for prefill in self._reading
-            if prefill is not first and prefill.goes_with == first.goes_with
+            if prefill is not first and prefill.batch_key == first.batch_key
         )
         prompts = [first, *others]
-        shape = self._pacing.choose_shape(prompts, self._clock.now(), self._turns.decoding())
+        shape = self._pacing.choose_shape(prompts, self._clock.now(), self._rotation.decoding())
         if shape is None:
             return None
         self._in_flight = tuple(prompts[: shape.num_rows])
@@ -321,8 +321,8 @@ class Scheduler:
     def _finish_prefill(self, prefill: Prefill, sampled: tuple[SampledToken, ...], now: float) -> None:
         if prefill.scratch is not None:
             self._scratches.release(prefill.scratch)
-        if not self._turns.decoding():
-            self._pacing.start_waiting(now)
+        if not self._rotation.decoding():
+            self._pacing.mark_decode_due(now)
         for position, request in enumerate(prefill.requests):
             if request.choice == 0:
                 request.prompt_logprobs = prefill.prompt_logprobs

@@ -8,7 +8,7 @@ from scheduler.request import Request
 
 
 @dataclass(slots=True, eq=False)
-class Pool:
+class PoolState:
     """What is free in one never depends on another."""
 
     number: int

@@ -1,4 +1,4 @@
-"""Whether a backend can ever serve a request, decided once, from the request and the backend's spec alone."""
+"""Whether a backend can ever serve a request. Decided once, from the request and the backend's spec alone."""
 
 import enum
 from collections.abc import Iterator
@@ -12,25 +12,25 @@ class RefusalReason(enum.Enum):
     NO_TOKENS = "no_tokens"
     PREFILL_LENGTH = "prefill_length"  # `num_prefill_tokens` is outside the prompt
     TOKEN_ID = "token_id"  # outside the vocabulary
-    CONTEXT_LENGTH = "context_length"  # longer than any sequence may be
-    SLOT_ROOM = "slot_room"  # the answer is longer than the policy's slot has room for
-    FEATURE = "feature"  # the backend does not support it
+    CONTEXT_LENGTH = "context_length"  # prompt and answer exceed `max_model_len`
+    SLOT_ROOM = "slot_room"  # the pool's policy has no room for an answer of this length
+    FEATURE = "feature"  # the backend does not support a feature
     SCRATCH = "scratch"  # the prompt fits neither a slot nor a scratch
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request cannot be served: a sentence with the numbers, and what it is about."""
+    """Why a request cannot be served. `message` is a sentence with the numbers, fit for a client."""
 
     reason: RefusalReason
     message: str
     feature: Feature | None = None
-    field: str | None = None  # of `Add` or its parts: where the token id is
+    field: str | None = None  # of `Add` or its parts: the one that holds `token_id`
     token_id: int | None = None
 
 
 class RefusedError(ValueError):
-    """The request can never be served, however idle the server is."""
+    """The request can never be served, even by an idle server."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message)
@@ -38,7 +38,7 @@ class RefusedError(ValueError):
 
 
 def admit(add: Add, spec: BackendSpec) -> AdmittedAdd:
-    """Return the request as one that the scheduler takes. Raises `RefusedError`."""
+    """Check the request and return it in the type that the scheduler accepts. Raises `RefusedError`."""
     for refusal in _refusals(add, spec):
         raise RefusedError(refusal)
     return AdmittedAdd(add)
@@ -47,8 +47,8 @@ def admit(add: Add, spec: BackendSpec) -> AdmittedAdd:
 def route(num_prompt_tokens: int, num_forced_tokens: int, max_tokens: int, spec: BackendSpec) -> int:
     """Return the index of a sequence's pool.
 
-    The first pool that loses nothing of the sequence, else the first that admits it, else the one with the
-    most room. The choice depends on the request alone, so an answer does not depend on other requests.
+    It is the first pool that loses nothing of the sequence, else the first that admits it, else the one with
+    the most room. The choice depends on the request alone, so an answer does not depend on other requests.
     """
     pools = range(len(spec.pools))
     rooms = [max_output_tokens(num_prompt_tokens, num_forced_tokens, spec, pool) for pool in pools]
@@ -62,15 +62,15 @@ def route(num_prompt_tokens: int, num_forced_tokens: int, max_tokens: int, spec:
 
 
 def needs_scratch(add: Add, spec: BackendSpec) -> bool:
-    """Return whether the prompt is read in a scratch: it does not fit its slot whole, or has no slot."""
+    """Return whether the prompt is read in a scratch: it has no slot, or does not fit its slot whole."""
     num_prefill_tokens = len(add.prompt_token_ids) - add.num_forced_tokens
     return not add.needs_slot or num_prefill_tokens > spec.pools[add.pool].max_direct_tokens
 
 
 def max_output_tokens(num_prompt_tokens: int, num_forced_tokens: int, spec: BackendSpec, pool: int) -> int:
-    """Return the most tokens that may follow a prompt; negative when the prompt itself is too long.
+    """Return how many tokens may follow a prompt at most; negative when the prompt itself is too long.
 
-    Decode reads the prompt's last `num_forced_tokens` tokens.
+    The prompt's last `num_forced_tokens` tokens are read by decode.
     """
     policy = spec.pools[pool].policy
     num_prefill_tokens = num_prompt_tokens - num_forced_tokens
@@ -78,7 +78,7 @@ def max_output_tokens(num_prompt_tokens: int, num_forced_tokens: int, spec: Back
 
 
 def required_features(add: Add) -> frozenset[Feature]:
-    """Return what the request needs of a backend beside greedy decoding."""
+    """Return the features that the request requires of a backend beyond greedy decoding."""
     required = set(add.sampling.required_features())
     if add.stop.min_tokens > 0 and add.stop.stop_token_ids:
         required.add(Feature.BANNED_TOKENS)
@@ -153,13 +153,12 @@ def _scratch_refusals(num_tokens: int, spec: BackendSpec) -> Iterator[Refusal]:
     scratch = spec.scratch
     if scratch.num_scratch == 0:
         message = (
-            f"a prompt of {num_tokens} tokens that is longer than a slot, or only scored, is read in a scratch, "
-            "of which there are 0"
+            f"a prompt of {num_tokens} tokens that is longer than a slot, or only scored, needs a scratch, "
+            "and the backend has 0"
         )
         yield Refusal(RefusalReason.SCRATCH, message)
     elif not scratch.layout.admits(num_tokens):
         message = (
-            f"the prompt has {num_tokens} tokens, but the scratch that it is read in holds at most "
-            f"{scratch.layout.max_tokens}"
+            f"the prompt has {num_tokens} tokens, but a scratch holds at most {scratch.layout.max_tokens}"
         )
         yield Refusal(RefusalReason.SCRATCH, message)

@@ -8,23 +8,28 @@ from scheduler.waiting import QueueOrder
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """`max_num_waiting` counts, pool by pool, sequences (choices) beyond those for which a slot is free; one tenant may have as many as
-    there are slots and `max_num_waiting_per_tenant` more, which is counted where places are given away.
+    """The scheduler's limits.
 
-    `max_inter_token_latency` bounds, in seconds, the time between two tokens of a live sequence while prompts are being read: between two
-    decode launches, as many and as large chunks are read as are expected to fit, and what they leave is for more decode steps. One step of
-    the cheapest shape is run whatever it takes, so that reading never stops either.
+    `max_num_waiting` is per pool and counts sequences (choices) beyond those for which a slot is free. One
+    tenant may have as many sequences as there are slots, and `max_num_waiting_per_tenant` more. The server
+    enforces the tenant's limit when it issues admission tickets.
 
-    `max_background_slots` are those of a pool that background sequences may hold at once; None: half of them, and at least one.
+    `max_inter_token_latency` bounds, in seconds, the time between two tokens of a live sequence while prompts
+    are read. Between two decode launches, prefill reads as many and as large chunks as are expected to fit.
+    The rest of the time is for more decode steps. One step of the cheapest shape always runs, even when it
+    exceeds the bound, so prefill never stops.
+
+    `max_background_slots` are the slots of a pool that background sequences may hold at once. None means
+    half of the slots, and at least one.
     """
 
     order: QueueOrder = QueueOrder.FAIR
     max_num_waiting: int = 256
-    max_num_waiting_per_tenant: int | None = None  # None: no share, the queue is for whoever comes first
+    max_num_waiting_per_tenant: int | None = None  # None: no limit for one tenant
     max_inter_token_latency: float = 0.2
-    max_decode_steps: int = 4  # steps of one decode launch, when nothing waits for a slot
+    max_decode_steps: int = 4  # steps of one decode launch, when no sequence waits for a slot
     max_background_slots: int | None = None
-    reports_slots: bool = False  # each step tells who holds which slot
+    reports_slots: bool = False  # each step's statistics say which request holds which slot
 
     def __post_init__(self) -> None:
         if self.max_num_waiting < 0:
@@ -40,8 +45,6 @@ class SchedulerConfig:
 
     def num_background_slots(self, num_slots: int) -> int:
         """Return how many of a pool's slots background sequences may hold at once."""
-        return (
-            max(1, num_slots // 2)
-            if self.max_background_slots is None
-            else min(self.max_background_slots, num_slots)
-        )
+        if self.max_background_slots is None:
+            return max(1, num_slots // 2)
+        return min(self.max_background_slots, num_slots)

@@ -9,20 +9,26 @@ from scheduler.waiting import WaitingQueue
 
 
 class DecodeRotation:
-    """Pools decode in turns: once one has decoded, all do before anything is read, and none takes time that belongs to another."""
+    """Pools decode in rounds: once one pool has decoded, the others follow before it decodes again.
+
+    Prefill waits for the end of the round. The time left in a gap is divided when a round starts, so no pool
+    takes the time of another.
+    """
 
     def __init__(self, pools: Sequence[PoolState], max_steps: int) -> None:
-        self._pools, self._max_steps = pools, max_steps
-        self._due: list[PoolState] = []  # have yet to decode before any does again
-        self._steps_in_time: int | None = None  # of each of them; None: any number
+        self._pools = pools
+        self._max_steps = max_steps
+        self._due: list[PoolState] = []  # pools that have not decoded in this round
+        self._steps_in_time: int | None = None  # that each pool may take in this round; None: any number
 
     @property
     def is_under_way(self) -> bool:
+        """Whether a round has begun and a pool has yet to decode in it."""
         return any(pool.decoding for pool in self._due)
 
     def decoding(self) -> list[int]:
-        """Return the pools in which sequences decode."""
-        return [pool.number for pool in self._pools if pool.decoding]
+        """Return the indices of the pools in which sequences decode."""
+        return [pool.index for pool in self._pools if pool.decoding]
 
     def next_batch(self, waiting: WaitingQueue, pacing: Pacing, now: float) -> DecodeBatch | None:
         """Return the next launch, or None when no sequence decodes."""
@@ -33,13 +39,16 @@ class DecodeRotation:
         if not self._due:
             return None
         pool = self._due.pop(0)
-        num_steps = self._num_steps(pool, waiting.num_waiting(pool.number))
-        return DecodeBatch(
-            tuple(request.decode_row(num_steps) for request in pool.decoding.values()), num_steps, pool.number
-        )
+        num_steps = self._num_steps(pool, waiting.num_waiting(pool.index))
+        rows = tuple(request.decode_row(num_steps) for request in pool.decoding.values())
+        return DecodeBatch(rows, num_steps, pool.index)
 
     def _num_steps(self, pool: PoolState, num_waiting: int) -> int:
-        """A launch never goes beyond the shortest answer's length, and when anyone waits it has no step after one that may free a slot."""
+        """Return the steps of a launch: none beyond the shortest answer's length.
+
+        While a sequence waits for the pool, no step follows one that may free a slot. Only forced tokens
+        cannot end a sequence.
+        """
         requests = pool.decoding.values()
         limits = [self._max_steps, *(request.max_decode_steps for request in requests)]
         if self._steps_in_time is not None:

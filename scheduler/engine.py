@@ -1,6 +1,7 @@
-"""The loop that turns messages into steps and steps into messages, in a thread of its own.
+"""The engine's loop, run in one thread: it takes messages in, runs device steps and puts outputs out.
 
-Owns the scheduler and the backend; what crosses to other threads is frozen. It knows nothing of who delivers the outputs or how.
+It owns the scheduler and the backend. Other threads exchange only frozen messages with it. How outputs reach
+the clients is unknown here.
 """
 
 import logging
@@ -20,9 +21,10 @@ Deliver: TypeAlias = Callable[[list[EngineOutput], StepRecord], None]
 
 
 class EngineCore:
-    """`run` in one thread; from others, put messages in the inbox and read the public attributes.
+    """Call `run` in one thread. Other threads put messages into the inbox and read the public attributes.
 
-    A watchdog may take the engine for stuck when it is not idle and `last_step_time`, by the engine's clock, lies far back.
+    A watchdog may consider the engine stuck when it is not idle and `last_step_time`, by the engine's clock,
+    is long ago.
     """
 
     def __init__(
@@ -33,14 +35,15 @@ class EngineCore:
         self._clock = clock
         self._inbox = inbox
         self._is_shutting_down = False
-        self.is_idle = True  # blocked until a message comes
+        self.is_idle = True  # blocked until a message arrives
         self.last_step_time = clock.now()
-        self.error: Exception | None = None  # what the engine died of
+        self.error: Exception | None = None  # that killed the engine
 
     def run(self, deliver: Deliver) -> None:
-        """Work until `Shutdown`. Each turn's outputs are delivered at once, and every sequence ends with one final output.
+        """Run steps until `Shutdown`, and deliver the outputs of each.
 
-        A dead engine stays to answer: whatever is added gets a final error.
+        Every sequence ends with exactly one final output. A dead engine still answers: every request that is
+        added gets a final error.
         """
         try:
             while not self._is_shutting_down:
@@ -54,7 +57,7 @@ class EngineCore:
             self._close(deliver, FinishReason.ABORT, "the server is shutting down")
 
     def step(self) -> StepRecord:
-        """Take one turn. What it brought waits in `Scheduler.take_outputs`."""
+        """Run one turn of the loop. `Scheduler.take_outputs` returns its outputs."""
         self._drain_inbox()
         self._scheduler.expire()
         batch = self._scheduler.schedule()
@@ -63,17 +66,17 @@ class EngineCore:
         return StepRecord(record, self._scheduler.stats())
 
     def _drain_inbox(self) -> None:
-        """Take in what has arrived. Blocks only when there is nothing else to do."""
+        """Handle the messages that have arrived. Blocks only when there is nothing else to do."""
         if not self._scheduler.has_work:
             self.is_idle = True
             message = self._inbox.get()
             self.last_step_time = self._clock.now()
             self.is_idle = False
-            self._take_in(message)
+            self._handle(message)
         while not self._inbox.empty():
-            self._take_in(self._inbox.get_nowait())
+            self._handle(self._inbox.get_nowait())
 
-    def _take_in(self, message: EngineInput) -> None:
+    def _handle(self, message: EngineInput) -> None:
         match message:
             case Add():
                 self._scheduler.add(message)
@@ -90,24 +93,26 @@ class EngineCore:
         except BackendUnusableError:
             raise
         except BackendError as error:
-            logger.warning("a step failed, its requests end: %s", error)
+            logger.warning("a step failed, its requests end with an error: %s", error)
             self._scheduler.fail(batch, error)
             return None
         self._scheduler.update(batch, result)
         return BatchRecord.of(batch, result)
 
     def _close(self, deliver: Deliver, reason: FinishReason, message: str) -> None:
-        """Give every open sequence its final output, and answer whatever is still added until `Shutdown` has come."""
+        """Give every open sequence its final output, and refuse all requests until `Shutdown`."""
         self._scheduler.fail_all(reason, message)
-        self._deliver_news(deliver)
+        self._deliver_outputs(deliver)
         self.is_idle = True
         while not (self._is_shutting_down and self._inbox.empty()):
+            # `Finish` and `Abort` are dropped: they name sequences that `fail_all` or `refuse` has ended, and
+            # a second final output would break the promise of exactly one.
             match self._inbox.get():
                 case Add() as add:
                     self._scheduler.refuse(add, reason, message)
-                    self._deliver_news(deliver)
+                    self._deliver_outputs(deliver)
                 case Shutdown():
                     self._is_shutting_down = True
 
-    def _deliver_news(self, deliver: Deliver) -> None:
+    def _deliver_outputs(self, deliver: Deliver) -> None:
         deliver(self._scheduler.take_outputs(), StepRecord(None, self._scheduler.stats()))

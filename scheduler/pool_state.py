@@ -1,4 +1,4 @@
-"""One of the backend's pools: its slots, and the sequences that decode in them."""
+"""The runtime state of one of the backend's pools: its free slots, and the sequences that decode."""
 
 from dataclasses import dataclass, field
 
@@ -9,9 +9,9 @@ from scheduler.request import Request
 
 @dataclass(slots=True, eq=False)
 class PoolState:
-    """What is free in one never depends on another."""
+    """One pool. Its slots are independent of those of the other pools."""
 
-    number: int
+    index: int  # in `BackendSpec.pools`
     spec: SlotPoolSpec
     slots: FreeList = field(init=False)
     decoding: dict[int, Request] = field(init=False, default_factory=dict)  # by slot

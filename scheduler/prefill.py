@@ -1,4 +1,4 @@
-"""One prompt on its way into the slots of the choices that were admitted together."""
+"""A prompt that prefill reads into the slots of the choices that were admitted together."""
 
 from dataclasses import dataclass, field
 
@@ -9,13 +9,17 @@ from scheduler.request import Request
 
 @dataclass(slots=True, eq=False)
 class Prefill:
-    """A prompt being read once for `requests`, all of them choices of one `Add`, in a scratch of `layout` if it has one."""
+    """A prompt that is read once for `requests`, all of them choices of one `Add`.
+
+    `scratch` is the scratch, of layout `layout`, that it is read in; None: it is written straight into the
+    slots.
+    """
 
     requests: list[Request]
     scratch: int | None
     layout: ScratchLayout
     prompt_logprobs: list[SampledToken] = field(default_factory=list)
-    hidden: tuple[float, ...] = ()  # pooled so far: the sum over the tokens read, or the last one's
+    hidden: tuple[float, ...] = ()  # pooled so far: the sum over the tokens read, or the last token's
 
     @property
     def pool(self) -> int:
@@ -31,17 +35,17 @@ class Prefill:
 
     @property
     def batch_key(self) -> tuple[int, bool, bool]:
-        """What the rows of one batch have in common."""
+        """The properties that all rows of one batch share: pool, with a scratch, pooled."""
         return self.pool, self.scratch is not None, self.requests[0].add.pooling is not None
 
     @property
     def embedding(self) -> tuple[float, ...]:
-        """The prompt as one vector, once it is read and if that was asked for."""
+        """The prompt as one vector, once it is read. Empty for a prompt that is not pooled."""
         num_tokens = self.num_computed_tokens if self.requests[0].add.pooling is PromptPooling.MEAN else 1
-        return tuple(number / num_tokens for number in self.hidden)
+        return tuple(value / num_tokens for value in self.hidden)
 
     def chunk_end(self, max_tokens: int) -> int:
-        """Return the index before which the prompt's next chunk, of at most `max_tokens` tokens, ends."""
+        """Return the end (exclusive) of the prompt's next chunk of at most `max_tokens` tokens."""
         return min(self.num_computed_tokens + max_tokens, self._round_end)
 
     @property
@@ -51,9 +55,15 @@ class Prefill:
 
     def row(self, max_tokens: int) -> PrefillRow:
         """Return the prompt's next chunk, of at most `max_tokens` tokens."""
-        add, start = self.requests[0].add, self.num_computed_tokens
-        length, end = self.requests[0].num_prefill_tokens, self.chunk_end(max_tokens)
+        add = self.requests[0].add
+        start = self.num_computed_tokens
+        end = self.chunk_end(max_tokens)
+        length = self.requests[0].num_prefill_tokens
         is_last = end == length
+        has_draws = is_last and add.needs_slot
+        # A chunk that fills its scratch before the prompt's end is followed by an eviction, which the last
+        # tokens decide on.
+        evicts = end == self._round_end and not is_last
         return PrefillRow(
             request_id=add.request_id,
             token_ids=add.prompt_token_ids[start:end],
@@ -61,18 +71,16 @@ class Prefill:
             num_prompt_tokens=length,
             slots=tuple(request.slot for request in self.requests if request.slot is not None),
             scratch=self.scratch,
-            draws=tuple(request.draw() for request in self.requests) if is_last and add.needs_slot else (),
+            draws=tuple(request.draw() for request in self.requests) if has_draws else (),
             score=self._score(start, end),
-            ahead=add.prompt_token_ids[length - self.layout.num_ahead : length]
-            if end == self._round_end and not is_last
-            else (),
+            ahead=add.prompt_token_ids[length - self.layout.num_ahead : length] if evicts else (),
             pooling=add.pooling,
         )
 
     def advance(
         self, num_tokens: int, prompt_logprobs: tuple[SampledToken, ...], hidden: tuple[float, ...]
     ) -> None:
-        """Account for a chunk that was read."""
+        """Account for a chunk of `num_tokens` tokens that was read."""
         self.prompt_logprobs.extend(prompt_logprobs)
         is_sum = self.requests[0].add.pooling is PromptPooling.MEAN and self.hidden
         self.hidden = tuple(map(sum, zip(self.hidden, hidden, strict=True))) if is_sum else hidden
@@ -80,11 +88,14 @@ class Prefill:
             request.num_computed_tokens += num_tokens
 
     def _score(self, start: int, end: int) -> PromptScore | None:
-        """Prompt log-probabilities are reported once a request, so only the prefill of choice 0 asks for them."""
+        """Return the row's request for prompt log-probabilities.
+
+        A request reports them once, with choice 0.
+        """
         add = self.requests[0].add
         if add.num_prompt_logprobs is None or all(request.choice != 0 for request in self.requests):
             return None
-        last = min(
-            end + 1, self.requests[0].num_prefill_tokens
-        )  # the token after it comes with the first draw
-        return PromptScore(add.prompt_token_ids[start + 1 : last], add.num_prompt_logprobs)
+        # Token i predicts token i + 1. The last token of the prefill predicts a token that is drawn, not
+        # scored.
+        targets_end = min(end + 1, self.requests[0].num_prefill_tokens)
+        return PromptScore(add.prompt_token_ids[start + 1 : targets_end], add.num_prompt_logprobs)

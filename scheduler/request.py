@@ -1,6 +1,9 @@
-"""One sequence on its way from the waiting queue to its end: counters and what follows from them.
+"""One sequence from the waiting queue to its end: its counters and the values derived from them.
 
-A request with several choices is several of these, which share their `Add`. Nothing here knows of queues, batches or the clock.
+A request with several choices has one `Request` a choice, which share their `Add`. Nothing here knows queues,
+batches or the clock.
+
+A forced token is a token of the prompt that decode reads, one a step, and yields instead of sampling.
 """
 
 import enum
@@ -14,7 +17,7 @@ from scheduler.stats import SlotUse
 
 
 class RequestStatus(enum.IntEnum):
-    """In the order of a sequence's life."""
+    """The states of a sequence, in the order of its life."""
 
     WAITING = 0
     PREFILL = 1
@@ -32,11 +35,9 @@ class Request:
     arrival_order: int
     status: RequestStatus = RequestStatus.WAITING
     slot: int | None = None
-    num_computed_tokens: int = (
-        0  # tokens written into the cache, and so the index of the one to be written next
-    )
-    num_forced_left: int = field(init=False)  # tokens of the prompt that are still to be yielded by decode
-    prompt_logprobs: list[SampledToken] = field(default_factory=list)  # until they are complete and told
+    num_computed_tokens: int = 0  # tokens written into the cache: the index of the next one to be written
+    num_forced_left: int = field(init=False)  # forced tokens that decode has yet to read
+    prompt_logprobs: list[SampledToken] = field(default_factory=list)  # until they are complete and emitted
     embedding: tuple[float, ...] = ()  # of a prompt that was pooled, at its end
     num_output_tokens: int = 0
     num_discarded_tokens: int = 0
@@ -46,8 +47,8 @@ class Request:
     admitted_time: float | None = None
     first_token_time: float | None = None
     matcher: Matcher | None = None  # of the request's grammar
-    banned_token_ids: tuple[int, ...] = field(init=False)
-    allowed: Allowed | None = field(init=False, default=None)  # what the grammar lets follow
+    banned_token_ids: tuple[int, ...] = field(init=False)  # until `min_tokens`
+    allowed: Allowed | None = field(init=False, default=None)  # the tokens that the grammar allows next
 
     def __post_init__(self) -> None:
         self.num_forced_left = self.add.num_forced_tokens
@@ -63,12 +64,12 @@ class Request:
 
     @property
     def num_prefill_tokens(self) -> int:
-        """How much of the prompt prefill reads: the prompt's length as the layout knows it."""
+        """How many prompt tokens prefill reads: the prompt's length for the slot's layout."""
         return self.num_prompt_tokens - self.add.num_forced_tokens
 
     @property
     def num_read_prompt_tokens(self) -> int:
-        """How much of the prompt is done with."""
+        """How many prompt tokens have been read, by prefill or decode."""
         if self.status <= RequestStatus.PREFILL:
             return self.num_computed_tokens
         return self.num_prompt_tokens - self.num_forced_left
@@ -84,7 +85,11 @@ class Request:
 
     @property
     def max_decode_steps(self) -> int:
-        """Steps until the sequence's length ends it or what it may draw changes."""
+        """Steps until the sequence reaches its length or its set of allowed tokens changes.
+
+        The mask of a grammar follows from the last token, so a launch has one step once forced tokens are
+        read.
+        """
         if self.matcher is not None:
             return max(self.num_forced_left, 1)
         stop = self.add.stop
@@ -92,7 +97,7 @@ class Request:
         return self.num_forced_left + end - self.num_output_tokens
 
     def draw(self, num_steps: int = 1) -> Draw:
-        """Return the choice of the next tokens."""
+        """Return how the next `num_steps` tokens are sampled."""
         banned = () if self.may_stop else self.banned_token_ids
         if self.num_forced_left > 0:
             return self._forced_draw(num_steps, banned)
@@ -102,7 +107,10 @@ class Request:
         return Draw(self.add.sampling, self.choice, self.num_output_tokens, allowed_mask=mask)
 
     def _forced_draw(self, num_steps: int, banned: tuple[int, ...]) -> Draw:
-        """Yield the prompt's next tokens, and choose those after them, which no grammar binds: a launch ends where that begins."""
+        """Return a draw that yields the next forced tokens and samples those after them.
+
+        It needs no mask: with a grammar, `max_decode_steps` ends the launch at the last forced token.
+        """
         forced = self.add.prompt_token_ids[-self.num_forced_left :][:num_steps]
         num_logprobs = self.add.num_prompt_logprobs if self.choice == 0 else None
         return Draw(
@@ -117,41 +125,47 @@ class Request:
     def decode_row(self, num_steps: int) -> DecodeRow:
         """Return the next `num_steps` decode steps of this sequence."""
         assert self.slot is not None
-        index, num_prompt_tokens = self.num_computed_tokens, self.num_prefill_tokens
         return DecodeRow(
-            self.add.request_id, self.slot, self.last_token_id, index, num_prompt_tokens, self.draw(num_steps)
+            request_id=self.add.request_id,
+            slot=self.slot,
+            token_id=self.last_token_id,
+            index=self.num_computed_tokens,
+            num_prompt_tokens=self.num_prefill_tokens,
+            draw=self.draw(num_steps),
         )
 
     def append(self, sampled: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
-        """Take over sampled tokens up to the sequence's end, set `finish_reason` if it is there, and return the answer's new tokens.
+        """Append sampled tokens up to the sequence's end, and return the answer's new tokens.
 
-        What was forced belongs to the prompt. The stop token counts as output, as it does with vLLM, but is not among the tokens returned.
-        Raises `ConstraintError`.
+        Sets `finish_reason` if the sequence ends. Forced tokens belong to the prompt. The stop token counts
+        as output, as in vLLM, but is not returned. Raises `ConstraintError`.
         """
         self.last_token_id = sampled[-1].token_id
         drawn = self._take_forced(sampled)
         if self.num_forced_left > 0:
             return ()
-        stop = self.add.stop
-        taken = drawn[: stop.max_tokens - self.num_output_tokens]
-        end = (
-            next((i for i, token in enumerate(taken) if token.token_id in stop.stop_token_ids), None)
-            if stop.stop_token_ids
-            else None
-        )
-        if end is not None:
-            self.finish_reason, self.stop_token_id = FinishReason.STOP, taken[end].token_id
-            taken = taken[: end + 1]
-        elif self._completes_grammar(taken):
-            self.finish_reason = FinishReason.STOP  # whatever `min_tokens` says
-        elif self.num_output_tokens + len(taken) == stop.max_tokens:
+        kept = drawn[: self.add.stop.max_tokens - self.num_output_tokens]
+        stop_index = self._stop_index(kept)
+        if stop_index is not None:
+            self.finish_reason = FinishReason.STOP
+            self.stop_token_id = kept[stop_index].token_id
+            kept = kept[: stop_index + 1]
+        elif self._completes_grammar(kept):
+            self.finish_reason = FinishReason.STOP  # also before `min_tokens`: nothing may follow
+        elif self.num_output_tokens + len(kept) == self.add.stop.max_tokens:
             self.finish_reason = FinishReason.LENGTH
-        self.num_output_tokens += len(taken)
-        self.num_discarded_tokens += len(drawn) - len(taken)
-        return taken[:end]
+        self.num_output_tokens += len(kept)
+        self.num_discarded_tokens += len(drawn) - len(kept)
+        return kept[:stop_index]
+
+    def _stop_index(self, tokens: tuple[SampledToken, ...]) -> int | None:
+        stop_token_ids = self.add.stop.stop_token_ids
+        if not stop_token_ids:
+            return None
+        return next((i for i, token in enumerate(tokens) if token.token_id in stop_token_ids), None)
 
     def _take_forced(self, sampled: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
-        """Account for the prompt's tokens at the head of these, and return the others."""
+        """Account for the forced tokens, which come first, and return the others."""
         forced = sampled[: self.num_forced_left]
         if self.choice == 0 and self.add.num_prompt_logprobs is not None:
             self.prompt_logprobs += forced
@@ -159,14 +173,15 @@ class Request:
         return sampled[len(forced) :]
 
     def take_prompt_logprobs(self) -> tuple[SampledToken, ...]:
-        """Hand out the prompt's log-probabilities, once, when they are complete."""
+        """Return the prompt's log-probabilities once, when they are complete; otherwise nothing."""
         if self.num_forced_left > 0:
             return ()
-        complete, self.prompt_logprobs = tuple(self.prompt_logprobs), []
+        complete = tuple(self.prompt_logprobs)
+        self.prompt_logprobs = []
         return complete
 
     def _completes_grammar(self, tokens: tuple[SampledToken, ...]) -> bool:
-        """Follow the answer's grammar, if it has one, and return whether no token may follow these."""
+        """Advance the answer's grammar, if it has one, and return whether no token may follow `tokens`."""
         if self.matcher is None:
             return False
         for token in tokens:
@@ -183,7 +198,7 @@ class Request:
     def final(
         self, reason: FinishReason, now: float, policy: CachePolicy, message: str | None = None
     ) -> Final:
-        """Return the account of this sequence, which ends now."""
+        """Return the final account of this sequence, which ends at `now`."""
         return Final(
             reason=reason,
             timing=Timing(self.add.arrival_time, self.admitted_time, self.first_token_time, now),
@@ -198,7 +213,7 @@ class Request:
         )
 
     def slot_use(self, policy: CachePolicy) -> SlotUse:
-        """Return the account of the slot that this sequence holds."""
+        """Return the use of the slot that this sequence holds."""
         assert self.slot is not None
         return SlotUse(
             pool=self.add.pool,

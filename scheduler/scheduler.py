@@ -1,12 +1,14 @@
-"""Which sequences are admitted, what the next device step is, and what its result means for each of them.
+"""Which sequences are admitted, which device step is next, and how its result changes each sequence.
 
-Knows requests, slots and scratches as integers, and time by its clock. Knows no text, no tensor and no device: limits come from the
-`BackendSpec`. Everything it has to tell is gathered and handed out by `take_outputs`, so that whatever happens in between, nothing is lost
-and every sequence ends with exactly one final output.
+It knows requests, slots and scratches as integers, and time by its clock. It knows no text, no tensor and no
+device: limits come from the `BackendSpec`. Outputs are gathered and returned by `take_outputs`, so none is
+lost when a step raises. Every sequence ends with exactly one final output.
 
-A sequence is admitted when it gets a slot of its pool, and a scratch if it needs one; a slot's size is fixed, so it cannot run out later.
-The order of a pool's queue holds within each of its two lines (with scratch and without); across lines and pools the one that stands ahead
-goes first, unless what it needs is missing, and then it gets the first slot of its pool after its scratch is free.
+A sequence is admitted when it gets a slot of its pool, and a scratch if it needs one. A slot's size is fixed,
+so an admitted sequence cannot run out of cache. The queue's order holds within each of a pool's two lines
+(with scratch and without). Across lines and pools, the head that ranks first is admitted first. A head that
+has no slot or scratch is passed over by the heads of other lines, never by its own line. So it is admitted as
+soon as both are free.
 """
 
 import heapq
@@ -30,9 +32,10 @@ from scheduler.waiting import WaitingQueue
 
 
 class Scheduler:
-    """Used by one thread; one batch is under way at a time, and `update` or `fail` follows each `schedule` that returned one.
+    """Used by one thread, with one batch under way at a time.
 
-    Without `constraints`, requests that have a grammar are refused.
+    After a `schedule` that returned a batch, call `update` or `fail`. Without `constraints`, requests that
+    have a grammar are refused.
     """
 
     def __init__(
@@ -42,16 +45,18 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self._constraints = constraints
-        self._pools = tuple(PoolState(number, pool) for number, pool in enumerate(spec.pools))
+        self._pools = tuple(PoolState(index, pool) for index, pool in enumerate(spec.pools))
         self._rotation = DecodeRotation(self._pools, min(spec.max_decode_steps, config.max_decode_steps))
         self._scratches = FreeList(spec.scratch.num_scratch)
         self._pacing = Pacing(spec.prefill_shapes, config.max_inter_token_latency)
         self._waiting = WaitingQueue(config.order)
-        self._reading: list[Prefill] = []  # as they were admitted
-        self._reads_oldest = True  # or the one that has the least left; in turns
-        self._open: dict[str, dict[int, Request]] = {}  # by request and choice, until the final output
+        self._reading: list[Prefill] = []  # in the order of admission
+        # Prefill steps alternate between the oldest prompt and the one with the fewest tokens left. The
+        # oldest alone would hold up short prompts behind a long one. The shortest alone would starve it.
+        self._reads_oldest = True
+        self._open: dict[str, dict[int, Request]] = {}  # by request id and choice, until the final output
         self._deadlines: list[tuple[float, str]] = []  # a heap; may name requests that have ended
-        self._in_flight: tuple[Prefill, ...] = ()  # the prompts of the prefill batch under way, row by row
+        self._in_flight: tuple[Prefill, ...] = ()  # row by row, the prompts of the prefill batch under way
         self._arrival_order = itertools.count()
         self._num_discarded_tokens = 0
         self._outputs: list[EngineOutput] = []
@@ -62,9 +67,9 @@ class Scheduler:
         return bool(self._open)
 
     def add(self, add: AdmittedAdd) -> None:
-        """Queue each choice of a request, or refuse all of them where the queue is full."""
+        """Queue each choice of a request, or refuse all of them when the queue is full."""
         assert add.num_choices > 0, add.num_choices
-        assert add.request_id not in self._open, f"request {add.request_id} is there already"
+        assert add.request_id not in self._open, f"request {add.request_id} is already open"
         if not add.is_background and self._num_waiting_with(add) > self._config.max_num_waiting:
             self.refuse(add, FinishReason.QUEUE_FULL, self._queue_full_message(add))
         else:
@@ -74,18 +79,18 @@ class Scheduler:
                 self.refuse(add, FinishReason.REJECTED, str(error))
 
     def finish(self, finish: Finish) -> None:
-        """End a choice by a stop string. Comes too late, and means nothing, for one that has ended."""
+        """End a choice by a stop string. Has no effect on a choice that has ended."""
         request = self._open.get(finish.request_id, {}).get(finish.choice)
         if request is not None:
             request.cut(finish.num_tokens)
             self._end(request, FinishReason.STOP)
 
     def abort(self, abort: Abort) -> None:
-        """End what is left of a request."""
+        """End the open choices of a request."""
         self._end_all(abort.request_id, FinishReason.ABORT)
 
     def expire(self) -> None:
-        """End what is past its deadline."""
+        """End the sequences whose deadline has passed."""
         now = self._clock.now()
         while self._deadlines and self._deadlines[0][0] <= now:
             _, request_id = heapq.heappop(self._deadlines)
@@ -93,13 +98,13 @@ class Scheduler:
                 self._end_if_overdue(request, now)
 
     def schedule(self) -> Batch | None:
-        """Admit what can be admitted and return the next step; None when no sequence is left."""
+        """Admit the sequences for which there is room and return the next step; None: no sequence is left."""
         self._admit()
         batch = None if self._rotation.is_under_way else self._prefill_batch()
         return batch or self._rotation.next_batch(self._waiting, self._pacing, self._clock.now())
 
     def update(self, batch: Batch, result: BatchResult) -> None:
-        """Take over what a step brought."""
+        """Apply a step's result to its sequences."""
         now = self._clock.now()
         if isinstance(batch, PrefillBatch):
             self._update_prefill(batch, result, now)
@@ -110,14 +115,17 @@ class Scheduler:
     def fail(self, batch: Batch, error: Exception) -> None:
         """End the sequences of a step that failed."""
         if isinstance(batch, PrefillBatch):
-            lost = [request for prefill in self._in_flight for request in prefill.requests]
+            failed = [request for prefill in self._in_flight for request in prefill.requests]
         else:
-            lost = [self._pools[batch.pool].decoding[row.slot] for row in batch.rows]
-        for request in lost:
+            failed = [self._pools[batch.pool].decoding[row.slot] for row in batch.rows]
+        for request in failed:
             self._end(request, FinishReason.ERROR, str(error))
 
     def fail_all(self, reason: FinishReason, message: str) -> None:
-        """End every sequence, and with them the scheduler: it may be in a state that nothing should be built on."""
+        """End every sequence. Only `refuse`, `take_outputs` and `stats` may be called afterwards."""
+        # Slots and scratches are not released: after an exception the bookkeeping may be inconsistent, and a
+        # release that raises would cost the other sequences their final output. No sequence is admitted
+        # again, so none needs a slot.
         for choices in self._open.values():
             for request in choices.values():
                 self._emit(request, final=self._final(request, reason, message))
@@ -128,32 +136,28 @@ class Scheduler:
         self._waiting = WaitingQueue(self._config.order)
 
     def refuse(self, add: Add, reason: FinishReason, message: str) -> None:
-        """Give each choice of a request its final output without looking at it further."""
-        final = Final(
-            reason,
-            Timing(add.arrival_time, None, None, self._clock.now()),
-            len(add.prompt_token_ids),
-            0,
-            message=message,
-        )
+        """Give each choice of a request its final output without queueing it."""
+        timing = Timing(add.arrival_time, admitted=None, first_token=None, finished=self._clock.now())
+        final = Final(reason, timing, len(add.prompt_token_ids), num_output_tokens=0, message=message)
         self._outputs += [
             EngineOutput(add.request_id, choice, final=final) for choice in range(add.num_choices)
         ]
 
     def take_outputs(self) -> list[EngineOutput]:
-        """Return the news since the last call."""
-        outputs, self._outputs = self._outputs, []
+        """Return the outputs since the last call."""
+        outputs = self._outputs
+        self._outputs = []
         return outputs
 
     def live(self) -> list[Request]:
-        """Return the sequences that were admitted and have not ended."""
+        """Return the admitted sequences that have not ended."""
         decoding = (request for pool in self._pools for request in pool.decoding.values())
         return [*decoding, *(request for prefill in self._reading for request in prefill.requests)]
 
     def stats(self) -> SchedulerStats:
-        """Return the state of this moment."""
+        """Return the current state."""
         pools = tuple(
-            PoolStats(self._waiting.num_waiting(pool.number), pool.slots.num_used) for pool in self._pools
+            PoolStats(self._waiting.num_waiting(pool.index), pool.slots.num_used) for pool in self._pools
         )
         return SchedulerStats(
             num_running=len(self.live()),
@@ -172,37 +176,22 @@ class Scheduler:
                 yield request.slot_use(self._pools[request.add.pool].spec.policy)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every place is held by just who should hold it."""
-        self._scratches.check_integrity()
+        """Raise AssertionError unless every held slot and scratch has exactly one live sequence."""
         requests = self.live()
         for pool in self._pools:
-            pool.slots.check_integrity()
-            slots = [
-                request.slot
-                for request in requests
-                if request.slot is not None and request.add.pool == pool.number
-            ]
-            assert len(slots) == len(set(slots)) == pool.slots.num_used, (
-                pool.number,
-                slots,
-                pool.slots.num_used,
-            )
-        scratches = [prefill.scratch for prefill in self._reading if prefill.scratch is not None]
-        assert len(scratches) == len(set(scratches)) == self._scratches.num_used, (
-            scratches,
-            self._scratches.num_used,
-        )
+            slots = [request.slot for request in requests if request.add.pool == pool.index]
+            _check_held(pool.slots, slots, f"slots of pool {pool.index}")
+        _check_held(self._scratches, [prefill.scratch for prefill in self._reading], "scratches")
         num_open = sum(len(choices) for choices in self._open.values())
         assert len(requests) + len(self._waiting) == num_open, (len(requests), len(self._waiting), num_open)
 
     # Arrival
 
     def _accept(self, add: Add) -> None:
-        is_long = needs_scratch(add, self._spec)
-        matchers = self._matchers(add)
+        has_scratch = needs_scratch(add, self._spec)
         requests = [
-            Request(add, choice, is_long, next(self._arrival_order), matcher=matcher)
-            for choice, matcher in enumerate(matchers)
+            Request(add, choice, has_scratch, next(self._arrival_order), matcher=matcher)
+            for choice, matcher in enumerate(self._matchers(add))
         ]
         self._open[add.request_id] = {request.choice: request for request in requests}
         for request in requests:
@@ -216,15 +205,18 @@ class Scheduler:
         if add.grammar is None:
             return [None] * add.num_choices
         if self._constraints is None:
-            raise ConstraintError("this engine follows no grammar")
+            raise ConstraintError("this engine does not support grammars")
         return self._constraints.matchers(add.grammar, add.num_choices)
 
     def _queue_full_message(self, add: Add) -> str:
-        num_waiting, limit = self._num_waiting_with(add), self._config.max_num_waiting
+        num_waiting = self._num_waiting_with(add)
+        limit = self._config.max_num_waiting
         return f"with {add.num_choices} more sequences, {num_waiting} would wait, and at most {limit} may"
 
     def _num_waiting_with(self, add: Add) -> int:
-        """Return how many would wait for the pool's slots, were those in the background not there and the slots they hold free."""
+        """Return how many foreground sequences would wait for the pool's slots if `add` were queued."""
+        # Open background sequences are subtracted whether they wait or hold a slot: foreground requests are
+        # served before those that wait, and those that hold a slot count as if their slots were free.
         pool = self._pools[add.pool]
         others = (request.add for choices in self._open.values() for request in choices.values())
         num_background = sum(other.is_background and other.pool == add.pool for other in others)
@@ -245,13 +237,14 @@ class Scheduler:
             self._reading.append(prefill)
 
     def _has_room(self, request: Request) -> bool:
-        num_spared = 1 if request.add.is_background and self._spec.scratch.num_scratch > 1 else 0
-        has_scratch = self._scratches.num_free > num_spared or not request.needs_scratch
+        # Where there are several scratches, a background request leaves the last free one to the foreground.
+        num_reserved = 1 if request.add.is_background and self._spec.scratch.num_scratch > 1 else 0
+        has_scratch = self._scratches.num_free > num_reserved or not request.needs_scratch
         has_slot = self._num_free_slots(request.add) > 0 or not request.add.needs_slot
         return has_scratch and has_slot
 
     def _num_free_slots(self, add: Add) -> int:
-        """Return how many slots a request may take."""
+        """Return how many slots a request may take now."""
         pool = self._pools[add.pool]
         if not add.is_background:
             return pool.slots.num_free
@@ -260,7 +253,7 @@ class Scheduler:
         return min(pool.slots.num_free, self._config.num_background_slots(pool.spec.num_slots) - num_held)
 
     def _with_siblings(self, request: Request) -> list[Request]:
-        """Return the choices that one reading of the prompt serves: all that wait, as far as there are slots."""
+        """Return the choices that share one prefill: all that wait, as far as there are free slots."""
         siblings = [
             other
             for other in self._open[request.add.request_id].values()
@@ -278,42 +271,36 @@ class Scheduler:
     # Steps
 
     def _prefill_batch(self) -> PrefillBatch | None:
-        """Read on in the oldest prompt, or the one with the least left, and those that go with it in one batch.
+        """Return a batch with the oldest prompt or the one with the fewest tokens left, and others that fit.
 
-        In turns: a short prompt waits for one chunk of a long one at most, a long one is never left behind, and alike ones do not
-        hold each other up: each is read to its end before the next.
+        The two alternate. A short prompt waits for at most one chunk of a long one, and a long one always
+        advances. Prompts of equal length are read one after another, not chunk by chunk in turn, so the first
+        is not delayed by the others.
         """
         if not self._reading:
             return None
-        first = (
-            self._reading[0]
-            if self._reads_oldest
-            else min(self._reading, key=lambda prefill: prefill.num_remaining_tokens)
-        )
-        others = (
-            prefill
-            for prefill in self._reading
-            if prefill is not first and prefill.batch_key == first.batch_key
-        )
+        first = self._reading[0]
+        if not self._reads_oldest:
+            first = min(self._reading, key=lambda prefill: prefill.num_remaining_tokens)
+        key = first.batch_key
+        others = [prefill for prefill in self._reading if prefill is not first and prefill.batch_key == key]
         prompts = [first, *others]
         shape = self._pacing.choose_shape(prompts, self._clock.now(), self._rotation.decoding())
         if shape is None:
             return None
         self._in_flight = tuple(prompts[: shape.num_rows])
-        return PrefillBatch(
-            tuple(prefill.row(shape.num_tokens) for prefill in self._in_flight), shape, prompts[0].pool
-        )
+        rows = tuple(prefill.row(shape.num_tokens) for prefill in self._in_flight)
+        return PrefillBatch(rows, shape, first.pool)
 
     def _update_prefill(self, batch: PrefillBatch, result: BatchResult, now: float) -> None:
         self._reads_oldest = not self._reads_oldest
-        for position, (prefill, row) in enumerate(zip(self._in_flight, batch.rows, strict=True)):
-            scores = result.prompt_logprobs[position] if row.score is not None else ()
-            prefill.advance(
-                len(row.token_ids), scores, result.hidden[position] if row.pooling is not None else ()
-            )
+        for index, (prefill, row) in enumerate(zip(self._in_flight, batch.rows, strict=True)):
+            prompt_logprobs = result.prompt_logprobs[index] if row.score is not None else ()
+            hidden = result.hidden[index] if row.pooling is not None else ()
+            prefill.advance(len(row.token_ids), prompt_logprobs, hidden)
             if row.is_last:
                 self._reading.remove(prefill)
-                self._finish_prefill(prefill, result.tokens[position], now)
+                self._finish_prefill(prefill, result.tokens[index], now)
             else:
                 for request in prefill.requests:
                     self._emit(request)
@@ -323,7 +310,7 @@ class Scheduler:
             self._scratches.release(prefill.scratch)
         if not self._rotation.decoding():
             self._pacing.mark_decode_due(now)
-        for position, request in enumerate(prefill.requests):
+        for index, request in enumerate(prefill.requests):
             if request.choice == 0:
                 request.prompt_logprobs = prefill.prompt_logprobs
             request.status = RequestStatus.DECODE
@@ -332,7 +319,7 @@ class Scheduler:
                 self._end(request, FinishReason.LENGTH)
             else:
                 self._pool_of(request).decoding[request.slot] = request
-                self._take_tokens(request, sampled[position : position + 1], now)
+                self._take_tokens(request, sampled[index : index + 1], now)
 
     def _update_decode(self, batch: DecodeBatch, result: BatchResult, now: float) -> None:
         for row, sampled in zip(batch.rows, result.tokens, strict=True):
@@ -341,15 +328,15 @@ class Scheduler:
             self._take_tokens(request, sampled, now)
 
     def _take_tokens(self, request: Request, sampled: tuple[SampledToken, ...], now: float) -> None:
+        # A forced token costs a decode step like a sampled one, so both are charged as output.
         num_before = request.num_output_tokens - request.num_forced_left
         try:
             tokens = request.append(sampled)
         except ConstraintError as error:
             self._end(request, FinishReason.REJECTED, str(error))
             return
-        self._waiting.charge(
-            request.add, num_output=request.num_output_tokens - request.num_forced_left - num_before
-        )
+        num_after = request.num_output_tokens - request.num_forced_left
+        self._waiting.charge(request.add, num_output=num_after - num_before)
         if request.num_output_tokens > 0 and request.first_token_time is None:
             request.first_token_time = now
         if request.finish_reason is not None:
@@ -360,7 +347,8 @@ class Scheduler:
     # The end of a sequence
 
     def _end_if_overdue(self, request: Request, now: float) -> None:
-        add, is_waiting = request.add, request.status is RequestStatus.WAITING
+        add = request.add
+        is_waiting = request.status is RequestStatus.WAITING
         if add.deadline is not None and add.deadline <= now:
             self._end(request, FinishReason.TIMEOUT, f"not finished within {add.timeout:g} s")
         elif add.queue_deadline is not None and add.queue_deadline <= now and is_waiting:
@@ -378,7 +366,7 @@ class Scheduler:
         *,
         tokens: tuple[SampledToken, ...] = (),
     ) -> None:
-        """Tell that the sequence has ended, and give back what it held."""
+        """Emit the final output of a sequence, and release its slot and scratch."""
         final = self._final(request, reason, message)
         choices = self._open[request.add.request_id]
         del choices[request.choice]
@@ -404,30 +392,35 @@ class Scheduler:
             pool.slots.release(request.slot)
 
     def _leave_prefill(self, request: Request) -> None:
-        """The prompt is read on as long as another choice needs it."""
+        """Take a choice out of its prefill, which goes on as long as another choice needs it."""
         prefill = next(prefill for prefill in self._reading if request in prefill.requests)
         prefill.requests.remove(request)
         if not prefill.requests:
             self._reading.remove(prefill)
-            self._waiting.charge(
-                request.add, num_input=request.num_computed_tokens - request.num_prefill_tokens
-            )
+            # Admission charged the whole prompt: refund the part that was not read.
+            num_unread = request.num_prefill_tokens - request.num_computed_tokens
+            self._waiting.charge(request.add, num_input=-num_unread)
             if prefill.scratch is not None:
                 self._scratches.release(prefill.scratch)
 
     def _emit(
         self, request: Request, tokens: tuple[SampledToken, ...] = (), final: Final | None = None
     ) -> None:
-        prompt_logprobs = request.take_prompt_logprobs()
-        num_read = request.num_read_prompt_tokens
         self._outputs.append(
             EngineOutput(
-                request.add.request_id,
-                request.choice,
-                tokens,
-                num_read,
-                prompt_logprobs,
-                request.embedding,
-                final,
+                request_id=request.add.request_id,
+                choice=request.choice,
+                tokens=tokens,
+                num_computed_prompt_tokens=request.num_read_prompt_tokens,
+                prompt_logprobs=request.take_prompt_logprobs(),
+                embedding=request.embedding,
+                final=final,
             )
         )
+
+
+def _check_held(pool: SlotPool, held: Sequence[int | None], what: str) -> None:
+    """Raise AssertionError unless `held`, without its Nones, names each used slot of `pool` once."""
+    pool.check_integrity()
+    slots = [slot for slot in held if slot is not None]
+    assert len(slots) == len(set(slots)) == pool.num_used, (what, slots, pool.num_used)

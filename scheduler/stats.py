@@ -1,4 +1,4 @@
-"""What the engine tells of itself after each step: plain values, from which whoever likes makes metrics."""
+"""The engine's statistics after each step: plain values for metrics and for the slots' page."""
 
 import enum
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class BatchRecord:
 
     kind: StepKind
     num_rows: int
-    num_tokens: int  # prompt tokens read, or tokens drawn for live sequences (those discarded later included)
+    num_tokens: int  # prompt tokens read, or tokens drawn for live sequences, also those discarded later
     num_steps: int  # decode steps of the launch; 1 for a prefill
     elapsed: float  # seconds by the backend's clock
 
@@ -25,15 +25,14 @@ class BatchRecord:
     def of(cls, batch: Batch, result: BatchResult) -> "BatchRecord":
         num_rows = len(batch.rows)
         if isinstance(batch, PrefillBatch):
-            return cls(
-                StepKind.PREFILL, num_rows, sum(len(row.token_ids) for row in batch.rows), 1, result.elapsed
-            )
+            num_tokens = sum(len(row.token_ids) for row in batch.rows)
+            return cls(StepKind.PREFILL, num_rows, num_tokens, 1, result.elapsed)
         return cls(StepKind.DECODE, num_rows, num_rows * batch.num_steps, batch.num_steps, result.elapsed)
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """One pool's part in it."""
+    """The state of one pool at one moment."""
 
     num_waiting: int
     num_slots_in_use: int
@@ -41,7 +40,10 @@ class PoolStats:
 
 @dataclass(frozen=True, slots=True)
 class SlotUse:
-    """A slot that is held, and how far its sequence has come. Counts of tokens; `num_live` are entries of a full-attention layer."""
+    """A held slot and the progress of its sequence, in tokens.
+
+    `num_live` counts entries of a full-attention layer.
+    """
 
     pool: int
     slot: int
@@ -56,21 +58,24 @@ class SlotUse:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """A moment's state. Sequences are choices."""
+    """The scheduler's state at one moment. Sequences are choices."""
 
     num_running: int  # admitted and not ended
     num_waiting: int
     num_slots_in_use: int
     num_scratch_in_use: int
-    num_unread_prompt_tokens: int  # of the prompts being read
+    num_unread_prompt_tokens: int  # of the prompts that prefill reads now
     num_discarded_tokens: int  # since the start, of the sequences that have ended
     pools: tuple[PoolStats, ...]  # in the backend's order
-    slots: tuple[SlotUse, ...] = ()  # those that are held, if `SchedulerConfig.reports_slots`
+    slots: tuple[SlotUse, ...] = ()  # the held slots, if `SchedulerConfig.reports_slots`
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One turn of the engine's loop; no batch when nothing had to be run, or when the step failed."""
+    """One turn of the engine's loop.
+
+    `batch` is None when there was nothing to run, or when the step failed.
+    """
 
     batch: BatchRecord | None
     stats: SchedulerStats

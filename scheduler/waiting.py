@@ -8,50 +8,49 @@ from scheduler.fairness import TokenCounters
 from scheduler.messages import Add
 from scheduler.request import Request
 
+Line: TypeAlias = tuple[int, bool]  # pool, needs a scratch
 Level: TypeAlias = tuple[
     bool, int | str
-]  # background; priority or tenant: those of one level go as they came
+]  # background, priority or tenant; within a level: first come, first served
 
 
 class QueueOrder(enum.StrEnum):
-    FAIR = "fair"  # the tenant goes first that was given least; first come, first served within each, and so with one tenant
+    FAIR = "fair"  # first the tenant with the fewest tokens so far; first come, first served within a tenant
     FCFS = "fcfs"
-    PRIORITY = "priority"  # lower values first, and first come, first served among equals
+    PRIORITY = "priority"  # lower values first; first come, first served within a priority
 
 
 class WaitingQueue:
-    """Sequences that wait to be admitted, in two lines a pool: those that need a scratch besides their slot, and those that do not.
+    """Sequences that wait to be admitted, in two lines a pool: with and without need of a scratch.
 
-    The head of each line is found by looking at one sequence a level, and anything is removed without looking at the others.
+    `heads` looks at one sequence a level. `remove` looks at no other sequence. So both stay fast in a long
+    queue.
     """
 
     def __init__(self, order: QueueOrder) -> None:
         self._order = order
-        self._lines: dict[
-            tuple[int, bool], dict[Level, OrderedDict[int, Request]]
-        ] = {}  # pool, needs a scratch → level → arrival
+        self._lines: dict[Line, dict[Level, OrderedDict[int, Request]]] = {}  # each level by arrival order
         self._num_waiting: Counter[int] = Counter()  # by pool
-        self._counters = {
-            False: TokenCounters(),
-            True: TokenCounters(),
-        }  # of the background apart: it takes nobody's turn
+        # Background requests have their own counters, so that their tokens cost a tenant no turn in the
+        # foreground.
+        self._counters = {False: TokenCounters(), True: TokenCounters()}
 
     def __len__(self) -> int:
         return self._num_waiting.total()
 
     def num_waiting(self, pool: int) -> int:
-        """Return how many wait for a pool."""
+        """Return how many sequences wait for a pool."""
         return self._num_waiting[pool]
 
     def push(self, request: Request) -> None:
-        """Put a sequence behind those that go before it."""
+        """Put a sequence at the end of its level."""
         levels = self._lines.setdefault(_line(request), {})
         levels.setdefault(self._level(request), OrderedDict())[request.arrival_order] = request
         self._num_waiting[request.add.pool] += 1
         self._counters[request.add.is_background].join(request.add.tenant)
 
     def remove(self, request: Request) -> None:
-        """Take a sequence out, wherever it stands."""
+        """Take a sequence out, at any position."""
         levels = self._lines[_line(request)]
         level = self._level(request)
         del levels[level][request.arrival_order]
@@ -61,37 +60,32 @@ class WaitingQueue:
         self._counters[request.add.is_background].leave(request.add.tenant)
 
     def charge(self, add: Add, *, num_input: int = 0, num_output: int = 0) -> None:
-        """Tell what was read and made for a request, so that other tenants go before its own; negative: what was charged and not done."""
+        """Charge a request's tenant for tokens read and generated. A negative number is a refund."""
         self._counters[add.is_background].charge(add.tenant, num_input=num_input, num_output=num_output)
 
     def heads(self) -> list[Request]:
-        """Return the first of each line, the one that goes before the others first."""
-        firsts = [
-            [next(iter(level.values())) for level in levels.values()]
-            for levels in self._lines.values()
-            if levels
-        ]
-        return sorted((min(requests, key=self._rank) for requests in firsts), key=self._rank)
+        """Return the first sequence of each line, in the order of admission."""
+        heads = []
+        for levels in self._lines.values():
+            if levels:
+                firsts = [next(iter(level.values())) for level in levels.values()]
+                heads.append(min(firsts, key=self._rank))
+        return sorted(heads, key=self._rank)
 
     def _level(self, request: Request) -> Level:
-        return (
-            request.add.is_background,
-            request.add.tenant if self._order is QueueOrder.FAIR else self._priority(request),
-        )
+        is_fair = self._order is QueueOrder.FAIR
+        return request.add.is_background, request.add.tenant if is_fair else self._priority(request)
 
     def _rank(self, request: Request) -> tuple[bool, int, int]:
-        """Return what the first of a level stands by: the lowest goes first."""
+        """Return the sort key of a level's first sequence: the lowest is admitted first."""
         add = request.add
-        served = self._counters[add.is_background][add.tenant]
-        return (
-            add.is_background,
-            served if self._order is QueueOrder.FAIR else self._priority(request),
-            request.arrival_order,
-        )
+        num_charged = self._counters[add.is_background][add.tenant]
+        is_fair = self._order is QueueOrder.FAIR
+        return add.is_background, num_charged if is_fair else self._priority(request), request.arrival_order
 
     def _priority(self, request: Request) -> int:
         return request.add.priority if self._order is QueueOrder.PRIORITY else 0
 
 
-def _line(request: Request) -> tuple[int, bool]:
+def _line(request: Request) -> Line:
     return request.add.pool, request.needs_scratch

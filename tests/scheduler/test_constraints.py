@@ -128,7 +128,7 @@ def test_an_engine_without_grammars_refuses_them() -> None:
     drive.run(request("a", grammar="one"))
     assert (drive.final("a").reason, drive.final("a").message) == (
         FinishReason.REJECTED,
-        "this engine follows no grammar",
+        "this engine does not support grammars",
     )
 
 

@@ -1,8 +1,8 @@
-"""An engine in a thread of its own, behind the event loop's `EngineClient`.
+"""An engine in its own thread, behind the event loop's `EngineClient`.
 
-The thread loads the model, then runs `EngineCore`; it gets messages through its inbox and gives each turn's outputs to the loop in one
-call. All else here happens on the loop: places, streams, and what is told to whoever observes. Every choice of every request ends with
-exactly one final output, whatever happens to the thread.
+The thread loads the model, then runs `EngineCore`. Messages reach it through its inbox. It posts the outputs
+of each step to the loop in one call. All else happens on the loop: admission tickets, streams, calls of the
+observer. Every choice of every request ends with exactly one final output, also when the thread fails.
 """
 
 import asyncio
@@ -38,48 +38,52 @@ from server.engine.tickets import SequenceLimit, SequenceTicket
 
 logger = logging.getLogger(__name__)
 
-CLOSING_TIME = 5.0  # seconds that the engine's thread gets for its last step
+CLOSING_TIME = 5.0  # seconds that `close` waits for the thread's last step
 
 _Args = TypeVarTuple("_Args")
 
 
 class EngineObserver(Protocol):
-    """Is told what happens, on the event loop."""
+    """Receives the engine's events, on the event loop."""
 
     def loaded(self, spec: BackendSpec) -> None:
         """The engine is ready."""
         ...
 
     def refused(self) -> None:
-        """A request found no place."""
+        """A request was refused because the queue is full."""
         ...
 
     def stepped(self, record: StepRecord) -> None:
-        """The engine took one turn."""
+        """The engine's loop took one turn."""
         ...
 
     def read_prompt(self, add: Add) -> None:
-        """A request's prompt has been read to its end."""
+        """A request's prompt was read to its end."""
         ...
 
     def got_tokens(self, add: Add, /, since_arrival: float, since_last: float | None) -> None:
-        """Tokens of a choice came: so many seconds after the request, and after the choice's last ones (None: its first)."""
+        """Tokens of a choice arrived.
+
+        `since_arrival` are the seconds since the request's arrival, `since_last` those since the choice's
+        previous tokens (None: these are its first).
+        """
         ...
 
     def generated(self, num_tokens: int) -> None:
-        """So many more tokens count as output."""
+        """`num_tokens` more tokens count as output."""
         ...
 
     def finished(self, add: Add, choice: int, final: Final) -> None:
-        """A choice ended. Once for every choice."""
+        """A choice ended. Called once for each choice."""
         ...
 
 
 class AsyncEngine:
-    """`start` it in the running loop; then `drain` and `close`.
+    """Call `start` in the running loop; at the end, `drain` and `close`.
 
-    `load` builds the backend, warmed up, in the engine's thread; `constraints` reads grammars there. The engine counts as stalled when
-    there is work and no step has ended for `stall_limit` seconds.
+    `load` builds and warms up the backend, in the engine's thread. `constraints` makes matchers there. The
+    engine counts as stalled when there is work and no step has ended for `stall_limit` seconds.
     """
 
     def __init__(
@@ -91,40 +95,37 @@ class AsyncEngine:
         stall_limit: float,
         constraints: Constraints | None = None,
     ) -> None:
-        self._load, self._config, self._observer, self._clock, self._stall_limit = (
-            load,
-            config,
-            observer,
-            clock,
-            stall_limit,
-        )
+        self._load = load
+        self._config = config
+        self._observer = observer
+        self._clock = clock
+        self._stall_limit = stall_limit
         self._constraints = constraints
         self._inbox: SimpleQueue[EngineInput] = SimpleQueue()
-        self._thread = threading.Thread(
-            target=self._run, name="engine", daemon=True
-        )  # a load under way must not keep the process alive
-        self._streams: dict[str, Stream] = {}
+        # A daemon, because a load under way must not keep the process alive.
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._streams: dict[str, Stream] = {}  # by request id
         self._sequences: SequenceLimit | None = None
         self._background_sequences: SequenceLimit | None = None
         self._is_draining = False
         self._core: EngineCore | None = None
         self._spec: BackendSpec | None = None
         self._slots: tuple[SlotUse, ...] = ()
-        self._failure: str | None = None  # why the engine's thread is of no use any more
+        self._failure: str | None = None  # why the engine's thread has ended
         self._has_loaded = asyncio.Event()
 
     def start(self) -> None:
-        """Begin to load."""
+        """Start to load the model."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     async def wait_loaded(self) -> Health:
-        """Return the engine's state once loading has ended: READY, or DEAD and why."""
+        """Return the engine's state once loading has ended: READY, or DEAD with the reason."""
         await self._has_loaded.wait()
         return self.health()
 
     async def drain(self, limit: float) -> None:
-        """Admit nothing more, wait up to `limit` seconds until every place is given back, and abort what goes on then."""
+        """Refuse new requests, wait up to `limit` seconds for the others, then abort those that remain."""
         self._is_draining = True
         if self._sequences is None or self._background_sequences is None:
             return
@@ -138,17 +139,19 @@ class AsyncEngine:
                 self.abort(request_id)
 
     async def close(self) -> None:
-        """End the engine's thread, and with it whatever is still open.
+        """End the engine's thread and every open request.
 
-        Not waited for are a model that is still being loaded, and a step that does not end within `CLOSING_TIME`.
+        It does not wait for a load under way, nor longer than `CLOSING_TIME` for the thread's last step.
         """
         self._is_draining = True
         self._inbox.put(Shutdown())
         if self._has_loaded.is_set():
             await asyncio.to_thread(self._thread.join, CLOSING_TIME)
             if self._thread.is_alive():
-                logger.warning("the engine's step has not ended within %g s and is left behind", CLOSING_TIME)
-            await asyncio.sleep(0)  # the thread's last words are on the loop by now: let them be heard
+                logger.warning(
+                    "the engine's last step did not end within %g s; exiting without it", CLOSING_TIME
+                )
+            await asyncio.sleep(0)  # let the callbacks run that the thread posted last
 
     # EngineClient
 
@@ -171,8 +174,9 @@ class AsyncEngine:
             raise
 
     def submit(self, add: AdmittedAdd, receive: Receiver) -> None:
-        assert add.request_id not in self._streams, f"request {add.request_id} is there already"
-        stream = self._streams[add.request_id] = Stream(add, receive)
+        assert add.request_id not in self._streams, f"request {add.request_id} is already open"
+        stream = Stream(add, receive)
+        self._streams[add.request_id] = stream
         if self._failure is None:
             self._inbox.put(add)
         else:
@@ -216,7 +220,10 @@ class AsyncEngine:
 
     @property
     def num_unfinished(self) -> int:
-        """Sequences that the engine was given and has not ended, by the loop's own account: right even when the engine is stuck."""
+        """Submitted sequences without a final output.
+
+        The loop counts them, so the number is right for a stuck engine too.
+        """
         return sum(len(stream.open_choices) for stream in self._streams.values())
 
     def now(self) -> float:
@@ -225,40 +232,42 @@ class AsyncEngine:
     # The engine's thread
 
     def _run(self) -> None:
-        why = "loading failed"
+        failure = "loading failed"
         try:
             backend = self._load()
             scheduler = Scheduler(backend.spec, self._config, self._clock, self._constraints)
             core = EngineCore(scheduler, backend, self._clock, self._inbox)
-            self._post(self._take_over, core, backend.spec)
-            why = "the engine has stopped"
+            self._post(self._accept_core, core, backend.spec)
+            failure = "the engine has stopped"
             core.run(lambda outputs, record: self._post(self._deliver, outputs, record))
             backend.close()
         except Exception as error:
-            logger.debug(
-                "%s", why, exc_info=True
-            )  # `EngineCore` logs its own; what loading meets is mostly a wrong option
-            why = f"{why}: {error}"
+            # No traceback above debug level: `EngineCore` logs its errors itself, and an error of loading is
+            # mostly a wrong option, which the process reports.
+            logger.debug("%s", failure, exc_info=True)
+            failure = f"{failure}: {error}"
         finally:
-            self._post(self._end, why)
+            self._post(self._end, failure)
 
     def _post(self, callback: Callable[[*_Args], None], *args: *_Args) -> None:
         try:
             self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:  # the loop is closed: nobody is left to hear it
-            logger.debug("the event loop has ended before the engine")
+        except RuntimeError:  # the loop is closed, so no client is left
+            logger.debug("the event loop ended before the engine")
 
-    # What the thread posts
+    # Callbacks that the thread posts
 
-    def _take_over(self, core: EngineCore, spec: BackendSpec) -> None:
-        self._core, self._spec = core, spec
-        num_slots, num_pools = sum(pool.num_slots for pool in spec.pools), len(spec.pools)
-        share = self._config.max_num_waiting_per_tenant
-        limits = (
-            num_slots + num_pools * self._config.max_num_waiting,
-            None if share is None else num_slots + num_pools * share,
-        )
-        self._sequences, self._background_sequences = SequenceLimit(*limits), SequenceLimit(*limits)
+    def _accept_core(self, core: EngineCore, spec: BackendSpec) -> None:
+        self._core = core
+        self._spec = spec
+        num_slots = sum(pool.num_slots for pool in spec.pools)
+        num_pools = len(spec.pools)
+        limit = num_slots + num_pools * self._config.max_num_waiting
+        limit_per_tenant = None
+        if self._config.max_num_waiting_per_tenant is not None:
+            limit_per_tenant = num_slots + num_pools * self._config.max_num_waiting_per_tenant
+        self._sequences = SequenceLimit(limit, limit_per_tenant)
+        self._background_sequences = SequenceLimit(limit, limit_per_tenant)
         self._observer.loaded(spec)
         self._has_loaded.set()
 
@@ -269,19 +278,20 @@ class AsyncEngine:
         self._slots = record.stats.slots
         self._observer.stepped(record)
 
-    def _end(self, why: str) -> None:
-        """The thread has ended: what is open ends with it."""
-        self._failure = why
+    def _end(self, failure: str) -> None:
+        """End every open request, because the thread has ended."""
+        self._failure = failure
         self._has_loaded.set()
         for stream in list(self._streams.values()):
-            self._fail(stream, why)
+            self._fail(stream, failure)
 
     # Streams
 
     def _hand_over(self, stream: Stream, output: EngineOutput, now: float) -> None:
-        """Count an output and pass it on.
+        """Count an output and pass it to its receiver.
 
-        Tokens go before the final output that they came with: a stop string among them corrects it.
+        Tokens and a final output of one step are passed separately, tokens first: the receiver may find a
+        stop string in the tokens and correct the final output.
         """
         self._observe(stream, output, now)
         final = output.final
@@ -316,11 +326,11 @@ class AsyncEngine:
         if stream.receive is not None:
             stream.receive(replace(output, tokens=(), prompt_logprobs=(), final=final))
 
-    def _fail(self, stream: Stream, why: str) -> None:
+    def _fail(self, stream: Stream, message: str) -> None:
         now = self.now()
+        add = stream.add
+        timing = Timing(add.arrival_time, admitted=None, first_token=None, finished=now)
+        num_prompt_tokens = len(add.prompt_token_ids)
+        final = Final(FinishReason.ERROR, timing, num_prompt_tokens, num_output_tokens=0, message=message)
         for choice in sorted(stream.open_choices):
-            timing = Timing(stream.add.arrival_time, None, None, now)
-            final = Final(
-                FinishReason.ERROR, timing, len(stream.add.prompt_token_ids), num_output_tokens=0, message=why
-            )
-            self._hand_over(stream, EngineOutput(stream.add.request_id, choice, final=final), now)
+            self._hand_over(stream, EngineOutput(add.request_id, choice, final=final), now)

@@ -1,7 +1,7 @@
-"""The server's view of an engine: places in the queue, streams of outputs, health.
+"""The server's view of an engine: admission tickets, streams of outputs, health.
 
-Routes see `EngineClient` only. What crosses the line is frozen (`scheduler.messages`). There is no text here, no HTTP and nothing of the
-engine's own state: an engine in another process would be another implementation of the same few methods.
+Routes see `EngineClient` only. The messages are frozen (`scheduler.messages`). There is no text, no HTTP and
+no engine state here, so an engine in another process would be another implementation of the same methods.
 """
 
 import enum
@@ -18,35 +18,39 @@ from scheduler.stats import SlotUse
 class HealthStatus(enum.Enum):
     LOADING = "loading"  # the model is being loaded and warmed up
     READY = "ready"
-    DRAINING = "draining"  # the server is ending: running requests go on, new ones are refused
-    STALLED = "stalled"  # work is waiting and no step has ended for longer than the limit
+    DRAINING = "draining"  # the server shuts down: running requests go on, new ones are refused
+    STALLED = "stalled"  # there is work, and no step has ended for longer than the limit
     DEAD = "dead"  # loading failed, or the engine cannot run another step
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How the engine is, and for the states that are not READY a sentence that says why."""
+    """The engine's state. `detail` is a sentence with the reason of a state other than READY."""
 
     status: HealthStatus
     detail: str = ""
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process is worth keeping: false once it can never serve again without being restarted."""
+        """Whether to keep the process. False once only a restart can help."""
         return self.status not in (HealthStatus.STALLED, HealthStatus.DEAD)
 
     @property
     def is_ready(self) -> bool:
-        """Whether to send it requests."""
+        """Whether the engine accepts requests and serves them without delay."""
         return self.status is HealthStatus.READY
 
 
 class QueueFullError(Exception):
-    """Every slot and every place in the queue is taken, or a tenant's share of them: the client may try again soon (429)."""
+    """The slots and the queue are full, or a tenant's share of them. The client may soon try again (429)."""
 
     def __init__(self, num_sequences: int, num_held: int, limit: int) -> None:
-        super().__init__(f"{num_sequences} more sequences do not fit: {num_held} of {limit} places are taken")
-        self.num_sequences, self.num_held, self.limit = num_sequences, num_held, limit
+        super().__init__(
+            f"{num_sequences} more sequences do not fit: {num_held} of at most {limit} are admitted"
+        )
+        self.num_sequences = num_sequences
+        self.num_held = num_held
+        self.limit = limit
 
 
 class UnavailableError(Exception):
@@ -58,10 +62,13 @@ class UnavailableError(Exception):
 
 
 class Ticket(Protocol):
-    """Places held for some sequences, from before any work is done for them until their end. A context manager that releases."""
+    """The admission of some sequences, from before any work is done for them until their end.
+
+    A context manager that releases the ticket.
+    """
 
     def release(self) -> None:
-        """Give the places back. A second call does nothing."""
+        """Release the sequences. A second call does nothing."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -72,27 +79,32 @@ class Ticket(Protocol):
 
 
 class EngineClient(Protocol):
-    """An engine, as seen from the event loop. Every method must be called there."""
+    """An engine as seen from the event loop. Every method must be called there."""
 
     @property
     def spec(self) -> BackendSpec:
-        """What the backend can do. Raises `UnavailableError` while it is loading, or if loading failed."""
+        """The backend's spec.
+
+        Raises `UnavailableError` while the model is being loaded, or if loading failed.
+        """
         ...
 
     def reserve(self, num_sequences: int, tenant: str = "", *, in_background: bool = False) -> Ticket:
-        """Take a place for each of these sequences (choices × prompts) of a tenant, before any rendering. The background has places apart.
+        """Admit sequences (choices × prompts) of a tenant, before their prompts are rendered.
 
-        Hold the ticket until the last of them has ended: `with client.reserve(n): ...`. Raises `QueueFullError`; raises `UnavailableError`
-        while the engine is loading, draining or dead, so that whoever has a ticket may use `spec` and the renderer.
+        Background sequences have a limit apart. Hold the ticket until the last sequence has ended: `with
+        client.reserve(n): ...`. Raises `QueueFullError`. Raises `UnavailableError` while the engine is
+        loading, draining or dead, so the holder of a ticket may use `spec` and the renderer.
         """
         ...
 
     def submit(self, add: AdmittedAdd, receive: Callable[[EngineOutput], None]) -> None:
-        """Hand a request in. `receive` is called on the event loop with each output, in order, and must not raise.
+        """Submit a request. `receive` is called with each output, in order.
 
-        The first output of a choice says that it was accepted, or is already final; the last one is final. A
-        final output has no tokens: they come before it, in an output of their own, so that `finish` may still
-        correct it. Failures of the engine are final outputs too.
+        It is called on the event loop and must not raise. The first output of a choice says that it was
+        accepted, or is already final. The last one is final. A final output has no tokens: they come in a
+        separate output before it, so that `finish` may still correct it. Failures of the engine are final
+        outputs too.
         """
         ...
 
@@ -101,21 +113,24 @@ class EngineClient(Protocol):
         ...
 
     def finish(self, request_id: str, choice: int, num_tokens: int) -> None:
-        """Say that a stop string ended a choice: its answer is its first `num_tokens` tokens, and its final output will say so."""
+        """Cut a choice at a stop string, after `num_tokens` tokens. Its final output counts only these."""
         ...
 
     def abort(self, request_id: str) -> None:
-        """End a request's remaining choices; their final outputs still come. Unknown ids are ignored."""
+        """End a request's remaining choices. Their final outputs are still received.
+
+        Unknown ids are ignored.
+        """
         ...
 
     def health(self) -> Health:
-        """Return the state of the engine at this moment."""
+        """Return the current state of the engine."""
         ...
 
     def slots(self) -> tuple[SlotUse, ...]:
-        """Return the slots that are held, as of the last step; nothing unless `SchedulerConfig.reports_slots`."""
+        """Return the held slots after the last step; nothing unless `SchedulerConfig.reports_slots`."""
         ...
 
     def now(self) -> float:
-        """Return the time by the engine's clock, in seconds: what `Add.arrival_time` is measured in."""
+        """Return the time by the engine's clock, in seconds: the clock of `Add.arrival_time`."""
         ...

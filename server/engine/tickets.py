@@ -1,6 +1,6 @@
-"""The bound on how many sequences are in the server at once: in slots, waiting, or being rendered.
+"""The bound on the sequences that are in the server at once: in slots, waiting, or being rendered.
 
-A sequence is counted once, from before any work is done for it until its end, so a burst cannot slip through
+A sequence is counted once, from before any work is done for it until its end. So a burst cannot slip through
 between a check and a count. One tenant may hold a share only. Nothing here knows a request.
 """
 
@@ -27,7 +27,10 @@ class SequenceLimit:
         return self._num_held.total()
 
     def acquire(self, num_sequences: int, tenant: str = "") -> "SequenceTicket":
-        """Count all of these sequences. Raises `QueueFullError`, and counts none, where they are too many."""
+        """Count `num_sequences` sequences.
+
+        Raises `QueueFullError`, and counts none, when they exceed a limit.
+        """
         if self._num_held[tenant] + num_sequences > self._limit_per_tenant:
             raise QueueFullError(num_sequences, self._num_held[tenant], self._limit_per_tenant)
         if self.num_held + num_sequences > self._limit:
@@ -45,7 +48,7 @@ class SequenceLimit:
 
 
 class SequenceTicket:
-    """Releases its sequences once, at the latest when its `with` block ends."""
+    """Releases its sequences once: by `release`, or at the end of its `with` block."""
 
     def __init__(self, limit: SequenceLimit, num_sequences: int, tenant: str) -> None:
         self._limit = limit

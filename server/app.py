@@ -11,13 +11,13 @@ from backends.clock import WallClock
 from server.engine.client import QueueFullError, UnavailableError
 from server.generation.events import GenerationError
 from server.generation.failures import as_api_error
-from server.http.access_log import AccessLog
 from server.http.aliases import Aliases
 from server.http.auth import KeyGuard, KeyRing
 from server.http.body import BodyGuard
 from server.http.errors import ApiError
+from server.http.observers import AccessLog
 from server.http.rate_limits import RateLimits, RateObserver
-from server.http.request_id import RequestId
+from server.http.record import RequestId
 from server.options.settings import RateLimit, ServerSettings
 from server.routes import (
     batches,

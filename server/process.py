@@ -25,7 +25,7 @@ from server.engine.async_engine import AsyncEngine
 from server.engine.client import Health
 from server.grammar.compiler import Grammars
 from server.http.connection import protocol_with
-from server.http.meter import HttpMeter
+from server.http.observers import HttpMeter
 from server.metrics.metrics import Metrics
 from server.options.config import Config, with_flags
 from server.options.simulation import SimulatedMark

@@ -18,7 +18,7 @@ from server.batches.files import Purpose, StoredFile, new_file_id
 from server.batches.journal import Journal
 from server.batches.lines import Inspection, inspect_input, read_task
 from server.batches.service import Batches
-from server.http.jsontext import ascii_json
+from server.http.json_response import ascii_json
 
 logger: Final = logging.getLogger(__name__)
 

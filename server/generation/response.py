@@ -13,7 +13,7 @@ from server.generation.failures import as_api_error
 from server.generation.path import Accepted, Call, accept, prepare, reserve, submit
 from server.generation.task import Payload, StreamFormatter, Task
 from server.http.disconnect import run_until_disconnect
-from server.http.jsontext import ascii_json
+from server.http.json_response import json_response
 from server.http.record import RequestRecord
 from server.http.sse import EventStream
 from server.services import Services
@@ -44,7 +44,7 @@ class GenerationResponse(Response):
                     await self._stream(accepted, make_stream(), EventStream(send))
                     return
                 body = await collect(accepted)
-        await Response(ascii_json(body), media_type="application/json")(scope, receive, send)
+        await json_response(body)(scope, receive, send)
 
     async def _stream(self, accepted: Accepted, formatter: StreamFormatter, stream: EventStream) -> None:
         """Send events as they come. A failure from here on can only be reported inside the stream."""

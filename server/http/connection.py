@@ -13,8 +13,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from server.http.errors import ApiError, unavailable
-from server.http.jsontext import ascii_json
-from server.http.sent_status import note_refusal
+from server.http.json_response import ascii_json
+from server.http.observers import record_refusal
 from server.options.settings import ConnectionLimits
 
 MAX_HEAD_BYTES = 64 * 1024  # of a request's line and headers; what is read in one go may exceed it once
@@ -137,7 +137,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
             return
         if self._answering is not None and not self._answering.response_started:
-            note_refusal(self._answering.scope, error.status)  # type: ignore[arg-type]  # uvicorn's type of the same
+            record_refusal(self._answering.scope, error.status)  # type: ignore[arg-type]  # uvicorn's type of the same
         body = ascii_json(error.body())
         headers = {
             "Content-Type": "application/json",

@@ -8,7 +8,7 @@ from typing import Final, TypedDict
 
 from starlette.responses import Response
 
-from server.http.jsontext import ascii_json
+from server.http.json_response import json_response
 
 INVALID_REQUEST: Final = "invalid_request_error"
 SERVER_ERROR: Final = "server_error"
@@ -50,10 +50,7 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self) -> Response:
-        # ASCII: a message may quote a client's key with a lone surrogate in it, which no UTF-8 can carry.
-        return Response(
-            ascii_json(self.body()), self.status, headers=self.headers, media_type="application/json"
-        )
+        return json_response(self.body(), self.status, self.headers)
 
 
 def invalid_value(message: str, param: str | None, *, code: str = "invalid_value") -> ApiError:

@@ -1,19 +1,27 @@
-"""What is known of one HTTP request: put together while it is answered, by whoever learns it, and read by what tells of requests."""
+"""What is known of one HTTP request, and the middleware that starts the record.
 
+Middleware and handlers fill the record while the request is served. The access log, metrics and traces read
+it.
+"""
+
+import re
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from starlette.types import Scope
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from scheduler.messages import Final
+from server.logs import request_id
 
 _KEY = "snapserve.record"
 
 
 class Quota(Protocol):
-    """What a request may take from the limits of its key."""
+    """The share of its key's rate limits that a request uses."""
 
     def admit(self) -> None:
         """Count the request. Raises `ApiError`."""
@@ -24,12 +32,12 @@ class Quota(Protocol):
         ...
 
     def settle(self) -> None:
-        """The request has ended: what it used is known."""
+        """Replace the reservation by what the request used, at its end."""
         ...
 
 
 class NoQuota:
-    """Whatever is asked for, it may be had."""
+    """The quota of a key without rate limits."""
 
     def admit(self) -> None: ...
 
@@ -40,49 +48,91 @@ class NoQuota:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request. `tenant` is a name for the API key that says nothing of the key, and empty where there are no keys."""
+    """One request.
+
+    `tenant` is a name for the API key that reveals nothing of the key; empty where there are no keys.
+    """
 
     request_id: str
     tenant: str = ""
-    is_background: bool = False  # sent by the server itself, to be answered behind all others
+    is_background: bool = False  # sent by the server to itself, to be served after all others
     quota: Quota = field(default_factory=NoQuota)
-    headers: dict[str, str] = field(
-        default_factory=dict
-    )  # to be sent with the answer, whatever becomes of it
+    headers: dict[str, str] = field(default_factory=dict)  # of the answer, also if it is an error
     num_prompt_tokens: int = 0  # that the engine accepted
-    num_output_tokens: int = 0  # made and taken so far
+    num_output_tokens: int = 0  # generated and received so far
     model: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
-    finals: list[Final] = field(default_factory=list)  # of the sequences that ended well
+    finals: list[Final] = field(default_factory=list)  # of the sequences that ended without an error
     _is_detached: bool = False
-    _at_end: list[Callable[[], None]] = field(default_factory=list)
+    _end_callbacks: list[Callable[[], None]] = field(default_factory=list)
 
     @classmethod
     def of(cls, scope: Scope) -> "RequestRecord":
-        """Return the record of the request that this scope is about; one that the server sends to itself may begin without."""
+        """Return the record of a scope's request.
+
+        Starts one for a request that the server sends to itself.
+        """
         if _KEY not in scope:
             cls(uuid.uuid4().hex).attach(scope)
         record = scope[_KEY]
         assert isinstance(record, cls)
         return record
 
+    def attach(self, scope: Scope) -> None:
+        scope[_KEY] = self
+
     def detach(self) -> None:
-        """The request's work goes on when it was answered; whoever does it calls `end`."""
+        """Mark that the request's work goes on after its answer. Call `end` when the work has ended."""
         self._is_detached = True
 
     def end(self) -> None:
-        """The work of a request that was answered before it has ended."""
+        """End the work of a detached request."""
         self._is_detached = False
-        for tell in self._at_end:
-            tell()
+        for callback in self._end_callbacks:
+            callback()
 
-    def when_done(self, tell: Callable[[], None]) -> None:
-        """The request was answered: call this once its work has ended too, which is mostly now."""
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the request's work has ended: at once, unless the request is detached."""
         if self._is_detached:
-            self._at_end.append(tell)
+            self._end_callbacks.append(callback)
         else:
-            tell()
+            callback()
 
-    def attach(self, scope: Scope) -> None:
-        scope[_KEY] = self
+
+class RequestId:
+    """Middleware that starts the record of each request, and the log lines' `request_id`.
+
+    It adds the record's headers, `x-request-id` (the client's own if it sent one) and `openai-processing-ms`
+    to the answer.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start = time.monotonic()
+        record = RequestRecord(_client_id(scope) or uuid.uuid4().hex)
+        record.attach(scope)
+        request_id.set(record.request_id)
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(record.headers)
+                headers["x-request-id"] = record.request_id
+                headers["openai-processing-ms"] = str(round((time.monotonic() - start) * 1000))
+            await send(message)
+
+        await self._app(scope, receive, send_with_headers)
+
+
+def _client_id(scope: Scope) -> str | None:
+    """Return the id that the client sent, if it may be echoed and logged: printable ASCII, not too long."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and re.fullmatch(rb"[\x21-\x7e]{1,128}", value):
+            return str(value, "ascii")
+    return None

@@ -5,7 +5,7 @@ from typing import Final
 
 from starlette.types import Send
 
-from server.http.jsontext import ascii_json
+from server.http.json_response import ascii_json
 
 HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),

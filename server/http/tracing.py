@@ -16,8 +16,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from scheduler.messages import Timing
+from server.http.observers import SentResponse
 from server.http.record import RequestRecord
-from server.http.sent_status import SentStatus
 from server.version import server_version
 
 _OPERATIONS: Final = {
@@ -59,12 +59,12 @@ class Tracing:
             return
         carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         span = self._tracer.start_span(operation, propagate.extract(carrier), trace.SpanKind.SERVER)
-        status = SentStatus(scope, send)
+        response = SentResponse(scope, send, self._now)
         try:
-            await self._app(scope, receive, status)
+            await self._app(scope, receive, response)
         finally:
             record = RequestRecord.of(scope)
-            record.when_done(lambda: self._end(span, operation, scope["path"], status.value, record))
+            record.when_done(lambda: self._end(span, operation, scope["path"], response.status, record))
 
     def _end(self, span: trace.Span, operation: str, path: str, status: int, record: RequestRecord) -> None:
         span.set_attributes(

@@ -1,7 +1,7 @@
 """`/v1/responses`: making a response, and what can be done with a stored one."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -10,7 +10,7 @@ from server.generation.admission import check_count, served_model
 from server.generation.path import Call
 from server.generation.response import GenerationResponse
 from server.http.errors import invalid_value, unsupported_parameter
-from server.http.jsontext import ascii_json
+from server.http.json_response import ascii_json, json_response
 from server.http.record import RequestRecord
 from server.protocol.responses import (
     DeletedResponse,
@@ -63,7 +63,7 @@ def _add_making_routes(
         await background.start(
             record.tenant, response, Call(response.task(), record, request.headers, services)
         )
-        return _json(response.snapshot())
+        return json_response(response.snapshot())
 
     @routes.post(PATH + "/input_tokens")
     async def count_input_tokens(request: Request, body: ResponsesRequest) -> InputTokens:
@@ -83,7 +83,7 @@ def _add_stored_routes(routes: APIRouter, archive_of: Callable[[Request], OwnedA
         body = archive_of(request).body(response_id)
         if stream:
             raise unsupported_parameter("stream", "is not supported for a response that was made already")
-        return _json(body)
+        return json_response(body)
 
     @routes.delete(PATH + "/{response_id}")
     async def delete_response(request: Request, response_id: str) -> DeletedResponse:
@@ -98,7 +98,7 @@ def _add_stored_routes(routes: APIRouter, archive_of: Callable[[Request], OwnedA
         if not archive.body(response_id)["background"]:
             raise invalid_value("Only responses that were made with 'background' can be cancelled.", None)
         await archive.cancel(response_id)
-        return _json(archive.body(response_id))
+        return json_response(archive.body(response_id))
 
     @routes.get(PATH + "/{response_id}/input_items")
     async def list_input_items(
@@ -126,10 +126,6 @@ def _check(body: ResponsesRequest, services: Services) -> None:
             "The request has a value that no response can repeat: NaN, an infinity, or too deep a schema."
         )
         raise invalid_value(message, None) from error
-
-
-def _json(body: Mapping[str, object]) -> Response:
-    return Response(ascii_json(body), media_type="application/json")
 
 
 def _page(items: list[dict[str, Any]], limit: int, after: str | None) -> ResponseItemList:

@@ -25,7 +25,7 @@ from server.engine.async_engine import AsyncEngine
 from server.engine.tickets import SequenceTicket
 from server.grammar.compiler import Grammars
 from server.http.connection import protocol_with
-from server.http.meter import HttpMeter
+from server.http.observers import HttpMeter
 from server.metrics.metrics import Metrics
 from server.options.settings import ServerSettings
 from server.services import Services

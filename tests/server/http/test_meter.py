@@ -4,7 +4,7 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from backends.clock import VirtualClock
-from server.http.meter import HttpMeter
+from server.http.observers import HttpMeter
 
 
 class Seen:

@@ -14,7 +14,8 @@ import uvloop
 from fastapi import FastAPI, Request
 from starlette.responses import StreamingResponse
 
-from server.http.connection import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_REFUSED, protocol_with
+from server.http.bounded_protocol import MAX_HEAD_BYTES, MAX_PIPELINED, MAX_REFUSED
+from server.http.connection import protocol_with
 from server.options.settings import ConnectionLimits
 
 CLOSE = b"Connection: close\r\n\r\n"

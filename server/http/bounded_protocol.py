@@ -1,7 +1,12 @@
-"""uvicorn's HTTP/1.1 protocol with bounds on what a connection may cost, which neither uvicorn nor the parser sets.
+"""uvicorn's HTTP/1.1 protocol with bounds on the cost of a connection, which uvicorn does not set.
 
-How long a head may be, how long a request may take to arrive and an answer to be read, how long a connection may be idle, and how many
-there may be. It knows nothing of what is asked or answered.
+Bounded are the size of a request's head, the time of a request to arrive and of an answer to be read, the
+time that a connection may be idle, and the number of connections. It knows nothing of what requests ask for.
+
+This is the only module that uses internals of uvicorn: a subclass of its protocol is the only way to see a
+head before it is complete, a body that arrives slowly, and a write buffer that does not drain. An application
+sees a request only once its head is parsed. The module raises ImportError when an internal is missing, and
+`server.http.connection` then serves without it.
 """
 
 import asyncio
@@ -17,15 +22,37 @@ from server.http.json_response import ascii_json
 from server.http.observers import record_refusal
 from server.options.settings import ConnectionLimits
 
-MAX_HEAD_BYTES = 64 * 1024  # of a request's line and headers; what is read in one go may exceed it once
-BODY_PIECE = 64 * 1024  # of a body has to come in the time that a head has
-MAX_REFUSED = 32  # connections beyond the limit that are told so; more are closed without a word
-MAX_PIPELINED = 16  # requests that wait for the answer before theirs while more is read; what is read in one go may exceed it once
+MAX_HEAD_BYTES = 64 * 1024  # of a request line and headers; one read may exceed it
+BODY_PIECE_BYTES = 64 * 1024  # of a body that must arrive within the read timeout
+MAX_REFUSED = 32  # connections beyond the limit that get a 503; further ones are closed without an answer
+MAX_PIPELINED = 16  # requests that may wait for the answer to an earlier one; one read may exceed it
 RETRY_AFTER = 5  # seconds
+
+# The internals used below. A renamed one would break every connection, or silently switch a limit off.
+_USED_NAMES = {
+    FlowControl: {"read_paused", "resume_reading"},
+    HttpToolsProtocol: {
+        "_start_asgi_task",
+        "connections",
+        "cycle",
+        "flow",
+        "loop",
+        "pipeline",
+        "send_400_response",
+        "timeout_keep_alive",
+        "transport",
+    },
+    RequestResponseCycle: {"disconnected", "message_event", "response_complete", "response_started", "scope"},
+}
+for _class, _names in _USED_NAMES.items():
+    # `dir` has the methods, the code of `__init__` the attributes that an instance starts with.
+    _missing = _names.difference(dir(_class), vars(_class)["__init__"].__code__.co_names)
+    if _missing:
+        raise ImportError(f"{_class.__name__} has no {', '.join(sorted(_missing))}")
 
 
 class PipelineFlow(FlowControl):
-    """uvicorn's, which reads on whenever an application asks for more: but not while many requests wait for their turn."""
+    """Resumes reading when an application wants more of a body, unless many pipelined requests wait."""
 
     def __init__(self, transport: asyncio.Transport, pipeline: Sized) -> None:
         super().__init__(transport)
@@ -37,60 +64,62 @@ class PipelineFlow(FlowControl):
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Answers 431 to a head that does not end, 408 to a request that does not, 503 to connections beyond the limit, and closes them.
+    """Answers 431 to a long head, 408 to a slow request and 503 beyond the connection limit, then closes.
 
-    A connection whose client does not take what is sent to it is broken off, and with it the request that it waits for.
+    A connection whose client does not read is aborted, and its request ends as if the client had
+    disconnected.
     """
 
     limits = ConnectionLimits()
 
-    _answering: RequestResponseCycle | None = (
-        None  # whose turn it is, or was last; `cycle` is the newest, which may wait
-    )
+    # The request that is being answered, or was answered last. uvicorn's `cycle` is the newest request, which
+    # may be pipelined and wait.
+    _answering: RequestResponseCycle | None = None
     _is_in_head = True
     _is_refused = False
-    _has_ended_one = (
-        False  # a request, in what was read last: the head after it is counted from the next reading on
-    )
+    # Whether a request ended in the last read. The bytes of a head behind it count from the next read on.
+    _has_ended_request = False
     _num_head_bytes = 0
-    _num_body_bytes = 0  # of the piece that is being waited for
-    _began: float | None = (
-        None  # when a request that has not come whole began, or the piece of its body that is being waited for
-    )
+    _num_body_bytes = 0  # of the current piece of the body
+    # When the incomplete request, or the current piece of its body, began to arrive; None: neither.
+    _arriving_since: float | None = None
     _idle_since: float | None = None
-    _unsent_since: float | None = (
-        None  # since when the client has been seen to take nothing of what waits for it
-    )
+    _unsent_since: float | None = None  # when the write buffer was first seen to hold unread bytes
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = PipelineFlow(transport, self.pipeline)
-        self.timeout_keep_alive = self.limits.idle_timeout  # type: ignore[assignment]  # uvicorn only hands it to `call_later`
-        num_beyond = len(self.connections) - self.limits.max_connections
-        self._is_refused = num_beyond > 0
-        if num_beyond > MAX_REFUSED:
+        # uvicorn declares an int, but only passes the value to `call_later`, which takes a float.
+        self.timeout_keep_alive = self.limits.idle_timeout  # type: ignore[assignment]
+        num_excess = len(self.connections) - self.limits.max_connections
+        self._is_refused = num_excess > 0
+        if num_excess > MAX_REFUSED:
             transport.abort()
-        self._interval = min(
-            1.0, min(self.limits.read_timeout, self.limits.write_timeout, self.limits.idle_timeout) / 4
-        )
+        shortest = min(self.limits.read_timeout, self.limits.write_timeout, self.limits.idle_timeout)
+        self._interval = min(1.0, shortest / 4)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._watcher.cancel()
+        # uvicorn wakes only the newest request. With pipelined requests, another one is being answered.
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
             self._answering.message_event.set()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
-        self._is_in_head, self._num_head_bytes, self._num_body_bytes = True, 0, 0
-        self._began = self.loop.time()
+        self._is_in_head = True
+        self._num_head_bytes = 0
+        self._num_body_bytes = 0
+        self._arriving_since = self.loop.time()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         super().on_headers_complete()
-        self.flow.resume_reading()  # uvicorn pauses at a request that has to wait, but that a client goes is seen by reading
+        # uvicorn pauses reading when a pipelined request has to wait. But only a read shows that the client
+        # has disconnected.
+        self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answering = cycle
@@ -98,34 +127,28 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._num_body_bytes += len(body)
-        if self._num_body_bytes >= BODY_PIECE:
-            self._num_body_bytes, self._began = 0, self.loop.time()
+        if self._num_body_bytes >= BODY_PIECE_BYTES:
+            self._num_body_bytes = 0
+            self._arriving_since = self.loop.time()
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._began, self._has_ended_one = None, True
+        self._arriving_since = None
+        self._has_ended_request = True
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
-            self._refuse(
-                unavailable(
-                    "too_many_connections", "The server has as many connections as it may have.", RETRY_AFTER
-                )
-            )
+            message = f"The server has reached its limit of {self.limits.max_connections} connections."
+            self._refuse(unavailable("too_many_connections", message, RETRY_AFTER))
             return
-        self._has_ended_one = False
+        self._has_ended_request = False
         super().data_received(data)
-        if self._is_in_head and not self._has_ended_one and not self.transport.is_closing():
+        if self._is_in_head and not self._has_ended_request and not self.transport.is_closing():
             self._num_head_bytes += len(data)
             if self._num_head_bytes > MAX_HEAD_BYTES:
-                self._refuse(
-                    ApiError(
-                        431,
-                        "headers_too_large",
-                        f"The request's headers are larger than {MAX_HEAD_BYTES} bytes.",
-                    )
-                )
+                message = f"The request's headers are larger than {MAX_HEAD_BYTES} bytes."
+                self._refuse(ApiError(431, "headers_too_large", message))
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(ApiError(400, "invalid_http", msg))
@@ -137,7 +160,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
             return
         if self._answering is not None and not self._answering.response_started:
-            record_refusal(self._answering.scope, error.status)  # type: ignore[arg-type]  # uvicorn's type of the same
+            record_refusal(self._answering.scope, error.status)  # type: ignore[arg-type]  # uvicorn's own type
         body = ascii_json(error.body())
         headers = {
             "Content-Type": "application/json",
@@ -152,8 +175,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _can_answer(self) -> bool:
-        """Say whether a refusal would be read as one: not in the middle of an answer, and not after that to the refused request."""
-        is_in_body = self._began is not None and not self._is_in_head
+        """Return whether the client would read a refusal as an answer of its own.
+
+        It would not within another answer, nor after the answer to the very request that is refused.
+        """
+        is_in_body = self._arriving_since is not None and not self._is_in_head
         if is_in_body and self.cycle.response_complete:
             return False
         return (
@@ -163,13 +189,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         )
 
     def resume_writing(self) -> None:
-        self._unsent_since = None  # much of what waited is gone
+        self._unsent_since = None  # the client has read, since the write buffer fell below its low-water mark
         super().resume_writing()
 
     # Time limits
 
     def _watch(self) -> None:
-        """Look after the connection every now and then, until it is lost: also when it is closing, which takes a client that reads."""
+        """Check the time limits every `_interval` seconds until the connection is lost.
+
+        A closing connection is checked too: it closes only once its client has read the rest.
+        """
         self._watcher = self.loop.call_later(self._interval, self._watch)
         now = self.loop.time()
         self._check_writing(now)
@@ -177,26 +206,29 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._check_idling(now)
 
     def _check_writing(self, now: float) -> None:
-        self._unsent_since = (self._unsent_since or now) if self.transport.get_write_buffer_size() else None
-        if self._unsent_since is not None and now - self._unsent_since >= self.limits.write_timeout:
+        if not self.transport.get_write_buffer_size():
+            self._unsent_since = None
+            return
+        if self._unsent_since is None:
+            self._unsent_since = now
+        if now - self._unsent_since >= self.limits.write_timeout:
             self.transport.abort()
 
     def _check_reading(self, now: float) -> None:
-        if self._began is None or self.transport.is_closing():
+        if self._arriving_since is None or self.transport.is_closing():
             return
-        if self.flow.read_paused:  # it is the server that is slow
-            self._began = now
-        elif now - self._began >= self.limits.read_timeout:
-            self._refuse(
-                ApiError(
-                    408,
-                    "request_timeout",
-                    f"The request was not sent on within {self.limits.read_timeout:g} seconds.",
-                )
-            )
+        if self.flow.read_paused:  # the server is slow, not the client
+            self._arriving_since = now
+        elif now - self._arriving_since >= self.limits.read_timeout:
+            message = f"The rest of the request did not arrive within {self.limits.read_timeout:g} seconds."
+            self._refuse(ApiError(408, "request_timeout", message))
 
     def _check_idling(self, now: float) -> None:
-        is_idle = self._began is None and (self.cycle is None or self.cycle.response_complete)
-        self._idle_since = (self._idle_since or now) if is_idle else None
-        if self._idle_since is not None and now - self._idle_since >= self.limits.idle_timeout:
+        is_idle = self._arriving_since is None and (self.cycle is None or self.cycle.response_complete)
+        if not is_idle:
+            self._idle_since = None
+            return
+        if self._idle_since is None:
+            self._idle_since = now
+        if now - self._idle_since >= self.limits.idle_timeout:
             self.transport.close()

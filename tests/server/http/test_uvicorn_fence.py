@@ -1,0 +1,48 @@
+"""A uvicorn without the internals that the connection limits need: the server still starts, warns and serves."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+MISSING_MODULE = """
+import builtins
+real_import = builtins.__import__
+def without_internals(name, globals=None, *args, **kwargs):
+    if name.startswith("uvicorn.") and (globals or {}).get("__name__", "").startswith("server."):
+        raise ImportError(f"No module named {name!r}")
+    return real_import(name, globals, *args, **kwargs)
+builtins.__import__ = without_internals
+"""
+MISSING_NAME = """
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+del HttpToolsProtocol.send_400_response
+"""
+SERVE = "\nimport sys; from commands.cli import main; sys.exit(main(['serve', '--backend', 'fake', '--port', '0']))"
+
+
+@pytest.mark.parametrize("injected", [MISSING_MODULE, MISSING_NAME])
+def test_a_server_without_uvicorns_internals_warns_and_serves(injected: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", injected + SERVE],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        url = next(word for word in line.split() if word.startswith("http://"))
+        body = {"model": "snapserve-demo", "prompt": "x", "max_tokens": 3}
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=30)
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate(timeout=30)
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] > 0
+    assert process.returncode == 0
+    [warning] = [line for line in log.splitlines() if "connection limits" in line]
+    for flag in ("--max-connections", "--read-timeout", "--write-timeout", "--idle-timeout"):
+        assert flag in warning

@@ -1,13 +1,12 @@
-"""Other names that clients of other servers know routes by, changed before anything decides on a path."""
+"""Aliases of routes, for clients of other servers. Applied before anything decides on a path."""
 
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-_FAMILIES: Final = frozenset(
-    {"chat", "completions", "responses", "embeddings", "models"}
-)  # known without their /v1, too
-_NAMES: Final = {
+# Families of routes that are also served without their /v1.
+_FAMILIES: Final = frozenset({"chat", "completions", "responses", "embeddings", "models"})
+_ALIASES: Final = {
     "/ping": "/health",
     "/v1/health": "/health",
     "/v1/tokenize": "/tokenize",
@@ -16,20 +15,20 @@ _NAMES: Final = {
 
 
 class Aliases:
-    """Middleware."""
+    """Middleware that replaces an alias by the route's own path."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope["path"] = routed(
-                scope["path"]
-            )  # of this very scope: what measures around this looks there for the route
+            # In place, not in a copy: the observers outside this middleware read the path from the same
+            # scope.
+            scope["path"] = canonical_path(scope["path"])
         await self._app(scope, receive, send)
 
 
-def routed(path: str) -> str:
-    """Return the path that a request is answered at."""
+def canonical_path(path: str) -> str:
+    """Return the path of the route that serves `path`."""
     family = path[1:].partition("/")[0]
-    return f"/v1{path}" if family in _FAMILIES else _NAMES.get(path, path)
+    return f"/v1{path}" if family in _FAMILIES else _ALIASES.get(path, path)

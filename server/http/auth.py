@@ -1,4 +1,4 @@
-"""API keys: who may call. Decided on the path that is routed on, and denied unless the path is one of those that are open."""
+"""API keys. A request without a valid key is refused unless its path, after aliases, is open."""
 
 import hmac
 from collections.abc import Sequence
@@ -22,14 +22,19 @@ class KeyRing:
         self._digests = tuple(key_digest(key.encode()) for key in keys)
 
     def name_of(self, key: bytes) -> str | None:
-        """Return the name of this key if it is one of them, in a time that depends on neither the key nor which one it is."""
+        """Return the name of an accepted key, or None.
+
+        The time depends neither on `key` nor on which one it matches.
+        """
         digest = key_digest(key)
-        is_known = any([hmac.compare_digest(digest, known) for known in self._digests])  # noqa: C419 (a generator would stop at the first)
+        # A list, because `any` over a generator stops at the first match, and its time would reveal the key's
+        # index.
+        is_known = any([hmac.compare_digest(digest, known) for known in self._digests])  # noqa: C419
         return digest_name(digest) if is_known else None
 
 
 class KeyGuard:
-    """Middleware that answers 401 to whoever has no key."""
+    """Middleware that answers 401 to a request without a valid key."""
 
     def __init__(self, app: ASGIApp, keys: KeyRing, open_paths: frozenset[str]) -> None:
         self._app = app
@@ -52,7 +57,7 @@ class KeyGuard:
 
 
 def _bearer(scope: Scope) -> bytes | None:
-    """Return the key in the request's one Authorization header; several are as good as none."""
+    """Return the key of the request's only Authorization header, or None. Several headers count as none."""
     values = [value for name, value in scope["headers"] if name == b"authorization"]
     if len(values) != 1:
         return None

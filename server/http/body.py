@@ -1,4 +1,7 @@
-"""What a body may be, before anything parses it: JSON by its own account, of a bounded size. Uploads are read piece by piece instead."""
+"""Middleware that checks a body's Content-Type and bounds its size before anything parses it.
+
+Uploads are exempt: their routes read them in pieces and bound them themselves.
+"""
 
 from typing import Final
 
@@ -11,7 +14,10 @@ UPLOADS: Final = frozenset({"/v1/files"})
 
 
 class BodyGuard:
-    """Middleware that reads a request's body whole, up to a limit, and answers 413 or 415 to what may not pass."""
+    """Reads a request's whole body, up to a limit.
+
+    Answers 413 to a longer one, and 415 to one that is not JSON.
+    """
 
     def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
         self._app = app
@@ -35,7 +41,7 @@ class BodyGuard:
             await self._app(scope, _replay(body, receive), send)
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes | None:
-        """Return the body, or None when its sender went away before its end."""
+        """Return the body, or None when the client disconnected before its end."""
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > self._max_body_bytes:
             raise self._too_large()
@@ -57,27 +63,30 @@ class BodyGuard:
 
 
 def _check_content_type(headers: Headers) -> None:
-    given = headers.get("content-type", "")
-    if not given and headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
-        return  # nothing is no JSON: there are routes that need no body
-    media_type = given.partition(";")[0].strip().lower()
+    content_type = headers.get("content-type", "")
+    has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    if not content_type and not has_body:
+        return  # an empty body is allowed: some routes need none
+    media_type = content_type.partition(";")[0].strip().lower()
     is_json = media_type == "application/json" or (
         media_type.startswith("application/") and media_type.endswith("+json")
     )
     if not is_json:
-        raise ApiError(
-            415, "unsupported_content_type", f"Content-Type must be application/json, got {given[:100]!r}."
-        )
+        message = f"Content-Type must be application/json, got {content_type[:100]!r}."
+        raise ApiError(415, "unsupported_content_type", message)
 
 
 def _check_site(headers: Headers) -> None:
-    """Refuse a form from another site's page: browsers send those without asking, unlike JSON."""
+    """Refuse a form from another site's page.
+
+    Browsers send forms to other sites without a preflight request, unlike JSON, so CORS does not stop them.
+    """
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise ApiError(403, "cross_site_request", "Files are not taken from another site's pages.")
+        raise ApiError(403, "cross_site_request", "Files cannot be uploaded from another site's pages.")
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives `body` once and then whatever comes after it."""
+    """Return a `receive` that returns `body` once, and then the messages that follow it."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:

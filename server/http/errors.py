@@ -1,6 +1,6 @@
-"""What goes wrong, as clients of the OpenAI API see it: a status, a body with string codes, and when to try again.
+"""Errors as clients of the OpenAI API see them: a status, headers, and a body with a string code.
 
-It knows how each exception of the floors below is to be told; the text of an exception that nobody foresaw never leaves the server.
+It knows none of the server's exceptions: `server.generation.failures` maps them to these errors.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,10 @@ class ErrorBody(TypedDict):
 
 
 class ApiError(Exception):
-    """An answer that is an error."""
+    """An error that is sent to the client.
+
+    `param` names the parameter at fault, `kind` is the body's `type`.
+    """
 
     def __init__(
         self,
@@ -57,21 +60,17 @@ def invalid_value(message: str, param: str | None, *, code: str = "invalid_value
     return ApiError(400, code, message, param=param)
 
 
-def unsupported_parameter(param: str, why: str = "is not supported by this server") -> ApiError:
-    return ApiError(400, "unsupported_parameter", f"Unsupported parameter: '{param}' {why}.", param=param)
+def unsupported_parameter(param: str, reason: str = "is not supported by this server") -> ApiError:
+    return ApiError(400, "unsupported_parameter", f"Unsupported parameter: '{param}' {reason}.", param=param)
 
 
 def model_not_found(name: str) -> ApiError:
-    return ApiError(
-        404,
-        "model_not_found",
-        f"The model '{name}' does not exist or you do not have access to it.",
-        param="model",
-    )
+    message = f"The model '{name}' does not exist or you do not have access to it."
+    return ApiError(404, "model_not_found", message, param="model")
 
 
 def conflict(code: str, message: str, param: str) -> ApiError:
-    """It is in no state for that: the same request would be refused again."""
+    """The object's state does not allow the request. A retry would be refused again."""
     return ApiError(409, code, message, param=param, headers={"x-should-retry": "false"})
 
 
@@ -88,19 +87,15 @@ def unavailable(code: str, message: str, retry_after: int) -> ApiError:
 
 
 def timed_out(message: str) -> ApiError:
-    """A request used up its time: sent again as it is, it would use it up again."""
+    """A request used up its time. A retry would use it up again."""
     return ApiError(408, "request_timeout", message, kind=SERVER_ERROR, headers={"x-should-retry": "false"})
 
 
 def slow_reader(max_lag: float) -> ApiError:
-    return ApiError(
-        408,
-        "slow_reader",
-        f"The stream was read too slowly: it lagged more than {max_lag:g} seconds behind its answer.",
-    )
+    message = f"The stream was read too slowly: it lagged more than {max_lag:g} seconds behind its answer."
+    return ApiError(408, "slow_reader", message)
 
 
 def internal_error() -> ApiError:
-    return ApiError(
-        500, "internal_error", "The server had an error while processing your request.", kind=SERVER_ERROR
-    )
+    message = "The server had an error while processing your request."
+    return ApiError(500, "internal_error", message, kind=SERVER_ERROR)

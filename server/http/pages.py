@@ -1,4 +1,4 @@
-"""Lists that are given out page by page: after an item, so many, in one order or the other."""
+"""Paginated lists: `limit` items after the item `after`, in ascending or descending order."""
 
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
@@ -16,15 +16,21 @@ class Item(Protocol):
 T = TypeVar("T", bound=Item)
 
 
-def page(request: Request, items: Sequence[T], *, default: int, most: int) -> tuple[list[T], bool]:
-    """Return the page that a request's query asks for, of items in the order of their making, and whether there are more.
+def page(request: Request, items: Sequence[T], *, default: int, max_limit: int) -> tuple[list[T], bool]:
+    """Return the page that a request's query selects, and whether more items follow.
 
-    Raises `ApiError`.
+    `items` are in the order of their creation. `default` is the page's length without a `limit`. Raises
+    `ApiError`.
     """
     query = request.query_params
-    limit, order, after = query.get("limit", str(default)), query.get("order", "desc"), query.get("after")
-    if not limit.isascii() or not limit.isdecimal() or not 1 <= int(limit[:20]) <= most:
-        raise invalid_value(f"'limit' must be a whole number from 1 to {most}, got {limit[:32]!r}.", "limit")
+    limit = query.get("limit", str(default))
+    order = query.get("order", "desc")
+    after = query.get("after")
+    # Cut to 20 digits, because `int` raises ValueError beyond 4,300.
+    if not limit.isascii() or not limit.isdecimal() or not 1 <= int(limit[:20]) <= max_limit:
+        raise invalid_value(
+            f"'limit' must be a whole number from 1 to {max_limit}, got {limit[:32]!r}.", "limit"
+        )
     if order not in ("asc", "desc"):
         raise invalid_value(f"'order' must be 'asc' or 'desc', got {order[:32]!r}.", "order")
     ordered = list(items) if order == "asc" else list(reversed(items))
@@ -35,4 +41,5 @@ def page(request: Request, items: Sequence[T], *, default: int, most: int) -> tu
             raise invalid_value(
                 f"'after' must be the id of an item of the list, got {after[:128]!r}.", "after"
             )
-    return ordered[start : start + int(limit)], start + int(limit) < len(ordered)
+    end = start + int(limit)
+    return ordered[start:end], end < len(ordered)

@@ -1,7 +1,11 @@
-"""How many requests and tokens an API key may ask for in a minute: a bucket each, that fills evenly and holds a minute's worth.
+"""Rate limits of each API key, in requests and tokens a minute: token buckets that hold a minute's worth.
 
-Tokens are reserved before a request's work begins, by what it may cost, and settled when it has ended, by what it did cost. Nothing here
-knows of queues or engines. There is one pair of buckets a key, and one for all requests where there are no keys.
+The cost of a request in tokens is known only at its end. So tokens are reserved before the work starts, by
+the most that it may cost, and settled at the end: the difference to the real cost is refunded, or charged. A
+key without tokens left is refused before any work.
+
+Each key has a pair of buckets. Where there are no keys, all requests share one pair. Nothing here knows
+queues or engines.
 """
 
 import math
@@ -14,37 +18,43 @@ from server.http.errors import ApiError
 from server.http.record import RequestRecord
 from server.options.settings import RateLimit
 
-DEFAULT_MAX_TOKENS = (
-    256  # reserved for an answer whose request does not limit it; whatever it is longer is settled at its end
-)
-_ROUNDING = 1e-6  # sums of floats must not decide
+DEFAULT_MAX_TOKENS = 256  # reserved for an answer without a limit; tokens beyond are charged at its end
+_ROUNDING = 1e-6  # the rounding of sums must not decide
 
 
 class Bucket:
-    """So many of a kind a minute. It goes below empty when more was used than had been reserved."""
+    """`limit` requests or tokens a minute.
+
+    The level is negative after more was used than had been reserved.
+    """
 
     def __init__(self, kind: str, limit: int, now: Callable[[], float]) -> None:
         self.kind = kind
         self.limit = limit
         self._now = now
-        self._level, self._time = float(limit), now()
+        self._level = float(limit)
+        self._time = now()  # of `_level`
 
     @property
     def level(self) -> float:
+        """The amount that may be taken now."""
         now = self._now()
-        self._level, self._time = min(self.limit, self._level + (now - self._time) * self.limit / 60), now
+        refill = (now - self._time) * self.limit / 60
+        self._level = min(self.limit, self._level + refill)
+        self._time = now
         return self._level
 
     def seconds_until(self, level: float) -> float:
         return max(level - self.level, 0) * 60 / self.limit
 
     def take(self, amount: int) -> None:
-        """Take what is asked for, or nothing. Raises `ApiError`."""
+        """Take `amount`, or nothing and raise `ApiError`."""
         if amount > self.level + _ROUNDING:
             raise self._refusal(amount)
         self._level -= amount
 
     def settle(self, num_reserved: int, num_used: int) -> None:
+        """Replace a reservation by the amount that was used."""
         self._level = min(self.limit, self.level + num_reserved - num_used)
 
     def headers(self) -> dict[str, str]:
@@ -55,10 +65,10 @@ class Bucket:
         }
 
     def _refusal(self, amount: int) -> ApiError:
-        """Return the answer to a request for which there is not enough now, or would never be."""
+        """Return the error of a request that exceeds the level now, or the limit for ever."""
         limit = f"{self.kind} per min: Limit {self.limit}, Requested {amount}"
         if amount > self.limit:
-            message = f"Request too large for the limit on {limit}. Please reduce the input or the output asked for."
+            message = f"Request too large for the limit on {limit}. Please reduce input or requested output."
             return ApiError(
                 429, "rate_limit_exceeded", message, kind=self.kind, headers={"x-should-retry": "false"}
             )
@@ -80,53 +90,58 @@ class Account:
         self.tokens = None if limit.tokens is None else Bucket("tokens", limit.tokens, now)
 
     def headers(self) -> dict[str, str]:
-        """Return how the account stands, as OpenAI tells it."""
-        return {
-            name: value
-            for bucket in (self.requests, self.tokens)
-            if bucket is not None
-            for name, value in bucket.headers().items()
-        }
+        """Return the state of the buckets in OpenAI's headers."""
+        headers: dict[str, str] = {}
+        for bucket in (self.requests, self.tokens):
+            if bucket is not None:
+                headers |= bucket.headers()
+        return headers
 
 
 class RateQuota:
-    """What one request takes from its account; the account's state is told in the headers of the answer."""
+    """The use that one request makes of its account.
+
+    The account's state goes into the headers of the answer.
+    """
 
     def __init__(self, account: Account, record: RequestRecord) -> None:
-        self._account, self._record = account, record
+        self._account = account
+        self._record = record
         self._num_reserved = 0
-        self.refused_by: str | None = None  # the kind of the limit that the request ran into
-        self._tell()
+        self.refused_by: str | None = None  # the kind of the limit that refused the request
+        self._update_headers()
 
     def admit(self) -> None:
-        """Count the request, before any work is done for it. Raises `ApiError`, also when the key has no tokens left."""
+        """Count the request before any work is done for it.
+
+        Raises `ApiError`, also when no tokens are left.
+        """
         account = self._account
         if account.tokens is not None and account.tokens.level < 1:
-            self._take(account.tokens, 1)
+            self._take(account.tokens, 1)  # raises: the level is too low
         if account.requests is not None:
             self._take(account.requests, 1)
-        self._tell()
+        self._update_headers()
 
     def reserve(self, num_tokens: int) -> None:
-        """Reserve what the request may cost. Raises `ApiError`."""
+        """Reserve the tokens that the request may cost. Raises `ApiError`."""
         if self._account.tokens is not None:
             self._take(self._account.tokens, num_tokens)
             self._num_reserved = num_tokens
-            self._tell()
+            self._update_headers()
 
     def settle(self) -> None:
-        """Give back what was reserved and not used, or take what was used beyond it."""
+        """Refund the reserved tokens that were not used, or charge those used beyond the reservation."""
         if self._account.tokens is not None:
-            self._account.tokens.settle(
-                self._num_reserved, self._record.num_prompt_tokens + self._record.num_output_tokens
-            )
+            num_used = self._record.num_prompt_tokens + self._record.num_output_tokens
+            self._account.tokens.settle(self._num_reserved, num_used)
 
     def _take(self, bucket: Bucket, amount: int) -> None:
         self.refused_by = bucket.kind
         bucket.take(amount)
         self.refused_by = None
 
-    def _tell(self) -> None:
+    def _update_headers(self) -> None:
         self._record.headers.update(self._account.headers())
 
 
@@ -137,7 +152,7 @@ class RateObserver(Protocol):
 
 
 class RateLimits:
-    """Middleware that gives every request a quota of its key's account. Accounts are as many as there are keys."""
+    """Middleware that gives each POST request a quota on its key's account. There is one account a key."""
 
     def __init__(
         self,
@@ -147,19 +162,24 @@ class RateLimits:
         now: Callable[[], float],
         observer: RateObserver,
     ) -> None:
-        self._app, self._observer = app, observer
-        self._default, self._by_tenant, self._now = default, by_tenant, now
-        self._accounts: dict[str, Account] = {}
+        self._app = app
+        self._observer = observer
+        self._default = default
+        self._by_tenant = by_tenant
+        self._now = now
+        self._accounts: dict[str, Account] = {}  # by tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         record = RequestRecord.of(scope)
-        quota = record.quota = RateQuota(self._account(record.tenant), record)
+        quota = RateQuota(self._account(record.tenant), record)
+        record.quota = quota
         try:
             await self._app(scope, receive, send)
         finally:
+            # A background response has used its tokens only when its work ends, after the answer.
             record.when_done(quota.settle)
             if quota.refused_by is not None:
                 self._observer.rate_limited(quota.refused_by)
@@ -171,7 +191,7 @@ class RateLimits:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as OpenAI writes it: 0s, 20ms, 8.64s, 6m0s."""
+    """Return a time in OpenAI's format: 0s, 20ms, 8.64s, 6m0s."""
     milliseconds = math.ceil(seconds * 1000)
     if 0 < milliseconds < 1000:
         return f"{milliseconds}ms"

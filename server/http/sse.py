@@ -1,4 +1,4 @@
-"""Server-sent events: one response's stream of JSON objects, with comments that keep it open through proxies."""
+"""Server-sent events: the JSON objects of one response, and comments that keep its connection open."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -10,7 +10,7 @@ from server.http.json_response import ascii_json
 HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # nginx would otherwise hold events back
+    (b"x-accel-buffering", b"no"),  # nginx would otherwise buffer the events
 )
 
 
@@ -25,7 +25,7 @@ class EventStream:
         await self._send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
 
     async def data(self, payload: Mapping[str, object], event: str | None = None) -> None:
-        """Send an object, as an event of this name."""
+        """Send an object, as an event named `event` if there is a name."""
         head = b"" if event is None else f"event: {event}\n".encode()
         await self._write(head + b"data: " + ascii_json(payload) + b"\n\n")
 
@@ -34,7 +34,7 @@ class EventStream:
         await self._write(f": {text}\n\n".encode())
 
     async def done(self) -> None:
-        """Send the mark that an answer is complete."""
+        """Send the marker of a complete answer."""
         await self._write(b"data: [DONE]\n\n")
 
     async def close(self) -> None:

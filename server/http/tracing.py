@@ -1,7 +1,7 @@
-"""OpenTelemetry traces: one server span a request, with what the semantic conventions for generative AI say of it.
+"""OpenTelemetry traces: one server span a request, as the semantic conventions for generative AI define it.
 
-Below it stand a queue, a prefill and a decode span for each sequence, from the times that the engine told. This module is imported only
-where traces are on; it needs the extra `otel`.
+Each sequence has child spans of its time in the queue, in prefill and in decode, from the times that the
+engine reports. This module is imported only when traces are on. It needs the extra `otel`.
 """
 
 import time
@@ -29,27 +29,31 @@ _OPERATIONS: Final = {
 
 
 def provider_for(endpoint: str | None) -> TracerProvider:
-    """Return what sends spans to an OTLP/HTTP endpoint (None: as the OTEL_… variables say). Shut it down at the end."""
-    exporter = (
-        OTLPSpanExporter() if endpoint is None else OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")
-    )
-    own = Resource({"service.name": "snapserve", "service.version": server_version()})
-    provider = TracerProvider(
-        resource=own.merge(Resource.create()) if _is_named() else Resource.create().merge(own)
-    )
-    provider.add_span_processor(BatchSpanProcessor(exporter))
+    """Return a provider that sends spans to an OTLP/HTTP endpoint. Shut it down at the end.
+
+    Without an endpoint, the OTEL_… environment variables decide.
+    """
+    url = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/traces"
+    provider = TracerProvider(resource=_resource())
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(url)))
     return provider
 
 
-def _is_named() -> bool:
-    return not str(Resource.create().attributes["service.name"]).startswith("unknown_service")
+def _resource() -> Resource:
+    """Return the environment's resource, with our name and version unless it names the service."""
+    ours = Resource({"service.name": "snapserve", "service.version": server_version()})
+    environment = Resource.create()
+    is_named = not str(environment.attributes["service.name"]).startswith("unknown_service")
+    # `merge` prefers its argument. The SDK fills in "unknown_service" where the environment has no name.
+    return ours.merge(environment) if is_named else environment.merge(ours)
 
 
 class Tracing:
     """Middleware that traces requests to the routes that generate. `now` is the engine's clock."""
 
     def __init__(self, app: ASGIApp, provider: TracerProvider, now: Callable[[], float]) -> None:
-        self._app, self._now = app, now
+        self._app = app
+        self._now = now
         self._tracer = provider.get_tracer("snapserve", server_version())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,7 +80,7 @@ class Tracing:
         span.end()
 
     def _describe(self, span: trace.Span, operation: str, record: RequestRecord) -> None:
-        asked = {
+        request = {
             "gen_ai.request.model": record.model,
             "gen_ai.response.model": record.model,
             "gen_ai.request.max_tokens": record.max_tokens,
@@ -89,7 +93,7 @@ class Tracing:
                 "snapserve.request_id": record.request_id,
             }
         )
-        span.set_attributes({name: value for name, value in asked.items() if value is not None})
+        span.set_attributes({name: value for name, value in request.items() if value is not None})
         span.set_attributes(
             {
                 "gen_ai.usage.input_tokens": record.num_prompt_tokens,
@@ -110,11 +114,17 @@ class Tracing:
             self._trace_sequence(span, final.timing)
 
     def _trace_sequence(self, span: trace.Span, timing: Timing) -> None:
-        """Add the spans of a sequence's life, as far as it came."""
+        """Add the spans of the phases that a sequence reached."""
         context = trace.set_span_in_context(span)
-        now, wall = self._now(), time.time_ns()
+        now = self._now()
+        now_ns = time.time_ns()
+
+        def wall_time(moment: float) -> int:
+            """Convert a time by the engine's clock to nanoseconds since the epoch."""
+            return now_ns - round((now - moment) * 1e9)
+
         moments = [timing.arrival, timing.admitted, timing.first_token, timing.finished]
-        for name, start, end in zip(("queue", "prefill", "decode"), moments, moments[1:], strict=False):
+        for name, start, end in zip(("queue", "prefill", "decode"), moments[:-1], moments[1:], strict=True):
             if start is not None:
-                child = self._tracer.start_span(name, context, start_time=wall - round((now - start) * 1e9))
-                child.end(wall - round((now - (timing.finished if end is None else end)) * 1e9))
+                child = self._tracer.start_span(name, context, start_time=wall_time(start))
+                child.end(wall_time(timing.finished if end is None else end))

@@ -30,7 +30,7 @@ def router(services: Services) -> APIRouter:
     @routes.get("/v1/batches")
     async def list_batches(request: Request) -> BatchList:
         own = enabled(batches).store.of(RequestRecord.of(request.scope).tenant)
-        shown, has_more = page(request, own, default=DEFAULT_LISTED, most=MAX_LISTED)
+        shown, has_more = page(request, own, default=DEFAULT_LISTED, max_limit=MAX_LISTED)
         listed: BatchList = {
             "object": "list",
             "data": [_batch_object(batch) for batch in shown],

@@ -44,7 +44,7 @@ def router(services: Services) -> APIRouter:
             for file in enabled(batches).files.of(RequestRecord.of(request.scope).tenant)
             if purpose in (None, file.purpose)
         ]
-        shown, has_more = page(request, files, default=MAX_LISTED, most=MAX_LISTED)
+        shown, has_more = page(request, files, default=MAX_LISTED, max_limit=MAX_LISTED)
         data = [_file_object(file) for file in shown]
         first, last = (data[0]["id"], data[-1]["id"]) if data else ("", "")
         return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}

@@ -1,9 +1,13 @@
-"""One choice's tokens to text, as they come.
+"""Turns one choice's tokens into text as they arrive.
 
-Nothing is given out that a later token could change: half a character waits for its other half, and whatever may be the beginning of a stop
-string waits until it is not. What comes out in all is the same however the tokens are grouped, and it is what the tokenizer's own decoder
-makes of the whole. There is one exception: where a SentencePiece vocabulary's byte tokens are not valid UTF-8, that decoder replaces all
-the bytes of the run back to its start, which nobody who streams can; here only the invalid ones are replaced.
+Text is emitted only when no later token can change it. Half a character waits for its other half, and a
+possible start of a stop string waits until it is decided. The text in all is the same for every grouping of
+the tokens, and equals the tokenizer's own decoding of all tokens. There is one exception. Where the byte
+tokens of a SentencePiece vocabulary are not valid UTF-8, the tokenizer replaces all bytes of the run, back to
+its start. A stream cannot take back what it has sent, so here only the invalid bytes are replaced.
+
+`tokenizers.decoders.DecodeStream` does not serve: it reports no bytes for a token, which log-probabilities
+need, and holds no stop strings.
 """
 
 import codecs
@@ -17,17 +21,18 @@ from server.text.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text that is certain, and how many more tokens have now given all of theirs."""
+    """Text that is final, and the number of tokens whose text has become complete with it."""
 
     text: str
     num_tokens: int
 
 
 class Detokenizer:
-    """Text of one choice. After a stop string (`stop_string` says which) no token may follow.
+    """The text of one choice. After a stop string, which `stop_string` holds, no token may follow.
 
-    Stop strings count from the answer's token number `min_tokens` on. `continues_text` says that the tokens go on with a text instead of
-    beginning one. `kept_token_ids` are the special tokens that are not skipped.
+    Stop strings count from the answer's token `min_tokens` on (counted from 1). `continues_text` says that
+    the tokens continue a text: some tokenizers drop a space at the start of one. `kept_token_ids` are the
+    special tokens that are not skipped.
     """
 
     def __init__(
@@ -50,25 +55,26 @@ class Detokenizer:
         self._has_begun = continues_text
         self._min_tokens = min_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._held = ""
+        self._held = ""  # decoded and not emitted
         self._has_ended = False
         self._num_decoded = 0  # characters
-        self._num_emitted = 0
-        self._token_ends: deque[int] = (
-            deque()
-        )  # for each token not yet released, the character that completes it
+        self._num_emitted = 0  # characters
+        # For each token not yet counted by a `Piece`, the number of characters that must be emitted first.
+        self._token_ends: deque[int] = deque()
 
     def push(self, token_id: int) -> bool:
-        """Take the next token and return whether a stop string is now complete."""
+        """Consume the next token and return whether a stop string is now complete."""
         assert not self._has_ended
         self.num_tokens += 1
         text = self._utf8.decode(self._bytes_of(token_id))
         self._held += text
         self._num_decoded += len(text)
-        has_half_character = bool(self._utf8.getstate()[0])
-        self._token_ends.append(self._num_decoded + has_half_character)
+        # A token that ends within a character is complete only with that character, which a later token
+        # finishes.
+        ends_within_character = bool(self._utf8.getstate()[0])
+        self._token_ends.append(self._num_decoded + ends_within_character)
         if self.num_tokens >= self._min_tokens:
-            self._look_for_stop(text)
+            self._cut_at_stop_string(text)
         return self.stop_string is not None
 
     def pull(self) -> Piece:
@@ -77,10 +83,10 @@ class Detokenizer:
         text = self._held[: len(self._held) - num_held]
         self._held = self._held[len(text) :]
         self._num_emitted += len(text)
-        return Piece(text, self._release())
+        return Piece(text, self._count_complete_tokens())
 
     def end(self) -> Piece:
-        """Return what is left: no token follows. Half a character becomes U+FFFD."""
+        """Return the rest of the text: no token follows. Half a character becomes U+FFFD."""
         if not self._has_ended:
             self._held += self._utf8.decode(b"", final=True)
             self._has_ended = True
@@ -94,19 +100,24 @@ class Detokenizer:
         self._has_begun = True
         return self._vocabulary.first_token_bytes(token_id)
 
-    def _look_for_stop(self, text: str) -> None:
-        """Cut the held text at the first stop string that `text`, its end, completes."""
-        found = self._matcher.feed(text)
-        if found is None:
+    def _cut_at_stop_string(self, text: str) -> None:
+        """Cut the held text at the first stop string that is complete within `text`, the end of the held
+        text.
+        """
+        match = self._matcher.feed(text)
+        if match is None:
             return
-        num_read, self.stop_string = found
+        num_read, stop_string = match
+        self.stop_string = stop_string
         end = len(self._held) - len(text) + num_read
-        self._held = self._held[: end if self._include_stop_string else end - len(self.stop_string)]
+        if not self._include_stop_string:
+            end -= len(stop_string)
+        self._held = self._held[:end]
         self._has_ended = True
 
-    def _release(self) -> int:
-        num_released = 0
+    def _count_complete_tokens(self) -> int:
+        num_complete = 0
         while self._token_ends and (self._has_ended or self._token_ends[0] <= self._num_emitted):
             self._token_ends.popleft()
-            num_released += 1
-        return num_released
+            num_complete += 1
+        return num_complete

@@ -1,4 +1,4 @@
-"""What a model's publishers say about generating with it: `generation_config.json`."""
+"""The generation settings that a model's publisher recommends: `generation_config.json`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """The sampling parameters that a request gets for those it leaves out."""
+    """The values of sampling parameters that a request does not set."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -27,16 +27,16 @@ def read_generation_config(model: str) -> Mapping[str, Any]:
 
 
 def generation_defaults(generation_config: Mapping[str, Any]) -> GenerationDefaults:
-    """Return the recommended sampling parameters, as far as the file has them; `do_sample` false says greedy, as transformers has it."""
+    """Return the recommended sampling parameters. `do_sample` false means greedy, as in transformers."""
     names = [field.name for field in fields(GenerationDefaults)]
-    given = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
+    recommended = {name: generation_config[name] for name in names if generation_config.get(name) is not None}
     if generation_config.get("do_sample") is False:
-        given["temperature"] = 0.0
-    return GenerationDefaults(**given)
+        recommended["temperature"] = 0.0
+    return GenerationDefaults(**recommended)
 
 
 def eos_token_ids(generation_config: Mapping[str, Any]) -> frozenset[int]:
-    """Return the ids that end an answer: the file has one or several, or none."""
+    """Return the ids that end an answer. The file has one id, a list of ids, or none."""
     ids = generation_config.get("eos_token_id")
     if ids is None:
         return frozenset()

@@ -1,14 +1,17 @@
-"""Log-probabilities of tokens: what a token is reported with, and as what number."""
+"""Log-probabilities of tokens, as answers report them."""
 
 from dataclasses import dataclass, replace
 from typing import Final
 
-LEAST: Final = -9999.0  # OpenAI's value for a token that is impossible: JSON has no infinity
+MIN_LOGPROB: Final = -9999.0  # OpenAI's value for an impossible token: JSON has no infinity
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token and its log-probability (None: the first token of a prompt); `top` has the most likely tokens at its place, best first."""
+    """A token and its log-probability, which is None for a prompt's first token.
+
+    `top` are the most likely tokens at the same position, most likely first.
+    """
 
     token: str
     token_id: int
@@ -17,12 +20,11 @@ class TokenLogprob:
     top: tuple["TokenLogprob", ...] = ()
 
     def by_id(self) -> "TokenLogprob":
-        """Return the same, with ids for names."""
-        return replace(
-            self, token=f"token_id:{self.token_id}", top=tuple(other.by_id() for other in self.top)
-        )
+        """Return the same with each token's text replaced by `token_id:<id>`."""
+        top = tuple(other.by_id() for other in self.top)
+        return replace(self, token=f"token_id:{self.token_id}", top=top)
 
 
 def finite(logprob: float | None) -> float:
-    """Return a log-probability that JSON can hold."""
-    return LEAST if logprob is None else max(logprob, LEAST)
+    """Return a log-probability that JSON can represent."""
+    return MIN_LOGPROB if logprob is None else max(logprob, MIN_LOGPROB)

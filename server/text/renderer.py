@@ -1,7 +1,8 @@
-"""The tokenizer as routes use it: awaited, so that a long prompt leaves the event loop free.
+"""The tokenizer as routes use it: asynchronous, so that a long prompt does not block the event loop.
 
-A renderer is made at once and filled by `load`, in whatever thread loads the model: importing and reading a tokenizer takes seconds.
-Whoever holds a ticket of the engine (`server.engine.client`) may use it. It knows no request, no stream and no stop string.
+A renderer is created empty, and `load` fills it in the thread that loads the model: importing and reading a
+tokenizer takes seconds. The holder of an admission ticket (`server.engine.client`) may use it. It knows no
+request, no stream and no stop string.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-MAX_INLINE_CHARS = 4096  # about 2 ms of tokenizing; longer texts go to the worker thread, one after the other
+MAX_INLINE_CHARS = 4096  # about 2 ms of tokenizing; longer texts go to the worker thread, one after another
 
 
 class Renderer:
@@ -31,7 +32,10 @@ class Renderer:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="renderer")
 
     def load(self, model: str) -> None:
-        """Read the tokenizer of a local folder or a hub id. Blocks for seconds; raises whatever transformers raises."""
+        """Read the tokenizer of a local folder or a hub id. Blocks for seconds.
+
+        Raises the exceptions of transformers.
+        """
         self._loaded = Tokenizer.load(model)
 
     def close(self) -> None:
@@ -46,10 +50,11 @@ class Renderer:
         tools: Sequence[Mapping[str, object]] = (),
         variables: Mapping[str, object] | None = None,
     ) -> tuple[int, ...]:
-        """Return the prompt of a conversation: messages as in the OpenAI API, with a string or a list of text parts as content.
+        """Return the prompt of a conversation.
 
-        `variables` are the template's, and never a client's choice by name. Control tokens typed in a message become ordinary text.
-        Raises `RenderError`.
+        `messages` are those of the OpenAI API, whose content is a string or a list of text parts. `variables`
+        are passed to the template; their names never come from a client. Control tokens typed in a message
+        become ordinary text. Raises `RenderError`.
         """
         tokenizer = self._tokenizer
 
@@ -65,27 +70,36 @@ class Renderer:
         return await self._run(render, _num_chars(messages) + _num_chars(tools))
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Return the ids of a raw prompt, in which control tokens mean what they say. Raises `RenderError`."""
+        """Return the ids of a raw prompt, in which control tokens keep their meaning.
+
+        Raises `RenderError`.
+        """
         tokenizer = self._tokenizer
         return await self._run(
             lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text)
         )
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of these tokens, special ones included. Raises `RenderError` for ids that are not in the vocabulary."""
+        """Return the text of tokens, with the special ones.
+
+        Raises `RenderError` for ids outside the vocabulary.
+        """
         tokenizer = self._tokenizer
         return await self._run(lambda: tokenizer.decode(token_ids), len(token_ids))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return what a token adds to a text, in UTF-8: possibly a part of a character."""
+        """Return the UTF-8 bytes that a token adds to a text. They may be a part of a character."""
         return self.vocabulary.token_bytes(token_id)
 
     def token_text(self, token_id: int) -> str:
-        """Return what a token adds to a text, with U+FFFD for bytes that are not a character by themselves."""
+        """Return the text that a token adds, with U+FFFD for bytes that form no whole character."""
         return self.vocabulary.token_text(token_id)
 
     def grammar_tokenizer(self) -> "LLTokenizer":
-        """Return the vocabulary as the grammar library wants it. Takes up to a second. Raises `UnsupportedTokenizerError`."""
+        """Return the vocabulary in the grammar library's form. Takes up to a second.
+
+        Raises `UnsupportedTokenizerError`.
+        """
         return self._tokenizer.grammar_tokenizer()
 
     @property
@@ -98,12 +112,12 @@ class Renderer:
 
     @property
     def defaults(self) -> GenerationDefaults:
-        """What a request gets for the sampling parameters that it leaves out."""
+        """The values of sampling parameters that a request does not set."""
         return self._tokenizer.defaults
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
-        """The ids that end an answer unless a request says `ignore_eos`."""
+        """The ids that end an answer, unless a request sets `ignore_eos`."""
         return self._tokenizer.stop_token_ids
 
     @property
@@ -118,7 +132,7 @@ class Renderer:
 
 
 def _num_chars(value: object) -> int:
-    """Return how many characters the strings in a message, or in several, have."""
+    """Return the total length of all strings in a message or in several."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):

@@ -1,14 +1,21 @@
-"""Stop strings, looked for character by character: where they lie across tokens makes no difference.
+"""Finds stop strings character by character, so they may begin and end within tokens.
 
-Each string is matched by the automaton of Knuth, Morris and Pratt (1977), whose state is also the answer to the streaming question: how
-many of the last characters may be the beginning of a stop string.
+Each string is matched by the automaton of Knuth, Morris and Pratt (1977). Its state is the length of the
+longest prefix of the string that the text ends with. Streaming needs the same number: that many characters at
+the end must be held back, since they may begin a stop string. Each character costs amortised constant time. A
+search of the held text for every token would be quadratic.
 """
 
 from collections.abc import Sequence
 
 
 class StopString:
-    """One string and, for each of its prefixes, the longest proper prefix that is also its suffix."""
+    """One stop string and its failure function.
+
+    `_borders[n]` is the length of the longest proper prefix of `text[:n]` that is also a suffix of it. After
+    a mismatch with n characters matched, it is the number that still match. For "abab", the borders are 0, 0,
+    0, 1, 2.
+    """
 
     def __init__(self, text: str) -> None:
         if not text:
@@ -19,7 +26,9 @@ class StopString:
             self._borders.append(self._extend(self._borders[-1], char))
 
     def advance(self, num_matched: int, char: str) -> int:
-        """Return how many of this string's characters match the text's end once `char` follows."""
+        """Return the length of the longest prefix of this string that the text ends with, once `char`
+        follows.
+        """
         return self._extend(num_matched, char)
 
     def _extend(self, num_matched: int, char: str) -> int:
@@ -37,20 +46,24 @@ class StopMatcher:
 
     @property
     def num_held(self) -> int:
-        """How many of the text's last characters may be the beginning of a stop string."""
+        """The number of characters at the text's end that may begin a stop string."""
         return max(self._num_matched, default=0)
 
     def feed(self, text: str) -> tuple[int, str] | None:
-        """Read on; return the first stop string to be complete (of several the longest) and how many of these characters it took."""
+        """Read further text, up to the first complete stop string.
+
+        Return the number of characters read and that string (of several that end there, the longest), or
+        None.
+        """
         if not self._strings:
             return None
-        for position, char in enumerate(text, 1):
-            self._num_matched = [
-                string.advance(n, char) for string, n in zip(self._strings, self._num_matched, strict=True)
-            ]
-            complete = [
-                s.text for s, n in zip(self._strings, self._num_matched, strict=True) if n == len(s.text)
-            ]
+        for num_read, char in enumerate(text, start=1):
+            complete = []
+            for index, string in enumerate(self._strings):
+                num_matched = string.advance(self._num_matched[index], char)
+                self._num_matched[index] = num_matched
+                if num_matched == len(string.text):
+                    complete.append(string.text)
             if complete:
-                return position, max(complete, key=len)
+                return num_read, max(complete, key=len)
         return None

@@ -1,7 +1,7 @@
-"""A model's tokenizer and chat template, as the server uses them: synchronous, and never changed once loaded.
+"""A model's tokenizer and chat template: synchronous, and constant once loaded.
 
-Wraps a `transformers` tokenizer. Chat templates are the model's own, rendered in the sandbox that transformers gives them; nothing that a
-client sends is a template. Knows no request, no stream and no stop string.
+Wraps a `transformers` tokenizer. Chat templates come with the model and are rendered in transformers'
+sandbox. Nothing that a client sends is a template. Knows no request, no stream and no stop string.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,12 +28,12 @@ class RenderError(ValueError):
 
 
 class UnsupportedTokenizerError(Exception):
-    """The tokenizer cannot tell a grammar which bytes its tokens stand for, or has no token that ends an answer."""
+    """Grammars cannot use the tokenizer: its tokens' bytes are unknown, or no special token ends an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerInfo:
-    """What clients that tokenize for themselves want to know."""
+    """The properties of a tokenizer, for clients that tokenize themselves."""
 
     tokenizer_class: str
     vocab_size: int
@@ -46,7 +46,7 @@ class TokenizerInfo:
 
 
 class Tokenizer:
-    """Text to ids, messages to ids, ids to text."""
+    """Converts text to ids, messages to ids, and ids to text."""
 
     def __init__(
         self, tokenizer: "PreTrainedTokenizerBase", generation_config: Mapping[str, Any] | None = None
@@ -59,7 +59,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, model: str) -> Self:
-        """Read the tokenizer of a local folder or a hub id; code that comes with a model is never run. Takes seconds."""
+        """Read the tokenizer of a local folder or a hub id. Takes seconds.
+
+        Code that comes with a model is never run.
+        """
         from transformers import AutoTokenizer
 
         return cls(
@@ -81,7 +84,10 @@ class Tokenizer:
         )
 
     def grammar_tokenizer(self) -> "LLTokenizer":
-        """Return the vocabulary as the grammar library wants it; its `eos_token` is a stop token. Raises `UnsupportedTokenizerError`."""
+        """Return the vocabulary in the grammar library's form; its `eos_token` is a stop token.
+
+        Raises `UnsupportedTokenizerError`.
+        """
         from llguidance.hf import from_tokenizer
         from transformers import PreTrainedTokenizerFast
 
@@ -91,12 +97,18 @@ class Tokenizer:
         return from_tokenizer(self._tokenizer, eos_token=min(ends))
 
     def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
-        """Return the ids of a raw prompt, in which control tokens mean what they say. Raises `RenderError`."""
+        """Return the ids of a raw prompt, in which control tokens keep their meaning.
+
+        Raises `RenderError`.
+        """
         _check_unicode(text)
         return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of these tokens, special ones included. Raises `RenderError` for ids outside the vocabulary."""
+        """Return the text of tokens, with the special ones.
+
+        Raises `RenderError` for ids outside the vocabulary.
+        """
         size = len(self.vocabulary)
         for token_id in token_ids:
             if not 0 <= token_id < size:
@@ -112,13 +124,15 @@ class Tokenizer:
         tools: Sequence[Mapping[str, object]] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
-        """Return the prompt of a conversation, encoded as the model was trained: in one piece, no merge lost at a message's border.
+        """Return the prompt of a conversation.
 
-        Control tokens typed in a message become ordinary text; only there the encoding is cut. Raises `RenderError`.
+        The rendered text is encoded in one piece, as in training, so that merges across the borders of
+        messages are kept. It is cut only at control tokens typed in a message, which become ordinary text.
+        Raises `RenderError`.
         """
         if self._tokenizer.chat_template is None:
             raise RenderError("the model has no chat template: it serves completions of raw prompts only")
-        plain = [self._as_known(_with_plain_content(message)) for message in messages]
+        plain = [self._with_known_role(_with_plain_content(message)) for message in messages]
         try:
             ids = self._tokenizer.apply_chat_template(
                 plain,
@@ -132,33 +146,38 @@ class Tokenizer:
             )
         except TemplateError as error:
             raise RenderError(f"the model's chat template does not take these messages: {error}") from error
-        except (
-            Exception
-        ) as error:  # a template is code of the model's: whatever it raises, it is about these messages
+        except Exception as error:
+            # A template is the model's code, and may raise anything, for example a TypeError on a missing
+            # field.
             raise RenderError("the model's chat template does not take these messages") from error
         return tuple(ids)
 
-    def _as_known(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return a message with the older name of OpenAI's role `developer` where the template knows no other."""
-        is_unknown = message.get("role") == "developer" and "developer" not in str(
-            self._tokenizer.chat_template
-        )
+    def _with_known_role(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return a message whose role `developer` is replaced by its older name, `system`, if the template
+        lacks it.
+        """
+        template = str(self._tokenizer.chat_template)
+        is_unknown = message.get("role") == "developer" and "developer" not in template
         return message | {"role": "system"} if is_unknown else message
 
 
 def _with_plain_content(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message whose content is one string. Joined before anything is looked for in it: control tokens cannot hide across parts."""
+    """Return a message whose content is one string.
+
+    Parts are joined before control tokens are searched, so that none can hide across the border of two parts.
+    """
     plain = dict(message)
     content = message.get("content")
     if isinstance(content, list | tuple):
-        plain["content"] = content = "\n".join(part["text"] for part in content)
+        content = "\n".join(part["text"] for part in content)
+        plain["content"] = content
     if isinstance(content, str):
         _check_unicode(content)
     return plain
 
 
 def _check_unicode(text: str) -> None:
-    """Refuse what JSON can spell and UTF-8 cannot."""
+    """Raise `RenderError` for a lone surrogate, which JSON can represent and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

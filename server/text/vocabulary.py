@@ -1,8 +1,8 @@
-"""What each token of a tokenizer adds to a text, as bytes.
+"""The bytes that each token of a tokenizer adds to a text.
 
-A token of a byte-level vocabulary, or a byte token of a SentencePiece one, may be a part of a character; its text alone cannot say which.
-The tokenizer's own decoder is asked, once for each token; nothing here depends on the kind of tokenizer except how the two families spell
-a lone byte.
+A token of a byte-level vocabulary, or a byte token of a SentencePiece one, may be a part of a character,
+which its text alone does not show. The bytes come from the tokenizer's own decoder, once for each token. Only
+the spelling of a lone byte depends on the kind of tokenizer.
 """
 
 import re
@@ -17,7 +17,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Vocabulary:
-    """The tokens of a tokenizer. Ids that have no token (a model's vocabulary is often padded) add nothing."""
+    """The tokens of a tokenizer. Ids without a token (a model's vocabulary is often padded) add nothing."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
@@ -31,7 +31,7 @@ class Vocabulary:
         return self._size
 
     def decode(self, token_ids: list[int]) -> str:
-        """Return the text of these tokens, special ones included, as a text of its own."""
+        """Return the text of tokens, with the special ones, as a text from its start."""
         text = self._tokenizer.decode(
             token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
@@ -39,49 +39,50 @@ class Vocabulary:
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return what a token adds to a text that has already begun."""
-        known = self._bytes.get(token_id)
-        if known is None:
-            known = self._bytes[token_id] = self._find_bytes(token_id)
-        return known
+        """Return the bytes that a token adds to a text that has already begun."""
+        if token_id not in self._bytes:
+            self._bytes[token_id] = self._find_bytes(token_id)
+        return self._bytes[token_id]
 
     def first_token_bytes(self, token_id: int) -> bytes:
-        """Return what a token adds at the start of a text, where some tokenizers drop a space."""
+        """Return the bytes that a token adds at the start of a text, where some tokenizers drop a space."""
         text = self.decode([token_id])
         return self.token_bytes(token_id) if REPLACEMENT in text else text.encode()
 
     def token_text(self, token_id: int) -> str:
-        """Return what a token adds to a text that has already begun, with U+FFFD for bytes that are no character by themselves."""
+        """Return the text that a token adds, with U+FFFD for bytes that form no whole character."""
         return self.token_bytes(token_id).decode(errors="replace")
 
     def _find_bytes(self, token_id: int) -> bytes:
+        # Decoded behind another token: at a text's start, some tokenizers drop the token's space.
         anchor = self.decode(self._anchor)
         text = self.decode([*self._anchor, token_id])
         added = text[len(anchor) :] if text.startswith(anchor) else self.decode([token_id])
         return self._spelt_bytes(token_id, added) if REPLACEMENT in added else added.encode()
 
     def _spelt_bytes(self, token_id: int, text: str) -> bytes:
-        """Return the bytes of a token that is no whole number of characters, from how the vocabulary spells it."""
+        """Return the bytes of a token that is not whole characters, from its spelling in the vocabulary."""
         spelling = self._tokenizer.convert_ids_to_tokens(token_id)
         assert isinstance(spelling, str)  # a list only for a list of ids
         byte_token = _BYTE_TOKEN.fullmatch(spelling)
         if byte_token is not None:
             return bytes([int(byte_token[1], 16)])
         alphabet = _byte_alphabet()
-        return (
-            bytes(alphabet[char] for char in spelling)
-            if all(char in alphabet for char in spelling)
-            else text.encode()
-        )
+        if all(char in alphabet for char in spelling):
+            return bytes(alphabet[char] for char in spelling)
+        return text.encode()
 
     @cached_property
     def _anchor(self) -> list[int]:
-        """A token to stand before the one that is asked about, so that this one is not at the start of a text."""
+        """A token to decode before another one, so that this one is not at the start of a text."""
         return list(self._tokenizer.encode("a", add_special_tokens=False))[-1:]
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return how byte-level vocabularies (GPT-2's and all since) spell bytes: printable Latin-1 as itself, the others from U+0100 on."""
+    """Return the bytes by the characters that byte-level vocabularies, since GPT-2, spell them with.
+
+    Printable Latin-1 stands for itself. The other bytes follow from U+0100 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,9 +1,11 @@
-"""What holds for every test."""
+"""Options and limits of every test."""
 
+import functools
 import os
-from collections.abc import Generator
+import ssl
+from collections.abc import Generator, Iterator
 
-# Before torch is imported: tiny models are fastest on one thread, and servers under test want the other cores.
+# Set before torch is imported: tiny models are fastest on one thread, and servers need the other cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
@@ -12,8 +14,22 @@ MAY_BE_SKIPPED = ("gpu", "openai_schema")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    text = f"a skipped test fails, unless it is marked {' or '.join(MAY_BE_SKIPPED)}: where every program is installed, nothing is left out"
-    parser.addoption("--forbid-skips", action="store_true", help=text)
+    parser.addoption("--all", action="store_true", help="run the tests marked `long` too")
+    parser.addoption(
+        "--forbid-skips",
+        action="store_true",
+        help=f"fail each test that is skipped, unless it is marked {' or '.join(MAY_BE_SKIPPED)}",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the long tests, unless all are requested."""
+    if config.getoption("--all"):
+        return
+    long = [item for item in items if item.get_closest_marker("long") is not None]
+    if long:
+        items[:] = [item for item in items if item.get_closest_marker("long") is None]
+        config.hook.pytest_deselected(items=long)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -22,5 +38,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     is_allowed = any(item.get_closest_marker(name) for name in MAY_BE_SKIPPED) or hasattr(report, "wasxfail")
     if report.skipped and item.config.getoption("--forbid-skips") and not is_allowed:
         report.outcome = "failed"
-        report.longrepr = f"skipped, which --forbid-skips does not allow: {report.longrepr}"
+        report.longrepr = f"--forbid-skips does not allow this skip: {report.longrepr}"
     return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _certificates_are_read_once() -> Iterator[None]:
+    """Share one TLS context: each HTTP client takes 30 ms to read the certificates that no test needs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield

@@ -1,14 +1,12 @@
-"""The embedded demo model, served by real processes, once each for all the tests that ask for it."""
+"""Real server processes of the embedded demo model, each started once for all tests that use it."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
 from tests.e2e.process import Server, serve
-
-DEMO_MODEL = Path(__file__).parents[2] / "server" / "demo_model"
+from tests.paths import DEMO_MODEL
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +18,7 @@ def count_tokens() -> Callable[[str], int]:
 
 @pytest.fixture(scope="session")
 def full_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Policy `full`: every token is held."""
+    """Policy `full`: slots hold every token."""
     with serve("--policy", "full", log=tmp_path_factory.mktemp("full") / "log") as server:
         yield server
 

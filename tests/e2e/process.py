@@ -1,4 +1,4 @@
-"""A real `snapserve serve` process on a free loopback port, as a user starts it."""
+"""A real `snapserve serve` process on a free loopback port, started as a user starts it."""
 
 import os
 import socket
@@ -18,14 +18,17 @@ START_LIMIT = 120.0  # seconds, for a machine that is busy with other things
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answers: where it is, and how long it took from its start to `/ready`."""
+    """A server that is ready, and the seconds from its start to `/ready`."""
 
     url: str
     seconds_to_ready: float
     process: subprocess.Popen[bytes]
 
     def metrics(self) -> dict[str, float]:
-        """Return each sample of `/metrics`, summed over its labels, under its name; samples of one label value as `name{value}`."""
+        """Return each sample of `/metrics`, summed over its labels, under its name.
+
+        A sample is also there under `name{values}`, with the values of its own labels.
+        """
         totals: dict[str, float] = {}
         for family in text_string_to_metric_families(httpx.get(f"{self.url}/metrics").text):
             for sample in family.samples:
@@ -44,13 +47,12 @@ def serve(*arguments: str, log: Path) -> Iterator[Server]:
     """Start a server, yield it once it is ready, and stop it."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    # All threads, as a user's has; but where tests run side by side, those that wait sleep (OMP_WAIT_POLICY).
+    # All threads, as a user has. `scripts/test` sets OMP_WAIT_POLICY, so that threads that wait sleep.
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("SNAPSERVE_", "OMP_NUM_"))
     }
-    environment["SNAPSERVE_COMPILE"] = (
-        "no"  # each would compile for the machine's user, beside all other tests
-    )
+    # Every server would compile, beside all other tests.
+    environment["SNAPSERVE_COMPILE"] = "no"
     start = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -68,7 +70,7 @@ def serve(*arguments: str, log: Path) -> Iterator[Server]:
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listens on."""
+    """Return a loopback port that is not in use."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

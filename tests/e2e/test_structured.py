@@ -1,4 +1,4 @@
-"""Structured output of a real model, however unlikely the model finds it: random schemas and prompts, also at temperature 2."""
+"""Structured output that a real model finds unlikely: random schemas and prompts, also at temperature 2."""
 
 from bench.structured import survey
 from tests.e2e.process import Server

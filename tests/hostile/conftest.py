@@ -1,7 +1,7 @@
-"""One real server process with short time limits, and what must be true of it after every attack.
+"""One real server process with short time limits, and what must hold after every attack on it.
 
-Its steps take a simulated machine's time, so that a request can be met waiting, being read and being answered; its tokens follow from what
-its slots hold, so that one slot mixed up changes the answer.
+Its steps take a simulated machine's time, so an attack can meet requests that wait, are read or are answered.
+Its tokens follow from the contents of its slots, so one slot mixed up changes the answer.
 """
 
 import time
@@ -21,12 +21,11 @@ OPTIONS = (
     *("--max-body-size", str(MAX_BODY), "--max-file-size", str(2 * MAX_BODY)),
     *("--read-timeout", str(READ_TIMEOUT), "--write-timeout", "1", "--idle-timeout", "20"),
 )
-MAX_GROWTH = (
-    96 * 1024 * 1024
-)  # bytes of resident memory above the level of a server that has answered a request of each kind
+# Bytes of resident memory above the level of a server that has answered a request of each kind.
+MAX_GROWTH = 96 * 1024 * 1024
 PROMPT = {
     "prompt": "The code of the harbour is",
-    "max_tokens": 12,
+    "max_tokens": 6,
     "temperature": 0,
     "ignore_eos": True,
     "logprobs": 2,
@@ -39,12 +38,12 @@ HELD = (
     "snapserve:scratch_in_use",
     "snapserve:unread_prompt_tokens",
 )
-SETTLING_TIME = 30.0  # seconds in which what was given up must be gone
+SETTLING_TIME = 30.0  # seconds in which abandoned requests must be gone
 
 
 @dataclass(frozen=True)
 class Target:
-    """The server, and how it was before anyone attacked it."""
+    """The server, and its state before the first attack."""
 
     server: Server
     answer: object
@@ -61,23 +60,23 @@ class Target:
         return url.host, url.port or 80
 
     def assert_unharmed(self, num_faults: float) -> None:
-        """It holds nothing, has met no fault of its own, answers as before, and its memory is back at its level."""
+        """Check that the server holds nothing, met no fault, answers as before, and needs no more memory."""
         metrics = settled(self.server, self.num_files + 1)
         assert num_faults == faults(metrics)
         assert metrics["process_resident_memory_bytes"] < self.memory + MAX_GROWTH
         assert httpx.get(f"{self.url}/ready").status_code == 200
-        assert ask(self.url) == self.answer
+        assert complete(self.url) == self.answer
 
 
-def ask(url: str) -> object:
-    """Return what an ordinary request is answered: texts, tokens and their log-probabilities."""
+def complete(url: str) -> object:
+    """Return the choices of an ordinary completion: texts, tokens and their log-probabilities."""
     response = httpx.post(f"{url}/v1/completions", json=PROMPT, timeout=60)
     assert response.status_code == 200, response.text
     return response.json()["choices"]
 
 
 def faults(metrics: dict[str, float]) -> float:
-    """Return how many answers blamed the server."""
+    """Return how many answers had a 5xx status."""
     return sum(
         value
         for name, value in metrics.items()
@@ -87,7 +86,10 @@ def faults(metrics: dict[str, float]) -> float:
 
 
 def settled(server: Server, num_files: float) -> dict[str, float]:
-    """Return the metrics once the server holds no sequence, slot, scratch and connection of others, and fail if that never comes."""
+    """Return the metrics once the server holds no sequence, slot, scratch or connection of another client.
+
+    Raises AssertionError after `SETTLING_TIME`.
+    """
     end = time.monotonic() + SETTLING_TIME
     while True:
         metrics = server.metrics()
@@ -97,7 +99,7 @@ def settled(server: Server, num_files: float) -> dict[str, float]:
         if not held:
             return metrics
         assert time.monotonic() < end, (
-            f"still held after {SETTLING_TIME:g} s: {held}; free would be {num_files:g} files"
+            f"still held after {SETTLING_TIME:g} s: {held}; at most {num_files:g} files may be open"
         )
         time.sleep(0.05)
 
@@ -106,7 +108,7 @@ def settled(server: Server, num_files: float) -> dict[str, float]:
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     folder = tmp_path_factory.mktemp("hostile")
     with serve(*OPTIONS, "--batch-dir", str(folder / "batches"), log=folder / "log") as server:
-        answer = ask(server.url)
+        answer = complete(server.url)
         _use_everything(server.url)
         metrics = settled(server, float("inf"))
         yield Target(server, answer, metrics["process_resident_memory_bytes"], metrics["process_open_fds"])
@@ -120,7 +122,7 @@ def unharmed(target: Target) -> Iterator[None]:
 
 
 def _use_everything(url: str) -> None:
-    """Ask for what is imported or built when it is first needed."""
+    """Send one request of each kind, so that everything that is loaded at its first use is loaded."""
     message = [{"role": "user", "content": "Which?"}]
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     bodies: list[tuple[str, dict[str, object]]] = [

@@ -1,4 +1,4 @@
-"""Bodies that mean harm, on every route that reads one: refused or answered, and no fault of the server's own."""
+"""Malicious bodies on every route that reads one: each is refused or answered without a server error."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ DEEP = 100_000
 
 
 def post(target: Target, path: str, content: bytes) -> int:
-    """Return the status of the answer, which is JSON, and an error in OpenAI's shape unless it is 200."""
+    """Return the status of the answer: JSON, and an error in OpenAI's shape unless the status is 200."""
     response = httpx.post(
         target.url + path, content=content, headers={"Content-Type": "application/json"}, timeout=120
     )
@@ -35,8 +35,8 @@ def post(target: Target, path: str, content: bytes) -> int:
     return response.status_code
 
 
-def full(size: int, path: str) -> bytes:
-    """Return a right body of so many bytes: JSON may have white space."""
+def padded(size: int, path: str) -> bytes:
+    """Return a valid body of `size` bytes, filled up with white space."""
     content = json.dumps(ROUTES[path]).encode()
     return content + b" " * (size - len(content))
 
@@ -59,7 +59,8 @@ BOMBS = {
     + b"]}",
     "bytes that are no UTF-8": b'{"prompt":"\xff\xfe\x80","input":"\xc0\xaf"}',
     "a byte order mark": b"\xef\xbb\xbf{}",
-    "half a surrogate pair": b'{"prompt":"\\ud800","input":"\\udfff","messages":[{"role":"user","content":"\\ud800"}]}',
+    "half a surrogate pair": b'{"prompt":"\\ud800","input":"\\udfff",'
+    b'"messages":[{"role":"user","content":"\\ud800"}]}',
     "half a surrogate pair as a name": b'{"\\ud800":1}',
     "a NUL as a name": b'{"\\u0000":1}',
     "a string as the body": b'"x"',
@@ -68,20 +69,20 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
-def test_bombs(target: Target, bomb: bytes) -> None:
+def test_malformed_bodies_are_refused(target: Target, bomb: bytes) -> None:
     for path in ROUTES:
         assert post(target, path, bomb) in REFUSED, path
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_at_the_limit_and_beyond_it(target: Target, path: str) -> None:
-    assert post(target, path, full(MAX_BODY, path)) == (404 if path == "/v1/batches" else 200)
-    assert post(target, path, full(MAX_BODY + 1, path)) == 413
-    assert post(target, path, full(3 * MAX_BODY, path)) == 413
+def test_bodies_above_the_size_limit_are_refused(target: Target, path: str) -> None:
+    assert post(target, path, padded(MAX_BODY, path)) == (404 if path == "/v1/batches" else 200)
+    assert post(target, path, padded(MAX_BODY + 1, path)) == 413
+    assert post(target, path, padded(3 * MAX_BODY, path)) == 413
 
 
 @pytest.mark.parametrize("field", ["content", "name", "tool_calls"])
-def test_messages_that_are_deep(target: Target, field: str) -> None:
+def test_deeply_nested_messages_are_refused(target: Target, field: str) -> None:
     message = b'{"role":"user","content":"x","%s":%s1%s}' % (
         field.encode(),
         b'[{"text":' * 5000,
@@ -90,7 +91,7 @@ def test_messages_that_are_deep(target: Target, field: str) -> None:
     assert post(target, "/v1/chat/completions", b'{"messages":[%s],"max_tokens":1}' % message) == 400
 
 
-def test_a_name_given_twice_means_one_of_its_values(target: Target) -> None:
+def test_last_of_duplicate_fields_wins(target: Target) -> None:
     body = b'{"prompt":"x","max_tokens":2,"max_tokens":1,"ignore_eos":true}'
     response = httpx.post(
         f"{target.url}/v1/completions", content=body, headers={"Content-Type": "application/json"}, timeout=60
@@ -105,7 +106,7 @@ def nested(depth: int) -> dict[str, object]:
     return schema
 
 
-def endless() -> dict[str, object]:
+def circular() -> dict[str, object]:
     return {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
 
 
@@ -122,7 +123,7 @@ def doubling(number: int) -> dict[str, object]:
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "deep": nested(300),
-    "endless": endless(),
+    "circular": circular(),
     "doubling": doubling(60),
     "from elsewhere": {"$ref": "http://127.0.0.1:1/schema.json"},
     "from a file": {"$ref": "file:///etc/passwd"},
@@ -136,10 +137,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
-def test_schemas_that_mean_harm_are_refused_or_followed_wherever_they_stand(
-    target: Target, schema: dict[str, object]
-) -> None:
-    ask = ROUTES["/v1/chat/completions"]
+def test_malicious_schemas_are_refused_or_followed(target: Target, schema: dict[str, object]) -> None:
+    request = ROUTES["/v1/chat/completions"]
     tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
     bodies: tuple[dict[str, Any], ...] = (
         {
@@ -152,7 +151,7 @@ def test_schemas_that_mean_harm_are_refused_or_followed_wherever_they_stand(
         {"tools": [tool], "tool_choice": "required"},
     )
     for options in bodies:
-        assert post(target, "/v1/chat/completions", json.dumps({**ask, **options}).encode()) in (200, 400)
+        assert post(target, "/v1/chat/completions", json.dumps({**request, **options}).encode()) in (200, 400)
 
 
 GRAMMARS: dict[str, list[Any]] = {
@@ -185,7 +184,9 @@ GRAMMARS: dict[str, list[Any]] = {
     [(kind, value) for kind, values in GRAMMARS.items() for value in values],
     ids=lambda v: str(v)[:20],
 )
-def test_patterns_and_grammars_that_mean_harm(target: Target, kind: str, value: object) -> None:
+def test_malicious_patterns_and_grammars_are_refused_or_followed(
+    target: Target, kind: str, value: object
+) -> None:
     body = {**ROUTES["/v1/completions"], "structured_outputs": {kind: value}}
     assert post(target, "/v1/completions", json.dumps(body).encode()) in (200, 400)
 
@@ -256,7 +257,7 @@ COSTLY: dict[str, list[dict[str, Any]]] = {
     [(path, options) for path, each in COSTLY.items() for options in each],
     ids=lambda value: str(value)[:40],
 )
-def test_what_would_cost_too_much_or_is_not_a_clients_to_say_is_refused(
+def test_costly_or_forbidden_options_are_refused(
     target: Target, path: str, options: dict[str, object]
 ) -> None:
     assert post(target, path, json.dumps({**ROUTES[path], **options}).encode()) == 400
@@ -299,18 +300,24 @@ FIELDS = (
     path=st.sampled_from(sorted(ROUTES)),
     options=st.dictionaries(st.sampled_from(FIELDS), anything, min_size=1, max_size=3),
 )
-def test_any_value_in_any_field(target: Target, path: str, options: dict[str, object]) -> None:
-    body = (
-        {**ROUTES[path], **options, "stream": None, "max_tokens": 1}
-        if path != "/v1/responses"
-        else {**ROUTES[path], **options, "stream": None}
-    )
+def test_arbitrary_field_values_are_refused_or_answered(
+    target: Target, path: str, options: dict[str, object]
+) -> None:
+    body = {**ROUTES[path], **options, "stream": None}
+    if path != "/v1/responses":
+        body["max_tokens"] = 1
     assert post(target, path, json.dumps(body).encode()) in REFUSED | {200}
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(path=st.sampled_from(sorted(ROUTES)), at=st.integers(0, 10**6), junk=st.binary(min_size=1, max_size=4))
-def test_any_bytes_anywhere(target: Target, path: str, at: int, junk: bytes) -> None:
+@given(
+    path=st.sampled_from(sorted(ROUTES)),
+    position=st.integers(0, 10**6),
+    junk=st.binary(min_size=1, max_size=4),
+)
+def test_corrupted_bodies_are_refused_or_answered(
+    target: Target, path: str, position: int, junk: bytes
+) -> None:
     content = json.dumps(ROUTES[path]).encode()
-    at %= len(content)
-    assert post(target, path, content[:at] + junk + content[at + len(junk) :]) in REFUSED | {200}
+    position %= len(content)
+    assert post(target, path, content[:position] + junk + content[position + len(junk) :]) in REFUSED | {200}

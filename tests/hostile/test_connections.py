@@ -1,4 +1,4 @@
-"""Bytes that are no request, or not a whole one, or several: each connection ends, and costs nothing when it has."""
+"""Bytes that are no request, half a request or several: each connection ends and leaves nothing behind."""
 
 import contextlib
 import socket
@@ -13,7 +13,7 @@ from tests.hostile.wire import connected, head, request, rest, send, statuses
 
 BODY = b'{"prompt":"x","max_tokens":1}'
 WHOLE = request(BODY)
-LAST = request(BODY, Connection="close")  # after its answer the server hangs up
+LAST = request(BODY, Connection="close")  # the server closes the connection after its answer
 CHUNKED = head(Transfer_Encoding="chunked", Connection="close")
 
 PARTS = {
@@ -33,19 +33,27 @@ PARTS = {
 
 
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
-@pytest.mark.parametrize("how", ["goes away", "says no more comes", "is silent"])
-def test_a_request_that_is_not_whole(target: Target, part: bytes, how: str) -> None:
+@pytest.mark.parametrize("is_shutdown", [False, True])
+def test_client_that_ends_inside_a_request_leaves_nothing(
+    target: Target, part: bytes, is_shutdown: bool
+) -> None:
     with connected(target.address) as connection:
         connection.sendall(part)
-        if how == "goes away":
-            return
-        if how == "says no more comes":
+        if is_shutdown:
             connection.shutdown(socket.SHUT_WR)
-        elif part:
-            assert statuses(rest(connection)) == [408]
 
 
-WRONG = {
+def test_clients_that_are_silent_inside_a_request_time_out(target: Target) -> None:
+    with ExitStack() as stack:
+        connections = {name: stack.enter_context(connected(target.address)) for name in PARTS}
+        for name, connection in connections.items():
+            connection.sendall(PARTS[name])
+        for name, connection in connections.items():
+            if PARTS[name]:
+                assert statuses(rest(connection)) == [408], name
+
+
+INVALID = {
     "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     "an unknown version": b"GET / HTTP/9.9\r\nHost: x\r\n\r\n",
@@ -66,13 +74,13 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("content", WRONG.values(), ids=WRONG)
-def test_what_is_no_request_is_refused(target: Target, content: bytes) -> None:
+@pytest.mark.parametrize("content", INVALID.values(), ids=INVALID)
+def test_invalid_requests_are_refused(target: Target, content: bytes) -> None:
     assert set(statuses(send(target.address, content))) <= {400, 413}
 
 
-def test_what_follows_a_refused_request_is_not_taken_for_one(target: Target) -> None:
-    """What a proxy in front took for a body must not be a request of someone else's here."""
+def test_bytes_after_a_refused_request_are_not_read_as_a_request(target: Target) -> None:
+    """Request smuggling: a proxy in front may have taken these bytes for the body."""
     smuggled = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
     received = send(
         target.address,
@@ -81,17 +89,17 @@ def test_what_follows_a_refused_request_is_not_taken_for_one(target: Target) -> 
     assert b'"object"' not in received
 
 
-def test_requests_that_do_not_wait_for_answers(target: Target) -> None:
+def test_pipelined_requests_are_all_answered(target: Target) -> None:
     assert statuses(send(target.address, WHOLE * 50 + LAST)) == [200] * 51
 
 
-def test_chunks_of_one_byte_make_a_body(target: Target) -> None:
+def test_body_in_chunks_of_one_byte_is_read(target: Target) -> None:
     chunks = b"".join(b"1;a=b\r\n%c\r\n" % byte for byte in BODY) + b"0\r\nX-Trailer: y\r\n\r\n"
     assert statuses(send(target.address, CHUNKED + chunks)) == [200]
 
 
 @pytest.mark.parametrize("size", [60_000, 2_000_000])
-def test_floods_of_headers(target: Target, size: int) -> None:
+def test_headers_above_the_size_limit_are_refused(target: Target, size: int) -> None:
     flood = b"".join(b"X-%d: %s\r\n" % (i, b"a" * 100) for i in range(size // 110))
     received = send(
         target.address, head(Content_Length=len(BODY), Connection="close")[:-2] + flood + b"\r\n" + BODY
@@ -103,18 +111,18 @@ def test_floods_of_headers(target: Target, size: int) -> None:
     "path",
     ["/" + "a" * 8000, "/%00", "/%ff%fe", "/v1/../v1/models", "//v1/models", "/v1/models/%2e%2e%2f", "*"],
 )
-def test_paths_that_lead_nowhere(target: Target, path: str) -> None:
+def test_unknown_paths_are_refused(target: Target, path: str) -> None:
     assert statuses(send(target.address, head(path, "GET", Connection="close"))) in ([404], [400])
 
 
-def test_a_crowd_of_half_open_connections(target: Target) -> None:
+def test_many_half_open_connections_do_not_block_a_request(target: Target) -> None:
     with ExitStack() as stack:
-        for number in range(200):
-            stack.enter_context(connected(target.address)).sendall(WHOLE[: number % len(WHOLE)])
+        for index in range(200):
+            stack.enter_context(connected(target.address)).sendall(WHOLE[: index % len(WHOLE)])
         assert statuses(send(target.address, LAST)) == [200]
 
 
-def test_a_reader_that_stops_is_cut_off(target: Target) -> None:
+def test_client_that_stops_reading_is_disconnected(target: Target) -> None:
     num_faults = faults(target.server.metrics())
     with connected(target.address) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -129,7 +137,9 @@ values = st.text(st.characters(codec="latin-1", exclude_characters="\r\n"), max_
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(headers=st.lists(st.tuples(names, values), max_size=8), body=st.binary(max_size=60))
-def test_any_headers_and_bytes(target: Target, headers: list[tuple[str, str]], body: bytes) -> None:
+def test_arbitrary_headers_and_bodies_cause_no_server_error(
+    target: Target, headers: list[tuple[str, str]], body: bytes
+) -> None:
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers).encode("latin-1")
     received = send(
         target.address, head(Content_Length=len(body), Connection="close")[:-2] + lines + b"\r\n" + body

@@ -1,4 +1,4 @@
-"""Clients that go away at each stage of a request, and crowds of them: what they held is free again."""
+"""Clients that disconnect at each stage of a request, and many at once: the server frees all they held."""
 
 import asyncio
 import socket
@@ -14,26 +14,26 @@ from tests.hostile.wire import connected, head, request, rest, send, statuses
 
 ENDLESS = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True}
 LONG = {"prompt": "and then " * 1500, "max_tokens": 1}
-NUM_TINY = 10_000
+NUM_CONNECTIONS = 8
 
 
-def wait_until(target: Target, is_so: Callable[[dict[str, float]], bool]) -> None:
+def wait_until(target: Target, holds: Callable[[dict[str, float]], bool]) -> None:
     end = time.monotonic() + 60
-    while not is_so(target.server.metrics()):
+    while not holds(target.server.metrics()):
         assert time.monotonic() < end
         time.sleep(0.01)
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-@pytest.mark.parametrize("is_rude", [False, True])
-def test_while_it_is_answered_and_while_it_waits(target: Target, is_stream: bool, is_rude: bool) -> None:
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_disconnect_while_running_and_while_waiting(target: Target, is_stream: bool, is_reset: bool) -> None:
     with ExitStack() as stack:
-        for number in range(4):  # two more than there are slots
+        for index in range(4):  # two more than there are slots
             connection = stack.enter_context(connected(target.address))
-            if is_rude:  # a reset instead of an orderly end
+            if is_reset:  # of the connection, instead of an orderly end
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-            path = "/v1/responses" if number % 2 else "/v1/completions"
-            body = {"input": "x", "max_output_tokens": 4000} if number % 2 else ENDLESS
+            path = "/v1/responses" if index % 2 else "/v1/completions"
+            body = {"input": "x", "max_output_tokens": 4000} if index % 2 else ENDLESS
             connection.sendall(request({**body, "stream": is_stream}, path))
         wait_until(
             target,
@@ -44,22 +44,22 @@ def test_while_it_is_answered_and_while_it_waits(target: Target, is_stream: bool
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
-def test_while_its_prompt_is_read(target: Target, path: str) -> None:
+def test_disconnect_while_the_prompt_is_read(target: Target, path: str) -> None:
     body = LONG if path == "/v1/completions" else {"input": LONG["prompt"]}
     with connected(target.address) as connection:
         connection.sendall(request(body, path))
         wait_until(target, lambda metrics: metrics["snapserve:unread_prompt_tokens"] > 0)
 
 
-def test_while_its_grammar_is_compiled(target: Target) -> None:
-    for number in range(20):
+def test_disconnect_while_the_grammar_is_compiled(target: Target) -> None:
+    for index in range(20):
         with connected(target.address) as connection:
             connection.sendall(
-                request({**ENDLESS, "structured_outputs": {"regex": f"(a|b{number}){{1,300}}c"}})
+                request({**ENDLESS, "structured_outputs": {"regex": f"(a|b{index}){{1,300}}c"}})
             )
 
 
-def test_in_the_middle_of_an_upload(target: Target) -> None:
+def test_disconnect_in_the_middle_of_an_upload(target: Target) -> None:
     for size in (0, 60, 200_000):
         with connected(target.address) as connection:
             connection.sendall(
@@ -85,8 +85,8 @@ def uploads_are_refused(target: Target) -> bool:
     return response.status_code != 200
 
 
-def test_uploads_that_trickle_do_not_keep_others_out(target: Target) -> None:
-    """As many as may be under way at once: each is given up, though each sends a byte now and then."""
+def test_slow_uploads_do_not_block_others(target: Target) -> None:
+    """As many as may be under way at once. Each is ended, although each sends a byte now and then."""
     start = head("/v1/files", Content_Type="multipart/form-data; boundary=b", Content_Length=900_000)
     with ExitStack() as stack:
         connections = [stack.enter_context(connected(target.address)) for _ in range(8)]
@@ -103,14 +103,14 @@ def test_uploads_that_trickle_do_not_keep_others_out(target: Target) -> None:
             time.sleep(0.1)
 
 
-def test_when_the_answer_is_there_and_nobody_reads_it(target: Target) -> None:
+def test_disconnect_without_reading_the_answer(target: Target) -> None:
     with ExitStack() as stack:
         for _ in range(20):
             stack.enter_context(connected(target.address)).sendall(request({"prompt": "x", "max_tokens": 1}))
         wait_until(target, lambda metrics: not metrics["snapserve:sequences_unfinished"])
 
 
-def test_more_than_there_is_room_for_are_told_so(target: Target) -> None:
+def test_requests_above_the_queue_limit_get_429(target: Target) -> None:
     with ExitStack() as stack:
         connections = [stack.enter_context(connected(target.address)) for _ in range(30)]
         for connection in connections:
@@ -123,14 +123,15 @@ def test_more_than_there_is_room_for_are_told_so(target: Target) -> None:
     assert [429] in answered
 
 
-async def test_ten_thousand_tiny_requests(target: Target) -> None:
+@pytest.mark.parametrize("num_requests", [400, pytest.param(10_000, marks=pytest.mark.long)])
+async def test_many_tiny_requests_get_one_answer(target: Target, num_requests: int) -> None:
     """Over a few connections, each request sent as soon as the one before is answered."""
     content = request({"prompt": "x", "max_tokens": 1, "temperature": 0})
     texts = set[bytes]()
 
     async def client() -> None:
         reader, writer = await asyncio.open_connection(*target.address)
-        for _ in range(NUM_TINY // 8):
+        for _ in range(num_requests // NUM_CONNECTIONS):
             writer.write(content)
             answer_head = await reader.readuntil(b"\r\n\r\n")
             assert answer_head.startswith(b"HTTP/1.1 200 ")
@@ -142,15 +143,15 @@ async def test_ten_thousand_tiny_requests(target: Target) -> None:
 
     before = target.server.metrics()
     async with asyncio.TaskGroup() as group:
-        for _ in range(8):
+        for _ in range(NUM_CONNECTIONS):
             group.create_task(client())
     after = await asyncio.to_thread(target.server.metrics)
     name = "http_requests_total{/v1/completions,POST,200}"
-    assert after[name] - before.get(name, 0) == NUM_TINY
+    assert after[name] - before.get(name, 0) == num_requests
     assert len(texts) == 1
 
 
-def test_it_is_the_same_answer_beside_hostile_company(target: Target) -> None:
+def test_answers_do_not_depend_on_hostile_neighbours(target: Target) -> None:
     with ExitStack() as stack:
         stack.enter_context(connected(target.address)).sendall(request({**ENDLESS, "stream": True}))
         for part in (b"POST", head(Content_Length=5), b"\0" * 100):

@@ -1,4 +1,4 @@
-"""Requests as bytes on a socket: what no client library would send."""
+"""Requests as bytes on a socket, as no client library would send them."""
 
 import json
 import re
@@ -17,7 +17,7 @@ def connected(address: Address) -> Iterator[socket.socket]:
 
 
 def head(path: str = "/v1/completions", method: str = "POST", **headers: str | int) -> bytes:
-    """Return a request's line and headers; an underscore in a name stands for a hyphen."""
+    """Return a request's line and headers. An underscore in a name becomes a hyphen."""
     fields = {"Host": "x", "Content_Type": "application/json"} | headers
     lines = [
         f"{method} {path} HTTP/1.1",
@@ -32,7 +32,7 @@ def request(body: Mapping[str, object] | bytes, path: str = "/v1/completions", *
 
 
 def rest(connection: socket.socket) -> bytes:
-    """Return what comes until the server closes the connection, which it may do without having read everything."""
+    """Return the bytes until the server closes the connection, even if it has not read everything."""
     received = bytearray()
     try:
         while piece := connection.recv(65536):
@@ -43,13 +43,13 @@ def rest(connection: socket.socket) -> bytes:
 
 
 def send(address: Address, content: bytes) -> bytes:
-    """Send bytes and return all that comes until the server closes the connection: at once if asked to, or when its time limit is over."""
+    """Send bytes and return all that comes until the server closes the connection or its time is over."""
     with connected(address) as connection:
-        with suppress(OSError):  # refused before it was sent whole
+        with suppress(OSError):  # the server may refuse before it has all
             connection.sendall(content)
         return rest(connection)
 
 
 def statuses(received: bytes) -> list[int]:
-    """Return the statuses of the answers, of which one may follow the body of another without a line's end."""
+    """Return the statuses of all answers. One may follow the body of another without a line's end."""
     return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) [A-Z]", received)]

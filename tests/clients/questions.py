@@ -1,4 +1,4 @@
-"""Questions that the demo model can answer, as tasks of lm-evaluation-harness: by choice and by answer."""
+"""Questions that the demo model can answer, as tasks of lm-evaluation-harness: by choice or free text."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,9 @@ from transformers import AutoTokenizer
 
 from examples.demo_model.corpus import Case, make_case
 
-NUM_CASES, NUM_TOKENS, NUM_CHOICES = 12, 400, 4
+NUM_CASES = 12
+NUM_TOKENS = 400  # of a document
+NUM_CHOICES = 4
 _TASK = """task: {name}
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {data}}}}}
@@ -41,15 +43,15 @@ def write_tasks(folder: Path, model: Path) -> None:
 
     cases = [make_case(seed, NUM_TOKENS, count) for seed in range(NUM_CASES)]
     data = folder / "cases.jsonl"
-    data.write_text("".join(json.dumps(_row(number, cases, render)) + "\n" for number in range(NUM_CASES)))
+    data.write_text("".join(json.dumps(_row(index, cases, render)) + "\n" for index in range(NUM_CASES)))
     for name, body in (("pets_choice", _CHOICE), ("pets_answer", _ANSWER)):
         (folder / f"{name}.yaml").write_text(_TASK.format(name=name, data=data) + body)
 
 
-def _row(number: int, cases: list[Case], render: Callable[[Case], str]) -> dict[str, object]:
-    case = cases[number]
-    others = [cases[(number + step) % NUM_CASES].answer for step in range(1, NUM_CHOICES)]
-    label = number % NUM_CHOICES
+def _row(index: int, cases: list[Case], render: Callable[[Case], str]) -> dict[str, object]:
+    case = cases[index]
+    others = [cases[(index + step) % NUM_CASES].answer for step in range(1, NUM_CHOICES)]
+    label = index % NUM_CHOICES
     return {
         "prompt": render(case),
         "question": case.prompt,

@@ -1,4 +1,4 @@
-"""The clients that users have, run as they are against a real server of the embedded model."""
+"""Clients of other projects, unchanged, against a real server of the embedded model."""
 
 from pathlib import Path
 
@@ -6,19 +6,19 @@ import pytest
 
 from tests.clients.conftest import NODE_MODULES, PYTHON, run
 from tests.clients.questions import write_tasks
-from tests.e2e.conftest import DEMO_MODEL
 from tests.e2e.process import Server, free_port
+from tests.paths import DEMO_MODEL
 
-pytestmark = pytest.mark.clients
+pytestmark = [pytest.mark.clients, pytest.mark.long]
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
 @pytest.mark.parametrize("name", ["langchain_openai_client", "litellm_sdk", "instructor_client"])
-def test_python(client_server: Server, name: str) -> None:
+def test_python_client(client_server: Server, name: str) -> None:
     run(PYTHON, SCRIPTS / f"{name}.py", client_server.url)
 
 
-def test_litellm_as_a_proxy(client_server: Server) -> None:
+def test_litellm_proxy(client_server: Server) -> None:
     run(PYTHON, SCRIPTS / "litellm_proxy.py", client_server.url, str(free_port()))
 
 
@@ -33,15 +33,15 @@ def test_lm_evaluation_harness(client_server: Server, tmp_path: Path) -> None:
     )
 
 
-def test_npm(client_server: Server) -> None:
-    """Modules are looked for beside the script, so it runs from where they are installed."""
+def test_openai_npm_package(client_server: Server) -> None:
+    """Node looks for modules beside the script, so the script runs from the folder of the modules."""
     script = NODE_MODULES.parent / "openai_node.mjs"
     script.write_text((SCRIPTS / "openai_node.mjs").read_text())
     run("node", script, client_server.url)
 
 
-def test_schemathesis_finds_no_server_error_and_no_answer_that_is_not_declared(client_server: Server) -> None:
-    """Requests of every kind that our own schema lets be made, and of many that it does not."""
+def test_schemathesis_finds_no_server_error_and_no_undeclared_answer(client_server: Server) -> None:
+    """Requests of every kind that our own schema allows, and of many that it forbids."""
     options = (
         "--checks",
         "not_a_server_error,response_schema_conformance",
@@ -52,4 +52,4 @@ def test_schemathesis_finds_no_server_error_and_no_answer_that_is_not_declared(c
         "--seed",
         "1",
     )
-    run(PYTHON.with_name("schemathesis"), "run", f"{client_server.url}/openapi.json", *options, says="")
+    run(PYTHON.with_name("schemathesis"), "run", f"{client_server.url}/openapi.json", *options, last="")

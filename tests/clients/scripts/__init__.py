@@ -1,1 +1,1 @@
-"""Programs of users: each runs in the clients' own environment against the base URL given to it, and fails if an answer is not right."""
+"""Programs as users write them. Each runs in the clients' own environment and fails if an answer is wrong."""

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Reply(BaseModel):
-    """A reply. What it can be is finite: a model that knows no JSON would write a free text for ever."""
+    """A reply. Its values are finite: a model that knows no JSON would not end a free text."""
 
     model_config = ConfigDict(extra="forbid")
     is_known: bool

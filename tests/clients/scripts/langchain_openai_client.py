@@ -14,7 +14,7 @@ COMMON = {"base_url": BASE_URL, "api_key": "none", "model": "snapserve-demo"}
 
 
 class Pet(BaseModel):
-    """A pet. What it can be is finite: a model that knows no JSON would write a free text for ever."""
+    """A pet. Its values are finite: a model that knows no JSON would not end a free text."""
 
     model_config = ConfigDict(extra="forbid")
     name: Literal["Luna", "Otto"]

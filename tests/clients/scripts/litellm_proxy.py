@@ -1,4 +1,4 @@
-"""LiteLLM as a proxy in front of the server: started here, and asked through the `openai` package."""
+"""LiteLLM as a proxy in front of the server, used through the `openai` package."""
 
 import secrets
 import subprocess
@@ -27,7 +27,7 @@ litellm_settings: {{telemetry: false, num_retries: 0}}
 
 
 def ask(client: openai.OpenAI) -> None:
-    """Ask for everything that goes through a proxy."""
+    """Send one request of each kind that a proxy passes on."""
     whole = client.chat.completions.create(model="behind", messages=HELLO, max_tokens=12, temperature=0)
     assert whole.choices[0].message.content
     stream = client.chat.completions.create(

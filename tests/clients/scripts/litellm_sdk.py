@@ -1,4 +1,4 @@
-"""LiteLLM as a library: it must understand answers, streams, embeddings, and above all errors."""
+"""LiteLLM as a library: it understands answers, streams, embeddings and errors."""
 
 import asyncio
 import sys

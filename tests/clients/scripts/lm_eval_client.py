@@ -1,4 +1,4 @@
-"""lm-evaluation-harness: likelihoods by `local-completions`, with the server's own tokenizer, and answers by `local-chat-completions`."""
+"""lm-evaluation-harness: likelihoods by completions with the server's own tokenizer, and answers by chat."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Servers of several fates under one Prometheus, started once for the module of tests that looks at them: their clients never rest."""
+"""Servers with several faults, kept busy by clients, under one Prometheus. They start once a module."""
 
 import shutil
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tests.e2e.process import Server, free_port, serve
 PROGRAMS = ("prometheus", "promtool")
 SIMULATED = ("--backend", "sn40l", "--inner", "fake")  # real processes, real seconds, no model to compute
 
-# Each server's options, how many clients it has, and what they do.
+# Each server's options, the number of its clients, and their requests.
 HEALTHY = ("--slot-capacity", "256", "--num-slots", "4", "--served-model-name", "healthy", "*")
 OVERLOADED = (
     "--fault",
@@ -31,7 +31,7 @@ OVERLOADED = (
 )
 FAILING = ("--fault", "failed-step=20", "--served-model-name", "failing", "*")
 HANGING = ("--fault", "stalled-link=20:3600", "--stall-timeout", "15", "--served-model-name", "hanging", "*")
-FATES = {
+FAULTS = {
     "healthy": (HEALTHY, 8, mixed),
     "overloaded": (OVERLOADED, 60, eager),
     "failing": (FAILING, 2, eager),
@@ -47,15 +47,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @dataclass(frozen=True)
 class Scene:
-    """Who is watched, by namespace, and who watches. In the namespace `gone` nothing listens."""
+    """The servers by namespace, and their Prometheus. In the namespace `gone` nothing listens."""
 
     servers: dict[str, Server]
     prometheus: Prometheus
 
 
 @contextmanager
-def killed_at_the_end(fate: str, folder: Path) -> Iterator[Server]:
-    with serve(*SIMULATED, *FATES[fate][0], log=folder / f"{fate}.log") as server:
+def killed_at_the_end(fault: str, folder: Path) -> Iterator[Server]:
+    with serve(*SIMULATED, *FAULTS[fault][0], log=folder / f"{fault}.log") as server:
         try:
             yield server
         finally:
@@ -66,13 +66,13 @@ def killed_at_the_end(fate: str, folder: Path) -> Iterator[Server]:
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     folder = tmp_path_factory.mktemp("scene")
     with ExitStack() as stack:
-        with ThreadPoolExecutor(len(FATES)) as executor:
+        with ThreadPoolExecutor(len(FAULTS)) as executor:
             started = list(
-                executor.map(lambda fate: stack.enter_context(killed_at_the_end(fate, folder)), FATES)
+                executor.map(lambda fault: stack.enter_context(killed_at_the_end(fault, folder)), FAULTS)
             )
-        servers = dict(zip(FATES, started, strict=True))
-        addresses = {fate: server.url.removeprefix("http://") for fate, server in servers.items()}
+        servers = dict(zip(FAULTS, started, strict=True))
+        addresses = {fault: server.url.removeprefix("http://") for fault, server in servers.items()}
         prometheus = stack.enter_context(scraping(addresses | {"gone": f"127.0.0.1:{free_port()}"}, folder))
-        for fate, (_, num_clients, ask) in FATES.items():
-            stack.enter_context(clients(servers[fate].url, num_clients, ask))
+        for fault, (_, num_clients, send) in FAULTS.items():
+            stack.enter_context(clients(servers[fault].url, num_clients, send))
         yield Scene(servers, prometheus)

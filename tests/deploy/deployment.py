@@ -1,4 +1,4 @@
-"""The files under `deploy/`, and what is read out of them: rules, dashboards, queries."""
+"""The files under `deploy/`: their rules, dashboards and queries."""
 
 import json
 import re
@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests.paths import ROOT
+
 DEPLOY = ROOT / "deploy"
 PROMETHEUS = DEPLOY / "prometheus"
 DASHBOARDS = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
@@ -36,7 +37,7 @@ def load_dashboard(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Query:
-    """A query, and where it stands."""
+    """A query, and the panel, rule or trigger that has it."""
 
     place: str
     text: str
@@ -67,6 +68,6 @@ def manifests(name: str) -> list[dict[str, Any]]:
 
 
 def names_in(query: str) -> set[str]:
-    """Return the metrics that a query names, as they are exported: without a histogram's endings."""
+    """Return the exported metrics that a query names, without the endings of histograms."""
     names = set(re.findall(r"\b(?:(?:vllm|snapserve):[a-z_0-9:]+|http_[a-z_]+)", query))
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}

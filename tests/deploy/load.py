@@ -1,4 +1,4 @@
-"""Clients that keep a server busy until they are told to stop."""
+"""Clients that keep a server busy until they are stopped."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -8,22 +8,22 @@ from typing import Any
 import httpx
 
 PAUSE = 0.2  # seconds between a client's requests
-Ask = Callable[[httpx.Client, int], None]
+Send = Callable[[httpx.Client, int], None]
 
 
 @contextmanager
-def clients(url: str, num_clients: int, ask: Ask) -> Iterator[None]:
-    """Run clients, each asking one request after another; each is told its number."""
+def clients(url: str, num_clients: int, send: Send) -> Iterator[None]:
+    """Run clients that each call `send(client, index)` again and again."""
     stop = threading.Event()
 
-    def run(number: int) -> None:
+    def run(index: int) -> None:
         with httpx.Client(base_url=url, timeout=600) as client:
             while not stop.is_set():
                 with suppress(httpx.TransportError):  # it was killed
-                    ask(client, number)
+                    send(client, index)
                 stop.wait(PAUSE)
 
-    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(num_clients)]
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(num_clients)]
     for thread in threads:
         thread.start()
     try:
@@ -33,14 +33,14 @@ def clients(url: str, num_clients: int, ask: Ask) -> Iterator[None]:
 
 
 def complete(client: httpx.Client, prompt: str, max_tokens: int, **more: Any) -> int:
-    """Ask for a completion of exactly `max_tokens` and return the status."""
+    """Request a completion of exactly `max_tokens` tokens and return the status."""
     body = {"model": "any", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True} | more
     return client.post("/v1/completions", json=body).status_code
 
 
-def mixed(client: httpx.Client, number: int) -> None:
-    """Short and long, one and several, whole and broken off, good and bad: everything that the dashboards have a panel for."""
-    match number % 4:
+def mixed(client: httpx.Client, index: int) -> None:
+    """Send all kinds of requests that the dashboards show: short, long, with choices, aborted and invalid."""
+    match index % 4:
         case 0:
             complete(client, "a short one", 24)
         case 1:
@@ -59,6 +59,6 @@ def mixed(client: httpx.Client, number: int) -> None:
                 next(response.iter_lines())
 
 
-def eager(client: httpx.Client, number: int) -> None:
-    """Come back at once, answered or refused. Answers are of all lengths, so that slots do not come free together."""
-    complete(client, "quick", 8 + number % 32)
+def eager(client: httpx.Client, index: int) -> None:
+    """Request an answer of any length up to 40 tokens, so that slots do not become free together."""
+    complete(client, "quick", 8 + index % 32)

@@ -1,7 +1,7 @@
-"""A real Prometheus that scrapes servers on this machine, with the shipped configuration and rules at a thirtieth of their times.
+"""A real Prometheus with the shipped configuration and rules, 30 times as fast.
 
-Only times change: durations in brackets and after `for:`, and the intervals of scraping and evaluation. Names, labels, thresholds and the
-structure of every rule are those of `deploy/prometheus/`.
+Only times change: durations in brackets and after `for:`, and the intervals of scraping and evaluation.
+Names, labels, thresholds and the structure of every rule are those of `deploy/prometheus/`.
 """
 
 import re
@@ -21,14 +21,14 @@ from tests.e2e.process import free_port
 
 SPEED = 30
 INTERVAL = "500ms"
-RATE_INTERVAL = "10s"  # what Grafana would put for $__rate_interval, for such an interval a generous one
+RATE_INTERVAL = "10s"  # the value for $__rate_interval; Grafana's is at least 4 intervals
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(\[|for: )(\d+)([smhd])\b")
 
 
 def sped_up(rules: str) -> str:
-    """Return a file of rules whose durations are `SPEED` times as short."""
+    """Return rules whose durations are divided by `SPEED`."""
     return _DURATION.sub(
         lambda match: f"{match[1]}{int(match[2]) * _SECONDS[match[3]] * 1000 // SPEED}ms", rules
     )
@@ -36,7 +36,7 @@ def sped_up(rules: str) -> str:
 
 @dataclass(frozen=True)
 class Prometheus:
-    """One that answers. Instant queries only: each returns the labels and the value of its samples."""
+    """A Prometheus that is ready. An instant query returns the labels and the value of each sample."""
 
     url: str
 
@@ -50,7 +50,7 @@ class Prometheus:
         return [(sample["metric"], float(sample["value"][1])) for sample in data["result"]]
 
     def firing(self, namespace: str) -> set[str]:
-        """Return the names of the alerts that fire for what is in a namespace."""
+        """Return the names of the alerts that fire in a namespace."""
         answer = httpx.get(f"{self.url}/api/v1/alerts", timeout=30).json()
         return {
             alert["labels"]["alertname"]
@@ -59,7 +59,7 @@ class Prometheus:
         }
 
     def wait_until_firing(self, namespace: str, alerts: set[str], limit: float) -> set[str]:
-        """Wait until at least these fire, and return what fires. Raises AssertionError after `limit` seconds."""
+        """Wait until these alerts fire, and return all that do. Raises AssertionError at `limit` seconds."""
         end = time.monotonic() + limit
         while not alerts <= (now := self.firing(namespace)):
             assert time.monotonic() < end, (
@@ -71,7 +71,7 @@ class Prometheus:
 
 @contextmanager
 def scraping(targets: Mapping[str, str], folder: Path) -> Iterator[Prometheus]:
-    """Run a Prometheus over these targets: their namespaces, and for each an address."""
+    """Run a Prometheus that scrapes these targets: an address for each namespace."""
     (folder / "rules.yml").write_text(sped_up((PROMETHEUS / "rules.yml").read_text()))
     (folder / "prometheus.yml").write_text(yaml.safe_dump(_configuration(targets)))
     address = f"127.0.0.1:{free_port()}"

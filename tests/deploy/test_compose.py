@@ -1,4 +1,4 @@
-"""The image and the compose file against the server that they run: its options, its port, its paths, the time that it takes to end."""
+"""The image and the compose file agree with the server: options, port, paths and the time to end."""
 
 import json
 import re
@@ -14,9 +14,10 @@ import pytest
 from server.engine import async_engine
 from server.options.config import GROUPS
 from server.process import CLOSING_TIME
-from tests.deploy.deployment import DEPLOY, PROMETHEUS, ROOT, load_yaml
+from tests.deploy.deployment import DEPLOY, PROMETHEUS, load_yaml
 from tests.deploy.load import clients, eager
 from tests.e2e.process import serve
+from tests.paths import ROOT
 
 OPTIONS = {option.variable: option for group in GROUPS for option in group.options}
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
@@ -40,19 +41,19 @@ def test_every_variable_is_an_option() -> None:
     assert named <= set(OPTIONS)
 
 
-def test_the_server_has_its_time_to_drain() -> None:
+def test_grace_period_is_longer_than_the_drain_timeout() -> None:
     grace = int(service()["stop_grace_period"].removesuffix("s"))
     assert grace > OPTIONS["SNAPSERVE_DRAIN_TIMEOUT"].default + CLOSING_TIME + async_engine.CLOSING_TIME
 
 
-def test_prometheus_asks_the_server_where_it_listens() -> None:
+def test_prometheus_scrapes_the_port_of_the_server() -> None:
     (job,) = load_yaml(PROMETHEUS / "prometheus.yml")["scrape_configs"]
     assert job["static_configs"] == [{"targets": ["snapserve:8000"]}]
     assert service()["environment"]["SNAPSERVE_PORT"] == "8000"
     assert [port.rsplit(":", 1)[1] for port in service()["ports"]] == ["8000"]
 
 
-def test_the_root_file_system_is_read_only_and_the_cache_is_a_volume() -> None:
+def test_root_file_system_is_read_only_and_the_cache_is_a_volume() -> None:
     assert service()["read_only"] is True
     assert "cache:/cache" in service()["volumes"]
     assert re.search(r"^VOLUME /cache$", DOCKERFILE, re.MULTILINE)
@@ -60,13 +61,13 @@ def test_the_root_file_system_is_read_only_and_the_cache_is_a_volume() -> None:
 
 
 @pytest.mark.parametrize("name", ["prometheus", "grafana"])
-def test_what_is_mounted_is_there(name: str) -> None:
+def test_mounted_folders_exist(name: str) -> None:
     for volume in service(name)["volumes"]:
         outside = volume.split(":")[0]
         assert not outside.startswith(".") or (DEPLOY / outside).is_dir()
 
 
-def test_the_image_holds_the_packages_of_the_wheel() -> None:
+def test_image_holds_the_packages_of_the_wheel() -> None:
     copied = set(re.findall(r"^COPY (\w+) \1$", DOCKERFILE, re.MULTILINE))
     pyproject = (ROOT / "pyproject.toml").read_text()
     assert copied == set(json.loads(re.findall(r'^packages = (\["server".*\])$', pyproject, re.MULTILINE)[0]))
@@ -76,7 +77,7 @@ def test_the_image_holds_the_packages_of_the_wheel() -> None:
     }
 
 
-def test_the_image_for_cpus_has_the_compiler_that_the_server_looks_for_and_the_one_for_gpus_none() -> None:
+def test_only_the_cpu_image_has_a_compiler() -> None:
     declared = dict(re.findall(r"^ARG (\w+)=(.*)$", DOCKERFILE, re.MULTILINE))
     for_gpus = service(file="docker-compose.gpu.yml")["build"]["args"]
     assert declared["COMPILER"] == "g++"
@@ -85,23 +86,38 @@ def test_the_image_for_cpus_has_the_compiler_that_the_server_looks_for_and_the_o
 
 
 def healthcheck(port: str) -> int:
-    """Run the image's HEALTHCHECK here, on this Python, and return its status."""
+    """Run the image's HEALTHCHECK on this machine's Python and return its exit status."""
     command = json.loads(re.findall(r"^HEALTHCHECK .*? CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)[0])
     return subprocess.run(
         [sys.executable, *command[1:]], env={"SNAPSERVE_PORT": port}, stderr=subprocess.DEVNULL, timeout=30
     ).returncode
 
 
-def test_healthcheck_is_well_until_the_engine_stalls_and_even_then_a_signal_ends_it(tmp_path: Path) -> None:
-    options = "--backend sn40l --inner fake --fault stalled-link=1:3600 --stall-timeout 0.5 --drain-timeout 0.5 --served-model-name any"
-    with serve(*options.split(), log=tmp_path / "log") as server, clients(server.url, 1, eager):
+STALLING = ("--backend", "sn40l", "--inner", "fake", "--fault", "stalled-link=1:3600")
+STALL_OPTIONS = (*STALLING, "--stall-timeout", "0.5", "--drain-timeout", "0.5", "--served-model-name", "any")
+
+
+def wait_for_stall(url: str) -> None:
+    """Wait until /health reports a stalled engine, at most 30 s."""
+    for _ in range(600):
+        if httpx.get(f"{url}/health").status_code == 503:
+            break
+        time.sleep(0.05)
+
+
+def test_healthcheck_passes_until_the_engine_stalls(tmp_path: Path) -> None:
+    with serve(*STALL_OPTIONS, log=tmp_path / "log") as server, clients(server.url, 1, eager):
         port = server.url.rsplit(":", 1)[1]
         assert healthcheck(port) == 0
-        for _ in range(600):
-            if httpx.get(f"{server.url}/health").status_code == 503:
-                break
-            time.sleep(0.05)
+        wait_for_stall(server.url)
         assert healthcheck(port) == 1
+        server.process.kill()
+    assert healthcheck(port) == 1  # nothing listens
+
+
+@pytest.mark.long
+def test_signal_ends_a_server_whose_engine_stalls(tmp_path: Path) -> None:
+    with serve(*STALL_OPTIONS, log=tmp_path / "log") as server, clients(server.url, 1, eager):
+        wait_for_stall(server.url)
         server.process.terminate()
         assert server.process.wait(timeout=0.5 + CLOSING_TIME + async_engine.CLOSING_TIME + 10) == 0
-    assert healthcheck(port) == 1  # nobody listens

@@ -1,4 +1,4 @@
-"""The dashboards by themselves: what Grafana would stumble over, and what it is provisioned with."""
+"""The dashboards as Grafana loads them: grid, sources, variables and provisioning."""
 
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,22 @@ def panels(path: Path) -> list[dict[str, Any]]:
 def test_panels_neither_overlap_nor_leave_the_grid(path: Path) -> None:
     cells: dict[tuple[int, int], int] = {}
     for panel in panels(path):
-        place = panel["gridPos"]
-        assert place["x"] + place["w"] <= 24
+        position = panel["gridPos"]
+        assert position["x"] + position["w"] <= 24
         for cell in (
             (x, y)
-            for x in range(place["x"], place["x"] + place["w"])
-            for y in range(place["y"], place["y"] + place["h"])
+            for x in range(position["x"], position["x"] + position["w"])
+            for y in range(position["y"], position["y"] + position["h"])
         ):
             assert cells.setdefault(cell, panel["id"]) == panel["id"], (
-                f"{panel['title']} lies over another panel"
+                f"{panel['title']} overlaps another panel"
             )
     ids = [panel["id"] for panel in panels(path)]
     assert len(ids) == len(set(ids))
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_every_panel_says_what_it_shows_and_asks_the_chosen_source(path: Path) -> None:
+def test_every_panel_has_a_description_and_uses_the_chosen_source(path: Path) -> None:
     for panel in panels(path):
         if panel["type"] == "row":
             continue
@@ -45,19 +45,23 @@ def test_every_panel_says_what_it_shows_and_asks_the_chosen_source(path: Path) -
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_variables(path: Path) -> None:
+def test_dashboards_have_the_same_variables(path: Path) -> None:
     assert {variable["name"] for variable in load_dashboard(path)["templating"]["list"]} == VARIABLES
 
 
-def test_grafana_finds_what_is_mounted() -> None:
+def test_grafana_is_provisioned_with_the_mounted_files() -> None:
     grafana = load_yaml(DEPLOY / "docker-compose.yml")["services"]["grafana"]
     mounts = dict(volume.split(":")[:2] for volume in grafana["volumes"])
-    at = {inside: DEPLOY / outside for outside, inside in mounts.items() if outside.startswith(".")}
-    (provider,) = load_yaml(at["/etc/grafana/provisioning"] / "dashboards" / "snapserve.yml")["providers"]
-    assert sorted(at[provider["options"]["path"]].glob("*.json")) == DASHBOARDS
+    mounted = {inside: DEPLOY / outside for outside, inside in mounts.items() if outside.startswith(".")}
+    (provider,) = load_yaml(mounted["/etc/grafana/provisioning"] / "dashboards" / "snapserve.yml")[
+        "providers"
+    ]
+    assert sorted(mounted[provider["options"]["path"]].glob("*.json")) == DASHBOARDS
     home = Path(grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
-    assert (at[str(home.parent)] / home.name) in DASHBOARDS
-    (source,) = load_yaml(at["/etc/grafana/provisioning"] / "datasources" / "prometheus.yml")["datasources"]
+    assert (mounted[str(home.parent)] / home.name) in DASHBOARDS
+    (source,) = load_yaml(mounted["/etc/grafana/provisioning"] / "datasources" / "prometheus.yml")[
+        "datasources"
+    ]
     assert source["url"] == "http://prometheus:9090"
     assert (
         source["jsonData"]["timeInterval"]

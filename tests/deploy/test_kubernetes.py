@@ -1,7 +1,6 @@
-"""The manifests against the server that they run, and against each other. Whether they are valid Kubernetes is for the cluster's own tools.
+"""The manifests agree with the server and with each other: probes, drain time, options, labels and ports.
 
-What is checked is what a schema cannot know: that probes ask routes that exist, that a pod has time to drain, that options are options,
-that labels, names and ports meet.
+Their validity as Kubernetes objects is left to the cluster's own tools.
 """
 
 import asyncio
@@ -26,7 +25,8 @@ from server.options.settings import ServerSettings
 from server.process import CLOSING_TIME
 from server.services import Services
 from server.text.renderer import Renderer
-from tests.deploy.deployment import KUBERNETES, PROMETHEUS, ROOT, load_yaml, manifests
+from tests.deploy.deployment import KUBERNETES, PROMETHEUS, load_yaml, manifests
+from tests.paths import ROOT
 
 OPTIONS = {option.variable: option for group in GROUPS for option in group.options}
 FOLDERS = ("base", "gpu", "monitoring", "autoscaling")
@@ -52,7 +52,7 @@ def literals(folder: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_kustomizations_name_files_that_are_there(folder: str) -> None:
+def test_kustomizations_name_existing_files(folder: str) -> None:
     kustomization = load_yaml(KUBERNETES / folder / "kustomization.yaml")
     for resource in kustomization["resources"]:
         assert (KUBERNETES / folder / resource).exists()
@@ -70,35 +70,35 @@ def labelled_and_selected() -> Iterator[tuple[str, Any]]:
     yield "pod monitor", manifests("monitoring/podmonitor.yaml")[0]["spec"]["selector"]["matchLabels"]
 
 
-def test_selectors_choose_the_pods() -> None:
+def test_selectors_match_the_labels_of_the_pods() -> None:
     labels = deployment()["spec"]["template"]["metadata"]["labels"]
     for name, selector in labelled_and_selected():
         assert selector == labels, name
 
 
-def test_ports_meet() -> None:
+def test_ports_match() -> None:
     (port,) = container()["ports"]
     assert str(port["containerPort"]) == next(
         variable["value"] for variable in container()["env"] if variable["name"] == "SNAPSERVE_PORT"
     )
     (served,) = manifests("base/service.yaml")[0]["spec"]["ports"]
     (scraped,) = manifests("monitoring/podmonitor.yaml")[0]["spec"]["podMetricsEndpoints"]
-    asked = {
+    probed = {
         container()[probe]["httpGet"]["port"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")
     }
-    assert {served["targetPort"], scraped["port"]} | asked == {port["name"]}
+    assert {served["targetPort"], scraped["port"]} | probed == {port["name"]}
 
 
-def test_probes_ask_what_they_are_for() -> None:
-    asked = {
+def test_probes_use_the_right_open_paths() -> None:
+    paths = {
         probe: container()[f"{probe}Probe"]["httpGet"]["path"]
         for probe in ("startup", "readiness", "liveness")
     }
-    assert asked == {"startup": "/ready", "readiness": "/ready", "liveness": "/health"}
-    assert set(asked.values()) <= OPEN_PATHS, "a probe has no API key"
+    assert paths == {"startup": "/ready", "readiness": "/ready", "liveness": "/health"}
+    assert set(paths.values()) <= OPEN_PATHS, "a probe has no API key"
 
 
-async def test_a_draining_pod_is_alive_and_not_ready() -> None:
+async def test_draining_pod_is_alive_and_not_ready() -> None:
     metrics = Metrics("m")
     engine = AsyncEngine(FakeBackend, SchedulerConfig(), metrics, WallClock(), stall_limit=60)
     renderer = Renderer()
@@ -120,7 +120,7 @@ async def test_a_draining_pod_is_alive_and_not_ready() -> None:
     await engine.close()
 
 
-def test_a_pod_has_its_time_to_drain() -> None:
+def test_grace_period_is_longer_than_the_drain_timeout() -> None:
     command, seconds = container()["lifecycle"]["preStop"]["exec"]["command"]
     assert command == "sleep"
     drain = OPTIONS["SNAPSERVE_DRAIN_TIMEOUT"].default
@@ -130,17 +130,17 @@ def test_a_pod_has_its_time_to_drain() -> None:
     )
 
 
-def test_options_are_options_and_are_not_overwritten_by_kubernetes() -> None:
-    given = (
+def test_options_exist_and_kubernetes_does_not_set_others() -> None:
+    names = (
         {variable["name"] for variable in container()["env"]} | set(literals("base")) | set(literals("gpu"))
     )
-    assert given <= set(OPTIONS)
+    assert names <= set(OPTIONS)
     assert pod()["enableServiceLinks"] is False, "a Service named snapserve would set SNAPSERVE_PORT"
     for name, value in (literals("base") | literals("gpu")).items():
         OPTIONS[name].parse(value)
 
 
-def test_nothing_is_more_than_it_needs_to_be() -> None:
+def test_pod_has_no_privileges_it_does_not_need() -> None:
     security = pod()["securityContext"] | container()["securityContext"]
     assert security == {
         "runAsNonRoot": True,
@@ -160,14 +160,14 @@ def test_nothing_is_more_than_it_needs_to_be() -> None:
     }
 
 
-def test_monitored_pods_have_the_job_that_rules_select() -> None:
+def test_monitored_pods_have_the_job_of_the_rules() -> None:
     (monitor,) = manifests("monitoring/podmonitor.yaml")
     assert deployment()["spec"]["template"]["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "snapserve"
     (scraped,) = monitor["spec"]["podMetricsEndpoints"]
     assert scraped["path"] == "/metrics"
 
 
-def test_replicas_follow_slots_and_queue() -> None:
+def test_autoscaler_follows_slots_and_queue() -> None:
     (scaler,) = manifests("autoscaling/scaledobject.yaml")
     assert scaler["spec"]["scaleTargetRef"]["name"] == deployment()["metadata"]["name"]
     assert "replicas" not in deployment()["spec"], "applying the deployment would undo the scaling"
@@ -177,7 +177,7 @@ def test_replicas_follow_slots_and_queue() -> None:
     assert float(slots["threshold"]) == 0.75 * int(literals("base")["SNAPSERVE_NUM_SLOTS"])
 
 
-def test_the_operators_rules_are_prometheus_rules() -> None:
+def test_operator_gets_the_rules_of_prometheus() -> None:
     printed = subprocess.run(
         [KUBERNETES / "monitoring" / "prometheusrule"], capture_output=True, text=True, check=True
     ).stdout

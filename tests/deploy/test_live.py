@@ -1,4 +1,4 @@
-"""What a real Prometheus sees of running servers: every query has data, and what goes wrong is told by the alert that is for it."""
+"""A real Prometheus over running servers: every query has data, and each fault fires its alerts."""
 
 import math
 import re
@@ -13,10 +13,10 @@ from tests.deploy.conftest import Scene
 from tests.deploy.deployment import Query, alerts, panel_queries, rule_queries, scaler_queries
 from tests.deploy.prometheus import RATE_INTERVAL, sped_up
 
-pytestmark = pytest.mark.prometheus
+pytestmark = [pytest.mark.prometheus, pytest.mark.long]
 
 LIMIT = 60.0  # seconds for an alert to fire, on a machine that is busy with other things
-MUST_BE_EMPTY = set(alerts())  # for a server that is well, and nothing else
+MUST_BE_EMPTY = set(alerts())  # for the healthy server
 
 FIRING = {
     "healthy": set[str](),
@@ -35,7 +35,10 @@ MAY_FIRE = {"overloaded": {"SnapserveTtftBurnSlow", "SnapserveTpotBurnSlow"}}  #
 
 
 def vllm_queries() -> Iterator[Query]:
-    """The ways in which vLLM's published dashboards ask for its metrics, for each that we have: by the name and `model_name` alone."""
+    """Yield queries as vLLM's published dashboards have them, for each of its metrics that we have.
+
+    They select by the name and `model_name` alone.
+    """
     for family in Instruments(CollectorRegistry(), "").families:
         name, own = family.name, '{model_name="$model_name"}'
         if not name.startswith("vllm:"):
@@ -54,7 +57,8 @@ def vllm_queries() -> Iterator[Query]:
             yield Query(name, f"{name}{own}")
     yield Query(
         "finish reasons",
-        'sum by(finished_reason) (increase(vllm:request_success_total{model_name="$model_name"}[$__rate_interval]))',
+        "sum by(finished_reason) (increase("
+        'vllm:request_success_total{model_name="$model_name"}[$__rate_interval]))',
     )
 
 
@@ -64,20 +68,20 @@ QUERIES = {
 }
 
 
-def as_for(scene: Scene, text: str) -> str:
-    """Return a query as Grafana would send it, about the healthy server."""
+def filled_in(scene: Scene, text: str) -> str:
+    """Return a query about the healthy server, as Grafana would send it."""
     instance = re.escape(scene.servers["healthy"].url.removeprefix("http://")).replace("\\", "\\\\")
     values = {"$__rate_interval": RATE_INTERVAL, "$model_name": "healthy", "$instance": instance}
     text = sped_up(text)
     for name, value in values.items():
         text = text.replace(name, value)
-    assert "$" not in text, f"a variable that is not known: {text}"
+    assert "$" not in text, f"unknown variable in {text}"
     return text
 
 
 @pytest.mark.parametrize("place", QUERIES)
-def test_a_query_has_data(scene: Scene, place: str) -> None:
-    query = as_for(scene, QUERIES[place])
+def test_query_has_data(scene: Scene, place: str) -> None:
+    query = filled_in(scene, QUERIES[place])
     if place in MUST_BE_EMPTY:
         assert [
             labels for labels, _ in scene.prometheus.query(query) if labels.get("namespace") == "healthy"
@@ -89,21 +93,22 @@ def test_a_query_has_data(scene: Scene, place: str) -> None:
         time.sleep(0.25)
 
 
-def test_a_stuck_engine_is_told_of_while_it_still_says_that_it_is_ready(scene: Scene) -> None:
+def test_stuck_engine_fires_while_it_still_reports_ready(scene: Scene) -> None:
     scene.prometheus.wait_until_firing("hanging", {"SnapserveStuck"}, LIMIT)
-    both = 'ALERTS{alertname="SnapserveStuck",alertstate="firing"} and on (instance) snapserve:health{state="ready"} == 1'
+    firing = 'ALERTS{alertname="SnapserveStuck",alertstate="firing"}'
+    both = f'{firing} and on (instance) snapserve:health{{state="ready"}} == 1'
     assert scene.prometheus.query(f"max_over_time(({both})[10m:500ms])") != []
 
 
-@pytest.mark.parametrize("fate", FIRING)
-def test_the_right_alerts_fire_and_no_others(scene: Scene, fate: str) -> None:
-    firing = scene.prometheus.wait_until_firing(fate, FIRING[fate], LIMIT)
-    assert firing <= FIRING[fate] | MAY_FIRE.get(fate, set())
+@pytest.mark.parametrize("fault", FIRING)
+def test_each_fault_fires_its_alerts_only(scene: Scene, fault: str) -> None:
+    firing = scene.prometheus.wait_until_firing(fault, FIRING[fault], LIMIT)
+    assert firing <= FIRING[fault] | MAY_FIRE.get(fault, set())
 
 
-def test_every_alert_is_driven_or_known_not_to_be() -> None:
+def test_every_alert_is_driven_or_listed() -> None:
     driven = set().union(*FIRING.values(), *MAY_FIRE.values())
     assert set(alerts()) - driven == {
         "SnapserveNoTargets",
         "SnapserveReplicaNotReady",
-    }  # promtool's tests have them
+    }  # promtool's tests drive them

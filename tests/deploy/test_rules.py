@@ -1,4 +1,4 @@
-"""The rules by themselves: promtool's checks and unit tests, their annotations, and the names that they and the dashboards use."""
+"""The alert rules: promtool's checks and unit tests, annotations, and the metrics that queries name."""
 
 import re
 import subprocess
@@ -11,7 +11,6 @@ from prometheus_client import CollectorRegistry
 from server.metrics.instruments import Instruments
 from tests.deploy.deployment import (
     PROMETHEUS,
-    ROOT,
     alerts,
     load_yaml,
     names_in,
@@ -20,20 +19,21 @@ from tests.deploy.deployment import (
     rules,
     scaler_queries,
 )
+from tests.paths import ROOT
 
 
 @pytest.mark.prometheus
 @pytest.mark.parametrize(
     "command", ["check config prometheus.yml", "check rules rules.yml", "test rules rules.test.yml"]
 )
-def test_promtool(command: str) -> None:
+def test_promtool_accepts_the_rules(command: str) -> None:
     done = subprocess.run(
         ["promtool", *command.split()], cwd=PROMETHEUS, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_alert_is_seen_to_fire_and_not_to_fire() -> None:
+def test_every_alert_has_a_test_that_fires_and_one_that_does_not() -> None:
     seen: dict[str, set[bool]] = defaultdict(set)
     for case in load_yaml(PROMETHEUS / "rules.test.yml")["tests"]:
         for check in case["alert_rule_test"]:
@@ -42,7 +42,7 @@ def test_every_alert_is_seen_to_fire_and_not_to_fire() -> None:
 
 
 @pytest.mark.parametrize("name", alerts())
-def test_an_alert_says_what_it_is_and_what_to_do(name: str) -> None:
+def test_alert_has_a_description_and_a_runbook_section(name: str) -> None:
     rule = alerts()[name]
     annotations = rule["annotations"]
     assert set(annotations) == {"summary", "description", "runbook_url"}
@@ -53,20 +53,20 @@ def test_an_alert_says_what_it_is_and_what_to_do(name: str) -> None:
 
 
 def section_of(path: Path, title: str) -> set[str]:
-    """Return the bold words that begin the paragraphs of a section."""
+    """Return the bold words at the start of a section's paragraphs."""
     sections = re.split(r"^## ", path.read_text(), flags=re.MULTILINE)
     (section,) = [section for section in sections if section.startswith(f"{title}\n")]
     return set(re.findall(r"^\*\*([^*]+?)\.?\*\*", section, flags=re.MULTILINE))
 
 
-def test_only_names_that_are_exported_are_used() -> None:
+def test_queries_name_exported_metrics_only() -> None:
     exported = {family.name for family in Instruments(CollectorRegistry(), "").families}
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     for query in (*panel_queries(), *rule_queries(), *scaler_queries()):
         assert names_in(query.text) <= exported | recorded, query.place
 
 
-def test_objectives_are_borders_of_buckets() -> None:
+def test_objectives_are_bucket_boundaries() -> None:
     Instruments(registry := CollectorRegistry(), "m")
     buckets = {
         (sample.name, sample.labels["le"])

@@ -419,7 +419,7 @@ class Scheduler:
         )
 
 
-def _check_held(pool: SlotPool, held: Sequence[int | None], what: str) -> None:
+def _check_held(pool: FreeList, held: Sequence[int | None], what: str) -> None:
     """Raise AssertionError unless `held`, without its Nones, names each used slot of `pool` once."""
     pool.check_integrity()
     slots = [slot for slot in held if slot is not None]

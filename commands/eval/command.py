@@ -2,15 +2,14 @@
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from commands.eval.options import QUESTIONS
-from server.options.option import OptionError, add_options, resolve_options
+from commands.shared.files import write_json
+from server.options.option import add_options, resolve_options
 
 if TYPE_CHECKING:
     from commands.eval.result import Keep, SuiteResult
@@ -70,7 +69,9 @@ def _keeper(values: Mapping[str, Any]) -> "Keep":
     from commands.eval.result import keep_nothing
 
     path = values["json"]
-    return keep_nothing if path in (None, "-") else lambda result: _write(path, result.as_json())
+    return (
+        keep_nothing if path in (None, "-") else lambda result: write_json(result.as_json(), path, indent=1)
+    )
 
 
 def _tell_suite(values: Mapping[str, Any], result: "SuiteResult") -> None:
@@ -104,15 +105,4 @@ def _tell(values: Mapping[str, Any], table: str, document: Mapping[str, Any]) ->
     path = values["json"]
     print(table, file=sys.stderr if path == "-" else sys.stdout)
     if path is not None:
-        _write(path, document)
-
-
-def _write(path: str, document: Mapping[str, Any]) -> None:
-    written = json.dumps(document, indent=1) + "\n"
-    if path == "-":
-        sys.stdout.write(written)
-        return
-    try:
-        Path(path).write_text(written)
-    except OSError as error:
-        raise OptionError(f"--json {path} cannot be written: {error}") from error
+        write_json(document, path, indent=1)

@@ -8,7 +8,7 @@ import httpx
 
 from commands.eval.errors import EvalError
 from commands.eval.prompts import TokenPrompt
-from commands.loadtest.answer import shortened
+from commands.shared.text import shortened
 from server.protocol.usage import CacheUsage
 
 _TIMEOUT = httpx.Timeout(30.0, read=1800.0)  # seconds: a case may wait for the others' long prompts

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from commands.eval.fidelity import Fidelity, FidelityResult
-from commands.eval.plot import save
+from commands.shared.files import save_plot
 from commands.shared.table import table
 
 _NUM_BINS = 8
@@ -59,7 +59,7 @@ def plot_fidelity(result: FidelityResult, path: Path) -> None:
     above.legend()
     for axes in (above, below):
         axes.grid(alpha=0.3)
-    save(figure, path)
+    save_plot(figure, path)
 
 
 def _edges(num_scored: int) -> list[int]:

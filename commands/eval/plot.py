@@ -6,7 +6,7 @@ from typing import Any
 
 from commands.eval.run import Run
 from commands.eval.statistics import Interval, mean_interval, score_interval
-from server.options.option import OptionError
+from commands.shared.files import save_plot
 
 _COLUMNS = 4
 
@@ -30,15 +30,7 @@ def plot_scores(runs: Sequence[Run], path: Path) -> None:
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels) or 1)
     figure.suptitle("Score over compression: prompt tokens for each entry of a slot")
-    save(figure, path)
-
-
-def save(figure: Any, path: Path) -> None:
-    """Write a picture. Raises `OptionError`."""
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise OptionError(f"--plot {path} cannot be written: {error}") from error
+    save_plot(figure, path)
 
 
 def _point(run: Run, name: str) -> tuple[float, Interval]:

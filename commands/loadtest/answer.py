@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from commands.shared.text import shortened
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -79,11 +81,6 @@ def read_answer(sent: float, ended: float, received: Iterable[tuple[float, bytes
             "no usage in stream",
             "the server told no token counts, though asked by stream_options.include_usage",
         )
-
-
-def shortened(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= 300 else f"{text[:300]}…"
 
 
 def _events(received: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from commands.loadtest.report import METRICS
-from server.options.option import OptionError
+from commands.shared.files import save_plot
 
 
 def plot(samples: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
@@ -21,7 +21,4 @@ def plot(samples: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> No
         axes.grid(alpha=0.3)
     handles, names = axes.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names) or 1)
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise OptionError(f"--plot {path} cannot be written: {error}") from error
+    save_plot(figure, path)

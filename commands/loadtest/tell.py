@@ -1,8 +1,6 @@
 """What a measurement leaves behind: a table, JSON, a plot."""
 
-import json
 import sys
-from pathlib import Path
 
 from commands.loadtest.comparison import Comparison
 from commands.loadtest.config import BenchConfig
@@ -10,7 +8,7 @@ from commands.loadtest.measure import Result
 from commands.loadtest.plot import plot
 from commands.loadtest.report import Report
 from commands.loadtest.table import comparison_table, report_table
-from server.options.option import OptionError
+from commands.shared.files import write_json
 
 
 def tell(config: BenchConfig, result: Result) -> None:
@@ -30,7 +28,7 @@ def tell(config: BenchConfig, result: Result) -> None:
         file=sys.stderr if config.json_path == "-" else sys.stdout,
     )
     if config.json_path is not None:
-        _write_json(result, config.json_path)
+        write_json(result.as_json(), config.json_path, indent=2)
     if config.plot_path is not None:
         plot({name: _pooled(reports) for name, reports in sides.items()}, config.plot_path)
 
@@ -55,14 +53,3 @@ def _headline(description: dict[str, object]) -> str:
         f"{description['model_id']} at {description['base_url']}{description['endpoint']}: {description['num_prompts']} requests "
         f"({description['prompts']}), {description['request_rate']} per second, {description['max_concurrency'] or 'any number'} at once\n"
     )
-
-
-def _write_json(result: Result, path: str) -> None:
-    document = json.dumps(result.as_json(), indent=2) + "\n"
-    if path == "-":
-        sys.stdout.write(document)
-        return
-    try:
-        Path(path).write_text(document)
-    except OSError as error:
-        raise OptionError(f"--json {path} cannot be written: {error}") from error

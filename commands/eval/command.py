@@ -85,7 +85,7 @@ def _tell_suite(values: Mapping[str, Any], result: "SuiteResult") -> None:
 
 def _fidelity(values: Mapping[str, Any], _: argparse.Namespace) -> None:
     from commands.eval.fidelity import fidelity_config, measure_fidelity
-    from commands.eval.fidelity_view import fidelity_table, plot_fidelity
+    from commands.eval.fidelity_output import fidelity_table, plot_fidelity
 
     result = measure_fidelity(fidelity_config(values))
     _tell(values, fidelity_table(result), result.as_json())

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from commands.eval.asking import Asked, asked_of, shown_model
 from commands.eval.completer import Completion
 from commands.eval.options import Pack
 from commands.eval.prompts import Prompt, PromptWriter
@@ -15,6 +14,7 @@ from commands.eval.result import Keep, SuiteResult, keep_nothing
 from commands.eval.run import Run, TaskScores
 from commands.eval.scoring import score
 from commands.eval.setting import Setting
+from commands.eval.target import Asked, asked_of, shown_model
 from commands.eval.tasks.case import LengthError, Task
 from commands.eval.tasks.suite import TASKS
 from commands.shared.progress import ProgressLine

@@ -21,8 +21,8 @@ def run(arguments: argparse.Namespace) -> int:
     config = read_config(arguments, os.environ)
     # httpx would slow down every other sub-command.
     from commands.loadtest.measure import measure
+    from commands.loadtest.output import tell
     from commands.loadtest.target import TargetError
-    from commands.loadtest.tell import tell
 
     try:
         result = asyncio.run(measure(config))

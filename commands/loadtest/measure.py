@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from commands.loadtest.arrivals import arrival_times
 from commands.loadtest.comparison import Comparison
 from commands.loadtest.config import BenchConfig, Load
+from commands.loadtest.probe import survey
 from commands.loadtest.prompts import Form, make_prompts
 from commands.loadtest.report import Report, make_report
 from commands.loadtest.run import Run, run_load
-from commands.loadtest.survey import survey
 from commands.loadtest.target import Target
 from commands.shared.progress import ProgressLine
 

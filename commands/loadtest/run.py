@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from commands.loadtest.answer import Failure
 from commands.loadtest.prompts import Prompt
+from commands.loadtest.recording import Recording
 from commands.loadtest.target import Outcome, Target, read_outcome
-from commands.loadtest.wire import Recording
 
 Progress: TypeAlias = Callable[[bool], None]
 """Told of every request that ends, and whether it went well."""

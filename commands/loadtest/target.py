@@ -10,7 +10,7 @@ import httpx
 from commands.loadtest.answer import Answer, Failure, read_answer
 from commands.loadtest.config import Address
 from commands.loadtest.prompts import Prompt
-from commands.loadtest.wire import CONNECT_LIMIT, ConnectionCutError, Recording, exchange, post
+from commands.loadtest.recording import CONNECT_LIMIT, ConnectionCutError, Recording, exchange, post
 from commands.shared.text import shortened
 
 Outcome: TypeAlias = Answer | Failure

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from commands.eval.asking import Asked, asked_of, shown_model
 from commands.eval.benchmarks.benchmark import Question, read_questions
 from commands.eval.benchmarks.suite import BENCHMARKS
 from commands.eval.completer import Completion
@@ -19,6 +18,7 @@ from commands.eval.prompts import TokenPrompt
 from commands.eval.result import Keep, SuiteResult, keep_nothing
 from commands.eval.run import Run, TaskScores
 from commands.eval.setting import Setting
+from commands.eval.target import Asked, asked_of, shown_model
 from commands.shared.progress import ProgressLine
 from server.options.option import OptionError
 from server.text.tokenizer import RenderError, Tokenizer

@@ -14,12 +14,12 @@ from backends.fake import slot_pool
 from cache.policy import PolicyName, full, snapstream
 from cache.scorer import WindowScorer
 from commands.cli import main
-from commands.eval.asking import EMBEDDED, Asked
 from commands.eval.errors import EvalError
 from commands.eval.options import EVAL_MODEL, Pack, options_tables
 from commands.eval.prompts import load_tokenizer
 from commands.eval.ruler import RulerConfig, measure
 from commands.eval.setting import settings_of
+from commands.eval.target import EMBEDDED, Asked
 from commands.eval.tasks.case import Case, Scoring, TokenCounter
 from examples.demo_model.corpus import make_case
 from server.options.config import DEMO_MODEL, DEMO_MODEL_NAME

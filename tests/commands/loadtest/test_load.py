@@ -11,9 +11,9 @@ from commands.cli import main
 from commands.loadtest.answer import Answer, Failure
 from commands.loadtest.arrivals import arrival_times
 from commands.loadtest.config import Address, Load
+from commands.loadtest.probe import survey
 from commands.loadtest.prompts import Prompt
 from commands.loadtest.run import Run, run_load
-from commands.loadtest.survey import survey
 from commands.loadtest.target import Target, TargetError
 from tests.commands.loadtest.scripted import DONE, Reply, ScriptedServer, event, scripted, text, usage, whole
 

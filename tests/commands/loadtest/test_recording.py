@@ -4,7 +4,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from commands.loadtest.wire import ConnectionCutError, Recording, post
+from commands.loadtest.recording import ConnectionCutError, Recording, post
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n4\r\n0\r\n\r\r\n0\r\n\r\n"
 

@@ -1,4 +1,4 @@
-"""`snapserve bench`: a load generator for any OpenAI-compatible server, with the metrics and the names of `vllm bench serve`.
+"""`snapserve bench`: a load generator for OpenAI-compatible servers, with the metrics of `vllm bench serve`.
 
-It sees a server from outside, through HTTP and nothing else, and needs only httpx: no tokenizer, no torch, nothing of the floors below.
+It sees a server through HTTP only. It needs no tokenizer, no torch and no model.
 """

@@ -1,4 +1,4 @@
-"""One streamed answer, read from the bytes of its response and the moments when they came."""
+"""One streamed answer and its latencies, parsed from the bytes of a response and their times of arrival."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -11,9 +11,9 @@ from commands.shared.text import shortened
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A complete answer. Moments are in seconds of one clock; `contents` are those at which a chunk with text came.
+    """A complete answer. All times are in seconds of one clock; `contents` has one for each chunk with text.
 
-    `num_input_tokens` and `num_output_tokens` are what the server says in `usage`.
+    `num_input_tokens` and `num_output_tokens` come from the server's `usage`.
     """
 
     sent: float
@@ -24,7 +24,7 @@ class Answer:
 
     @property
     def ttft(self) -> float | None:
-        """Time to first token: from sending to the first text. None if there was no text, as when every token is a control token."""
+        """Time to first token: from sending to the first text. None for an answer without text."""
         return self.contents[0] - self.sent if self.contents else None
 
     @property
@@ -34,29 +34,34 @@ class Answer:
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token after the first. None for answers of one token and for those without text."""
+        """Time per output token after the first. None for an answer of one token or without text."""
         if self.ttft is None or self.num_output_tokens < 2:
             return None
         return (self.e2el - self.ttft) / (self.num_output_tokens - 1)
 
     @property
     def itls(self) -> list[float]:
-        """Inter-token latencies: the gaps between chunks, each of which may hold several tokens."""
+        """Inter-token latencies: the gaps between chunks. A chunk may hold several tokens."""
         return [later - earlier for earlier, later in pairwise(self.contents)]
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A request that brought no complete answer: `reason` in a few words that are alike for alike failures, `detail` as it was told."""
+    """A request without a complete answer.
+
+    `reason` is a short text that equal failures share; `detail` is the server's or the system's own message.
+    """
 
     reason: str
     detail: str = ""
 
 
 def read_answer(sent: float, ended: float, received: Iterable[tuple[float, bytes]]) -> Answer | Failure:
-    """Return what a stream of server-sent events says, from pieces of it and the moments at which they came."""
-    contents, usage, is_finished = list[float](), dict[str, Any](), False
-    for moment, data in _events(received):
+    """Parse a stream of server-sent events. `received` has its pieces, each with its time of arrival."""
+    contents: list[float] = []
+    usage: dict[str, Any] = {}
+    is_finished = False
+    for time, data in _events(received):
         if data == b"[DONE]":
             continue
         try:
@@ -67,11 +72,11 @@ def read_answer(sent: float, ended: float, received: Iterable[tuple[float, bytes
             for choice in event.get("choices") or ():
                 is_finished |= choice.get("finish_reason") is not None
                 if _has_content(choice):
-                    contents.append(moment)
+                    contents.append(time)
         except (ValueError, AttributeError):
             return Failure("malformed stream", shortened(data.decode(errors="replace")))
     if not is_finished:
-        return Failure("stream ended early", "no choice came to its finish_reason")
+        return Failure("stream ended early", "no choice has a finish_reason")
     try:
         return Answer(
             sent, tuple(contents), ended, int(usage["prompt_tokens"]), int(usage["completion_tokens"])
@@ -79,18 +84,21 @@ def read_answer(sent: float, ended: float, received: Iterable[tuple[float, bytes
     except (KeyError, TypeError, ValueError):
         return Failure(
             "no usage in stream",
-            "the server told no token counts, though asked by stream_options.include_usage",
+            "the server sent no token counts, although stream_options.include_usage was set",
         )
 
 
 def _events(received: Iterable[tuple[float, bytes]]) -> Iterator[tuple[float, bytes]]:
-    """Yield the data of each event and the moment when its line was complete. Comments and other fields are left out."""
+    """Yield the data of each event and the time when its line was complete.
+
+    Skip comments and other fields.
+    """
     rest = b""
-    for moment, piece in received:
+    for time, piece in received:
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
-                yield moment, line[5:].strip()
+                yield time, line.removeprefix(b"data:").strip()
 
 
 def _has_content(choice: dict[str, Any]) -> bool:

@@ -6,10 +6,10 @@ from itertools import accumulate
 
 
 def arrival_times(count: int, rate: float, burstiness: float, seed: str) -> list[float]:
-    """Return the seconds from the run's start at which requests arrive.
+    """Return the arrival times of `count` requests in seconds from the run's start. The first is 0.
 
-    Gaps follow a gamma distribution of mean 1 / `rate` and shape `burstiness`: with shape 1 a Poisson process. At an infinite rate
-    all come at 0.
+    Gaps follow a gamma distribution of mean 1 / `rate` and shape `burstiness`. Shape 1 is a Poisson process.
+    At an infinite rate all requests arrive at 0.
     """
     if math.isinf(rate):
         return [0.0] * count

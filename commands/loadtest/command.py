@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = read_config(arguments, os.environ)
     # httpx would slow down every other sub-command.
     from commands.loadtest.measure import measure
-    from commands.loadtest.output import tell
+    from commands.loadtest.output import write_results
     from commands.loadtest.target import TargetError
 
     try:
@@ -32,5 +32,5 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("snapserve bench: interrupted", file=sys.stderr)
         return 130
-    tell(config, result)
+    write_results(config, result)
     return int(result.has_failures and not config.failures_are_allowed)

@@ -1,4 +1,7 @@
-"""Two servers loaded in turns: medians over the rounds, and ratios taken within each round, where the machine was alike for both."""
+"""Two servers loaded in turns: medians over the rounds, and ratios within each round.
+
+Both servers of a round meet the machine in the same state, so slow phases of the machine cancel in a ratio.
+"""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,7 +12,7 @@ from commands.loadtest.report import Figure, Report
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The reports of both servers, one a round."""
+    """The reports of both servers, one for each round."""
 
     base: list[Report]
     compare: list[Report]
@@ -39,24 +42,27 @@ class Comparison:
 
 
 def medians(rounds: Sequence[Mapping[str, Figure]]) -> dict[str, Figure]:
-    """Return each figure's median over the rounds that have it."""
+    """Return each figure's median over the rounds in which it was measured."""
     return {name: _median([figures.get(name) for figures in rounds]) for name in rounds[0]}
 
 
 def ratios(
     base: Sequence[Mapping[str, Figure]], compare: Sequence[Mapping[str, Figure]]
 ) -> dict[str, Figure]:
-    """Return the median over the rounds of base / compare, for each figure of both. None where no round has both, or by 0."""
+    """Return the median over the rounds of base / compare, for each figure that both servers have.
+
+    It is None where no round has both figures and a divisor that is not 0.
+    """
     pairs = list(zip(base, compare, strict=True))
     return {
-        name: _median([_ratio(one.get(name), other.get(name)) for one, other in pairs])
+        name: _median([_ratio(first.get(name), second.get(name)) for first, second in pairs])
         for name in base[0]
         if name in compare[0]
     }
 
 
-def _ratio(one: Figure, other: Figure) -> Figure:
-    return None if one is None or not other else one / other
+def _ratio(dividend: Figure, divisor: Figure) -> Figure:
+    return None if dividend is None or not divisor else dividend / divisor
 
 
 def _median(values: Sequence[Figure]) -> Figure:

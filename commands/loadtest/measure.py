@@ -1,4 +1,4 @@
-"""The whole measurement: one server once, or two in turns."""
+"""The whole measurement: one server loaded once, or two servers loaded in turns."""
 
 import math
 import sys
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from commands.loadtest.arrivals import arrival_times
 from commands.loadtest.comparison import Comparison
 from commands.loadtest.config import BenchConfig, Load
-from commands.loadtest.probe import survey
+from commands.loadtest.probe import probe
 from commands.loadtest.prompts import Form, make_prompts
 from commands.loadtest.report import Report, make_report
 from commands.loadtest.run import Run, run_load
@@ -19,7 +19,7 @@ from commands.shared.progress import ProgressLine
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The figures of one server or of two, and what they were measured with."""
+    """The figures of one server or of two, and a description of the load."""
 
     description: dict[str, object]
     figures: Report | Comparison
@@ -33,34 +33,36 @@ class Result:
 
 
 async def measure(config: BenchConfig) -> Result:
-    """Load the server, or both in turns. Raises `TargetError` for one that cannot be, `OptionError` for an unfit file of prompts."""
+    """Load the server, or both servers in turns.
+
+    Raises `TargetError` for a server that cannot be loaded, `OptionError` for a file without usable prompts.
+    """
     addresses = [config.base] if config.compare is None else [config.base, config.compare]
     targets = [Target(address, config.load.ignore_eos) for address in addresses]
-    forms = await survey(targets, config.load)
+    forms = await probe(targets, config.load)
     description = _describe(config, targets, forms)
     if config.compare is None:
-        return Result(description, await _turn(targets[0], forms[0], config, 0))
-    return Result(description, await _turns(targets, forms, config))
+        return Result(description, await _load_once(targets[0], forms[0], config, 0))
+    return Result(description, await _load_in_turns(targets, forms, config))
 
 
-async def _turns(targets: Sequence[Target], forms: Sequence[Form], config: BenchConfig) -> Comparison:
+async def _load_in_turns(targets: Sequence[Target], forms: Sequence[Form], config: BenchConfig) -> Comparison:
     reports: tuple[list[Report], list[Report]] = ([], [])
-    for number in range(config.rounds):
-        # Whoever goes first changes from round to round, so that a machine that slows down favours neither.
-        for side in (0, 1) if number % 2 == 0 else (1, 0):
-            reports[side].append(await _turn(targets[side], forms[side], config, number))
+    for round_index in range(config.rounds):
+        # The order alternates: if the machine slows down over time, neither server gains from it.
+        for index in (0, 1) if round_index % 2 == 0 else (1, 0):
+            reports[index].append(await _load_once(targets[index], forms[index], config, round_index))
     return Comparison(*reports)
 
 
-async def _turn(target: Target, form: Form, config: BenchConfig, round_number: int) -> Report:
-    """Load one server once. Each round has prompts of its own: a server that remembers prompts must not have seen them."""
+async def _load_once(target: Target, form: Form, config: BenchConfig, round_index: int) -> Report:
     load = config.load
-    seed = load.seed + round_number
+    # Each round has new prompts: a server with a prefix cache must not have seen them before.
+    seed = load.seed + round_index
     if load.num_warmups:
         await _run(target, form, load, f"warm-up {seed}", load.num_warmups, math.inf)
-    return make_report(
-        await _run(target, form, load, str(seed), load.num_prompts, load.request_rate), config.percentiles
-    )
+    run = await _run(target, form, load, str(seed), load.num_prompts, load.request_rate)
+    return make_report(run, config.percentiles)
 
 
 async def _run(target: Target, form: Form, load: Load, seed: str, count: int, rate: float) -> Run:
@@ -73,23 +75,25 @@ async def _run(target: Target, form: Form, load: Load, seed: str, count: int, ra
         progress.close()
 
 
+def _prompt_kind(load: Load, form: Form) -> str:
+    if load.dataset_path is not None:
+        return "file"
+    return "random tokens" if form is None else "random words"
+
+
 def _describe(config: BenchConfig, targets: Sequence[Target], forms: Sequence[Form]) -> dict[str, object]:
-    load, rate = config.load, config.load.request_rate
+    load = config.load
     description: dict[str, object] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "base_url": config.base.base_url,
         "endpoint": config.base.endpoint,
         "model_id": targets[0].model,
-        "prompts": "file"
-        if load.dataset_path is not None
-        else "random tokens"
-        if forms[0] is None
-        else "random words",
+        "prompts": _prompt_kind(load, forms[0]),
         "num_prompts": load.num_prompts,
         "random_input_len": load.input_len,
         "random_output_len": load.output_len,
         "random_range_ratio": load.range_ratio,
-        "request_rate": "inf" if math.isinf(rate) else rate,
+        "request_rate": "inf" if math.isinf(load.request_rate) else load.request_rate,
         "burstiness": load.burstiness,
         "max_concurrency": load.max_concurrency,
         "ignore_eos": load.ignore_eos,

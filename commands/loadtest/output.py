@@ -1,4 +1,4 @@
-"""What a measurement leaves behind: a table, JSON, a plot."""
+"""The output of `snapserve bench`: a table, and on request JSON and a plot."""
 
 import sys
 
@@ -11,15 +11,18 @@ from commands.loadtest.table import comparison_table, report_table
 from commands.shared.files import write_json
 
 
-def tell(config: BenchConfig, result: Result) -> None:
-    """Write what was asked for; the table leaves the standard output to JSON. Raises `OptionError` for a file that cannot be written."""
-    sides = _sides(config, result.figures)
-    names, figures = tuple(sides), result.figures
-    table = (
-        comparison_table(figures, (names[0], names[1]))
-        if isinstance(figures, Comparison)
-        else report_table(figures)
-    )
+def write_results(config: BenchConfig, result: Result) -> None:
+    """Write the requested outputs. The table goes to standard error if JSON goes to standard output.
+
+    Raises `OptionError` for a file that cannot be written.
+    """
+    figures = result.figures
+    reports_by_server = _reports_by_server(config, figures)
+    if isinstance(figures, Comparison):
+        base, compare = reports_by_server
+        table = comparison_table(figures, (base, compare))
+    else:
+        table = report_table(figures)
     print(
         _headline(result.description),
         table,
@@ -30,11 +33,14 @@ def tell(config: BenchConfig, result: Result) -> None:
     if config.json_path is not None:
         write_json(result.as_json(), config.json_path, indent=2)
     if config.plot_path is not None:
-        plot({name: _pooled(reports) for name, reports in sides.items()}, config.plot_path)
+        plot({name: _pooled(reports) for name, reports in reports_by_server.items()}, config.plot_path)
 
 
-def _sides(config: BenchConfig, figures: Report | Comparison) -> dict[str, list[Report]]:
-    """Return every server's reports by a name for it; the same server twice is two sides."""
+def _reports_by_server(config: BenchConfig, figures: Report | Comparison) -> dict[str, list[Report]]:
+    """Return the reports by the server's name.
+
+    The names differ even when a server is compared with itself.
+    """
     if isinstance(figures, Report):
         return {config.base.base_url: [figures]}
     assert config.compare is not None
@@ -42,6 +48,7 @@ def _sides(config: BenchConfig, figures: Report | Comparison) -> dict[str, list[
 
 
 def _pooled(reports: list[Report]) -> dict[str, list[float]]:
+    """Return the samples of all rounds by metric."""
     return {
         metric: [value for report in reports for value in report.samples[metric]]
         for metric in reports[0].samples
@@ -50,6 +57,8 @@ def _pooled(reports: list[Report]) -> dict[str, list[float]]:
 
 def _headline(description: dict[str, object]) -> str:
     return (
-        f"{description['model_id']} at {description['base_url']}{description['endpoint']}: {description['num_prompts']} requests "
-        f"({description['prompts']}), {description['request_rate']} per second, {description['max_concurrency'] or 'any number'} at once\n"
+        f"{description['model_id']} at {description['base_url']}{description['endpoint']}: "
+        f"{description['num_prompts']} requests ({description['prompts']}), "
+        f"{description['request_rate']} per second, "
+        f"{description['max_concurrency'] or 'any number'} at once\n"
     )

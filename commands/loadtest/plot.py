@@ -1,4 +1,4 @@
-"""Results as a picture: for each latency, the share of requests (of gaps, for ITL) that stayed below it."""
+"""The plot of `snapserve bench`: the cumulative distribution of each latency."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,10 @@ from commands.shared.files import save_plot
 
 
 def plot(samples: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:
-    """Draw the distributions of every server's latencies, by the server's name and then the metric's. Raises `OptionError`."""
+    """Draw the distribution of each metric, one line for each server.
+
+    `samples` are milliseconds by server and metric. Raises `OptionError` for a file that cannot be written.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 7), layout="constrained")

@@ -1,4 +1,4 @@
-"""What must be known of the servers before they are loaded: a model's name, and how they take random prompts."""
+"""Short requests before a load find the model's name and the form of prompts that each server accepts."""
 
 import random
 from collections.abc import Sequence
@@ -10,11 +10,18 @@ from commands.loadtest.target import Target, TargetError
 
 PROBE_TOKENS = 16
 PROBE_WORDS = (32, 256)
-_REFUSALS = ("HTTP 400", "HTTP 422", "HTTP 500")  # how servers answer a kind of prompt that they do not take
+_REFUSALS = (
+    "HTTP 400",
+    "HTTP 422",
+    "HTTP 500",
+)  # servers' answers to a form of prompt that they do not accept
 
 
-async def survey(targets: Sequence[Target], load: Load) -> list[Form]:
-    """Return how each server is sent its random prompts: all as token ids, or all as words. Raises `TargetError`."""
+async def probe(targets: Sequence[Target], load: Load) -> list[Form]:
+    """Return the form of each server's random prompts: token ids if all servers accept them, else words.
+
+    Raises `TargetError` for a server that fails a short request.
+    """
     for target in targets:
         await target.find_model()
     if load.dataset_path is not None:
@@ -31,7 +38,10 @@ async def survey(targets: Sequence[Target], load: Load) -> list[Form]:
 
 
 async def _token_refusal(target: Target, load: Load) -> str | None:
-    """Return why a server does not take token ids, or None if it does. Raises `TargetError` for failures of other kinds."""
+    """Return a server's error message about token ids, or None if it accepts them.
+
+    Raises `TargetError` for any other failure.
+    """
     token_ids = random_token_ids(PROBE_TOKENS, load.vocab_size, random.Random(load.seed))
     outcome = await target.ask(Prompt(token_ids, 1))
     if isinstance(outcome, Answer):
@@ -42,8 +52,9 @@ async def _token_refusal(target: Target, load: Load) -> str | None:
 
 
 async def _word_scale(target: Target, load: Load) -> WordScale:
-    """Measure how many tokens random words make, by two short requests."""
-    source, counts = random.Random(load.seed), list[int]()
+    """Measure the tokens per random word, by two short requests of different length."""
+    source = random.Random(load.seed)
+    counts: list[int] = []
     for num_words in PROBE_WORDS:
         outcome = await target.ask(Prompt(random_words(num_words, source), 1))
         if isinstance(outcome, Failure):
@@ -51,12 +62,13 @@ async def _word_scale(target: Target, load: Load) -> WordScale:
         counts.append(outcome.num_input_tokens)
     if counts[1] <= counts[0]:
         raise TargetError(
-            f"{target.address.base_url} counts {counts[0]} tokens for {PROBE_WORDS[0]} words, {counts[1]} for {PROBE_WORDS[1]}"
+            f"{target.address.base_url} counts {counts[0]} tokens for {PROBE_WORDS[0]} words "
+            f"and {counts[1]} for {PROBE_WORDS[1]}: more words must have more tokens"
         )
     return WordScale.through((PROBE_WORDS[0], counts[0]), (PROBE_WORDS[1], counts[1]))
 
 
 def _error(target: Target, failure: Failure) -> TargetError:
-    return TargetError(
-        f"{target.address.base_url}{target.address.endpoint} fails a short request: {failure.reason} {failure.detail}".rstrip()
-    )
+    address = target.address
+    message = f"{address.base_url}{address.endpoint} fails a short request: {failure.reason} {failure.detail}"
+    return TargetError(message.rstrip())

@@ -1,4 +1,7 @@
-"""Prompts of a load: random token ids, random words of about as many tokens, or a file's. It knows no server and no tokenizer."""
+"""Prompts of a load: random token ids, random words, or lines of a file.
+
+It knows no server and no tokenizer.
+"""
 
 import json
 import random
@@ -13,17 +16,18 @@ FIRST_TOKEN_ID = 256  # below it many vocabularies keep control tokens and singl
 
 # Short and frequent: most vocabularies have each as one token.
 _WORDS = (
-    "the", "of", "and", "to", "in", "is", "it", "for", "on", "as", "with", "at", "by", "from", "this", "be", "are", "was", "that",
-    "not", "have", "has", "had", "they", "you", "we", "his", "her", "which", "one", "all", "will", "there", "can", "their", "more",
-    "when", "some", "time", "other", "into", "first", "only", "new", "most", "over", "also", "after", "used", "two", "may", "work",
-    "life", "day", "way", "year", "part", "long", "great", "little", "good", "man", "world", "still", "own", "see", "him", "how",
-    "well", "back", "through", "just", "because", "much", "before", "right", "too",
+    "the", "of", "and", "to", "in", "is", "it", "for", "on", "as", "with", "at", "by", "from", "this", "be",
+    "are", "was", "that", "not", "have", "has", "had", "they", "you", "we", "his", "her", "which", "one",
+    "all", "will", "there", "can", "their", "more", "when", "some", "time", "other", "into", "first", "only",
+    "new", "most", "over", "also", "after", "used", "two", "may", "work", "life", "day", "way", "year",
+    "part", "long", "great", "little", "good", "man", "world", "still", "own", "see", "him", "how", "well",
+    "back", "through", "just", "because", "much", "before", "right", "too",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A text or token ids, and the most tokens of its answer."""
+    """A text or token ids, and the largest number of tokens of its answer."""
 
     content: str | tuple[int, ...]
     max_tokens: int
@@ -31,27 +35,33 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class WordScale:
-    """How many tokens a server counts for random words: `overhead` (its template, say) and so many for each word."""
+    """The tokens that a server counts for random words: a fixed overhead and a number for each word.
+
+    The overhead may be a chat template.
+    """
 
     overhead: float = 0.0
     tokens_per_word: float = 1.0
 
     @classmethod
-    def through(cls, few: tuple[int, int], many: tuple[int, int]) -> "WordScale":
+    def through(cls, first: tuple[int, int], second: tuple[int, int]) -> "WordScale":
         """Return the straight line through two measurements of (words, tokens)."""
-        tokens_per_word = (many[1] - few[1]) / (many[0] - few[0])
-        return cls(few[1] - tokens_per_word * few[0], tokens_per_word)
+        tokens_per_word = (second[1] - first[1]) / (second[0] - first[0])
+        return cls(first[1] - tokens_per_word * first[0], tokens_per_word)
 
     def num_words(self, num_tokens: int) -> int:
         return max(round((num_tokens - self.overhead) / self.tokens_per_word), 1)
 
 
 Form: TypeAlias = WordScale | None
-"""How random prompts are sent: as words on this scale, or (None) as token ids."""
+"""The form of random prompts: words on this scale, or token ids (None)."""
 
 
 def make_prompts(load: Load, form: Form, seed: str, count: int) -> list[Prompt]:
-    """Return `count` prompts, the same for the same seed. Raises `OptionError` for a file that cannot be used."""
+    """Return `count` prompts, the same for the same seed. A file with fewer prompts is repeated.
+
+    Raises `OptionError` for a file without usable prompts.
+    """
     if load.dataset_path is not None:
         texts = read_texts(load.dataset_path)
         random.Random(seed).shuffle(texts)
@@ -68,16 +78,15 @@ def random_token_ids(count: int, vocab_size: int, source: random.Random) -> tupl
 
 
 def read_texts(path: Path) -> list[str]:
-    """Return the prompts of a file. Raises `OptionError`."""
+    """Return the prompts of a file, one for each line that is not blank. Raises `OptionError`."""
     try:
-        lines = [
-            (number, line) for number, line in enumerate(path.read_text().splitlines(), 1) if line.strip()
-        ]
+        lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"--dataset-path {path} cannot be read: {error}") from error
     texts = [
-        _prompt_of(line, f"{path}, line {number}") if path.suffix == ".jsonl" else line
-        for number, line in lines
+        _prompt_of(line, f"{path}, line {line_number}") if path.suffix == ".jsonl" else line
+        for line_number, line in enumerate(lines, 1)
+        if line.strip()
     ]
     if not texts:
         raise OptionError(f"--dataset-path {path} has no prompt")
@@ -85,9 +94,8 @@ def read_texts(path: Path) -> list[str]:
 
 
 def _random_prompt(load: Load, form: Form, source: random.Random) -> Prompt:
-    num_tokens, max_tokens = (
-        _vary(length, load.range_ratio, source) for length in (load.input_len, load.output_len)
-    )
+    num_tokens = _vary(load.input_len, load.range_ratio, source)
+    max_tokens = _vary(load.output_len, load.range_ratio, source)
     if form is None:
         return Prompt(random_token_ids(num_tokens, load.vocab_size, source), max_tokens)
     return Prompt(random_words(form.num_words(num_tokens), source), max_tokens)
@@ -97,11 +105,11 @@ def _vary(length: int, ratio: float, source: random.Random) -> int:
     return source.randint(max(round(length * (1 - ratio)), 1), round(length * (1 + ratio)))
 
 
-def _prompt_of(line: str, place: str) -> str:
+def _prompt_of(line: str, location: str) -> str:
     try:
         prompt = json.loads(line)["prompt"]
     except (ValueError, KeyError, TypeError):
         prompt = None
     if not isinstance(prompt, str):
-        raise OptionError(f"--dataset-path {place}: not an object with a text `prompt`")
+        raise OptionError(f"--dataset-path {location}: not an object with a text `prompt`")
     return prompt

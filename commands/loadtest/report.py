@@ -15,9 +15,10 @@ Figure = float | int | None
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`figures` by name, None where nothing was measured; `samples` are the latencies behind them in milliseconds, by metric.
+    """The figures of one run.
 
-    `failures` counts failed requests by reason, `examples` has one message for each.
+    `figures` are by name, None where nothing was measured. `samples` are the latencies in milliseconds by
+    metric. `failures` counts failed requests by reason, and `examples` has one message for each reason.
     """
 
     figures: Mapping[str, Figure]
@@ -34,7 +35,7 @@ class Report:
 
 
 def make_report(run: Run, percentiles: Sequence[float]) -> Report:
-    """Return the figures of a run. Failed requests are counted and enter nothing else."""
+    """Return the figures of a run. Failed requests are counted; they enter no other figure."""
     answers = [outcome for outcome in run.outcomes if isinstance(outcome, Answer)]
     failures = [outcome for outcome in run.outcomes if isinstance(outcome, Failure)]
     samples = latencies(answers)
@@ -50,7 +51,7 @@ def make_report(run: Run, percentiles: Sequence[float]) -> Report:
 
 
 def latencies(answers: Sequence[Answer]) -> dict[str, list[float]]:
-    """Return the milliseconds of every metric: one an answer, of `itl` one a gap."""
+    """Return the milliseconds of every metric: one for each answer, for `itl` one for each gap."""
     return {
         "ttft": [1000 * answer.ttft for answer in answers if answer.ttft is not None],
         "tpot": [1000 * answer.tpot for answer in answers if answer.tpot is not None],
@@ -60,22 +61,17 @@ def latencies(answers: Sequence[Answer]) -> dict[str, list[float]]:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the value below which `percent` of `values` lie, with straight lines between neighbours (numpy's default)."""
+    """Return a percentile with linear interpolation between neighbours (numpy's default)."""
     ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    below = int(place)
+    position = (len(ordered) - 1) * percent / 100
+    below = int(position)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 def _totals(answers: Sequence[Answer], num_failed: int, duration: float) -> dict[str, Figure]:
-    num_input, num_output = (
-        sum(counts)
-        for counts in (
-            (answer.num_input_tokens for answer in answers),
-            (answer.num_output_tokens for answer in answers),
-        )
-    )
+    num_input = sum(answer.num_input_tokens for answer in answers)
+    num_output = sum(answer.num_output_tokens for answer in answers)
     return {
         "duration": duration,
         "completed": len(answers),

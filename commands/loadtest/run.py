@@ -1,4 +1,7 @@
-"""One run of a load against one server: requests go out at their times, at most so many at once, until all have ended or time is up."""
+"""One run of a load against one server.
+
+Requests are sent at their arrival times, under a limit of concurrency, until all have ended or time is up.
+"""
 
 import asyncio
 import time
@@ -12,12 +15,12 @@ from commands.loadtest.recording import Recording
 from commands.loadtest.target import Outcome, Target, read_outcome
 
 Progress: TypeAlias = Callable[[bool], None]
-"""Told of every request that ends, and whether it went well."""
+"""Called after each request with whether it succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What became of every request, in the order of the prompts, and the seconds that it took in all."""
+    """The outcome of every request, in the order of the prompts, and the seconds that the run took."""
 
     outcomes: tuple[Outcome, ...]
     duration: float
@@ -31,14 +34,19 @@ async def run_load(
     time_limit: float,
     progress: Progress,
 ) -> Run:
-    """Send `prompts` at the moments `arrivals`, in seconds from now. A request's own time begins when it is sent: not while it waits."""
-    places = asyncio.Semaphore(max_concurrency or len(prompts))
+    """Send `prompts` at the times `arrivals`, in seconds from now.
+
+    A latency begins when the request is sent: the wait for a free place under `max_concurrency` does not
+    count.
+    """
+    limit = asyncio.Semaphore(max_concurrency or len(prompts))
     late = Failure("time limit", f"unfinished after {time_limit:g} s")
     recordings: list[Recording | Failure] = [late] * len(prompts)
 
     async def send(index: int) -> None:
-        async with places:
-            recordings[index] = recording = await target.send(prompts[index])
+        async with limit:
+            recording = await target.send(prompts[index])
+        recordings[index] = recording
         progress(not isinstance(recording, Failure) and recording.is_ok)
 
     start = time.perf_counter()
@@ -49,6 +57,6 @@ async def run_load(
                     await asyncio.sleep(wait)
                 group.create_task(send(index))
     except TimeoutError:
-        pass  # what has no recording by now stays late
+        pass  # requests without a recording keep the failure `late`
     duration = time.perf_counter() - start
     return Run(tuple(read_outcome(recording) for recording in recordings), duration)

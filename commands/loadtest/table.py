@@ -1,4 +1,4 @@
-"""Results as text for people."""
+"""The tables of `snapserve bench`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -30,10 +30,12 @@ def report_table(report: Report) -> str:
 
 
 def comparison_table(comparison: Comparison, names: tuple[str, str]) -> str:
-    """Return the medians of both servers and first / second; throughput is better above 1, time below."""
-    base, compare = (
-        [report.figures for report in reports] for reports in (comparison.base, comparison.compare)
-    )
+    """Return the medians of both servers, and the ratio of the first to the second.
+
+    For throughput a ratio above 1 is better, for latencies one below 1.
+    """
+    base = [report.figures for report in comparison.base]
+    compare = [report.figures for report in comparison.compare]
     columns = (medians(base), medians(compare), ratios(base, compare))
     titles = dict(_TOTALS)
     for metric in METRICS:
@@ -47,7 +49,7 @@ def comparison_table(comparison: Comparison, names: tuple[str, str]) -> str:
 
 
 def _statistics(figures: Mapping[str, Figure]) -> list[str]:
-    """Return the statistics that every latency has, but for the standard deviation: latencies are far from normal."""
+    """Return the statistics of a latency without the standard deviation: latencies are far from normal."""
     suffix = f"_{METRICS[0]}_ms"
     return [
         name.removesuffix(suffix) for name in figures if name.endswith(suffix) and not name.startswith("std")

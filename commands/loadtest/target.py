@@ -1,4 +1,4 @@
-"""A server under load, as its client sees it: how a request is worded and sent, and what came of it."""
+"""A server under load: the requests that it is sent, and their outcomes."""
 
 import json
 from collections.abc import Sequence
@@ -17,11 +17,14 @@ Outcome: TypeAlias = Answer | Failure
 
 
 class TargetError(Exception):
-    """A server that cannot be loaded at all; the message says which and why."""
+    """A server cannot be loaded at all. The message says which server and why."""
 
 
 class Target:
-    """One server. `model` is what requests ask for: that of the address, or what the server has told."""
+    """One server.
+
+    `model` is the model that requests name: the address's, or the first that the server lists.
+    """
 
     def __init__(self, address: Address, ignore_eos: bool) -> None:
         self.address = address
@@ -31,27 +34,27 @@ class Target:
         self._headers = [] if address.api_key is None else [("Authorization", f"Bearer {address.api_key}")]
 
     async def find_model(self) -> None:
-        """Take the first model that the server lists, unless one was named. Raises `TargetError`."""
+        """Take the first model that the server lists, unless the address names one. Raises `TargetError`."""
         if self.model is not None:
             return
-        place = self.address.base_url + self.address.models_path
+        url = self.address.base_url + self.address.models_path
         try:
-            # A proxy of the environment's could not reach a loopback address.
+            # trust_env=False: a proxy from the environment could not reach a loopback address.
             async with httpx.AsyncClient(
                 headers=self._headers, timeout=CONNECT_LIMIT, trust_env=False
             ) as client:
-                response = await client.get(place)
+                response = await client.get(url)
         except httpx.HTTPError as error:
-            raise TargetError(f"{place} cannot be reached: {type(error).__name__} {error}") from error
+            raise TargetError(f"{url} cannot be reached: {type(error).__name__} {error}") from error
         if response.status_code != 200:
-            raise TargetError(f"{place} answers HTTP {response.status_code} {shortened(response.text)}")
+            raise TargetError(f"{url} answers HTTP {response.status_code} {shortened(response.text)}")
         try:
             self.model = str(response.json()["data"][0]["id"])
         except (ValueError, LookupError, TypeError) as error:
-            raise TargetError(f"{place} names no model; name one by --model") from error
+            raise TargetError(f"{url} names no model; name one by --model") from error
 
     async def send(self, prompt: Prompt) -> Recording | Failure:
-        """Send one request and record its answer to the end."""
+        """Send one request and record its whole response."""
         headers = [("Content-Type", "application/json"), ("Accept", "text/event-stream"), *self._headers]
         request = post(self._url, self.address.endpoint, headers, json.dumps(self._body(prompt)).encode())
         try:
@@ -84,7 +87,7 @@ class Target:
 
 
 def read_outcome(recording: Recording | Failure) -> Outcome:
-    """Return what a recording says. Whatever is not a whole answer is a `Failure`."""
+    """Parse a recording. All but a complete answer is a `Failure`."""
     if isinstance(recording, Failure):
         return recording
     try:
@@ -92,7 +95,6 @@ def read_outcome(recording: Recording | Failure) -> Outcome:
     except ConnectionCutError as error:
         return Failure("connection cut", shortened(str(error)))
     if status != 200:
-        return Failure(
-            f"HTTP {status}", shortened(b"".join(piece for _, piece in body).decode(errors="replace"))
-        )
+        text = b"".join(piece for _, piece in body).decode(errors="replace")
+        return Failure(f"HTTP {status}", shortened(text))
     return read_answer(recording.sent, recording.pieces[-1][0], body)

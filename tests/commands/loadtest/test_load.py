@@ -11,7 +11,7 @@ from commands.cli import main
 from commands.loadtest.answer import Answer, Failure
 from commands.loadtest.arrivals import arrival_times
 from commands.loadtest.config import Address, Load
-from commands.loadtest.probe import survey
+from commands.loadtest.probe import probe
 from commands.loadtest.prompts import Prompt
 from commands.loadtest.run import Run, run_load
 from commands.loadtest.target import Target, TargetError
@@ -178,7 +178,7 @@ def takes_text_alone(_number: int, body: dict[str, Any]) -> Reply:
 async def test_words_are_scaled_by_what_the_server_counts() -> None:
     with scripted(takes_text_alone) as server:
         target = Target(Address(server.url), ignore_eos=False)
-        (form,) = await survey([target], Load())
+        (form,) = await probe([target], Load())
     assert target.model == "scripted"
     assert form is not None
     assert (form.overhead, form.tokens_per_word) == (10, 2)
@@ -187,9 +187,9 @@ async def test_words_are_scaled_by_what_the_server_counts() -> None:
 async def test_two_servers_get_prompts_of_one_kind() -> None:
     with scripted(always) as tokens, scripted(takes_text_alone) as words:
         one, other = (Target(Address(server.url), ignore_eos=False) for server in (tokens, words))
-        with pytest.raises(TargetError, match="counts 7 tokens for 32 words, 7 for 256"):
-            await survey([one, other], Load())
-        assert await survey([one], Load()) == [None]
+        with pytest.raises(TargetError, match="counts 7 tokens for 32 words and 7 for 256"):
+            await probe([one, other], Load())
+        assert await probe([one], Load()) == [None]
 
 
 async def test_a_busy_server_is_not_mistaken_for_one_that_wants_text() -> None:
@@ -197,7 +197,7 @@ async def test_a_busy_server_is_not_mistaken_for_one_that_wants_text() -> None:
         scripted(lambda _number, _body: Reply([b"busy"], status=503)) as server,
         pytest.raises(TargetError, match="HTTP 503 busy"),
     ):
-        await survey([Target(Address(server.url), ignore_eos=False)], Load())
+        await probe([Target(Address(server.url), ignore_eos=False)], Load())
     assert len(server.bodies) == 1
 
 

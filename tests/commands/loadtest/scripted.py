@@ -1,4 +1,4 @@
-"""A small HTTP server of the standard library that plays what a test wrote for each request: answers, refusals, faults."""
+"""A small HTTP server of the standard library whose replies, errors and faults are scripted by a test."""
 
 import json
 import threading
@@ -26,15 +26,16 @@ DONE = b"data: [DONE]\n\n"
 
 
 def whole(num_input: int = 7, num_output: int = 3) -> tuple[bytes, ...]:
-    """Return a whole answer, a chunk a token."""
+    """Return a complete answer, one chunk for each token."""
     return (*[text("a")] * num_output, text("", "length"), usage(num_input, num_output), DONE)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What one request gets: a status, and pieces of a body, each after so many seconds. `is_cut`: the connection ends before the body.
+    """The reply to one request: a status, and pieces of a body, each after `delay` seconds.
 
-    `is_kept_open`: the connection stays open after the answer, whatever the client asked for.
+    `is_cut` closes the connection before the end of the body. `is_kept_open` keeps the connection open after
+    the reply, even if the client requested `Connection: close`.
     """
 
     pieces: Sequence[bytes]
@@ -46,7 +47,10 @@ class Reply:
 
 @dataclass
 class ScriptedServer:
-    """What came, in the order of arrival. `choose` says what the request of a number and a body gets; it runs in that request's thread."""
+    """The requests received, in the order of arrival.
+
+    `choose` returns the reply to a request from its index and its body. It runs in that request's thread.
+    """
 
     choose: Callable[[int, dict[str, Any]], Reply]
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -57,6 +61,7 @@ class ScriptedServer:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def enter(self, body: dict[str, Any], headers: dict[str, str]) -> int:
+        """Record a request and return its index."""
         with self.lock:
             self.bodies.append(body)
             self.headers.append(headers)
@@ -71,7 +76,7 @@ class ScriptedServer:
 
 @contextmanager
 def scripted(choose: Callable[[int, dict[str, Any]], Reply]) -> Iterator[ScriptedServer]:
-    """Serve until the block ends."""
+    """Serve scripted replies until the block ends."""
     script = ScriptedServer(choose)
 
     class Play(BaseHTTPRequestHandler):
@@ -82,11 +87,12 @@ def scripted(choose: Callable[[int, dict[str, Any]], Reply]) -> Iterator[Scripte
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            number = script.enter(body, dict(self.headers.items()))
+            index = script.enter(body, dict(self.headers.items()))
             try:
-                reply = script.choose(number, body)
+                reply = script.choose(index, body)
             finally:
-                script.leave()  # before the answer: the next request may come while this thread still ends
+                # Before the reply: after it, the next request may come before this thread ends.
+                script.leave()
             self._send(reply)
 
         def _send(self, reply: Reply) -> None:

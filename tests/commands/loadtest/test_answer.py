@@ -1,4 +1,4 @@
-"""Streams of known bytes at known moments."""
+"""Answers from streams of known bytes with known times of arrival."""
 
 import json
 
@@ -15,7 +15,7 @@ def delta(**fields: object) -> bytes:
 END = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
 
 
-def test_latencies_follow_from_the_moments() -> None:
+def test_latencies_follow_from_times_of_arrival() -> None:
     pieces = [
         (12.0, text("a")),
         (12.5, text("b")),
@@ -29,7 +29,7 @@ def test_latencies_follow_from_the_moments() -> None:
     assert (answer.ttft, answer.e2el, answer.tpot, answer.itls) == (2.0, 5.0, 1.5, [0.5, 1.5])
 
 
-def test_a_chunk_of_several_tokens_is_one_gap_but_all_its_tokens_count() -> None:
+def test_a_chunk_of_several_tokens_is_one_gap_and_counts_all_its_tokens() -> None:
     answer = read_answer(0.0, 9.0, [(1.0, text("a")), (5.0, text("bcde", "length")), (9.0, usage(5, 5))])
     assert isinstance(answer, Answer)
     assert (answer.itls, answer.tpot) == ([4.0], 2.0)
@@ -49,7 +49,7 @@ def test_chunks_without_text_are_not_the_first_token() -> None:
 
 
 @pytest.mark.parametrize("name", ["content", "reasoning_content", "reasoning", "tool_calls"])
-def test_whatever_a_model_says_is_content(name: str) -> None:
+def test_each_kind_of_delta_counts_as_content(name: str) -> None:
     answer = read_answer(0.0, 2.0, [(1.0, delta(**{name: "x"})), (2.0, END), (2.0, usage(1, 1))])
     assert isinstance(answer, Answer)
     assert answer.contents == (1.0,)
@@ -61,11 +61,10 @@ def test_an_answer_without_any_text_has_no_time_to_first_token() -> None:
     assert (answer.ttft, answer.tpot, answer.itls, answer.num_output_tokens) == (None, None, [], 2)
 
 
-def test_an_event_comes_when_its_last_byte_does() -> None:
+def test_an_event_arrives_with_its_last_byte() -> None:
     stream = (text("a") + text("b", "length") + usage(2, 2) + DONE).replace(b"\n", b"\r\n")
-    answer = read_answer(
-        0.0, 1000.0, [(float(moment), stream[moment : moment + 1]) for moment in range(len(stream))]
-    )
+    pieces = [(float(index), stream[index : index + 1]) for index in range(len(stream))]
+    answer = read_answer(0.0, 1000.0, pieces)
     assert isinstance(answer, Answer)
     first_end = stream.index(b"\n")
     assert answer.contents == (first_end, stream.index(b"\n", first_end + 3))
@@ -84,13 +83,13 @@ def test_an_event_comes_when_its_last_byte_does() -> None:
         ([b"data: [1]\n\n"], "malformed stream"),
     ],
 )
-def test_what_is_not_a_whole_answer_is_a_failure(pieces: list[bytes], reason: str) -> None:
+def test_an_incomplete_answer_is_a_failure(pieces: list[bytes], reason: str) -> None:
     outcome = read_answer(0.0, 1.0, [(0.5, piece) for piece in pieces])
     assert isinstance(outcome, Failure)
     assert outcome.reason == reason
 
 
-def test_a_failure_repeats_what_the_server_said() -> None:
+def test_a_failure_repeats_the_server_error() -> None:
     outcome = read_answer(0.0, 1.0, [(0.5, event({"error": {"message": "out of luck", "code": 500}}))])
     assert isinstance(outcome, Failure)
     assert json.loads(outcome.detail) == {"message": "out of luck", "code": 500}

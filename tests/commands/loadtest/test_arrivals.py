@@ -1,3 +1,5 @@
+"""Arrival times: reproducible by their seed, and with the requested distribution."""
+
 import math
 import statistics
 from itertools import pairwise
@@ -16,15 +18,15 @@ def test_a_seed_repeats_its_arrivals() -> None:
     assert arrival_times(50, 3.0, 1.0, "7") != arrival_times(50, 3.0, 1.0, "8")
 
 
-def test_more_requests_leave_the_first_ones_where_they_were() -> None:
+def test_more_requests_do_not_change_the_first_arrivals() -> None:
     assert arrival_times(50, 3.0, 1.0, "7") == arrival_times(80, 3.0, 1.0, "7")[:50]
 
 
-def test_an_infinite_rate_is_all_at_once() -> None:
+def test_an_infinite_rate_sends_all_at_once() -> None:
     assert arrival_times(4, math.inf, 1.0, "0") == [0.0] * 4
 
 
-def test_the_first_request_comes_at_once_and_the_others_in_order() -> None:
+def test_first_arrival_is_zero_and_others_are_in_order() -> None:
     times = arrival_times(100, 5.0, 0.5, "1")
     assert times[0] == 0.0
     assert times == sorted(times)
@@ -33,7 +35,10 @@ def test_the_first_request_comes_at_once_and_the_others_in_order() -> None:
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
 def test_gaps_have_the_mean_of_the_rate_and_the_spread_of_the_burstiness(burstiness: float) -> None:
-    """A gamma distribution of shape k has a coefficient of variation of 1 / √k; for k = 1, the Poisson process, 1."""
+    """A gamma distribution of shape k has a coefficient of variation of 1 / √k.
+
+    Shape 1 is a Poisson process.
+    """
     spaces = gaps(arrival_times(20_000, 4.0, burstiness, "3"))
     mean = statistics.fmean(spaces)
     assert mean == pytest.approx(0.25, rel=0.05)

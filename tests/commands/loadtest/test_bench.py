@@ -1,4 +1,4 @@
-"""`snapserve bench` against snapserve: its server, its engine's thread, the fake backend."""
+"""`snapserve bench` against snapserve's own server with the fake backend."""
 
 import io
 import json
@@ -21,62 +21,35 @@ def bench(running: RunningServer, capsys: pytest.CaptureFixture[str], *options: 
 def test_token_prompts_have_their_exact_lengths(
     running: RunningServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = (
-        "--num-prompts",
-        "6",
-        "--random-input-len",
-        "50",
-        "--random-output-len",
-        "9",
-        "--max-concurrency",
-        "2",
-    )
-    result = bench(running, capsys, *sizes)
+    sizes = "--num-prompts 6 --random-input-len 50 --random-output-len 9 --max-concurrency 2"
+    result = bench(running, capsys, *sizes.split())
     assert result["prompts"] == "random tokens"
     assert (result["completed"], result["failed"]) == (6, 0)
     assert (result["total_input_tokens"], result["total_output_tokens"]) == (300, 54)
     assert all(result[f"p99_{metric}_ms"] is not None for metric in ("ttft", "tpot", "itl", "e2el"))
 
 
-def test_chats_come_close_to_the_length_asked_for(
+def test_chat_prompts_are_within_a_tenth_of_the_requested_length(
     running: RunningServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = (
-        "--num-prompts",
-        "10",
-        "--random-input-len",
-        "200",
-        "--random-output-len",
-        "5",
-        "--request-rate",
-        "500",
-    )
-    result = bench(running, capsys, "--endpoint", "/v1/chat/completions", *sizes)
+    sizes = "--num-prompts 10 --random-input-len 200 --random-output-len 5 --request-rate 500"
+    result = bench(running, capsys, "--endpoint", "/v1/chat/completions", *sizes.split())
     assert result["prompts"] == "random words"
     assert result["total_output_tokens"] == 50
     assert result["total_input_tokens"] == pytest.approx(2000, rel=0.1)
 
 
-def test_a_file_of_prompts(
+def test_prompts_are_read_from_a_file(
     running: RunningServer, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    (tmp_path / "prompts.txt").write_text("The river froze.\nMarta keeps a falcon.\n")
-    result = bench(
-        running,
-        capsys,
-        "--dataset-path",
-        str(tmp_path / "prompts.txt"),
-        "--num-prompts",
-        "4",
-        "--random-output-len",
-        "3",
-    )
+    path = tmp_path / "prompts.txt"
+    path.write_text("The river froze.\nMarta keeps a falcon.\n")
+    sizes = ("--num-prompts", "4", "--random-output-len", "3")
+    result = bench(running, capsys, "--dataset-path", str(path), *sizes)
     assert (result["prompts"], result["total_output_tokens"]) == ("file", 12)
 
 
-def test_what_the_server_refuses_is_counted(
-    running: RunningServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refused_requests_are_counted(running: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--num-prompts", "3", "--random-input-len", "50", "--random-output-len", "5000")
     assert main(["bench", "--base-url", running.url, *options]) == 1
     assert "3 × HTTP 400" in capsys.readouterr().out
@@ -107,13 +80,13 @@ def test_a_plot_without_matplotlib_is_refused_before_the_load(
 
 
 class Terminal(io.StringIO):
-    """A text that says it is a terminal."""
+    """A text stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
-def test_progress_is_one_line_of_a_terminal_and_nothing_elsewhere() -> None:
+def test_progress_is_one_line_on_a_terminal_and_nothing_elsewhere() -> None:
     terminal, file = Terminal(), io.StringIO()
     for output in (terminal, file):
         line = ProgressLine(output, "here", 2)

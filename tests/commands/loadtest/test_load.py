@@ -1,4 +1,4 @@
-"""Loads against servers that do exactly what a test says."""
+"""Loads against scripted servers."""
 
 import json
 import threading
@@ -18,7 +18,7 @@ from commands.loadtest.target import Target, TargetError
 from tests.commands.loadtest.scripted import DONE, Reply, ScriptedServer, event, scripted, text, usage, whole
 
 
-def always(_number: int, _body: dict[str, Any]) -> Reply:
+def always(_index: int, _body: dict[str, Any]) -> Reply:
     return Reply(whole())
 
 
@@ -40,7 +40,7 @@ def reasons(run: Run) -> list[str]:
     return [outcome.reason if isinstance(outcome, Failure) else "" for outcome in run.outcomes]
 
 
-async def test_a_request_says_what_bench_promises() -> None:
+async def test_a_request_has_the_documented_fields_and_headers() -> None:
     with scripted(always) as server:
         address = Address(
             server.url, "/v1/completions", "m", "secret", {"top_k": 5, "max_tokens": 9, "temperature": None}
@@ -62,8 +62,8 @@ async def test_a_request_says_what_bench_promises() -> None:
     assert server.headers[0]["Authorization"] == "Bearer secret"
 
 
-async def test_times_are_no_shorter_than_what_the_server_waited() -> None:
-    with scripted(lambda _number, _body: Reply(whole(num_output=3), delay=0.02)) as server:
+async def test_latencies_are_no_shorter_than_the_delays_of_the_server() -> None:
+    with scripted(lambda _index, _body: Reply(whole(num_output=3), delay=0.02)) as server:
         run = await load(server, 2)
     for outcome in run.outcomes:
         assert isinstance(outcome, Answer)
@@ -74,7 +74,7 @@ async def test_times_are_no_shorter_than_what_the_server_waited() -> None:
     assert run.duration >= 6 * 0.02
 
 
-async def test_every_kind_of_failure_is_told_from_the_others() -> None:
+async def test_each_kind_of_failure_has_its_reason() -> None:
     replies = {
         0: Reply(whole()),
         1: Reply([b'{"error": {"message": "queue full"}}'], status=429),
@@ -85,7 +85,7 @@ async def test_every_kind_of_failure_is_told_from_the_others() -> None:
         6: Reply([text("a", "length"), DONE]),
         7: Reply([b""], status=302),
     }
-    with scripted(lambda _number, body: replies[body["prompt"][2]]) as server:
+    with scripted(lambda _index, body: replies[body["prompt"][2]]) as server:
         run = await load(server, 8)
     assert reasons(run) == [
         "",
@@ -102,18 +102,18 @@ async def test_every_kind_of_failure_is_told_from_the_others() -> None:
     assert "queue full" in refused.detail
 
 
-async def test_an_answer_ends_where_it_says_even_if_its_connection_does_not() -> None:
+async def test_an_answer_ends_even_if_its_connection_stays_open() -> None:
     replies = {0: Reply(whole(), is_kept_open=True), 1: Reply([b"full"], status=429, is_kept_open=True)}
-    with scripted(lambda _number, body: replies[body["prompt"][2]]) as server:
+    with scripted(lambda _index, body: replies[body["prompt"][2]]) as server:
         run = await load(server, 2)
     assert reasons(run) == ["", "HTTP 429"]
 
 
-async def test_a_closed_loop_keeps_its_places_filled_and_no_more() -> None:
-    """Nobody is answered until three are there: four at once would show, two at once would break the barrier."""
+async def test_a_closed_loop_keeps_exactly_max_concurrency_requests_open() -> None:
+    """The barrier holds all replies until three requests are open. `most_open` would show a fourth."""
     barrier = threading.Barrier(3)
 
-    def choose(_number: int, _body: dict[str, Any]) -> Reply:
+    def choose(_index: int, _body: dict[str, Any]) -> Reply:
         barrier.wait(timeout=20)
         return Reply(whole())
 
@@ -123,11 +123,11 @@ async def test_a_closed_loop_keeps_its_places_filled_and_no_more() -> None:
     assert server.most_open == 3
 
 
-async def test_an_open_loop_waits_for_nobody() -> None:
-    """None is answered before all have come."""
+async def test_an_open_loop_does_not_wait_for_answers() -> None:
+    """The barrier holds all replies until all requests have arrived."""
     barrier = threading.Barrier(6)
 
-    def choose(_number: int, _body: dict[str, Any]) -> Reply:
+    def choose(_index: int, _body: dict[str, Any]) -> Reply:
         barrier.wait(timeout=20)
         return Reply(whole())
 
@@ -138,10 +138,10 @@ async def test_an_open_loop_waits_for_nobody() -> None:
     assert run.duration >= arrivals[-1]
 
 
-async def test_a_run_ends_at_its_time_limit_and_what_is_unfinished_has_failed() -> None:
+async def test_a_run_ends_at_its_time_limit_and_unfinished_requests_fail() -> None:
     hold = threading.Event()
 
-    def choose(_number: int, body: dict[str, Any]) -> Reply:
+    def choose(_index: int, body: dict[str, Any]) -> Reply:
         if body["prompt"][2] > 0:
             hold.wait(timeout=20)
         return Reply(whole())
@@ -153,12 +153,12 @@ async def test_a_run_ends_at_its_time_limit_and_what_is_unfinished_has_failed() 
     assert len(server.bodies) == 2
 
 
-async def test_progress_hears_of_every_request() -> None:
-    heard: list[bool] = []
-    with scripted(lambda number, _body: Reply(whole()) if number else Reply([b""], status=500)) as server:
+async def test_progress_is_called_for_every_request() -> None:
+    reported: list[bool] = []
+    with scripted(lambda index, _body: Reply(whole()) if index else Reply([b""], status=500)) as server:
         target = Target(Address(server.url, model="scripted"), ignore_eos=False)
-        await run_load(target, [Prompt("a", 1)] * 3, [0.0] * 3, None, 30.0, heard.append)
-    assert sorted(heard) == [False, True, True]
+        await run_load(target, [Prompt("a", 1)] * 3, [0.0] * 3, None, 30.0, reported.append)
+    assert sorted(reported) == [False, True, True]
 
 
 async def test_a_server_that_refuses_connections_is_a_failure_of_each_request() -> None:
@@ -167,16 +167,16 @@ async def test_a_server_that_refuses_connections_is_a_failure_of_each_request() 
     assert reasons(await load(server, 2)) == ["connection: ConnectionRefusedError"] * 2
 
 
-def takes_text_alone(_number: int, body: dict[str, Any]) -> Reply:
-    """Count two tokens a word and ten more, as a server with a template may."""
+def accepts_text_only(_index: int, body: dict[str, Any]) -> Reply:
+    """Count two tokens for each word and ten more, as a server with a chat template may."""
     content = body["prompt"] if "prompt" in body else body["messages"][0]["content"]
     if not isinstance(content, str):
         return Reply([b'{"error": "prompt must be a string"}'], status=422)
     return Reply(whole(num_input=2 * len(content.split()) + 10))
 
 
-async def test_words_are_scaled_by_what_the_server_counts() -> None:
-    with scripted(takes_text_alone) as server:
+async def test_words_are_scaled_by_the_token_counts_of_the_server() -> None:
+    with scripted(accepts_text_only) as server:
         target = Target(Address(server.url), ignore_eos=False)
         (form,) = await probe([target], Load())
     assert target.model == "scripted"
@@ -184,17 +184,17 @@ async def test_words_are_scaled_by_what_the_server_counts() -> None:
     assert (form.overhead, form.tokens_per_word) == (10, 2)
 
 
-async def test_two_servers_get_prompts_of_one_kind() -> None:
-    with scripted(always) as tokens, scripted(takes_text_alone) as words:
-        one, other = (Target(Address(server.url), ignore_eos=False) for server in (tokens, words))
+async def test_two_servers_get_prompts_of_one_form() -> None:
+    with scripted(always) as tokens, scripted(accepts_text_only) as words:
+        first, second = (Target(Address(server.url), ignore_eos=False) for server in (tokens, words))
         with pytest.raises(TargetError, match="counts 7 tokens for 32 words and 7 for 256"):
-            await probe([one, other], Load())
-        assert await probe([one], Load()) == [None]
+            await probe([first, second], Load())
+        assert await probe([first], Load()) == [None]
 
 
-async def test_a_busy_server_is_not_mistaken_for_one_that_wants_text() -> None:
+async def test_a_busy_server_is_not_mistaken_for_one_without_token_prompts() -> None:
     with (
-        scripted(lambda _number, _body: Reply([b"busy"], status=503)) as server,
+        scripted(lambda _index, _body: Reply([b"busy"], status=503)) as server,
         pytest.raises(TargetError, match="HTTP 503 busy"),
     ):
         await probe([Target(Address(server.url), ignore_eos=False)], Load())
@@ -207,13 +207,13 @@ def run_bench(server: ScriptedServer, *options: str) -> int:
     )
 
 
-def half_refused(_number: int, body: dict[str, Any]) -> Reply:
+def half_refused(_index: int, body: dict[str, Any]) -> Reply:
     return (
         Reply(whole()) if body["max_tokens"] == 1 or body["prompt"][0] % 2 else Reply([b"full"], status=429)
     )
 
 
-def test_failures_show_in_the_status_unless_they_are_allowed(
+def test_failures_set_the_exit_status_unless_they_are_allowed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "result.json"
@@ -235,40 +235,37 @@ def test_warm_ups_are_sent_and_not_counted(capsys: pytest.CaptureFixture[str]) -
     assert len(server.bodies) == 1 + 3 + 4
 
 
-def test_a_server_that_is_not_there_is_an_error_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_is_an_error_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     with scripted(always) as server:
         pass
     assert run_bench(server) == 1
     assert "cannot be reached: ConnectError" in capsys.readouterr().err
 
 
-def test_two_servers_take_turns_with_the_same_prompts(
+def test_two_servers_are_loaded_in_turns_with_the_same_prompts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, order = tmp_path / "result.json", list[str]()
+    file = tmp_path / "result.json"
+    order: list[str] = []
 
     def named(name: str, num_output: int) -> Any:
-        def choose(_number: int, body: dict[str, Any]) -> Reply:
+        def choose(_index: int, body: dict[str, Any]) -> Reply:
             if body["max_tokens"] > 1:
                 order.append(name)
             return Reply((*[text("a")] * 2, text("", "stop"), usage(8, num_output), DONE))
 
         return choose
 
-    with scripted(named("A", 6)) as one, scripted(named("B", 3)) as other:
-        assert (
-            run_bench(
-                one, "--compare", other.url, "--rounds", "2", "--max-concurrency", "1", "--json", str(file)
-            )
-            == 0
-        )
+    with scripted(named("A", 6)) as base, scripted(named("B", 3)) as compare:
+        turns = ("--compare", compare.url, "--rounds", "2", "--max-concurrency", "1")
+        assert run_bench(base, *turns, "--json", str(file)) == 0
     assert "".join(order) == "AAAABBBBBBBBAAAA"
-    assert [body["prompt"] for body in one.bodies] == [body["prompt"] for body in other.bodies]
-    assert len({tuple(body["prompt"]) for body in one.bodies[1:]}) == 8
+    assert [body["prompt"] for body in base.bodies] == [body["prompt"] for body in compare.bodies]
+    assert len({tuple(body["prompt"]) for body in base.bodies[1:]}) == 8
     result = json.loads(file.read_text())
     assert result["ratios"]["total_output_tokens"] == 2
     assert [run["total_output_tokens"] for run in result["compare"]["runs"]] == [12, 12]
-    assert result["compare_url"] == other.url
+    assert result["compare_url"] == compare.url
     assert "ratio" in capsys.readouterr().out
 
 
@@ -297,7 +294,7 @@ def test_two_servers_take_turns_with_the_same_prompts(
         ),
     ],
 )
-def test_options_that_cannot_be_are_refused_by_name(
+def test_invalid_options_are_refused_by_name(
     options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with scripted(always) as server:
@@ -305,7 +302,7 @@ def test_options_that_cannot_be_are_refused_by_name(
     assert message in capsys.readouterr().err
 
 
-def test_options_may_come_from_the_environment(
+def test_options_are_read_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SNAPSERVE_BENCH_RANDOM_OUTPUT_LEN", "77")

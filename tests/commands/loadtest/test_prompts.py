@@ -1,3 +1,5 @@
+"""Prompts of a load: lengths, seeds, and files."""
+
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +13,7 @@ from server.options.option import OptionError
 LOAD = Load(input_len=100, output_len=20, vocab_size=600)
 
 
-def test_random_tokens_have_the_length_and_the_vocabulary_asked_for() -> None:
+def test_random_tokens_have_the_requested_length_and_vocabulary() -> None:
     for prompt in make_prompts(LOAD, None, "0", 20):
         assert len(prompt.content) == 100
         assert all(isinstance(token, int) and 256 <= token < 600 for token in prompt.content)
@@ -23,7 +25,7 @@ def test_a_seed_repeats_its_prompts() -> None:
     assert make_prompts(LOAD, None, "1", 5) == make_prompts(LOAD, None, "1", 9)[:5]
 
 
-def test_no_two_prompts_of_a_run_or_of_two_rounds_begin_alike() -> None:
+def test_prompts_of_a_run_and_of_other_rounds_have_different_prefixes() -> None:
     prompts = make_prompts(LOAD, None, "1", 50) + make_prompts(LOAD, None, "2", 50)
     assert len({prompt.content[:16] for prompt in prompts}) == 100
 
@@ -36,7 +38,7 @@ def test_lengths_vary_by_the_ratio() -> None:
     assert limits == set(range(10, 31))
 
 
-def test_words_are_as_many_as_make_the_tokens() -> None:
+def test_number_of_words_follows_the_scale() -> None:
     scale = WordScale.through((32, 32 * 2 + 10), (256, 256 * 2 + 10))
     assert scale == WordScale(10, 2)
     (prompt,) = make_prompts(LOAD, scale, "0", 1)
@@ -48,7 +50,7 @@ def test_a_template_longer_than_the_prompt_leaves_one_word() -> None:
     assert WordScale(200, 1.0).num_words(100) == 1
 
 
-def test_lines_of_a_file_come_in_an_order_of_the_seed_and_again_when_they_run_out(tmp_path: Path) -> None:
+def test_lines_of_a_file_are_shuffled_by_the_seed_and_repeated(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("one\n\ntwo\nthree\n")
     load = replace(LOAD, dataset_path=file)
@@ -58,7 +60,7 @@ def test_lines_of_a_file_come_in_an_order_of_the_seed_and_again_when_they_run_ou
     assert contents == [prompt.content for prompt in make_prompts(load, None, "0", 6)]
 
 
-def test_a_jsonl_file_has_objects(tmp_path: Path) -> None:
+def test_prompts_are_read_from_objects_of_a_jsonl_file(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": text, "other": 1}) + "\n" for text in ("a\nb", "c")))
     assert {prompt.content for prompt in make_prompts(replace(LOAD, dataset_path=file), None, "0", 2)} == {

@@ -1,4 +1,4 @@
-"""Figures of runs with known moments, held against numpy's statistics and against sums done by hand."""
+"""Figures of runs with known latencies, compared with numpy's statistics and with sums by hand."""
 
 import random
 
@@ -27,7 +27,7 @@ RUN = Run(
 )
 
 
-def test_totals_count_what_was_completed() -> None:
+def test_totals_count_completed_requests() -> None:
     figures = make_report(RUN, (50.0,)).figures
     expected = {
         "completed": 3,
@@ -51,7 +51,7 @@ def test_latencies_have_the_names_of_vllm_bench_serve() -> None:
         assert figures[f"p50_{metric}_ms"] == pytest.approx(figures[f"median_{metric}_ms"])
 
 
-def test_latencies_by_hand() -> None:
+def test_latencies_equal_sums_by_hand() -> None:
     figures = make_report(RUN, (90.0,)).figures
     expected = {
         "mean_ttft_ms": 200,
@@ -95,7 +95,7 @@ def report_of(output_throughput: float, tpot: float | None) -> Report:
 
 
 def test_ratios_are_taken_within_a_round() -> None:
-    """The machine was slow in the second round: each side's own median would say 60 / 50, the rounds say 2, 2 and 1."""
+    """Round 2 is slow: the ratio of the medians is 60 / 50, the ratios of the rounds are 2, 2 and 1."""
     base = [report_of(100.0, 1.0), report_of(40.0, 4.0), report_of(60.0, None)]
     compare = [report_of(50.0, 2.0), report_of(20.0, 2.0), report_of(60.0, 3.0)]
     both = Comparison(base, compare)
@@ -114,6 +114,6 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert row.split()[-3:] == ["60.00", "50.00", "2.00"]
 
 
-def test_ratios_skip_what_one_side_lacks() -> None:
+def test_ratios_skip_figures_that_one_server_lacks() -> None:
     assert ratios([{"a": 1.0, "b": 2.0}], [{"a": 4.0}]) == {"a": 0.25}
     assert ratios([{"a": None}], [{"a": 4.0}]) == {"a": None}

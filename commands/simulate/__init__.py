@@ -1,4 +1,7 @@
-"""`snapserve simulate`: plans, sweeps, replays and published figures, on simulated machines. Every answer says that it is simulated."""
+"""`snapserve simulate`: plans, sweeps, replays and published figures on simulated machines.
+
+Every output says that it is simulated.
+"""
 
 from commands.simulate.command import NAME, SUMMARY, configure, run
 

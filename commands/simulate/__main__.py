@@ -1,4 +1,4 @@
-"""Prints the tables of `docs/simulator-options.md`."""
+"""Print the tables of `docs/simulator-options.md`."""
 
 from commands.simulate.options import options_tables
 

@@ -1,4 +1,4 @@
-"""The form of an answer."""
+"""The output that all sub-commands of `simulate` share."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Lines for people, values for programs, and the command's exit status."""
+    """The result of one sub-command: lines for text output, values for JSON output, and the exit status."""
 
     lines: Sequence[str]
     values: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Traces of requests: who arrives when, with how long a prompt and how long an answer. Read from files, or drawn from a seed."""
+"""Traces of requests (arrival times, lengths of prompts and answers), read from a file or drawn from a seed."""
 
 import csv
 import enum
@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 
 class TraceError(ValueError):
-    """A trace that cannot be read."""
+    """A trace cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,37 +26,45 @@ class Arrival:
 
 
 def read_trace(path: Path) -> Iterator[Arrival]:
-    """Yield the arrivals of a file, in order of time. Raises TraceError with the line.
+    """Yield the arrivals of a file, in order of time. Raises `TraceError` with the line.
 
-    JSON lines, ours (`time`, `num_prompt_tokens`, `num_output_tokens`) or Mooncake's (`timestamp` in milliseconds, `input_length`,
-    `output_length`; vLLM's benchmark reads the same); or a CSV file with BurstGPT's columns.
+    The formats are:
+
+    - our JSON lines: `time` in seconds, `num_prompt_tokens`, `num_output_tokens`;
+    - Mooncake's JSON lines, which vLLM's benchmark reads too: `timestamp` in milliseconds, `input_length`,
+      `output_length`;
+    - a CSV file with BurstGPT's columns.
     """
     with path.open(newline="", errors="replace") as file:
-        last = -math.inf
-        for number, read in _csv_rows(file) if path.suffix == ".csv" else _json_rows(file):
+        previous_time = -math.inf
+        for line_number, parse in _csv_rows(file) if path.suffix == ".csv" else _json_rows(file):
             try:
-                arrival = _arrival(read())
+                arrival = _arrival(parse())
             except KeyError as error:
-                raise TraceError(f"{path}, line {number}: {error} is missing") from error
+                raise TraceError(f"{path}, line {line_number}: {error} is missing") from error
             except (TypeError, ValueError) as error:
-                raise TraceError(f"{path}, line {number}: {error}") from error
-            if arrival.time < last:
+                raise TraceError(f"{path}, line {line_number}: {error}") from error
+            if arrival.time < previous_time:
                 raise TraceError(
-                    f"{path}, line {number}: time {arrival.time} lies before that of the line above, {last}"
+                    f"{path}, line {line_number}: time {arrival.time} is before {previous_time}, "
+                    "the time of the previous request"
                 )
-            last = arrival.time
+            previous_time = arrival.time
             yield arrival
 
 
 def _json_rows(file: TextIO) -> Iterator[tuple[int, Callable[[], Any]]]:
-    """Yield the number of each line that is not empty, and what reads it."""
-    for number, line in enumerate(file, start=1):
+    """Yield the number and the parser of each line that is not blank.
+
+    The caller names the line of an error.
+    """
+    for line_number, line in enumerate(file, start=1):
         if line.strip():
-            yield number, partial(json.loads, line)
+            yield line_number, partial(json.loads, line)
 
 
 def _csv_rows(file: TextIO) -> Iterator[tuple[int, Callable[[], Any]]]:
-    """As `_json_rows`; BurstGPT's failed requests, whose answers have no token, are left out."""
+    """Like `_json_rows`. BurstGPT's failed requests, whose answers have no token, are skipped."""
     reader = csv.DictReader(file)
     for row in reader:
         if row.get("Response tokens") != "0":
@@ -65,7 +73,7 @@ def _csv_rows(file: TextIO) -> Iterator[tuple[int, Callable[[], Any]]]:
 
 def _arrival(row: Any) -> Arrival:
     if not isinstance(row, dict):
-        raise TypeError(f"{row!r} is no object")
+        raise TypeError(f"expected a JSON object, got {row!r}")
     if "timestamp" in row:
         return _checked(float(row["timestamp"]) / 1e3, row["input_length"], row["output_length"])
     if "Timestamp" in row:
@@ -77,14 +85,14 @@ def _checked(time: float, num_prompt_tokens: Any, num_output_tokens: Any) -> Arr
     arrival = Arrival(time, int(num_prompt_tokens), int(num_output_tokens))
     if not math.isfinite(time) or arrival.num_prompt_tokens < 1 or arrival.num_output_tokens < 1:
         raise ValueError(
-            f"a request needs a finite time and at least one token each way, "
-            f"got {time}, {arrival.num_prompt_tokens} and {arrival.num_output_tokens}"
+            "a request needs a finite time and at least one token each in prompt and answer, "
+            f"got time {time}, {arrival.num_prompt_tokens} and {arrival.num_output_tokens} tokens"
         )
     return arrival
 
 
 class ShapeName(enum.StrEnum):
-    """How the rate of drawn arrivals changes over time."""
+    """The shape of the rate of drawn arrivals over time."""
 
     POISSON = "poisson"
     BURSTS = "bursts"
@@ -93,7 +101,7 @@ class ShapeName(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a drawn trace looks like: a mean rate in requests a second, a shape over time, and mean lengths in tokens."""
+    """A drawn trace: a mean rate in requests per second, a shape over time, and mean lengths in tokens."""
 
     rate: float
     num_requests: int
@@ -109,36 +117,41 @@ class Traffic:
             or min(self.mean_prompt_tokens, self.mean_output_tokens) < 1
         ):
             raise TraceError(
-                f"a trace needs a finite rate above 0, a request, and lengths of at least one token: {self}"
+                "a trace needs a finite rate above 0, at least one request, and mean lengths of at least "
+                f"one token, got {self}"
             )
 
     def arrivals(self) -> Iterator[Arrival]:
-        """Yield the arrivals: an inhomogeneous Poisson process, by thinning, with lengths of a gamma distribution."""
-        draw, intensity, peak = random.Random(self.seed), *_SHAPES[self.shape]
+        """Yield the arrivals of an inhomogeneous Poisson process. Lengths follow a gamma distribution."""
+        rng = random.Random(self.seed)
+        intensity, peak = _SHAPES[self.shape]
         time = 0.0
         for _ in range(self.num_requests):
-            time += draw.expovariate(self.rate * peak)
-            while draw.random() * peak > intensity(time):
-                time += draw.expovariate(self.rate * peak)
-            yield Arrival(
-                time, _length(draw, self.mean_prompt_tokens), _length(draw, self.mean_output_tokens)
-            )
+            # Thinning: candidates arrive at the peak rate, and each is kept with probability intensity /
+            # peak.
+            time += rng.expovariate(self.rate * peak)
+            while rng.random() * peak > intensity(time):
+                time += rng.expovariate(self.rate * peak)
+            num_prompt_tokens = _length(rng, self.mean_prompt_tokens)
+            num_output_tokens = _length(rng, self.mean_output_tokens)
+            yield Arrival(time, num_prompt_tokens, num_output_tokens)
 
 
-def _length(draw: random.Random, mean: float) -> int:
-    return max(1, round(draw.gammavariate(2.0, mean / 2)))
+def _length(rng: random.Random, mean: float) -> int:
+    return max(1, round(rng.gammavariate(2.0, mean / 2)))
 
 
 def _day(time: float) -> float:
-    """Quietest at the start and end of a day of 86,400 s, twice the mean at noon."""
+    """Return the intensity of a day of 86,400 s: none at its start and end, twice the mean at noon."""
     return 1 - math.cos(2 * math.pi * time / 86400)
 
 
 def _bursts(time: float) -> float:
-    """One minute in five at four times the mean, the others at a quarter of it."""
+    """Return four times the mean for one minute in five, and a quarter of the mean for the other four."""
     return 4.0 if time % 300 < 60 else 0.25
 
 
+# For each shape: the intensity over time, whose mean is 1, and its maximum.
 _SHAPES: dict[ShapeName, tuple[Callable[[float], float], float]] = {
     ShapeName.POISSON: (lambda _: 1.0, 1.0),
     ShapeName.BURSTS: (_bursts, 4.0),

@@ -1,4 +1,7 @@
-"""`plan` and `sweep`: what a deployment holds and how fast it is. The work is done in `backends.sn40l`."""
+"""`plan` and `sweep`: the capacity and speed of deployments.
+
+`backends.sn40l` computes; this module prints.
+"""
 
 from argparse import Namespace
 from collections.abc import Sequence
@@ -14,7 +17,10 @@ from server.options.option import OptionError
 
 
 def plan_answer(arguments: Namespace) -> Answer:
-    """The cheapest deployment that meets the level, and the others."""
+    """Return the deployments that meet the service level, cheapest first.
+
+    Raises `OptionError` if none does.
+    """
     deployment = deployment_of(arguments, arguments.sockets and max(arguments.sockets))
     counts = arguments.sockets or socket_counts(deployment.machine.max_sockets)
     level = ServiceLevel(arguments.max_ttft, arguments.max_tpot, arguments.min_rate)
@@ -25,32 +31,31 @@ def plan_answer(arguments: Namespace) -> Answer:
     found = [option for option in fitting if level.is_met(option)]
     if not found:
         raise OptionError(_unmet(arguments, fitting))
-    lines = [f"{arguments.model} on {arguments.machine}, context {arguments.context:,}", ""]
-    lines += [
+    lines = [
+        f"{arguments.model} on {arguments.machine}, context {arguments.context:,}",
+        "",
         "Cheapest:",
         "",
         *_placement_lines(found[0]),
         "",
         "All that meet the level, cheapest first:",
         "",
+        table(_OPTION_HEADER, [_option_cells(option) for option in found]),
     ]
-    return Answer(
-        [*lines, table(_OPTION_HEADER, [_option_cells(option) for option in found])],
-        {"options": [_values(o) for o in found]},
-    )
+    return Answer(lines, {"options": [_values(option) for option in found]})
 
 
 def _unmet(arguments: Namespace, fitting: Sequence[PlanOption]) -> str:
-    """Return which limits no deployment meets together, and the best that each would find alone."""
+    """Return the limits that no deployment meets together, each with the best value of any deployment."""
     limits = (
         ("--max-ttft", arguments.max_ttft, min(option.ttft for option in fitting)),
         ("--max-tpot", arguments.max_tpot, min(option.tpot for option in fitting)),
         ("--min-rate", arguments.min_rate, max(option.rate for option in fitting)),
     )
-    given = " and ".join(
+    unmet = " and ".join(
         f"{flag} {limit:g} (best of any: {best:.4g})" for flag, limit, best in limits if limit is not None
     )
-    return f"none of {len(fitting)} deployments meets {given}"
+    return f"none of {len(fitting)} deployments meets {unmet}"
 
 
 _OPTION_HEADER = (
@@ -84,13 +89,14 @@ def _placement_lines(option: PlanOption) -> list[str]:
     layout = option.policy.layout
     sections = f"{layout.num_sink} sink, {layout.num_recent:,} recent, {layout.num_kept:,} kept"
     slots = f"{option.num_slots} slots of {layout.capacity:,} entries ({option.policy.name}: {sections})"
-    split = option.placement.sockets_per_sequence
-    how = f"attention of a sequence on {split} {'socket' if split == 1 else 'sockets'}, {option.deployment.execution}"
-    lines = [f"{option.deployment.num_sockets} sockets, {slots}, {how}"]
+    num_split = option.placement.sockets_per_sequence
+    split = f"attention of a sequence on {num_split} {'socket' if num_split == 1 else 'sockets'}"
+    lines = [f"{option.deployment.num_sockets} sockets, {slots}, {split}, {option.deployment.execution}"]
     for tier in option.placement.tiers:
         parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in tier.parts if size)
         lines.append(
-            f"  {tier.name:<4} {tier.used / 1e9:7.2f} of {tier.capacity / 1e9:7.2f} GB a socket: {parts or 'empty'}"
+            f"  {tier.name:<4} {tier.used / 1e9:7.2f} of {tier.capacity / 1e9:7.2f} GB per socket: "
+            f"{parts or 'empty'}"
         )
     return lines
 
@@ -113,7 +119,7 @@ def _values(option: PlanOption) -> dict[str, Any]:
 
 
 def sweep_answer(arguments: Namespace) -> Answer:
-    """The table of all combinations."""
+    """Return a row for each combination of batch, context, sockets, policy and execution."""
     deployment = deployment_of(arguments, arguments.sockets and max(arguments.sockets), loops=False)
     counts = arguments.sockets or socket_counts(deployment.machine.max_sockets)[-2:]
     policies = [policy_of(name, arguments.slot_capacity) for name in arguments.policy]
@@ -133,19 +139,9 @@ def _sweep_cells(row: SweepRow) -> tuple[str, ...]:
     head = (row.execution, str(row.context))
     if row.option is not None:
         return (*head, *_option_cells(row.option))
-    missing = f"{row.missing / 1e9:.2f} GB a socket missing"
-    return (
-        *head,
-        str(row.num_sockets),
-        row.policy,
-        str(row.capacity),
-        str(row.batch),
-        "-",
-        "-",
-        "-",
-        "-",
-        missing,
-    )
+    missing = f"{row.missing / 1e9:.2f} GB per socket missing"
+    deployment = (str(row.num_sockets), row.policy, str(row.capacity), str(row.batch))
+    return (*head, *deployment, "-", "-", "-", "-", missing)
 
 
 def _sweep_values(row: SweepRow) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`snapserve simulate`: which function answers which question."""
+"""The sub-command `simulate`: its sub-commands and exit status."""
 
 import argparse
 import os
@@ -22,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Answer; return 0, or 1 when a published figure is missed. Raises `OptionError`."""
+    """Print the answer. Return 0, or 1 when a published figure is missed. Raises `OptionError`."""
     from commands.simulate.capacity import plan_answer, sweep_answer
     from commands.simulate.kernels import step_answer
     from commands.simulate.reproduce import reproduce_answer
@@ -39,10 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     options = argparse.Namespace(**resolve_options(groups, arguments, os.environ))
     try:
         answer = answers[arguments.question](options)
-    except (
-        ValueError,
-        OSError,
-    ) as error:  # what was asked for cannot be: no room, a trace with a line that is none
+    except (ValueError, OSError) as error:
+        # The options are valid one by one but not together: the model does not fit, a trace is malformed.
         raise OptionError(str(error)) from error
     print(answer.json_text() if options.json else answer.text())
     return answer.status

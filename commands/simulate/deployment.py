@@ -1,4 +1,4 @@
-"""The deployments and cache policies that options ask for."""
+"""The deployments and cache policies that the options select."""
 
 from argparse import Namespace
 
@@ -11,17 +11,18 @@ from server.options.option import OptionError
 
 
 def deployment_of(options: Namespace, num_sockets: int | None = None, *, loops: bool = True) -> Deployment:
-    """Return the deployment on so many sockets, or on all. Raises `OptionError` for more than the machine has."""
-    most = load_machine(options.machine).max_sockets
-    if num_sockets is not None and num_sockets > most:
+    """Return the deployment on `num_sockets` sockets (None: all). Raises `OptionError` for too many."""
+    max_sockets = load_machine(options.machine).max_sockets
+    if num_sockets is not None and num_sockets > max_sockets:
         raise OptionError(
-            f"--sockets must be from 1 to {most}, which is what --machine {options.machine} has, got {num_sockets}"
+            f"--sockets must be from 1 to {max_sockets}, the number of --machine {options.machine}, "
+            f"got {num_sockets}"
         )
     return default_deployment(
-        options.model, options.machine, num_sockets or most, loops=loops, uses_ddr=options.uses_ddr
+        options.model, options.machine, num_sockets or max_sockets, loops=loops, uses_ddr=options.uses_ddr
     )
 
 
 def policy_of(name: PolicyName, slot_capacity: int) -> PolicyOptions:
-    """Return a policy with slots of this size, or of any length where it holds everything."""
+    """Return a policy with slots of `slot_capacity` entries. The policy full keeps every token instead."""
     return PolicyOptions(name, slot_capacity=None if name is PolicyName.FULL else slot_capacity)

@@ -1,4 +1,4 @@
-"""`step`: one device step, kernel by kernel, and as a trace."""
+"""`step`: one device step, kernel by kernel."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ from commands.simulate.deployment import deployment_of
 
 
 def step_answer(arguments: argparse.Namespace) -> Answer:
-    """What the step spends its time on."""
+    """Return the time of a decode or prefill step by kernel."""
     deployment = replace(deployment_of(arguments, arguments.sockets), execution=arguments.execution)
     if arguments.prefill:
         step = prefill_step(deployment, Chunk(arguments.prefill))
@@ -28,14 +28,13 @@ def step_answer(arguments: argparse.Namespace) -> Answer:
         from backends.sn40l.plots import draw_bandwidth
 
         draw_bandwidth(arguments.plot, {arguments.execution: step}, deployment.machine, arguments.model)
+    peak_bandwidth = step.num_sockets * deployment.machine.hbm_bandwidth
     totals = {
         "seconds": step.seconds,
         "calls": step.num_calls,
         "hbm_bytes": step.hbm_bytes,
         "operations": step.operations,
-        "share_of_peak_bandwidth": step.hbm_bytes
-        / step.seconds
-        / (step.num_sockets * deployment.machine.hbm_bandwidth),
+        "share_of_peak_bandwidth": step.hbm_bytes / step.seconds / peak_bandwidth,
     }
     limit = bottleneck(step, deployment.machine)
     lines = [
@@ -50,19 +49,19 @@ def step_answer(arguments: argparse.Namespace) -> Answer:
 def _kernel_table(step: Step) -> str:
     counts: Counter[str] = Counter()
     seconds: defaultdict[str, float] = defaultdict(float)
-    read: defaultdict[str, float] = defaultdict(float)
+    hbm_bytes: defaultdict[str, float] = defaultdict(float)
     for event in step.events:
         counts[event.name] += 1
         seconds[event.name] += event.end - event.start
-        read[event.name] += event.kernel.hbm_bytes if event.kernel else 0
+        hbm_bytes[event.name] += event.kernel.hbm_bytes if event.kernel else 0
     rows = [
         (
             name,
             str(counts[name]),
-            f"{1e3 * spent:.4f}",
-            f"{spent / step.seconds:.1%}",
-            f"{step.num_sockets * read[name] / 1e9:.3f}",
+            f"{1e3 * total:.4f}",
+            f"{total / step.seconds:.1%}",
+            f"{step.num_sockets * hbm_bytes[name] / 1e9:.3f}",
         )
-        for name, spent in sorted(seconds.items(), key=lambda item: -item[1])
+        for name, total in sorted(seconds.items(), key=lambda item: -item[1])
     ]
     return table(("kernel", "times", "ms", "share", "GB of HBM"), rows)

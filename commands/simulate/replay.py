@@ -1,7 +1,8 @@
 """A trace of arrivals through the real scheduler, on the virtual clock.
 
-The scheduler is driven as the engine drives it; only the device is missing. Runs of identical decode steps may be collapsed into one:
-between two events, the end of an answer or an arrival that finds a free slot, the scheduler would return the same batch again and again.
+The scheduler is driven as the engine drives it; a cost model replaces the device. Runs of identical decode
+steps may be collapsed into one launch. The scheduler returns the same batch until an answer ends or an
+arrival finds a free slot.
 """
 
 import math
@@ -38,7 +39,7 @@ _UNBOUNDED = 10**9
 
 
 def replay_spec(num_slots: int, policy: CachePolicy, max_model_len: int) -> BackendSpec:
-    """Return the spec of a simulated machine: one pool, prompts one at a time, two long ones being read."""
+    """Return the spec of a simulated machine: one pool, two scratch slots, one prompt per prefill batch."""
     shapes = (256, 1024, 4096, 16384)
     return BackendSpec(
         vocab_size=1,
@@ -55,7 +56,7 @@ def replay_spec(num_slots: int, policy: CachePolicy, max_model_len: int) -> Back
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The state at one moment."""
+    """The state of the scheduler at one time."""
 
     time: float
     num_waiting: int
@@ -64,7 +65,10 @@ class Sample:
 
 @dataclass(slots=True)
 class ReplayRecord:
-    """What came of a trace. Lists are in order of the requests' ends; seconds are the simulated machine's."""
+    """The results of a replay.
+
+    Lists are in the order in which requests end; all times are simulated seconds.
+    """
 
     time_to_first_token: list[float] = field(default_factory=list)
     time_per_output_token: list[float] = field(default_factory=list)
@@ -74,13 +78,13 @@ class ReplayRecord:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_refused: int = 0
-    num_steps: int = 0  # of the device, collapsed ones counted each
+    num_steps: int = 0  # of the device; collapsed steps count one by one
     num_launches: int = 0
     slot_seconds: float = 0.0  # slots in use, integrated over time
     seconds: float = 0.0
 
-    def take(self, final: Final) -> None:
-        """Account for a request's end."""
+    def add(self, final: Final) -> None:
+        """Record the end of a request."""
         timing = final.timing
         if final.reason is not FinishReason.LENGTH or timing.admitted is None or timing.first_token is None:
             self.num_refused += 1
@@ -97,7 +101,10 @@ class ReplayRecord:
 
 
 class Replay:
-    """Plays arrivals against a spec's slots, with `cost_model`'s seconds. With `collapses` false every decode step is taken alone."""
+    """Plays arrivals against the slots of a spec; `cost_model` gives the seconds of a batch.
+
+    `collapses` joins runs of identical decode steps into one launch. Results are the same without it.
+    """
 
     def __init__(
         self,
@@ -108,26 +115,30 @@ class Replay:
         collapses: bool = True,
         sample_interval: float = 60.0,
     ) -> None:
-        self._spec, self._cost_model, self._collapses = spec, cost_model, collapses
+        self._spec = spec
+        self._cost_model = cost_model
+        self._collapses = collapses
         self._clock = VirtualClock()
         config = config if config is not None else SchedulerConfig(max_num_waiting=_UNBOUNDED)
+        # One step per launch: `_collapse` chooses the number of steps itself.
         self._scheduler = Scheduler(spec, replace(config, max_decode_steps=1), self._clock)
-        self._sample_interval, self._next_sample = sample_interval, 0.0
+        self._sample_interval = sample_interval
+        self._next_sample = 0.0
         self._prompt = (0,) * spec.max_model_len
         self._num_output_tokens: dict[str, int] = {}  # of the requests that have not ended
         self._record = ReplayRecord()
 
     def run(self, arrivals: Iterable[Arrival]) -> ReplayRecord:
-        """Play all arrivals to their ends."""
+        """Play until all requests have ended, and return the record."""
         adds = self._adds(arrivals)
-        following = next(adds, None)
-        while following is not None or self._scheduler.has_work:
-            if following is not None and not self._scheduler.has_work:
-                self._clock.elapse(max(0.0, following.arrival_time - self._clock.now()))
-            while following is not None and following.arrival_time <= self._clock.now():
-                self._add(following)
-                following = next(adds, None)
-            self._step(following.arrival_time if following is not None else math.inf)
+        upcoming = next(adds, None)
+        while upcoming is not None or self._scheduler.has_work:
+            if upcoming is not None and not self._scheduler.has_work:
+                self._clock.elapse(max(0.0, upcoming.arrival_time - self._clock.now()))
+            while upcoming is not None and upcoming.arrival_time <= self._clock.now():
+                self._add(upcoming)
+                upcoming = next(adds, None)
+            self._step(upcoming.arrival_time if upcoming is not None else math.inf)
             self._take_outputs()
         self._record.seconds = self._clock.now()
         return self._record
@@ -141,12 +152,12 @@ class Replay:
             self._num_output_tokens[add.request_id] = add.stop.max_tokens
 
     def _adds(self, arrivals: Iterable[Arrival]) -> Iterator[Add]:
-        for number, arrival in enumerate(arrivals):
+        for index, arrival in enumerate(arrivals):
             prompt = self._prompt[: arrival.num_prompt_tokens]
-            prompt += (0,) * (arrival.num_prompt_tokens - len(prompt))  # longer than any that is admitted
-            yield Add(
-                str(number), prompt, _GREEDY, StopCriteria(max_tokens=arrival.num_output_tokens), arrival.time
-            )
+            # A prompt longer than `max_model_len` keeps its length, so that admission refuses it.
+            prompt += (0,) * (arrival.num_prompt_tokens - len(prompt))
+            stop = StopCriteria(max_tokens=arrival.num_output_tokens)
+            yield Add(str(index), prompt, _GREEDY, stop, arrival.time)
 
     def _step(self, next_arrival: float) -> None:
         batch = self._scheduler.schedule()
@@ -161,15 +172,20 @@ class Replay:
         self._scheduler.update(batch, BatchResult(_tokens(batch), seconds))
 
     def _collapse(self, batch: DecodeBatch, stats: SchedulerStats, next_arrival: float) -> DecodeBatch:
-        """Return the batch with as many steps as the scheduler would return it: until an answer ends, or an arrival finds a free slot."""
+        """Return the batch with the number of steps after which the scheduler would return another batch.
+
+        That is when an answer ends, or when an arrival finds a free slot.
+        """
         num_steps = min(self._num_output_tokens[row.request_id] - row.draw.output_index for row in batch.rows)
         if stats.num_slots_in_use < self._spec.pools[0].num_slots:
-            wait = (next_arrival - self._clock.now()) / self._cost_model.seconds(batch)
-            num_steps = min(num_steps, math.ceil(wait)) if wait < num_steps else num_steps
+            wait_steps = (next_arrival - self._clock.now()) / self._cost_model.seconds(batch)
+            if wait_steps < num_steps:  # false for infinity too, which `ceil` cannot take
+                num_steps = math.ceil(wait_steps)
         return replace(batch, num_steps=num_steps)
 
     def _count(self, batch: Batch, stats: SchedulerStats, seconds: float) -> None:
-        record, now = self._record, self._clock.now()
+        record = self._record
+        now = self._clock.now()
         record.num_launches += 1
         record.num_steps += batch.num_steps if isinstance(batch, DecodeBatch) else 1
         record.slot_seconds += stats.num_slots_in_use * seconds
@@ -181,7 +197,7 @@ class Replay:
         for output in self._scheduler.take_outputs():
             if output.final is not None:
                 del self._num_output_tokens[output.request_id]
-                self._record.take(output.final)
+                self._record.add(output.final)
 
 
 def _tokens(batch: Batch) -> tuple[tuple[SampledToken, ...], ...]:

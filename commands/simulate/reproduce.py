@@ -1,4 +1,7 @@
-"""`reproduce`: every published figure beside ours, fitted ones apart from those held out, and what two assumptions are worth."""
+"""`reproduce`: every published figure beside the simulated one, and the effect of two assumptions.
+
+Figures that fitted a parameter are apart from those held out.
+"""
 
 import argparse
 from collections.abc import Sequence
@@ -15,7 +18,10 @@ from commands.simulate.answer import Answer
 
 
 def reproduce_answer(arguments: argparse.Namespace) -> Answer:
-    """Every published figure beside ours."""
+    """Return every published figure beside the simulated one.
+
+    The status is 1 if an unexpected one is missed.
+    """
     files = {name: load_machine_file(name) for name in ("sn40l", "dgx-h100")}
     figures = published_figures()
     machines: Machines = (
@@ -26,7 +32,11 @@ def reproduce_answer(arguments: argparse.Namespace) -> Answer:
         from backends.sn40l.plots import draw_figures
 
         draw_figures(arguments.plots, machines, comparisons)
-    failed = [c for c in comparisons if not c.is_met and (arguments.strict or not c.figure.miss)]
+    failed = [
+        comparison.figure.key
+        for comparison in comparisons
+        if not comparison.is_met and (arguments.strict or not comparison.figure.miss)
+    ]
     lines = [
         *_figure_lines(comparisons),
         "",
@@ -38,7 +48,7 @@ def reproduce_answer(arguments: argparse.Namespace) -> Answer:
     ]
     values = {
         "figures": [_figure_values(comparison) for comparison in comparisons],
-        "failed": [c.figure.key for c in failed],
+        "failed": failed,
     }
     return Answer(lines, values, status=1 if failed else 0)
 
@@ -53,8 +63,8 @@ def _figure_lines(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 _MEANINGS = {
-    Role.FITTED: "Fitted: each fixes one parameter",
-    Role.IMPLIED: "Implied: they follow from fitted ones, or nearly",
+    Role.FITTED: "Fitted: each figure fixes one parameter",
+    Role.IMPLIED: "Implied: these figures follow, or nearly follow, from fitted ones",
     Role.HELD_OUT: "Held out",
 }
 
@@ -95,21 +105,27 @@ def _figure_values(comparison: Comparison) -> dict[str, Any]:
 def _parameter_lines(files: dict[str, MachineFile], machines: Machines) -> list[str]:
     rows = [
         (
-            f"{p.machine}.{p.name}",
-            f"{getattr(machines[p.machine], p.name):.4g}",
-            f"{p.low:g} to {p.high:g}",
-            p.figure.key,
+            f"{parameter.machine}.{parameter.name}",
+            f"{getattr(machines[parameter.machine], parameter.name):.4g}",
+            f"{parameter.low:g} to {parameter.high:g}",
+            parameter.figure.key,
         )
-        for p in parameters(published_figures(), files)
+        for parameter in parameters(published_figures(), files)
     ]
     return ["Fitted parameters", "", table(("parameter", "value", "range", "fixed by"), rows)]
 
 
 def _assumption_lines(files: dict[str, MachineFile]) -> list[str]:
-    machine, model = files["sn40l"].machine, load_model("deepseek-r1")
+    machine = files["sn40l"].machine
+    model = load_model("deepseek-r1")
     rows = [
-        (c.figure.key, c.figure.published, f"{c.ours:.4g}", f"{c.error:+.1%}")
-        for c in expected_experts(files).comparisons
+        (
+            comparison.figure.key,
+            comparison.figure.published,
+            f"{comparison.ours:.4g}",
+            f"{comparison.error:+.1%}",
+        )
+        for comparison in expected_experts(files).comparisons
     ]
     batches = [
         (f"{capacity:,}", str(published), str(ours))
@@ -119,22 +135,26 @@ def _assumption_lines(files: dict[str, MachineFile]) -> list[str]:
     return [
         "Two assumptions about DeepSeek-R1, and what the figures would be without them",
         "",
-        "1. A static graph's expert loop has a trip for every expert that its batch could choose, min(experts, batch × chosen), and reads",
-        "   them all. With the experts that are expected to be touched instead (fitted anew):",
+        "1. A static graph's expert loop has an iteration for every expert that its batch could choose,",
+        "   min(experts, batch × chosen), and reads the weights of each. With the expected number of chosen",
+        "   experts instead (fitted anew):",
         "",
         table(("figure", "published", "simulated", "error"), rows),
         "",
-        "2. A tenth of HBM is kept free and a batch is a power of two. With nothing kept free:",
+        "2. A tenth of HBM is reserved, and a batch is a power of two. Without the reserve:",
         "",
         table(("entries", "published batch", "simulated batch"), batches),
         "",
-        f"   If all sockets' HBM were one memory, it would hold {pooled} sequences of 128k.",
+        f"   If the HBM of all sockets were one memory, it would hold {pooled} sequences of 128k.",
     ]
 
 
 def _verdict(comparisons: Sequence[Comparison]) -> str:
     held_out = [comparison for comparison in comparisons if comparison.figure.role is Role.HELD_OUT]
-    met = sum(comparison.is_met for comparison in held_out)
-    known = sum(not comparison.is_met and bool(comparison.figure.miss) for comparison in comparisons)
-    others = sum(not comparison.is_met for comparison in comparisons) - known
-    return f"{met} of {len(held_out)} held-out figures within tolerance; of all {len(comparisons)}, {known} known misses and {others} others"
+    num_met = sum(comparison.is_met for comparison in held_out)
+    num_known = sum(not comparison.is_met and bool(comparison.figure.miss) for comparison in comparisons)
+    num_others = sum(not comparison.is_met for comparison in comparisons) - num_known
+    return (
+        f"{num_met} of {len(held_out)} held-out figures within tolerance; "
+        f"of all {len(comparisons)}, {num_known} known misses and {num_others} others"
+    )

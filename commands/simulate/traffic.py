@@ -1,4 +1,4 @@
-"""`replay`: what the requests of a trace would have seen."""
+"""`replay`: the latencies and throughput of a trace of requests."""
 
 import argparse
 import csv
@@ -15,7 +15,7 @@ from commands.simulate.replay import Replay, ReplayRecord, replay_spec
 
 
 def replay_answer(arguments: argparse.Namespace) -> Answer:
-    """What a trace's requests would have seen."""
+    """Play a trace, write its series and plot on request, and return its percentiles and totals."""
     policy = policy_of(arguments.policy, arguments.slot_capacity).resolve(arguments.max_model_len)
     spec = replay_spec(arguments.num_slots, policy, arguments.max_model_len)
     deployment = deployment_of(arguments, arguments.sockets)
@@ -42,6 +42,7 @@ def _arrivals(arguments: argparse.Namespace) -> Iterable[Arrival]:
 
 
 def _write_series(arguments: argparse.Namespace, record: ReplayRecord) -> None:
+    """Write queue and slot use over time as CSV and as a plot, where they were requested."""
     samples = record.samples
     if arguments.series:
         with arguments.series.open("w", newline="") as file:
@@ -53,9 +54,9 @@ def _write_series(arguments: argparse.Namespace, record: ReplayRecord) -> None:
 
         draw_replay(
             arguments.plot,
-            [s.time for s in samples],
-            [s.num_waiting for s in samples],
-            [s.num_slots_in_use for s in samples],
+            [sample.time for sample in samples],
+            [sample.num_waiting for sample in samples],
+            [sample.num_slots_in_use for sample in samples],
         )
 
 

@@ -1,4 +1,4 @@
-"""Traces: the formats that are read, and what is drawn."""
+"""Traces: the formats of files, and the distributions of drawn traffic."""
 
 import itertools
 import json
@@ -15,19 +15,28 @@ from commands.simulate.arrivals import Arrival, ShapeName, TraceError, Traffic, 
     [
         (
             "ours.jsonl",
-            '{"time": 1.5, "num_prompt_tokens": 7, "num_output_tokens": 3}\n\n{"time": 2, "num_prompt_tokens": 1, "num_output_tokens": 1}',
+            (
+                '{"time": 1.5, "num_prompt_tokens": 7, "num_output_tokens": 3}\n\n'
+                '{"time": 2, "num_prompt_tokens": 1, "num_output_tokens": 1}'
+            ),
         ),
         (
             "mooncake.jsonl",
-            '{"timestamp": 1500, "input_length": 7, "output_length": 3}\n{"timestamp": 2000, "input_length": 1, "output_length": 1}',
+            (
+                '{"timestamp": 1500, "input_length": 7, "output_length": 3}\n'
+                '{"timestamp": 2000, "input_length": 1, "output_length": 1}'
+            ),
         ),
         (
             "burst.csv",
-            "Timestamp,Request tokens,Response tokens,Log Type\n1.5,7,3,API log\n1.7,9,0,API log\n2,1,1,API log\n",
+            (
+                "Timestamp,Request tokens,Response tokens,Log Type\n"
+                "1.5,7,3,API log\n1.7,9,0,API log\n2,1,1,API log\n"
+            ),
         ),
     ],
 )
-def test_formats(tmp_path: Path, name: str, text: str) -> None:
+def test_each_trace_format_is_read(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
     assert list(read_trace(tmp_path / name)) == [Arrival(1.5, 7, 3), Arrival(2.0, 1, 1)]
 
@@ -35,14 +44,14 @@ def test_formats(tmp_path: Path, name: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"time": 0.0, "num_prompt_tokens": 5, "num_output_tokens": 1}, "lies before"),
+        ({"time": 0.0, "num_prompt_tokens": 5, "num_output_tokens": 1}, "time 0.0 is before 1.0"),
         ({"time": 2.0, "num_prompt_tokens": 0, "num_output_tokens": 1}, "at least one token"),
         ({"time": 2.0, "num_prompt_tokens": 5}, "'num_output_tokens' is missing"),
         ({"time": float("nan"), "num_prompt_tokens": 5, "num_output_tokens": 1}, "finite"),
-        ([], "is no object"),
+        ([], r"expected a JSON object, got \[\]"),
     ],
 )
-def test_what_cannot_be_read_is_named_with_its_place(tmp_path: Path, entry: object, message: str) -> None:
+def test_an_invalid_request_is_reported_with_its_line(tmp_path: Path, entry: object, message: str) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text('{"time": 1, "num_prompt_tokens": 1, "num_output_tokens": 1}\n\n' + json.dumps(entry))
     with pytest.raises(TraceError, match=message) as caught:
@@ -58,14 +67,16 @@ def test_what_cannot_be_read_is_named_with_its_place(tmp_path: Path, entry: obje
         ("trace.csv", "a,b\n1,2\n", "line 2: 'time' is missing"),
     ],
 )
-def test_the_line_is_that_of_the_file(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_an_unreadable_line_is_reported_with_its_number(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(TraceError, match=message):
         list(read_trace(tmp_path / name))
 
 
 @pytest.mark.parametrize("shape", ShapeName)
-def test_drawn_traffic_has_its_rate_and_lengths(shape: ShapeName) -> None:
+def test_drawn_traffic_has_the_requested_rate_and_lengths(shape: ShapeName) -> None:
     arrivals = list(Traffic(rate=1.0, num_requests=86400, shape=shape).arrivals())
     assert sum(arrival.time < 43200 for arrival in arrivals) == pytest.approx(43200, rel=0.02)
     assert statistics.fmean(arrival.num_prompt_tokens for arrival in arrivals) == pytest.approx(
@@ -75,7 +86,7 @@ def test_drawn_traffic_has_its_rate_and_lengths(shape: ShapeName) -> None:
     assert all(before.time <= after.time for before, after in itertools.pairwise(arrivals))
 
 
-def test_shapes_are_what_they_are_called() -> None:
+def test_day_and_bursts_peak_where_they_should() -> None:
     by_hour = [0] * 24
     for arrival in Traffic(rate=1.0, num_requests=80000, shape=ShapeName.DAY).arrivals():
         by_hour[int(arrival.time / 3600) % 24] += 1
@@ -92,7 +103,7 @@ def test_shapes_are_what_they_are_called() -> None:
     "change",
     [{"rate": 0.0}, {"rate": -1.0}, {"rate": float("inf")}, {"num_requests": 0}, {"mean_prompt_tokens": 0.5}],
 )
-def test_traffic_that_cannot_be_is_refused(change: dict[str, object]) -> None:
+def test_invalid_traffic_is_refused(change: dict[str, object]) -> None:
     options: dict[str, object] = {"rate": 1.0, "num_requests": 1} | change
     with pytest.raises(TraceError):
         Traffic(**options)  # type: ignore[arg-type]

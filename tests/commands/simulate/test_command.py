@@ -1,4 +1,4 @@
-"""The command line: every answer says that it is simulated, and what cannot be is said plainly."""
+"""The command line of `simulate`: its outputs, files and error messages."""
 
 import argparse
 import csv
@@ -13,14 +13,14 @@ from commands.simulate.options import options_tables
 from server.options.option import OptionError
 
 
-def ask(*arguments: str) -> int:
+def simulate(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
     configure(parser)
     return run(parser.parse_args(arguments))
 
 
-def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    ask(*arguments, "--json")
+def json_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    simulate(*arguments, "--json")
     values: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert values["simulated"] is True
     return values
@@ -39,46 +39,26 @@ def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]
 def test_every_answer_says_that_it_is_simulated(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
 ) -> None:
-    assert ask(*arguments) == 0
+    assert simulate(*arguments) == 0
     assert capsys.readouterr().out.startswith("simulated: true\n")
 
 
-def test_plan_names_the_cheapest_and_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    options = (
-        "plan",
-        "--model",
-        "deepseek-r1",
-        "--context",
-        "131072",
-        "--slot-capacity",
-        "32768",
-        "--policy",
-        "snapstream",
-    )
-    best, *_ = asked(capsys, *options)["options"]
+def test_plan_reports_the_cheapest_deployment_and_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    options = "plan --model deepseek-r1 --context 131072 --slot-capacity 32768 --policy snapstream"
+    best, *_ = json_of(capsys, *options.split())["options"]
     assert (best["num_sockets"], best["num_slots"], best["policy"]) == (16, 64, "snapstream")
     assert best["bytes_per_socket"]["HBM"]["slots"] == pytest.approx(9.2e9, rel=0.01)
     assert best["layout"] == {"num_sink": 4, "num_recent": 16382, "num_kept": 16382}
     with pytest.raises(
         OptionError, match=r"none of \d+ deployments meets --max-tpot 1e-06 \(best of any: 0\.00\d+\)"
     ):
-        ask(*options, "--max-tpot", "0.000001")
+        simulate(*options.split(), "--max-tpot", "0.000001")
 
 
-def test_sweep_has_a_row_a_combination(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_sweep_has_a_row_for_each_combination(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     plot = tmp_path / "sweep.png"
-    rows = asked(
-        capsys,
-        "sweep",
-        "--model",
-        "deepseek-r1",
-        "--batches",
-        "1,64",
-        "--contexts",
-        "131072",
-        "--plot",
-        str(plot),
-    )["rows"]
+    options = ["sweep", "--model", "deepseek-r1", "--batches", "1,64", "--contexts", "131072"]
+    rows = json_of(capsys, *options, "--plot", str(plot))["rows"]
     assert len(rows) == 2 * 2 * 2 * 2
     assert any(row.get("missing_bytes_per_socket", 0) > 1e9 for row in rows)
     assert plot.read_bytes().startswith(b"\x89PNG")
@@ -86,24 +66,14 @@ def test_sweep_has_a_row_a_combination(capsys: pytest.CaptureFixture[str], tmp_p
 
 def test_step_writes_a_trace_of_the_same_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trace = tmp_path / "step.json"
-    values = asked(
-        capsys,
-        "step",
-        "--model",
-        "deepseek-r1",
-        "--batch",
-        "64",
-        "--slot-capacity",
-        "32768",
-        "--chrome-trace",
-        str(trace),
-    )
+    options = ["step", "--model", "deepseek-r1", "--batch", "64", "--slot-capacity", "32768"]
+    values = json_of(capsys, *options, "--chrome-trace", str(trace))
     written = json.loads(trace.read_text())
     assert written["otherData"]["simulated"] is True
     assert max(event.get("ts", 0) + event.get("dur", 0) for event in written["traceEvents"]) == pytest.approx(
         1e6 * values["seconds"]
     )
-    assert asked(capsys, "step", "--prefill", "4096")["seconds"] > 0
+    assert json_of(capsys, "step", "--prefill", "4096")["seconds"] > 0
 
 
 def test_replay_reads_a_trace_and_writes_its_series(
@@ -116,16 +86,8 @@ def test_replay_reads_a_trace_and_writes_its_series(
             for index in range(150)
         )
     )
-    values = asked(
-        capsys,
-        "replay",
-        "--trace",
-        str(trace),
-        "--series",
-        str(series),
-        "--plot",
-        str(tmp_path / "replay.png"),
-    )
+    files = ("--trace", str(trace), "--series", str(series), "--plot", str(tmp_path / "replay.png"))
+    values = json_of(capsys, "replay", *files)
     assert (values["requests"], values["output_tokens"]) == (150, 3000)
     assert values["simulated_seconds"] == pytest.approx(149, abs=1)
     assert 0 < values["tpot_seconds"]["p50"] <= values["tpot_seconds"]["p99"]
@@ -135,29 +97,29 @@ def test_replay_reads_a_trace_and_writes_its_series(
 
 
 def test_reproduce_fails_when_a_figure_is_missed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    figures = asked(capsys, "reproduce", "--plots", str(tmp_path))["figures"]
+    figures = json_of(capsys, "reproduce", "--plots", str(tmp_path))["figures"]
     assert len(figures) > 60
     assert len(list(tmp_path.glob("*.png"))) == 5
-    assert ask("reproduce", "--strict") == 1
+    assert simulate("reproduce", "--strict") == 1
     assert "known miss" in capsys.readouterr().out
 
 
 def test_step_draws_its_bandwidth(tmp_path: Path) -> None:
-    assert ask("step", "--execution", "looped", "--plot", str(tmp_path / "step.png")) == 0
+    assert simulate("step", "--execution", "looped", "--plot", str(tmp_path / "step.png")) == 0
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_replay_that_serves_nobody_is_still_json(capsys: pytest.CaptureFixture[str]) -> None:
-    values = asked(capsys, "replay", "--requests", "3", "--max-model-len", "10", "--policy", "full")
+def test_a_replay_without_served_requests_is_valid_json(capsys: pytest.CaptureFixture[str]) -> None:
+    values = json_of(capsys, "replay", "--requests", "3", "--max-model-len", "10", "--policy", "full")
     assert (values["refused"], values["ttft_seconds"]["p99"]) == (3, None)
 
 
-def test_a_flag_stands_before_its_variable(
+def test_a_flag_overrides_its_variable(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SNAPSERVE_SIMULATE_BATCHES", "2,4")
     monkeypatch.setenv("SNAPSERVE_SIMULATE_EXECUTIONS", "looped")
-    rows = asked(
+    rows = json_of(
         capsys, "sweep", "--contexts", "4096", "--sockets", "16", "--policy", "full", "--batches", "8"
     )["rows"]
     assert [(row["batch"], row["execution"]) for row in rows] == [(8, "looped")]
@@ -166,15 +128,15 @@ def test_a_flag_stands_before_its_variable(
         OptionError,
         match=r"SNAPSERVE_SIMULATE_BATCHES must be a whole number of at least 1, or several .* got 'two'",
     ):
-        ask("sweep")
+        simulate("sweep")
 
 
-def test_all_sockets_of_a_machine_are_the_default(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = asked(
+def test_default_is_all_sockets_of_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json_of(
         capsys, "sweep", "--machine", "h100", "--executions", "fused", "--contexts", "4096", "--batches", "1"
     )["rows"]
     assert {row["num_sockets"] for row in rows} == {1}
-    assert ask("step", "--machine", "dgx-h100") == 0
+    assert simulate("step", "--machine", "dgx-h100") == 0
 
 
 def test_the_documented_options_are_current() -> None:
@@ -211,6 +173,6 @@ def test_the_documented_options_are_current() -> None:
         (("reproduce", "--plots", __file__), "--plots must be a folder"),
     ],
 )
-def test_what_cannot_be_is_an_option_error(arguments: tuple[str, ...], message: str) -> None:
+def test_invalid_arguments_are_option_errors(arguments: tuple[str, ...], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        ask(*arguments)
+        simulate(*arguments)

@@ -1,4 +1,4 @@
-"""Replays through the real scheduler: collapsed runs equal stepping, nothing is lost, and the same trace gives the same result."""
+"""Replays through the real scheduler: collapsed steps equal single steps, and no request is lost."""
 
 import math
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from commands.simulate.replay import Replay, ReplayRecord, replay_spec
 from scheduler.config import SchedulerConfig
 
 
-class Even:
-    """Exact binary fractions of a second, so that sums do not depend on their order."""
+class DyadicCost:
+    """Costs that are exact binary fractions of a second, so that sums do not depend on their order."""
 
     def seconds(self, batch: Batch) -> float:
         return batch.num_steps / 64 if isinstance(batch, DecodeBatch) else batch.shape.num_tokens / 4096
@@ -28,7 +28,7 @@ def play(
     arrivals: Sequence[Arrival], num_slots: int, *, collapses: bool, config: SchedulerConfig | None = None
 ) -> ReplayRecord:
     spec = replay_spec(num_slots, PolicyOptions(slot_capacity=512).resolve(8192), 8192)
-    return Replay(spec, Even(), config, collapses=collapses, sample_interval=math.inf).run(arrivals)
+    return Replay(spec, DyadicCost(), config, collapses=collapses, sample_interval=math.inf).run(arrivals)
 
 
 def arrivals_of(gaps: Sequence[tuple[float, int, int]]) -> list[Arrival]:
@@ -48,7 +48,7 @@ GAPS = st.lists(
 
 @settings(deadline=None, max_examples=60)
 @given(GAPS, st.integers(1, 6), st.sampled_from((0.0, 0.05, 1.0, math.inf)))
-def test_collapsed_runs_equal_stepping(
+def test_collapsed_steps_equal_single_steps(
     gaps: Sequence[tuple[float, int, int]], num_slots: int, latency: float
 ) -> None:
     config = SchedulerConfig(max_num_waiting=1000, max_inter_token_latency=latency)
@@ -62,7 +62,7 @@ def test_collapsed_runs_equal_stepping(
     assert collapsed.slot_seconds == pytest.approx(stepped.slot_seconds)
 
 
-def test_collapsing_is_worth_it() -> None:
+def test_collapsing_needs_far_fewer_launches() -> None:
     arrivals = [Arrival(0.0, 10, 1000), Arrival(100.0, 10, 500)]
     assert play(arrivals, 4, collapses=True).num_launches < 10
     assert play(arrivals, 4, collapses=False).num_launches > 1000
@@ -89,17 +89,16 @@ def test_the_same_trace_gives_the_same_result() -> None:
     assert play(arrivals, 8, collapses=True) == play(arrivals, 8, collapses=True)
 
 
-def test_what_the_scheduler_refuses_is_counted() -> None:
+def test_refused_requests_are_counted() -> None:
     record = play([Arrival(0.0, 9000, 5), Arrival(0.0, 5, 5)], 2, collapses=True)
     assert (record.num_refused, len(record.end_times)) == (1, 1)
 
 
-def test_one_request_alone_takes_what_the_machine_takes() -> None:
+def test_one_request_takes_the_published_time_per_token() -> None:
     spec = replay_spec(4, full(8192), 8192)
     cost = DeploymentCost(default_deployment("llama-3.1-8b", "sn40l", 16), spec.pools[0])
     record = Replay(spec, cost).run([Arrival(1.0, 200, 101)])
     (ttft,), (tpot,) = record.time_to_first_token, record.time_per_output_token
     assert record.seconds == pytest.approx(1.0 + ttft + 100 * tpot)
-    assert 1 / tpot == pytest.approx(
-        1000, rel=0.2
-    )  # four slots cost little more than the published 1042 tokens/s of one
+    # A step of four slots takes little longer than one of one slot, whose published rate is 1042 tokens/s.
+    assert 1 / tpot == pytest.approx(1000, rel=0.2)

@@ -1,4 +1,4 @@
-"""What a task makes: one question over one long context, with what a right answer holds."""
+"""A case of a task: one question over one long context, with the strings that a right answer contains."""
 
 import random
 from collections.abc import Callable
@@ -7,27 +7,27 @@ from enum import StrEnum
 from typing import Protocol, TypeAlias
 
 TokenCounter: TypeAlias = Callable[[str], int]
-"""How many tokens a text is, special tokens left out."""
+"""Returns the number of tokens of a text, without special tokens."""
 
 
 class LengthError(ValueError):
-    """A task's shortest case has more tokens than were asked for."""
+    """A task's shortest case has more tokens than requested."""
 
 
 class Scoring(StrEnum):
-    """How an answer is compared with the references."""
+    """The score of an answer, given the references."""
 
-    ALL = "all"  # the share of the references that it holds
-    PART = "part"  # whether it holds any of them
-    RECORDS = "records"  # intersection over union of the JSON records' (entry, field, value)
+    ALL = "all"  # the share of the references that the answer contains
+    PART = "part"  # 1 if the answer contains any reference
+    RECORDS = "records"  # intersection over union of the JSON records' (entry, field, value) triples
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One prompt: context, question and the first words of an answer, each with its own line breaks, which a model goes on from.
+    """One prompt in three parts: context, question and the first words of the answer. A model continues it.
 
-    `answer` is how a perfect model would go on: what training teaches, and how long an answer may be. `references` are what is looked for
-    in it.
+    `answer` is the perfect continuation: the target of training, and the measure of an answer's length limit.
+    `references` are the strings that scoring looks for.
     """
 
     task: str
@@ -50,10 +50,14 @@ class Task(Protocol):
     def name(self) -> str: ...
 
     def make(self, rng: random.Random, num_tokens: int, count_tokens: TokenCounter) -> Case:
-        """Return a case whose prompt has at most `num_tokens` tokens, and hardly fewer. Raises `LengthError`."""
+        """Return a case whose prompt has at most `num_tokens` tokens, and little less.
+
+        Raises `LengthError`.
+        """
         ...
 
 
-def prompted(context: str, question: str, answer_prefix: str) -> tuple[str, str, str]:
-    """Return the three parts of a prompt. Line breaks end a part rather than begin the next: tokens rarely span such a border."""
+def prompt_parts(context: str, question: str, answer_prefix: str) -> tuple[str, str, str]:
+    """Return the three parts of a prompt with their line breaks."""
+    # A line break ends a part, so that hardly any token spans two parts: the parts are encoded apart.
     return f"{context}\n\n", f"Question: {question}\n", f"Answer: {answer_prefix}"

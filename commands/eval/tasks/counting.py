@@ -1,20 +1,22 @@
-"""Aggregation: the most common words of a list, the most frequent words of a text (RULER's cwe and fwe)."""
+"""Aggregation: the most common words of a list and of a text (RULER's cwe and fwe, arXiv 2404.06654)."""
 
 import random
 from dataclasses import dataclass
+from itertools import cycle, islice
 
-from commands.eval.tasks.case import Case, Scoring, TokenCounter, prompted
+from commands.eval.tasks.case import Case, Scoring, TokenCounter, prompt_parts
 from commands.eval.tasks.fitting import fit
 from commands.eval.tasks.values import plain_words
 
-_COMMON_SHARE = 0.03  # of a list is each common word; RULER's 30 of about 1,000
-_LEAST_COMMON = 2
-_ZETA_2 = 1.6449340668  # the sum of 1 / rank²
+_COMMON_SHARE = 0.03  # of the list, for each common word; RULER has 30 in about 1,000
+_MIN_REPEATS = 2  # of a common word
+_OTHERS_RATIO = 10  # repeats of a common word for each repeat of another word
+_ZETA_2 = 1.6449340668  # the sum of 1 / rank² over all ranks
 
 
 @dataclass(frozen=True, slots=True)
 class CommonWordsTask:
-    """A numbered list in which `num_common` words stand about ten times as often as each of the others."""
+    """A numbered list in which `num_common` words occur about ten times as often as each other word."""
 
     name: str = "cwe"
     num_common: int = 10
@@ -24,7 +26,7 @@ class CommonWordsTask:
         seed = rng.getrandbits(64)
 
         def write(size: int) -> Case:
-            listed = self._listed(words, size)
+            listed = self._list_words(words, size)
             random.Random(seed).shuffle(listed)
             common = sorted(words[: self.num_common], key=listed.index)
             context = (
@@ -32,53 +34,61 @@ class CommonWordsTask:
                 + " ".join(f"{number}. {word}" for number, word in enumerate(listed, 1))
             )
             question = f"Which {self.num_common} words stand most often in the list above?"
-            parts = prompted(
-                context, question, f"The {self.num_common} words that stand most often in the list are"
-            )
+            prefix = f"The {self.num_common} words that stand most often in the list are"
+            parts = prompt_parts(context, question, prefix)
             return Case(self.name, *parts, f" {', '.join(common)}.", tuple(common), Scoring.ALL)
 
-        return fit(write, num_tokens, count_tokens, least=3 * self.num_common)
+        return fit(write, num_tokens, count_tokens, min_size=3 * self.num_common)
 
-    def _listed(self, words: list[str], size: int) -> list[str]:
-        """Return `size` words in no order of meaning."""
-        times = max(round(_COMMON_SHARE * size), _LEAST_COMMON)
-        others, rest = words[self.num_common :], size - times * self.num_common
-        others = others[
-            : rest // max(round(times / 10), 1)
-        ]  # so many, that each stands so often, or once more
-        return words[: self.num_common] * times + [others[place % len(others)] for place in range(rest)]
+    def _list_words(self, words: list[str], size: int) -> list[str]:
+        """Return `size` words, not shuffled: the first `num_common` words repeated, then the others."""
+        num_repeats = max(round(_COMMON_SHARE * size), _MIN_REPEATS)
+        num_left = size - num_repeats * self.num_common
+        # Few enough other words that each fills the rest with its share of repeats, or with one more.
+        num_others = num_left // max(round(num_repeats / _OTHERS_RATIO), 1)
+        others = words[self.num_common :][:num_others]
+        return words[: self.num_common] * num_repeats + list(islice(cycle(others), num_left))
 
 
 @dataclass(frozen=True, slots=True)
 class FrequentWordsTask:
-    """A text whose word of rank r stands as often as 1 / r² says; the first `num_asked` are asked for."""
+    """A text whose word of rank r has a frequency in proportion to 1 / r².
+
+    The `num_queried` first are the answer.
+    """
 
     name: str = "fwe"
-    num_asked: int = 3
+    num_queried: int = 3
 
     def make(self, rng: random.Random, num_tokens: int, count_tokens: TokenCounter) -> Case:
         words = rng.sample(plain_words(), len(plain_words()))
         seed = rng.getrandbits(64)
-        frequent = tuple(words[: self.num_asked])
+        frequent = tuple(words[: self.num_queried])
 
         def write(size: int) -> Case:
-            text = _zeta(words, size)
+            text = _zeta_words(words, size)
             random.Random(seed).shuffle(text)
-            context = f"Below is a text of words in disorder. A few of them come far more often than the rest.\n\n{' '.join(text)}"
-            question = f"Which {self.num_asked} words are the most frequent in the text above?"
-            parts = prompted(context, question, f"The {self.num_asked} most frequent words in the text are")
+            context = (
+                "Below is a text of words in disorder. A few of them come far more often than the rest.\n\n"
+                + " ".join(text)
+            )
+            question = f"Which {self.num_queried} words are the most frequent in the text above?"
+            prefix = f"The {self.num_queried} most frequent words in the text are"
+            parts = prompt_parts(context, question, prefix)
             return Case(self.name, *parts, f" {', '.join(frequent)}.", frequent, Scoring.ALL)
 
-        return fit(write, num_tokens, count_tokens, least=8 * (self.num_asked + 1) ** 2)
+        return fit(write, num_tokens, count_tokens, min_size=8 * (self.num_queried + 1) ** 2)
 
 
-def _zeta(words: list[str], size: int) -> list[str]:
-    """Return `size` words; those too rare to come once share what rounding leaves."""
+def _zeta_words(words: list[str], size: int) -> list[str]:
+    """Return `size` words with zeta-distributed frequencies, not shuffled."""
     text: list[str] = []
+    num_frequent = 0
     for rank, word in enumerate(words, 1):
-        times = int(size / (_ZETA_2 * rank**2))
-        if times == 0:
+        num_repeats = int(size / (_ZETA_2 * rank**2))
+        if num_repeats == 0:
             break
-        text += [word] * times
-    rare = words[len(set(text)) :]
-    return text + [rare[place % len(rare)] for place in range(size - len(text))]
+        text += [word] * num_repeats
+        num_frequent = rank
+    # The words too rare to occur once fill the positions that rounding leaves.
+    return text + list(islice(cycle(words[num_frequent:]), size - len(text)))

@@ -1,4 +1,7 @@
-"""Text that tells nothing: a few sentences over and over, or endless plain prose. None of its words is a key or a value of any task."""
+"""Filler text: a few repeated sentences, or endless plain prose.
+
+None of its words is a task's key or value.
+"""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -40,12 +43,12 @@ _PROSE = (
 
 
 def noise(rng: random.Random) -> Sentences:
-    """Yield the same few sentences again and again."""
+    """Yield the same few sentences repeatedly, without end."""
     return cycle(rng.choice(_NOISE))
 
 
 def prose(rng: random.Random) -> Sentences:
-    """Yield made-up sentences."""
+    """Yield random sentences without end."""
     while True:
         yield rng.choice(_PROSE).format(
             thing=rng.choice(THINGS),
@@ -59,15 +62,15 @@ def prose(rng: random.Random) -> Sentences:
 
 
 def depths(rng: random.Random, count: int) -> list[float]:
-    """Return where to hide so many sentences, from 0 to below 1, in their order."""
+    """Return `count` depths in ascending order, each from 0 (start of the text) to below 1 (its end)."""
     return sorted(rng.random() for _ in range(count))
 
 
-def hide(sentences: Sequence[str], statements: Sequence[str], at: Sequence[float]) -> str:
-    """Return the sentences with the statements among them, in their order, each at its share of the way."""
+def hide(sentences: Sequence[str], statements: Sequence[str], at_depths: Sequence[float]) -> str:
+    """Return the sentences as one text, with each statement inserted at its depth. Depths ascend."""
     pieces: list[str] = []
     start = 0
-    for statement, depth in zip(statements, at, strict=True):
+    for statement, depth in zip(statements, at_depths, strict=True):
         end = int(depth * (len(sentences) + 1))
         pieces += sentences[start:end]
         pieces.append(statement)

@@ -1,4 +1,8 @@
-"""Finding how much must be written for a text to have so many tokens, with few counts: a straight line first, then a narrowing bracket."""
+"""Find the size of a case whose prompt has a given number of tokens, with few token counts.
+
+Counting the tokens of a long text is slow. The search extrapolates along a straight line within a bracket
+that narrows with each count.
+"""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -8,48 +12,55 @@ from commands.eval.tasks.case import Case, LengthError, TokenCounter
 
 T = TypeVar("T")
 
-_PROBE = 8  # units by which the second text is longer than the shortest
-_TRUST = 8
-_LEAST_SLOPE = 0.1  # tokens a unit
-_TOLERANCE = 0.004  # of a length need not be reached
+_PROBE = 8  # units by which the second case is larger than the smallest
+_MAX_GROWTH = 8  # a slope is extrapolated to at most this multiple of the size that it was measured over
+_MIN_SLOPE = 0.1  # tokens per unit
+_TOLERANCE = 0.004  # share of the length that may remain unused
 
 
 class Supply(Generic[T]):
-    """An endless source whose first items stay the same, however many are taken."""
+    """Remembers the items of an endless iterator, so that every size of a case begins with the same items."""
 
     def __init__(self, source: Iterator[T]) -> None:
         self._source = source
-        self._taken: list[T] = []
+        self._items: list[T] = []
 
     def first(self, count: int) -> list[T]:
-        self._taken += islice(self._source, max(count - len(self._taken), 0))
-        return self._taken[:count]
+        """Return the first `count` items."""
+        self._items += islice(self._source, max(count - len(self._items), 0))
+        return self._items[:count]
 
 
-def fit(write: Callable[[int], Case], num_tokens: int, count_tokens: TokenCounter, least: int = 0) -> Case:
-    """Return `write(size)` for the greatest size from `least` on, or almost, whose prompt has at most `num_tokens` tokens.
+def fit(write: Callable[[int], Case], num_tokens: int, count_tokens: TokenCounter, min_size: int = 0) -> Case:
+    """Return `write(size)` for nearly the largest size whose prompt has at most `num_tokens` tokens.
 
-    A longer prompt is expected of a greater size. Raises `LengthError` when even the least is too long.
+    The number of tokens must grow with the size, from `min_size` on. Raises `LengthError` if even `min_size`
+    is too long.
     """
-    low, best = least, write(least)
-    low_tokens = least_tokens = count_tokens(best.prompt)
-    if least_tokens > num_tokens:
-        raise LengthError(f"{best.task} needs at least {least_tokens} tokens, got num_tokens {num_tokens}")
-    high: int | None = None  # the least size known to be too long
-    size = least + _PROBE
+    best = write(min_size)
+    min_tokens = count_tokens(best.prompt)
+    if min_tokens > num_tokens:
+        raise LengthError(f"{best.task} needs at least {min_tokens} tokens, got num_tokens {num_tokens}")
+    # The bracket: `low` is the largest size known to fit, `high` the smallest known to be too large.
+    low = min_size
+    low_tokens = min_tokens
+    high: int | None = None
+    size = min_size + _PROBE
     while high is None or high - low > 1:
         case = write(size)
         tokens = count_tokens(case.prompt)
-        slope = max((tokens - least_tokens) / (size - least), _LEAST_SLOPE)
+        slope = max((tokens - min_tokens) / (size - min_size), _MIN_SLOPE)
         if tokens > num_tokens:
             high = size
         else:
-            low, low_tokens, best = size, tokens, case
+            best = case
+            low = size
+            low_tokens = tokens
             if num_tokens - tokens < max(slope, _TOLERANCE * num_tokens):
                 break
         step = max(int((num_tokens - low_tokens) / slope), 1)
-        # A slope is trusted for a few times the size that it was measured over.
-        size = low + min(step, _TRUST * (size - least))
+        size = low + min(step, _MAX_GROWTH * (size - min_size))
         if high is not None and size >= high:
+            # The line overshoots. A little below `high` narrows the bracket even where texts are not linear.
             size = high - 1 - (high - low) // 50
     return best

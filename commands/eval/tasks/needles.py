@@ -1,10 +1,13 @@
-"""Needles in a haystack: sentences that tell a key's value, among others. The eight shapes of RULER (arXiv 2404.06654), our own words."""
+"""Needles in a haystack: sentences that state a key's value, hidden in other text.
+
+The eight variants are those of RULER (arXiv 2404.06654); the texts are our own.
+"""
 
 import random
 from dataclasses import dataclass
 from enum import StrEnum
 
-from commands.eval.tasks.case import Case, Scoring, TokenCounter, prompted
+from commands.eval.tasks.case import Case, Scoring, TokenCounter, prompt_parts
 from commands.eval.tasks.filler import depths, hide, noise, prose
 from commands.eval.tasks.fitting import Supply, fit
 from commands.eval.tasks.values import Kind, draw
@@ -22,6 +25,8 @@ _PREAMBLE = (
 
 
 class Haystack(StrEnum):
+    """The text around the needles."""
+
     NOISE = "noise"
     PROSE = "prose"
     NEEDLES = "needles"
@@ -29,14 +34,17 @@ class Haystack(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NeedleTask:
-    """Asks for the values of `num_asked` keys out of `num_keys`, each told `num_values` times; a haystack of needles has as many as fit."""
+    """Asks for all values of `num_queried` keys out of `num_keys`. A queried key has `num_values` values.
+
+    In a haystack of needles there are as many keys as fit, and the question is about one of them.
+    """
 
     name: str
     haystack: Haystack
     key: Kind = Kind.WORD
     value: Kind = Kind.NUMBER
     num_keys: int = 1
-    num_asked: int = 1
+    num_queried: int = 1
     num_values: int = 1
 
     def make(self, rng: random.Random, num_tokens: int, count_tokens: TokenCounter) -> Case:
@@ -51,57 +59,54 @@ class NeedleTask:
         depth = rng.random()
 
         def write(size: int) -> Case:
-            told = needles.first(size)
-            return self._case(
-                wording, " ".join(wording.tell(*needle) for needle in told), [told[int(depth * size)]]
-            )
+            stated = needles.first(size)
+            haystack = " ".join(wording.state(*needle) for needle in stated)
+            return self._case(wording, haystack, [stated[int(depth * size)]])
 
-        return fit(write, num_tokens, count_tokens, least=1)
+        return fit(write, num_tokens, count_tokens, min_size=1)
 
     def _hidden(
         self, rng: random.Random, wording: "_Wording", num_tokens: int, count_tokens: TokenCounter
     ) -> Case:
         keys = Supply(draw(self.key, rng)).first(self.num_keys)
-        needles = [
-            key
-            for place, key in enumerate(keys)
-            for _ in range(self.num_values if place < self.num_asked else 1)
-        ]
-        rng.shuffle(needles)
-        told = list(zip(needles, draw(self.value, rng), strict=False))
-        asked = [needle for key in keys[: self.num_asked] for needle in told if needle[0] == key]
-        at = depths(rng, len(told))
+        queried_keys = keys[: self.num_queried]
+        distractor_keys = keys[self.num_queried :]
+        needle_keys = [key for key in queried_keys for _ in range(self.num_values)] + distractor_keys
+        rng.shuffle(needle_keys)
+        stated = list(zip(needle_keys, draw(self.value, rng), strict=False))
+        queried = [needle for key in queried_keys for needle in stated if needle[0] == key]
+        positions = depths(rng, len(stated))
         filler = Supply((noise if self.haystack is Haystack.NOISE else prose)(rng))
-        statements = [wording.tell(*needle) for needle in told]
-        return fit(
-            lambda size: self._case(wording, hide(filler.first(size), statements, at), asked),
-            num_tokens,
-            count_tokens,
-        )
+        statements = [wording.state(*needle) for needle in stated]
 
-    def _case(self, wording: "_Wording", haystack: str, asked: list[tuple[str, str]]) -> Case:
-        keys = list(dict.fromkeys(key for key, _ in asked))
-        values = tuple(value for _, value in asked)
+        def write(size: int) -> Case:
+            return self._case(wording, hide(filler.first(size), statements, positions), queried)
+
+        return fit(write, num_tokens, count_tokens)
+
+    def _case(self, wording: "_Wording", haystack: str, queried: list[tuple[str, str]]) -> Case:
+        keys = list(dict.fromkeys(key for key, _ in queried))
+        values = tuple(value for _, value in queried)
         if len(keys) > 1:
             question, prefix = wording.ask_many(keys)
-            answer = ", ".join(f"{key}: {value}" for key, value in asked)
+            answer = ", ".join(f"{key}: {value}" for key, value in queried)
         else:
             question, prefix = wording.ask(keys[0], len(values))
             answer = ", ".join(values)
-        context = _PREAMBLE.format(phrase=wording.phrase) + haystack
-        return Case(self.name, *prompted(context, question, prefix), f" {answer}.", values, Scoring.ALL)
+        parts = prompt_parts(_PREAMBLE.format(phrase=wording.phrase) + haystack, question, prefix)
+        return Case(self.name, *parts, f" {answer}.", values, Scoring.ALL)
 
 
 @dataclass(frozen=True, slots=True)
 class _Wording:
-    phrase: str  # what a value is called
-    statement: str
+    phrase: str  # the name of a value
+    statement: str  # a template with phrase, key and value
 
-    def tell(self, key: str, value: str) -> str:
+    def state(self, key: str, value: str) -> str:
         return self.statement.format(phrase=self.phrase, key=key, value=value)
 
     def ask(self, key: str, num_values: int) -> tuple[str, str]:
-        """Return the question for one key's values, and the beginning of its answer."""
+        """Return the question about one key's values, and the first words of its answer."""
         if num_values == 1:
             return (
                 f"What is the {self.phrase} for {key} in the text above?",
@@ -113,6 +118,7 @@ class _Wording:
         )
 
     def ask_many(self, keys: list[str]) -> tuple[str, str]:
+        """Return the question about the values of several keys, and the first words of its answer."""
         return (
             f"What are the {self.phrase}s for {', '.join(keys)} in the text above?",
             f"The {self.phrase}s are as follows.",

@@ -1,10 +1,13 @@
-"""Questions about documents, each of which tells of one made-up person: one hop, or two by way of that person's teacher (RULER's QA)."""
+"""Questions about documents, each about one fictional person (after RULER's QA, arXiv 2404.06654).
+
+A question needs one hop, or two: through the person's teacher.
+"""
 
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from commands.eval.tasks.case import Case, Scoring, TokenCounter, prompted
+from commands.eval.tasks.case import Case, Scoring, TokenCounter, prompt_parts
 from commands.eval.tasks.filler import prose
 from commands.eval.tasks.fitting import Supply, fit
 from commands.eval.tasks.values import people
@@ -15,7 +18,7 @@ _PREAMBLE = "The documents below each tell of one person. A question about one o
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """A fact's verb, as a statement and an answer have it, and the question."""
+    """A kind of fact: the verb of its statement, its question, and its possible values."""
 
     verb: str
     question: str
@@ -41,10 +44,10 @@ _TOPICS = (
 @dataclass(frozen=True, slots=True)
 class _Person:
     name: str
-    values: tuple[str, ...]  # one a topic
-    order: tuple[int, ...]  # in which the topics are told
-    teacher: float  # as a share of the people
-    aside: str
+    values: tuple[str, ...]  # one for each topic
+    order: tuple[int, ...]  # of the topics in the document
+    teacher: float  # the teacher's position, as a share of the other people
+    aside: str  # a filler sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,39 +59,41 @@ class QuestionTask:
 
     def make(self, rng: random.Random, num_tokens: int, count_tokens: TokenCounter) -> Case:
         topics = tuple(rng.choice(variants) for variants in _TOPICS)
-        topic, depth = rng.randrange(len(topics)), rng.random()
+        topic_index = rng.randrange(len(topics))
+        depth = rng.random()
         supply = Supply(_people(rng))
 
         def write(size: int) -> Case:
-            told = supply.first(size)
-            teachers = [told[_other(place, person.teacher, size)] for place, person in enumerate(told)]
+            people = supply.first(size)
+            teachers = [
+                people[_other_index(index, person.teacher, size)] for index, person in enumerate(people)
+            ]
             documents = (
                 _document(number, person, teacher.name, topics)
-                for number, (person, teacher) in enumerate(zip(told, teachers, strict=True), 1)
+                for number, (person, teacher) in enumerate(zip(people, teachers, strict=True), 1)
             )
-            place = int(depth * size)
-            return self._case("\n".join(documents), told[place], teachers[place], topics[topic], topic)
+            queried = int(depth * size)
+            return self._case(
+                "\n".join(documents), people[queried], teachers[queried], topics[topic_index], topic_index
+            )
 
-        return fit(write, num_tokens, count_tokens, least=2)
+        return fit(write, num_tokens, count_tokens, min_size=2)
 
-    def _case(self, documents: str, person: _Person, teacher: _Person, topic: _Topic, index: int) -> Case:
-        about = teacher if self.is_two_hop else person
-        value = about.values[index]
+    def _case(
+        self, documents: str, person: _Person, teacher: _Person, topic: _Topic, topic_index: int
+    ) -> Case:
         if self.is_two_hop:
-            question, prefix = (
-                topic.question.format(who=f"the teacher of {person.name}"),
-                f"The teacher of {person.name} is",
-            )
+            value = teacher.values[topic_index]
+            question = topic.question.format(who=f"the teacher of {person.name}")
+            prefix = f"The teacher of {person.name} is"
             answer = f" {teacher.name}. {teacher.name} {topic.verb} {value}."
         else:
-            question, prefix, answer = (
-                topic.question.format(who=person.name),
-                f"{person.name} {topic.verb}",
-                f" {value}.",
-            )
-        return Case(
-            self.name, *prompted(_PREAMBLE + documents, question, prefix), answer, (value,), Scoring.PART
-        )
+            value = person.values[topic_index]
+            question = topic.question.format(who=person.name)
+            prefix = f"{person.name} {topic.verb}"
+            answer = f" {value}."
+        parts = prompt_parts(_PREAMBLE + documents, question, prefix)
+        return Case(self.name, *parts, answer, (value,), Scoring.PART)
 
 
 def _people(rng: random.Random) -> Iterator[_Person]:
@@ -104,6 +109,6 @@ def _document(number: int, person: _Person, teacher: str, topics: tuple[_Topic, 
     return f"Document {number}. {' '.join(facts)} {person.aside} The teacher of {person.name} is {teacher}."
 
 
-def _other(place: int, share: float, size: int) -> int:
-    """Return somebody's place that is not `place`."""
-    return (place + 1 + int(share * (size - 1))) % size
+def _other_index(index: int, share: float, size: int) -> int:
+    """Return an index below `size` other than `index`, chosen by a share from 0 to below 1."""
+    return (index + 1 + int(share * (size - 1))) % size

@@ -1,4 +1,7 @@
-"""All tasks by name, and the one way in which cases are drawn: whoever names a task, a seed and an index gets the same case everywhere."""
+"""All tasks by name, and the random source of each case.
+
+A task, a seed and an index determine a case on every machine.
+"""
 
 import random
 from collections.abc import Mapping
@@ -22,7 +25,7 @@ _SUITE: tuple[Task, ...] = (
     NeedleTask("niah_multikey_2", Haystack.NEEDLES),
     NeedleTask("niah_multikey_3", Haystack.NEEDLES, key=Kind.UUID, value=Kind.UUID),
     NeedleTask("niah_multivalue", Haystack.PROSE, num_values=4),
-    NeedleTask("niah_multiquery", Haystack.PROSE, num_keys=4, num_asked=4),
+    NeedleTask("niah_multiquery", Haystack.PROSE, num_keys=4, num_queried=4),
     TrackingTask(),
     CommonWordsTask(),
     FrequentWordsTask(),
@@ -36,5 +39,5 @@ TASKS: Mapping[str, Task] = MappingProxyType({task.name: task for task in _SUITE
 
 
 def case_source(task: str, seed: int, index: int, split: Literal["eval", "train"] = "eval") -> random.Random:
-    """Return the source that one case is drawn from. Those of training and of evaluation never meet, whatever their seeds."""
+    """Return the random source of one case. Training and evaluation have different sources for every seed."""
     return random.Random(f"{split}/{task}/{seed}/{index}")

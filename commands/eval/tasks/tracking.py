@@ -1,10 +1,10 @@
-"""Variable tracking: which variables got a value in the end, through several hops, beside chains that got others (RULER's vt)."""
+"""Variable tracking: a chain of assignments among other chains (RULER's vt, arXiv 2404.06654)."""
 
 import random
 from dataclasses import dataclass
 from itertools import pairwise
 
-from commands.eval.tasks.case import Case, Scoring, TokenCounter, prompted
+from commands.eval.tasks.case import Case, Scoring, TokenCounter, prompt_parts
 from commands.eval.tasks.filler import depths, hide, noise
 from commands.eval.tasks.fitting import Supply, fit
 from commands.eval.tasks.values import numbers, plain_words
@@ -21,7 +21,10 @@ _PREAMBLE = (
 
 @dataclass(frozen=True, slots=True)
 class TrackingTask:
-    """One chain of `num_hops` assignments after its first is asked for; `num_chains` are told, their statements interleaved."""
+    """Asks for all variables of one chain out of `num_chains`, whose statements are interleaved.
+
+    A chain assigns a value to a first variable, then passes it on `num_hops` times.
+    """
 
     name: str = "vt"
     num_chains: int = 4
@@ -33,21 +36,26 @@ class TrackingTask:
         chains = [names[start : start + length] for start in range(0, len(names), length)]
         values = Supply(numbers(rng, num_digits=5)).first(self.num_chains)
         wording = rng.choice(_WORDINGS)
-        statements = _interleaved(
-            rng, [_told(wording, chain, value) for chain, value in zip(chains, values, strict=True)]
+        chain_statements = [
+            _statements(wording, chain, value) for chain, value in zip(chains, values, strict=True)
+        ]
+        statements = _interleaved(rng, chain_statements)
+        positions = depths(rng, len(statements))
+        filler = Supply(noise(rng))
+        question = (
+            f"Which variables hold the value {values[0]} in the text above? Name all of them in their order."
         )
-        at, filler = depths(rng, len(statements)), Supply(noise(rng))
 
         def write(size: int) -> Case:
-            context = _PREAMBLE + hide(filler.first(size), statements, at)
-            question = f"Which variables hold the value {values[0]} in the text above? Name all of them in their order."
-            parts = prompted(context, question, f"The variables that hold the value {values[0]} are")
+            context = _PREAMBLE + hide(filler.first(size), statements, positions)
+            parts = prompt_parts(context, question, f"The variables that hold the value {values[0]} are")
             return Case(self.name, *parts, f" {', '.join(chains[0])}.", tuple(chains[0]), Scoring.ALL)
 
         return fit(write, num_tokens, count_tokens)
 
 
-def _told(wording: tuple[str, str], chain: list[str], value: str) -> list[str]:
+def _statements(wording: tuple[str, str], chain: list[str], value: str) -> list[str]:
+    """Return the statements of one chain, in order."""
     first, hop = wording
     return [
         first.format(new=chain[0], value=value),
@@ -56,7 +64,8 @@ def _told(wording: tuple[str, str], chain: list[str], value: str) -> list[str]:
 
 
 def _interleaved(rng: random.Random, chains: list[list[str]]) -> list[str]:
-    """Return all statements, those of a chain in their order."""
+    """Return the statements of all chains in random order. The statements of one chain keep their order."""
+    # Shuffle whose turn it is, not the statements themselves.
     turns = [chain for chain in map(iter, chains) for _ in chains[0]]
     rng.shuffle(turns)
     return [next(chain) for chain in turns]

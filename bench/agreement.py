@@ -147,16 +147,16 @@ def main() -> int:
     try:
         values = resolve_options(RULER.groups, arguments, {})
         config = replace(ruler_config({**values, "base_url": None}), settings=[Setting(PolicyName.SNAPKV)])
-        num_entries = int(config.asked.length / values["compression"][0])
-        kvpress = Kvpress(arguments.kvpress_python, config.asked.model, arguments.dtype)
+        num_entries = int(config.target.length / values["compression"][0])
+        kvpress = Kvpress(arguments.kvpress_python, config.target.model, arguments.dtype)
         tasks = measure(kvpress, write_prompts(config), num_entries)
     except (EvalError, OptionError, SideError) as error:
         print(f"bench.agreement: {error}", file=sys.stderr)
         return 1
     same = {
-        "model": model_id(config.asked.model),
+        "model": model_id(config.target.model),
         "dtype": arguments.dtype,
-        "length": config.asked.length,
+        "length": config.target.length,
         "num_entries": num_entries,
     }
     document = {**same, "num_cases": config.num_cases, "seed": config.seed, "machine": machine()}

@@ -23,7 +23,7 @@ from typing import Any
 from bench.presses import Kvpress, NamedSetting
 from bench.sides import SideError
 from cache.policy import PolicyName
-from commands.eval.completer import Held
+from commands.eval.completer import SlotUsage
 from commands.eval.errors import EvalError
 from commands.eval.options import RULER
 from commands.eval.plot import plot_scores
@@ -80,7 +80,7 @@ class Comparer:
     ) -> None:
         self._config, self._kvpress, self._place = config, kvpress, out / "comparison.json"
         self._prompts = write_prompts(config)
-        self._weights = weights_digest(Path(config.asked.model))
+        self._weights = weights_digest(Path(config.target.model))
         self._runs: dict[str, Run] = {}
         tasks = {task.name for task in config.tasks}
         for place in (*earlier, *([self._place] if self._place.exists() else [])):
@@ -117,18 +117,18 @@ class Comparer:
             if self._kvpress is None:
                 raise OptionError(f"{setting.policy} needs --kvpress-python")
             return self._kvpress.run(
-                setting, entry.press, prompts, load_tokenizer(config.asked.model), config.asked.length
+                setting, entry.press, prompts, load_tokenizer(config.target.model), config.target.length
             )
-        asked = replace(
-            config.asked, serve_options=(*config.asked.serve_options, *split_options(entry.serve_options))
+        target = replace(
+            config.target, serve_options=(*config.target.serve_options, *split_options(entry.serve_options))
         )
-        ours = replace(config, asked=asked, settings=[Setting(entry.policy, setting.compression)])
+        ours = replace(config, target=target, settings=[Setting(entry.policy, setting.compression)])
         every = [prompt for of_task in self._prompts.values() for prompt in of_task]
         return replace(asyncio.run(measure(ours, prompts, every)).runs[0], setting=setting)
 
     def _result(self, runs: Sequence[Run]) -> SuiteResult:
         config = self._config
-        return SuiteResult("ruler", model_id(config.asked.model), None, config.title, config.facts, runs)
+        return SuiteResult("ruler", model_id(config.target.model), None, config.title, config.facts, runs)
 
     def _write(self) -> None:
         unfinished = self._place.with_suffix(".new")
@@ -198,9 +198,11 @@ def _read_run(run: Mapping[str, Any]) -> Run:
     return Run(NamedSetting(run["policy"], run["compression"]), tuple(run["serve_options"]), tasks)
 
 
-def _read_held(cache: Mapping[str, Any] | None) -> Held | None:
+def _read_held(cache: Mapping[str, Any] | None) -> SlotUsage | None:
     return (
-        None if cache is None else Held(tuple(cache["pools"]), cache["kept_tokens"], cache["evicted_tokens"])
+        None
+        if cache is None
+        else SlotUsage(tuple(cache["pools"]), cache["kept_tokens"], cache["evicted_tokens"])
     )
 
 
@@ -296,7 +298,7 @@ def main() -> int:
         kvpress = (
             None
             if arguments.kvpress_python is None
-            else Kvpress(arguments.kvpress_python, config.asked.model)
+            else Kvpress(arguments.kvpress_python, config.target.model)
         )
         result = Comparer(config, kvpress, arguments.out, arguments.earlier).measure(
             settings_of(arguments.settings, arguments.compression)

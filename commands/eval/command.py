@@ -1,4 +1,4 @@
-"""The sub-command `eval`: which function answers which question, and what is left behind: a table, JSON, a plot."""
+"""The sub-command `eval`: it runs the evaluation and writes its table, JSON and plot."""
 
 import argparse
 import asyncio
@@ -12,7 +12,7 @@ from commands.shared.files import write_json
 from server.options.option import add_options, resolve_options
 
 if TYPE_CHECKING:
-    from commands.eval.result import Keep, SuiteResult
+    from commands.eval.result import SaveResult, SuiteResult
 
 NAME = "eval"
 SUMMARY = "Measure what a cache policy costs in answers, read from packed slots."
@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Return 0, or 1 where something could not be measured. Raises `OptionError`."""
+    """Return 0, or 1 if a setting could not be measured. Raises `OptionError`."""
     # httpx and numpy would slow down every other sub-command.
     from commands.eval.errors import EvalError
 
@@ -53,32 +53,32 @@ def run(arguments: argparse.Namespace) -> int:
 def _ruler(values: Mapping[str, Any], _: argparse.Namespace) -> None:
     from commands.eval.ruler import measure, ruler_config
 
-    _tell_suite(values, asyncio.run(measure(ruler_config(values), keep=_keeper(values))))
+    _report_suite(values, asyncio.run(measure(ruler_config(values), save=_saver(values))))
 
 
 def _benchmark(values: Mapping[str, Any], arguments: argparse.Namespace) -> None:
     from commands.eval.benchmarks.measure import benchmark_config, measure_benchmark
 
-    _tell_suite(
-        values, asyncio.run(measure_benchmark(benchmark_config(arguments.question, values), _keeper(values)))
+    _report_suite(
+        values, asyncio.run(measure_benchmark(benchmark_config(arguments.question, values), _saver(values)))
     )
 
 
-def _keeper(values: Mapping[str, Any]) -> "Keep":
-    """Return what writes the file for JSON anew with each setting's results."""
-    from commands.eval.result import keep_nothing
+def _saver(values: Mapping[str, Any]) -> "SaveResult":
+    """Return a function that rewrites the JSON file with the results so far."""
+    from commands.eval.result import save_nothing
 
     path = values["json"]
     return (
-        keep_nothing if path in (None, "-") else lambda result: write_json(result.as_json(), path, indent=1)
+        save_nothing if path in (None, "-") else lambda result: write_json(result.as_json(), path, indent=1)
     )
 
 
-def _tell_suite(values: Mapping[str, Any], result: "SuiteResult") -> None:
+def _report_suite(values: Mapping[str, Any], result: "SuiteResult") -> None:
     from commands.eval.plot import plot_scores
     from commands.eval.table import suite_table
 
-    _tell(values, suite_table(result), result.as_json())
+    _report(values, suite_table(result), result.as_json())
     if values["plot"] is not None:
         plot_scores(result.runs, values["plot"])
 
@@ -88,7 +88,7 @@ def _fidelity(values: Mapping[str, Any], _: argparse.Namespace) -> None:
     from commands.eval.fidelity_output import fidelity_table, plot_fidelity
 
     result = measure_fidelity(fidelity_config(values))
-    _tell(values, fidelity_table(result), result.as_json())
+    _report(values, fidelity_table(result), result.as_json())
     if values["plot"] is not None:
         plot_fidelity(result, values["plot"])
 
@@ -97,11 +97,14 @@ def _compare(values: Mapping[str, Any], arguments: argparse.Namespace) -> None:
     from commands.eval.compare import compare
 
     comparison = compare(arguments.first, arguments.second)
-    _tell(values, comparison.table(), comparison.as_json())
+    _report(values, comparison.table(), comparison.as_json())
 
 
-def _tell(values: Mapping[str, Any], table: str, document: Mapping[str, Any]) -> None:
-    """Print the table, which leaves the standard output to JSON; write the JSON. Raises `OptionError`."""
+def _report(values: Mapping[str, Any], table: str, document: Mapping[str, Any]) -> None:
+    """Print the table and write the JSON. The table goes to standard error if JSON goes to standard output.
+
+    Raises `OptionError` for a file that cannot be written.
+    """
     path = values["json"]
     print(table, file=sys.stderr if path == "-" else sys.stdout)
     if path is not None:

@@ -1,4 +1,4 @@
-"""`snapserve eval compare`: two runs over the same cases, their differences case by case."""
+"""`snapserve eval compare`: the differences of two runs over the same cases, paired by case."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,8 @@ from commands.eval.statistics import Interval, bootstrap_interval, mean_of_means
 from commands.shared.table import table
 from server.options.option import OptionError
 
-_SAME = (
+# Two runs have the same cases only if these facts are equal.
+_CASE_FACTS = (
     *("suite", "seed", "length", "num_cases", "pack", "chat_template"),
     *("data_sha256", "max_tokens", "num_samples", "temperature", "top_p"),  # of published benchmarks
 )
@@ -19,7 +20,7 @@ _MEAN = "mean"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Second minus first, in points, with its 95 % interval."""
+    """The mean scores of two runs and the 95 % interval of second minus first, in points."""
 
     first: float
     second: float
@@ -30,13 +31,14 @@ class Difference:
         return self.second - self.first
 
     @property
-    def is_clear(self) -> bool:
+    def is_significant(self) -> bool:
+        """Whether the interval excludes zero."""
         return self.interval[0] > 0 or self.interval[1] < 0
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The differences by task, then that of the means."""
+    """The differences by task, then the difference of the means."""
 
     labels: tuple[str, str]
     differences: Mapping[str, Difference]
@@ -47,12 +49,12 @@ class Comparison:
             "second": self.labels[1],
             "differences": {
                 name: {
-                    "first": each.first,
-                    "second": each.second,
-                    "difference": each.points,
-                    "interval": each.interval,
+                    "first": difference.first,
+                    "second": difference.second,
+                    "difference": difference.points,
+                    "interval": difference.interval,
                 }
-                for name, each in self.differences.items()
+                for name, difference in self.differences.items()
             },
         }
 
@@ -60,49 +62,64 @@ class Comparison:
         rows = [
             [
                 name,
-                f"{each.first:.1f}",
-                f"{each.second:.1f}",
-                f"{each.points:+.1f}",
-                _shown(each.interval),
-                "*" if each.is_clear else "",
+                f"{difference.first:.1f}",
+                f"{difference.second:.1f}",
+                f"{difference.points:+.1f}",
+                f"{difference.interval[0]:+.1f} to {difference.interval[1]:+.1f}",
+                "*" if difference.is_significant else "",
             ]
-            for name, each in self.differences.items()
+            for name, difference in self.differences.items()
         ]
         text = table(["", *self.labels, "difference", "95 % interval", ""], rows)
         return f"{text}\n\nPaired bootstrap over cases; * marks intervals without zero."
 
 
 def compare(first: str, second: str) -> Comparison:
-    """Compare two runs, each `FILE` or `FILE#LABEL`. Raises `OptionError` for what is no run, or for runs over other cases."""
-    (one, one_file), (other, other_file) = _read(first), _read(second)
-    for name in _SAME:
-        if one_file.get(name) != other_file.get(name):
+    """Compare two runs, each given as `FILE` or `FILE#LABEL`.
+
+    Raises `OptionError` for a file that is no result, and for runs over different cases.
+    """
+    first_run, first_file = _read(first)
+    second_run, second_file = _read(second)
+    for name in _CASE_FACTS:
+        if first_file.get(name) != second_file.get(name):
             raise OptionError(
-                f"the runs differ in {name}: {one_file.get(name)} and {other_file.get(name)}; there is nothing to pair"
+                f"the runs differ in {name}: {first_file.get(name)} and {second_file.get(name)}; "
+                "their cases cannot be paired"
             )
-    if one["tasks"].keys() != other["tasks"].keys():
+    if first_run["tasks"].keys() != second_run["tasks"].keys():
         raise OptionError(
-            f"the runs differ in tasks: {', '.join(one['tasks'])} and {', '.join(other['tasks'])}; there is nothing to pair"
+            f"the runs differ in tasks: {', '.join(first_run['tasks'])} and "
+            f"{', '.join(second_run['tasks'])}; their cases cannot be paired"
         )
-    pairs = {name: (one["tasks"][name]["scores"], other["tasks"][name]["scores"]) for name in one["tasks"]}
-    for name, (a, b) in pairs.items():
-        if len(a) != len(b):
+    first_scores = _scores_by_task(first_run)
+    second_scores = _scores_by_task(second_run)
+    changes: dict[str, list[float]] = {}
+    differences: dict[str, Difference] = {}
+    for name, scores in first_scores.items():
+        others = second_scores[name]
+        if len(scores) != len(others):
             raise OptionError(
-                f"the runs differ in cases of {name}: {len(a)} and {len(b)}; one was not finished"
+                f"the runs differ in cases of {name}: {len(scores)} and {len(others)}; one was not finished"
             )
-    changes = {name: [b - a for a, b in zip(*scores, strict=True)] for name, scores in pairs.items()}
-    differences = {
-        name: Difference(mean_of_means([a]), mean_of_means([b]), bootstrap_interval([changes[name]]))
-        for name, (a, b) in pairs.items()
-    }
-    means = [mean_of_means([scores[side] for scores in pairs.values()]) for side in (0, 1)]
-    differences[_MEAN] = Difference(means[0], means[1], bootstrap_interval(list(changes.values())))
-    return Comparison((one["label"], other["label"]), differences)
+        changes[name] = [other - score for score, other in zip(scores, others, strict=True)]
+        interval = bootstrap_interval([changes[name]])
+        differences[name] = Difference(mean_of_means([scores]), mean_of_means([others]), interval)
+    differences[_MEAN] = Difference(
+        mean_of_means(list(first_scores.values())),
+        mean_of_means(list(second_scores.values())),
+        bootstrap_interval(list(changes.values())),
+    )
+    return Comparison((first_run["label"], second_run["label"]), differences)
 
 
-def _read(place: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a run, and the file that it is from."""
-    path, _, label = place.partition("#")
+def _scores_by_task(run: Mapping[str, Any]) -> dict[str, list[float]]:
+    return {name: task["scores"] for name, task in run["tasks"].items()}
+
+
+def _read(run_name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the run `FILE#LABEL` and the whole document of its file."""
+    path, _, label = run_name.partition("#")
     try:
         file = json.loads(Path(path).read_text())
         runs = {run["label"]: run for run in file["runs"]}
@@ -111,7 +128,3 @@ def _read(place: str) -> tuple[dict[str, Any], dict[str, Any]]:
     if label not in runs and (label or len(runs) != 1):
         raise OptionError(f"{path} has the runs {', '.join(runs)}: name one as {path}#LABEL")
     return runs[label] if label else next(iter(runs.values())), file
-
-
-def _shown(interval: Interval) -> str:
-    return f"{interval[0]:+.1f} to {interval[1]:+.1f}"

@@ -1,4 +1,4 @@
-"""A `snapserve serve` of our own on a free port, for as long as it is needed: what is measured is what users are served."""
+"""A `snapserve serve` process on a free port. The evaluation measures the server that users run."""
 
 import asyncio
 import os
@@ -18,36 +18,23 @@ _END_LIMIT = 20.0  # seconds
 
 @asynccontextmanager
 async def engine(options: Sequence[str]) -> AsyncIterator[str]:
-    """Start a server with these options, yield its URL once it is ready, and end it. Raises `EvalError` for one that does not get ready.
+    """Start a server with these options, yield its URL when it is ready, and end it.
 
-    Variables that would configure it are left out: figures are to be the same everywhere.
+    Raises `EvalError` for a server that does not become ready.
     """
+    # Without the variables that configure a server, results are the same on every machine.
     environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
     with tempfile.TemporaryFile() as log:
+        serve = (sys.executable, "-P", "-m", "server", "serve", "--port", "0", "--log-level", "warning")
         process = await asyncio.create_subprocess_exec(
-            *(
-                sys.executable,
-                "-P",
-                "-m",
-                "server",
-                "serve",
-                "--port",
-                "0",
-                "--log-level",
-                "warning",
-                *options,
-            ),
-            stdout=PIPE,
-            stderr=log,
-            env=environment,
+            *serve, *options, stdout=PIPE, stderr=log, env=environment
         )
         try:
             url = await _ready_url(process)
             if url is None:
                 log.seek(0)
-                raise EvalError(
-                    f"the engine did not start with {' '.join(options)}: {log.read().decode(errors='replace').strip()[-2000:]}"
-                )
+                errors = log.read().decode(errors="replace").strip()
+                raise EvalError(f"the engine did not start with {' '.join(options)}: {errors[-2000:]}")
             yield url
         finally:
             await _end(process)
@@ -62,7 +49,7 @@ async def _ready_url(process: Process) -> str | None:
 
 
 async def _end(process: Process) -> None:
-    with suppress(ProcessLookupError):  # it may have ended by itself just now
+    with suppress(ProcessLookupError):  # it may have ended by itself
         process.terminate()
     try:
         async with asyncio.timeout(_END_LIMIT):

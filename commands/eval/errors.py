@@ -1,5 +1,5 @@
-"""What keeps an evaluation from ending."""
+"""The error of an evaluation that cannot be finished."""
 
 
 class EvalError(Exception):
-    """The message says what went wrong and where."""
+    """A server, an engine or a model failed. The message says where and why."""

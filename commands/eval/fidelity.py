@@ -1,8 +1,9 @@
-"""`snapserve eval fidelity`: what packed slots predict along a text, beside what the whole cache predicts there.
+"""`snapserve eval fidelity`: next-token distributions of packed slots against those of the whole cache.
 
-No server's log-probabilities go beyond the likeliest tokens, so this takes the engine's backend itself, in this process, and the whole
-vocabulary's. Two backends of the same model, one of policy full with weights as they are, read the same tokens; both pack after `length` of
-them and take those that follow one by one through decode, each fed the text's own token whatever it predicts.
+A server returns log-probabilities of the likeliest tokens only. This needs those of the whole vocabulary, so
+it uses the torch backend in this process. Two backends of the same model read the same text: the setting's,
+and one with policy full and unquantized weights. Both pack after `length` tokens and decode the tokens that
+follow, with the text's own token as the next input (teacher forcing).
 """
 
 import sys
@@ -46,7 +47,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class FidelityConfig:
-    """Everything that `snapserve eval fidelity` was told."""
+    """The configuration of `snapserve eval fidelity`."""
 
     model: str
     settings: Sequence[Setting]
@@ -59,9 +60,11 @@ class FidelityConfig:
 
 @dataclass(frozen=True, slots=True)
 class Fidelity:
-    """Of each setting, [window, position]: KL(full ‖ setting) in nats, whether the likeliest token is the same, and both losses.
+    """The predictions of one setting against policy full. Arrays are [window, position].
 
-    Losses are minus the log-probability of the text's own next token; that after the last position is unknown, and left out.
+    `kl` is KL(full ‖ setting) in nats. `agrees` is 1 where the likeliest token is the same. `loss` and
+    `full_loss` are the negative log-probabilities of the text's next token in nats, without the last
+    position, whose next token is unknown.
     """
 
     setting: Setting
@@ -123,18 +126,22 @@ def fidelity_config(values: Mapping[str, Any]) -> FidelityConfig:
 
 
 def measure_fidelity(config: FidelityConfig) -> FidelityResult:
-    """Read the text with every setting. Raises `OptionError` for a text or sizes that cannot be, `EvalError` for a model."""
-    every = [_options(config, setting) for setting in config.settings]
+    """Compare every setting with policy full along the text.
+
+    Raises `OptionError` for an unreadable text or sizes that do not fit, `EvalError` for a failing model.
+    """
+    # All options are checked before the first setting is measured.
+    options_by_setting = [_options(config, setting) for setting in config.settings]
     windows = read_windows(config)
     runs = []
-    for setting, options in zip(config.settings, every, strict=True):
+    for setting, options in zip(config.settings, options_by_setting, strict=True):
         try:
             served = serve_config(("--model", config.model, *options))
             pools = (PoolOptions(served.backend.pools[0].num_slots, PolicyOptions(PolicyName.FULL)),)
-            whole = replace(served.backend, pools=pools, quantization=Quantization.NONE)
+            reference = replace(served.backend, pools=pools, quantization=Quantization.NONE)
             with (
                 closing(_backend(served, served.backend)) as packed,
-                closing(_backend(served, whole)) as full,
+                closing(_backend(served, reference)) as full,
             ):
                 runs.append(_compare(setting, options, packed, full, windows, config))
         except (BackendError, ValueError) as error:
@@ -143,20 +150,22 @@ def measure_fidelity(config: FidelityConfig) -> FidelityResult:
 
 
 def read_windows(config: FidelityConfig) -> list[tuple[int, ...]]:
-    """Return stretches of the text that follow each other, each of length + num_scored tokens. Raises `OptionError`."""
+    """Return consecutive windows of the text, each of length + num_scored tokens. Raises `OptionError`."""
     tokenizer = load_tokenizer(config.model)
     try:
         token_ids = tokenizer.encode(config.text.read_text(), add_special_tokens=False)
     except (OSError, UnicodeDecodeError, RenderError) as error:
         raise OptionError(f"--text {config.text} cannot be read: {error}") from error
-    start = tokenizer.encode("", add_special_tokens=True)
-    size = config.length + config.num_scored - len(start)
+    special_ids = tokenizer.encode("", add_special_tokens=True)  # those at the start of every prompt
+    size = config.length + config.num_scored - len(special_ids)
     windows = [
-        (*start, *token_ids[place : place + size]) for place in range(0, len(token_ids) - size + 1, size)
+        (*special_ids, *token_ids[start : start + size])
+        for start in range(0, len(token_ids) - size + 1, size)
     ]
     if not windows:
         raise OptionError(
-            f"--text {config.text} has {len(token_ids)} tokens, --length {config.length} and --num-scored {config.num_scored} need {size}"
+            f"--text {config.text} has {len(token_ids)} tokens, but --length {config.length} and "
+            f"--num-scored {config.num_scored} need {size}"
         )
     return windows[: config.num_windows]
 
@@ -165,16 +174,10 @@ def _options(config: FidelityConfig, setting: Setting) -> tuple[str, ...]:
     scorer = serve_config(config.serve_options).backend.pools[0].policy.scorer
     window = 0 if scorer is None else scorer.observation_window
     slots = setting.slot_options(config.length, config.num_scored, window)
-    sizes = (
-        "--num-slots",
-        "1",
-        "--num-scratch",
-        "1",
-        "--max-model-len",
-        str(config.length + config.num_scored),
-    )
+    max_model_len = str(config.length + config.num_scored)
+    sizes = ("--num-slots", "1", "--num-scratch", "1", "--max-model-len", max_model_len)
     options = (*config.serve_options, *slots, *sizes)
-    setting.check(options, config.length)  # what cannot be is said before anything is measured
+    setting.check(options, config.length)
     return options
 
 
@@ -190,41 +193,43 @@ def _compare(
     windows: Sequence[tuple[int, ...]],
     config: FidelityConfig,
 ) -> Fidelity:
-    shape = (len(windows), config.num_scored)
-    kl, agrees = np.zeros(shape), np.zeros(shape)
-    losses = np.zeros((2, len(windows), config.num_scored - 1))
+    kl = np.zeros((len(windows), config.num_scored))
+    agrees = np.zeros((len(windows), config.num_scored))
+    loss = np.zeros((len(windows), config.num_scored - 1))
+    full_loss = np.zeros((len(windows), config.num_scored - 1))
     progress = ProgressLine(sys.stderr, setting.label, len(windows) * config.num_scored)
     try:
-        for number, window in enumerate(windows):
-            steps = zip(
-                _predictions(full, window, config.length),
-                _predictions(packed, window, config.length),
-                strict=True,
-            )
-            for position, (expected, given) in enumerate(steps):
-                kl[number, position] = max(float(np.exp(expected) @ (expected - given)), 0.0)
-                agrees[number, position] = expected.argmax() == given.argmax()
+        for index, window in enumerate(windows):
+            full_steps = _predictions(full, window, config.length)
+            packed_steps = _predictions(packed, window, config.length)
+            for position, (expected, predicted) in enumerate(zip(full_steps, packed_steps, strict=True)):
+                # Rounding can make the divergence of equal distributions slightly negative.
+                kl[index, position] = max(float(np.exp(expected) @ (expected - predicted)), 0.0)
+                agrees[index, position] = expected.argmax() == predicted.argmax()
                 if position + 1 < config.num_scored:
-                    target = window[config.length + position + 1]
-                    losses[:, number, position] = -expected[target], -given[target]
+                    next_id = window[config.length + position + 1]
+                    loss[index, position] = -predicted[next_id]
+                    full_loss[index, position] = -expected[next_id]
                 progress(True)
     finally:
         progress.close()
-    return Fidelity(setting, options, kl, agrees, losses[1], losses[0])
+    return Fidelity(setting, options, kl, agrees, loss, full_loss)
 
 
 def _predictions(backend: Backend, window: Sequence[int], num_read: int) -> Iterator[Floats]:
-    """Yield the log-probabilities [vocabulary] of what follows each token from `num_read` on: what the packed slot makes of it."""
+    """Yield the log-probabilities [vocabulary] of the token after each token from `num_read` on.
+
+    They are read from the packed slot, which was filled with the first `num_read` tokens.
+    """
     draw = Draw(SamplingParams(temperature=0.0, num_logprobs=backend.spec.vocab_size))
-    _read(backend, window[:num_read], Draw(SamplingParams(temperature=0.0)))
+    _prefill(backend, window[:num_read], Draw(SamplingParams(temperature=0.0)))
     for index in range(num_read, len(window)):
         row = DecodeRow("fidelity", 0, window[index], index, num_read, draw)
-        yield _distribution(
-            backend.submit(DecodeBatch((row,))).result().tokens[0][0], backend.spec.vocab_size
-        )
+        result = backend.submit(DecodeBatch((row,))).result()
+        yield _logprobs(result.tokens[0][0], backend.spec.vocab_size)
 
 
-def _read(backend: Backend, token_ids: Sequence[int], draw: Draw) -> None:
+def _prefill(backend: Backend, token_ids: Sequence[int], draw: Draw) -> None:
     """Fill slot 0 with a prompt, chunk by chunk."""
     spec = backend.spec
     shape = max(spec.prefill_shapes, key=lambda shape: (shape.num_tokens, -shape.num_rows))
@@ -244,8 +249,8 @@ def _read(backend: Backend, token_ids: Sequence[int], draw: Draw) -> None:
         backend.submit(PrefillBatch((row,), shape)).result()
 
 
-def _distribution(token: SampledToken, vocab_size: int) -> Floats:
-    """Return log-probabilities by token id."""
+def _logprobs(token: SampledToken, vocab_size: int) -> Floats:
+    """Return the log-probabilities [vocabulary] by token id."""
     logprobs = np.full(vocab_size, -np.inf)
     ids, values = zip(*token.top_logprobs, strict=True)
     logprobs[list(ids)] = values

@@ -1,4 +1,4 @@
-"""Fidelity as a table and a picture, along the text."""
+"""The table and the plot of `snapserve eval fidelity`."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -13,33 +13,36 @@ _NUM_BINS = 8
 
 
 def fidelity_table(result: FidelityResult) -> str:
-    """Return a row a setting, then where along the text its predictions stray."""
+    """Return a row for each setting: first over the whole text, then by position in the text."""
     config = result.config
     header = (
-        f"{result.model_id}: {result.num_windows} stretches of text, packed after {config.length} tokens, {config.num_scored} predictions "
-        "each from the packed slot, against policy full"
+        f"{result.model_id}: {result.num_windows} windows of text, packed after {config.length} tokens, "
+        f"with {config.num_scored} predictions each from the packed slot, against policy full"
     )
     rows = []
     for run in result.runs:
         values = run.as_json()
-        perplexities = (f"{values[name]:.3f}" for name in ("perplexity", "full_perplexity"))
         rows.append(
             [
                 run.setting.label,
                 f"{values['kl']:.4f}",
                 f"{100 * values['top1_agreement']:.1f} %",
-                *perplexities,
+                f"{values['perplexity']:.3f}",
+                f"{values['full_perplexity']:.3f}",
             ]
         )
-    summary = table(["", "KL (nats)", "same top-1", "perplexity", "of full"], rows)
+    summary = table(["", "KL (nats)", "same top-1", "perplexity", "perplexity of full"], rows)
     edges = _edges(config.num_scored)
     spans = [f"{low + 1}–{high}" for low, high in pairwise(edges)]
-    along = [[run.setting.label, *_binned(run, edges)] for run in result.runs]
-    return "\n".join((header, "", summary, "", table(["KL (nats), same top-1 at", *spans], along)))
+    by_position = [[run.setting.label, *_binned(run, edges)] for run in result.runs]
+    return "\n".join((header, "", summary, "", table(["KL (nats), same top-1 at", *spans], by_position)))
 
 
 def plot_fidelity(result: FidelityResult, path: Path) -> None:
-    """Draw KL divergence and agreement along the text, a line a setting. Raises `OptionError`."""
+    """Draw KL divergence and top-1 agreement by position, one line for each setting.
+
+    Raises `OptionError` for a file that cannot be written.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 6), layout="constrained")
@@ -63,7 +66,8 @@ def plot_fidelity(result: FidelityResult, path: Path) -> None:
 
 
 def _edges(num_scored: int) -> list[int]:
-    return sorted({num_scored * number // _NUM_BINS for number in range(_NUM_BINS + 1)})
+    """Return the edges of at most 8 bins of nearly equal width."""
+    return sorted({num_scored * index // _NUM_BINS for index in range(_NUM_BINS + 1)})
 
 
 def _binned(run: Fidelity, edges: list[int]) -> list[str]:
@@ -74,7 +78,9 @@ def _binned(run: Fidelity, edges: list[int]) -> list[str]:
 
 
 def _smoothed(values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> tuple[list[float], list[float]]:
-    """Return a moving average over a sixteenth of the positions, and where each stands."""
+    """Return the positions and values of a moving average over a sixteenth of the positions."""
     width = max(len(values) // 16, 1)
     averages = np.convolve(values, np.ones(width) / width, mode="valid")
-    return [(width + 1) / 2 + place for place in range(len(averages))], averages.tolist()
+    # Positions count from 1. The first average is at the middle of the first `width` positions.
+    positions = [(width + 1) / 2 + index for index in range(len(averages))]
+    return positions, averages.tolist()

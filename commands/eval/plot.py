@@ -1,4 +1,4 @@
-"""Results as pictures: scores over compression, and predictions along a text."""
+"""The plot of a suite: scores over compression."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,10 @@ _COLUMNS = 4
 
 
 def plot_scores(runs: Sequence[Run], path: Path) -> None:
-    """Draw the mean and every task's score over compression, a line a policy. Raises `OptionError`."""
+    """Draw the mean and each task's score over compression, one line for each policy.
+
+    Raises `OptionError` for a file that cannot be written.
+    """
     from matplotlib.figure import Figure
 
     names = ["mean", *runs[0].tasks]
@@ -29,7 +32,7 @@ def plot_scores(runs: Sequence[Run], path: Path) -> None:
         axes.remove()
     handles, labels = grid[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels) or 1)
-    figure.suptitle("Score over compression: prompt tokens for each entry of a slot")
+    figure.suptitle("Score over compression (prompt tokens per slot entry)")
     save_plot(figure, path)
 
 
@@ -40,17 +43,18 @@ def _point(run: Run, name: str) -> tuple[float, Interval]:
 
 
 def _draw(axes: Any, runs: Sequence[Run], name: str) -> None:
+    """Draw a line with error bars for each policy, and a dashed line for a run without a compression."""
     lines: dict[str, list[tuple[float | None, float, Interval]]] = {}
     for run in runs:
         label = run.setting.label if run.setting.compression is None else str(run.setting.policy)
         lines.setdefault(label, []).append((run.setting.compression, *_point(run, name)))
-    for number, (label, points) in enumerate(lines.items()):
+    for index, (label, points) in enumerate(lines.items()):
         if points[0][0] is None:
-            axes.axhline(points[0][1], label=label, color=f"C{number}", linestyle="--")
+            axes.axhline(points[0][1], label=label, color=f"C{index}", linestyle="--")
             continue
-        ratios, means, intervals = zip(*sorted(points), strict=True)
+        compressions, means, intervals = zip(*sorted(points), strict=True)
         errors = [
-            [abs(mean - interval[side]) for mean, interval in zip(means, intervals, strict=True)]
-            for side in (0, 1)
+            [abs(mean - interval[bound]) for mean, interval in zip(means, intervals, strict=True)]
+            for bound in (0, 1)
         ]
-        axes.errorbar(ratios, means, yerr=errors, label=label, color=f"C{number}", marker="o", capsize=2)
+        axes.errorbar(compressions, means, yerr=errors, label=label, color=f"C{index}", marker="o", capsize=2)

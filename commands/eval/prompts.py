@@ -1,4 +1,4 @@
-"""Cases as token ids: the same for every policy, and where in them prefill ends."""
+"""Prompts as token ids, with the position at which prefill ends and the slot is packed."""
 
 from array import array
 from dataclasses import dataclass
@@ -10,15 +10,14 @@ from commands.eval.tasks.case import Case, Task
 from commands.eval.tasks.suite import case_source
 from server.text.tokenizer import Tokenizer
 
-_SLACK = (
-    1.5  # an answer may be so many times as long as the perfect one, for models that say it in other words
-)
-_MORE = 8
+# The length limit of an answer, relative to the perfect answer: a model may use other words.
+_MAX_LENGTH_RATIO = 1.5
+_EXTRA_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Token ids, how many of them prefill reads, and the most tokens of the answer."""
+    """Token ids, the number of them that prefill reads, and the limit of the answer's tokens."""
 
     token_ids: "array[int]"
     num_prefill_tokens: int
@@ -26,55 +25,57 @@ class TokenPrompt:
 
     @property
     def num_decoded(self) -> int:
-        """The most tokens that decode takes: the rest of the prompt, and the answer."""
+        """The largest number of tokens that decode reads: the rest of the prompt, and the answer."""
         return len(self.token_ids) - self.num_prefill_tokens + self.max_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt(TokenPrompt):
-    """What is asked of a model for a case."""
+    """The prompt of a case."""
 
     case: Case
 
 
 class PromptWriter:
-    """Writes a task's cases so that prompts have `length` tokens, special ones and those of a chat template included."""
+    """Writes a task's cases as prompts of `length` tokens, including special tokens and the chat template."""
 
     def __init__(self, tokenizer: Tokenizer, length: int, pack: Pack, *, uses_chat_template: bool) -> None:
-        self._tokenizer, self._pack, self._uses_chat_template = tokenizer, pack, uses_chat_template
-        self._room = length - len(self._encode("", ""))
+        self._tokenizer = tokenizer
+        self._pack = pack
+        self._uses_chat_template = uses_chat_template
+        self._num_case_tokens = length - len(self._encode("", ""))
 
     def write(self, task: Task, seed: int, index: int) -> Prompt:
         """Return a prompt. Raises `LengthError` for a length too short for the task."""
-        case = task.make(case_source(task.name, seed, index), self._room, self._count)
+        case = task.make(case_source(task.name, seed, index), self._num_case_tokens, self._count)
         token_ids = self._encode(case.context + case.question, case.answer_prefix)
-        read = case.context if self._pack is Pack.BEFORE_QUESTION else case.context + case.question
-        max_tokens = int(_SLACK * self._count(case.answer)) + _MORE
-        # Decode gets one token of the prompt at least: what prefill itself chooses has not seen the slot.
-        num_prefill_tokens = min(_num_common(token_ids, self._encode(read, "")), len(token_ids) - 1)
+        prefilled = case.context if self._pack is Pack.BEFORE_QUESTION else case.context + case.question
+        max_tokens = int(_MAX_LENGTH_RATIO * self._count(case.answer)) + _EXTRA_TOKENS
+        # Decode reads at least one token of the prompt: the token that prefill itself samples has not been
+        # read from the packed slot.
+        num_prefill_tokens = min(_num_common(token_ids, self._encode(prefilled, "")), len(token_ids) - 1)
         return Prompt(array("i", token_ids), num_prefill_tokens, max_tokens, case)
 
     def _count(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def _encode(self, asked: str, answer_prefix: str) -> tuple[int, ...]:
-        """Return the ids of what is asked and of the answer's first words."""
+    def _encode(self, user_text: str, answer_prefix: str) -> tuple[int, ...]:
+        """Return the ids of the user's text and of the answer's first words."""
         if not self._uses_chat_template:
-            return self._tokenizer.encode(asked + answer_prefix, add_special_tokens=True)
-        chat = self._tokenizer.render_chat(
-            [{"role": "user", "content": asked}], add_generation_prompt=True, continue_final_message=False
-        )
+            return self._tokenizer.encode(user_text + answer_prefix, add_special_tokens=True)
+        messages = [{"role": "user", "content": user_text}]
+        chat = self._tokenizer.render_chat(messages, add_generation_prompt=True, continue_final_message=False)
         return (*chat, *self._tokenizer.encode(answer_prefix, add_special_tokens=False))
 
 
 def load_tokenizer(model: str) -> Tokenizer:
-    """Read a tokenizer. Raises `EvalError`."""
+    """Read the tokenizer of a folder or hub id. Raises `EvalError`."""
     try:
         return Tokenizer.load(model)
     except (OSError, ValueError, KeyError) as error:
         raise EvalError(f"the tokenizer of {model} cannot be read: {error}") from error
 
 
-def _num_common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
-    """Return how many ids two sequences begin with alike."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+def _num_common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+    """Return the length of the common prefix."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

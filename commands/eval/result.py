@@ -1,4 +1,4 @@
-"""What a suite of questions found, of any kind: a run a setting, and how they are written down together."""
+"""The results of a suite: one run for each setting, with their JSON form."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,10 @@ from server.version import server_version
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """`title` says in words what was asked, `facts` for JSON: runs of the same facts can be compared."""
+    """The runs of a suite. `title` describes the cases for people, `facts` for JSON.
+
+    Two runs with equal facts can be compared case by case.
+    """
 
     suite: str
     model_id: str
@@ -22,19 +25,20 @@ class SuiteResult:
 
     @property
     def is_packed(self) -> bool:
-        """Whether every answer came from packed slots alone."""
+        """Whether every token of every answer came from a packed slot."""
         return all(task.num_packed == task.num_tokens for run in self.runs for task in run.tasks.values())
 
     def as_json(self) -> dict[str, Any]:
         runs = [run.as_json() for run in self.runs]
         measured = [run for run in runs if not run["is_control"]]
-        only = [
-            {"mean": run["mean"], "scores": {name: task["score"] for name, task in run["tasks"].items()}}
-            for run in measured
-        ]
+        summary = {}
+        if len(measured) == 1:
+            (run,) = measured
+            scores = {name: task["score"] for name, task in run["tasks"].items()}
+            summary = {"mean": run["mean"], "scores": scores}
         return {
             "suite": self.suite,
-            **(only[0] if len(only) == 1 else {}),
+            **summary,
             "version": server_version(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "model": self.model_id,
@@ -45,10 +49,9 @@ class SuiteResult:
         }
 
 
-Keep: TypeAlias = Callable[
-    [SuiteResult], None
-]  # takes the results so far, so that an interruption costs no setting that was measured
+SaveResult: TypeAlias = Callable[[SuiteResult], None]
+"""Saves the results so far, so that an interruption loses no setting that was measured."""
 
 
-def keep_nothing(_: SuiteResult) -> None:
+def save_nothing(_: SuiteResult) -> None:
     pass

@@ -1,4 +1,4 @@
-"""`snapserve eval ruler`: every setting answers the same cases, and each answer is scored."""
+"""`snapserve eval ruler`: every setting answers the same cases of synthetic tasks, which are scored."""
 
 import asyncio
 import sys
@@ -10,11 +10,11 @@ from typing import Any
 from commands.eval.completer import Completion
 from commands.eval.options import Pack
 from commands.eval.prompts import Prompt, PromptWriter
-from commands.eval.result import Keep, SuiteResult, keep_nothing
+from commands.eval.result import SaveResult, SuiteResult, save_nothing
 from commands.eval.run import Run, TaskScores
 from commands.eval.scoring import score
 from commands.eval.setting import Setting
-from commands.eval.target import Asked, asked_of, shown_model
+from commands.eval.target import Target, shown_model, target_of
 from commands.eval.tasks.case import LengthError, Task
 from commands.eval.tasks.suite import TASKS
 from commands.shared.progress import ProgressLine
@@ -23,9 +23,9 @@ from server.options.option import OptionError
 
 @dataclass(frozen=True, slots=True)
 class RulerConfig:
-    """Everything that `snapserve eval ruler` was told. Prompts have `asked.length` tokens."""
+    """The configuration of `snapserve eval ruler`. Prompts have `target.length` tokens."""
 
-    asked: Asked
+    target: Target
     settings: Sequence[Setting]
     tasks: Sequence[Task]
     num_cases: int
@@ -35,25 +35,28 @@ class RulerConfig:
 
     @property
     def title(self) -> str:
-        return f"{self.num_cases} cases a task, prompts of {self.asked.length} tokens, seed {self.seed}, packed {self.pack}"
+        return (
+            f"{self.num_cases} cases per task, prompts of {self.target.length} tokens, seed {self.seed}, "
+            f"packed {self.pack}"
+        )
 
     @property
     def facts(self) -> dict[str, Any]:
-        own: dict[str, Any] = {
+        return {
             "seed": self.seed,
             "num_cases": self.num_cases,
-            "length": self.asked.length,
+            "length": self.target.length,
             "pack": self.pack,
+            "chat_template": self.uses_chat_template,
         }
-        return own | {"chat_template": self.uses_chat_template}
 
 
 def ruler_config(values: Mapping[str, Any]) -> RulerConfig:
     """Return the configuration that options make. Raises `OptionError`."""
-    asked, settings = asked_of(values)
+    target, settings = target_of(values)
     tasks = [TASKS[name] for name in dict.fromkeys(values["tasks"])]
     return RulerConfig(
-        asked, settings, tasks, values["num_cases"], values["seed"], values["pack"], values["chat_template"]
+        target, settings, tasks, values["num_cases"], values["seed"], values["pack"], values["chat_template"]
     )
 
 
@@ -61,38 +64,39 @@ async def measure(
     config: RulerConfig,
     by_task: Mapping[str, Sequence[Prompt]] | None = None,
     sized_by: Sequence[Prompt] = (),
-    keep: Keep = keep_nothing,
+    save: SaveResult = save_nothing,
 ) -> SuiteResult:
-    """Ask every case of every setting; `by_task` are those of the configuration, where they have been written before.
+    """Measure every setting on every case. `save` is called with the results so far after each setting.
 
-    They may be some of `sized_by`, which are those that the engines' slots are then sized for. What there is after each setting goes to
-    `keep`.
-    Raises `EvalError` where one cannot be asked, `OptionError` for sizes that cannot be.
+    `by_task` are the prompts of each task; None writes them. They may be a part of all prompts: then
+    `sized_by` has all, and the engines' slots are sized for those. Raises `EvalError` if a setting cannot be
+    measured, `OptionError` for sizes that do not fit.
     """
     if by_task is None:
         by_task = await asyncio.to_thread(write_prompts, config)
     prompts = [prompt for of_task in by_task.values() for prompt in of_task]
-    every_options = [config.asked.options(setting, sized_by or prompts) for setting in config.settings]
+    # All options are checked before the first setting is measured.
+    options_by_setting = [config.target.options(setting, sized_by or prompts) for setting in config.settings]
     runs: list[Run] = []
-    for setting, options in zip(config.settings, every_options, strict=True):
-        model, completions = await config.asked.ask(setting, options, prompts)
-        given = iter(completions)
+    for setting, options in zip(config.settings, options_by_setting, strict=True):
+        model, completions = await config.target.complete(setting, options, prompts)
+        remaining = iter(completions)
         tasks = {
-            name: task_scores(of_task, list(islice(given, len(of_task)))) for name, of_task in by_task.items()
+            name: task_scores(of_task, list(islice(remaining, len(of_task))))
+            for name, of_task in by_task.items()
         }
         runs.append(Run(setting, options, tasks))
-        result = SuiteResult(
-            "ruler", shown_model(config.asked, model), config.asked.base_url, config.title, config.facts, runs
-        )
-        keep(result)
+        name = shown_model(config.target, model)
+        result = SuiteResult("ruler", name, config.target.base_url, config.title, config.facts, runs)
+        save(result)
     return result
 
 
 def write_prompts(config: RulerConfig) -> dict[str, list[Prompt]]:
-    """Return the prompts of each task."""
-    tokenizer = config.asked.load_tokenizer()
+    """Return the prompts of each task. Raises `OptionError` for a length too short for a task."""
+    tokenizer = config.target.load_tokenizer()
     writer = PromptWriter(
-        tokenizer, config.asked.length, config.pack, uses_chat_template=config.uses_chat_template
+        tokenizer, config.target.length, config.pack, uses_chat_template=config.uses_chat_template
     )
     progress = ProgressLine(sys.stderr, "writing cases", len(config.tasks) * config.num_cases)
     prompts: dict[str, list[Prompt]] = {}
@@ -103,7 +107,7 @@ def write_prompts(config: RulerConfig) -> dict[str, list[Prompt]]:
                 prompts[task.name].append(writer.write(task, config.seed, index))
                 progress(True)
     except LengthError as error:
-        raise OptionError(f"--length {config.asked.length} is too short: {error}") from error
+        raise OptionError(f"--length {config.target.length} is too short: {error}") from error
     finally:
         progress.close()
     return prompts

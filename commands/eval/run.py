@@ -1,4 +1,4 @@
-"""One setting's scores, and how they are written down."""
+"""The scores of one setting, with their JSON form."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,33 +6,36 @@ from functools import reduce
 from operator import add
 from typing import Any, Protocol, Self
 
-from commands.eval.completer import Completion, Held
+from commands.eval.completer import Completion, SlotUsage
 from commands.eval.statistics import mean_interval, mean_of_means, score_interval
 
 
 @dataclass(frozen=True, slots=True)
 class TaskScores:
-    """A task's scores, 0 to 100, case by case, how many tokens of its answers came from a packed slot, and what slots held.
+    """The scores of one task, 0 to 100 for each case.
 
-    The last two are None where no server told.
+    `num_packed` of the answers' `num_tokens` tokens were read from a packed slot. `num_packed` and
+    `slot_usage` are None if the server does not report them.
     """
 
     scores: tuple[float, ...]
     num_tokens: int
     num_packed: int | None
     example: Mapping[str, str]
-    held: Held | None = None
+    slot_usage: SlotUsage | None = None
 
     @classmethod
     def of(cls, scores: Sequence[float], completions: Sequence[Completion], expected: str) -> Self:
-        """Take scores from 0 to 1 and the answers that they are of; `expected` is the first one's right answer."""
-        packed = [completion.num_packed for completion in completions]
+        """Return the scores, each from 0 to 1, of these answers.
+
+        `expected` is the right answer to the first.
+        """
         return cls(
             tuple(100 * score for score in scores),
             sum(completion.num_tokens for completion in completions),
-            None if None in packed else sum(number for number in packed if number is not None),
+            _total_packed([completion.num_packed for completion in completions]),
             {"expected": expected, "answer": completions[0].text},
-            all_held([completion.held for completion in completions]),
+            total_usage([completion.slot_usage for completion in completions]),
         )
 
     @property
@@ -40,17 +43,13 @@ class TaskScores:
         return sum(self.scores) / len(self.scores)
 
     def joined(self, more: Self) -> Self:
-        """Return the scores of these cases and of those that come after them."""
-        num_packed = (
-            None if self.num_packed is None or more.num_packed is None else self.num_packed + more.num_packed
-        )
-        held = all_held([self.held, more.held])
+        """Return the scores of these cases followed by `more`."""
         return replace(
             self,
             scores=self.scores + more.scores,
             num_tokens=self.num_tokens + more.num_tokens,
-            num_packed=num_packed,
-            held=held,
+            num_packed=_total_packed([self.num_packed, more.num_packed]),
+            slot_usage=total_usage([self.slot_usage, more.slot_usage]),
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -60,14 +59,14 @@ class TaskScores:
             "num_tokens": self.num_tokens,
             "num_packed": self.num_packed,
             "packed_share": packed_share([self]),
-            "cache": None if self.held is None else self.held.as_json(),
+            "cache": None if self.slot_usage is None else self.slot_usage.as_json(),
             "example": self.example,
             "scores": self.scores,
         }
 
 
 class RunSetting(Protocol):
-    """What was measured. `compression` None is the whole cache, or none of our choosing."""
+    """A policy at a compression. `compression` None is the whole cache, or a running server's own."""
 
     @property
     def label(self) -> str: ...
@@ -81,7 +80,10 @@ class RunSetting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """`options` are those that the engine was started with. `groups` are parts of the tasks' cases, scored apart."""
+    """The scores of one setting, by task.
+
+    `options` are the options of the started engine. `groups` are the scores of subsets of the cases.
+    """
 
     setting: RunSetting
     options: tuple[str, ...]
@@ -90,11 +92,11 @@ class Run:
 
     @property
     def num_cases(self) -> int:
-        """Cases of each task."""
+        """The number of cases that every task has."""
         return min(len(task.scores) for task in self.tasks.values())
 
     def joined(self, more: Self) -> Self:
-        """Return the run over these cases and those that come after them; both have the same tasks, and no groups."""
+        """Return the run over these cases followed by `more`. Both have the same tasks, and no groups."""
         return replace(self, tasks={name: task.joined(more.tasks[name]) for name, task in self.tasks.items()})
 
     @property
@@ -102,10 +104,11 @@ class Run:
         return mean_of_means([task.scores for task in self.tasks.values()])
 
     @property
-    def held(self) -> Held | None:
-        return all_held([task.held for task in self.tasks.values()])
+    def slot_usage(self) -> SlotUsage | None:
+        return total_usage([task.slot_usage for task in self.tasks.values()])
 
     def as_json(self) -> dict[str, Any]:
+        groups = {name: group.as_json() for name, group in self.groups.items()}
         return {
             "label": self.setting.label,
             "policy": self.setting.policy,
@@ -115,28 +118,25 @@ class Run:
             "mean": self.mean,
             "mean_interval": mean_interval([task.scores for task in self.tasks.values()]),
             "packed_share": packed_share(list(self.tasks.values())),
-            "cache": None if self.held is None else self.held.as_json(),
+            "cache": None if self.slot_usage is None else self.slot_usage.as_json(),
             "tasks": {name: task.as_json() for name, task in self.tasks.items()},
-            **(
-                {"groups": {name: group.as_json() for name, group in self.groups.items()}}
-                if self.groups
-                else {}
-            ),
+            **({"groups": groups} if groups else {}),
         }
 
 
 def packed_share(tasks: Sequence[TaskScores]) -> float | None:
-    """Return the share of the answers' tokens that were read from a packed slot; None where no server told."""
-    total = sum(task.num_tokens for task in tasks)
-    packed = [task.num_packed for task in tasks]
-    return (
-        None
-        if None in packed or total == 0
-        else sum(number for number in packed if number is not None) / total
-    )
+    """Return the share of the answers' tokens that were read from a packed slot. None if any is unknown."""
+    num_tokens = sum(task.num_tokens for task in tasks)
+    num_packed = _total_packed([task.num_packed for task in tasks])
+    return None if num_packed is None or num_tokens == 0 else num_packed / num_tokens
 
 
-def all_held(parts: Sequence[Held | None]) -> Held | None:
-    """Return what slots held of all parts; None where no server told of one."""
-    told = [part for part in parts if part is not None]
-    return reduce(add, told) if told and len(told) == len(parts) else None
+def total_usage(usages: Sequence[SlotUsage | None]) -> SlotUsage | None:
+    """Return the sum. None if any is unknown."""
+    known = [usage for usage in usages if usage is not None]
+    return reduce(add, known) if known and len(known) == len(usages) else None
+
+
+def _total_packed(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None

@@ -1,4 +1,4 @@
-"""What is measured: a policy with slots that are so many times smaller than a prompt, as options of `snapserve serve`."""
+"""A setting to measure: a cache policy at a compression, as options of `snapserve serve`."""
 
 import argparse
 import shlex
@@ -10,14 +10,16 @@ from cache.policy import PolicyName
 from server.options.config import GROUPS, Config, read_config
 from server.options.option import OptionError, add_options
 
-CONTROL_SINKS, CONTROL_RING = 4, 32
+CONTROL_SINKS = 4
+CONTROL_RING = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`policy` None is whatever a server has that was not started here, `compression` None is none of our choosing.
+    """A cache policy whose slots have length / `compression` entries.
 
-    `pool` is the one of that server's that is asked; None: the one that a request's length leads to.
+    `policy` None is a running server with its own slots, or the control. `compression` None is the policy's
+    default size. `pool` is a running server's pool; None is the pool that a request's length selects.
     """
 
     policy: PolicyName | None
@@ -34,40 +36,33 @@ class Setting:
         return str(self.policy) if self.compression is None else f"{self.policy} {self.compression:g}x"
 
     def slot_options(self, length: int, num_decoded: int, observation_window: int) -> tuple[str, ...]:
-        """Return what makes the slots of prompts of `length` tokens, after which decode takes at most `num_decoded` tokens.
+        """Return the options that size the slots for prompts of `length` tokens.
 
-        A slot has length / compression entries. SnapKV, which never gives an entry up, keeps as many of the prompt, and has room for what
-        decode takes besides: that is its way, and to its advantage. Raises `OptionError`.
+        A slot has length / compression entries. Decode reads at most `num_decoded` tokens after prefill.
+        Raises `OptionError` for a slot too small for the policy.
         """
         if self.is_control:
-            return (
-                "--policy",
-                PolicyName.STREAMING_LLM,
-                "--num-sink",
-                str(CONTROL_SINKS),
-                "--num-recent",
-                str(CONTROL_RING),
-            )
-        assert self.policy is not None, "a server that is there already has its slots"
+            sizes = ("--num-sink", str(CONTROL_SINKS), "--num-recent", str(CONTROL_RING))
+            return ("--policy", PolicyName.STREAMING_LLM, *sizes)
+        assert self.policy is not None, "a running server already has its slots"
         if self.compression is None:
             return ("--policy", self.policy)
         capacity = int(length / self.compression)
         if self.policy is PolicyName.SNAPKV:
+            # SnapKV never evicts after prefill. It keeps `capacity` entries of the prompt, and its slot has
+            # room for all decoded tokens besides: an advantage that belongs to the method.
             num_kept = capacity - observation_window
             if num_kept < 0:
                 raise OptionError(f"{self._budget(length)}: fewer than its window of {observation_window}")
-            return (
-                "--policy",
-                self.policy,
-                "--num-kept",
-                str(num_kept),
-                "--num-recent",
-                str(observation_window + num_decoded),
-            )
+            num_recent = observation_window + num_decoded
+            return ("--policy", self.policy, "--num-kept", str(num_kept), "--num-recent", str(num_recent))
         return ("--policy", self.policy, "--slot-capacity", str(capacity))
 
     def check(self, options: Sequence[str], length: int) -> None:
-        """Refuse options of the engine, with those of slots, that cannot be. Raises `OptionError`, which says what made the capacity."""
+        """Raise `OptionError` for engine options that do not fit together, before anything is measured.
+
+        The message names the compression and length that led to the capacity.
+        """
         try:
             serve_config(options)
         except OptionError as error:
@@ -86,7 +81,10 @@ class Setting:
 def settings_of(
     policies: Sequence[PolicyName], compressions: Sequence[float], has_control: bool
 ) -> list[Setting]:
-    """Return each policy at each compression; full has none. Of neither given, `snapstream` at 4 is meant."""
+    """Return each policy at each compression. The policy full has no compression.
+
+    The default is `snapstream` at compression 4.
+    """
     settings = [
         Setting(policy, ratio)
         for policy in dict.fromkeys(policies or (PolicyName.SNAPSTREAM,))
@@ -96,7 +94,10 @@ def settings_of(
 
 
 def serve_config(options: Sequence[str]) -> Config:
-    """Return what `snapserve serve` makes of these options alone, without the environment's. Raises `OptionError`."""
+    """Return the configuration of `snapserve serve` for these options, without the environment's variables.
+
+    Raises `OptionError`.
+    """
     parser = argparse.ArgumentParser(
         prog="--serve-options", add_help=False, exit_on_error=False, allow_abbrev=False
     )
@@ -121,6 +122,6 @@ def split_options(value: str) -> tuple[str, ...]:
 
 
 def model_id(model: str) -> str:
-    """Return what results call a model: a folder's own name tells enough."""
+    """Return the model's name in results: for a folder, the name of the folder without its path."""
     name = serve_config(("--model", model)).server.model_names[0]
     return Path(name).name if Path(name).is_dir() else name

@@ -1,4 +1,4 @@
-"""Many prompts asked of one server, with progress; and the options of the engine that a setting wants for them."""
+"""The model or server that an evaluation measures, and the options of an engine started for a setting."""
 
 import asyncio
 import sys
@@ -22,8 +22,11 @@ _GREEDY: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Who is asked: engines started on `model`, or the server at `base_url`. `length` is what a compression divides."""
+class Target:
+    """Engines that are started with `model`, or the running server at `base_url`.
+
+    A slot has `length` / compression entries.
+    """
 
     model: str
     length: int
@@ -35,7 +38,10 @@ class Asked:
     tokenizer: str | None = None
 
     def load_tokenizer(self) -> Tokenizer:
-        """Read the tokenizer of the model that is asked; a server's model is known by its name. Raises `EvalError`."""
+        """Read the model's tokenizer. A running server's tokenizer is found by its model's name.
+
+        Raises `EvalError`.
+        """
         if self.tokenizer is not None or self.base_url is None:
             return load_tokenizer(self.tokenizer or self.model)
         name = self.served_model_name or asyncio.run(_first_model(self.base_url, self.api_key))
@@ -45,32 +51,39 @@ class Asked:
             raise EvalError(f"{error}: name one by --tokenizer") from error
 
     def options(self, setting: Setting, prompts: Sequence[TokenPrompt]) -> tuple[str, ...]:
-        """Return the options of the engine for a setting, but for the model; none for a server that is there. Raises `OptionError`."""
+        """Return the options of an engine for a setting, without the model. A running server needs none.
+
+        Raises `OptionError` for options that do not fit together.
+        """
         if self.base_url is not None:
             return ()
         base = (*self.serve_options, "--num-slots", str(self.concurrency))
         scorer = serve_config(base).backend.pools[0].policy.scorer
         window = 0 if scorer is None else scorer.observation_window
         slots = setting.slot_options(self.length, max(prompt.num_decoded for prompt in prompts), window)
-        longest = max(len(prompt.token_ids) + prompt.max_tokens for prompt in prompts)
-        options = (*base, *slots, "--max-model-len", str(longest))
-        setting.check(options, self.length)  # what cannot be is said before anything is measured
+        max_model_len = max(len(prompt.token_ids) + prompt.max_tokens for prompt in prompts)
+        options = (*base, *slots, "--max-model-len", str(max_model_len))
+        setting.check(options, self.length)
         return options
 
-    async def ask(
+    async def complete(
         self,
         setting: Setting,
         options: Sequence[str],
         prompts: Sequence[TokenPrompt],
         samplings: Sequence[Mapping[str, float]] | None = None,
     ) -> tuple[str, list[Completion]]:
-        """Return the model's name and an answer a prompt, each drawn with its sampling (none: greedily). Raises `EvalError`."""
-        if self.base_url is not None:
-            return await self._ask(self.base_url, setting, prompts, samplings)
-        async with engine(("--model", self.model, *options)) as base_url:
-            return self.model, (await self._ask(base_url, setting, prompts, samplings))[1]
+        """Return the model's name and an answer for each prompt.
 
-    async def _ask(
+        `samplings` has the sampling fields of each request. None is greedy. Raises `EvalError`.
+        """
+        if self.base_url is not None:
+            return await self._complete(self.base_url, setting, prompts, samplings)
+        async with engine(("--model", self.model, *options)) as base_url:
+            _, completions = await self._complete(base_url, setting, prompts, samplings)
+            return self.model, completions
+
+    async def _complete(
         self,
         base_url: str,
         setting: Setting,
@@ -78,21 +91,21 @@ class Asked:
         samplings: Sequence[Mapping[str, float]] | None,
     ) -> tuple[str, list[Completion]]:
         progress = ProgressLine(sys.stderr, setting.label, len(prompts))
-        places = asyncio.Semaphore(self.concurrency)
+        limit = asyncio.Semaphore(self.concurrency)
         try:
             async with http_client(self.api_key) as http:
                 completer = await Completer.open(http, base_url, self.served_model_name, setting.pool)
 
                 async def complete(prompt: TokenPrompt, sampling: Mapping[str, float]) -> Completion:
-                    async with places:
+                    async with limit:
                         completion = await completer.complete(prompt, sampling)
                     progress(True)
                     return completion
 
                 async with asyncio.TaskGroup() as group:
                     pairs = zip(prompts, samplings or [_GREEDY] * len(prompts), strict=True)
-                    asked = [group.create_task(complete(*pair)) for pair in pairs]
-                return completer.model, [task.result() for task in asked]
+                    tasks = [group.create_task(complete(*pair)) for pair in pairs]
+                return completer.model, [task.result() for task in tasks]
         except* EvalError as errors:
             raise EvalError(f"{setting.label}: {errors.exceptions[0]}") from None
         finally:
@@ -104,31 +117,33 @@ async def _first_model(base_url: str, api_key: str | None) -> str:
         return await first_model(http, base_url)
 
 
-def asked_of(values: Mapping[str, Any]) -> tuple[Asked, list[Setting]]:
-    """Return who is asked and the settings that are measured; with --base-url, the pools there. Raises `OptionError`."""
+def target_of(values: Mapping[str, Any]) -> tuple[Target, list[Setting]]:
+    """Return the target and the settings to measure. With --base-url, a setting is a pool of that server.
+
+    Raises `OptionError`.
+    """
     base_url, pools = values["base_url"], values["cache_policy"]
     if base_url is not None:
         if values["serve_options"]:
-            raise OptionError(
-                "--serve-options does not go with --base-url: the server there has been started"
-            )
+            raise OptionError("--serve-options does not go with --base-url: that server is already running")
         if unused := [f"--{name}" for name in ("policy", "compression", "control") if values[name]]:
             print(
-                f"{', '.join(unused)}: of no effect on {base_url}, whose slots are what they are; --cache-policy asks one of its pools",
+                f"{', '.join(unused)}: of no effect on {base_url}, whose slots are fixed; "
+                "--cache-policy selects one of its pools",
                 file=sys.stderr,
             )
     elif pools:
-        raise OptionError("--cache-policy needs the --base-url of the server that has such pools")
+        raise OptionError("--cache-policy needs the --base-url of a server with these pools")
     names = ("model", "length", "concurrency", "base_url", "api_key", "served_model_name", "tokenizer")
-    asked = Asked(
+    target = Target(
         serve_options=split_options(values["serve_options"]), **{name: values[name] for name in names}
     )
-    serve_config(("--model", asked.model, *asked.serve_options))
+    serve_config(("--model", target.model, *target.serve_options))
     if base_url is not None:
-        return asked, [Setting(None, pool=pool) for pool in dict.fromkeys(pools or (None,))]
-    return asked, settings_of(values["policy"], values["compression"], values["control"])
+        return target, [Setting(None, pool=pool) for pool in dict.fromkeys(pools or (None,))]
+    return target, settings_of(values["policy"], values["compression"], values["control"])
 
 
-def shown_model(asked: Asked, model: str) -> str:
-    """Return what results call the model that answered."""
-    return model_id(model) if asked.base_url is None else model
+def shown_model(target: Target, model: str) -> str:
+    """Return the model's name in results."""
+    return model_id(model) if target.base_url is None else model

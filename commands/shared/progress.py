@@ -1,29 +1,30 @@
-"""A line on the terminal that says how far a run is."""
+"""A line on the terminal with the progress of a run."""
 
 import time
 from typing import TextIO
 
-INTERVAL = 0.2  # seconds between two states of the line
+INTERVAL = 0.2  # seconds between two updates
 
 
 class ProgressLine:
-    """Call it when a request has ended. On anything but a terminal it writes nothing."""
+    """Call it after each request. It writes nothing unless the output is a terminal."""
 
     def __init__(self, output: TextIO, title: str, total: int) -> None:
         self._output = output
         self._title = title
         self._total = total
-        self._num_done = self._num_failed = 0
+        self._num_done = 0
+        self._num_failed = 0
         self._start = time.monotonic()
-        self._shown_until = 0.0
+        self._next_update = 0.0
         self._is_shown = output.isatty()
 
-    def __call__(self, went_well: bool) -> None:
+    def __call__(self, is_success: bool) -> None:
         self._num_done += 1
-        self._num_failed += not went_well
+        self._num_failed += not is_success
         now = time.monotonic()
-        if self._is_shown and (now >= self._shown_until or self._num_done == self._total):
-            self._shown_until = now + INTERVAL
+        if self._is_shown and (now >= self._next_update or self._num_done == self._total):
+            self._next_update = now + INTERVAL
             filled = 24 * self._num_done // self._total
             bar = "█" * filled + "·" * (24 - filled)
             state = f"{self._num_done}/{self._total}, {self._num_failed} failed, {now - self._start:.0f} s"
@@ -31,7 +32,7 @@ class ProgressLine:
             self._output.flush()
 
     def close(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self._is_shown:
             self._output.write("\r\x1b[K")
             self._output.flush()

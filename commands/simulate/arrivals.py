@@ -1,4 +1,4 @@
-"""Traces of requests (arrival times, lengths of prompts and answers), read from a file or drawn from a seed."""
+"""Traces of requests (arrival times, prompt and answer lengths), read from a file or drawn from a seed."""
 
 import csv
 import enum

@@ -1,1 +1,1 @@
-"""Published benchmarks, read from their published files: their prompts, how an answer is read, and what is right."""
+"""Published benchmarks, read from their published files: prompts, extraction of answers, and scoring."""

@@ -1,15 +1,23 @@
-"""AIME 2024: thirty problems whose answers are whole numbers from 0 to 999, asked for in a box."""
+"""AIME 2024: thirty problems whose answers are whole numbers from 0 to 999, in a LaTeX box."""
 
 import re
 from functools import partial
 
-from commands.eval.benchmarks.benchmark import Question, Row, words
+from commands.eval.benchmarks.benchmark import Question, Row, text_field
 
 _PROMPT = "{problem}\n\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 _BRACE = re.compile(r"\\boxed\s*\{|[{}]")
-_LOOKS = re.compile(r"\\(?:text|math|m?box|bold|bf|rm|q?quad)[a-z]*|\\[ ,;:!]|\^\s*\{?\\circ\}?|\\?\$|[{}~]")
+# LaTeX that changes only the look of a number: fonts, spaces, degrees, dollar signs, braces.
+_FORMATTING = re.compile(
+    r"\\(?:text|math|m?box|bold|bf|rm|q?quad)[a-z]*|\\[ ,;:!]|\^\s*\{?\\circ\}?|\\?\$|[{}~]"
+)
 _EQUALS = re.compile(r"(?<![<>!])=")
-_IN_WORDS = re.compile(r"(?:[^\W\d_]|[\s.,:;()'])*(?<![a-zA-Z.])(\d+)(?![a-zA-Z])(?:[^\W\d_]|[\s.,:;()'°])*")
+# One whole number among words and punctuation: no sign, decimal point or operator.
+_NUMBER_IN_WORDS = re.compile(
+    r"(?:[^\W\d_]|[\s.,:;()'])*(?<![a-zA-Z.])(\d+)(?![a-zA-Z])(?:[^\W\d_]|[\s.,:;()'°])*"
+)
+# A number without a decimal point, with a minus sign or a fraction bar before it. These then mark it as no
+# answer.
 _NUMBER = re.compile(r"(?:(?<![\w)])[-\u2212]|(?<=\d)/|\\[dt]?frac\{\d+\}\{)?(?<![\d.])\d++(?![\d.]*\d)")
 
 
@@ -23,37 +31,44 @@ class Aime24:
         if not answer.isascii() or not answer.isdecimal() or int(answer) > 999:
             raise ValueError(f"answer must be a whole number from 0 to 999, got {answer!r:.80}")
         name = row["id"] if "id" in row else row["ID"]
-        problem = words(row, "problem", "Problem")
+        problem = text_field(row, "problem", "Problem")
         return Question(str(name), _PROMPT.format(problem=problem), answer, (), partial(_score, int(answer)))
 
 
 def final_number(text: str) -> int | None:
-    """Return the whole number of the last box, or where there is no box the last one told; None: there is none.
+    """Return the whole number in the last box, or the last number of a text without a box.
 
-    A box must hold one number, alone, in words or after an equals sign: of -5, a fraction or 2^{10} no part is the answer.
+    None if there is none.
+
+    A box must contain exactly one number: alone, among words or after an equals sign. No part of -5, of a
+    fraction or of 2^{10} is an answer.
     """
     box = _last_box(text)
     if box is None:
         number = next(reversed(_NUMBER.findall(_without_commas(text))), "")
     else:
-        told = _IN_WORDS.fullmatch(_LOOKS.sub(" ", _EQUALS.split(_without_commas(box))[-1]))
-        number = told[1] if told else ""
+        right_side = _EQUALS.split(_without_commas(box))[-1]
+        match = _NUMBER_IN_WORDS.fullmatch(_FORMATTING.sub(" ", right_side))
+        number = match[1] if match else ""
     return int(number) if number.isdecimal() and len(number) <= 9 else None
 
 
 def _last_box(text: str) -> str | None:
-    last, opened = None, []
+    r"""Return the content of the \boxed{…} that is closed last. Braces may be nested."""
+    content = None
+    open_braces: list[re.Match[str]] = []
     for brace in _BRACE.finditer(text):
         if brace[0] != "}":
-            opened.append(brace)
-        elif opened and (start := opened.pop())[0] != "{":
-            last = text[start.end() : brace.start()]
-    return last
+            open_braces.append(brace)
+        elif open_braces and (start := open_braces.pop())[0] != "{":
+            content = text[start.end() : brace.start()]
+    return content
 
 
 def _without_commas(text: str) -> str:
+    """Return the text without the commas that separate thousands."""
     return re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
 
 
-def _score(right: int, text: str) -> float:
-    return float(final_number(text) == right)
+def _score(expected: int, text: str) -> float:
+    return float(final_number(text) == expected)

@@ -1,12 +1,13 @@
 """LongBench v2 (arXiv 2412.15204): multiple choice over contexts of up to two million words.
 
-The prompt and the reading of answers are its authors' (github.com/THUDM/LongBench, `prompts/0shot.txt` and `pred.py`): they define it.
+The prompt and the extraction of answers are the authors' (github.com/THUDM/LongBench, `prompts/0shot.txt` and
+`pred.py`), because they define the benchmark.
 """
 
 import re
 from functools import partial
 
-from commands.eval.benchmarks.benchmark import Question, Row, words
+from commands.eval.benchmarks.benchmark import Question, Row, text_field
 
 _PROMPT = """Please read the following text and answer the question below.
 
@@ -32,24 +33,24 @@ class LongBenchV2:
     max_tokens = 128
 
     def question(self, row: Row) -> Question:
-        answer = words(row, "answer")
+        answer = text_field(row, "answer")
         if answer not in ("A", "B", "C", "D"):
             raise ValueError(f"answer must be A, B, C or D, got {answer!r:.80}")
         return Question(
-            words(row, "_id"),
-            _PROMPT.format_map({name: words(row, name).strip() for name in _FIELDS}),
+            text_field(row, "_id"),
+            _PROMPT.format_map({name: text_field(row, name).strip() for name in _FIELDS}),
             answer,
-            (words(row, "difficulty"), words(row, "length")),
+            (text_field(row, "difficulty"), text_field(row, "length")),
             partial(_score, answer),
             may_be_cut=True,
         )
 
 
 def choice(text: str) -> str | None:
-    """Return the letter that an answer names, as its authors read it."""
+    """Return the letter that an answer names, as the authors extract it. None if there is none."""
     plain = text.replace("*", "")
     return next((match[1] for pattern in _ANSWERS if (match := pattern.search(plain))), None)
 
 
-def _score(right: str, text: str) -> float:
-    return float(choice(text) == right)
+def _score(expected: str, text: str) -> float:
+    return float(choice(text) == expected)

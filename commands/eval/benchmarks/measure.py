@@ -1,4 +1,4 @@
-"""A published benchmark through the served path: every setting answers the same questions, and each answer is scored."""
+"""Measure a published benchmark: every setting answers the same questions, and each answer is scored."""
 
 import asyncio
 import hashlib
@@ -15,10 +15,10 @@ from commands.eval.benchmarks.suite import BENCHMARKS
 from commands.eval.completer import Completion
 from commands.eval.errors import EvalError
 from commands.eval.prompts import TokenPrompt
-from commands.eval.result import Keep, SuiteResult, keep_nothing
+from commands.eval.result import SaveResult, SuiteResult, save_nothing
 from commands.eval.run import Run, TaskScores
 from commands.eval.setting import Setting
-from commands.eval.target import Asked, asked_of, shown_model
+from commands.eval.target import Target, shown_model, target_of
 from commands.shared.progress import ProgressLine
 from server.options.option import OptionError
 from server.text.tokenizer import RenderError, Tokenizer
@@ -26,10 +26,13 @@ from server.text.tokenizer import RenderError, Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkConfig:
-    """Everything that was told. A prompt and its answer have at most `asked.length` tokens; `sampling` are options of a request."""
+    """The configuration of one benchmark.
+
+    A prompt and its answer together have at most `target.length` tokens. `sampling` are fields of a request.
+    """
 
     name: str
-    asked: Asked
+    target: Target
     settings: Sequence[Setting]
     questions: Sequence[Question]
     max_tokens: int
@@ -41,23 +44,27 @@ class BenchmarkConfig:
 
     @property
     def title(self) -> str:
-        drawn = (
-            "greedy"
-            if self.sampling["temperature"] == 0
-            else f"{self.num_samples} samples at temperature {self.sampling['temperature']:g}"
+        temperature = self.sampling["temperature"]
+        sampling = (
+            "greedy" if temperature == 0 else f"{self.num_samples} samples at temperature {temperature:g}"
         )
-        return f"{self.name}, {len(self.questions)} questions in {self.asked.length} tokens with {self.max_tokens} for the answer, {drawn}"
+        return (
+            f"{self.name}, {len(self.questions)} questions in {self.target.length} tokens "
+            f"with {self.max_tokens} for the answer, {sampling}"
+        )
 
     @property
     def facts(self) -> dict[str, Any]:
-        own = {
+        return {
             "data_sha256": self.data_sha256,
             "num_cases": len(self.questions),
-            "length": self.asked.length,
+            "length": self.target.length,
             "max_tokens": self.max_tokens,
+            "num_samples": self.num_samples,
+            **self.sampling,
+            "seed": self.seed,
+            "chat_template": self.uses_chat_template,
         }
-        drawn = {"num_samples": self.num_samples, **self.sampling, "seed": self.seed}
-        return own | drawn | {"chat_template": self.uses_chat_template}
 
 
 def benchmark_config(name: str, values: Mapping[str, Any]) -> BenchmarkConfig:
@@ -66,17 +73,18 @@ def benchmark_config(name: str, values: Mapping[str, Any]) -> BenchmarkConfig:
         raise OptionError("--data must be given: the file that the benchmark's authors publish")
     if values["max_tokens"] >= values["length"]:
         raise OptionError(
-            f"--max-tokens {values['max_tokens']} must be less than --length {values['length']}, which holds the prompt too"
+            f"--max-tokens {values['max_tokens']} must be less than --length {values['length']}, "
+            "which includes the prompt"
         )
     if values["num_samples"] > 1 and values["temperature"] == 0:
         raise OptionError(
-            "--num-samples above 1 wants a --temperature above 0: greedy answers are all the same"
+            "--num-samples above 1 requires a --temperature above 0: all greedy answers are the same"
         )
-    asked, settings = asked_of(values)
+    target, settings = target_of(values)
     path = Path(values["data"])
     return BenchmarkConfig(
         name,
-        asked,
+        target,
         settings,
         read_questions(BENCHMARKS[name], path, values["num_cases"]),
         values["max_tokens"],
@@ -88,10 +96,10 @@ def benchmark_config(name: str, values: Mapping[str, Any]) -> BenchmarkConfig:
     )
 
 
-async def measure_benchmark(config: BenchmarkConfig, keep: Keep = keep_nothing) -> SuiteResult:
-    """Ask every question of every setting; what there is after each one goes to `keep`.
+async def measure_benchmark(config: BenchmarkConfig, save: SaveResult = save_nothing) -> SuiteResult:
+    """Measure every setting on every question. `save` is called with the results so far after each setting.
 
-    Raises `EvalError` where one cannot be asked, `OptionError` for sizes that cannot be.
+    Raises `EvalError` if a setting cannot be measured, `OptionError` for sizes that do not fit.
     """
     prompts = await asyncio.to_thread(_prompts, config)
     samplings = [
@@ -99,39 +107,34 @@ async def measure_benchmark(config: BenchmarkConfig, keep: Keep = keep_nothing) 
         for _ in config.questions
         for sample in range(config.num_samples)
     ]
-    every_options = [config.asked.options(setting, prompts) for setting in config.settings]
+    # All options are checked before the first setting is measured.
+    options_by_setting = [config.target.options(setting, prompts) for setting in config.settings]
     runs: list[Run] = []
-    for setting, options in zip(config.settings, every_options, strict=True):
-        model, completions = await config.asked.ask(setting, options, prompts, samplings)
+    for setting, options in zip(config.settings, options_by_setting, strict=True):
+        model, completions = await config.target.complete(setting, options, prompts, samplings)
         scores = await _scores(config, setting, completions)
         runs.append(_run(config, setting, options, scores, completions))
-        result = SuiteResult(
-            config.name,
-            shown_model(config.asked, model),
-            config.asked.base_url,
-            config.title,
-            config.facts,
-            runs,
-        )
-        keep(result)
+        name = shown_model(config.target, model)
+        result = SuiteResult(config.name, name, config.target.base_url, config.title, config.facts, runs)
+        save(result)
     return result
 
 
 def cut_in_the_middle(tokenizer: Tokenizer, text: str, num_tokens: int) -> str:
-    """Return a text of at most so many tokens: its first and its last half of them."""
-    token_ids, most = tokenizer.encode(text, add_special_tokens=False), num_tokens
+    """Return the text, cut in its middle to at most `num_tokens` tokens."""
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    num_kept = num_tokens
+    # Where the halves meet, the text may have more tokens than its halves. Then a little less is kept.
     while len(tokenizer.encode(text, add_special_tokens=False)) > num_tokens:
-        # Tokens may part otherwise where the halves meet: then a little less is kept.
-        text = tokenizer.decode(token_ids[: most // 2]) + tokenizer.decode(
-            token_ids[len(token_ids) - most // 2 :]
-        )
-        most -= 2
+        half = num_kept // 2
+        text = tokenizer.decode(token_ids[:half]) + tokenizer.decode(token_ids[len(token_ids) - half :])
+        num_kept -= 2
     return text
 
 
 def _prompts(config: BenchmarkConfig) -> list[TokenPrompt]:
-    """Return the prompt of every sample of every question."""
-    tokenizer = config.asked.load_tokenizer()
+    """Return the prompts, one for each sample of each question."""
+    tokenizer = config.target.load_tokenizer()
     progress = ProgressLine(sys.stderr, "writing prompts", len(config.questions))
     prompts: list[TokenPrompt] = []
     try:
@@ -140,7 +143,7 @@ def _prompts(config: BenchmarkConfig) -> list[TokenPrompt]:
             progress(True)
     except RenderError as error:
         raise EvalError(
-            f"the prompts cannot be written: {error}; --no-chat-template asks without one"
+            f"the prompts cannot be written: {error}; --no-chat-template sends them without a template"
         ) from error
     finally:
         progress.close()
@@ -148,16 +151,19 @@ def _prompts(config: BenchmarkConfig) -> list[TokenPrompt]:
 
 
 def _prompt(config: BenchmarkConfig, tokenizer: Tokenizer, question: Question) -> TokenPrompt:
-    room = config.asked.length - config.max_tokens
+    max_prompt_tokens = config.target.length - config.max_tokens
     token_ids = _encode(tokenizer, question, question.prompt, config.uses_chat_template)
-    if len(token_ids) > room and question.may_be_cut:
-        left = room - len(_encode(tokenizer, question, "", config.uses_chat_template))
-        text = cut_in_the_middle(tokenizer, question.prompt, max(left, 0))
+    if len(token_ids) > max_prompt_tokens and question.may_be_cut:
+        num_fixed = len(_encode(tokenizer, question, "", config.uses_chat_template))
+        text = cut_in_the_middle(tokenizer, question.prompt, max(max_prompt_tokens - num_fixed, 0))
         token_ids = _encode(tokenizer, question, text, config.uses_chat_template)
-    if not 1 < len(token_ids) <= room:
-        sizes = f"question {question.id} has {len(token_ids)} tokens, and --length leaves {room} for a prompt"
-        raise OptionError(f"--length {config.asked.length} is too short: {sizes}")
-    # The last token goes through decode: the answer's first is then read from the packed slot, as all others.
+    if not 1 < len(token_ids) <= max_prompt_tokens:
+        raise OptionError(
+            f"--length {config.target.length} is too short: question {question.id} has {len(token_ids)} "
+            f"tokens, and --length leaves {max_prompt_tokens} for a prompt"
+        )
+    # Decode takes the last token of the prompt, so that the answer's first token comes from the packed slot
+    # too.
     return TokenPrompt(array("i", token_ids), len(token_ids) - 1, config.max_tokens)
 
 
@@ -174,19 +180,20 @@ def _encode(tokenizer: Tokenizer, question: Question, text: str, uses_chat_templ
 async def _scores(
     config: BenchmarkConfig, setting: Setting, completions: Sequence[Completion]
 ) -> list[float]:
-    """Return the mean of each question's samples. Answers that are programs take a core each while they run."""
+    """Return each question's mean score over its samples."""
     progress = ProgressLine(sys.stderr, f"{setting.label}, scoring", len(completions))
-    places = asyncio.Semaphore(os.cpu_count() or 1)
+    # An answer that is a program occupies a core while it runs.
+    limit = asyncio.Semaphore(os.cpu_count() or 1)
 
     async def score(question: Question, completion: Completion) -> float:
-        async with places:
+        async with limit:
             value = await asyncio.to_thread(question.score, completion.text)
         progress(True)
         return value
 
     try:
-        asked = [question for question in config.questions for _ in range(config.num_samples)]
-        values = await asyncio.gather(*map(score, asked, completions))
+        questions = [question for question in config.questions for _ in range(config.num_samples)]
+        values = await asyncio.gather(*map(score, questions, completions))
     finally:
         progress.close()
     return [
@@ -202,17 +209,19 @@ def _run(
     scores: Sequence[float],
     completions: Sequence[Completion],
 ) -> Run:
-    def part(chosen: Sequence[int]) -> TaskScores:
+    def scores_of(indices: Sequence[int]) -> TaskScores:
+        """Return the scores of some questions, by their indices."""
         answers = [
             completions[index * config.num_samples + sample]
-            for index in chosen
+            for index in indices
             for sample in range(config.num_samples)
         ]
-        return TaskScores.of([scores[index] for index in chosen], answers, config.questions[chosen[0]].answer)
+        expected = config.questions[indices[0]].answer
+        return TaskScores.of([scores[index] for index in indices], answers, expected)
 
     names = dict.fromkeys(group for question in config.questions for group in question.groups)
     groups = {
-        name: part([index for index, question in enumerate(config.questions) if name in question.groups])
+        name: scores_of([index for index, question in enumerate(config.questions) if name in question.groups])
         for name in names
     }
-    return Run(setting, options, {config.name: part(range(len(scores)))}, groups)
+    return Run(setting, options, {config.name: scores_of(range(len(scores)))}, groups)

@@ -1,7 +1,8 @@
-"""Programs that a model wrote, run apart: limited in time, memory, files and processes, without network and environment.
+"""Runs programs that a model wrote in a child process with limited time, memory, files and processes.
 
-It protects from accidents. A program that wants to get out can: whoever runs answers of a model that may be hostile runs the evaluation
-in a container or a virtual machine. `sandboxed.py` is what the child runs.
+The child has no network and an empty environment. This protects from accidents, not from attacks: a hostile
+program can escape. Run the evaluation of a model that may be hostile in a container or a virtual machine. The
+child's own code is in `sandboxed.py`.
 """
 
 import json
@@ -19,33 +20,44 @@ from pathlib import Path
 from typing import IO
 
 _CHILD = Path(__file__).with_name("sandboxed.py")
+_MAX_ERROR_CHARACTERS = 2000
 _NAMESPACES = ("--user", "--map-current-user", "--net", "--pid", "--ipc", "--fork", "--kill-child")
 
 
 class Isolation(StrEnum):
-    """What keeps a program from the network and other processes."""
+    """The mechanism that keeps a program from the network and from other processes.
 
-    NAMESPACES = "namespaces"  # the kernel: it has no network, sees no other process, and all that it started ends with it
-    HOOK = "audit hook"  # the interpreter refuses sockets and processes; code outside Python could have them
+    With namespaces the kernel enforces it: the program has no network and sees no other process, and all
+    processes that it started end with it. With the audit hook the interpreter refuses sockets and processes;
+    native code can still open them.
+    """
+
+    NAMESPACES = "namespaces"
+    HOOK = "audit hook"
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """`wall_seconds` ends a program that waits rather than works. Output is a file, and limited as one."""
+    """The limits of one program. Its output is written to a file, so `file_bytes` limits it too.
+
+    `num_processes` includes threads. It holds in namespaces only, and not for root. The audit hook refuses
+    processes altogether.
+    """
 
     cpu_seconds: int = 6
-    wall_seconds: float = 12.0
+    wall_seconds: float = 12.0  # for a program that waits instead of computing
     memory_bytes: int = 4 << 30
     file_bytes: int = 32 << 20
-    num_processes: int = (
-        64  # threads count; in namespaces only, and not of root: elsewhere the hook refuses processes
-    )
+    num_processes: int = 64
     num_files: int = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`is_done`: the program came to its end. `error` is the end of what it said otherwise."""
+    """The result of a program.
+
+    `is_done` says whether it ended normally; otherwise `error` has its last output.
+    """
 
     is_done: bool
     output: str
@@ -56,14 +68,20 @@ class Sandbox:
     """Runs programs. Safe to use from several threads."""
 
     def __init__(self, limits: SandboxLimits | None = None, isolation: Isolation | None = None) -> None:
-        self._limits, self._isolation = limits or SandboxLimits(), isolation
+        self._limits = limits or SandboxLimits()
+        self._isolation = isolation
 
     @property
     def isolation(self) -> Isolation:
+        """The requested isolation, or the strongest that this machine allows."""
         return self._isolation or _best_isolation()
 
-    def run(self, program: str, given: str, function: str | None = None) -> Outcome:
-        """Run a program with this standard input; with a `function`, call it with an argument a line and return its value as JSON."""
+    def run(self, program: str, input_text: str, function: str | None = None) -> Outcome:
+        """Run a program with `input_text` as its standard input.
+
+        With a `function`, call that function of the program instead. Each line of the input is one argument
+        as JSON, and the output is the returned value as JSON.
+        """
         with (
             tempfile.TemporaryDirectory(prefix="snapserve-") as folder,
             tempfile.TemporaryFile() as output,
@@ -72,37 +90,33 @@ class Sandbox:
             source = Path(folder, "program.py")
             source.write_text(program, encoding="utf-8", errors="replace")
             with tempfile.TemporaryFile() as stdin:
-                stdin.write(given.encode(errors="replace"))
+                stdin.write(input_text.encode(errors="replace"))
                 stdin.seek(0)
-                code = self._wait(self._command(source, function), Path(folder), stdin, output, error)
-            told = _read(error)[-2000:]
-            ended = (
-                told or f"ended by signal {-code}"
-                if code is not None
-                else f"took more than {self._limits.wall_seconds:g} s"
-            )
-            return Outcome(code == 0, _read(output), "" if code == 0 else ended)
+                code = self._run(self._command(source, function), Path(folder), stdin, output, error)
+            return Outcome(code == 0, _read(output), self._error(code, _read(error)))
+
+    def _error(self, code: int | None, errors: str) -> str:
+        if code == 0:
+            return ""
+        if code is None:
+            return f"took more than {self._limits.wall_seconds:g} s"
+        return errors[-_MAX_ERROR_CHARACTERS:] or f"ended by signal {-code}"
 
     def _command(self, source: Path, function: str | None) -> tuple[str, ...]:
-        is_apart = self.isolation is Isolation.NAMESPACES
-        limits = json.dumps(asdict(self._limits) | {"is_apart": is_apart})
-        python = (
-            sys.executable,
-            "-I",
-            "-B",
-            "-X",
-            "utf8",
-            str(_CHILD),
-            limits,
-            str(source),
-            *([function] if function else []),
-        )
-        return (*_unshare(), *python) if is_apart else python
+        has_namespaces = self.isolation is Isolation.NAMESPACES
+        limits = json.dumps(asdict(self._limits) | {"has_namespaces": has_namespaces})
+        # -I and -B: no environment, no user packages, no bytecode files.
+        python = (sys.executable, "-I", "-B", "-X", "utf8")
+        child = (*python, str(_CHILD), limits, str(source), *([function] if function else []))
+        return (*_unshare(), *child) if has_namespaces else child
 
-    def _wait(
+    def _run(
         self, command: tuple[str, ...], folder: Path, stdin: IO[bytes], output: IO[bytes], error: IO[bytes]
     ) -> int | None:
-        """Return the exit status; None for a program that took too long. Nothing of its process group is left."""
+        """Run the command to its end, and kill its process group.
+
+        Return the exit status, None for a timeout.
+        """
         child = subprocess.Popen(
             command, stdin=stdin, stdout=output, stderr=error, cwd=folder, env={}, start_new_session=True
         )
@@ -127,7 +141,7 @@ def _unshare() -> tuple[str, ...]:
 
 @cache
 def _best_isolation() -> Isolation:
-    """Return the strongest that this machine allows."""
+    """Return the strongest isolation that this machine allows."""
     try:
         done = subprocess.run(
             [*_unshare(), sys.executable, "-I", "-c", ""], capture_output=True, check=False, timeout=30

@@ -1,4 +1,4 @@
-"""The benchmarks by name."""
+"""All published benchmarks by name."""
 
 from collections.abc import Mapping
 

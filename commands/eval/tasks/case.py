@@ -59,5 +59,5 @@ class Task(Protocol):
 
 def prompt_parts(context: str, question: str, answer_prefix: str) -> tuple[str, str, str]:
     """Return the three parts of a prompt with their line breaks."""
-    # A line break ends a part, so that hardly any token spans two parts: the parts are encoded apart.
+    # A line break ends a part, because tokens rarely span a line break: prefill may end between two parts.
     return f"{context}\n\n", f"Question: {question}\n", f"Answer: {answer_prefix}"

@@ -36,8 +36,8 @@ def test_differences_are_paired(tmp_path: Path) -> None:
         (10, 10),
     )  # unpaired, they would overlap by far
     assert result["two"].points == 0
-    assert not result["two"].is_clear
-    assert (result["mean"].points, result["mean"].is_clear) == (5, True)
+    assert not result["two"].is_significant
+    assert (result["mean"].points, result["mean"].is_significant) == (5, True)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

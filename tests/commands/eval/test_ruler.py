@@ -19,7 +19,7 @@ from commands.eval.options import EVAL_MODEL, Pack, options_tables
 from commands.eval.prompts import load_tokenizer
 from commands.eval.ruler import RulerConfig, measure
 from commands.eval.setting import settings_of
-from commands.eval.target import EMBEDDED, Asked
+from commands.eval.target import EMBEDDED, Target
 from commands.eval.tasks.case import Case, Scoring, TokenCounter
 from examples.demo_model.corpus import make_case
 from server.options.config import DEMO_MODEL, DEMO_MODEL_NAME
@@ -85,7 +85,7 @@ class Retrieval:
 def test_a_slot_that_forgets_loses_heavily() -> None:
     """Were an answer's tokens read from anything but the packed slot, the control would do as well as the other."""
     config = RulerConfig(
-        asked=Asked(str(DEMO_MODEL), length=1024, concurrency=8),
+        target=Target(str(DEMO_MODEL), length=1024, concurrency=8),
         settings=settings_of([PolicyName.SNAPSTREAM], [4.0], has_control=True),
         tasks=[Retrieval()],
         num_cases=16,
@@ -196,7 +196,7 @@ def test_a_pool_that_a_server_does_not_have_is_told(
 def test_the_tokenizer_of_a_server_is_known_by_its_model_s_name(
     running: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Asked(str(EVAL_MODEL), 512, 1, base_url=running.url, served_model_name=DEMO_MODEL_NAME)
+    asked = Target(str(EVAL_MODEL), 512, 1, base_url=running.url, served_model_name=DEMO_MODEL_NAME)
     assert asked.load_tokenizer().info == load_tokenizer(str(DEMO_MODEL)).info
     with pytest.raises(EvalError, match=r"no/such/model cannot be read.*: name one by --tokenizer"):
         replace(asked, served_model_name="no/such/model").load_tokenizer()

@@ -9,8 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commands.eval.options import QUESTIONS
-from server.options.option import OptionError, add_options, resolve_options
+from commands.eval.options import (
+    QUESTIONS,
+    BenchmarkOptions,
+    CompareOptions,
+    FidelityOptions,
+    JsonOptions,
+    ReportOptions,
+    RulerOptions,
+)
+from server.options.command_line import OptionError, add_options, groups_of, read_options
 
 if TYPE_CHECKING:
     from commands.eval.result import Keep, SuiteResult
@@ -25,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         own = questions.add_parser(
             question.name, help=question.summary, description=question.summary, allow_abbrev=False
         )
-        add_options(own, question.groups)
+        add_options(own, groups_of(question.options))
         if question.name == "compare":
             for name in ("first", "second"):
                 own.add_argument(name, metavar="FILE[#LABEL]", help="JSON of `eval`, and which of its runs")
@@ -37,11 +45,17 @@ def run(arguments: argparse.Namespace) -> int:
     from commands.eval.errors import EvalError
 
     question = next(question for question in QUESTIONS if question.name == arguments.question)
-    values = resolve_options(question.groups, arguments, os.environ)
+    options = read_options(question.options, arguments, os.environ)
     try:
-        {"ruler": _ruler, "fidelity": _fidelity, "compare": _compare}.get(question.name, _benchmark)(
-            values, arguments
-        )
+        match options:
+            case RulerOptions():
+                _ruler(options)
+            case FidelityOptions():
+                _fidelity(options)
+            case BenchmarkOptions():
+                _benchmark(question.name, options)
+            case CompareOptions():
+                _compare(options, arguments.first, arguments.second)
     except EvalError as error:
         print(f"snapserve eval: {error}", file=sys.stderr)
         return 1
@@ -51,57 +65,60 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _ruler(values: Mapping[str, Any], _: argparse.Namespace) -> None:
+def _ruler(options: RulerOptions) -> None:
     from commands.eval.ruler import measure, ruler_config
 
-    _tell_suite(values, asyncio.run(measure(ruler_config(values), keep=_keeper(values))))
+    result = asyncio.run(measure(ruler_config(options.served, options.cases), keep=_keeper(options.report)))
+    _report_suite(options.report, result)
 
 
-def _benchmark(values: Mapping[str, Any], arguments: argparse.Namespace) -> None:
+def _benchmark(name: str, options: BenchmarkOptions) -> None:
     from commands.eval.benchmarks.measure import benchmark_config, measure_benchmark
 
-    _tell_suite(
-        values, asyncio.run(measure_benchmark(benchmark_config(arguments.question, values), _keeper(values)))
-    )
+    config = benchmark_config(name, options.served, options.questions)
+    _report_suite(options.report, asyncio.run(measure_benchmark(config, _keeper(options.report))))
 
 
-def _keeper(values: Mapping[str, Any]) -> "Keep":
-    """Return what writes the file for JSON anew with each setting's results."""
+def _keeper(report: JsonOptions) -> "Keep":
+    """Return the function that writes the JSON file again after each setting."""
     from commands.eval.result import keep_nothing
 
-    path = values["json"]
+    path = report.json_path
     return keep_nothing if path in (None, "-") else lambda result: _write(path, result.as_json())
 
 
-def _tell_suite(values: Mapping[str, Any], result: "SuiteResult") -> None:
+def _report_suite(report: ReportOptions, result: "SuiteResult") -> None:
     from commands.eval.plot import plot_scores
     from commands.eval.table import suite_table
 
-    _tell(values, suite_table(result), result.as_json())
-    if values["plot"] is not None:
-        plot_scores(result.runs, values["plot"])
+    _report(report, suite_table(result), result.as_json())
+    if report.plot is not None:
+        plot_scores(result.runs, report.plot)
 
 
-def _fidelity(values: Mapping[str, Any], _: argparse.Namespace) -> None:
+def _fidelity(options: FidelityOptions) -> None:
     from commands.eval.fidelity import fidelity_config, measure_fidelity
     from commands.eval.fidelity_view import fidelity_table, plot_fidelity
 
-    result = measure_fidelity(fidelity_config(values))
-    _tell(values, fidelity_table(result), result.as_json())
-    if values["plot"] is not None:
-        plot_fidelity(result, values["plot"])
+    result = measure_fidelity(fidelity_config(options.measured, options.text))
+    _report(options.report, fidelity_table(result), result.as_json())
+    if options.report.plot is not None:
+        plot_fidelity(result, options.report.plot)
 
 
-def _compare(values: Mapping[str, Any], arguments: argparse.Namespace) -> None:
+def _compare(options: CompareOptions, first: str, second: str) -> None:
     from commands.eval.compare import compare
 
-    comparison = compare(arguments.first, arguments.second)
-    _tell(values, comparison.table(), comparison.as_json())
+    comparison = compare(first, second)
+    _report(options.report, comparison.table(), comparison.as_json())
 
 
-def _tell(values: Mapping[str, Any], table: str, document: Mapping[str, Any]) -> None:
-    """Print the table, which leaves the standard output to JSON; write the JSON. Raises `OptionError`."""
-    path = values["json"]
+def _report(report: JsonOptions, table: str, document: Mapping[str, Any]) -> None:
+    """Print the table and write the JSON. Raises `OptionError`.
+
+    The table goes to standard error where the JSON goes to standard output.
+    """
+    path = report.json_path
     print(table, file=sys.stderr if path == "-" else sys.stdout)
     if path is not None:
         _write(path, document)

@@ -8,7 +8,7 @@ from typing import Any
 
 from commands.eval.statistics import Interval, bootstrap_interval, mean_of_means
 from commands.shared.table import table
-from server.options.option import OptionError
+from server.options.command_line import OptionError
 
 _SAME = (
     *("suite", "seed", "length", "num_cases", "pack", "chat_template"),

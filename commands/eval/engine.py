@@ -9,8 +9,8 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
+from backends.options import OptionGroup
 from commands.eval.errors import EvalError
-from server.options.option import PREFIX
 
 _READY = re.compile(rb"ready at (\S+) after")
 _END_LIMIT = 20.0  # seconds
@@ -22,7 +22,9 @@ async def engine(options: Sequence[str]) -> AsyncIterator[str]:
 
     Variables that would configure it are left out: figures are to be the same everywhere.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(OptionGroup.prefix)
+    }
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
             *(

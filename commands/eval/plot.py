@@ -6,7 +6,7 @@ from typing import Any
 
 from commands.eval.run import Run
 from commands.eval.statistics import Interval, mean_interval, score_interval
-from server.options.option import OptionError
+from server.options.command_line import OptionError
 
 _COLUMNS = 4
 

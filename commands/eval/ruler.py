@@ -9,7 +9,7 @@ from typing import Any
 
 from commands.eval.asking import Asked, asked_of, shown_model
 from commands.eval.completer import Completion
-from commands.eval.options import Pack
+from commands.eval.options import CaseOptions, Pack, ServedOptions
 from commands.eval.prompts import Prompt, PromptWriter
 from commands.eval.result import Keep, SuiteResult, keep_nothing
 from commands.eval.run import Run, TaskScores
@@ -18,7 +18,7 @@ from commands.eval.setting import Setting
 from commands.eval.tasks.case import LengthError, Task
 from commands.eval.tasks.suite import TASKS
 from commands.shared.progress import ProgressLine
-from server.options.option import OptionError
+from server.options.command_line import OptionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,11 @@ class RulerConfig:
         return own | {"chat_template": self.uses_chat_template}
 
 
-def ruler_config(values: Mapping[str, Any]) -> RulerConfig:
+def ruler_config(served: ServedOptions, cases: CaseOptions) -> RulerConfig:
     """Return the configuration that options make. Raises `OptionError`."""
-    asked, settings = asked_of(values)
-    tasks = [TASKS[name] for name in dict.fromkeys(values["tasks"])]
-    return RulerConfig(
-        asked, settings, tasks, values["num_cases"], values["seed"], values["pack"], values["chat_template"]
-    )
+    asked, settings = asked_of(served, cases.length)
+    tasks = [TASKS[name] for name in dict.fromkeys(cases.tasks)]
+    return RulerConfig(asked, settings, tasks, cases.num_cases, cases.seed, cases.pack, cases.chat_template)
 
 
 async def measure(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from commands.loadtest.report import METRICS
-from server.options.option import OptionError
+from server.options.command_line import OptionError
 
 
 def plot(samples: Mapping[str, Mapping[str, Sequence[float]]], path: Path) -> None:

@@ -10,7 +10,7 @@ from commands.loadtest.measure import Result
 from commands.loadtest.plot import plot
 from commands.loadtest.report import Report
 from commands.loadtest.table import comparison_table, report_table
-from server.options.option import OptionError
+from server.options.command_line import OptionError
 
 
 def tell(config: BenchConfig, result: Result) -> None:

@@ -1,6 +1,5 @@
 """`reproduce`: every published figure beside ours, fitted ones apart from those held out, and what two assumptions are worth."""
 
-import argparse
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,21 +11,22 @@ from backends.sn40l.model_config import load_model
 from backends.sn40l.published import published_figures
 from commands.shared.table import table
 from commands.simulate.answer import Answer
+from commands.simulate.options import ReproduceOptions
 
 
-def reproduce_answer(arguments: argparse.Namespace) -> Answer:
+def reproduce_answer(options: ReproduceOptions) -> Answer:
     """Every published figure beside ours."""
     files = {name: load_machine_file(name) for name in ("sn40l", "dgx-h100")}
     figures = published_figures()
     machines: Machines = (
-        fit(figures, files) if arguments.fit else {name: file.machine for name, file in files.items()}
+        fit(figures, files) if options.fit else {name: file.machine for name, file in files.items()}
     )
     comparisons = compare(figures, machines)
-    if arguments.plots:
+    if options.plots:
         from backends.sn40l.plots import draw_figures
 
-        draw_figures(arguments.plots, machines, comparisons)
-    failed = [c for c in comparisons if not c.is_met and (arguments.strict or not c.figure.miss)]
+        draw_figures(options.plots, machines, comparisons)
+    failed = [c for c in comparisons if not c.is_met and (options.strict or not c.figure.miss)]
     lines = [
         *_figure_lines(comparisons),
         "",

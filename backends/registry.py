@@ -1,37 +1,57 @@
-"""Backends by name. Each is imported when it is asked for: the fake one runs where there is no torch."""
+"""The backends that can be served: those of this project, and those that installed packages register.
 
-from backends.clock import Clock
-from backends.interface import Backend
-from backends.torch_backend.config import DEFAULT_MAX_MODEL_LEN, TorchBackendConfig
+A package registers a backend by an entry point in the group `snapserve.backends`. Its name is the choice of
+`--backend`, and its object is a `BackendEntry`.
+"""
 
-BACKEND_NAMES = ("torch", "fake")
+import functools
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any, Final
+
+from backends import fake_entry
+from backends.config import BackendConfig, ConfiguredBackend
+from backends.entry import BackendEntry
+from backends.options import OptionGroup
+from backends.sn40l import entry as sn40l_entry
+from backends.torch_backend import entry as torch_entry
+
+ENTRY_POINTS: Final = "snapserve.backends"
+BUILT_IN: Final[Mapping[str, BackendEntry[Any]]] = {
+    "torch": torch_entry.ENTRY,
+    "fake": fake_entry.ENTRY,
+    "sn40l": sn40l_entry.ENTRY,
+}
 
 
-def create_backend(
-    name: str, config: TorchBackendConfig, clock: Clock, *, fake_vocab_size: int = 512
-) -> Backend:
-    """Return a backend with these sizes. The fake one has no model, device or dtype to choose, and its vocabulary is the caller's.
+class RegistryError(ValueError):
+    """An installed package registers a backend that cannot be used."""
 
-    Raises ValueError for an unknown name.
+
+@functools.cache
+def backend_entries() -> Mapping[str, BackendEntry[Any]]:
+    """Return the backends by name. Raises `RegistryError`."""
+    entries = dict(BUILT_IN)
+    for point in entry_points(group=ENTRY_POINTS):
+        origin = f"backend {point.name!r} of {point.value}"
+        if point.name in entries:
+            raise RegistryError(f"{origin}: there is a backend of this name already")
+        try:
+            entry = point.load()
+        except Exception as error:
+            raise RegistryError(f"{origin} cannot be imported: {error!r}") from error
+        if not isinstance(entry, BackendEntry):
+            raise RegistryError(f"{origin} must be a BackendEntry, got {type(entry).__name__}")
+        entries[point.name] = entry
+    return entries
+
+
+def configure_backend(
+    name: str, base: BackendConfig, options: Mapping[str, OptionGroup]
+) -> ConfiguredBackend[Any]:
+    """Return a backend, configured by its entry in `options`, which are by backends' names.
+
+    Raises KeyError for an unknown name, and ValueError for options that contradict each other.
     """
-    match name:
-        case "torch":
-            from backends.torch_backend.backend import TorchBackend
-
-            return TorchBackend(config, clock)
-        case "fake":
-            from backends.fake import FakeBackend, fake_spec, slot_pool
-
-            max_model_len = config.max_model_len or DEFAULT_MAX_MODEL_LEN
-            pools = [
-                slot_pool(pool.num_slots, pool.policy.resolve(max_model_len), max_model_len, pool.label)
-                for pool in config.pools
-            ]
-            spec = fake_spec(
-                max_model_len=max_model_len,
-                pools=pools,
-                num_scratch=config.num_scratch,
-                vocab_size=fake_vocab_size,
-            )
-            return FakeBackend(spec, clock=clock)
-    raise ValueError(f"there is no backend {name}; choose from {', '.join(BACKEND_NAMES)}")
+    entry = backend_entries()[name]
+    return entry.configure(base, options[name], lambda other: configure_backend(other, base, options))

@@ -22,11 +22,11 @@ from bench.presses import Kvpress
 from bench.sides import SideError
 from cache.policy import PolicyName
 from commands.eval.errors import EvalError
-from commands.eval.options import RULER
+from commands.eval.options import RulerOptions
 from commands.eval.prompts import Prompt
 from commands.eval.ruler import ruler_config, write_prompts
 from commands.eval.setting import Setting, model_id, serve_config
-from server.options.option import OptionError, add_options, resolve_options
+from server.options.command_line import OptionError, add_options, groups_of, read_options
 
 WINDOW = 64  # kvpress' own, as are pooling and the rest, which are ours for SnapKV too
 POOLING_SIZE = 5
@@ -107,7 +107,7 @@ def our_entries(model: str, dtype: str, prompts: Sequence[Prompt], num_entries: 
         "--num-scratch",
         "1",
     )
-    config = serve_config(("--model", model, "--dtype", dtype, *slots, *sizes)).backend
+    config = serve_config(("--model", model, "--dtype", dtype, *slots, *sizes)).backend.config
     with closing(TorchBackend(config, VirtualClock())) as backend:
         for prompt in prompts:
             _read(backend, tuple(prompt.token_ids[: prompt.num_prefill_tokens]))
@@ -142,12 +142,13 @@ def main() -> int:
         "--kvpress-python", required=True, help="Python with kvpress, as scripts/setup-kvpress makes it"
     )
     parser.add_argument("--dtype", choices=DtypeName, default=DtypeName.FLOAT32, type=DtypeName)
-    add_options(parser, RULER.groups)
+    add_options(parser, groups_of(RulerOptions))
     arguments = parser.parse_args()
     try:
-        values = resolve_options(RULER.groups, arguments, {})
-        config = replace(ruler_config({**values, "base_url": None}), settings=[Setting(PolicyName.SNAPKV)])
-        num_entries = int(config.target.length / values["compression"][0])
+        options = read_options(RulerOptions, arguments, {})
+        served = options.served.model_copy(update={"base_url": None})
+        config = replace(ruler_config(served, options.cases), settings=[Setting(PolicyName.SNAPKV)])
+        num_entries = int(config.target.length / options.served.compression[0])
         kvpress = Kvpress(arguments.kvpress_python, config.target.model, arguments.dtype)
         tasks = measure(kvpress, write_prompts(config), num_entries)
     except (EvalError, OptionError, SideError) as error:
@@ -163,8 +164,9 @@ def main() -> int:
     document["tasks"] = {name: each.as_json() for name, each in tasks.items()}
     written = json.dumps(document, indent=1) + "\n"
     print(written, end="")
-    if values["json"] not in (None, "-"):
-        Path(values["json"]).write_text(written)
+    path = options.report.json_path
+    if path is not None and path != "-":
+        Path(path).write_text(written)
     return 0
 
 

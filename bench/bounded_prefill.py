@@ -56,8 +56,8 @@ def measure(model: str, length: int, scratch_capacity: int | None) -> dict[str, 
     torch.set_num_threads(1)
     config = TorchBackendConfig(
         model,
-        DeviceName.CPU,
-        DtypeName.FLOAT32,
+        device=DeviceName.CPU,
+        dtype=DtypeName.FLOAT32,
         num_scratch=1,
         pools=(PoolOptions(1, PolicyOptions(slot_capacity=SLOT_CAPACITY)),),
         max_model_len=length,

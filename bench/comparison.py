@@ -25,7 +25,7 @@ from bench.sides import SideError
 from cache.policy import PolicyName
 from commands.eval.completer import SlotUsage
 from commands.eval.errors import EvalError
-from commands.eval.options import RULER
+from commands.eval.options import RulerOptions
 from commands.eval.plot import plot_scores
 from commands.eval.prompts import Prompt, load_tokenizer
 from commands.eval.result import SuiteResult
@@ -33,7 +33,7 @@ from commands.eval.ruler import RulerConfig, measure, ruler_config, write_prompt
 from commands.eval.run import Run, TaskScores
 from commands.eval.setting import Setting, model_id, split_options
 from commands.eval.statistics import bootstrap_interval, mean_interval, mean_of_means
-from server.options.option import OptionError, add_options, resolve_options
+from server.options.command_line import OptionError, add_options, groups_of, read_options
 
 PAPER = (
     "--layer-budgets equal --observation-half-life 0 --query-reduction sum "
@@ -284,11 +284,12 @@ def _arguments() -> tuple[argparse.Namespace, RulerConfig]:
         metavar="NAME",
         help=", ".join(SETTINGS),
     )
-    add_options(parser, RULER.groups)
+    add_options(parser, groups_of(RulerOptions))
     arguments = parser.parse_args()
-    values = resolve_options(RULER.groups, arguments, {})
-    arguments.compression = values["compression"]
-    return arguments, ruler_config({**values, "policy": (PolicyName.FULL,), "base_url": None})
+    options = read_options(RulerOptions, arguments, {})
+    arguments.compression = options.served.compression
+    served = options.served.model_copy(update={"policy": (PolicyName.FULL,), "base_url": None})
+    return arguments, ruler_config(served, options.cases)
 
 
 def main() -> int:

@@ -26,8 +26,8 @@ from backends.interface import Batch, DecodeBatch, DecodeRow, Draw, PrefillBatch
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import Quantization, TorchBackendConfig
 from bench.floor import Floors, Machine, decode_floors, measure_machine, prefill_floors, synchronise, work_of
-from server.options.config import GROUPS, read_config
-from server.options.option import OptionError, add_options
+from server.options.command_line import OptionError
+from server.options.serve import add_serve_options, read_config
 
 Pair = tuple[int, int]
 Launch = tuple[int, int, int]  # rows, entries, steps
@@ -143,10 +143,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--top-p", type=float, default=1.0, help="of the decode steps' draws")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, help="file for the figures")
-    add_options(parser, GROUPS)
+    add_serve_options(parser)
     parsed = parser.parse_args(arguments)
     try:
-        config = read_config(parsed, os.environ).backend
+        config = read_config(parsed, os.environ).backend.config
+        if not isinstance(config, TorchBackendConfig):
+            raise OptionError("--backend must be torch, whose steps are timed")
     except OptionError as error:
         print(f"bench.decode: {error}", file=sys.stderr)
         return 2

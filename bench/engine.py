@@ -13,34 +13,24 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from backends.clock import WallClock
-from backends.registry import create_backend
 from bench.closed_loop import run_engine
-from commands.loadtest import config as bench_config
+from commands.loadtest.config import Load
 from commands.loadtest.prompts import make_prompts
 from commands.loadtest.report import Report, make_report
 from commands.loadtest.table import report_table
-from server.options.config import GROUPS, read_config
-from server.options.option import OptionError, OptionGroup, add_options, resolve_options
+from server.options.command_line import OptionError, add_options, read_group
+from server.options.serve import add_serve_options, read_config
+from server.options.types import JsonFile
 
 PERCENTILES = (90.0, 99.0)
-_NAMES = (
-    "num-prompts",
-    "random-input-len",
-    "random-output-len",
-    "random-range-ratio",
-    "random-vocab-size",
-    "seed",
-    "max-concurrency",
-    "num-warmups",
-    "json",
-)
-LOAD = OptionGroup(
-    "Load",
-    tuple(option for group in bench_config.GROUPS for option in group.options if option.name in _NAMES),
-)
+
+
+class EngineLoad(Load):
+    """What is sent, and where the results are written."""
+
+    json_path: JsonFile | None = None
+    """File for the results as JSON; - for the standard output."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,19 +38,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    add_options(parser, (LOAD, *GROUPS))
+    add_options(parser, (EngineLoad,))
+    add_serve_options(parser)
     parsed = parser.parse_args(arguments)
     try:
-        return _measure(parsed, resolve_options((LOAD,), parsed, os.environ))
+        return _measure(parsed, read_group(EngineLoad, parsed, os.environ))
     except OptionError as error:
         print(f"bench.engine: {error}", file=sys.stderr)
         return 2
 
 
-def _measure(parsed: argparse.Namespace, values: Mapping[str, Any]) -> int:
-    config, clock, load = read_config(parsed, os.environ), WallClock(), _load(values)
+def _measure(parsed: argparse.Namespace, load: EngineLoad) -> int:
+    config = read_config(parsed, os.environ)
+    clock = config.backend.make_clock()
     start = time.perf_counter()
-    backend = create_backend(config.backend_name, config.backend, clock, fake_vocab_size=load.vocab_size)
+    backend = config.backend.load(clock, load.vocab_size)
     backend.warmup()
     seconds_to_ready = time.perf_counter() - start
     compiled = getattr(backend, "compiled", None)
@@ -76,21 +68,12 @@ def _measure(parsed: argparse.Namespace, values: Mapping[str, Any]) -> int:
         )
     finally:
         backend.close()
-    _tell(report, {"model_id": config.backend.model, "seconds_to_ready": seconds_to_ready}, values["json"])
-    return int(report.has_failures)
-
-
-def _load(values: Mapping[str, Any]) -> bench_config.Load:
-    return bench_config.Load(
-        num_prompts=values["num_prompts"],
-        input_len=values["random_input_len"],
-        output_len=values["random_output_len"],
-        range_ratio=values["random_range_ratio"],
-        vocab_size=values["random_vocab_size"],
-        max_concurrency=values["max_concurrency"],
-        num_warmups=values["num_warmups"],
-        seed=values["seed"],
+    _tell(
+        report,
+        {"model_id": config.backend.config.model, "seconds_to_ready": seconds_to_ready},
+        load.json_path,
     )
+    return int(report.has_failures)
 
 
 def _tell(report: Report, description: Mapping[str, object], path: str | None) -> None:

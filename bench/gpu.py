@@ -195,8 +195,8 @@ class GpuBench:
         """Open a backend over the model, warmed up, and give its memory back."""
         config = TorchBackendConfig(
             "random weights",
-            DeviceName(self.device.type),
-            DtypeName(str(self.dtype).removeprefix("torch.")),
+            device=DeviceName(self.device.type),
+            dtype=DtypeName(str(self.dtype).removeprefix("torch.")),
             pools=(PoolOptions(num_slots, policy),),
             max_model_len=max_model_len,
             num_scratch=1,

@@ -99,8 +99,8 @@ def measure(
             pools = (PoolOptions(slots.num_slots, slots.policy),)
             config = TorchBackendConfig(
                 model,
-                DeviceName.CPU,
-                dtype,
+                device=DeviceName.CPU,
+                dtype=dtype,
                 pools=pools,
                 max_model_len=context,
                 num_scratch=1,

@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -27,10 +27,18 @@ from commands.loadtest.report import Figure
 
 _COMMON = Load(output_len=128, vocab_size=31000, ignore_eos=True, seed=1)
 LOADS = {
-    "short": replace(_COMMON, num_prompts=32, input_len=128, max_concurrency=8, num_warmups=8),
-    "one": replace(_COMMON, num_prompts=4, input_len=128, max_concurrency=1, num_warmups=1),
-    "long": replace(_COMMON, num_prompts=8, input_len=8192, max_concurrency=4, num_warmups=1),
-    "single": replace(_COMMON, num_prompts=2, input_len=8192, max_concurrency=1, num_warmups=1),
+    "short": _COMMON.model_copy(
+        update={"num_prompts": 32, "input_len": 128, "max_concurrency": 8, "num_warmups": 8}
+    ),
+    "one": _COMMON.model_copy(
+        update={"num_prompts": 4, "input_len": 128, "max_concurrency": 1, "num_warmups": 1}
+    ),
+    "long": _COMMON.model_copy(
+        update={"num_prompts": 8, "input_len": 8192, "max_concurrency": 4, "num_warmups": 1}
+    ),
+    "single": _COMMON.model_copy(
+        update={"num_prompts": 2, "input_len": 8192, "max_concurrency": 1, "num_warmups": 1}
+    ),
 }
 EVICTION = (128, 1024, 2048)  # entries: at the start, the newest, all that are held
 SCRATCH_CAPACITY = 2112
@@ -104,7 +112,11 @@ def _server_rows(arguments: argparse.Namespace, ours: Side, server: Server, log:
         with serving(server, log) as (url, seconds):
             theirs = HttpSide(Address(url, model=server.model, extra_body=server.extra_body), seconds)
             for name, load in _loads(arguments):
-                worded = load if server.takes_token_ids else replace(load, prompt_format=PromptFormat.TEXT)
+                worded = (
+                    load
+                    if server.takes_token_ids
+                    else load.model_copy(update={"prompt_format": PromptFormat.TEXT})
+                )
                 yield from compare(
                     name,
                     worded,
@@ -225,7 +237,7 @@ def main() -> int:
 
 
 def _loads(arguments: argparse.Namespace) -> list[tuple[str, Load]]:
-    return [(name, replace(LOADS[name], timeout=arguments.timeout)) for name in arguments.loads]
+    return [(name, LOADS[name].model_copy(update={"timeout": arguments.timeout})) for name in arguments.loads]
 
 
 def _parser() -> argparse.ArgumentParser:

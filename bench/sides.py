@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -129,7 +129,9 @@ def in_turns(
             if index in errors:
                 continue
             try:
-                figures[index].append(sides[index].measure(replace(load, seed=load.seed + number)))
+                figures[index].append(
+                    sides[index].measure(load.model_copy(update={"seed": load.seed + number}))
+                )
             except SideError as error:
                 errors[index] = error
     return [(own, errors.get(index)) for index, own in enumerate(figures)]

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from backends.torch_backend.compiled.code import COMPILED_MESSAGE
@@ -35,7 +35,7 @@ LOAD = Load(
     ignore_eos=True,
     seed=1,
 )
-TOUCH = replace(LOAD, num_prompts=1, output_len=2)  # code is taken between two steps
+TOUCH = LOAD.model_copy(update={"num_prompts": 1, "output_len": 2})  # code is taken between two steps
 TIME_LIMIT = 300.0  # seconds until there is code
 COLUMNS = {
     "seconds_to_ready": "ready (s)",
@@ -101,7 +101,7 @@ def measure(model: Path, load: Load, rounds: int) -> dict[str, list[Mapping[str,
                 *((name, FreshServer(model, Path(cache))) for name in (COMPILING, ON_DISK)),
             ]
             for name, server in servers if number % 2 == 0 else servers[1:] + servers[:1]:
-                figures[name].append(server.measure(replace(load, seed=load.seed + number)))
+                figures[name].append(server.measure(load.model_copy(update={"seed": load.seed + number})))
                 print(
                     f"round {number + 1} of {rounds}: {name}, ready after {figures[name][-1]['seconds_to_ready']:.1f} s",
                     file=sys.stderr,
@@ -141,7 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="file for the figures")
     parsed = parser.parse_args(arguments)
     try:
-        figures = measure(parsed.model, replace(LOAD, num_prompts=parsed.num_prompts), parsed.rounds)
+        figures = measure(
+            parsed.model, LOAD.model_copy(update={"num_prompts": parsed.num_prompts}), parsed.rounds
+        )
     except SideError as error:
         print(f"bench.start: {error}", file=sys.stderr)
         return 1

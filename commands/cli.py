@@ -14,7 +14,7 @@ from commands import simulate
 from commands.eval import command as evaluation
 from commands.loadtest import command as bench
 from server import serve
-from server.options.option import OptionError
+from server.options.command_line import OptionError
 from server.version import server_version
 
 
@@ -34,14 +34,15 @@ COMMANDS: tuple[Command, ...] = (serve, bench, evaluation, simulate)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status: 2 for options that cannot be, 1 when nobody reads the output any more."""
-    parser = make_parser()
-    parsed = parser.parse_args(arguments)
-    command = next(command for command in COMMANDS if parsed.command == command.NAME)
+    name = ""
     try:
+        parsed = make_parser().parse_args(arguments)
+        name = f" {parsed.command}"
+        command = next(command for command in COMMANDS if parsed.command == command.NAME)
         status = command.run(parsed)
         sys.stdout.flush()
     except OptionError as error:
-        print(f"snapserve {command.NAME}: {error}", file=sys.stderr)
+        print(f"snapserve{name}: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         os.dup2(

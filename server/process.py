@@ -16,7 +16,6 @@ from starlette.types import ASGIApp
 
 from backends.clock import Clock, WallClock
 from backends.interface import Backend, BackendSpec, SlotPoolSpec
-from backends.registry import create_backend
 from server.app import create_app, guarded
 from server.batches.dispatch import Dispatcher
 from server.batches.runner import BatchRunner
@@ -26,9 +25,9 @@ from server.engine.client import Health
 from server.grammar.compiler import Grammars
 from server.http.connection import protocol_with
 from server.http.observers import HttpMeter
+from server.http.simulated import SimulatedMark
 from server.metrics.metrics import Metrics
-from server.options.config import Config, with_flags
-from server.options.simulation import SimulatedMark
+from server.options.serve import Config, with_flags
 from server.services import Services
 from server.text.renderer import Renderer
 
@@ -56,36 +55,35 @@ class Process:
     """One server from its start to its end. `run` it in an event loop."""
 
     def __init__(self, config: Config, listener: socket.socket, batches: Batches | None) -> None:
-        self._config, self._listener = config, listener
-        simulation = config.simulation
-        self._clock: Clock = WallClock() if simulation is None else simulation.clock()
+        self._config = config
+        self._listener = listener
+        self._clock: Clock = config.backend.make_clock()
         self._start_time = WallClock().now()
         self._renderer = Renderer()
         metrics = Metrics(config.server.model_names[0])
-        stall_limit = config.process.stall_timeout * (
-            simulation.time_scale or 1 if simulation else 1
-        )  # in seconds of the clock
+        stall_limit = config.process.stall_timeout * config.backend.time_scale  # in seconds of the clock
         self._grammars = Grammars(self._renderer)
         self._engine = AsyncEngine(
             self._load, config.scheduler, metrics, self._clock, stall_limit, self._grammars
         )
         metrics.watch(self._engine)
         services = Services(self._engine, self._renderer, self._grammars, config.server, metrics, batches)
-        routes: ASGIApp = create_app(services)
-        routes = routes if simulation is None else SimulatedMark(routes)
+        routes = self._marked(create_app(services))
         self._runner: BatchRunner | None = None
         if batches is not None:
             self._runner = BatchRunner(batches, Dispatcher(routes), metrics)
             metrics.watch_batches(batches.store)
-        app = guarded(routes, config.server, metrics)
-        metered: ASGIApp = HttpMeter(
-            app if simulation is None else SimulatedMark(app), metrics, self._clock.now
-        )
+        # Refusals of the guards are answers too, so they are marked once more.
+        app = self._marked(guarded(routes, config.server, metrics))
+        metered: ASGIApp = HttpMeter(app, metrics, self._clock.now)
         self._shut_down_tracing: Callable[[], None] | None = None
-        if config.process.is_traced:
+        if config.is_traced:
             metered = self._traced(metered)
         self._server = HttpServer(_uvicorn_config(config, metered), self._begin_to_end)
         self._status = 0
+
+    def _marked(self, app: ASGIApp) -> ASGIApp:
+        return app if self._config.backend.simulation is None else SimulatedMark(app)
 
     def _traced(self, app: ASGIApp) -> ASGIApp:
         from server.http.tracing import Tracing, provider_for
@@ -114,13 +112,8 @@ class Process:
 
     def _load(self) -> Backend:
         """Runs in the engine's thread, where it keeps nothing else from running: the heavy imports happen here."""
-        self._renderer.load(self._config.backend.model)
-        vocab_size = len(self._renderer.vocabulary)
-        backend = create_backend(
-            self._config.backend_name, self._config.backend, self._clock, fake_vocab_size=vocab_size
-        )
-        if self._config.simulation is not None:
-            backend = self._config.simulation.backend(backend, self._clock)
+        self._renderer.load(self._config.backend.config.model)
+        backend = self._config.backend.load(self._clock, len(self._renderer.vocabulary))
         backend.warmup()
         return backend
 
@@ -150,10 +143,10 @@ class Process:
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         seconds = WallClock().now() - self._start_time
         slots = " and ".join(_described(pool) for pool in spec.pools)
-        simulation = (
-            f", simulated: true ({self._config.simulation})" if self._config.simulation is not None else ""
-        )
-        return f"snapserve is ready at {url} after {seconds:.1f} s: {self._config.server.model_names[0]}, {slots}{simulation}"
+        simulation = self._config.backend.simulation
+        mark = "" if simulation is None else f", simulated: true ({simulation})"
+        model = self._config.server.model_names[0]
+        return f"snapserve is ready at {url} after {seconds:.1f} s: {model}, {slots}{mark}"
 
     def _give_up(self, health: Health) -> None:
         print(f"snapserve serve: {with_flags(health.detail)}", file=sys.stderr)

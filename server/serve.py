@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from server.batches.disk import FolderError
 from server.batches.service import Batches
 from server.logs import configure_logging
-from server.options.config import GROUPS, ProcessConfig, read_config, with_flags
-from server.options.option import OptionError, add_options
+from server.options.command_line import OptionError
+from server.options.serve import ProcessOptions, add_serve_options, read_config, with_flags
 from server.options.settings import BatchSettings
 
 NAME = "serve"
@@ -23,13 +23,13 @@ SPIN_COUNT = "5000"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, GROUPS)
+    add_serve_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until told to end; return 0, or 1 when the model cannot be loaded."""
     config = read_config(arguments, os.environ)
-    if config.process.is_traced and find_spec("opentelemetry.sdk") is None:
+    if config.is_traced and find_spec("opentelemetry.sdk") is None:
         raise OptionError(
             "--otlp-endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) needs: pip install 'snapserve[otel]'"
         )
@@ -58,7 +58,7 @@ def open_batches(settings: BatchSettings | None) -> Iterator[Batches | None]:
         yield batches
 
 
-def listen(process: ProcessConfig) -> socket.socket:
+def listen(process: ProcessOptions) -> socket.socket:
     """Return a bound socket. Raises `OptionError` when the address cannot be had."""
     try:
         family, _, _, _, address = socket.getaddrinfo(

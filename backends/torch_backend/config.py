@@ -4,10 +4,13 @@ import enum
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, ClassVar
 
-from cache.pool_options import PoolOptions, check_names
+from pydantic import AfterValidator
 
-DEFAULT_MAX_MODEL_LEN = 16384
+from backends.config import BackendConfig
+from backends.options import OptionGroup, Shown
+
 DEFAULT_COMPILE_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "snapserve"
 
 
@@ -27,32 +30,44 @@ class DtypeName(enum.StrEnum):
 class Quantization(enum.StrEnum):
     NONE = "none"
     INT8 = "int8"  # the weights of linear layers, with a scale for each output
-    W8A8 = "w8a8"  # what they multiply too, with a scale for each row
+    W8A8 = "w8a8"  # their inputs too, with a scale for each row
 
 
 @dataclass(frozen=True, slots=True)
-class TorchBackendConfig:
-    """`model` is a local folder or a hub id. `max_model_len` None is the model's own limit, at most `DEFAULT_MAX_MODEL_LEN`."""
+class TorchBackendConfig(BackendConfig):
+    """Decode steps of a compiled backend run on CUDA as graphs that are captured at warm-up. On a CPU they
+    run as code that is read from `compile_cache`, or compiled in the background.
+    """
 
-    model: str
     device: DeviceName = DeviceName.AUTO
     dtype: DtypeName = DtypeName.AUTO
     quantization: Quantization = Quantization.NONE
-    pools: tuple[PoolOptions, ...] = (PoolOptions(),)
-    max_model_len: int | None = None
-    num_scratch: int = 2
-    scratch_capacity: int | None = None  # None: a scratch holds any prompt
-    prefill_chunk: int = 512  # tokens that one prefill step reads, all rows together
-    # Decode steps run on CUDA as graphs captured at warm-up, on a CPU as code that is found in the cache or compiled in the background.
     compile: bool = False
     compile_cache: Path = DEFAULT_COMPILE_CACHE
 
-    def __post_init__(self) -> None:
-        check_names(self.pools)
-        for name in ("num_scratch", "prefill_chunk"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.scratch_capacity is not None and self.scratch_capacity < 1:
-            raise ValueError(f"scratch_capacity must be at least 1, got {self.scratch_capacity}")
-        if self.max_model_len is not None and self.max_model_len < 1:
-            raise ValueError(f"max_model_len must be at least 1, got {self.max_model_len}")
+
+def _folder(value: Path) -> Path:
+    if str(value) == ".":
+        raise ValueError("not empty")
+    return value.expanduser()
+
+
+class TorchOptions(OptionGroup):
+    """The options of `--backend torch`."""
+
+    title: ClassVar[str] = "Model on PyTorch (`--backend torch`)"
+
+    device: DeviceName = DeviceName.AUTO
+    """Where the model runs."""
+    dtype: DtypeName = DtypeName.AUTO
+    """Type of weights and cache; auto is the checkpoint's own."""
+    quantization: Quantization = Quantization.NONE
+    """How linear layers compute: int8 halves their weights, w8a8 multiplies in int8 too. What they cost:
+    performance.md."""
+    compile: bool = True
+    """Whether decode steps run as CUDA graphs on a GPU, captured before the server is ready, and on a CPU as
+    code compiled for it, in the background."""
+    compile_cache: Annotated[Path, AfterValidator(_folder), Shown("FOLDER", default="~/.cache/snapserve")] = (
+        DEFAULT_COMPILE_CACHE
+    )
+    """Where the code for the CPU is stored."""

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedConfig
 
+from backends.config import DEFAULT_MAX_MODEL_LEN
 from backends.interface import BackendSpec, Feature, PrefillShape, ScratchSpec, SlotPoolSpec
-from backends.torch_backend.config import DEFAULT_MAX_MODEL_LEN, TorchBackendConfig
+from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.forward.step import LayerKind
 from backends.torch_backend.model.induction import InductionScore
 from backends.torch_backend.model.probe import LayerSpec

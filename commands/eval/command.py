@@ -7,9 +7,17 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from commands.eval.options import QUESTIONS
+from commands.eval.options import (
+    QUESTIONS,
+    BenchmarkOptions,
+    CompareOptions,
+    FidelityOptions,
+    JsonOptions,
+    ReportOptions,
+    RulerOptions,
+)
 from commands.shared.files import write_json
-from server.options.option import add_options, resolve_options
+from server.options.command_line import add_options, groups_of, read_options
 
 if TYPE_CHECKING:
     from commands.eval.result import SaveResult, SuiteResult
@@ -24,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         own = questions.add_parser(
             question.name, help=question.summary, description=question.summary, allow_abbrev=False
         )
-        add_options(own, question.groups)
+        add_options(own, groups_of(question.options))
         if question.name == "compare":
             for name in ("first", "second"):
                 own.add_argument(name, metavar="FILE[#LABEL]", help="JSON of `eval`, and which of its runs")
@@ -36,11 +44,17 @@ def run(arguments: argparse.Namespace) -> int:
     from commands.eval.errors import EvalError
 
     question = next(question for question in QUESTIONS if question.name == arguments.question)
-    values = resolve_options(question.groups, arguments, os.environ)
+    options = read_options(question.options, arguments, os.environ)
     try:
-        {"ruler": _ruler, "fidelity": _fidelity, "compare": _compare}.get(question.name, _benchmark)(
-            values, arguments
-        )
+        match options:
+            case RulerOptions():
+                _ruler(options)
+            case FidelityOptions():
+                _fidelity(options)
+            case BenchmarkOptions():
+                _benchmark(question.name, options)
+            case CompareOptions():
+                _compare(options, arguments.first, arguments.second)
     except EvalError as error:
         print(f"snapserve eval: {error}", file=sys.stderr)
         return 1
@@ -50,62 +64,62 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _ruler(values: Mapping[str, Any], _: argparse.Namespace) -> None:
+def _ruler(options: RulerOptions) -> None:
     from commands.eval.ruler import measure, ruler_config
 
-    _report_suite(values, asyncio.run(measure(ruler_config(values), save=_saver(values))))
+    result = asyncio.run(measure(ruler_config(options.served, options.cases), save=_saver(options.report)))
+    _report_suite(options.report, result)
 
 
-def _benchmark(values: Mapping[str, Any], arguments: argparse.Namespace) -> None:
+def _benchmark(name: str, options: BenchmarkOptions) -> None:
     from commands.eval.benchmarks.measure import benchmark_config, measure_benchmark
 
-    _report_suite(
-        values, asyncio.run(measure_benchmark(benchmark_config(arguments.question, values), _saver(values)))
-    )
+    config = benchmark_config(name, options.served, options.questions)
+    _report_suite(options.report, asyncio.run(measure_benchmark(config, _saver(options.report))))
 
 
-def _saver(values: Mapping[str, Any]) -> "SaveResult":
+def _saver(report: JsonOptions) -> "SaveResult":
     """Return a function that rewrites the JSON file with the results so far."""
     from commands.eval.result import save_nothing
 
-    path = values["json"]
-    return (
-        save_nothing if path in (None, "-") else lambda result: write_json(result.as_json(), path, indent=1)
-    )
+    path = report.json_path
+    if path in (None, "-"):
+        return save_nothing
+    return lambda result: write_json(result.as_json(), path, indent=1)
 
 
-def _report_suite(values: Mapping[str, Any], result: "SuiteResult") -> None:
+def _report_suite(report: ReportOptions, result: "SuiteResult") -> None:
     from commands.eval.plot import plot_scores
     from commands.eval.table import suite_table
 
-    _report(values, suite_table(result), result.as_json())
-    if values["plot"] is not None:
-        plot_scores(result.runs, values["plot"])
+    _report(report, suite_table(result), result.as_json())
+    if report.plot is not None:
+        plot_scores(result.runs, report.plot)
 
 
-def _fidelity(values: Mapping[str, Any], _: argparse.Namespace) -> None:
+def _fidelity(options: FidelityOptions) -> None:
     from commands.eval.fidelity import fidelity_config, measure_fidelity
     from commands.eval.fidelity_output import fidelity_table, plot_fidelity
 
-    result = measure_fidelity(fidelity_config(values))
-    _report(values, fidelity_table(result), result.as_json())
-    if values["plot"] is not None:
-        plot_fidelity(result, values["plot"])
+    result = measure_fidelity(fidelity_config(options.measured, options.text))
+    _report(options.report, fidelity_table(result), result.as_json())
+    if options.report.plot is not None:
+        plot_fidelity(result, options.report.plot)
 
 
-def _compare(values: Mapping[str, Any], arguments: argparse.Namespace) -> None:
+def _compare(options: CompareOptions, first: str, second: str) -> None:
     from commands.eval.compare import compare
 
-    comparison = compare(arguments.first, arguments.second)
-    _report(values, comparison.table(), comparison.as_json())
+    comparison = compare(first, second)
+    _report(options.report, comparison.table(), comparison.as_json())
 
 
-def _report(values: Mapping[str, Any], table: str, document: Mapping[str, Any]) -> None:
+def _report(report: JsonOptions, table: str, document: Mapping[str, Any]) -> None:
     """Print the table and write the JSON. The table goes to standard error if JSON goes to standard output.
 
     Raises `OptionError` for a file that cannot be written.
     """
-    path = values["json"]
+    path = report.json_path
     print(table, file=sys.stderr if path == "-" else sys.stdout)
     if path is not None:
         write_json(document, path, indent=1)

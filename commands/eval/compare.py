@@ -8,7 +8,7 @@ from typing import Any
 
 from commands.eval.statistics import Interval, bootstrap_interval, mean_of_means
 from commands.shared.table import table
-from server.options.option import OptionError
+from server.options.command_line import OptionError
 
 # Two runs have the same cases only if these facts are equal.
 _CASE_FACTS = (

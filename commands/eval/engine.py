@@ -9,8 +9,8 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
+from backends.options import OptionGroup
 from commands.eval.errors import EvalError
-from server.options.option import PREFIX
 
 _READY = re.compile(rb"ready at (\S+) after")
 _END_LIMIT = 20.0  # seconds
@@ -23,7 +23,9 @@ async def engine(options: Sequence[str]) -> AsyncIterator[str]:
     Raises `EvalError` for a server that does not become ready.
     """
     # Without the variables that configure a server, results are the same on every machine.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(OptionGroup.prefix)
+    }
     with tempfile.TemporaryFile() as log:
         serve = (sys.executable, "-P", "-m", "server", "serve", "--port", "0", "--log-level", "warning")
         process = await asyncio.create_subprocess_exec(

@@ -7,7 +7,7 @@ follow, with the text's own token as the next input (teacher forcing).
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.clock import WallClock
+from backends.config import ConfiguredBackend
 from backends.interface import (
     Backend,
     BackendError,
@@ -28,17 +29,17 @@ from backends.interface import (
     SampledToken,
     SamplingParams,
 )
-from backends.registry import create_backend
 from backends.torch_backend.config import Quantization, TorchBackendConfig
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
 from commands.eval.errors import EvalError
+from commands.eval.options import MeasuredOptions, TextOptions
 from commands.eval.prompts import load_tokenizer
 from commands.eval.setting import Setting, model_id, serve_config, settings_of, split_options
 from commands.shared.progress import ProgressLine
-from server.options.config import Config
-from server.options.option import OptionError
+from server.options.command_line import OptionError
+from server.options.serve import Config
 from server.text.tokenizer import RenderError
 from server.version import server_version
 
@@ -113,15 +114,18 @@ class FidelityResult:
         }
 
 
-def fidelity_config(values: Mapping[str, Any]) -> FidelityConfig:
+def fidelity_config(measured: MeasuredOptions, text: TextOptions) -> FidelityConfig:
     """Return the configuration that options make. Raises `OptionError`."""
-    if values["text"] is None:
+    if text.text is None:
         raise OptionError("--text must name a file")
     return FidelityConfig(
-        settings=settings_of(values["policy"], values["compression"], has_control=False),
-        text=Path(values["text"]),
-        serve_options=split_options(values["serve_options"]),
-        **{name: values[name] for name in ("model", "length", "num_scored", "num_windows")},
+        settings=settings_of(measured.policy, measured.compression, has_control=False),
+        text=Path(text.text),
+        serve_options=split_options(measured.serve_options),
+        model=measured.model,
+        length=text.length,
+        num_scored=text.num_scored,
+        num_windows=text.num_windows,
     )
 
 
@@ -137,11 +141,10 @@ def measure_fidelity(config: FidelityConfig) -> FidelityResult:
     for setting, options in zip(config.settings, options_by_setting, strict=True):
         try:
             served = serve_config(("--model", config.model, *options))
-            pools = (PoolOptions(served.backend.pools[0].num_slots, PolicyOptions(PolicyName.FULL)),)
-            reference = replace(served.backend, pools=pools, quantization=Quantization.NONE)
+            whole = _with_whole_cache(served)
             with (
-                closing(_backend(served, served.backend)) as packed,
-                closing(_backend(served, reference)) as full,
+                closing(_load(served.backend)) as packed,
+                closing(_load(whole)) as full,
             ):
                 runs.append(_compare(setting, options, packed, full, windows, config))
         except (BackendError, ValueError) as error:
@@ -171,7 +174,7 @@ def read_windows(config: FidelityConfig) -> list[tuple[int, ...]]:
 
 
 def _options(config: FidelityConfig, setting: Setting) -> tuple[str, ...]:
-    scorer = serve_config(config.serve_options).backend.pools[0].policy.scorer
+    scorer = serve_config(config.serve_options).backend.config.pools[0].policy.scorer
     window = 0 if scorer is None else scorer.observation_window
     slots = setting.slot_options(config.length, config.num_scored, window)
     max_model_len = str(config.length + config.num_scored)
@@ -181,8 +184,17 @@ def _options(config: FidelityConfig, setting: Setting) -> tuple[str, ...]:
     return options
 
 
-def _backend(served: Config, backend: TorchBackendConfig) -> Backend:
-    return create_backend(served.backend_name, backend, WallClock())
+def _with_whole_cache(served: Config) -> ConfiguredBackend[TorchBackendConfig]:
+    """Return the same backend with the whole cache and unquantized weights."""
+    config = served.backend.config
+    if not isinstance(config, TorchBackendConfig):
+        raise OptionError("--serve-options must choose --backend torch: the others have no model")
+    pools = (PoolOptions(config.pools[0].num_slots, PolicyOptions(PolicyName.FULL)),)
+    return replace(served.backend, config=replace(config, pools=pools, quantization=Quantization.NONE))
+
+
+def _load(backend: ConfiguredBackend[Any]) -> Backend:
+    return backend.load(WallClock(), vocab_size=0)
 
 
 def _compare(

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from commands.eval.completer import Completion
-from commands.eval.options import Pack
+from commands.eval.options import CaseOptions, Pack, ServedOptions
 from commands.eval.prompts import Prompt, PromptWriter
 from commands.eval.result import SaveResult, SuiteResult, save_nothing
 from commands.eval.run import Run, TaskScores
@@ -18,7 +18,7 @@ from commands.eval.target import Target, shown_model, target_of
 from commands.eval.tasks.case import LengthError, Task
 from commands.eval.tasks.suite import TASKS
 from commands.shared.progress import ProgressLine
-from server.options.option import OptionError
+from server.options.command_line import OptionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +51,11 @@ class RulerConfig:
         }
 
 
-def ruler_config(values: Mapping[str, Any]) -> RulerConfig:
+def ruler_config(served: ServedOptions, cases: CaseOptions) -> RulerConfig:
     """Return the configuration that options make. Raises `OptionError`."""
-    target, settings = target_of(values)
-    tasks = [TASKS[name] for name in dict.fromkeys(values["tasks"])]
-    return RulerConfig(
-        target, settings, tasks, values["num_cases"], values["seed"], values["pack"], values["chat_template"]
-    )
+    target, settings = target_of(served, cases.length)
+    tasks = [TASKS[name] for name in dict.fromkeys(cases.tasks)]
+    return RulerConfig(target, settings, tasks, cases.num_cases, cases.seed, cases.pack, cases.chat_template)
 
 
 async def measure(

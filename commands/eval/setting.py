@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cache.policy import PolicyName
-from server.options.config import GROUPS, Config, read_config
-from server.options.option import OptionError, add_options
+from server.options.command_line import OptionError
+from server.options.serve import Config, add_serve_options, read_config
 
 CONTROL_SINKS = 4
 CONTROL_RING = 32
@@ -101,7 +101,7 @@ def serve_config(options: Sequence[str]) -> Config:
     parser = argparse.ArgumentParser(
         prog="--serve-options", add_help=False, exit_on_error=False, allow_abbrev=False
     )
-    add_options(parser, GROUPS)
+    add_serve_options(parser)
     try:
         arguments, unknown = parser.parse_known_args(list(options))
     except argparse.ArgumentError as error:

@@ -4,17 +4,16 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from commands.eval.completer import Completer, Completion, first_model, http_client
 from commands.eval.engine import engine
 from commands.eval.errors import EvalError
-from commands.eval.options import EVAL_MODEL
+from commands.eval.options import EVAL_MODEL, ServedOptions
 from commands.eval.prompts import TokenPrompt, load_tokenizer
 from commands.eval.setting import Setting, model_id, serve_config, settings_of, split_options
 from commands.shared.progress import ProgressLine
-from server.options.config import DEMO_MODEL, DEMO_MODEL_NAME
-from server.options.option import OptionError
+from server.options.command_line import OptionError
+from server.options.serve import DEMO_MODEL, DEMO_MODEL_NAME
 from server.text.tokenizer import Tokenizer
 
 EMBEDDED = {DEMO_MODEL_NAME: str(DEMO_MODEL), EVAL_MODEL.name: str(EVAL_MODEL)}
@@ -58,7 +57,7 @@ class Target:
         if self.base_url is not None:
             return ()
         base = (*self.serve_options, "--num-slots", str(self.concurrency))
-        scorer = serve_config(base).backend.pools[0].policy.scorer
+        scorer = serve_config(base).backend.config.pools[0].policy.scorer
         window = 0 if scorer is None else scorer.observation_window
         slots = setting.slot_options(self.length, max(prompt.num_decoded for prompt in prompts), window)
         max_model_len = max(len(prompt.token_ids) + prompt.max_tokens for prompt in prompts)
@@ -117,31 +116,38 @@ async def _first_model(base_url: str, api_key: str | None) -> str:
         return await first_model(http, base_url)
 
 
-def target_of(values: Mapping[str, Any]) -> tuple[Target, list[Setting]]:
+def target_of(served: ServedOptions, length: int) -> tuple[Target, list[Setting]]:
     """Return the target and the settings to measure. With --base-url, a setting is a pool of that server.
 
     Raises `OptionError`.
     """
-    base_url, pools = values["base_url"], values["cache_policy"]
+    base_url = served.base_url
     if base_url is not None:
-        if values["serve_options"]:
+        if served.serve_options:
             raise OptionError("--serve-options does not go with --base-url: that server is already running")
-        if unused := [f"--{name}" for name in ("policy", "compression", "control") if values[name]]:
+        slots = {"policy": served.policy, "compression": served.compression, "control": served.control}
+        if unused := [f"--{name}" for name, value in slots.items() if value]:
             print(
                 f"{', '.join(unused)}: of no effect on {base_url}, whose slots are fixed; "
                 "--cache-policy selects one of its pools",
                 file=sys.stderr,
             )
-    elif pools:
+    elif served.pool:
         raise OptionError("--cache-policy needs the --base-url of a server with these pools")
-    names = ("model", "length", "concurrency", "base_url", "api_key", "served_model_name", "tokenizer")
     target = Target(
-        serve_options=split_options(values["serve_options"]), **{name: values[name] for name in names}
+        model=served.model,
+        length=length,
+        concurrency=served.concurrency,
+        serve_options=split_options(served.serve_options),
+        base_url=base_url,
+        api_key=served.api_key,
+        served_model_name=served.served_model_name,
+        tokenizer=served.tokenizer,
     )
     serve_config(("--model", target.model, *target.serve_options))
     if base_url is not None:
-        return target, [Setting(None, pool=pool) for pool in dict.fromkeys(pools or (None,))]
-    return target, settings_of(values["policy"], values["compression"], values["control"])
+        return target, [Setting(None, pool=pool) for pool in dict.fromkeys(served.pool or (None,))]
+    return target, settings_of(served.policy, served.compression, served.control)
 
 
 def shown_model(target: Target, model: str) -> str:

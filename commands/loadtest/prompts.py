@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from commands.loadtest.config import Load
-from server.options.option import OptionError
+from server.options.command_line import OptionError
 
 FIRST_TOKEN_ID = 256  # below it many vocabularies keep control tokens and single bytes
 

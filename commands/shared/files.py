@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from server.options.option import OptionError
+from server.options.command_line import OptionError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

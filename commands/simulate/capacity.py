@@ -3,7 +3,6 @@
 `backends.sn40l` computes; this module prints.
 """
 
-from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,26 +12,25 @@ from backends.sn40l.sweep import SweepAxes, SweepRow, sweep
 from commands.shared.table import table
 from commands.simulate.answer import Answer
 from commands.simulate.deployment import deployment_of, policy_of
-from server.options.option import OptionError
+from commands.simulate.options import PlanOptions, SweepOptions
+from server.options.command_line import OptionError
 
 
-def plan_answer(arguments: Namespace) -> Answer:
+def plan_answer(options: PlanOptions) -> Answer:
     """Return the deployments that meet the service level, cheapest first.
 
     Raises `OptionError` if none does.
     """
-    deployment = deployment_of(arguments, arguments.sockets and max(arguments.sockets))
-    counts = arguments.sockets or socket_counts(deployment.machine.max_sockets)
-    level = ServiceLevel(arguments.max_ttft, arguments.max_tpot, arguments.min_rate)
-    resolved = [
-        policy_of(name, arguments.slot_capacity).resolve(arguments.context) for name in arguments.policy
-    ]
-    fitting = plan(deployment, counts, resolved, arguments.context)
+    deployment = deployment_of(options, max(options.sockets) if options.sockets else None)
+    counts = options.sockets or socket_counts(deployment.machine.max_sockets)
+    level = ServiceLevel(options.max_ttft, options.max_tpot, options.min_rate)
+    resolved = [policy_of(name, options.slot_capacity).resolve(options.context) for name in options.policy]
+    fitting = plan(deployment, counts, resolved, options.context)
     found = [option for option in fitting if level.is_met(option)]
     if not found:
-        raise OptionError(_unmet(arguments, fitting))
+        raise OptionError(_unmet(options, fitting))
     lines = [
-        f"{arguments.model} on {arguments.machine}, context {arguments.context:,}",
+        f"{options.model} on {options.machine}, context {options.context:,}",
         "",
         "Cheapest:",
         "",
@@ -45,12 +43,12 @@ def plan_answer(arguments: Namespace) -> Answer:
     return Answer(lines, {"options": [_values(option) for option in found]})
 
 
-def _unmet(arguments: Namespace, fitting: Sequence[PlanOption]) -> str:
+def _unmet(options: PlanOptions, fitting: Sequence[PlanOption]) -> str:
     """Return the limits that no deployment meets together, each with the best value of any deployment."""
     limits = (
-        ("--max-ttft", arguments.max_ttft, min(option.ttft for option in fitting)),
-        ("--max-tpot", arguments.max_tpot, min(option.tpot for option in fitting)),
-        ("--min-rate", arguments.min_rate, max(option.rate for option in fitting)),
+        ("--max-ttft", options.max_ttft, min(option.ttft for option in fitting)),
+        ("--max-tpot", options.max_tpot, min(option.tpot for option in fitting)),
+        ("--min-rate", options.min_rate, max(option.rate for option in fitting)),
     )
     unmet = " and ".join(
         f"{flag} {limit:g} (best of any: {best:.4g})" for flag, limit, best in limits if limit is not None
@@ -118,17 +116,17 @@ def _values(option: PlanOption) -> dict[str, Any]:
     }
 
 
-def sweep_answer(arguments: Namespace) -> Answer:
+def sweep_answer(options: SweepOptions) -> Answer:
     """Return a row for each combination of batch, context, sockets, policy and execution."""
-    deployment = deployment_of(arguments, arguments.sockets and max(arguments.sockets), loops=False)
-    counts = arguments.sockets or socket_counts(deployment.machine.max_sockets)[-2:]
-    policies = [policy_of(name, arguments.slot_capacity) for name in arguments.policy]
-    axes = SweepAxes(arguments.batches, arguments.contexts, counts, policies, arguments.executions)
+    deployment = deployment_of(options, max(options.sockets) if options.sockets else None, loops=False)
+    counts = options.sockets or socket_counts(deployment.machine.max_sockets)[-2:]
+    policies = [policy_of(name, options.slot_capacity) for name in options.policy]
+    axes = SweepAxes(options.batches, options.contexts, counts, policies, options.executions)
     rows = list(sweep(deployment, axes))
-    if arguments.plot:
+    if options.plot:
         from backends.sn40l.plots import draw_sweep
 
-        draw_sweep(arguments.plot, rows)
+        draw_sweep(options.plot, rows)
     header = ("execution", "context", *_OPTION_HEADER)
     return Answer(
         [table(header, [_sweep_cells(row) for row in rows])], {"rows": [_sweep_values(row) for row in rows]}

@@ -1,16 +1,17 @@
 """The deployments and cache policies that the options select."""
 
-from argparse import Namespace
-
 from backends.sn40l.backend import default_deployment
 from backends.sn40l.deployment import Deployment
 from backends.sn40l.hardware import load_machine
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
-from server.options.option import OptionError
+from commands.simulate.options import MachineOptions
+from server.options.command_line import OptionError
 
 
-def deployment_of(options: Namespace, num_sockets: int | None = None, *, loops: bool = True) -> Deployment:
+def deployment_of(
+    options: MachineOptions, num_sockets: int | None = None, *, loops: bool = True
+) -> Deployment:
     """Return the deployment on `num_sockets` sockets (None: all). Raises `OptionError` for too many."""
     max_sockets = load_machine(options.machine).max_sockets
     if num_sockets is not None and num_sockets > max_sockets:

@@ -1,6 +1,5 @@
 """`step`: one device step, kernel by kernel."""
 
-import argparse
 import json
 from collections import Counter, defaultdict
 from dataclasses import replace
@@ -13,21 +12,22 @@ from backends.sn40l.trace import chrome_trace
 from commands.shared.table import table
 from commands.simulate.answer import Answer
 from commands.simulate.deployment import deployment_of
+from commands.simulate.options import StepOptions
 
 
-def step_answer(arguments: argparse.Namespace) -> Answer:
+def step_answer(options: StepOptions) -> Answer:
     """Return the time of a decode or prefill step by kernel."""
-    deployment = replace(deployment_of(arguments, arguments.sockets), execution=arguments.execution)
-    if arguments.prefill:
-        step = prefill_step(deployment, Chunk(arguments.prefill))
+    deployment = replace(deployment_of(options, options.sockets), execution=options.execution)
+    if options.prefill:
+        step = prefill_step(deployment, Chunk(options.prefill))
     else:
-        step = decode_step(deployment, DecodeShape(arguments.batch, arguments.slot_capacity))
-    if arguments.chrome_trace:
-        arguments.chrome_trace.write_text(json.dumps(chrome_trace(step)))
-    if arguments.plot:
+        step = decode_step(deployment, DecodeShape(options.batch, options.slot_capacity))
+    if options.chrome_trace:
+        options.chrome_trace.write_text(json.dumps(chrome_trace(step)))
+    if options.plot:
         from backends.sn40l.plots import draw_bandwidth
 
-        draw_bandwidth(arguments.plot, {arguments.execution: step}, deployment.machine, arguments.model)
+        draw_bandwidth(options.plot, {options.execution: step}, deployment.machine, options.model)
     peak_bandwidth = step.num_sockets * deployment.machine.hbm_bandwidth
     totals = {
         "seconds": step.seconds,

@@ -1,239 +1,188 @@
-"""Every option of `snapserve simulate`, by question. Whatever is wrong with a value is said with its flag or variable, before any work."""
+"""Every option of `snapserve simulate`, by question.
 
-import enum
-import math
-from collections.abc import Callable
+`python -m commands.simulate` prints the tables of the reference.
+"""
+
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Annotated, ClassVar
 
+from pydantic import Field
+
+from backends.options import Count, CountOrZero, OptionGroup, Shown, Tokens
 from backends.sn40l.deployment import Execution
+from backends.sn40l.entry import MACHINE_TEXT, MODEL_TEXT, MachineName, ModelName
 from cache.policy import PolicyName
 from commands.simulate.arrivals import ShapeName
-from server.options.option import Option, OptionGroup, choices, integer, one_of, options_table, switch
-from server.options.paths import need_matplotlib, picture, readable, writable
-from server.options.simulation import MACHINE_TEXT, MODEL_TEXT, machine_name, model_name
+from server.options.command_line import options_table
+from server.options.types import InputFile, OutputFile, Picture, PictureFolder
 
-SIMULATE_PREFIX = "SNAPSERVE_SIMULATE_"
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), Shown("N", expected="a number above 0")]
+_COUNTS = Shown("N,…", is_joined=True, expected="a whole number of at least 1, or several with commas")
+_Limit = Annotated[_Positive | None, Shown("SECONDS", default="any")]
+_Json = Annotated[bool, Shown(flag="json")]
 
 
-class SimulateOption(Option):
-    """An option whose variable is apart from those of `serve`, which has options of the same names."""
+class SimulateGroup(OptionGroup):
+    prefix: ClassVar[str] = "SNAPSERVE_SIMULATE_"
 
-    __slots__ = ()
+    as_json: _Json = False
+    """Print JSON instead of text."""
 
-    @property
-    def variable(self) -> str:
-        return SIMULATE_PREFIX + self.key.upper()
+
+class MachineOptions(SimulateGroup):
+    """The machine, the model on it and its slots."""
+
+    model: Annotated[ModelName, Field(description=MODEL_TEXT)] = "llama-3.1-8b"
+    machine: Annotated[MachineName, Field(description=MACHINE_TEXT)] = "sn40l"
+    uses_ddr: bool = False
+    """Let weights that HBM cannot hold stream from DDR."""
+    slot_capacity: Count = 8192
+    """Entries of a slot, of all policies but full."""
+
+
+class OneDeploymentOptions(MachineOptions):
+    """One number of sockets."""
+
+    sockets: Annotated[Count | None, Shown(default="all")] = None
+    """Sockets of the machine."""
+
+
+class ManyDeploymentsOptions(MachineOptions):
+    """Several policies side by side."""
+
+    policy: Annotated[
+        tuple[PolicyName, ...],
+        Shown(
+            "POLICY,…",
+            default="full,snapstream",
+            is_joined=True,
+            expected=f"one of {', '.join(PolicyName)}, or several with commas",
+        ),
+    ] = (PolicyName.FULL, PolicyName.SNAPSTREAM)
+    """Cache policies."""
+
+
+class PlanOptions(ManyDeploymentsOptions):
+    title: ClassVar[str] = "snapserve simulate plan"
+
+    sockets: Annotated[
+        tuple[Count, ...] | None, _COUNTS, Shown(default="the powers of two that the machine has")
+    ] = None
+    """Sockets to choose from."""
+    context: Tokens = 32768
+    """Tokens of a sequence; TTFT is that of a prompt as long."""
+    max_ttft: _Limit = None
+    """Longest time to the first token."""
+    max_tpot: _Limit = None
+    """Longest time of a decode step."""
+    min_rate: Annotated[_Limit, Shown("RATE")] = None
+    """Fewest tokens a second, of the whole node."""
+
+
+class SweepOptions(ManyDeploymentsOptions):
+    title: ClassVar[str] = "snapserve simulate sweep"
+
+    batches: Annotated[tuple[Count, ...], _COUNTS, Shown(default="1,4,16,64")] = (1, 4, 16, 64)
+    """Slots."""
+    contexts: Annotated[tuple[Count, ...], _COUNTS, Shown("TOKENS,…", default="8192,32768,131072")] = (
+        8192,
+        32768,
+        131072,
+    )
+    """Tokens."""
+    sockets: Annotated[tuple[Count, ...] | None, _COUNTS, Shown(default="half of them, and all")] = None
+    """Sockets."""
+    executions: Annotated[
+        tuple[Execution, ...],
+        Shown(
+            "EXECUTION,…",
+            default="fused,looped",
+            is_joined=True,
+            expected=f"one of {', '.join(Execution)}, or several with commas",
+        ),
+        Field(description=f"Ways of cutting layers into kernel calls: {', '.join(Execution)}."),
+    ] = (Execution.FUSED, Execution.LOOPED)
+    plot: Picture | None = None
+    """Draw tokens/s over batch into this file."""
+
+
+class StepOptions(OneDeploymentOptions):
+    title: ClassVar[str] = "snapserve simulate step"
+
+    batch: Count = 1
+    """Slots."""
+    execution: Execution = Execution.FUSED
+    """How layers are cut into kernel calls."""
+    prefill: Tokens | None = None
+    """Tokens of a prompt to read, instead of a decode step."""
+    chrome_trace: OutputFile | None = None
+    """Write the step in Chrome's trace format into this file."""
+    plot: Picture | None = None
+    """Draw the step's HBM bandwidth over time into this file."""
+
+
+class ReplayOptions(OneDeploymentOptions):
+    title: ClassVar[str] = "snapserve simulate replay"
+
+    policy: PolicyName = PolicyName.SNAPSTREAM
+    """Cache policy."""
+    num_slots: Count = 64
+    """Slots."""
+    max_model_len: Tokens = 32768
+    """Longest sequence, prompt and answer together."""
+    trace: Annotated[InputFile | None, Shown(default="they are drawn")] = None
+    """Arrivals: JSON lines (ours or Mooncake's) or BurstGPT's CSV."""
+    shape: ShapeName = ShapeName.DAY
+    """Of drawn arrivals over time."""
+    rate: Annotated[_Positive, Shown("RATE")] = 1.0
+    """Mean of drawn arrivals a second."""
+    requests: Count = 86400
+    """Arrivals to draw."""
+    mean_prompt: Count = 1000
+    """Mean length of drawn prompts."""
+    mean_output: Count = 200
+    """Mean length of drawn answers."""
+    seed: CountOrZero = 0
+    """Of what is drawn."""
+    collapse: bool = True
+    """Take runs of equal decode steps at once."""
+    series: OutputFile | None = None
+    """Write queue and slot use over time into this CSV file."""
+    plot: Picture | None = None
+    """Draw the same into this file."""
+
+
+class ReproduceOptions(SimulateGroup):
+    title: ClassVar[str] = "snapserve simulate reproduce"
+
+    fit: bool = False
+    """Fit the parameters again instead of using those of the machine files."""
+    strict: bool = False
+    """Count figures that are known to be missed, too."""
+    plots: PictureFolder | None = None
+    """Draw the pictures of the docs into this folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What may be asked, and the options that it has."""
+    """One sub-command of `snapserve simulate`."""
 
     name: str
     summary: str
-    options: tuple[Option, ...]
-
-    @property
-    def groups(self) -> tuple[OptionGroup, ...]:
-        return (OptionGroup(f"snapserve simulate {self.name}", self.options),)
+    options: type[SimulateGroup]
 
 
-def several(parse: Callable[[str], Any], of: str = "") -> Callable[[str], tuple[Any, ...]]:
-    """Return the parser of values separated by commas."""
-
-    def parse_all(value: str) -> tuple[Any, ...]:
-        try:
-            return tuple(parse(item.strip()) for item in value.split(","))
-        except ValueError as error:
-            raise ValueError(f"{of or error}, or several with commas") from error
-
-    return parse_all
-
-
-def above_zero(value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise ValueError("a number above 0")
-    return number
-
-
-def folder(value: str) -> Path:
-    need_matplotlib()
-    path = Path(value)
-    if path.exists() and not path.is_dir():
-        raise ValueError("a folder")
-    return path
-
-
-def _several_of(kind: type[enum.StrEnum]) -> Callable[[str], tuple[Any, ...]]:
-    return several(one_of(kind))
-
-
-_MODEL = (
-    SimulateOption("model", model_name, "llama-3.1-8b", MODEL_TEXT, "MODEL"),
-    SimulateOption("machine", machine_name, "sn40l", MACHINE_TEXT, "MACHINE"),
-    SimulateOption("uses-ddr", switch, False, "Let weights that HBM cannot hold stream from DDR.", ""),
-    SimulateOption("slot-capacity", integer(1), 8192, "Entries of a slot, of all policies but full.", "N"),
-)
-_SOCKETS = SimulateOption("sockets", integer(1), None, "Sockets of the machine.", "N", "all")
-_POLICIES = SimulateOption(
-    "policy",
-    _several_of(PolicyName),
-    (PolicyName.FULL, PolicyName.SNAPSTREAM),
-    "Cache policies.",
-    "POLICY,…",
-    "full,snapstream",
-)
-_JSON = SimulateOption("json", switch, False, "Print JSON instead of text.", "")
-
-PLAN = Question(
-    "plan",
-    "Find the cheapest deployment that meets a service level.",
-    (
-        *_MODEL,
-        SimulateOption(
-            "sockets",
-            several(integer(1)),
-            None,
-            "Sockets to choose from.",
-            "N,…",
-            "the powers of two that the machine has",
-        ),
-        SimulateOption(
-            "context", integer(1), 32768, "Tokens of a sequence; TTFT is that of a prompt as long.", "TOKENS"
-        ),
-        _POLICIES,
-        SimulateOption("max-ttft", above_zero, None, "Longest time to the first token.", "SECONDS", "any"),
-        SimulateOption("max-tpot", above_zero, None, "Longest time of a decode step.", "SECONDS", "any"),
-        SimulateOption(
-            "min-rate", above_zero, None, "Fewest tokens a second, of the whole node.", "RATE", "any"
-        ),
-        _JSON,
+QUESTIONS = (
+    Question("plan", "Find the cheapest deployment that meets a service level.", PlanOptions),
+    Question("sweep", "Tabulate batch × context × sockets × policy × execution.", SweepOptions),
+    Question("step", "Show one decode or prefill step kernel by kernel.", StepOptions),
+    Question(
+        "replay", "Play a trace of arrivals through the real scheduler on the virtual clock.", ReplayOptions
     ),
+    Question("reproduce", "Print every published figure beside ours.", ReproduceOptions),
 )
-
-SWEEP = Question(
-    "sweep",
-    "Tabulate batch × context × sockets × policy × execution.",
-    (
-        *_MODEL,
-        SimulateOption("batches", several(integer(1)), (1, 4, 16, 64), "Slots.", "N,…", "1,4,16,64"),
-        SimulateOption(
-            "contexts", several(integer(1)), (8192, 32768, 131072), "Tokens.", "TOKENS,…", "8192,32768,131072"
-        ),
-        SimulateOption("sockets", several(integer(1)), None, "Sockets.", "N,…", "half of them, and all"),
-        _POLICIES,
-        SimulateOption(
-            "executions",
-            _several_of(Execution),
-            (Execution.FUSED, Execution.LOOPED),
-            f"Ways of cutting layers into kernel calls: {', '.join(Execution)}.",
-            "EXECUTION,…",
-            "fused,looped",
-        ),
-        SimulateOption("plot", picture, None, "Draw tokens/s over batch into this file.", "FILE", "none"),
-        _JSON,
-    ),
-)
-
-STEP = Question(
-    "step",
-    "Show one decode or prefill step kernel by kernel.",
-    (
-        *_MODEL,
-        _SOCKETS,
-        SimulateOption("batch", integer(1), 1, "Slots.", "N"),
-        SimulateOption(
-            "execution",
-            one_of(Execution),
-            Execution.FUSED,
-            "How layers are cut into kernel calls.",
-            choices(Execution),
-        ),
-        SimulateOption(
-            "prefill",
-            integer(1),
-            None,
-            "Tokens of a prompt to read, instead of a decode step.",
-            "TOKENS",
-            "none",
-        ),
-        SimulateOption(
-            "chrome-trace",
-            writable,
-            None,
-            "Write the step in Chrome's trace format into this file.",
-            "FILE",
-            "none",
-        ),
-        SimulateOption(
-            "plot", picture, None, "Draw the step's HBM bandwidth over time into this file.", "FILE", "none"
-        ),
-        _JSON,
-    ),
-)
-
-REPLAY = Question(
-    "replay",
-    "Play a trace of arrivals through the real scheduler on the virtual clock.",
-    (
-        *_MODEL,
-        _SOCKETS,
-        SimulateOption(
-            "policy", one_of(PolicyName), PolicyName.SNAPSTREAM, "Cache policy.", choices(PolicyName)
-        ),
-        SimulateOption("num-slots", integer(1), 64, "Slots.", "N"),
-        SimulateOption(
-            "max-model-len", integer(1), 32768, "Longest sequence, prompt and answer together.", "TOKENS"
-        ),
-        SimulateOption(
-            "trace",
-            readable,
-            None,
-            "Arrivals: JSON lines (ours or Mooncake's) or BurstGPT's CSV.",
-            "FILE",
-            "they are drawn",
-        ),
-        SimulateOption(
-            "shape", one_of(ShapeName), ShapeName.DAY, "Of drawn arrivals over time.", choices(ShapeName)
-        ),
-        SimulateOption("rate", above_zero, 1.0, "Mean of drawn arrivals a second.", "RATE"),
-        SimulateOption("requests", integer(1), 86400, "Arrivals to draw.", "N"),
-        SimulateOption("mean-prompt", integer(1), 1000, "Mean length of drawn prompts.", "TOKENS"),
-        SimulateOption("mean-output", integer(1), 200, "Mean length of drawn answers.", "TOKENS"),
-        SimulateOption("seed", integer(0), 0, "Of what is drawn.", "N"),
-        SimulateOption("collapse", switch, True, "Take runs of equal decode steps at once.", ""),
-        SimulateOption(
-            "series", writable, None, "Write queue and slot use over time into this CSV file.", "FILE", "none"
-        ),
-        SimulateOption("plot", picture, None, "Draw the same into this file.", "FILE", "none"),
-        _JSON,
-    ),
-)
-
-REPRODUCE = Question(
-    "reproduce",
-    "Print every published figure beside ours.",
-    (
-        SimulateOption(
-            "fit", switch, False, "Fit the parameters anew instead of taking those of the machine files.", ""
-        ),
-        SimulateOption("strict", switch, False, "Count figures that are known to be missed, too.", ""),
-        SimulateOption(
-            "plots", folder, None, "Draw the pictures of the docs into this folder.", "FOLDER", "none"
-        ),
-        _JSON,
-    ),
-)
-
-QUESTIONS = (PLAN, SWEEP, STEP, REPLAY, REPRODUCE)
 
 
 def options_tables() -> str:
     """Return the options of every question as Markdown."""
-    return "\n".join(options_table(question.groups) for question in QUESTIONS)
+    return options_table(question.options for question in QUESTIONS)

@@ -3,7 +3,6 @@
 Figures that fitted a parameter are apart from those held out.
 """
 
-import argparse
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +14,10 @@ from backends.sn40l.model_config import load_model
 from backends.sn40l.published import published_figures
 from commands.shared.table import table
 from commands.simulate.answer import Answer
+from commands.simulate.options import ReproduceOptions
 
 
-def reproduce_answer(arguments: argparse.Namespace) -> Answer:
+def reproduce_answer(options: ReproduceOptions) -> Answer:
     """Return every published figure beside the simulated one.
 
     The status is 1 if an unexpected one is missed.
@@ -25,17 +25,17 @@ def reproduce_answer(arguments: argparse.Namespace) -> Answer:
     files = {name: load_machine_file(name) for name in ("sn40l", "dgx-h100")}
     figures = published_figures()
     machines: Machines = (
-        fit(figures, files) if arguments.fit else {name: file.machine for name, file in files.items()}
+        fit(figures, files) if options.fit else {name: file.machine for name, file in files.items()}
     )
     comparisons = compare(figures, machines)
-    if arguments.plots:
+    if options.plots:
         from backends.sn40l.plots import draw_figures
 
-        draw_figures(arguments.plots, machines, comparisons)
+        draw_figures(options.plots, machines, comparisons)
     failed = [
         comparison.figure.key
         for comparison in comparisons
-        if not comparison.is_met and (arguments.strict or not comparison.figure.miss)
+        if not comparison.is_met and (options.strict or not comparison.figure.miss)
     ]
     lines = [
         *_figure_lines(comparisons),

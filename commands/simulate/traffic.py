@@ -1,6 +1,5 @@
 """`replay`: the latencies and throughput of a trace of requests."""
 
-import argparse
 import csv
 import statistics
 import time
@@ -11,49 +10,50 @@ from commands.shared.table import percentile, table
 from commands.simulate.answer import Answer
 from commands.simulate.arrivals import Arrival, Traffic, read_trace
 from commands.simulate.deployment import deployment_of, policy_of
+from commands.simulate.options import ReplayOptions
 from commands.simulate.replay import Replay, ReplayRecord, replay_spec
 
 
-def replay_answer(arguments: argparse.Namespace) -> Answer:
+def replay_answer(options: ReplayOptions) -> Answer:
     """Play a trace, write its series and plot on request, and return its percentiles and totals."""
-    policy = policy_of(arguments.policy, arguments.slot_capacity).resolve(arguments.max_model_len)
-    spec = replay_spec(arguments.num_slots, policy, arguments.max_model_len)
-    deployment = deployment_of(arguments, arguments.sockets)
+    policy = policy_of(options.policy, options.slot_capacity).resolve(options.max_model_len)
+    spec = replay_spec(options.num_slots, policy, options.max_model_len)
+    deployment = deployment_of(options, options.sockets)
     started = time.perf_counter()
-    replay = Replay(spec, DeploymentCost(deployment, spec.pools[0]), collapses=arguments.collapse)
-    record = replay.run(_arrivals(arguments))
+    replay = Replay(spec, DeploymentCost(deployment, spec.pools[0]), collapses=options.collapse)
+    record = replay.run(_arrivals(options))
     wall = time.perf_counter() - started
-    _write_series(arguments, record)
-    return _replay_answer(record, arguments.num_slots, wall)
+    _write_series(options, record)
+    return _replay_answer(record, options.num_slots, wall)
 
 
-def _arrivals(arguments: argparse.Namespace) -> Iterable[Arrival]:
-    if arguments.trace:
-        return read_trace(arguments.trace)
+def _arrivals(options: ReplayOptions) -> Iterable[Arrival]:
+    if options.trace:
+        return read_trace(options.trace)
     traffic = Traffic(
-        arguments.rate,
-        arguments.requests,
-        arguments.mean_prompt,
-        arguments.mean_output,
-        arguments.shape,
-        arguments.seed,
+        options.rate,
+        options.requests,
+        options.mean_prompt,
+        options.mean_output,
+        options.shape,
+        options.seed,
     )
     return traffic.arrivals()
 
 
-def _write_series(arguments: argparse.Namespace, record: ReplayRecord) -> None:
+def _write_series(options: ReplayOptions, record: ReplayRecord) -> None:
     """Write queue and slot use over time as CSV and as a plot, where they were requested."""
     samples = record.samples
-    if arguments.series:
-        with arguments.series.open("w", newline="") as file:
+    if options.series:
+        with options.series.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(("simulated_seconds", "num_waiting", "num_slots_in_use"))
             writer.writerows((sample.time, sample.num_waiting, sample.num_slots_in_use) for sample in samples)
-    if arguments.plot:
+    if options.plot:
         from backends.sn40l.plots import draw_replay
 
         draw_replay(
-            arguments.plot,
+            options.plot,
             [sample.time for sample in samples],
             [sample.num_waiting for sample in samples],
             [sample.num_slots_in_use for sample in samples],

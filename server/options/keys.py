@@ -6,10 +6,8 @@ The file has one key a line, each with its own limits if it has any: `sk-abc req
 import hashlib
 from pathlib import Path
 
-from server.options.option import OptionError, integer
+from server.options.command_line import OptionError
 from server.options.settings import RateLimit
-
-_AT_LEAST_ONE = integer(1)
 
 
 def key_digest(key: bytes) -> bytes:
@@ -52,8 +50,7 @@ def _limit(words: list[str], default: RateLimit, where: str) -> RateLimit:
             raise OptionError(
                 f"{where}: a key may be followed by requests=N and tokens=N, with spaces between, and by nothing else"
             )
-        try:
-            limits[name] = _AT_LEAST_ONE(value)
-        except ValueError as error:
-            raise OptionError(f"{where}: {name} must be {error}, got {value!r}") from error
+        if not value.isdecimal() or int(value) < 1:
+            raise OptionError(f"{where}: {name} must be a whole number of at least 1, got {value!r}")
+        limits[name] = int(value)
     return RateLimit(**limits)

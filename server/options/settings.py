@@ -4,8 +4,10 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 from backends.interface import PromptPooling
+from backends.options import Bytes, Count, CountOrZero, OptionGroup, PositiveSeconds, Seconds, Shown
 
 
 class ToolParserName(enum.StrEnum):
@@ -51,19 +53,20 @@ class Limits:
     max_logit_bias: int = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """What connections may cost; times in seconds.
+class ConnectionLimits(OptionGroup):
+    """What one connection may take, and how many there may be."""
 
-    A request's head has `read_timeout` to arrive, and so has each 64 KiB of its body. A client that takes nothing of what is sent to it
-    for `write_timeout` is cut off, and a stream may lag behind its answer by no more. `max_connections` should leave room below the limit
-    of open files.
-    """
+    title: ClassVar[str] = "Connections"
 
-    read_timeout: float = 60.0
-    write_timeout: float = 60.0
-    idle_timeout: float = 75.0
-    max_connections: int = 900
+    max_connections: Count = 900
+    """Connections at once, below `ulimit -n`; more get a 503."""
+    read_timeout: PositiveSeconds = 60.0
+    """Time for a request's head to arrive, and for each 64 KiB of its body; then it gets a 408."""
+    write_timeout: PositiveSeconds = 60.0
+    """Time after which a client that does not read is disconnected, and how far it may lag behind its
+    stream."""
+    idle_timeout: PositiveSeconds = 75.0
+    """Time after which an unused connection is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +92,17 @@ class BatchSettings:
     max_batches: int = 1000  # beyond it, the oldest that have ended are forgotten; their files are not
 
 
-@dataclass(frozen=True, slots=True)
-class StorageLimits:
-    """The most that is kept of responses. With `max_responses` 0, none is."""
+class StorageLimits(OptionGroup):
+    """How many responses are stored, and for how long."""
 
-    max_responses: int = 1000
-    max_bytes: int = 64 * 1024 * 1024
-    ttl: float = 24 * 3600.0  # seconds
+    title: ClassVar[str] = "Stored responses"
+
+    max_responses: Annotated[CountOrZero, Shown(flag="max-stored-responses")] = 1000
+    """Responses of `/v1/responses` that are stored; 0 for none."""
+    max_bytes: Annotated[Bytes, Shown(flag="max-stored-response-bytes")] = 64 * 1024 * 1024
+    """Bytes of all stored responses together, in JSON."""
+    ttl: Annotated[Seconds, Shown(flag="stored-response-ttl")] = 24 * 3600.0
+    """Time for which a response is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,5 +133,5 @@ class ServerSettings:
     log_prompts: bool = False
     limits: Limits = Limits()
     batches: BatchSettings | None = None  # None: there are no files and batches
-    storage: StorageLimits = StorageLimits()
-    connections: ConnectionLimits = ConnectionLimits()
+    storage: StorageLimits = field(default_factory=StorageLimits)
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)

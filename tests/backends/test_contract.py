@@ -75,8 +75,8 @@ def open_torch(
     def open_backend(kind: str, pools: tuple[PoolOptions, ...]) -> Backend:
         config = TorchBackendConfig(
             str(paths[kind]),
-            DeviceName.CPU,
-            DtypeName.FLOAT32,
+            device=DeviceName.CPU,
+            dtype=DtypeName.FLOAT32,
             pools=pools,
             max_model_len=MAX_MODEL_LEN,
             num_scratch=2,

@@ -9,23 +9,16 @@ from bench.comparison import SETTINGS, Comparer, settings_of, table
 from bench.presses import Kvpress
 from bench.sides import SideError
 from commands.eval.compare import compare
-from commands.eval.options import RULER
+from commands.eval.options import CaseOptions, ServedOptions
 from commands.eval.ruler import RulerConfig, ruler_config
-from server.options.config import DEMO_MODEL
-from server.options.option import OptionError
+from server.options.command_line import OptionError
+from server.options.serve import DEMO_MODEL
 from tests.bench.test_presses import ECHO
 
 
 def config(seed: int = 1, num_cases: int = 2) -> RulerConfig:
-    values = {option.key: option.default for group in RULER.groups for option in group.options}
-    asked = {
-        "model": str(DEMO_MODEL),
-        "tasks": ("passkey",),
-        "num_cases": num_cases,
-        "length": 384,
-        "seed": seed,
-    }
-    return ruler_config({**values, **asked})
+    cases = CaseOptions(tasks=("passkey",), num_cases=num_cases, length=384, seed=seed)
+    return ruler_config(ServedOptions(model=str(DEMO_MODEL)), cases)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.backends.checkpoints import save_checkpoint
 def test_contexts_fill_their_slots(name: str) -> None:
     slots = same_memory(512, 2, 4)[name]
     (pool,) = TorchBackendConfig(
-        "any", DeviceName.CPU, pools=(PoolOptions(slots.num_slots, slots.policy),)
+        "any", device=DeviceName.CPU, pools=(PoolOptions(slots.num_slots, slots.policy),)
     ).pools
     policy, (row, *_) = (
         pool.policy.resolve(512),

@@ -12,7 +12,7 @@ from bench.sides import SideError
 from commands.eval.options import Pack
 from commands.eval.prompts import Prompt, PromptWriter, load_tokenizer
 from commands.eval.tasks.suite import TASKS
-from server.options.config import DEMO_MODEL
+from server.options.serve import DEMO_MODEL
 
 # Answers with the prompt's own last tokens, and says how many entries kvpress would hold.
 ECHO = """

@@ -8,7 +8,7 @@ from backends.torch_backend.compiled.code import COMPILED_MESSAGE
 from bench.sides import HttpSide, SideError
 from bench.start import COMPILING, ON_DISK, UNCOMPILED, FreshServer, table, wait_for_code
 from commands.loadtest.config import Address, Load
-from server.options.config import DEMO_MODEL
+from server.options.serve import DEMO_MODEL
 
 NOWHERE = HttpSide(Address("http://127.0.0.1:9"), 1.0)
 

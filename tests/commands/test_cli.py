@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from commands.cli import main
-from server.options.config import GROUPS
+from server.options.command_line import options_of
+from server.options.serve import serve_groups
 
 
 def test_help_shows_every_flag_with_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,7 +19,7 @@ def test_help_shows_every_flag_with_its_variable(capsys: pytest.CaptureFixture[s
         main(["serve", "--help"])
     text = capsys.readouterr().out
     assert ended.value.code == 0
-    for option in (option for group in GROUPS for option in group.options):
+    for option in (option for group in serve_groups() for option in options_of(group)):
         assert option.flag in text
         assert option.variable in text
 

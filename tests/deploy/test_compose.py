@@ -12,14 +12,15 @@ import httpx
 import pytest
 
 from server.engine import async_engine
-from server.options.config import GROUPS
+from server.options.command_line import options_of
+from server.options.serve import serve_groups
 from server.process import CLOSING_TIME
 from tests.deploy.deployment import DEPLOY, PROMETHEUS, load_yaml
 from tests.deploy.load import clients, eager
 from tests.e2e.process import serve
 from tests.paths import ROOT
 
-OPTIONS = {option.variable: option for group in GROUPS for option in group.options}
+OPTIONS = {option.variable: option for group in serve_groups() for option in options_of(group)}
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 
 
@@ -43,7 +44,7 @@ def test_every_variable_is_an_option() -> None:
 
 def test_grace_period_is_longer_than_the_drain_timeout() -> None:
     grace = int(service()["stop_grace_period"].removesuffix("s"))
-    assert grace > OPTIONS["SNAPSERVE_DRAIN_TIMEOUT"].default + CLOSING_TIME + async_engine.CLOSING_TIME
+    assert grace > OPTIONS["SNAPSERVE_DRAIN_TIMEOUT"].field.default + CLOSING_TIME + async_engine.CLOSING_TIME
 
 
 def test_prometheus_scrapes_the_port_of_the_server() -> None:

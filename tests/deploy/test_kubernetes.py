@@ -20,15 +20,17 @@ from server.engine import async_engine
 from server.engine.async_engine import AsyncEngine
 from server.grammar.compiler import Grammars
 from server.metrics.metrics import Metrics
-from server.options.config import GROUPS
+from server.options.command_line import options_of
+from server.options.serve import serve_groups
 from server.options.settings import ServerSettings
 from server.process import CLOSING_TIME
 from server.services import Services
 from server.text.renderer import Renderer
 from tests.deploy.deployment import KUBERNETES, PROMETHEUS, load_yaml, manifests
 from tests.paths import ROOT
+from tests.server.options.test_config import config_of
 
-OPTIONS = {option.variable: option for group in GROUPS for option in group.options}
+OPTIONS = {option.variable: option for group in serve_groups() for option in options_of(group)}
 FOLDERS = ("base", "gpu", "monitoring", "autoscaling")
 
 
@@ -123,7 +125,7 @@ async def test_draining_pod_is_alive_and_not_ready() -> None:
 def test_grace_period_is_longer_than_the_drain_timeout() -> None:
     command, seconds = container()["lifecycle"]["preStop"]["exec"]["command"]
     assert command == "sleep"
-    drain = OPTIONS["SNAPSERVE_DRAIN_TIMEOUT"].default
+    drain = OPTIONS["SNAPSERVE_DRAIN_TIMEOUT"].field.default
     assert (
         pod()["terminationGracePeriodSeconds"]
         > int(seconds) + drain + CLOSING_TIME + async_engine.CLOSING_TIME
@@ -136,8 +138,8 @@ def test_options_exist_and_kubernetes_does_not_set_others() -> None:
     )
     assert names <= set(OPTIONS)
     assert pod()["enableServiceLinks"] is False, "a Service named snapserve would set SNAPSERVE_PORT"
-    for name, value in (literals("base") | literals("gpu")).items():
-        OPTIONS[name].parse(value)
+    for layer in ("base", "gpu"):
+        config_of(**literals(layer))  # raises OptionError for an invalid value
 
 
 def test_pod_has_no_privileges_it_does_not_need() -> None:

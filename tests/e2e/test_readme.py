@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from backends.registry import BUILT_IN
 from cache.policy import PolicyName
-from server.options.config import BackendName
 from tests.e2e.process import Server
 
 ROOT = Path(__file__).parents[2]
@@ -69,4 +69,4 @@ def prose(page: Path) -> str:
 def test_tables_name_every_policy_and_backend() -> None:
     rows = set(re.findall(r"^\| `([a-z0-9-]+)`", README, flags=re.MULTILINE))
 
-    assert rows == {*map(str, PolicyName), *map(str, BackendName)}
+    assert rows == {*map(str, PolicyName), *BUILT_IN}

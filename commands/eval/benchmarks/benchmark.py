@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from server.options.option import OptionError
+from server.options.command_line import OptionError
 
 Row: TypeAlias = Mapping[str, Any]
 

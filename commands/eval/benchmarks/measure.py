@@ -14,13 +14,14 @@ from commands.eval.benchmarks.benchmark import Question, read_questions
 from commands.eval.benchmarks.suite import BENCHMARKS
 from commands.eval.completer import Completion
 from commands.eval.errors import EvalError
+from commands.eval.options import QuestionOptions, ServedOptions
 from commands.eval.prompts import TokenPrompt
 from commands.eval.result import SaveResult, SuiteResult, save_nothing
 from commands.eval.run import Run, TaskScores
 from commands.eval.setting import Setting
 from commands.eval.target import Target, shown_model, target_of
 from commands.shared.progress import ProgressLine
-from server.options.option import OptionError
+from server.options.command_line import OptionError
 from server.text.tokenizer import RenderError, Tokenizer
 
 
@@ -67,31 +68,31 @@ class BenchmarkConfig:
         }
 
 
-def benchmark_config(name: str, values: Mapping[str, Any]) -> BenchmarkConfig:
+def benchmark_config(name: str, served: ServedOptions, questions: QuestionOptions) -> BenchmarkConfig:
     """Return the configuration that options make, with the questions. Raises `OptionError`."""
-    if values["data"] is None:
+    if questions.data is None:
         raise OptionError("--data must be given: the file that the benchmark's authors publish")
-    if values["max_tokens"] >= values["length"]:
+    if questions.max_tokens >= questions.length:
         raise OptionError(
-            f"--max-tokens {values['max_tokens']} must be less than --length {values['length']}, "
+            f"--max-tokens {questions.max_tokens} must be less than --length {questions.length}, "
             "which includes the prompt"
         )
-    if values["num_samples"] > 1 and values["temperature"] == 0:
+    if questions.num_samples > 1 and questions.temperature == 0:
         raise OptionError(
             "--num-samples above 1 requires a --temperature above 0: all greedy answers are the same"
         )
-    target, settings = target_of(values)
-    path = Path(values["data"])
+    target, settings = target_of(served, questions.length)
+    path = Path(questions.data)
     return BenchmarkConfig(
         name,
         target,
         settings,
-        read_questions(BENCHMARKS[name], path, values["num_cases"]),
-        values["max_tokens"],
-        values["num_samples"],
-        {"temperature": values["temperature"], "top_p": values["top_p"]},
-        values["seed"],
-        values["chat_template"],
+        read_questions(BENCHMARKS[name], path, questions.num_cases),
+        questions.max_tokens,
+        questions.num_samples,
+        {"temperature": questions.temperature, "top_p": questions.top_p},
+        questions.seed,
+        questions.chat_template,
         hashlib.sha256(path.read_bytes()).hexdigest(),
     )
 

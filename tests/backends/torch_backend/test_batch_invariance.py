@@ -65,8 +65,8 @@ def test_every_bit_is_the_same_in_any_company(
     backend = TorchBackend(
         TorchBackendConfig(
             str(save_checkpoint(architecture, tmp_path)),
-            DeviceName.CPU,
-            dtype,
+            device=DeviceName.CPU,
+            dtype=dtype,
             pools=(PoolOptions(6, policy),),
             max_model_len=512,
             prefill_chunk=CHUNK,

@@ -75,8 +75,8 @@ def _open(
 ) -> TorchBackend:
     config = TorchBackendConfig(
         str(path),
-        DeviceName.CPU,
-        DtypeName.FLOAT32,
+        device=DeviceName.CPU,
+        dtype=DtypeName.FLOAT32,
         pools=tuple(
             PoolOptions(len(LENGTHS), policy, f"pool{number}") for number, policy in enumerate(policies)
         ),

@@ -43,7 +43,7 @@ SAMPLINGS = (
 def _open(path: str, policy: PolicyOptions, recorder: ReplayRecorder | None) -> TorchBackend:
     pools = (PoolOptions(5, policy),)
     config = TorchBackendConfig(
-        path, DeviceName.CPU, DtypeName.FLOAT32, pools=pools, max_model_len=300, prefill_chunk=32
+        path, device=DeviceName.CPU, dtype=DtypeName.FLOAT32, pools=pools, max_model_len=300, prefill_chunk=32
     )
     backend = TorchBackend(config, recorder=recorder)
     backend.warmup()

@@ -8,7 +8,7 @@ import pytest
 
 from commands.cli import main
 from commands.eval.compare import compare
-from server.options.option import OptionError
+from server.options.command_line import OptionError
 
 
 def write(path: Path, *runs: tuple[str, list[float]], **changes: object) -> str:

@@ -6,16 +6,18 @@ from pathlib import Path
 import pytest
 
 from cache.policy import CachePolicy, PolicyName
+from cache.pool_options import PoolOptions
 from commands.eval.setting import Setting, model_id, serve_config, settings_of, split_options
-from server.options.config import DEMO_MODEL
-from server.options.option import OptionError
+from server.options.command_line import OptionError
+from server.options.serve import DEMO_MODEL
 
 LENGTH, NUM_DECODED, WINDOW = 4096, 60, 32
 
 
 def policy_of(setting: Setting) -> CachePolicy:
     options = setting.slot_options(LENGTH, NUM_DECODED, WINDOW)
-    return serve_config(options).backend.pools[0].policy.resolve(LENGTH + NUM_DECODED)
+    pool: PoolOptions = serve_config(options).backend.config.pools[0]
+    return pool.policy.resolve(LENGTH + NUM_DECODED)
 
 
 def test_each_policy_at_each_compression_and_full_once() -> None:

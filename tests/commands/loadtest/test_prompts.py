@@ -1,14 +1,13 @@
 """Prompts of a load: lengths, seeds, and files."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from commands.loadtest.config import Load
 from commands.loadtest.prompts import WordScale, make_prompts
-from server.options.option import OptionError
+from server.options.command_line import OptionError
 
 LOAD = Load(input_len=100, output_len=20, vocab_size=600)
 
@@ -31,7 +30,7 @@ def test_prompts_of_a_run_and_of_other_rounds_have_different_prefixes() -> None:
 
 
 def test_lengths_vary_by_the_ratio() -> None:
-    prompts = make_prompts(replace(LOAD, range_ratio=0.5), None, "0", 400)
+    prompts = make_prompts(LOAD.model_copy(update={"range_ratio": 0.5}), None, "0", 400)
     lengths, limits = {len(prompt.content) for prompt in prompts}, {prompt.max_tokens for prompt in prompts}
     assert min(lengths) in range(50, 56)
     assert max(lengths) in range(145, 151)
@@ -53,7 +52,7 @@ def test_a_template_longer_than_the_prompt_leaves_one_word() -> None:
 def test_lines_of_a_file_are_shuffled_by_the_seed_and_repeated(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("one\n\ntwo\nthree\n")
-    load = replace(LOAD, dataset_path=file)
+    load = LOAD.model_copy(update={"dataset_path": file})
     contents = [prompt.content for prompt in make_prompts(load, None, "0", 6)]
     assert set(contents[:3]) == {"one", "two", "three"}
     assert contents[3:] == contents[:3]
@@ -63,7 +62,10 @@ def test_lines_of_a_file_are_shuffled_by_the_seed_and_repeated(tmp_path: Path) -
 def test_prompts_are_read_from_objects_of_a_jsonl_file(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": text, "other": 1}) + "\n" for text in ("a\nb", "c")))
-    assert {prompt.content for prompt in make_prompts(replace(LOAD, dataset_path=file), None, "0", 2)} == {
+    assert {
+        prompt.content
+        for prompt in make_prompts(LOAD.model_copy(update={"dataset_path": file}), None, "0", 2)
+    } == {
         "a\nb",
         "c",
     }
@@ -89,4 +91,4 @@ def test_a_file_without_prompts_is_refused(
     if content is not None:
         file.write_text(content)
     with pytest.raises(OptionError, match=message):
-        make_prompts(replace(LOAD, dataset_path=file), None, "0", 1)
+        make_prompts(LOAD.model_copy(update={"dataset_path": file}), None, "0", 1)

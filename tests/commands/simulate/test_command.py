@@ -10,7 +10,7 @@ import pytest
 
 from commands.simulate import configure, run
 from commands.simulate.options import options_tables
-from server.options.option import OptionError
+from server.options.command_line import OptionError
 
 
 def simulate(*arguments: str) -> int:
@@ -156,7 +156,7 @@ def test_the_documented_options_are_current() -> None:
         (("sweep", "--slot-capacity", "3"), "slot_capacity must be at least .*got 3"),
         (
             ("sweep", "--policy", "full,none"),
-            "--policy must be one of full.*or several with commas, got 'full,none'",
+            "--policy must be one of full.*or several with commas, got 'none'",
         ),
         (("sweep", "--plot", "sweep.txt"), "--plot must be a file that ends in .png"),
         (

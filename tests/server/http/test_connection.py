@@ -5,7 +5,6 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,7 +136,7 @@ async def test_what_is_no_http_is_told_so_in_the_usual_shape() -> None:
 @pytest.mark.parametrize("sent", [b"G", GET[:-2], POST, POST + b"half", GET + b"P", GET + POST])
 async def test_a_request_that_does_not_arrive_whole_is_given_up(sent: bytes) -> None:
     async with (
-        server(replace(LIMITS, read_timeout=0.2)) as (address, _),
+        server(ConnectionLimits(read_timeout=0.2)) as (address, _),
         connection(address) as (reader, writer),
     ):
         writer.write(sent)
@@ -149,7 +148,7 @@ async def test_a_request_that_does_not_arrive_whole_is_given_up(sent: bytes) -> 
 
 async def test_a_request_that_trickles_in_is_given_up_too() -> None:
     async with (
-        server(replace(LIMITS, read_timeout=0.3)) as (address, _),
+        server(ConnectionLimits(read_timeout=0.3)) as (address, _),
         connection(address) as (reader, writer),
     ):
         writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
@@ -162,7 +161,7 @@ async def test_a_request_that_trickles_in_is_given_up_too() -> None:
 
 async def test_a_body_that_nobody_wants_is_not_waited_for() -> None:
     async with (
-        server(replace(LIMITS, read_timeout=0.2)) as (address, _),
+        server(ConnectionLimits(read_timeout=0.2)) as (address, _),
         connection(address) as (reader, writer),
     ):
         writer.write(POST.replace(b"POST /", b"POST /early"))
@@ -210,7 +209,7 @@ async def test_requests_that_wait_for_their_turn_are_few() -> None:
 @pytest.mark.parametrize("sent", [b"P", POST, b"no HTTP\r\n\r\n"])
 async def test_nothing_is_written_into_an_answer_that_is_under_way(sent: bytes) -> None:
     async with (
-        server(replace(LIMITS, read_timeout=0.3)) as (address, _),
+        server(ConnectionLimits(read_timeout=0.3)) as (address, _),
         connection(address) as (reader, writer),
     ):
         writer.write(b"GET /begun HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -223,7 +222,7 @@ async def test_nothing_is_written_into_an_answer_that_is_under_way(sent: bytes) 
 @pytest.mark.parametrize("sent", [b"", GET, b"\r\n\r\n"])
 async def test_an_idle_connection_is_closed(sent: bytes) -> None:
     async with (
-        server(replace(LIMITS, idle_timeout=0.2)) as (address, _),
+        server(ConnectionLimits(idle_timeout=0.2)) as (address, _),
         connection(address) as (reader, writer),
     ):
         writer.write(sent)
@@ -232,7 +231,7 @@ async def test_an_idle_connection_is_closed(sent: bytes) -> None:
 
 
 async def test_connections_beyond_the_limit_are_told_so_and_those_far_beyond_it_are_not() -> None:
-    async with server(replace(LIMITS, max_connections=2)) as (address, _), AsyncExitStack() as stack:
+    async with server(ConnectionLimits(max_connections=2)) as (address, _), AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(connection(address)) for _ in range(2 + MAX_REFUSED)]
         for reader, writer in streams[:2]:
             writer.write(GET)
@@ -257,7 +256,7 @@ def test_a_client_that_stops_reading_is_dropped(
     """It costs no more than what sockets hold, and the request ends."""
 
     async def run() -> int:
-        async with server(replace(LIMITS, write_timeout=0.3)) as (address, streams):
+        async with server(ConnectionLimits(write_timeout=0.3)) as (address, streams):
             with socket.create_connection(address) as client:
                 client.sendall(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
                 await asyncio.to_thread(_read, client, num_read)
@@ -271,7 +270,7 @@ def test_a_client_that_stops_reading_is_dropped(
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_a_client_that_reads_on_is_not(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def run() -> int:
-        async with server(replace(LIMITS, write_timeout=0.3, read_timeout=0.3, idle_timeout=0.3)) as (
+        async with server(ConnectionLimits(write_timeout=0.3, read_timeout=0.3, idle_timeout=0.3)) as (
             address,
             streams,
         ):

@@ -14,8 +14,8 @@ from backends.clock import VirtualClock
 from server.http.errors import ApiError
 from server.http.rate_limits import DEFAULT_MAX_TOKENS, Account, Bucket, RateQuota, duration
 from server.http.record import RequestRecord
+from server.options.command_line import OptionError
 from server.options.keys import key_name, read_key_file
-from server.options.option import OptionError
 from server.options.settings import RateLimit
 from server.text.renderer import Renderer
 from tests.server.serving import RunningServer, serve, settings

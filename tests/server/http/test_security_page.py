@@ -3,7 +3,8 @@
 import re
 from pathlib import Path
 
-from server.options.config import GROUPS
+from server.options.command_line import options_of
+from server.options.serve import serve_groups
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "security.md").read_text()
@@ -26,5 +27,5 @@ def test_every_limit_and_advisory_has_a_test() -> None:
 
 
 def test_every_flag_that_the_page_names_exists() -> None:
-    flags = {f"--{option.name}" for group in GROUPS for option in group.options}
+    flags = {f"--{option.name}" for group in serve_groups() for option in options_of(group)}
     assert set(re.findall(r"`(--[\w-]+)`", PAGE)) <= flags

@@ -12,8 +12,8 @@ from cache.policy_options import DEFAULT_SCORERS
 from cache.scorer import Pooling, SoftmaxDomain, WindowScorer
 from commands.cli import make_parser
 from scheduler.waiting import QueueOrder
-from server.options.config import DEMO_MODEL, GROUPS, Config, read_config
-from server.options.option import OptionError, options_table
+from server.options.command_line import OptionError, options_table
+from server.options.serve import DEMO_MODEL, Config, read_config, serve_groups
 from server.options.settings import BatchSettings
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -25,18 +25,18 @@ def config_of(*flags: str, **environment: str) -> Config:
 
 def test_defaults() -> None:
     config = config_of()
-    assert config.backend.model == str(DEMO_MODEL)
+    assert config.backend.config.model == str(DEMO_MODEL)
     assert config.server.model_names == ("snapserve-demo",)
-    assert config.backend.pools[0].policy.name is PolicyName.SNAPSTREAM
+    assert config.backend.config.pools[0].policy.name is PolicyName.SNAPSTREAM
     assert (config.process.host, config.process.port) == ("127.0.0.1", 8000)
     assert config.server.api_keys == ()
     assert not config.server.metrics_are_open
 
 
 def test_a_flag_stands_before_its_variable_and_that_before_the_default() -> None:
-    assert config_of().backend.pools[0].num_slots == 8
-    assert config_of(SNAPSERVE_NUM_SLOTS="3").backend.pools[0].num_slots == 3
-    assert config_of("--num-slots", "5", SNAPSERVE_NUM_SLOTS="3").backend.pools[0].num_slots == 5
+    assert config_of().backend.config.pools[0].num_slots == 8
+    assert config_of(SNAPSERVE_NUM_SLOTS="3").backend.config.pools[0].num_slots == 3
+    assert config_of("--num-slots", "5", SNAPSERVE_NUM_SLOTS="3").backend.config.pools[0].num_slots == 5
 
 
 def test_no_key_may_fill_the_queue_where_there_are_several() -> None:
@@ -49,11 +49,13 @@ def test_no_key_may_fill_the_queue_where_there_are_several() -> None:
 
 
 def test_switches() -> None:
-    assert config_of("--lend-kept").backend.pools[0].policy.lend_kept
-    assert config_of(SNAPSERVE_LEND_KEPT="true").backend.pools[0].policy.lend_kept
-    assert not config_of("--no-lend-kept", SNAPSERVE_LEND_KEPT="true").backend.pools[0].policy.lend_kept
-    assert config_of().backend.pools[0].policy.lend_ring is None
-    assert config_of("--no-lend-ring").backend.pools[0].policy.lend_ring is False
+    assert config_of("--lend-kept").backend.config.pools[0].policy.lend_kept
+    assert config_of(SNAPSERVE_LEND_KEPT="true").backend.config.pools[0].policy.lend_kept
+    assert (
+        not config_of("--no-lend-kept", SNAPSERVE_LEND_KEPT="true").backend.config.pools[0].policy.lend_kept
+    )
+    assert config_of().backend.config.pools[0].policy.lend_ring is None
+    assert config_of("--no-lend-ring").backend.config.pools[0].policy.lend_ring is False
     assert config_of("--no-metrics-require-key").server.metrics_are_open
 
 
@@ -94,11 +96,11 @@ def test_options_reach_their_floor() -> None:
             "64",
         ),
     )
-    assert config.backend.dtype is DtypeName.FLOAT32
-    assert config.backend.quantization is Quantization.INT8
-    assert config.backend.pools[0].policy.scorer is not None
-    assert config.backend.pools[0].policy.scorer.softmax_domain is SoftmaxDomain.ALL
-    assert config.backend.pools[0].policy.resolve(64).layout.capacity == 18
+    assert config.backend.config.dtype is DtypeName.FLOAT32
+    assert config.backend.config.quantization is Quantization.INT8
+    assert config.backend.config.pools[0].policy.scorer is not None
+    assert config.backend.config.pools[0].policy.scorer.softmax_domain is SoftmaxDomain.ALL
+    assert config.backend.config.pools[0].policy.resolve(64).layout.capacity == 18
     assert config.scheduler.order is QueueOrder.PRIORITY
     assert config.scheduler.max_num_waiting == 0
     assert config.server.priority_is_honoured
@@ -108,10 +110,10 @@ def test_options_reach_their_floor() -> None:
 
 
 def test_each_policy_has_its_own_scorer() -> None:
-    snapkv = config_of("--policy", "snapkv", "--pooling", "maximum").backend.pools[0].policy.scorer
+    snapkv = config_of("--policy", "snapkv", "--pooling", "maximum").backend.config.pools[0].policy.scorer
     assert snapkv == WindowScorer(softmax_domain=SoftmaxDomain.ALL, pooling=Pooling.MAXIMUM)
-    assert config_of().backend.pools[0].policy.scorer == DEFAULT_SCORERS[PolicyName.SNAPSTREAM]
-    assert config_of("--policy", "full").backend.pools[0].policy.scorer is None
+    assert config_of().backend.config.pools[0].policy.scorer == DEFAULT_SCORERS[PolicyName.SNAPSTREAM]
+    assert config_of("--policy", "full").backend.config.pools[0].policy.scorer is None
 
 
 def test_the_papers_recipe() -> None:
@@ -129,7 +131,7 @@ def test_the_papers_recipe() -> None:
                 "0",
             ),
         )
-        .backend.pools[0]
+        .backend.config.pools[0]
         .policy.scorer
     )
     assert scorer == WindowScorer()
@@ -235,8 +237,8 @@ def test_a_key_file_without_keys_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_documented_tables_are_current() -> None:
-    assert options_table(GROUPS) in (DOCS / "configuration.md").read_text(), (
-        "put what `python -m server.options.config` prints into the file"
+    assert options_table(serve_groups()) in (DOCS / "configuration.md").read_text(), (
+        "put what `python -m server.options.serve` prints into the file"
     )
 
 
@@ -249,13 +251,13 @@ def test_several_pools() -> None:
             "9000",
         ),
         *("--pool", "full:slots=2,capacity=4096,name=exact"),
-    ).backend.pools
+    ).backend.config.pools
     assert (narrow.label, narrow.num_slots, narrow.policy.lend_kept) == ("snapstream", 32, True)
     assert narrow.policy.scorer is not None
     assert narrow.policy.scorer.observation_window == 16
     assert narrow.policy.resolve(9000).layout == SlotLayout(4, 512, 508)
     assert (wide.label, wide.num_slots, wide.policy.resolve(9000).layout.capacity) == ("exact", 2, 4096)
-    written = config_of(SNAPSERVE_POOL="streaming-llm:capacity=64  full").backend.pools
+    written = config_of(SNAPSERVE_POOL="streaming-llm:capacity=64  full").backend.config.pools
     assert [(pool.label, pool.num_slots) for pool in written] == [("streaming-llm", 8), ("full", 8)]
     assert written[1].policy.resolve(512).layout.capacity == 512
 

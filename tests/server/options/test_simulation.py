@@ -6,18 +6,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import httpx
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
-from starlette.types import Receive, Scope, Send
 
+from backends.clock import PacedClock, VirtualClock
 from backends.sn40l.backend import SimulationConfig
-from backends.timed import FailedStep, SlowSocket
-from server.options.config import BackendName
-from server.options.option import OptionError
-from server.options.simulation import SimulatedMark
+from backends.timed import FailedStep, SlowSocket, TimedBackend
+from server.options.command_line import OptionError
 from tests.server.options.test_config import config_of
 
 
@@ -26,15 +25,18 @@ def test_options_make_a_simulation() -> None:
         "--backend", "sn40l", "--inner", "fake", "--sockets", "8", "--simulate-model", "llama-3.1-70b", "--no-looping",
         "--time-scale", "2.5", "--fault", "slow-socket=2", "failed-step=9",
     )  # fmt: skip
-    assert config.backend_name is BackendName.FAKE
     faults = (SlowSocket(2.0), FailedStep(9))
-    assert config.simulation == SimulationConfig(
-        "llama-3.1-70b", num_sockets=8, loops=False, time_scale=2.5, faults=faults
-    )
-    assert config_of("--backend", "sn40l", "--time-scale", "virtual").simulation == SimulationConfig(
-        time_scale=None
-    )
-    assert config_of().simulation is None
+    expected = SimulationConfig("llama-3.1-70b", num_sockets=8, loops=False, time_scale=2.5, faults=faults)
+    assert config.backend.simulation == str(expected)
+    assert config.backend.time_scale == 2.5
+    assert isinstance(config.backend.make_clock(), PacedClock)
+    with closing(config.backend.load(VirtualClock(), vocab_size=512)) as backend:
+        assert isinstance(backend, TimedBackend)
+        assert backend.spec.vocab_size == 512
+    virtual = config_of("--backend", "sn40l", "--time-scale", "virtual").backend
+    assert virtual.simulation == str(SimulationConfig(time_scale=None))
+    assert isinstance(virtual.make_clock(), VirtualClock)
+    assert config_of().backend.simulation is None
 
 
 @pytest.mark.parametrize(
@@ -138,24 +140,6 @@ def test_clients_of_the_sdk_see_the_mark(url: str) -> None:
         )
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="another", prompt="Hello")
-
-
-async def test_a_body_without_members_or_in_pieces_stays_what_it_is() -> None:
-    async def app(_: Scope, __: Receive, send: Send) -> None:
-        await send(
-            {
-                "type": "http.response.start",
-                "status": 200,
-                "headers": [(b"content-type", b"application/json")],
-            }
-        )
-        for piece, more in ((b"{", True), (b"}", False)):
-            await send({"type": "http.response.body", "body": piece, "more_body": more})
-
-    transport = httpx.ASGITransport(SimulatedMark(app))
-    async with httpx.AsyncClient(transport=transport, base_url="http://simulated") as client:
-        answer = await client.get("/")
-    assert (answer.json(), answer.headers["x-simulated"]) == ({}, "true")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
 from cache.scorer import WindowScorer
 from commands.eval.options import EVAL_MODEL
-from server.options.config import DEMO_MODEL
+from server.options.serve import DEMO_MODEL
 from tests.backends.checkpoints import load_oracle, save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request
 from tests.backends.oracle import random_prompt
@@ -44,8 +44,8 @@ def config(tmp_path_factory: pytest.TempPathFactory, compile_cache: Path) -> Tor
     path = save_checkpoint("llama", tmp_path_factory.mktemp("checkpoint"))
     return TorchBackendConfig(
         str(path),
-        DeviceName.CPU,
-        DtypeName.FLOAT32,
+        device=DeviceName.CPU,
+        dtype=DtypeName.FLOAT32,
         pools=(PoolOptions(8, POLICY),),
         max_model_len=128,
         prefill_chunk=32,

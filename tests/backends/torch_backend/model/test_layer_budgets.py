@@ -41,8 +41,8 @@ LENGTHS = (11, 12, 13, 18, 19, 24, 25, 65, 90)
 def _open(path: Path, policy: PolicyOptions = POLICY, scratch_capacity: int | None = None) -> TorchBackend:
     config = TorchBackendConfig(
         str(path),
-        DeviceName.CPU,
-        DtypeName.FLOAT32,
+        device=DeviceName.CPU,
+        dtype=DtypeName.FLOAT32,
         pools=(PoolOptions(len(LENGTHS), policy),),
         max_model_len=128,
         scratch_capacity=scratch_capacity,

@@ -12,7 +12,7 @@ import pytest
 
 from commands.eval.benchmarks.benchmark import read_questions
 from commands.eval.benchmarks.livecodebench import LiveCodeBench, is_same_output, last_program, private_tests
-from server.options.option import OptionError
+from server.options.command_line import OptionError
 
 HIDDEN = [{"input": "3 4\n", "output": "7\n", "testtype": "stdin"}]
 DEEP = "[" * 100_000

@@ -10,7 +10,7 @@ from commands.eval.benchmarks.aime24 import Aime24, final_number
 from commands.eval.benchmarks.benchmark import Benchmark, read_questions
 from commands.eval.benchmarks.longbench_v2 import LongBenchV2, choice
 from commands.eval.benchmarks.suite import BENCHMARKS
-from server.options.option import OptionError
+from server.options.command_line import OptionError
 
 LONG: dict[str, Any] = {
     "_id": "66",

@@ -1,0 +1,57 @@
+"""What every backend is built from, and a backend that is configured and not yet loaded."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from backends.clock import Clock, WallClock
+from backends.interface import Backend
+from cache.pool_options import PoolOptions, check_names
+
+DEFAULT_MAX_MODEL_LEN = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class BackendConfig:
+    """The model and the sizes of its cache.
+
+    `model` is a local folder or a hub id. `max_model_len` None is the model's own limit, at most
+    `DEFAULT_MAX_MODEL_LEN`. `prefill_chunk` is the number of tokens that one prefill step reads, all rows
+    together. `scratch_capacity` None means that a scratch holds any prompt.
+    """
+
+    model: str
+    pools: tuple[PoolOptions, ...] = (PoolOptions(),)
+    max_model_len: int | None = None
+    num_scratch: int = 2
+    scratch_capacity: int | None = None
+    prefill_chunk: int = 512
+
+    def __post_init__(self) -> None:
+        check_names(self.pools)
+        for name in ("num_scratch", "prefill_chunk", "scratch_capacity", "max_model_len"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+Config = TypeVar("Config", bound=BackendConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredBackend(Generic[Config]):
+    """A backend before its model is loaded.
+
+    `create` takes the configuration, the clock that the scheduler uses too, and the size of the tokenizer's
+    vocabulary; it blocks while the model is loaded. `simulation` describes what is simulated, for people;
+    None means that nothing is. Simulated time passes `time_scale` times as fast as the wall clock's.
+    """
+
+    config: Config
+    create: Callable[[Config, Clock, int], Backend]
+    make_clock: Callable[[], Clock] = WallClock
+    time_scale: float = 1.0
+    simulation: str | None = None
+
+    def load(self, clock: Clock, vocab_size: int) -> Backend:
+        return self.create(self.config, clock, vocab_size)

@@ -1,0 +1,39 @@
+"""The fake backend's entry in the registry. It needs no torch."""
+
+from typing import ClassVar
+
+from backends.clock import Clock
+from backends.config import DEFAULT_MAX_MODEL_LEN, BackendConfig, ConfiguredBackend
+from backends.entry import BackendEntry, OtherBackend
+from backends.fake import FakeBackend, fake_spec, slot_pool
+from backends.options import OptionGroup
+
+
+class FakeOptions(OptionGroup):
+    """The fake backend has no options."""
+
+    title: ClassVar[str] = "Made-up tokens (`--backend fake`)"
+
+
+def _create(config: BackendConfig, clock: Clock, vocab_size: int) -> FakeBackend:
+    max_model_len = config.max_model_len or DEFAULT_MAX_MODEL_LEN
+    pools = [
+        slot_pool(pool.num_slots, pool.policy.resolve(max_model_len), max_model_len, pool.label)
+        for pool in config.pools
+    ]
+    spec = fake_spec(
+        max_model_len=max_model_len,
+        pools=pools,
+        num_scratch=config.num_scratch,
+        vocab_size=vocab_size,
+    )
+    return FakeBackend(spec, clock=clock)
+
+
+def _configure(
+    base: BackendConfig, _options: FakeOptions, _other: OtherBackend
+) -> ConfiguredBackend[BackendConfig]:
+    return ConfiguredBackend(base, _create)
+
+
+ENTRY = BackendEntry(FakeOptions, _configure)

@@ -1,0 +1,35 @@
+"""The torch backend's entry in the registry."""
+
+from backends.clock import Clock
+from backends.config import BackendConfig, ConfiguredBackend
+from backends.entry import BackendEntry, OtherBackend
+from backends.interface import Backend
+from backends.torch_backend.config import TorchBackendConfig, TorchOptions
+
+
+def _create(config: TorchBackendConfig, clock: Clock, _vocab_size: int) -> Backend:
+    from backends.torch_backend.backend import TorchBackend  # imports torch, which takes seconds
+
+    return TorchBackend(config, clock)
+
+
+def _configure(
+    base: BackendConfig, options: TorchOptions, _other: OtherBackend
+) -> ConfiguredBackend[TorchBackendConfig]:
+    config = TorchBackendConfig(
+        model=base.model,
+        pools=base.pools,
+        max_model_len=base.max_model_len,
+        num_scratch=base.num_scratch,
+        scratch_capacity=base.scratch_capacity,
+        prefill_chunk=base.prefill_chunk,
+        device=options.device,
+        dtype=options.dtype,
+        quantization=options.quantization,
+        compile=options.compile,
+        compile_cache=options.compile_cache,
+    )
+    return ConfiguredBackend(config, _create)
+
+
+ENTRY = BackendEntry(TorchOptions, _configure)

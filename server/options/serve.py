@@ -1,0 +1,328 @@
+"""Every option of `snapserve serve`, and the configuration that they make: one frozen object for each floor.
+
+`python -m server.options.serve` prints the tables of the reference.
+"""
+
+import argparse
+import enum
+import math
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, Field
+
+from backends.config import DEFAULT_MAX_MODEL_LEN, BackendConfig, ConfiguredBackend
+from backends.interface import PromptPooling
+from backends.options import Bytes, Count, CountOrZero, Model, OptionGroup, Seconds, Shown, Text, Tokens
+from backends.registry import BUILT_IN, RegistryError, backend_entries, configure_backend
+from scheduler.config import SchedulerConfig
+from scheduler.waiting import QueueOrder
+from server.logs import LogFormat
+from server.options.command_line import (
+    OptionError,
+    add_options,
+    groups_of,
+    options_of,
+    options_table,
+    read_group,
+    read_options,
+)
+from server.options.keys import key_name, read_key_file
+from server.options.settings import (
+    BatchSettings,
+    ConnectionLimits,
+    Limits,
+    RateLimit,
+    ReasoningParserName,
+    ServerSettings,
+    StorageLimits,
+    ToolParserName,
+)
+from server.options.slots import CacheOptions, SlotOptions, read_pools
+from server.options.types import Origin
+
+DEMO_MODEL = Path(__file__).parents[1] / "demo_model"
+DEMO_MODEL_NAME = "snapserve-demo"
+TRACE_VARIABLES = frozenset({"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"})
+_SCHEDULER = SchedulerConfig()
+_BATCHES = BatchSettings(Path())
+
+
+class LogLevel(enum.StrEnum):
+    CRITICAL = "critical"
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+    DEBUG = "debug"
+
+
+def _backend_name(value: str) -> str:
+    if value not in backend_entries():
+        raise ValueError(f"one of {', '.join(backend_entries())}")
+    return value
+
+
+class ModelOptions(OptionGroup):
+    """The model and its backend."""
+
+    title: ClassVar[str] = "Model"
+
+    model: Annotated[Model, Shown(default="the demo model")] = str(DEMO_MODEL)
+    """Local folder or hub id of a Hugging Face model."""
+    served_model_name: Annotated[
+        tuple[Text, ...],
+        Shown("NAME", default=f"{DEMO_MODEL_NAME} for the demo model, otherwise what --model says"),
+    ] = ()
+    """Names that requests may give; answers carry the first. `*` accepts any."""
+    backend: Annotated[str, AfterValidator(_backend_name), Shown("|".join(BUILT_IN))] = "torch"
+    """What turns batches into tokens."""
+    max_model_len: Annotated[
+        Tokens | None, Shown(default=f"the model's own limit, at most {DEFAULT_MAX_MODEL_LEN}")
+    ] = None
+    """Most tokens of a sequence, prompt and answer together."""
+
+
+class SchedulingOptions(OptionGroup):
+    """Which request is served when."""
+
+    title: ClassVar[str] = "Scheduling"
+
+    scheduling_order: QueueOrder = _SCHEDULER.order
+    """Which request is admitted first: fair is by the tokens that each API key was given, and first come,
+    first served within each."""
+    max_num_waiting: CountOrZero = _SCHEDULER.max_num_waiting
+    """Sequences that may wait for a slot; more get a 429."""
+    max_num_waiting_per_key: Annotated[
+        CountOrZero | None,
+        Shown(default="half of --max-num-waiting when there are several keys, otherwise all"),
+    ] = None
+    """Sequences of one API key that may wait beyond as many as there are slots; more get a 429."""
+    queue_timeout: Seconds | None = None
+    """Longest wait for a slot."""
+    request_timeout: Seconds | None = None
+    """Longest time for a whole request."""
+    max_inter_token_latency: Seconds = _SCHEDULER.max_inter_token_latency
+    """Target for the time between two tokens while prompts are being read. A longer one reads them sooner,
+    and gives more tokens a second in all."""
+    max_decode_steps: Count = _SCHEDULER.max_decode_steps
+    """Most decode steps of one launch, if no request waits."""
+
+
+class ProcessOptions(OptionGroup):
+    """Where the process listens, what it logs and how it ends."""
+
+    title: ClassVar[str] = "Process"
+
+    host: Annotated[Text, Shown("ADDRESS")] = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 for all."""
+    port: Annotated[int, Field(ge=0, le=65535), Shown("PORT")] = 8000
+    """Port to listen on; 0 for a free one."""
+    drain_timeout: Seconds = 30.0
+    """Time for running requests to finish after the signal to end."""
+    stall_timeout: Seconds = 60.0
+    """Time without a finished step after which the engine counts as stalled."""
+    log_level: LogLevel = LogLevel.INFO
+    """What is logged."""
+    log_format: LogFormat = LogFormat.TEXT
+    """How it is written."""
+    otlp_endpoint: Annotated[
+        Text | None, Shown("URL", default="OTEL_EXPORTER_OTLP_ENDPOINT if it is set, otherwise none")
+    ] = None
+    """Where traces are sent by OTLP over HTTP, as http://localhost:4318; needs the extra `otel`."""
+
+
+class ApiOptions(OptionGroup):
+    """What the API offers, and to whom."""
+
+    title: ClassVar[str] = "API"
+
+    api_key: Annotated[tuple[Text, ...], Shown("KEY")] = ()
+    """Keys of which requests must give one; prefer the file or the variable."""
+    api_key_file: Annotated[Text | None, Shown("FILE")] = None
+    """File with one key a line, which `requests=N` and `tokens=N` may follow: its own limits a minute. Lines
+    with # are comments."""
+    allowed_origins: tuple[Origin, ...] = ()
+    """Sites whose pages may call the server from a browser (CORS): https://example.com, or * for all."""
+    rate_limit_requests: Count | None = None
+    """Requests that one key may send a minute; more get a 429."""
+    rate_limit_tokens: Count | None = None
+    """Tokens of prompts and answers that one key may use a minute."""
+    metrics_require_key: bool = True
+    """Whether `/metrics` needs a key when there are keys."""
+    tool_call_parser: ToolParserName = ToolParserName.AUTO
+    """How the model writes tool calls; auto is as its chat template does."""
+    reasoning_parser: ReasoningParserName = ReasoningParserName.AUTO
+    """How the model marks its reasoning; auto is as its chat template does."""
+    embedding_pooling: PromptPooling = PromptPooling.MEAN
+    """What an embedding is made of: the mean of all tokens' last hidden states, or the last token's."""
+    enable_slots: bool = False
+    """Whether `GET /slots` reports the state of each slot."""
+    max_body_size: Bytes = Limits().max_body_bytes
+    """Longest body of a request; a longer one gets a 413."""
+    keepalive_interval: Seconds = 10.0
+    """Time between comments on a silent stream."""
+    log_prompts: bool = False
+    """Whether prompts are logged too, as the model reads them."""
+
+
+class BatchOptions(OptionGroup):
+    """Files and batches."""
+
+    title: ClassVar[str] = "Files and batches"
+
+    batch_dir: Annotated[Text | None, Shown("DIR", default="none: neither is served")] = None
+    """Folder for `/v1/files` and `/v1/batches`, of one server only."""
+    batch_concurrency: Annotated[Count | None, Shown(default="half of the slots")] = None
+    """Lines of batches that run at once, and slots they may hold."""
+    max_file_size: Bytes = _BATCHES.max_file_bytes
+    """Longest file; a longer one gets a 413."""
+    max_files: Count = _BATCHES.max_files
+    """Number of files, of all keys together."""
+    max_file_storage: Bytes = _BATCHES.max_disk_bytes
+    """Bytes of all files together; lines wait while it is full."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Every option but those of the backends."""
+
+    model: ModelOptions
+    slots: SlotOptions
+    cache: CacheOptions
+    scheduling: SchedulingOptions
+    process: ProcessOptions
+    api: ApiOptions
+    storage: StorageLimits
+    batches: BatchOptions
+    connections: ConnectionLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The configuration of `snapserve serve`."""
+
+    backend: ConfiguredBackend[Any]
+    scheduler: SchedulerConfig
+    server: ServerSettings
+    process: ProcessOptions
+    is_traced: bool
+
+
+def serve_groups() -> list[type[OptionGroup]]:
+    """Return the groups of all options, with those of every backend."""
+    return [*groups_of(ServeOptions), *(entry.options for entry in backend_entries().values())]
+
+
+def add_serve_options(parser: argparse.ArgumentParser) -> None:
+    """Raise `OptionError` for a backend with the flag of another option."""
+    try:
+        add_options(parser, serve_groups())
+    except (argparse.ArgumentError, RegistryError) as error:
+        raise OptionError(f"a backend cannot be registered: {error}") from error
+
+
+def read_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Config:
+    """Return the configuration that flags and environment make. Raises `OptionError`."""
+    options = read_options(ServeOptions, arguments, environment)
+    own = {
+        name: read_group(entry.options, arguments, environment) for name, entry in backend_entries().items()
+    }
+    try:
+        server = _server(options)
+        return Config(
+            backend=configure_backend(options.model.backend, _backend(options), own),
+            scheduler=_scheduler(options, len(server.api_keys)),
+            server=server,
+            process=options.process,
+            is_traced=options.process.otlp_endpoint is not None
+            or not TRACE_VARIABLES.isdisjoint(environment),
+        )
+    except OptionError:
+        raise
+    except ValueError as error:
+        raise OptionError(with_flags(str(error))) from error
+
+
+def with_flags(message: str) -> str:
+    """Return a message of the floors below with the names of options as flags."""
+    dests = [option.dest for group in serve_groups() for option in options_of(group) if "_" in option.dest]
+    names = "|".join(sorted(dests, key=len, reverse=True))
+    return re.sub(rf"\b({names})\b", lambda match: "--" + match[0].replace("_", "-"), message)
+
+
+def _backend(options: ServeOptions) -> BackendConfig:
+    return BackendConfig(
+        model=options.model.model,
+        pools=read_pools(options.slots, options.cache.pool, options.model.max_model_len),
+        max_model_len=options.model.max_model_len,
+        num_scratch=options.cache.num_scratch,
+        scratch_capacity=options.cache.scratch_capacity,
+        prefill_chunk=options.cache.prefill_chunk,
+    )
+
+
+def _scheduler(options: ServeOptions, num_keys: int) -> SchedulerConfig:
+    scheduling = options.scheduling
+    share = scheduling.max_num_waiting_per_key
+    if share is None and num_keys > 1:
+        share = math.ceil(scheduling.max_num_waiting / 2)  # one key must not fill the queue
+    return SchedulerConfig(
+        order=scheduling.scheduling_order,
+        max_num_waiting=scheduling.max_num_waiting,
+        max_num_waiting_per_tenant=share,
+        max_inter_token_latency=scheduling.max_inter_token_latency,
+        max_decode_steps=scheduling.max_decode_steps,
+        max_background_slots=options.batches.batch_concurrency,
+        reports_slots=options.api.enable_slots,
+    )
+
+
+def _server(options: ServeOptions) -> ServerSettings:
+    api = options.api
+    model = options.model.model
+    own_name = DEMO_MODEL_NAME if model == str(DEMO_MODEL) else model
+    names = options.model.served_model_name or (own_name,)
+    rate_limit = RateLimit(api.rate_limit_requests, api.rate_limit_tokens)
+    file_keys = {} if api.api_key_file is None else read_key_file(api.api_key_file, rate_limit)
+    return ServerSettings(
+        model_names=(own_name, *names) if names[0] == "*" else names,
+        created=int(time.time()),
+        api_keys=(*api.api_key, *file_keys),
+        rate_limit=rate_limit,
+        key_rate_limits={key_name(key): limit for key, limit in file_keys.items()},
+        allowed_origins=api.allowed_origins,
+        metrics_are_open=not api.metrics_require_key,
+        priority_is_honoured=options.scheduling.scheduling_order is QueueOrder.PRIORITY,
+        slots_are_shown=api.enable_slots,
+        keepalive_interval=api.keepalive_interval,
+        queue_timeout=options.scheduling.queue_timeout,
+        request_timeout=options.scheduling.request_timeout,
+        tool_call_parser=api.tool_call_parser,
+        reasoning_parser=api.reasoning_parser,
+        embedding_pooling=api.embedding_pooling,
+        log_prompts=api.log_prompts,
+        limits=Limits(max_body_bytes=api.max_body_size),
+        connections=options.connections,
+        storage=options.storage,
+        batches=_batches(options.batches, api.max_body_size),
+    )
+
+
+def _batches(batches: BatchOptions, max_body_size: int) -> BatchSettings | None:
+    if batches.batch_dir is None:
+        return None
+    return BatchSettings(
+        folder=Path(batches.batch_dir),
+        max_file_bytes=batches.max_file_size,
+        max_files=batches.max_files,
+        max_disk_bytes=batches.max_file_storage,
+        max_line_bytes=max_body_size,
+    )
+
+
+if __name__ == "__main__":
+    print(options_table(serve_groups()), end="")

@@ -178,7 +178,7 @@ def test_all_sockets_of_a_machine_are_the_default(capsys: pytest.CaptureFixture[
 
 
 def test_the_documented_options_are_current() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "simulator-options.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "simulator-options.md").read_text()
     assert options_tables() in text, "put what `python -m commands.simulate` prints into the file"
 
 

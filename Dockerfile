@@ -6,7 +6,7 @@
 #
 # For NVIDIA GPUs build with --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg COMPILER=. Any base image with Python
 # 3.11 or newer, its venv module, its headers, apt-get and useradd will do. Every option of the server is an environment variable:
-# docs/configuration.md.
+# docs/reference/configuration.md.
 ARG BASE_IMAGE=docker.io/library/python:3.11-slim
 
 FROM ${BASE_IMAGE} AS build

@@ -1,7 +1,7 @@
 """Whether our SnapKV and kvpress' keep the same tokens: the same prompts, window, pooling and budget, layer by layer and head by head.
 
 Usage: `python -m bench.agreement --model DIR --kvpress-python .venv-kvpress/bin/python [--dtype float32] --json FILE` and the options of
-`snapserve eval ruler` for cases. `docs/comparison.md` says what was found.
+`snapserve eval ruler` for cases. `docs/reports/comparison.md` says what was found.
 """
 
 import argparse

@@ -4,7 +4,7 @@ Usage: `python -m bench.comparison --model DIR --out DIR [--kvpress-python .venv
 `snapserve eval ruler` for cases. Leaves `comparison.json`, which `snapserve eval compare` reads, `comparison.md` and `comparison.svg` in
 --out; the JSON is written again whenever a few cases of each task are done, and what it or --earlier has of the same cases and model is not
 repeated: a call that was stopped is gone on with, cases are added to, and what several calls measured, one puts together.
-`docs/comparison.md` says what is compared.
+`docs/reports/comparison.md` says what is compared.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Measure snapserve beside other software on the same machine, in turns, and write one table of ratios.
 
 Like is compared with like: servers through HTTP, engines in a process of their own. Each peer has an environment of its own; those that are
-not there are left out, by name. `docs/benchmarks.md` says how to make the model and to install the peers.
+not there are left out, by name. `docs/reports/benchmarks.md` says how to make the model and to install the peers.
 
 Usage: `python -m bench.peers MODEL_DIR [--loads short one] [--rounds 3] [--json FILE]`.
 """

@@ -1,4 +1,4 @@
-"""Print the tables of `docs/simulator-options.md`."""
+"""Prints the tables of `docs/reference/simulator-options.md`."""
 
 from commands.simulate.options import options_tables
 

@@ -1,7 +1,7 @@
 """What happens in the server as Prometheus metrics.
 
 `Metrics` is told by the engine's client (`EngineObserver`) and by the HTTP edge; it keeps nothing but the counts. Each has a registry of
-its own: there may be several servers in a process. `python -m server.metrics.metrics` prints the table of `docs/metrics.md`.
+its own: there may be several servers in a process. `python -m server.metrics.metrics` prints the table of `docs/reference/metrics.md`.
 """
 
 from collections import Counter

@@ -283,6 +283,6 @@ def test_variables_are_apart_from_those_of_serve(
 
 
 def test_the_documented_tables_are_current() -> None:
-    assert options_tables() in (DOCS / "evaluation.md").read_text(), (
+    assert options_tables() in (DOCS / "reference" / "evaluation.md").read_text(), (
         "put what `python -m commands.eval.options` prints into the file"
     )

@@ -140,7 +140,7 @@ def test_default_is_all_sockets_of_the_machine(capsys: pytest.CaptureFixture[str
 
 
 def test_the_documented_options_are_current() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "simulator-options.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "simulator-options.md").read_text()
     assert options_tables() in text, "put what `python -m commands.simulate` prints into the file"
 
 

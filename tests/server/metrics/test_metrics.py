@@ -167,7 +167,7 @@ def test_servers_do_not_share_counts() -> None:
 
 
 def test_the_documented_table_is_what_is_exported() -> None:
-    assert table() in (DOCS / "metrics.md").read_text(), (
+    assert table() in (DOCS / "reference" / "metrics.md").read_text(), (
         "put what `python -m server.metrics.metrics` prints into the file"
     )
     metrics = Metrics("tiny")

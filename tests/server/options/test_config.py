@@ -237,7 +237,7 @@ def test_a_key_file_without_keys_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_documented_tables_are_current() -> None:
-    assert options_table(serve_groups()) in (DOCS / "configuration.md").read_text(), (
+    assert options_table(serve_groups()) in (DOCS / "reference" / "configuration.md").read_text(), (
         "put what `python -m server.options.serve` prints into the file"
     )
 

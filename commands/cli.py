@@ -1,7 +1,7 @@
 """The `snapserve` command and its sub-commands.
 
-A sub-command is a module with `NAME`, `SUMMARY`, `configure(parser)` and `run(arguments)`, which returns the exit status. Those that need
-heavy imports make them in `run`.
+A sub-command is a module with `NAME`, `SUMMARY`, `configure(parser)` and `run(arguments)`, which returns the
+exit status. Heavy imports belong into `run`: they would slow down `--help` and every other sub-command.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from server.version import server_version
 
 
 class Command(Protocol):
-    """What a sub-command's module has."""
+    """The interface of a sub-command's module."""
 
     NAME: str
     SUMMARY: str
@@ -33,7 +33,10 @@ COMMANDS: tuple[Command, ...] = (serve, bench, evaluation, simulate)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status: 2 for options that cannot be, 1 when nobody reads the output any more."""
+    """Run the command line and return the exit status.
+
+    It is 2 for invalid options, and 1 when the reader of standard output has closed it.
+    """
     name = ""
     try:
         parsed = make_parser().parse_args(arguments)

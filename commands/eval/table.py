@@ -8,7 +8,8 @@ from commands.shared.table import table
 
 NOT_PACKED = (
     "These figures do not come from packed slots alone. This server does not support the extension "
-    "`num_prefill_tokens`, so prefill samples the first token of each answer, and prefill sees the whole prompt."
+    "`num_prefill_tokens`, so prefill samples the first token of each answer, "
+    "and prefill sees the whole prompt."
 )
 NOTHING_EVICTED = "no token was evicted, so these are the scores of the whole cache, not of a smaller one."
 

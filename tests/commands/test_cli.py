@@ -29,7 +29,7 @@ def test_a_wrong_value_ends_with_status_2(capsys: pytest.CaptureFixture[str]) ->
     assert "--num-slots must be a whole number" in capsys.readouterr().err
 
 
-def test_an_address_that_cannot_be_had(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unavailable_address_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--host", "192.0.2.1"]) == 2
     assert "cannot listen on --host 192.0.2.1" in capsys.readouterr().err
 
@@ -41,7 +41,7 @@ def test_unknown_commands_and_shortened_flags_are_refused() -> None:
         assert ended.value.code == 2
 
 
-def test_whoever_reads_no_further_ends_the_command_quietly() -> None:
+def test_a_closed_output_pipe_ends_the_command_quietly() -> None:
     """As in `snapserve simulate reproduce | head -1`."""
     command = [sys.executable, "-m", "server", "simulate", "reproduce"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -34,7 +34,7 @@ class Haystack(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NeedleTask:
-    """Asks for all values of `num_queried` keys out of `num_keys`. A queried key has `num_values` values.
+    """Requests all values of `num_queried` keys out of `num_keys`. A queried key has `num_values` values.
 
     In a haystack of needles there are as many keys as fit, and the question is about one of them.
     """

@@ -52,7 +52,7 @@ class _Person:
 
 @dataclass(frozen=True, slots=True)
 class QuestionTask:
-    """Asks for a fact about a person, or about that person's teacher."""
+    """Requests a fact about a person, or about that person's teacher."""
 
     name: str
     is_two_hop: bool

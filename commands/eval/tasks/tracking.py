@@ -21,7 +21,7 @@ _PREAMBLE = (
 
 @dataclass(frozen=True, slots=True)
 class TrackingTask:
-    """Asks for all variables of one chain out of `num_chains`, whose statements are interleaved.
+    """Requests all variables of one chain out of `num_chains`, whose statements are interleaved.
 
     A chain assigns a value to a first variable, then passes it on `num_hops` times.
     """

@@ -40,7 +40,7 @@ def test_differences_are_paired(tmp_path: Path) -> None:
     assert (result["mean"].points, result["mean"].is_significant) == (5, True)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = (
         write(tmp_path / "a.json", ("a", [0.0] * 4)),
         write(tmp_path / "b.json", ("b", [100.0, 100.0, 0.0, 100.0])),

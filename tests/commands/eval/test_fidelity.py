@@ -48,7 +48,7 @@ def test_distributions_are_those_of_transformers(text: Path) -> None:
     assert run.full_loss == pytest.approx(losses.numpy(), abs=1e-3)
 
 
-def test_a_smaller_slot_strays_further(text: Path) -> None:
+def test_a_smaller_slot_has_a_larger_error(text: Path) -> None:
     mild, hard, control = measure_fidelity(
         config(
             text,
@@ -62,7 +62,7 @@ def test_a_smaller_slot_strays_further(text: Path) -> None:
     assert control.kl.mean() > mild.kl.mean()
 
 
-def test_int8_weights_stray_a_little(text: Path) -> None:
+def test_int8_weights_have_a_small_error(text: Path) -> None:
     """They are compared with the weights as they were, not with themselves."""
     given = config(text, Setting(PolicyName.FULL))
     run = measure_fidelity(
@@ -72,14 +72,16 @@ def test_int8_weights_stray_a_little(text: Path) -> None:
     assert run.agrees.mean() > 0.9
 
 
-def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_and_plots_the_errors(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plot = tmp_path / "plot.svg"
     sizes = ("--length", "128", "--num-scored", "16", "--num-windows", "2", "--plot", str(plot))
     assert main(["eval", "fidelity", "--text", str(text), *sizes, "--json", "-"]) == 2
     said = capsys.readouterr().err
     assert (
-        "--compression 4 at --length 128 leaves snapstream 32 entries: --slot-capacity must be at least 67 for policy"
-        in said
+        "--compression 4 at --length 128 leaves snapstream 32 entries: "
+        "--slot-capacity must be at least 67 for policy" in said
     )
     assert (
         main(
@@ -108,7 +110,7 @@ def test_the_command(text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "<svg" in plot.read_text()
 
 
-def test_texts_that_cannot_be_read(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_texts_are_reported(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "fidelity"]) == 2
     assert main(["eval", "fidelity", "--text", "/does/not/exist"]) == 2
     assert main(["eval", "fidelity", "--text", str(text), "--length", "100000"]) == 2

@@ -19,7 +19,7 @@ def tokenizer() -> Tokenizer:
 @pytest.mark.parametrize("uses_chat_template", [False, True])
 @pytest.mark.parametrize("pack", Pack)
 @pytest.mark.parametrize("name", ["niah_multiquery", "kv_lookup", "text2json"])
-def test_prefill_ends_where_it_was_asked_to(
+def test_prefill_ends_at_the_requested_token(
     tokenizer: Tokenizer, name: str, pack: Pack, uses_chat_template: bool
 ) -> None:
     prompt = PromptWriter(tokenizer, LENGTH, pack, uses_chat_template=uses_chat_template).write(
@@ -39,7 +39,7 @@ def test_prefill_ends_where_it_was_asked_to(
     assert prompt.case.context.strip() in read
 
 
-def test_an_answer_has_room_for_more_words_than_the_perfect_one(tokenizer: Tokenizer) -> None:
+def test_max_tokens_exceed_the_perfect_answer(tokenizer: Tokenizer) -> None:
     prompt = PromptWriter(tokenizer, LENGTH, Pack.BEFORE_ANSWER, uses_chat_template=False).write(
         TASKS["kv_lookup"], 0, 0
     )

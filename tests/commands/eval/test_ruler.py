@@ -1,4 +1,4 @@
-"""`snapserve eval ruler`: its own engine with the embedded model, servers that are there, and that a slot which forgets loses."""
+"""`snapserve eval ruler` with the engine that it starts, with running servers, and with a losing control."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def test_its_own_engine_answers_from_packed_slots(tmp_path: Path, capsys: pytest
     assert "<svg" in plot.read_text()
 
 
-def test_a_setting_that_was_measured_outlives_one_that_cannot_be(
+def test_results_survive_a_later_setting_that_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, num_asked = tmp_path / "result.json", 2 * 2 + 1  # the cases, and what finds out what a server can
@@ -82,8 +82,8 @@ class Retrieval:
         )
 
 
-def test_a_slot_that_forgets_loses_heavily() -> None:
-    """Were an answer's tokens read from anything but the packed slot, the control would do as well as the other."""
+def test_the_sink_only_control_loses_heavily() -> None:
+    """If answers read anything but the packed slot, the control would score as well as the policy."""
     config = RulerConfig(
         target=Target(str(DEMO_MODEL), length=1024, concurrency=8),
         settings=settings_of([PolicyName.SNAPSTREAM], [4.0], has_control=True),
@@ -100,7 +100,7 @@ def test_a_slot_that_forgets_loses_heavily() -> None:
     assert control <= 10
 
 
-def test_a_server_that_is_there_is_asked_as_it_is(
+def test_a_running_server_is_measured_with_its_slots(
     running: RunningServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (
@@ -135,7 +135,7 @@ def pooled(renderer: Renderer) -> Iterator[RunningServer]:
         yield server
 
 
-def test_the_pools_of_a_server_are_asked_by_name_and_told(
+def test_pools_of_a_server_are_selected_and_reported_by_name(
     pooled: RunningServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = (
@@ -161,10 +161,10 @@ def test_the_pools_of_a_server_are_asked_by_name_and_told(
     assert "snapstream, exact: " not in output.err
 
 
-def test_a_pool_that_loses_nothing_is_never_taken_for_a_small_one(
+def test_an_exact_pool_is_not_reported_as_compressed(
     pooled: RunningServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Lengths lead to the whole cache there, whatever policy was asked for: neither goes unsaid."""
+    """The prompts' lengths select the pool with the whole cache. Both facts are printed."""
     asked = (
         "--base-url",
         pooled.url,
@@ -182,9 +182,7 @@ def test_a_pool_that_loses_nothing_is_never_taken_for_a_small_one(
     assert json.loads(output.out)["runs"][0]["cache"]["pools"] == ["exact"]
 
 
-def test_a_pool_that_a_server_does_not_have_is_told(
-    pooled: RunningServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_pool_is_reported(pooled: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("--base-url", pooled.url, "--tokenizer", str(DEMO_MODEL), "--cache-policy", "large")
     assert main(["eval", "ruler", *SMALL, *asked]) == 1
     assert (
@@ -193,7 +191,7 @@ def test_a_pool_that_a_server_does_not_have_is_told(
     )
 
 
-def test_the_tokenizer_of_a_server_is_known_by_its_model_s_name(
+def test_the_tokenizer_is_found_by_the_model_name(
     running: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = Target(str(EVAL_MODEL), 512, 1, base_url=running.url, served_model_name=DEMO_MODEL_NAME)
@@ -206,7 +204,7 @@ def test_the_tokenizer_of_a_server_is_known_by_its_model_s_name(
 
 
 @pytest.mark.parametrize("is_strict", [False, True])
-def test_of_a_server_without_the_extension_it_is_said_that_figures_are_not_packed(
+def test_a_server_without_the_extension_is_reported_as_not_packed(
     is_strict: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def answer(_: int, body: dict[str, Any]) -> Reply:
@@ -225,13 +223,13 @@ def test_of_a_server_without_the_extension_it_is_said_that_figures_are_not_packe
     assert not any("num_prefill_tokens" in body for body in server.bodies[-4:])
 
 
-def test_a_server_that_fails_ends_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failing_server_ends_the_evaluation(capsys: pytest.CaptureFixture[str]) -> None:
     with scripted(lambda _, __: Reply([b"out of order"], status=500)) as server:
         assert main(["eval", "ruler", *SMALL, "--base-url", server.url, "--tokenizer", str(EVAL_MODEL)]) == 1
     assert "snapserve eval: as served: " in capsys.readouterr().err
 
 
-def test_an_engine_that_does_not_start_is_told_with_its_reason(
+def test_an_engine_that_does_not_start_is_reported_with_its_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
@@ -242,7 +240,7 @@ def test_an_engine_that_does_not_start_is_told_with_its_reason(
     assert "safetensors" in error
 
 
-def test_a_model_without_a_tokenizer_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_without_a_tokenizer_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "ruler", *SMALL, "--model", str(tmp_path)]) == 1
     assert f"snapserve eval: the tokenizer of {tmp_path} cannot be read" in capsys.readouterr().err
 
@@ -267,14 +265,14 @@ def test_a_model_without_a_tokenizer_is_told(tmp_path: Path, capsys: pytest.Capt
         ),
     ],
 )
-def test_what_cannot_be_is_said_before_any_work(
+def test_invalid_options_are_refused_before_any_work(
     options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["eval", "ruler", *options]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_variables_are_apart_from_those_of_serve(
+def test_variables_differ_from_those_of_serve(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SNAPSERVE_EVAL_TASKS", "qa_1,needle")

@@ -27,12 +27,12 @@ def test_each_policy_at_each_compression_and_full_once() -> None:
 
 @pytest.mark.parametrize("policy", [PolicyName.SNAPSTREAM, PolicyName.STREAMING_LLM])
 @pytest.mark.parametrize("compression", [2.0, 4.0, 16.0])
-def test_a_slot_is_as_many_times_smaller_as_the_prompt(policy: PolicyName, compression: float) -> None:
+def test_slot_capacity_is_length_divided_by_compression(policy: PolicyName, compression: float) -> None:
     resolved = policy_of(Setting(policy, compression))
     assert (resolved.name, resolved.layout.capacity) == (policy, LENGTH // compression)
 
 
-def test_snapkv_has_as_many_entries_of_the_prompt_and_room_for_the_rest() -> None:
+def test_snapkv_keeps_capacity_entries_and_has_room_for_decode() -> None:
     resolved = policy_of(Setting(PolicyName.SNAPKV, 4.0))
     assert resolved.prompt_window + resolved.layout.num_kept == LENGTH // 4
     assert resolved.max_output_tokens(LENGTH, LENGTH + NUM_DECODED) == NUM_DECODED
@@ -52,7 +52,7 @@ def test_the_control_keeps_nothing() -> None:
         ("--pooling sum", "--pooling must be one of average, maximum, got 'sum'"),
     ],
 )
-def test_options_that_cannot_be(options: str, message: str) -> None:
+def test_invalid_options_are_refused(options: str, message: str) -> None:
     with pytest.raises(OptionError, match="^" + re.escape(message)):
         serve_config(split_options(options))
 
@@ -63,10 +63,13 @@ def test_results_call_a_folder_by_its_name(tmp_path: Path) -> None:
     assert model_id("some/model") == "some/model"
 
 
-def test_a_slot_too_small_for_its_policy_is_refused_with_what_made_it() -> None:
+def test_a_slot_too_small_for_its_policy_is_refused_with_the_cause() -> None:
     setting = Setting(PolicyName.SNAPSTREAM, 16.0)
     options = ("--observation-window", "48", *setting.slot_options(600, NUM_DECODED, 48))
-    message = "--compression 16 at --length 600 leaves snapstream 37 entries: --slot-capacity must be at least 99 for policy snapstream"
+    message = (
+        "--compression 16 at --length 600 leaves snapstream 37 entries: "
+        "--slot-capacity must be at least 99 for policy snapstream"
+    )
     with pytest.raises(OptionError, match="^" + message):
         setting.check(options, 600)
     with pytest.raises(OptionError, match=r"^--slot-capacity must be at least 5 "):

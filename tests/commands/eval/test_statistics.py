@@ -1,4 +1,4 @@
-"""Intervals: against published and closed-form values, and against the normal approximation where it holds."""
+"""Intervals against published and closed-form values, and against the normal approximation."""
 
 import random
 import statistics
@@ -21,7 +21,7 @@ from commands.eval.statistics import bootstrap_interval, mean_interval, mean_of_
         ),  # Newcombe 1998, table I: 81 of 263 are 0.2553 to 0.3662
     ],
 )
-def test_wilson(scores: list[float], low: float, high: float) -> None:
+def test_wilson_intervals_equal_published_values(scores: list[float], low: float, high: float) -> None:
     assert score_interval(scores) == pytest.approx((low, high), abs=0.005)
 
 
@@ -40,7 +40,7 @@ def test_the_bootstrap_of_two_cases_is_exact() -> None:
     assert bootstrap_interval([[7.0] * 30, [3.0] * 4]) == pytest.approx((5.0, 5.0))
 
 
-def test_the_bootstrap_comes_to_the_normal_interval_over_many_cases() -> None:
+def test_the_bootstrap_converges_to_the_normal_interval() -> None:
     source = random.Random(1)
     groups = [[source.gauss(50 + place, 10) for _ in range(400)] for place in range(4)]
     error = sum(statistics.pvariance(group) / len(group) for group in groups) ** 0.5 / len(groups)

@@ -97,7 +97,7 @@ def test_the_last_program_counts() -> None:
         ("nan x", "nan y", False),
     ],
 )
-def test_outputs(given: str, expected: str, is_same: bool) -> None:
+def test_outputs_are_compared(given: str, expected: str, is_same: bool) -> None:
     assert is_same_output(given, expected) is is_same
 
 
@@ -114,7 +114,7 @@ def test_private_tests_of_every_pickle_protocol(protocol: int) -> None:
 
 
 def test_a_pickle_is_never_run(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="a pickle that would do STACK_GLOBAL"):
+    with pytest.raises(ValueError, match="is a pickle with opcode STACK_GLOBAL"):
         private_tests(packed(Dangerous()))
     with pytest.raises(ValueError, match="a pickle that would do EMPTY_LIST"):
         private_tests(packed(HIDDEN))
@@ -148,7 +148,9 @@ def test_a_pickle_is_never_run(capsys: pytest.CaptureFixture[str]) -> None:
         ({"private_test_cases": packed("no JSON")}, "Expecting value"),
     ],
 )
-def test_an_entry_that_is_no_question_is_told(changes: dict[str, str], message: str, tmp_path: Path) -> None:
+def test_an_entry_that_is_no_question_is_reported(
+    changes: dict[str, str], message: str, tmp_path: Path
+) -> None:
     assert message_of(changes, tmp_path).startswith(
         f"--data {tmp_path / 'data'}, entry 2, is no question of livecodebench: "
     )
@@ -170,7 +172,7 @@ def test_an_entry_that_is_no_question_is_told(changes: dict[str, str], message: 
         (DEEP, "maximum recursion depth"),
     ],
 )
-def test_tests_that_are_none_are_told(name: str, tests: str, message: str, tmp_path: Path) -> None:
+def test_malformed_tests_are_reported(name: str, tests: str, message: str, tmp_path: Path) -> None:
     assert message.format(name=name) in message_of({name: tests}, tmp_path)
     if name == "private_test_cases":
         assert message.format(name=name) in message_of({name: packed(tests)}, tmp_path)
@@ -184,7 +186,7 @@ def test_no_text_of_an_answer_is_an_error(program: str) -> None:
     assert LiveCodeBench().question(row()).score(answer(program)) == 0
 
 
-def test_a_value_that_is_nested_too_deep_is_wrong() -> None:
+def test_a_value_nested_too_deep_is_wrong() -> None:
     tests = json.dumps([{"input": "1", "output": "[]", "testtype": "functional"}])
     changes = {"metadata": '{"func_name": "nest"}', "public_test_cases": tests, "private_test_cases": "[]"}
     program = (

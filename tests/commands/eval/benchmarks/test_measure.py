@@ -1,4 +1,4 @@
-"""The published benchmarks through servers: an engine of their own, one over the fake backend, and scripted ones."""
+"""The published benchmarks through an engine they start, the fake backend, and scripted servers."""
 
 import json
 from functools import partial
@@ -89,7 +89,7 @@ def test_answers_are_scored_by_group_and_compared(tmp_path: Path, capsys: pytest
     assert "+100.0" in capsys.readouterr().out
 
 
-def test_samples_of_a_question_are_drawn_apart_and_averaged(tmp_path: Path) -> None:
+def test_samples_of_a_question_have_separate_seeds_and_are_averaged(tmp_path: Path) -> None:
     with scripted(lambda _, body: reply("\\boxed{25}" if body.get("seed") == 7 else "\\boxed{2}")) as server:
         asked = (*named("m", server.url), "--data", write(tmp_path, AIME))
         drawn = ("--num-samples", "4", "--temperature", "0.6", "--top-p", "0.95", "--seed", "6")
@@ -121,7 +121,7 @@ def test_programs_are_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(("name", "rows"), [("aime24", AIME), ("livecodebench", [program_row()])])
-def test_a_server_that_is_there(
+def test_a_running_server_is_measured(
     running: RunningServer, name: str, rows: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sizes = ("--length", "600", "--max-tokens", "16")
@@ -137,11 +137,11 @@ def test_a_server_that_is_there(
         ((), "--data must be given"),
         (("--data", "none.jsonl"), "--data none.jsonl cannot be read"),
         (("--max-tokens", "400", "--length", "400"), "--max-tokens 400 must be less than --length 400"),
-        (("--num-samples", "2"), "--num-samples above 1 wants a --temperature above 0"),
+        (("--num-samples", "2"), "--num-samples above 1 requires a --temperature above 0"),
         (("--temperature", "3"), "--temperature must be a number from 0 to 2"),
     ],
 )
-def test_what_cannot_be_is_said_before_any_work(
+def test_invalid_options_are_refused_before_any_work(
     options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = options if not options or "--data" in options else ("--data", "x", *options)
@@ -149,7 +149,7 @@ def test_what_cannot_be_is_said_before_any_work(
     assert message in capsys.readouterr().err
 
 
-def test_a_prompt_that_may_not_be_cut_must_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prompt_that_is_not_truncated_must_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write(tmp_path, [{"id": 1, "problem": "word " * 300, "answer": 1}])
     assert main(["eval", "aime24", "--data", data, "--length", "200", "--max-tokens", "20"]) == 2
     assert "--length 200 is too short: question 1 has" in capsys.readouterr().err

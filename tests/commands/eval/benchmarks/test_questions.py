@@ -30,11 +30,11 @@ LONG |= {
 LONG |= {"context": "A {brace} and a text."}
 
 
-def test_longbench() -> None:
+def test_longbench_scores() -> None:
     question = LongBenchV2().question(LONG)
     assert (
-        "<text>\nA {brace} and a text.\n</text>\n\nWhat is the correct answer to this question: Who?\nChoices:\n(A) one\n"
-        in question.prompt
+        "<text>\nA {brace} and a text.\n</text>\n\n"
+        "What is the correct answer to this question: Who?\nChoices:\n(A) one\n" in question.prompt
     )
     assert question.prompt.endswith('"The correct answer is (insert answer here)".')
     assert (question.groups, question.may_be_cut) == (("easy", "short"), True)
@@ -52,7 +52,7 @@ def test_longbench() -> None:
         ("A", None),
     ],
 )
-def test_the_choice_of_an_answer(text: str, letter: str | None) -> None:
+def test_the_choice_is_extracted_from_an_answer(text: str, letter: str | None) -> None:
     assert choice(text) == letter
 
 
@@ -86,11 +86,11 @@ def test_the_choice_of_an_answer(text: str, letter: str | None) -> None:
         ("10-5", 5),
     ],
 )
-def test_the_number_of_an_answer(text: str, number: int | None) -> None:
+def test_the_number_is_extracted_from_an_answer(text: str, number: int | None) -> None:
     assert final_number(text) == number
 
 
-def test_both_spellings_of_aime() -> None:
+def test_both_published_spellings_of_aime_are_read() -> None:
     for entry in (
         {"id": 60, "problem": "p", "answer": "025"},
         {"ID": "2024-I-1", "Problem": "p", "Answer": 25},
@@ -100,7 +100,7 @@ def test_both_spellings_of_aime() -> None:
         assert [question.score(text) for text in ("\\boxed{25}", "025", "26")] == [1, 1, 0]
 
 
-def test_a_list_and_lines_are_the_same(tmp_path: Path) -> None:
+def test_a_json_list_and_json_lines_give_the_same_questions(tmp_path: Path) -> None:
     path = tmp_path / "data"
     rows = [LONG | {"_id": str(number), "context": "line\u2028separator"} for number in range(3)]
     path.write_text(json.dumps(rows))
@@ -120,7 +120,7 @@ def test_a_list_and_lines_are_the_same(tmp_path: Path) -> None:
         ("[" * 100_000, "cannot be read as JSON"),
     ],
 )
-def test_a_file_that_is_none_is_told(text: str, message: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "data").write_text(text)
     with pytest.raises(OptionError, match=message):
         read_questions(LongBenchV2(), tmp_path / "data", None)
@@ -128,7 +128,7 @@ def test_a_file_that_is_none_is_told(text: str, message: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS.values(), ids=BENCHMARKS)
 @pytest.mark.parametrize("entry", [5, None, "answer", ["answer"]])
-def test_an_entry_that_is_no_object_is_told(benchmark: Benchmark, entry: object, tmp_path: Path) -> None:
+def test_an_entry_that_is_no_object_is_reported(benchmark: Benchmark, entry: object, tmp_path: Path) -> None:
     (tmp_path / "data").write_text(json.dumps([entry]))
     with pytest.raises(
         OptionError,

@@ -1,4 +1,4 @@
-"""Each limit of the sandbox, by a program that goes over it, under every isolation that this machine allows."""
+"""Each limit of the sandbox, under every isolation this machine allows: a program exceeds it."""
 
 import socket
 from pathlib import Path
@@ -28,7 +28,10 @@ def test_a_program_reads_and_writes(sandbox: Sandbox) -> None:
 
 
 def test_a_function_is_called(sandbox: Sandbox) -> None:
-    program = "print('noise')\nclass Solution:\n    def add(self, a: List[int], b: int):\n        print(a)\n        return (sum(a), b)"
+    program = (
+        "print('noise')\nclass Solution:\n    def add(self, a: List[int], b: int):\n"
+        "        print(a)\n        return (sum(a), b)"
+    )
     assert sandbox.run(program, '[1, 2]\n"x"', "add") == Outcome(True, '[3, "x"]', "")
     assert sandbox.run("def add(a): return a", "5", "add").output == "5"
 
@@ -40,11 +43,11 @@ def test_an_exit_is_an_end_and_an_exception_is_not(sandbox: Sandbox) -> None:
     refused(sandbox.run("x = 1", "1", "missing"), "KeyError: 'missing'")
 
 
-def test_a_program_that_works_for_ever_is_ended(sandbox: Sandbox) -> None:
+def test_a_program_that_computes_forever_is_ended(sandbox: Sandbox) -> None:
     assert not sandbox.run("while True: pass", "").is_done
 
 
-def test_a_program_that_waits_for_ever_is_ended() -> None:
+def test_a_program_that_waits_forever_is_ended() -> None:
     waiting = Sandbox(SandboxLimits(wall_seconds=2))
     refused(waiting.run("import time\ntime.sleep(3600)", ""), "took more than 2 s")
 
@@ -81,7 +84,7 @@ def test_the_network_is_refused(sandbox: Sandbox) -> None:
 
 
 def test_in_namespaces_there_is_no_network_even_past_the_hook() -> None:
-    """`_socket` through the C library: the hook sees nothing of it, the kernel does. It holds where the isolation says so."""
+    """A socket through the C library bypasses the audit hook. Only isolation by the kernel refuses it."""
     connect = """
 import ctypes, struct
 libc = ctypes.CDLL(None)
@@ -113,6 +116,6 @@ def test_files_are_written_in_its_own_folder_only(sandbox: Sandbox, tmp_path: Pa
     assert list(tmp_path.iterdir()) == [kept]
 
 
-def test_the_environment_is_empty(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sandbox_environment_is_empty(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_OF_MINE", "1")
     assert "SECRET_OF_MINE" not in sandbox.run("import os\nprint(dict(os.environ))", "").output

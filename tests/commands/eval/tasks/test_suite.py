@@ -1,4 +1,7 @@
-"""Every task's cases: length, sameness for a seed, the answer told once and scored as right, for tokenizers of different kinds."""
+"""Every task's cases, for tokenizers of different kinds.
+
+Checked are the length, repetition by the seed, that the answer occurs once, and that it scores as right.
+"""
 
 import random
 from collections import Counter
@@ -37,7 +40,7 @@ def case_of(
     return TASKS[name].make(case_source(name, 0, index), num_tokens, count_tokens)
 
 
-def test_there_are_the_thirteen_of_ruler_and_three_more() -> None:
+def test_suite_has_the_thirteen_ruler_tasks_and_three_more() -> None:
     assert list(TASKS)[RULER:] == ["kv_lookup", "passkey", "text2json"]
     assert len(TASKS) == RULER + 3
     assert all(TASKS[name].name == name for name in TASKS)
@@ -60,7 +63,7 @@ def test_too_short_a_length_is_refused_with_what_is_needed(name: str) -> None:
 
 
 @every_task
-def test_a_seed_makes_the_case_and_another_split_or_index_another_case(name: str) -> None:
+def test_cases_depend_on_seed_split_and_index(name: str) -> None:
     assert case_of(name) == case_of(name)
     assert case_of(name, 1) != case_of(name)
     assert TASKS[name].make(case_source(name, 0, 0, "train"), LENGTH, demo_tokens) != case_of(name)
@@ -75,7 +78,7 @@ def test_the_perfect_answer_scores_one_and_others_do_not(name: str) -> None:
 
 
 @every_task
-def test_wordings_vary_with_the_seed_and_answers_lie_anywhere(name: str) -> None:
+def test_wordings_and_answer_positions_vary_with_the_seed(name: str) -> None:
     cases = [case_of(name, index) for index in range(8)]
     assert len({case.answer for case in cases}) == len(cases)
     if name.startswith(("niah", "passkey", "kv")):
@@ -88,14 +91,14 @@ NEEDLES = [name for name in TASKS if name.startswith("niah") or name == "kv_look
 
 
 @pytest.mark.parametrize("name", NEEDLES)
-def test_every_value_is_told_once_and_not_given_away(name: str) -> None:
+def test_every_value_occurs_once_and_not_in_the_question(name: str) -> None:
     for index in range(10):
         case = case_of(name, index)
         assert all(case.context.count(value) == 1 for value in case.references)
         assert not any(value in case.question + case.answer_prefix for value in case.references)
 
 
-def test_a_tracked_chain_is_told_before_each_hop_and_chains_share_nothing() -> None:
+def test_a_tracked_chain_precedes_each_hop_and_chains_are_disjoint() -> None:
     case = case_of("vt")
     value = case.question.split("value ")[1].split()[0]
     places = [case.context.index(f" {name} ") for name in case.references]
@@ -104,7 +107,7 @@ def test_a_tracked_chain_is_told_before_each_hop_and_chains_share_nothing() -> N
     assert len(case.references) == 5
 
 
-def test_the_common_words_stand_far_more_often_than_any_other() -> None:
+def test_common_words_occur_far_more_often_than_any_other() -> None:
     case = case_of("cwe", num_tokens=4096)
     counts = Counter(word for word in case.context.split("\n\n")[1].split() if not word.endswith("."))
     common, others = counts.most_common(10), counts.most_common()[10:]
@@ -113,7 +116,7 @@ def test_the_common_words_stand_far_more_often_than_any_other() -> None:
     assert sorted(case.references, key=case.context.index) == list(case.references)
 
 
-def test_the_frequent_words_lead_by_far() -> None:
+def test_frequent_words_occur_far_more_often_than_any_other() -> None:
     case = case_of("fwe")
     counts = Counter(case.context.split("\n\n")[1].split()).most_common(4)
     assert tuple(word for word, _ in counts[:3]) == case.references
@@ -131,7 +134,7 @@ def test_the_two_hops_lead_to_the_answer(index: int) -> None:
 
 
 @pytest.mark.parametrize("index", range(10))
-def test_the_one_hop_is_told_once(index: int) -> None:
+def test_the_single_hop_occurs_once(index: int) -> None:
     case = case_of("qa_1", index)
     assert case.context.count(case.answer_prefix.removeprefix("Answer: ") + case.answer) == 1
 
@@ -144,13 +147,13 @@ def test_records_grow_with_the_length(num_tokens: int, num_records: int) -> None
 
 
 @pytest.mark.parametrize("kind", Kind)
-def test_no_value_comes_twice(kind: Kind) -> None:
+def test_values_are_distinct(kind: Kind) -> None:
     values = draw(kind, random.Random(0))
     drawn = [next(values) for _ in range(25_000)]
     assert len(set(drawn)) == len(drawn)
 
 
-def test_people_go_on_when_names_are_used_up() -> None:
+def test_people_continue_when_names_are_used_up() -> None:
     names = people(random.Random(0))
     drawn = [next(names) for _ in range(2000)]
     assert len(set(drawn)) == len(drawn)
@@ -167,7 +170,7 @@ def test_filler_has_no_word_of_a_key_or_value() -> None:
     assert filler.isdisjoint({*NAMES, *ADJECTIVES, *NOUNS, *TOWNS, *JOBS})
 
 
-def test_scores() -> None:
+def test_scores_are_computed() -> None:
     def case(scoring: Scoring, *references: str) -> Case:
         return Case("any", "", "", "", "", references, scoring)
 

@@ -48,9 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"snapserve{name}: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # for what is still held back, and would fail again at the exit
+        # Python flushes standard output again at exit. The rest of the text goes to the null device.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return status
 

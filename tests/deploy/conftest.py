@@ -30,7 +30,9 @@ OVERLOADED = (
     "*",
 )
 FAILING = ("--fault", "failed-step=20", "--served-model-name", "failing", "*")
-HANGING = ("--fault", "stalled-link=20:3600", "--stall-timeout", "15", "--served-model-name", "hanging", "*")
+# SnapserveStuck fires about 5 s after the link stalls, if every scrape succeeds. The stall timeout leaves time for
+# scrapes that a busy machine misses.
+HANGING = ("--fault", "stalled-link=20:3600", "--stall-timeout", "30", "--served-model-name", "hanging", "*")
 FAULTS = {
     "healthy": (HEALTHY, 8, mixed),
     "overloaded": (OVERLOADED, 60, eager),

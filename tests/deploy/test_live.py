@@ -97,7 +97,11 @@ def test_stuck_engine_fires_while_it_still_reports_ready(scene: Scene) -> None:
     scene.prometheus.wait_until_firing("hanging", {"SnapserveStuck"}, LIMIT)
     firing = 'ALERTS{alertname="SnapserveStuck",alertstate="firing"}'
     both = f'{firing} and on (instance) snapserve:health{{state="ready"}} == 1'
-    assert scene.prometheus.query(f"max_over_time(({both})[10m:500ms])") != []
+    # The alert is reported before its sample is stored, and a subquery has a step each 500 ms only.
+    end = time.monotonic() + LIMIT
+    while not scene.prometheus.query(f"max_over_time(({both})[10m:500ms])"):
+        assert time.monotonic() < end, "SnapserveStuck never fired while /health reported ready"
+        time.sleep(0.25)
 
 
 @pytest.mark.parametrize("fault", FIRING)

@@ -1,6 +1,6 @@
-"""API keys: the names that logs and queues use for them, and the file that lists them.
+"""API keys: their names in logs and queues, and the file that lists them.
 
-The file has one key a line, each with its own limits if it has any: `sk-abc requests=60 tokens=100000`.
+The file has one key a line, with optional limits: `sk-abc requests=60 tokens=100000`.
 """
 
 import hashlib
@@ -24,9 +24,10 @@ def key_name(key: str) -> str:
 
 
 def read_key_file(path: str, default: RateLimit) -> dict[str, RateLimit]:
-    """Return each key's limits; what a line leaves out is as in `default`. Raises `OptionError`, which names the line.
+    """Return each key's limits. `default` has the limits that a line leaves out.
 
-    A file without any key is an error: whoever names one does not want to be open to all.
+    A file without a key is an error: a server without keys accepts every client. Raises `OptionError`, which
+    names the line.
     """
     try:
         lines = Path(path).read_text().splitlines()
@@ -46,9 +47,10 @@ def _limit(words: list[str], default: RateLimit, where: str) -> RateLimit:
     limits = {"requests": default.requests, "tokens": default.tokens}
     for word in words:
         name, _, value = word.partition("=")
-        if name not in limits:  # it may be part of a key: it is not quoted
+        if name not in limits:
+            # The word may be part of a key, so the message does not quote it.
             raise OptionError(
-                f"{where}: a key may be followed by requests=N and tokens=N, with spaces between, and by nothing else"
+                f"{where}: after a key, only requests=N and tokens=N are allowed, separated by spaces"
             )
         if not value.isdecimal() or int(value) < 1:
             raise OptionError(f"{where}: {name} must be a whole number of at least 1, got {value!r}")

@@ -87,7 +87,7 @@ class ModelOptions(OptionGroup):
 
 
 class SchedulingOptions(OptionGroup):
-    """Which request is served when."""
+    """The order of requests and their time limits."""
 
     title: ClassVar[str] = "Scheduling"
 
@@ -113,7 +113,7 @@ class SchedulingOptions(OptionGroup):
 
 
 class ProcessOptions(OptionGroup):
-    """Where the process listens, what it logs and how it ends."""
+    """The address, the logs and the end of the process."""
 
     title: ClassVar[str] = "Process"
 
@@ -136,7 +136,7 @@ class ProcessOptions(OptionGroup):
 
 
 class ApiOptions(OptionGroup):
-    """What the API offers, and to whom."""
+    """The API's features and its access."""
 
     title: ClassVar[str] = "API"
 

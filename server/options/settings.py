@@ -1,4 +1,7 @@
-"""What the HTTP edge is told when it is built: names, keys, limits and intervals. It knows neither the environment nor a command line."""
+"""The settings of the HTTP edge: names, keys, limits and intervals.
+
+This module knows neither the environment nor a command line.
+"""
 
 import enum
 from collections.abc import Mapping
@@ -11,7 +14,7 @@ from backends.options import Bytes, Count, CountOrZero, OptionGroup, PositiveSec
 
 
 class ToolParserName(enum.StrEnum):
-    """Families of `server.parsers.tool_format`, or whichever the chat template shows."""
+    """Families of `server.parsers.tool_format`. `AUTO` is the one that the chat template shows."""
 
     AUTO = "auto"
     HERMES = "hermes"
@@ -24,7 +27,7 @@ class ToolParserName(enum.StrEnum):
 
 
 class ReasoningParserName(enum.StrEnum):
-    """Tags of `server.parsers.reasoning`, none, or whichever the chat template shows."""
+    """Tags of `server.parsers.reasoning`. `AUTO` is those that the chat template shows."""
 
     AUTO = "auto"
     NONE = "none"
@@ -35,9 +38,9 @@ class ReasoningParserName(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that one request may ask for. Whatever exceeds a limit is refused before any work is done.
+    """The limits of one request. A request above a limit is refused before any work is done.
 
-    Of anything there may be at most `server.protocol.fields.MAX_ITEMS`, whatever is said here.
+    Every list is limited by `server.protocol.fields.MAX_ITEMS` too.
     """
 
     max_body_bytes: int = 4 * 1024 * 1024
@@ -54,7 +57,7 @@ class Limits:
 
 
 class ConnectionLimits(OptionGroup):
-    """What one connection may take, and how many there may be."""
+    """Limits of one connection, and of their number."""
 
     title: ClassVar[str] = "Connections"
 
@@ -71,7 +74,7 @@ class ConnectionLimits(OptionGroup):
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """The most requests and tokens a minute; None: as many as there is room for."""
+    """The most requests and tokens a minute. None is no limit."""
 
     requests: int | None = None
     tokens: int | None = None
@@ -79,7 +82,7 @@ class RateLimit:
 
 @dataclass(frozen=True, slots=True)
 class BatchSettings:
-    """Where files and batches are kept, and how many there may be, of all keys together."""
+    """The folder of files and batches, and their limits over all keys together."""
 
     folder: Path
     max_file_bytes: int = 200 * 1024 * 1024
@@ -89,7 +92,7 @@ class BatchSettings:
     max_lines: int = 50_000  # of one batch
     max_line_bytes: int = 4 * 1024 * 1024
     max_unfinished: int = 32
-    max_batches: int = 1000  # beyond it, the oldest that have ended are forgotten; their files are not
+    max_batches: int = 1000  # above it, the oldest ended batches are deleted, without their files
 
 
 class StorageLimits(OptionGroup):
@@ -109,21 +112,21 @@ class StorageLimits(OptionGroup):
 class ServerSettings:
     """Settings of the API.
 
-    `model_names[0]` is the name that answers carry, the others are aliases for it; the name `*` accepts any. No `api_keys`: open to all.
-    Timeouts in seconds bound a request's own; None: no bound.
+    `model_names[0]` is the name in responses. The others are aliases, and the alias `*` accepts any name.
+    Without `api_keys`, every client is accepted. A request's own timeouts are limited by `queue_timeout` and
+    `request_timeout`, in seconds; None is no limit.
     """
 
     model_names: tuple[str, ...]
     created: int  # when the model was loaded, in Unix seconds
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    rate_limit: RateLimit = (
-        RateLimit()
-    )  # of a key that has none of its own, and of all together where there are no keys
-    key_rate_limits: Mapping[str, RateLimit] = field(default_factory=dict)  # by the key's name
-    allowed_origins: tuple[str, ...] = ()  # sites whose pages may call from a browser; `*`: any
-    metrics_are_open: bool = False  # /metrics needs no key
+    # For a key without limits in the key file, and for all clients together if there are no keys.
+    rate_limit: RateLimit = RateLimit()
+    key_rate_limits: Mapping[str, RateLimit] = field(default_factory=dict)  # by key name
+    allowed_origins: tuple[str, ...] = ()  # for CORS; `*` is any site
+    metrics_are_open: bool = False  # `/metrics` needs no key
     priority_is_honoured: bool = False  # the scheduler's order is by priority
-    slots_are_shown: bool = False  # `GET /slots` tells who holds them
+    slots_are_shown: bool = False  # `GET /slots` is served
     keepalive_interval: float = 10.0
     queue_timeout: float | None = None
     request_timeout: float | None = None
@@ -132,6 +135,6 @@ class ServerSettings:
     embedding_pooling: PromptPooling = PromptPooling.MEAN
     log_prompts: bool = False
     limits: Limits = Limits()
-    batches: BatchSettings | None = None  # None: there are no files and batches
+    batches: BatchSettings | None = None  # None: files and batches are not served
     storage: StorageLimits = field(default_factory=StorageLimits)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)

@@ -101,7 +101,8 @@ class SlotOptions(OptionGroup):
             layer_budgets=self.layer_budgets,
             share_votes=self.share_votes,
         )
-        policy.resolve(max_model_len)  # the model can only shorten it: what fails here fails with every model
+        # A model can only shorten `max_model_len`: an error here is one with every model.
+        policy.resolve(max_model_len)
         return PoolOptions(self.num_slots, policy, name)
 
     def _scorer(self) -> WindowScorer | None:
@@ -122,7 +123,7 @@ def read_pools(
     for option in options_of(SlotOptions):
         if getattr(slots, option.key) != option.field.default:
             raise OptionError(
-                f"{option.flag} describes the slots where there is one pool; with --pool, it is one of the pool's keys"
+                f"{option.flag} describes the slots of a single pool; with --pool, it is one of the pool's keys"
             )
     read = tuple(_read_pool(written, longest) for written in pools)
     try:

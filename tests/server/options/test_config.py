@@ -285,7 +285,7 @@ def test_several_pools() -> None:
         ),
         (
             ("--pool", "full", "--num-sink", "3"),
-            "--num-sink describes the slots where there is one pool; with --pool",
+            "--num-sink describes the slots of a single pool; with --pool",
         ),
     ],
 )

@@ -1,6 +1,6 @@
 """Time to the first token and peak memory over the prompt's length, read whole and in a bounded scratch, on one core.
 
-`python -m bench.bounded_prefill --out docs/bounded-prefill` writes `.json` and `.png`. The model is a Llama of three layers, of whose last
+`python -m bench.bounded_prefill --out results/bounded-prefill` writes `.json` and `.png`. The model is a Llama of three layers, of whose last
 a prompt needs little more than keys and values; its weights are random: speed and memory do not depend on their values. Every point is a
 process of its own, in which one prompt is read by the backend in chunks of 512 tokens into a slot of 2,048 entries; it warms up on a short
 one. A server for prompts of a length has scratches for them, so every point has. The picture shows CPU time, since it is hardly longer on a

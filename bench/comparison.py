@@ -1,7 +1,7 @@
 """Every policy beside the whole cache, the published recipes and NVIDIA's kvpress: the same model, cases, budgets and split.
 
 Usage: `python -m bench.comparison --model DIR --out DIR [--kvpress-python .venv-kvpress/bin/python] [--settings NAME …]` and the options of
-`snapserve eval ruler` for cases. Leaves `comparison.json`, which `snapserve eval compare` reads, `comparison.md` and `comparison.svg` in
+`snapserve eval ruler` for cases. Leaves `comparison.json`, which `snapserve eval compare` reads, `comparison.md` and `comparison.png` in
 --out; the JSON is written again whenever a few cases of each task are done, and what it or --earlier has of the same cases and model is not
 repeated: a call that was stopped is gone on with, cases are added to, and what several calls measured, one puts together.
 `docs/reports/comparison.md` says what is compared.
@@ -305,7 +305,7 @@ def main() -> int:
             settings_of(arguments.settings, arguments.compression)
         )
         (arguments.out / "comparison.md").write_text(table(result))
-        plot_scores(result.runs, arguments.out / "comparison.svg")
+        plot_scores(result.runs, arguments.out / "comparison.png")
         print(table(result))
     except (EvalError, OptionError, SideError) as error:
         print(f"bench.comparison: {error}", file=sys.stderr)

@@ -1,8 +1,8 @@
-"""Grammars between the two threads that deal with them: compiled in a worker's, followed in the engine's.
+"""Compiles grammars in worker threads and provides their matchers to the engine's thread.
 
-What crosses is the grammar's text. A matcher that was compiled to check it is kept for the engine, which would otherwise spend that time
-again between two steps; an engine in another process would just do so. A matcher is not kept for other requests: its lexer learns states as
-it goes, copies share them, and their number is limited.
+The two threads exchange the grammar's text. The matcher that was compiled to check the text is kept for the
+engine, which would otherwise compile it again between two steps. It is not kept for other requests: a lexer
+adds states while it matches, copies share them, and their number is limited.
 """
 
 import asyncio
@@ -20,14 +20,15 @@ from server.text.renderer import Renderer, UnsupportedTokenizerError
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-MAX_PREPARED: Final = 32  # matchers that no engine has asked for yet
+MAX_PREPARED: Final = 32  # compiled matchers that the engine has not used
 
 
 class GrammarMatcher:
-    """One sequence's place in a grammar, as the scheduler sees it."""
+    """The state of one sequence in a grammar: a `scheduler.constraints.Matcher`."""
 
     def __init__(self, matcher: "LLMatcher", end_token_id: int) -> None:
-        self._matcher, self._end_token_id = matcher, end_token_id
+        self._matcher = matcher
+        self._end_token_id = end_token_id
 
     def copy(self) -> "GrammarMatcher":
         return GrammarMatcher(self._matcher.deep_copy(), self._end_token_id)
@@ -35,6 +36,7 @@ class GrammarMatcher:
     def allowed(self) -> Allowed:
         mask = bytearray(self._matcher.compute_bitmask())
         self._check()
+        # The scheduler adds the stop tokens where the text may end. They belong to the request.
         mask[self._end_token_id // 8] &= ~(1 << self._end_token_id % 8)
         return Allowed(bytes(mask), self._matcher.is_accepting())
 
@@ -44,18 +46,18 @@ class GrammarMatcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise ConstraintError(told(self._matcher.get_error()))
+            raise ConstraintError(_explained(self._matcher.get_error()))
 
 
 class Grammars:
-    """The grammars of a renderer's tokenizer. It may be made before the tokenizer is loaded. `close` it at the end."""
+    """The grammars of a renderer's tokenizer, which may be loaded later. `close` ends the worker threads."""
 
     def __init__(
         self, renderer: Renderer, limits: StructureLimits | None = None, timeout: float = 5.0
     ) -> None:
         self._renderer = renderer
         self._limits = limits or StructureLimits()
-        self._timeout = timeout  # seconds that a client's grammar may take to be compiled
+        self._timeout = timeout  # seconds to compile one grammar
         self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="grammars")
         self._lock = threading.Lock()
         self._loading = threading.Lock()
@@ -66,7 +68,7 @@ class Grammars:
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     async def compile(self, structure: Structure) -> str:
-        """Return the grammar of a structure, once it is known to be one that can be followed. Raises `StructureError`."""
+        """Compile a structure and return its grammar. Raises `StructureError`."""
         compiling = asyncio.get_running_loop().run_in_executor(self._workers, self._prepare, structure)
         try:
             return await asyncio.wait_for(compiling, self._timeout)
@@ -75,20 +77,19 @@ class Grammars:
                 f"it is too complex: it was not compiled within {self._timeout:g} s"
             ) from error
 
-    def matchers(self, grammar: str, number: int) -> Sequence[GrammarMatcher]:
-        """Return so many matchers at the grammar's start. Raises `ConstraintError`."""
+    def matchers(self, grammar: str, num_matchers: int) -> Sequence[GrammarMatcher]:
+        """Return `num_matchers` matchers at the grammar's start. Raises `ConstraintError`."""
         with self._lock:
             first = self._prepared.pop(grammar, None)
         first = first or self._matcher(grammar)
-        return [first, *(first.copy() for _ in range(number - 1))]
+        return [first, *(first.copy() for _ in range(num_matchers - 1))]
 
     def _prepare(self, structure: Structure) -> str:
         grammar = grammar_of(structure, self._limits)
         try:
             matcher = self._matcher(grammar)
-            must_end = (
-                matcher.allowed().must_end
-            )  # the first mask shows what else a grammar is too complex for
+            # Some grammars compile and are too complex for the first mask.
+            must_end = matcher.allowed().must_end
         except (ConstraintError, UnsupportedTokenizerError) as error:
             raise StructureError(str(error)) from error
         if must_end:
@@ -113,7 +114,7 @@ class Grammars:
         tokenizer = self._loaded_tokenizer()
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
         if matcher.is_error():
-            raise ConstraintError(told(matcher.get_error()))
+            raise ConstraintError(_explained(matcher.get_error()))
         return GrammarMatcher(matcher, tokenizer.eos_token)
 
     def _loaded_tokenizer(self) -> "LLTokenizer":
@@ -123,13 +124,16 @@ class Grammars:
             return self._tokenizer
 
 
-def told(error: str) -> str:
-    """Return the library's error in words that help a client."""
+def _explained(error: str) -> str:
+    """Return an error of llguidance in the words of the API."""
     unimplemented = re.match(r"Unimplemented keys: (\[.*?\])", error)
     if unimplemented is not None:
         return f"the schema's keywords {unimplemented[1]} are not supported"
     if "oneOf constraints" in error:
-        return "the schema's keyword 'oneOf' is supported only where its alternatives exclude each other; use 'anyOf'"
+        return (
+            "the schema's keyword 'oneOf' is supported only where its alternatives exclude each other; "
+            "use 'anyOf'"
+        )
     if any(sign in error for sign in ("too many", "too large", "Too many", "too big", "fuel", "max is")):
         return "it is too complex"
     if "NoExtension" in error:

@@ -1,6 +1,7 @@
-"""What a client may ask an answer to look like, and the grammar that says it: in the words of llguidance, whose matcher follows it.
+"""The structures that a client can require of an answer, and their grammars in the format of llguidance.
 
-Everything here is bounded before the library sees it. Knows no tokenizer, no thread and no HTTP.
+The size of a structure is checked before the library sees it. This module knows no tokenizer, no thread and
+no HTTP.
 """
 
 import enum
@@ -14,14 +15,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-_WHITESPACE = r" |\n([ ]{0,24}|\t{0,8})"  # once between two JSON tokens: all that printers of JSON use, and no model can fill its answer with it
+# Allowed once between two JSON tokens. JSON printers need no more, and a model cannot fill its answer with
+# it.
+_WHITESPACE = r" |\n([ ]{0,24}|\t{0,8})"
 JSON_OPTIONS: "JsonCompileOptions" = {"whitespace_pattern": _WHITESPACE, "lenient": False}
-_OWN_OPTIONS = "x-guidance"  # the library's own options, which are this server's to choose
+_OWN_OPTIONS = "x-guidance"  # options of the library, which clients cannot set
 _NUMBERS = int | float
 
 
 class StructureError(ValueError):
-    """A structure that cannot be supported; the message says why, to a client."""
+    """A structure that is not supported. The message is for the client."""
 
 
 class StructureKind(enum.Enum):
@@ -33,7 +36,7 @@ class StructureKind(enum.Enum):
 
 
 class LarkSource(Protocol):
-    """Something that can be written as a Lark grammar."""
+    """A source of a Lark grammar."""
 
     def lark(self, limits: "StructureLimits") -> str:
         """Return the grammar. Raises `StructureError`."""
@@ -42,14 +45,17 @@ class LarkSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Preamble:
-    """Free text at an answer's start, up to `end`; it is optional and begins with `start`, or has begun already. Both in Lark."""
+    """Optional free text at an answer's start, from `start` up to `end`, both in Lark.
+
+    `is_open` says that the prompt ends with `start`.
+    """
 
     start: str
     end: str
     is_open: bool
 
     def lark(self) -> str:
-        """Return a grammar that goes on with the one named `answer`."""
+        """Return a grammar that continues with the one named `answer`."""
         body = (
             f"thought: /(?s:.*)/ {self.end}"
             if self.end.startswith("<[")
@@ -65,7 +71,7 @@ class Preamble:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What was asked for, and the parameter that asked. A preamble may stand before it."""
+    """The required structure, and the request parameter it comes from. A preamble may precede it."""
 
     kind: StructureKind
     value: str | Sequence[str] | Mapping[str, Any] | LarkSource
@@ -75,23 +81,22 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class StructureLimits:
-    """The largest structure that is looked at."""
+    """The largest structure that is compiled."""
 
     max_chars: int = 65536  # of a schema as JSON, or a grammar
-    max_regex_chars: int = (
-        4096  # of all regular expressions in it: time and memory grow with the square of one's length
-    )
+    max_regex_chars: int = 4096  # of all regular expressions: time and memory grow with a length's square
     max_call_chars: int = 262144  # of the grammar of all tools
     max_depth: int = 64  # of a schema's JSON
     max_values: int = 8192  # in a schema's JSON
     max_choices: int = 1024
-    max_multiple: int = (
-        100_000  # product of a schema's different `multipleOf`: a matcher has that many states
-    )
+    max_multiple: int = 100_000  # product of a schema's different `multipleOf`: the states of its matcher
 
 
 def grammar_of(structure: Structure, limits: StructureLimits) -> str:
-    """Return the grammar of a structure as text. Raises `StructureError`. May take many milliseconds: not for an event loop."""
+    """Return the grammar of a structure as text.
+
+    It can take many milliseconds and does not belong on an event loop. Raises `StructureError`.
+    """
     grammar = _grammar_of(structure, limits)
     if structure.preamble is None:
         return grammar
@@ -122,7 +127,7 @@ def _grammar_of(structure: Structure, limits: StructureLimits) -> str:
 
 
 def json_grammar(schema: object, limits: StructureLimits) -> str:
-    """Return the grammar of the JSON values that satisfy a schema, given as a value or as text. Raises `StructureError`."""
+    """Return the grammar of a schema, which is a mapping or JSON text. Raises `StructureError`."""
     from llguidance import LLMatcher
 
     if isinstance(schema, str):
@@ -142,16 +147,18 @@ def schema_text(schema: Mapping[str, object], limits: StructureLimits) -> str:
     try:
         text = json.dumps(schema, allow_nan=False)
     except ValueError as error:
-        raise StructureError("the schema has a number that is none") from error
+        raise StructureError("the schema has a number that is not finite") from error
     _check_size(text, limits.max_chars)
     return text
 
 
 def check_schema(schema: Mapping[str, object], limits: StructureLimits) -> None:
-    """Refuse a schema whose size alone makes it expensive. Raises `StructureError`."""
+    """Raise `StructureError` for a schema that is too large to compile."""
     if _OWN_OPTIONS in schema:
         raise StructureError(f"the keyword '{_OWN_OPTIONS}' is not supported")
-    num_values, multiples, regexes = 0, set[Fraction](), list[str]()
+    num_values = 0
+    multiples = set[Fraction]()
+    regexes = list[str]()
     unseen: list[tuple[object, int]] = [(schema, 1)]
     while unseen:
         value, depth = unseen.pop()
@@ -172,8 +179,9 @@ def check_schema(schema: Mapping[str, object], limits: StructureLimits) -> None:
 
 
 def _regexes_of(schema: Mapping[str, object]) -> list[str]:
-    """Return the regular expressions that a schema has at its top."""
-    pattern, properties = schema.get("pattern"), schema.get("patternProperties")
+    """Return the regular expressions of a schema, without those of its subschemas."""
+    pattern = schema.get("pattern")
+    properties = schema.get("patternProperties")
     return [
         *([pattern] if isinstance(pattern, str) else []),
         *(properties if isinstance(properties, Mapping) else []),

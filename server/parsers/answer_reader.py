@@ -1,4 +1,4 @@
-"""One answer's text as reasoning, content and calls, in that order of reading."""
+"""Splits an answer's text into reasoning, content and tool calls."""
 
 from server.parsers.parts import CallArguments, CallStart, Content, Part
 from server.parsers.reasoning import ReasoningParser
@@ -6,7 +6,10 @@ from server.parsers.tool_calls import ToolCallParser
 
 
 class AnswerReader:
-    """Without parsers, all is content. Calls beyond `max_calls` are left out, and so is the beginning of one where only calls may be."""
+    """Without parsers, all text is content. Calls after the first `max_calls` are dropped.
+
+    With `only_calls`, content is dropped: it can only be the beginning of an unfinished call.
+    """
 
     def __init__(
         self,
@@ -16,17 +19,15 @@ class AnswerReader:
         *,
         only_calls: bool = False,
     ) -> None:
-        self._reasoning, self._tools, self._max_calls, self._only_calls = (
-            reasoning,
-            tools,
-            max_calls,
-            only_calls,
-        )
+        self._reasoning = reasoning
+        self._tools = tools
+        self._max_calls = max_calls
+        self._only_calls = only_calls
         self.num_calls = 0
 
     @property
     def num_reasoning_chars(self) -> int:
-        """How many characters of the text so far are reasoning, with its tags."""
+        """The number of characters of reasoning so far, with its tags."""
         return self._reasoning.num_chars if self._reasoning is not None else 0
 
     @property
@@ -35,35 +36,34 @@ class AnswerReader:
         return self._reasoning is None or self._reasoning.is_over
 
     def feed(self, text: str) -> list[Part]:
-        """Return what is now certain."""
+        """Read more text and return the parts that are certain."""
         if not text:
             return []
         return self._calls(self._reasoning.feed(text) if self._reasoning is not None else [Content(text)])
 
     def end(self) -> list[Part]:
-        """Return what is left: no text follows."""
+        """Return the remaining parts, when no text follows."""
         rest = self._calls(self._reasoning.end() if self._reasoning is not None else [])
         return [*rest, *self._counted(self._tools.end() if self._tools is not None else [])]
 
     def _calls(self, pieces: list[Part]) -> list[Part]:
         read: list[Part] = []
         for piece in pieces:
-            read += (
-                self._tools.feed(piece.text)
-                if isinstance(piece, Content) and self._tools is not None
-                else [piece]
-            )
+            if isinstance(piece, Content) and self._tools is not None:
+                read += self._tools.feed(piece.text)
+            else:
+                read.append(piece)
         return self._counted(read)
 
     def _counted(self, pieces: list[Part]) -> list[Part]:
         kept: list[Part] = []
         for piece in pieces:
             self.num_calls += isinstance(piece, CallStart)
-            is_beyond = self._max_calls is not None and self.num_calls > self._max_calls
-            if not (
-                isinstance(piece, Content)
-                if self._only_calls
-                else is_beyond and isinstance(piece, CallStart | CallArguments)
-            ):
+            if self._only_calls:
+                is_dropped = isinstance(piece, Content)
+            else:
+                is_beyond = self._max_calls is not None and self.num_calls > self._max_calls
+                is_dropped = is_beyond and isinstance(piece, CallStart | CallArguments)
+            if not is_dropped:
                 kept.append(piece)
         return kept

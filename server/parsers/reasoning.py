@@ -1,4 +1,4 @@
-"""Tells a model's reasoning, which it writes between two tags at the start of an answer, from the answer proper."""
+"""Separates a model's reasoning, between two tags at the start of an answer, from the content."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -23,44 +23,46 @@ REASONING_FORMATS: Final = {
 
 
 class ReasoningParser:
-    """The reasoning of one answer. `is_open` says that the prompt ends with the start tag, so that the answer begins behind it.
+    """The reasoning of one answer. `is_open` says that the prompt ends with the start tag.
 
-    Space at the borders of the tags belongs to neither side. What comes out does not depend on how the text is cut.
+    Whitespace beside a tag belongs to neither reasoning nor content. The result does not depend on how the
+    text is split.
     """
 
     def __init__(self, tags: ReasoningFormat, *, is_open: bool) -> None:
         self._start = tags.start
         self.is_open = is_open
-        self._has_begun = is_open  # false until it is known whether the answer begins with the tag
+        self._has_begun = is_open  # whether it is known if the answer begins with the tag
         self._is_at_border = is_open
-        self._text = ""  # not told yet
+        self._text = ""  # text not returned yet
         self._ends = StopMatcher([StopString(tags.end)])
         self._end = tags.end
-        self._num_fed = 0
-        self.num_chars = 0  # of the text so far that are reasoning, with its tags
+        self._num_read = 0
+        self.num_chars = 0  # characters of reasoning so far, with its tags
 
     @property
     def is_over(self) -> bool:
-        """Whether all that follows is content."""
+        """Whether only content follows."""
         return self._has_begun and not self.is_open
 
     def feed(self, text: str) -> list[Part]:
-        """Return what is now certain."""
-        self._num_fed += len(text)
+        """Read more text and return the parts that are certain."""
+        self._num_read += len(text)
         if not self._has_begun:
             text = self._read_start(text)
         pieces: list[Part] = []
         if self.is_open:
             text = self._read_reasoning(text, pieces) if text else text
-            self.num_chars = self._num_fed - len(text)
+            self.num_chars = self._num_read - len(text)
         if self._has_begun and not self.is_open:
             text = self._without_border(text)
             pieces += [Content(text)] if text else []
         return pieces
 
     def end(self) -> list[Part]:
-        """Return what is left: no text follows."""
-        text, self._text = self._text, ""
+        """Return the remaining parts, when no text follows."""
+        text = self._text
+        self._text = ""
         if not text:
             return []
         if self.is_open:
@@ -69,7 +71,7 @@ class ReasoningParser:
         return [Content(text)]
 
     def _read_start(self, text: str) -> str:
-        """Find out whether the answer begins with the tag, and return what can be read on once that is known."""
+        """Check whether the answer begins with the tag. Return the text after it as soon as that is known."""
         self._text += text
         begun = self._text.lstrip(_SPACE)
         if self._start.startswith(begun) and begun != self._start:
@@ -81,13 +83,18 @@ class ReasoningParser:
         return rest
 
     def _read_reasoning(self, text: str, pieces: list[Part]) -> str:
-        """Take reasoning up to the end tag and return what stands behind it. Space is held: it may stand before the tag."""
+        """Read reasoning up to the end tag and return the text after it.
+
+        Whitespace is held back, because it may precede the tag.
+        """
         found = self._ends.feed(text)
         num_read = len(text) if found is None else found[0]
         self._text = self._without_border(self._text + text[:num_read])
         if found is not None:
             certain = self._text[: len(self._text) - len(self._end)].rstrip(_SPACE)
-            self._text, self.is_open, self._is_at_border = "", False, True
+            self._text = ""
+            self.is_open = False
+            self._is_at_border = True
         else:
             certain = self._text[: len(self._text) - self._ends.num_held].rstrip(_SPACE)
             self._text = self._text[len(certain) :]

@@ -1,4 +1,4 @@
-"""How families of models write calls of tools: the markers around a call, and where its name stands."""
+"""How families of models write tool calls: the markers around a call, and the position of its name."""
 
 import json
 import re
@@ -9,11 +9,15 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """Calls are written as `prefix`, then each as `before`, one JSON object and `after`, with `between` between them, then `suffix`.
+    """The format of one family.
 
-    A reader looks for `opening`, and for `closing` behind the objects; without an `opening`, calls are all of an answer, one that begins
-    with one of `starts`. `name_pattern` finds the name in what stands before the object, where `before` has `{name}`, and the object is the
-    arguments; without it, the object has a "name", and the arguments under `arguments_key`.
+    Calls are written as `prefix`, the calls with `between` between them, and `suffix`. Each call is `before`,
+    a JSON object and `after`. A reader looks for `opening`, and for `closing` after the objects. Without an
+    `opening`, calls are the entire answer, which begins with a character of `starts`.
+
+    With `name_pattern`, the object is the arguments. The pattern finds the name in the text before the
+    object, where `before` has `{name}`. Without it, the object has a "name" and the arguments under
+    `arguments_key`.
     """
 
     opening: str = ""
@@ -26,15 +30,15 @@ class ToolFormat:
     arguments_key: str = "arguments"
     name_pattern: re.Pattern[str] | None = None
     starts: str = "{"
-    has_short_ids: bool = False  # the family's templates want ids of nine letters and digits
+    has_short_ids: bool = False  # the family's templates require ids of nine letters and digits
 
     @property
     def markers(self) -> str:
-        """All the text between objects, in which special tokens may be written."""
+        """All text around objects, which may contain special tokens."""
         return "\n".join((self.prefix, self.before, self.after, self.between, self.suffix))
 
     def around(self, name: str) -> tuple[str, str]:
-        """Return what is written before and after the arguments of a call."""
+        """Return the text before and after the arguments of a call."""
         if self.name_pattern is not None:
             return self.before.replace("{name}", name), self.after
         return f'{self.before}{{"name": {json.dumps(name)}, "{self.arguments_key}": ', "}" + self.after
@@ -83,7 +87,7 @@ TOOL_FORMATS: Final = {
 
 
 def tool_format_of(chat_template: str) -> ToolFormat:
-    """Return the format in which a template writes calls; Hermes' where it writes none."""
+    """Return the format in which a chat template writes calls. The default is Hermes'."""
     signs = {
         "[ARGS]": "mistral_v11",
         "[TOOL_CALLS]": "mistral",

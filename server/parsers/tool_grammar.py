@@ -1,4 +1,4 @@
-"""The grammar of an answer that calls tools: each call in its family's format, with arguments that its function's schema allows."""
+"""The grammar of an answer with tool calls: the family's format around arguments that satisfy a schema."""
 
 import json
 import re
@@ -14,9 +14,11 @@ NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additio
 
 @dataclass(frozen=True, slots=True)
 class ToolGrammar:
-    """`functions` are names and the schemas of their parameters. `special_tokens` are those of the format's markers, by their text.
+    """A Lark grammar of tool calls.
 
-    With `is_optional`, calls are what an answer may have beside text.
+    `functions` are names and the schemas of their parameters. `special_tokens` are the ids of those in the
+    format's markers, by text. With `is_parallel`, several calls are allowed. With `is_optional`, an answer
+    may have text too.
     """
 
     tool_format: ToolFormat
@@ -27,20 +29,19 @@ class ToolGrammar:
 
     def lark(self, limits: StructureLimits) -> str:
         """Return the grammar. Raises `StructureError`."""
-        numbers = range(len(self.functions))
+        indices = range(len(self.functions))
         rules = [
-            f"{rule}: {' | '.join(f'{rule}_{number}' for number in numbers)}" for rule in ("call", "opened")
+            f"{rule}: {' | '.join(f'{rule}_{index}' for index in indices)}" for rule in ("call", "opened")
         ]
         opening = self.tool_format.opening
-        for number, (name, schema) in enumerate(self.functions):
+        for index, (name, schema) in enumerate(self.functions):
             check_schema(schema, limits)
             before, after = self.tool_format.around(name)
-            rules.append(f"call_{number}: {self._literal(before)} arguments_{number} {self._literal(after)}")
+            end = f"arguments_{index} {self._literal(after)}"
+            rules.append(f"call_{index}: {self._literal(before)} {end}")
+            rules.append(f"opened_{index}: {self._literal(before.removeprefix(opening))} {end}")
             rules.append(
-                f"opened_{number}: {self._literal(before.removeprefix(opening))} arguments_{number} {self._literal(after)}"
-            )
-            rules.append(
-                f"arguments_{number}: %json {schema_text({**schema, 'x-guidance': JSON_OPTIONS}, limits)}"
+                f"arguments_{index}: %json {schema_text({**schema, 'x-guidance': JSON_OPTIONS}, limits)}"
             )
         return "\n".join([*self._start(), *rules])
 
@@ -68,7 +69,7 @@ class ToolGrammar:
 
 
 def literal(text: str, special_tokens: Mapping[str, int]) -> str:
-    """Return text as Lark writes it, a special token by its id."""
+    """Return text as a Lark expression, with special tokens by their ids."""
     parts = re.split("(" + "|".join(map(re.escape, special_tokens)) + ")", text) if special_tokens else [text]
     return " ".join(
         f"<[{special_tokens[part]}]>" if part in special_tokens else json.dumps(part, ensure_ascii=False)

@@ -1,7 +1,7 @@
-"""What this server serves: its own limits on a request, and the engine's requests that it becomes.
+"""Checks a request against this server's limits, and makes the engine's requests of it.
 
-Whether the backend can serve a request is decided by `scheduler.admission`, once. Here a refusal gets the words of
-the API, and the parameter that is at fault.
+`scheduler.admission` decides once whether the backend can serve a request. This module turns a refusal into
+an error of the API, which names the parameter at fault.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,21 +24,22 @@ CACHE_POLICY_HEADER = "x-cache-policy"  # the older name
 
 
 def served_model(name: str | None, settings: ServerSettings) -> str:
-    """Return the name that answers carry, for any name that a client may use. Raises `ApiError` for another."""
+    """Return the name in responses for a requested model name or alias. Raises `ApiError` for another."""
     if name is None or name in settings.model_names or "*" in settings.model_names:
         return settings.model_names[0]
     raise model_not_found(name[:256])
 
 
 def check_limits(request: GenerationRequest, num_prompts: int, settings: ServerSettings) -> None:
-    """Refuse what exceeds this server's limits, whatever its model. Raises `ApiError`."""
+    """Check the limits that do not depend on the model. Raises `ApiError`."""
     limits = settings.limits
     for param, count, limit in _counts(request, num_prompts, limits):
         check_count(param, count, limit)
     num_sequences = num_prompts * request.num_choices
     if num_sequences > limits.max_sequences:
         raise invalid_value(
-            f"{num_prompts} prompts × n = {num_sequences} exceeds this server's limit of {limits.max_sequences}.",
+            f"{num_prompts} prompts × n = {num_sequences} exceeds this server's limit of "
+            f"{limits.max_sequences}.",
             "n",
         )
     if any(len(stop) > limits.max_stop_length for stop in request.stop_strings):
@@ -63,7 +64,7 @@ def _counts(request: GenerationRequest, num_prompts: int, limits: Limits) -> Ite
 
 @dataclass(frozen=True, slots=True)
 class RequestedPool:
-    """The pool that a request names. Its parameter is `pool`; `cache_policy` is the older name of the same."""
+    """The pool that a request names, in its parameter `pool` or the older `cache_policy`."""
 
     name: str
     param: str
@@ -95,15 +96,15 @@ class RequestContext:
     is_background: bool
     arrival_time: float  # by the engine's clock
     pool: RequestedPool | None
-    seed: int  # for a request that has none of its own
-    structure: Structure | None  # what the answers must look like
+    seed: int  # for a request without a seed
+    structure: Structure | None  # of the answers
     grammar: str | None  # the same, compiled
 
 
 def engine_requests(
     task: Task, prompts: Sequence[tuple[int, ...]], context: RequestContext, services: Services
 ) -> tuple[AdmittedAdd, ...]:
-    """Return what the engine is to do, one request a prompt. Raises `ApiError` for what it can never serve."""
+    """Return one engine request for each prompt. Raises `ApiError` for one that it can never serve."""
     return tuple(
         _engine_request(task, index, prompt, context, services) for index, prompt in enumerate(prompts)
     )
@@ -158,7 +159,10 @@ def _engine_request(
 def _pool_index(
     task: Task, num_prompt: int, num_forced: int, requested: RequestedPool | None, spec: BackendSpec
 ) -> int:
-    """Return the pool that the request names, or that of its length; an answer without a limit counts one token."""
+    """Return the index of the requested pool, or of the one for the request's length.
+
+    An answer without a limit counts as one token.
+    """
     if task.pooling is not None:
         return 0  # an embedding takes no slot
     if requested is None:
@@ -166,7 +170,8 @@ def _pool_index(
     names = [pool.name for pool in spec.pools]
     if requested.name not in names:
         raise invalid_value(
-            f"'{requested.param}' must be one of this server's {', '.join(names)}, got {requested.name[:64]!r}.",
+            f"'{requested.param}' must be one of this server's {', '.join(names)}, "
+            f"got {requested.name[:64]!r}.",
             requested.param,
         )
     return names.index(requested.name)

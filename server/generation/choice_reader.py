@@ -1,4 +1,4 @@
-"""One choice of an answer as it comes: the pieces of its text, and how many of its tokens are reasoning."""
+"""Reads one choice of an answer: the parts of its text, and the number of its reasoning tokens."""
 
 from server.generation.events import ChoiceDelta
 from server.parsers.answer_reader import AnswerReader
@@ -8,18 +8,19 @@ from server.text.vocabulary import Vocabulary
 
 
 class ChoiceReader:
-    """`content_logprobs` are those of the last delta's tokens, without those of reasoning."""
+    """`content_logprobs` are those of the last delta, without those of reasoning tokens."""
 
     def __init__(self, reader: AnswerReader, vocabulary: Vocabulary) -> None:
-        self._reader, self._vocabulary = reader, vocabulary
+        self._reader = reader
+        self._vocabulary = vocabulary
         self.num_reasoning_tokens = 0
         self.content_logprobs: tuple[TokenLogprob, ...] = ()
         self._is_counting = not reader.is_past_reasoning
         self._num_chars = 0  # of the answer's text before `_uncounted`
-        self._uncounted: list[ChoiceDelta] = []  # of which it is not known whether they are reasoning
+        self._uncounted: list[ChoiceDelta] = []  # deltas that are not known to be reasoning or content
 
     def read(self, delta: ChoiceDelta) -> list[Part]:
-        """Take more of the answer and return what can be told of it."""
+        """Read the next delta and return the parts that are certain."""
         pieces = self._reader.feed(delta.text)
         if delta.final is not None:
             pieces += self._reader.end()
@@ -46,10 +47,10 @@ class ChoiceReader:
             self._uncounted.clear()
 
     def _num_tokens_of(self, delta: ChoiceDelta, num_chars: int) -> int:
-        """Return how many of the delta's tokens begin within its first `num_chars` characters."""
+        """Return the number of the delta's tokens that begin in its first `num_chars` characters."""
         num_seen = 0
-        for number, token_id in enumerate(delta.token_ids):
+        for index, token_id in enumerate(delta.token_ids):
             if num_seen >= num_chars:
-                return number
+                return index
             num_seen += len(self._vocabulary.token_text(token_id))
         return len(delta.token_ids)

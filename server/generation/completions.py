@@ -224,7 +224,10 @@ def _logprobs(
 
 
 def _top_logprobs(token: TokenLogprob, num_top: int) -> dict[str, float] | None:
-    """Return the likeliest texts at a token's position, and its own; of tokens with one text the likeliest counts."""
+    """Return the log-probabilities by text at a token's position, its own included.
+
+    Of several tokens with the same text, the likeliest counts.
+    """
     if token.logprob is None:
         return None
     likeliest: dict[str, float] = {}

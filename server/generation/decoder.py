@@ -28,7 +28,7 @@ from server.text.stop_strings import StopString
 class TextOptions:
     """How a request's tokens become text.
 
-    `continues_prompt` keeps a leading space that some tokenizers drop at the start of a text, as raw completions
+    Some tokenizers drop a leading space at the start of a text. `continues_prompt` keeps it, as completions
     need it. `kept_token_ids` are special tokens whose text is part of the answer.
     """
 
@@ -50,8 +50,8 @@ class _Choice:
 class Decoder:
     """Decodes the outputs of one request.
 
-    `finish(request_id, choice, num_tokens)` is called when a stop string ends a choice: the answer is its first
-    `num_tokens` tokens, and the engine discards the others.
+    `finish(request_id, choice, num_tokens)` is called when a stop string ends a choice. The answer is its
+    first `num_tokens` tokens. The engine discards the others.
     """
 
     def __init__(

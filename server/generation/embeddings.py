@@ -1,7 +1,7 @@
 """Embeddings: the last hidden states of each input, pooled to one vector of length 1.
 
-Inputs take no slot, only a scratch while they are read. The engine has few of them at once: a request with thousands
-of inputs must not take the whole queue.
+Inputs take no slot, only a scratch while they are read. The engine gets few of them at once, because a
+request with thousands of inputs must not fill the queue.
 """
 
 import base64
@@ -77,7 +77,7 @@ class EmbeddingBody:
         return whole
 
     def _object(self, index: int, vector: tuple[float, ...]) -> EmbeddingObject:
-        """Return an embedding: its first `dimensions` numbers, scaled to length 1 (Matryoshka, as OpenAI's)."""
+        """Return the first `dimensions` numbers, scaled to length 1: a Matryoshka embedding, as OpenAI's."""
         numbers = vector[: self._request.dimensions]
         length = math.hypot(*numbers) or 1.0
         unit = [number / length for number in numbers]

@@ -1,7 +1,7 @@
 """The one queue between the engine and a client: the events of all prompts of one HTTP request.
 
-The engine's outputs are decoded as they arrive, on the event loop and not when the client reads. A stop string
-therefore ends its choice at once, however slowly the client takes its answer.
+The engine's outputs are decoded as they arrive, on the event loop and not when the client reads. A stop
+string therefore ends its choice at once, however slowly the client takes its answer.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ class _Entry:
 
 
 class EventQueue:
-    """Entered, it submits the requests, at most `max_in_flight` at a time; left, it abandons what is unfinished.
+    """A context manager that submits requests, at most `max_in_flight` at a time, and abandons them at exit.
 
-    An event comes with the index of its prompt. The ticket is released when the last request has ended, although
-    a slow client may read that much later. Events that are not read within `max_lag` seconds are dropped: the
+    An event comes with the index of its prompt. The ticket is released when the last request has ended, even
+    if a slow client reads that much later. Events that are not read within `max_lag` seconds are dropped: the
     requests are abandoned, and `next` raises `SlowReaderError`.
     """
 
@@ -66,7 +66,7 @@ class EventQueue:
         self._abandon()
 
     async def accepted(self) -> None:
-        """Wait until the engine has taken the requests. Raises what one of them has failed with by then."""
+        """Wait until the engine has accepted the requests. Raises the error of one that has failed."""
         while self._num_unaccepted > 0 and self._error is None:
             await self._change()
         if self._error is not None:
@@ -75,7 +75,7 @@ class EventQueue:
     async def next(self, deadline: float | None = None) -> tuple[int, Event] | None:
         """Return the next event, or None at the end.
 
-        Raises what a request failed with, once the events before it are read, and TimeoutError when the event
+        Raises the error of a failed request after the events before it, and TimeoutError when the event
         loop's clock reaches `deadline`.
         """
         while not self._entries:

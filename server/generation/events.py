@@ -37,12 +37,12 @@ class Embedding:
 class ChoiceDelta:
     """The next piece of one choice's answer.
 
-    `token_ids` and `logprobs` belong to the tokens whose text is complete with this piece. A token whose text is
-    held back (half a character, or perhaps the start of a stop string) comes with the piece that releases it.
-    `logprobs` is empty unless requested, and leaves out a stop token.
+    `token_ids` and `logprobs` belong to the tokens whose text this piece completes. Text is held back while
+    it is half a character or the possible start of a stop string. `logprobs` is empty unless requested, and
+    has no stop token.
 
-    `final` is set in a choice's last delta. There `finish_reason` says how the choice ended, `stop_reason` names
-    the stop string or the request's stop token id, and `final.num_output_tokens` is what usage counts.
+    `final` is set in a choice's last delta, with its `finish_reason`. There `stop_reason` is the stop string
+    or the request's stop token id, and `final.num_output_tokens` is the number for usage.
     """
 
     choice: int

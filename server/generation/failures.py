@@ -1,4 +1,7 @@
-"""How the exceptions of the floors below are told to clients. What nobody foresaw is an internal error, and its text stays here."""
+"""Maps exceptions of the layers below to errors of the API.
+
+An unexpected exception is an internal error, whose text is not sent to the client.
+"""
 
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -17,12 +20,12 @@ from server.http.errors import (
 )
 from server.http.validation import invalid_request
 
-RETRY_SOON = 1  # seconds: a place in the queue comes free with every request that ends
+RETRY_SOON = 1  # seconds: every request that ends frees a place in the queue
 RETRY_LATER = 5  # seconds: loading, draining and restarting take longer
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """Return what a client is told about `error`."""
+    """Return the error of the API for `error`."""
     match error:
         case ApiError():
             return error
@@ -42,9 +45,11 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def _full(error: QueueFullError) -> ApiError:
-    if error.num_sequences > error.limit:  # trying again cannot help
+    if error.num_sequences > error.limit:
+        # A retry cannot help, so this is the client's error.
         return invalid_value(
-            f"{error.num_sequences} sequences (prompts × n) are more than this server's {error.limit} places.",
+            f"{error.num_sequences} sequences (prompts × n) are more than this server's "
+            f"{error.limit} places.",
             "n",
         )
     return overloaded(f"The server is full: {error}. Please try again.", RETRY_SOON)
@@ -83,7 +88,7 @@ def _unavailable(status: HealthStatus) -> ApiError:
 
 
 def _http_error(error: HTTPException) -> ApiError:
-    """Return the answer for what the framework itself refuses."""
+    """Return the error of the API for one that the framework raised."""
     code, message = {
         404: ("unknown_url", "There is nothing at this URL. Please check it for typos."),
         405: ("method_not_allowed", "This URL does not take this method."),

@@ -1,9 +1,10 @@
-"""The one path that every request to the engine takes: streamed, whole, in the background, in a batch, or an embedding.
+"""The path of every request to the engine: streamed, whole, in the background, in a batch, or an embedding.
 
     reserve -> Reserved -> prepare -> Prepared -> submit -> Submitted -> accept -> Accepted -> events
 
-Each step returns what the next one needs. A ticket is held before any work is done and released on every exit;
-nothing is sent before the engine has accepted the request; leaving `submit` abandons what is unfinished.
+Each step returns the input of the next one. A ticket is held before any work is done, and it is released on
+every exit. Nothing is sent before the engine has accepted the request. Leaving `submit` abandons unfinished
+requests.
 """
 
 import contextlib

@@ -26,7 +26,7 @@ class ChoiceCounts:
 
 @dataclass(slots=True)
 class Tally:
-    """Choices are numbered prompt by prompt, `num_choices` to each. `pools` has the name of each prompt's pool."""
+    """Each prompt has `num_choices` choices, numbered prompt by prompt. `pools` are the prompts' pools."""
 
     num_prompt_tokens: tuple[int, ...]
     pools: tuple[str, ...]

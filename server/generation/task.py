@@ -1,7 +1,7 @@
-"""What a family of the API hands to the path that all requests take, and what it gets back to format.
+"""The interface between a family of the API and the path that all requests take.
 
-A family is two things: a task, which renders a request's prompts, and formatters, which turn events into bodies.
-Rendering comes first and returns the formatters, so none can be used before there is a prompt.
+A family has a task, which renders a request's prompts, and formatters, which turn events into bodies.
+Rendering returns the formatters, so they cannot be used before there is a prompt.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ Payload: TypeAlias = Mapping[str, object]
 
 
 class BodyFormatter(Protocol):
-    """Collects what one whole answer needs."""
+    """Builds one whole answer."""
 
     def add(self, prompt: int, event: Event, tally: Tally) -> None:
         """Take an event of a prompt, which `tally` has counted."""
@@ -33,9 +33,10 @@ class BodyFormatter(Protocol):
 
 
 class StreamFormatter(Protocol):
-    """Turns events into the events of a family's stream, and keeps no text that it does not need again."""
+    """Turns engine events into the events of a family's stream. It keeps only text that it needs again."""
 
-    names_events: bool  # whether events carry their type as the name of a server-sent event, and no mark ends the stream
+    # Whether events have their type as the name of a server-sent event. Such a stream has no end marker.
+    names_events: bool
 
     def opening(self) -> Sequence[Payload]:
         """Return the events that a stream begins with, once the engine has accepted the request."""
@@ -69,8 +70,8 @@ class Rendered:
 class Task:
     """One request of a family.
 
-    `max_tokens(room)` is how many tokens to generate at most where there is room for `room` of them. `max_in_flight`
-    bounds how many of its prompts the engine has at once (None: all).
+    `max_tokens(room)` is the token limit of an answer if the sequence has room for `room` tokens. The engine
+    has at most `max_in_flight` of the prompts at once; None is all.
     """
 
     id: str

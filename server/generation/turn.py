@@ -1,7 +1,7 @@
 """One turn of a conversation: its prompt, the form of its answer, and the parsers that read the answer.
 
-Chats and responses share it; it knows no route. `render_turn` returns what the answer is read with, because the
-prompt's end decides whether the answer begins inside reasoning.
+Chats and responses share it, and it knows no route. `render_turn` returns the answer's parsers too, because
+the end of the prompt decides whether the answer begins inside reasoning.
 """
 
 import json
@@ -133,7 +133,7 @@ class Turn:
 
 
 async def render_turn(request: TurnRequest, renderer: Renderer, settings: ServerSettings) -> Turn:
-    """Render the prompt. Raises `RenderError`, and `ApiError` for what the model's template does not support."""
+    """Render the prompt. Raises `RenderError`, and `ApiError` for features that the template lacks."""
     chat_format = ChatFormat.of(renderer.info.chat_template or "", settings)
     offered = request.tools.offered
     if offered and not request.tools.enforced and request.structure is not None:
@@ -213,9 +213,9 @@ def _special_tokens(request: TurnRequest, chat_format: ChatFormat, renderer: Ren
 
 
 def _template_variables(request: TurnRequest, chat_format: ChatFormat) -> Mapping[str, object]:
-    """Return the variables that the template gets beside the messages. Raises `ApiError` for one that it ignores.
+    """Return the template's variables beside the messages. Raises `ApiError` for one that it ignores.
 
-    A request for no reasoning is met by a model that has none: it is dropped where the template ignores it.
+    The effort "none" is dropped if the template ignores it: a model without reasoning satisfies it already.
     """
     effort = request.effort
     variables: dict[str, object] = {}

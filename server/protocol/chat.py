@@ -15,7 +15,7 @@ from server.protocol.usage import Usage
 
 
 class ChatTemplateOptions(RequestBody):
-    """The variables of chat templates that a client may set: switches of reasoning, which no template does anything else with."""
+    """The chat template variables that a client can set: switches of reasoning, which do nothing else."""
 
     enable_thinking: bool | None = None
     thinking: bool | None = None
@@ -97,7 +97,9 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
             and self.max_tokens != self.max_completion_tokens
         ):
             raise invalid_value(
-                f"'max_tokens' is {self.max_tokens} and 'max_completion_tokens' is {self.max_completion_tokens}: give one of them.",
+                f"'max_tokens' is {self.max_tokens} and "
+                f"'max_completion_tokens' is {self.max_completion_tokens}: "
+                "give one of them.",
                 "max_tokens",
             )
         return self
@@ -179,7 +181,7 @@ class FunctionDelta(TypedDict, total=False):
 
 
 class ToolCallDelta(TypedDict):
-    """The first of a call has all fields and empty arguments, the others an index and more of the arguments."""
+    """The first delta of a call has all fields, with empty arguments. Others have an index and arguments."""
 
     index: int
     id: NotRequired[str]

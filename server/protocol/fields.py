@@ -1,7 +1,7 @@
-"""The base of all request bodies, and the kinds of fields that several of them share.
+"""The base of all request bodies, and the types of fields that several bodies share.
 
-Bodies are strict: a string is no number, an unknown field is an error, and no number is infinite. What is wrong with a field is said by
-pydantic's own errors and by the custom ones here; `server.http.validation` turns them into OpenAI's.
+Bodies are strict: a string is no number, an unknown field is an error, and no number is infinite. The errors
+are pydantic's and the custom ones of this module. `server.http.validation` turns them into OpenAI's.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,8 @@ from pydantic_core import PydanticCustomError
 MAX_INT32 = 2**31 - 1
 MAX_LOGPROBS = 20  # alternatives a token
 
-# Bounds above every limit that a server may set: looking at each of a body's hundred thousand items would hold all other requests up.
+# Above every limit that a server can set. Validation of a hundred thousand items would delay all other
+# requests.
 MAX_FIELDS = 256  # of an object
 MAX_ITEMS = 4096  # of a list or mapping, except of token ids
 
@@ -34,7 +35,7 @@ class RequestBody(BaseModel):
 
 
 def only(*neutral: object) -> Callable[[object], object]:
-    """Return a validator of a field that this server does not support: it lets null pass, and values that ask for nothing."""
+    """Return a validator of an unsupported field. It accepts null and the `neutral` values."""
 
     def check(value: object) -> object:
         if value is not None and value not in neutral:
@@ -45,7 +46,7 @@ def only(*neutral: object) -> Callable[[object], object]:
 
 
 def few(value: object) -> object:
-    """Refuse more than `MAX_ITEMS` items before anything looks at them one by one; token ids may be as many as a body holds."""
+    """Refuse more than `MAX_ITEMS` items before each is validated. Token ids have the body's limit only."""
     has_token_ids = isinstance(value, list) and bool(value) and isinstance(value[0], int)
     if isinstance(value, list | dict) and len(value) > MAX_ITEMS and not has_token_ids:
         raise PydanticCustomError(
@@ -55,7 +56,7 @@ def few(value: object) -> object:
 
 
 def encodable(text: str) -> str:
-    """Refuse what JSON can say and UTF-8 cannot: half of a surrogate pair."""
+    """Refuse half of a surrogate pair, which JSON can express and UTF-8 cannot."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -73,13 +74,13 @@ TokenId: TypeAlias = Annotated[int, Field(ge=0, le=MAX_INT32)]
 
 
 class TruncationFields(RequestBody):
-    """vLLM's fields that cut a prompt: to so many tokens, on its left unless another side is named."""
+    """vLLM's fields that truncate a prompt to a number of tokens, on its left by default."""
 
     truncate_prompt_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     truncation_side: Literal["left", "right"] | None = None
 
     def truncated(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Return as much of a prompt as is wanted."""
+        """Return the truncated prompt."""
         limit = self.truncate_prompt_tokens
         if limit is None:
             return token_ids

@@ -29,12 +29,12 @@ Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh",
 
 
 class PromptCacheOptions(RequestBody):
-    """How OpenAI keeps prompts for other requests; here none is kept beyond its own."""
+    """OpenAI's options of prompt caching. This server caches no prompt."""
 
     mode: Inert = None
     ttl: Inert = None
     comparison_response_id: Inert = None
-    prewarm: Annotated[object, AfterValidator(only(False))] = None  # asks for no answer at all
+    prewarm: Annotated[object, AfterValidator(only(False))] = None  # true requests no answer
 
 
 class StreamOptions(RequestBody):
@@ -89,11 +89,11 @@ class GenerationRequest(StructuredFields):
     # The name of the pool whose slots are used; left out, the request's length decides.
     pool: Text | None = None
     cache_policy: Text | None = None  # the older name of `pool`
-    # This request waits at most `queue_timeout` seconds for a slot, and takes at most `request_timeout` seconds in all.
+    # The longest wait for a slot, and the longest time of the whole request, in seconds.
     queue_timeout: Seconds | None = None
     request_timeout: Seconds | None = None
 
-    user: Text | None = None  # whom it is for, where no API keys tell: the queue is fair between users
+    user: Text | None = None  # the queue is fair between users if there are no API keys
     service_tier: Inert = None
     safety_identifier: Inert = None
     prompt_cache_key: Inert = None
@@ -127,7 +127,7 @@ class GenerationRequest(StructuredFields):
     def sampling_params(
         self, defaults: GenerationDefaults, seed: int, num_logprobs: int | None
     ) -> SamplingParams:
-        """Return how to choose tokens: `defaults` are the model's for what is left out, `seed` is used where the client gave none."""
+        """Return the sampling parameters. `defaults` are the model's, `seed` is for a request without one."""
         return SamplingParams(
             temperature=_given(self.temperature, defaults.temperature),
             top_p=max(

@@ -41,7 +41,7 @@ class ToolCall(RequestBody):
 
 
 class Turn(RequestBody):
-    """The fields that are null here are those that an answer of the API carries, so that it can be sent back as it came."""
+    """A message. Unsupported fields are accepted as null, since responses of OpenAI's API have them."""
 
     name: Text | None = None
     refusal: Unsupported = None

@@ -1,4 +1,7 @@
-"""The log-probabilities of a prompt in vLLM's shape: an entry a token, null for the first, else the token and the likeliest ones by id."""
+"""The log-probabilities of a prompt, as vLLM returns them.
+
+Each token has one entry with its own and the likeliest tokens by id. The entry of the first token is null.
+"""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -9,7 +12,7 @@ from server.text.logprobs import TokenLogprob, finite
 
 
 class PromptLogprob(TypedDict):
-    """`rank` is 1 for the likeliest token, null for a token below the alternatives that were asked for."""
+    """`rank` is 1 for the likeliest token, and null for a token below the requested alternatives."""
 
     logprob: float
     rank: int | None

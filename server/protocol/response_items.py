@@ -1,4 +1,4 @@
-"""The items of `/v1/responses`: what a conversation there is made of, as clients send them and as they are given back."""
+"""The items of `/v1/responses`, as clients send them and as the server returns them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired, TypeAlias
@@ -190,7 +190,10 @@ InputItem: TypeAlias = Annotated[
     Discriminator(
         _kind,
         custom_error_type="invalid_value",
-        custom_error_message="must be an item of type message, function_call, function_call_output, reasoning or item_reference",
+        custom_error_message=(
+            "must be an item of type message, function_call, function_call_output, reasoning or "
+            "item_reference"
+        ),
     ),
 ]
 InputItems: TypeAlias = Annotated[

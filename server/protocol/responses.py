@@ -36,7 +36,7 @@ class TextOptions(RequestBody):
 
 
 class ReasoningOptions(RequestBody):
-    """Reasoning is given whole, so that no summary is made: `auto` asks for none in particular."""
+    """Reasoning is returned whole, without a summary. The summary `auto` is accepted."""
 
     effort: Effort | None = None
     summary: Annotated[object, AfterValidator(only("auto"))] = None
@@ -100,11 +100,14 @@ Metadata: TypeAlias = Annotated[
 
 
 class ResponsesRequest(GenerationRequest):
-    """What `include` may name beside log-probabilities belongs to tools that this server does not have, or is there anyway."""
+    """The body of `/v1/responses`.
 
-    input: Text | InputItems | None = (
-        None  # OpenAI's schema does not require it: instructions or an earlier response may be enough
-    )
+    Of the values of `include`, only log-probabilities have an effect: the others belong to hosted tools, or
+    are always included.
+    """
+
+    # Optional as in OpenAI's schema: instructions or an earlier response can be enough.
+    input: Text | InputItems | None = None
     instructions: Text | None = None
     previous_response_id: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
@@ -139,7 +142,10 @@ class ResponsesRequest(GenerationRequest):
     @model_validator(mode="after")
     def _check_input(self) -> Self:
         if self.input is None and self.instructions is None and self.previous_response_id is None:
-            message = "Missing required parameter: one of 'input', 'instructions' and 'previous_response_id' must be given."
+            message = (
+                "Missing required parameter: one of 'input', 'instructions' and 'previous_response_id' "
+                "must be given."
+            )
             raise invalid_value(message, "input", code="missing_required_parameter")
         return self
 
@@ -158,7 +164,7 @@ class ResponsesRequest(GenerationRequest):
                 "'background' needs 'store': the response is fetched from there.", "background"
             )
         if self.tool_use.choice.mode == "required" and not self.tools:
-            raise invalid_value("'tool_choice' asks for a call, but no 'tools' are given.", "tool_choice")
+            raise invalid_value("'tool_choice' requires a call, but there are no 'tools'.", "tool_choice")
         self.tool_use.check()
         return self
 

@@ -1,4 +1,4 @@
-"""What a request says about the form of its answer: OpenAI's `response_format`, and other servers' ways of saying it."""
+"""The required form of an answer: OpenAI's `response_format`, and the parameters of other servers."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, TypeAlias

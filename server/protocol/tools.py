@@ -49,7 +49,10 @@ FunctionType: TypeAlias = Annotated[Literal["function"], BeforeValidator(only_fu
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the answer must call, or must not, and which functions alone it may call; `is_named`: exactly this one, once."""
+    """Whether the answer must or must not call functions. `names` are the only allowed ones.
+
+    `is_named` says that it must call the one of `names`, once.
+    """
 
     mode: Literal["none", "auto", "required"] = "auto"
     names: tuple[str, ...] | None = None
@@ -68,7 +71,7 @@ class ToolUse:
         """Raises `ApiError`."""
         names = [function.name for function in self.functions]
         if len(set(names)) < len(names):
-            raise invalid_value("Each of 'tools' must have a name of its own.", "tools")
+            raise invalid_value("Each of 'tools' must have a different name.", "tools")
         for name in self.choice.names or ():
             if name not in names:
                 raise invalid_value(

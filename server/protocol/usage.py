@@ -15,9 +15,9 @@ class CacheUsage(TypedDict):
     """Ours: what the slots of the choices that have ended hold.
 
     `pool` is the name of the slots' pool; several names where prompts of one request went to different pools.
-    `policy` is the same name under its older key. Counts are those of a full-attention layer: tokens held at the
-    end, tokens evicted, and tokens written for each one held. Packed tokens are those predicted from a slot, and
-    not by the full attention of prefill.
+    `policy` is the same name under its older key. Counts are those of a full-attention layer: tokens held at
+    the end, tokens evicted, and tokens written for each one held. Packed tokens are those predicted from a
+    slot, and not by the full attention of prefill.
     """
 
     pool: str

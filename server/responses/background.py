@@ -1,4 +1,4 @@
-"""Responses that are made while no client waits. Each holds a ticket like any other, which bounds their number."""
+"""Responses that are generated in the background. Each holds a ticket, which limits their number."""
 
 import asyncio
 import logging
@@ -14,13 +14,13 @@ logger: Final = logging.getLogger(__name__)
 
 
 class BackgroundResponses:
-    """Those that have not ended, by owner and id. One that has ended is in the store."""
+    """The unfinished responses, by owner and id. A finished one is in the store."""
 
     def __init__(self) -> None:
         self._running: dict[tuple[str, str], tuple[ModelResponse, asyncio.Task[None]]] = {}
 
     async def start(self, owner: str, response: ModelResponse, call: Call) -> None:
-        """Begin to make a response. Raises what refuses it; later failures are in its body."""
+        """Start a response. Raises the error that refuses it; a later failure is in its body."""
         reserved = reserve(call)
         try:
             prepared = await prepare(reserved)

@@ -1,4 +1,4 @@
-"""The output items of one response as they are written, and the events that tell of it, in OpenAI's order."""
+"""Builds the output items of one response, and their events in OpenAI's order."""
 
 import abc
 from collections.abc import Callable, Mapping
@@ -15,11 +15,12 @@ from server.text.logprobs import TokenLogprob
 Event: TypeAlias = dict[str, Any]  # without its sequence number
 
 
-class _Writing(abc.ABC):
-    """An item that is being written."""
+class _OpenItem(abc.ABC):
+    """An unfinished item."""
 
     def __init__(self, item_id: str, index: int) -> None:
-        self.item_id, self.index = item_id, index
+        self.item_id = item_id
+        self.index = index
         self._texts: list[str] = []
 
     @property
@@ -28,7 +29,7 @@ class _Writing(abc.ABC):
 
     @abc.abstractmethod
     def item(self, status: Status) -> OutputItem:
-        """Return the item as far as it is written."""
+        """Return the item with the text so far."""
 
     def event(self, kind: str, /, **members: object) -> Event:
         return {"type": f"response.{kind}", "item_id": self.item_id, "output_index": self.index, **members}
@@ -37,10 +38,11 @@ class _Writing(abc.ABC):
         return {"type": f"response.output_item.{name}", "output_index": self.index, "item": self.item(status)}
 
 
-class _Call(_Writing):
+class _Call(_OpenItem):
     def __init__(self, item_id: str, index: int, call_id: str, name: str) -> None:
         super().__init__(item_id, index)
-        self._call_id, self._name = call_id, name
+        self._call_id = call_id
+        self._name = name
 
     def item(self, status: Status) -> OutputItem:
         return {
@@ -64,7 +66,7 @@ class _Call(_Writing):
         return [done, self.border("done", status)]
 
 
-class _Text(_Writing):
+class _Text(_OpenItem):
     """An item with one part of text."""
 
     kind: str
@@ -75,7 +77,7 @@ class _Text(_Writing):
 
     @abc.abstractmethod
     def extras(self, logprobs: list[ChatTokenLogprob]) -> Mapping[str, object]:
-        """Return what a delta has beside its text."""
+        """Return the fields of a delta beside its text."""
 
     def opening(self) -> list[Event]:
         added = self.border("added", "in_progress")
@@ -143,13 +145,15 @@ class _Thought(_Text):
 
 
 class OutputWriter:
-    """Items are numbered behind `key` in their ids; each call gets an id of its own from `new_call_id`."""
+    """Writes one response. Item ids are `key` and a number; `new_call_id` returns the ids of calls."""
 
     def __init__(self, reader: ChoiceReader, key: str, new_call_id: Callable[[], str]) -> None:
-        self._reader, self._key, self._new_call_id = reader, key, new_call_id
+        self._reader = reader
+        self._key = key
+        self._new_call_id = new_call_id
         self._done: list[OutputItem] = []
         self._open: _Call | _Message | _Thought | None = None
-        self._logprobs: list[TokenLogprob] = []  # of content that was not told yet
+        self._logprobs: list[TokenLogprob] = []  # of content that was not returned yet
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -157,11 +161,11 @@ class OutputWriter:
 
     @property
     def items(self) -> list[OutputItem]:
-        """The items as far as they are written."""
+        """The items, with the unfinished one."""
         return [*self._done, *([] if self._open is None else [self._open.item("in_progress")])]
 
     def read(self, delta: ChoiceDelta) -> list[Event]:
-        """Take more of the answer and return what tells it."""
+        """Read the next delta and return its events."""
         pieces = self._reader.read(delta)
         self._logprobs += self._reader.content_logprobs
         events = [event for piece in pieces for event in self._write(piece)]
@@ -170,25 +174,21 @@ class OutputWriter:
         return events
 
     def stop(self) -> None:
-        """End the item that is being written where it is."""
+        """End the unfinished item as incomplete."""
         self._close("incomplete")
 
     def _write(self, piece: Part) -> list[Event]:
         match piece:
             case Content(text):
-                events = (
-                    []
-                    if isinstance(self._open, _Message)
-                    else self._begin(_Message(self._id("msg"), self._num_items))
-                )
+                events = []
+                if not isinstance(self._open, _Message):
+                    events = self._begin(_Message(self._id("msg"), self._num_items))
                 assert isinstance(self._open, _Message)
                 return [*events, self._open.more(text, self._take_logprobs())]
             case Reasoning(text):
-                events = (
-                    []
-                    if isinstance(self._open, _Thought)
-                    else self._begin(_Thought(self._id("rs"), self._num_items))
-                )
+                events = []
+                if not isinstance(self._open, _Thought):
+                    events = self._begin(_Thought(self._id("rs"), self._num_items))
                 assert isinstance(self._open, _Thought)
                 return [*events, self._open.more(text, [])]
             case CallStart(name):
@@ -213,12 +213,13 @@ class OutputWriter:
         return events
 
     def _end(self, status: Status) -> list[Event]:
-        """An answer without anything is a message without text."""
+        """Return the last events. An empty answer is a message without text."""
         events = [] if self.items else self._begin(_Message(self._id("msg"), 0))
         return events + self._close(status)
 
     def _take_logprobs(self) -> list[ChatTokenLogprob]:
-        taken, self._logprobs = [chat_token_logprob(token) for token in self._logprobs], []
+        taken = [chat_token_logprob(token) for token in self._logprobs]
+        self._logprobs = []
         return taken
 
     @property

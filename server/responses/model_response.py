@@ -1,4 +1,4 @@
-"""A request of `/v1/responses`: its prompt from items, its life from queued to its end, its body and its events."""
+"""A request of `/v1/responses`: its prompt, its status from queued to its end, its body and its events."""
 
 import itertools
 import json
@@ -55,7 +55,7 @@ class Archive(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResponseInput:
-    """What the model is to see: items as they are returned to clients, and the turns that they make."""
+    """The model's input: items as they are returned to clients, and their turns."""
 
     resources: Sequence[Resource]
     turns: Sequence[Mapping[str, Any]]
@@ -141,7 +141,8 @@ class ModelResponse:
         limit = self._settings.limits.max_messages
         if num_items > limit:
             raise invalid_value(
-                f"'input' is limited to {limit} items by this server, earlier ones included, got {num_items}.",
+                f"'input' is limited to {limit} items by this server, earlier ones included, "
+                f"got {num_items}.",
                 "input",
             )
         own = [

@@ -1,8 +1,7 @@
-"""Responses that were asked to be kept, in memory and bounded: by their number, by the bytes of their JSON, and by their age.
+"""Stored responses, in memory. Their number, the bytes of their JSON and their age are limited.
 
-What is kept for one API key no other can see. Where there are too many, the key that holds the most of them loses its oldest, and where
-they are too large, the key that holds the most bytes: with k keys, who keeps at most a k-th of either limit loses nothing to others. It
-knows no more of a response than its id and its JSON.
+An API key sees its own responses only. Above a limit, the key that has most of it loses its oldest response.
+With k keys, a key that uses at most a k-th of each limit therefore loses nothing to the others.
 """
 
 import time
@@ -15,7 +14,7 @@ from server.options.settings import StorageLimits
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """`body` is the response, `input_items` all that stood before its output, earlier responses included; both in JSON."""
+    """The JSON of a response. `input_items` are all items before its output, earlier responses included."""
 
     response_id: str
     body: bytes
@@ -26,8 +25,8 @@ class StoredResponse:
         return len(self.body) + len(self.input_items)
 
 
-class _Shelf:
-    """What one key keeps, oldest first, with the times at which it goes."""
+class _OwnerResponses:
+    """The responses of one key with their deadlines, oldest first."""
 
     def __init__(self) -> None:
         self.responses: OrderedDict[str, tuple[StoredResponse, float]] = OrderedDict()
@@ -54,55 +53,56 @@ class _Shelf:
 
 
 class ResponseStore:
-    """`now` is in seconds, of any clock that only goes forward."""
+    """`now` returns the seconds of a monotonic clock."""
 
     def __init__(self, limits: StorageLimits, now: Callable[[], float] = time.monotonic) -> None:
-        self._limits, self._now = limits, now
-        self._shelves: dict[str, _Shelf] = {}
+        self._limits = limits
+        self._now = now
+        self._owners: dict[str, _OwnerResponses] = {}
 
     @property
     def num_responses(self) -> int:
-        return sum(len(shelf.responses) for shelf in self._shelves.values())
+        return sum(len(owned.responses) for owned in self._owners.values())
 
     @property
     def num_bytes(self) -> int:
-        return sum(shelf.num_bytes for shelf in self._shelves.values())
+        return sum(owned.num_bytes for owned in self._owners.values())
 
     def put(self, owner: str, response: StoredResponse) -> bool:
-        """Keep a response, unless it alone is more than may be kept, or all that its owner keeps once others have had their share.
+        """Store a response, and return whether it is stored.
 
-        Returns whether it is kept.
+        It is not if it alone is above a limit, or above its owner's share of a full store.
         """
         self._drop_expired()
         if response.num_bytes > self._limits.max_bytes or self._limits.max_responses == 0:
             return False
-        self._shelves.setdefault(owner, _Shelf()).put(response, self._now() + self._limits.ttl)
+        self._owners.setdefault(owner, _OwnerResponses()).put(response, self._now() + self._limits.ttl)
         while self.num_responses > self._limits.max_responses:
-            max(self._shelves.values(), key=lambda shelf: len(shelf.responses)).take_oldest()
+            max(self._owners.values(), key=lambda owned: len(owned.responses)).take_oldest()
         while self.num_bytes > self._limits.max_bytes:
-            max(self._shelves.values(), key=lambda shelf: shelf.num_bytes).take_oldest()
+            max(self._owners.values(), key=lambda owned: owned.num_bytes).take_oldest()
         self._drop_empty()
-        return owner in self._shelves and response.response_id in self._shelves[owner].responses
+        return owner in self._owners and response.response_id in self._owners[owner].responses
 
     def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        """Return what is kept for this owner under this id."""
+        """Return the owner's response with this id, or None."""
         self._drop_expired()
-        found = self._shelves[owner].responses.get(response_id) if owner in self._shelves else None
+        found = self._owners[owner].responses.get(response_id) if owner in self._owners else None
         return None if found is None else found[0]
 
     def delete(self, owner: str, response_id: str) -> bool:
-        """Return whether there was something to delete."""
+        """Delete a response, and return whether there was one."""
         self._drop_expired()
-        was_there = owner in self._shelves and self._shelves[owner].take(response_id) is not None
+        was_there = owner in self._owners and self._owners[owner].take(response_id) is not None
         self._drop_empty()
         return was_there
 
     def _drop_expired(self) -> None:
         now = self._now()
-        for shelf in self._shelves.values():
-            shelf.drop_expired(now)
+        for owned in self._owners.values():
+            owned.drop_expired(now)
         self._drop_empty()
 
     def _drop_empty(self) -> None:
-        for owner in [owner for owner, shelf in self._shelves.items() if not shelf.responses]:
-            del self._shelves[owner]
+        for owner in [owner for owner, owned in self._owners.items() if not owned.responses]:
+            del self._owners[owner]

@@ -1,7 +1,7 @@
-"""Time as the scheduler, the statistics and the arrivals see it.
+"""The clocks of the scheduler, the statistics and the arrivals.
 
-Nothing above this module reads the operating system's clock. That is what lets the same scheduler serve real traffic on the wall clock, a
-simulated accelerator at its own pace, and a day of traffic in seconds.
+No layer above reads the operating system's clock. The same scheduler can therefore serve real traffic on the
+wall clock, a simulated accelerator at its pace, and a day of traffic in seconds.
 """
 
 import time
@@ -16,7 +16,7 @@ class Clock(Protocol):
         ...
 
     def elapse(self, seconds: float) -> None:
-        """Let `seconds` of this clock go by: a simulated device step that takes that long ends when this returns."""
+        """Let `seconds` of this clock pass. A simulated step of that length ends when this returns."""
         ...
 
 
@@ -31,7 +31,7 @@ class WallClock:
 
 
 class VirtualClock:
-    """A clock that moves only when it is told to: no waiting, the same result at every run."""
+    """A clock that only `elapse` moves: it never waits, and every run has the same result."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
@@ -46,7 +46,7 @@ class VirtualClock:
 
 
 class PacedClock:
-    """The wall clock, `time_scale` times as fast: what takes `time_scale` seconds of this clock takes one real second."""
+    """The wall clock, `time_scale` times as fast: `time_scale` seconds of this clock are one real second."""
 
     def __init__(self, time_scale: float = 1.0) -> None:
         if not time_scale > 0:

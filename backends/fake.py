@@ -1,7 +1,8 @@
-"""A backend without a model: deterministic tokens, checked batches, time by a formula. No torch anywhere on its path.
+"""A backend without a model and without torch: deterministic tokens, checked batches, time by a formula.
 
-Every token follows from what its slot holds (`backends.fake_model`), so a mixed-up slot or a chunk left out changes the tokens. It plays
-any spec, but evicts nothing: whatever the policy, its sequences are exact. Impossible batches are our own faults and raise AssertionError.
+Every token is a function of its slot's content (`backends.fake_model`), so a wrong slot or a missing chunk
+changes the tokens. It can have any spec, but it evicts nothing: sequences are exact with every policy. An
+invalid batch is an error of the scheduler and raises AssertionError.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ from cache.scratch import ScratchLayout
 def slot_pool(
     num_slots: int, policy: CachePolicy, max_model_len: int, name: str | None = None
 ) -> SlotPoolSpec:
-    """Return a pool's spec, named after its policy unless it has a name of its own."""
+    """Return a pool's spec. The default name is the policy's."""
     return SlotPoolSpec(num_slots, policy, min(policy.max_direct_tokens, max_model_len), name or policy.name)
 
 
@@ -51,7 +52,7 @@ def fake_spec(
     features: frozenset[Feature] = frozenset(Feature),
     embedding_size: int = 8,
 ) -> BackendSpec:
-    """Return a spec that the fake backend can have: of these pools, or of one whose policy is `full` unless given."""
+    """Return a spec for the fake backend, with these pools or one of `policy`, by default `full`."""
     policy = policy if policy is not None else full(max_model_len)
     return BackendSpec(
         vocab_size=vocab_size,
@@ -66,11 +67,11 @@ def fake_spec(
 
 
 @dataclass(slots=True)
-class _Place:
-    """What a slot or a scratch holds."""
+class _Contents:
+    """The contents of a slot or a scratch."""
 
     num_prompt_tokens: int
-    num_forced: int = 0  # tokens of the prompt that were drawn
+    num_forced: int = 0  # tokens of the prompt that decode read
     state: int = 0
     token_ids: list[int] = field(default_factory=list)
 
@@ -78,8 +79,8 @@ class _Place:
         self.state = fold(self.state, token_ids)
         self.token_ids += token_ids
 
-    def copy(self) -> "_Place":
-        return _Place(self.num_prompt_tokens, self.num_forced, self.state, self.token_ids.copy())
+    def copy(self) -> "_Contents":
+        return _Contents(self.num_prompt_tokens, self.num_forced, self.state, self.token_ids.copy())
 
     def sample(self, draw: Draw, vocab_size: int) -> SampledToken:
         """Draw the token that follows."""
@@ -91,16 +92,14 @@ class _Place:
                 self.state, draw, vocab_size, self.token_ids, self.num_prompt_tokens + self.num_forced
             )
         num_logprobs = draw.num_logprobs(0)
-        return (
-            SampledToken(token_id)
-            if num_logprobs is None
-            else with_logprobs(self.state, token_id, num_logprobs, vocab_size)
-        )
+        if num_logprobs is None:
+            return SampledToken(token_id)
+        return with_logprobs(self.state, token_id, num_logprobs, vocab_size)
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A step that has ended, well or not."""
+    """A step that has ended, with its result or error."""
 
     outcome: BatchResult | BackendError
 
@@ -115,7 +114,10 @@ def _no_time(_batch: Batch) -> float:
 
 
 class FakeBackend:
-    """Runs batches on nothing. `step_time` gives the seconds of a batch on `clock`, `faults` the errors of steps, counted from 0."""
+    """Runs batches without a device.
+
+    `step_time` returns the seconds of a batch on `clock`. `faults` are the errors of steps, counted from 0.
+    """
 
     def __init__(
         self,
@@ -130,8 +132,8 @@ class FakeBackend:
         self._step_time = step_time
         self._faults = faults if faults is not None else {}
         self.num_submitted = 0  # batches so far
-        self._pools: tuple[dict[int, _Place], ...] = tuple({} for _ in self._spec.pools)
-        self._scratches: dict[int, _Place] = {}
+        self._pools: tuple[dict[int, _Contents], ...] = tuple({} for _ in self._spec.pools)
+        self._scratches: dict[int, _Contents] = {}
 
     @property
     def spec(self) -> BackendSpec:
@@ -164,33 +166,33 @@ class FakeBackend:
         hidden = tuple(self._pooled(row, slots) for row in batch.rows)
         return BatchResult(tuple(self._read(row, slots) for row in batch.rows), elapsed, scores, hidden)
 
-    def _read(self, row: PrefillRow, slots: dict[int, _Place]) -> tuple[SampledToken, ...]:
+    def _read(self, row: PrefillRow, slots: dict[int, _Contents]) -> tuple[SampledToken, ...]:
         """Write a chunk; pack it and draw the first tokens when it is the last."""
-        places = self._places(row, slots)
-        for place in places:
-            place.write(row.token_ids)
+        contents = self._contents(row, slots)
+        for held in contents:
+            held.write(row.token_ids)
         if not row.is_last:
             return ()
         if row.scratch is not None:
             del self._scratches[row.scratch]
-            slots.update({slot: places[0].copy() for slot in row.slots})
+            slots.update({slot: contents[0].copy() for slot in row.slots})
         return tuple(
             slots[slot].sample(draw, self._spec.vocab_size)
             for slot, draw in zip(row.slots, row.draws, strict=True)
         )
 
-    def _places(self, row: PrefillRow, slots: dict[int, _Place]) -> list[_Place]:
+    def _contents(self, row: PrefillRow, slots: dict[int, _Contents]) -> list[_Contents]:
         """Return where a chunk is written, emptied first if it is a prompt's first chunk."""
         store, names = (slots, row.slots) if row.scratch is None else (self._scratches, (row.scratch,))
         if row.start == 0:
-            store.update({name: _Place(row.num_prompt_tokens) for name in names})
+            store.update({name: _Contents(row.num_prompt_tokens) for name in names})
         assert all(name in store for name in names), f"a prompt goes on where it did not begin: {row}"
         return [store[name] for name in names]
 
-    def _score(self, row: PrefillRow, slots: dict[int, _Place]) -> tuple[SampledToken, ...]:
+    def _score(self, row: PrefillRow, slots: dict[int, _Contents]) -> tuple[SampledToken, ...]:
         if row.score is None:
             return ()
-        state, scores = self._places(row, slots)[0].state, list[SampledToken]()
+        state, scores = self._contents(row, slots)[0].state, list[SampledToken]()
         for token_id, target in zip(
             row.token_ids, row.score.target_ids, strict=False
         ):  # the prompt's last token has no target
@@ -198,10 +200,10 @@ class FakeBackend:
             scores.append(with_logprobs(state, target, row.score.num_top, self._spec.vocab_size))
         return tuple(scores)
 
-    def _pooled(self, row: PrefillRow, slots: dict[int, _Place]) -> tuple[float, ...]:
+    def _pooled(self, row: PrefillRow, slots: dict[int, _Contents]) -> tuple[float, ...]:
         if row.pooling is None:
             return ()
-        state, vectors = self._places(row, slots)[0].state, list[tuple[float, ...]]()
+        state, vectors = self._contents(row, slots)[0].state, list[tuple[float, ...]]()
         for token_id in row.token_ids:
             state = fold(state, (token_id,))
             vectors.append(hidden_state(state, self._spec.embedding_size))
@@ -220,26 +222,26 @@ class FakeBackend:
         return BatchResult(tuple(self._decode_row(row, pool, batch.num_steps) for row in batch.rows), elapsed)
 
     def _decode_row(
-        self, row: DecodeRow, pool: dict[int, _Place], num_steps: int
+        self, row: DecodeRow, pool: dict[int, _Contents], num_steps: int
     ) -> tuple[SampledToken, ...]:
         assert row.slot in pool, f"slot {row.slot} holds nothing"
-        place = pool[row.slot]
+        held = pool[row.slot]
         assert row.index >= row.num_prompt_tokens, f"slot {row.slot} has no complete prompt"
-        assert (row.index, row.num_prompt_tokens) == (len(place.token_ids), place.num_prompt_tokens), (
+        assert (row.index, row.num_prompt_tokens) == (len(held.token_ids), held.num_prompt_tokens), (
             row,
-            place,
+            held,
         )
-        assert len(place.token_ids) + num_steps <= self._spec.max_model_len, (
+        assert len(held.token_ids) + num_steps <= self._spec.max_model_len, (
             f"slot {row.slot} is over max_model_len"
         )
-        place.write((row.token_id,))
-        tokens, draw = [place.sample(row.draw, self._spec.vocab_size)], row.draw
+        held.write((row.token_id,))
+        tokens, draw = [held.sample(row.draw, self._spec.vocab_size)], row.draw
         for _ in range(num_steps - 1):
             draw = replace(
                 draw, output_index=draw.output_index + 1, forced_token_ids=draw.forced_token_ids[1:]
             )
-            place.write((tokens[-1].token_id,))
-            tokens.append(place.sample(draw, self._spec.vocab_size))
+            held.write((tokens[-1].token_id,))
+            tokens.append(held.sample(draw, self._spec.vocab_size))
         return tuple(tokens)
 
     def _check_prefill(self, batch: PrefillBatch) -> None:
@@ -248,11 +250,11 @@ class FakeBackend:
         assert 0 < len(rows) <= batch.shape.num_rows, (len(rows), batch.shape)
         assert len({row.scratch is None for row in rows}) == 1, "rows with and without scratch in one batch"
         assert len({row.pooling is None for row in rows}) == 1, "rows with and without pooling in one batch"
-        places = [slot for row in rows for slot in row.slots]
+        targets = [slot for row in rows for slot in row.slots]
         scratches = [row.scratch for row in rows if row.scratch is not None]
-        assert len(places) == len(set(places)), f"a slot has two rows: {places}"
+        assert len(targets) == len(set(targets)), f"a slot has two rows: {targets}"
         assert len(scratches) == len(set(scratches)), f"a scratch has two rows: {scratches}"
-        assert all(0 <= slot < self._spec.pools[batch.pool].num_slots for slot in places), places
+        assert all(0 <= slot < self._spec.pools[batch.pool].num_slots for slot in targets), targets
         assert all(0 <= scratch < self._spec.scratch.num_scratch for scratch in scratches), scratches
         for row in rows:
             self._check_row(row, batch.shape, batch.pool)
@@ -267,14 +269,15 @@ class FakeBackend:
             self._check_round(row, self._spec.scratch.layout)
         assert row.scratch is not None or row.slots, "a row with neither slot nor scratch"
         if row.start > 0:
-            for place in self._places(row, self._pools[pool]):
-                assert (len(place.token_ids), place.num_prompt_tokens) == (
+            for held in self._contents(row, self._pools[pool]):
+                assert (len(held.token_ids), held.num_prompt_tokens) == (
                     row.start,
                     row.num_prompt_tokens,
-                ), (row, place)
+                ), (row, held)
 
     def _check_round(self, row: PrefillRow, layout: ScratchLayout) -> None:
         assert layout.admits(row.num_prompt_tokens), row
-        end, limit = row.start + len(row.token_ids), layout.round_end(row.start, row.num_prompt_tokens)
-        assert end <= limit, f"a chunk up to {end} where something is given up at {limit}"
+        end = row.start + len(row.token_ids)
+        limit = layout.round_end(row.start, row.num_prompt_tokens)
+        assert end <= limit, f"a chunk up to {end} where entries are evicted at {limit}"
         assert len(row.ahead) == (layout.num_ahead if end == limit and not row.is_last else 0), row

@@ -1,7 +1,8 @@
-"""A made-up model in integers: what the fake backend decodes with, and what tests compute on their own.
+"""The integer model of the fake backend, which tests use for the expected tokens.
 
-A sequence is folded into one number, its state, token by token. The state picks the most likely token; the `_NUM_LEADERS` token ids from
-there on have falling logits, all others have logit 0. So a token left out, doubled or from another sequence changes everything after it.
+A sequence is hashed into one number, its state, token by token. The state selects the most likely token. The
+`_NUM_LEADERS` token ids from there on have falling logits, and all others have logit 0. A missing, doubled or
+foreign token therefore changes all tokens after it.
 """
 
 import math
@@ -16,7 +17,7 @@ _MASK = (1 << 64) - 1
 
 
 def fold(state: int, token_ids: Sequence[int]) -> int:
-    """Return the state once these tokens follow; an empty sequence's state is 0."""
+    """Return the state after these tokens. The state of an empty sequence is 0."""
     for token_id in token_ids:
         state = ((state ^ (token_id + 1)) * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & _MASK
         state ^= state >> 29
@@ -33,8 +34,12 @@ def expected_tokens(
     min_tokens: int = 0,
     stop_token_ids: frozenset[int] = frozenset(),
 ) -> list[int]:
-    """Return the first `num_tokens` tokens that a sequence gets if nothing ends it, the stop tokens banned until `min_tokens`."""
-    state, token_ids = fold(0, prompt), list(prompt)
+    """Return the first `num_tokens` tokens of an answer that nothing ends.
+
+    Stop tokens are banned until `min_tokens`.
+    """
+    state = fold(0, prompt)
+    token_ids = list(prompt)
     for index in range(num_tokens):
         banned = tuple(stop_token_ids) if index < min_tokens else ()
         token_ids.append(
@@ -75,8 +80,8 @@ def with_logprobs(state: int, token_id: int, num_top: int, vocab_size: int) -> S
 
 
 def hidden_state(state: int, size: int) -> tuple[float, ...]:
-    """Return the vector, of numbers from −1 to 1, that stands for a state in pooled prompts."""
-    return tuple((fold(state, (place,)) >> 11) / (1 << 52) - 1 for place in range(size))
+    """Return the vector of a state in pooled prompts. Its numbers are from −1 to 1."""
+    return tuple((fold(state, (index,)) >> 11) / (1 << 52) - 1 for index in range(size))
 
 
 def _leader(state: int, vocab_size: int) -> int:
@@ -91,7 +96,11 @@ def _logit(state: int, token_id: int, vocab_size: int) -> float:
 def _adjusted_logits(
     state: int, draw: Draw, vocab_size: int, token_ids: Sequence[int], num_prompt_tokens: int
 ) -> dict[int, float]:
-    """Logits after penalties and bias: of the tokens a mask allows, or of the leaders and of enough others that some are free of both."""
+    """Return logits after penalties and bias, by token.
+
+    They are those of the allowed tokens. Without a mask, they are those of the leaders and of more tokens
+    than can be banned or penalised.
+    """
     sampling = draw.sampling
     counts = Counter(token_ids[num_prompt_tokens:] if sampling.has_penalties else ())
     seen = set(token_ids if sampling.has_penalties else ())

@@ -1,8 +1,8 @@
-"""The line between the scheduler and whatever turns a batch into tokens.
+"""The interface between the scheduler and a backend, which turns batches into tokens.
 
-A batch is a complete description of one device step and a result is a plain value, so that a step can be run, timed, recorded or simulated
-by anything that implements `Backend`. Limits of a backend are data (`BackendSpec`), never knowledge of the scheduler's. There is no tensor,
-no text and no HTTP here.
+A batch describes one device step completely, and a result is a plain value. A step can therefore be run,
+timed, recorded or simulated by any implementation of `Backend`. The limits of a backend are data, in
+`BackendSpec`. There is no tensor, no text and no HTTP here.
 """
 
 import enum
@@ -21,7 +21,7 @@ class PromptPooling(enum.StrEnum):
 
 
 class BackendError(Exception):
-    """A step failed; the requests of its batch are lost, the backend can go on."""
+    """A step failed. The requests of its batch are lost, and the backend can run other steps."""
 
 
 class BackendUnusableError(BackendError):
@@ -29,7 +29,10 @@ class BackendUnusableError(BackendError):
 
 
 class Feature(enum.Enum):
-    """What a request may ask of a backend beyond greedy decoding. A backend declares what it honours; the rest is refused by name."""
+    """What a request can require beyond greedy decoding.
+
+    A backend declares the features that it supports. The others are refused by name.
+    """
 
     SAMPLING = "sampling"  # temperature, top_p, top_k, min_p and seed
     PENALTIES = "penalties"  # presence, frequency and repetition
@@ -38,15 +41,15 @@ class Feature(enum.Enum):
     LOGPROBS = "logprobs"
     PROMPT_LOGPROBS = "prompt_logprobs"
     TOKEN_MASK = "token_mask"  # needed by structured output
-    FORCED_TOKENS = "forced_tokens"  # needed to take the rest of a prompt through decode
+    FORCED_TOKENS = "forced_tokens"  # needed to read the rest of a prompt by decode
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen. Names and meanings follow the OpenAI API and, for its extensions, vLLM.
 
-    Order: penalties and `logit_bias`, then temperature, `top_k`, `top_p`, `min_p`. Temperature 0 is greedy. Log-probabilities are those of
-    the model's own distribution, before any of these.
+    Order: penalties and `logit_bias`, then temperature, `top_k`, `top_p`, `min_p`. Temperature 0 is greedy.
+    Log-probabilities are those of the model's distribution, before any of these.
     """
 
     temperature: float = 1.0
@@ -57,10 +60,10 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int = 0  # whoever has no seed of the user's draws one, so that every request is reproducible from its parameters
-    num_logprobs: int | None = (
-        None  # None: no log-probabilities; k: the chosen token's and the k most likely tokens'
-    )
+    # The server draws a seed for a request without one, so the parameters reproduce every request.
+    seed: int = 0
+    # k: the log-probabilities of the chosen token and of the k most likely ones. None: no log-probabilities.
+    num_logprobs: int | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -71,7 +74,7 @@ class SamplingParams:
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
     def required_features(self) -> frozenset[Feature]:
-        """Return the features without which these parameters cannot be honoured."""
+        """Return the features that these parameters need."""
         needed = {
             Feature.SAMPLING: not self.is_greedy,
             Feature.PENALTIES: self.has_penalties,
@@ -83,14 +86,15 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One token to be chosen. The random number depends on (`sampling.seed`, `choice`, `output_index`) and on nothing else.
+    """One token to choose. The random number depends on (`sampling.seed`, `choice`, `output_index`) only.
 
-    With an `allowed_mask`, token t may be chosen if bit t % 8 of byte t // 8 is set, and none that lies beyond the mask's end; at least one
-    may. Such a draw's batch has one step, since the next mask follows from the token.
+    With an `allowed_mask`, token t is allowed if bit t % 8 of byte t // 8 is set. Tokens beyond the mask's
+    end are not allowed, and at least one token is. The batch of such a draw has one step, since the next mask
+    follows from the token.
 
-    The first steps of a launch may yield `forced_token_ids` instead of choosing: tokens of the prompt that are read by decode. They come
-    with log-probabilities if `num_forced_logprobs` says so, as `SamplingParams.num_logprobs` does for the others, stand at negative output
-    indices, and count as prompt for the penalties.
+    The first steps of a launch can return `forced_token_ids` instead: tokens of the prompt that decode reads.
+    Their log-probabilities are returned as `num_forced_logprobs` says. They have negative output indices, and
+    penalties count them as prompt.
     """
 
     sampling: SamplingParams
@@ -101,16 +105,16 @@ class Draw:
     forced_token_ids: tuple[int, ...] = ()
     num_forced_logprobs: int | None = None
 
-    def num_logprobs(self, number: int) -> int | None:
-        """Return how many alternatives the `number`th step's token comes with; None: without log-probabilities."""
-        return self.num_forced_logprobs if number < len(self.forced_token_ids) else self.sampling.num_logprobs
+    def num_logprobs(self, step: int) -> int | None:
+        """Return the number of alternatives of a step's token. None is no log-probabilities."""
+        return self.num_forced_logprobs if step < len(self.forced_token_ids) else self.sampling.num_logprobs
 
 
 @dataclass(frozen=True, slots=True)
 class PromptScore:
-    """A request for the log-probabilities of prompt tokens: of `target_ids[i]` given everything up to the chunk's token i.
+    """A request for the log-probability of each `target_ids[i]`, given all tokens up to the chunk's token i.
 
-    As long as the chunk, or one shorter when the chunk ends the prompt.
+    It has an id for each token of the chunk, or one less when the chunk ends the prompt.
     """
 
     target_ids: tuple[int, ...]
@@ -121,11 +125,13 @@ class PromptScore:
 class PrefillRow:
     """A chunk of one prompt.
 
-    `slots` are the slots that hold the prompt at the end (several when one prompt has several choices; none when it is only scored).
-    Without `scratch` the chunk is written straight into them, which a pool allows up to its `max_direct_tokens`; with it, the prompt is
-    read in that scratch and packed into the slots by its last chunk. `draws` has one entry a slot in the last chunk and none before.
-    A chunk whose end fills a scratch that the prompt outgrows has the prompt's last tokens as `ahead`: by what these look for is chosen
-    what the scratch gives up after the chunk.
+    `slots` are the slots that hold the prompt at the end: one for each choice, and none if the prompt is only
+    scored. Without `scratch`, the chunk is written into the slots directly, which a pool allows up to its
+    `max_direct_tokens`. With it, the prompt is read into that scratch, and the last chunk packs it into the
+    slots. `draws` has one entry for each slot in the last chunk, and none before.
+
+    `ahead` are the prompt's last tokens, for a chunk that fills a scratch which is smaller than the prompt.
+    Their attention selects the entries that the scratch evicts after the chunk.
     """
 
     request_id: str
@@ -137,7 +143,7 @@ class PrefillRow:
     draws: tuple[Draw, ...] = ()
     score: PromptScore | None = None
     ahead: tuple[int, ...] = ()
-    pooling: PromptPooling | None = None  # the chunk's hidden states are asked for
+    pooling: PromptPooling | None = None  # not None: return the chunk's hidden states
 
     @property
     def is_last(self) -> bool:
@@ -148,7 +154,8 @@ class PrefillRow:
 class PrefillBatch:
     """Chunks of different prompts, read in one step of shape `shape`.
 
-    Either all rows have a scratch or none has, and either all are pooled (then none is scored or drawn from) or none is.
+    Either all rows have a scratch or none has. Either all are pooled or none is; pooled rows have no scores
+    and draws.
     """
 
     rows: tuple[PrefillRow, ...]
@@ -158,7 +165,7 @@ class PrefillBatch:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """One live slot: `token_id` stands at `index` of its sequence and is written there; the token after it is drawn."""
+    """One live slot. `token_id` is written at `index` of its sequence, and the next token is drawn."""
 
     request_id: str
     slot: int
@@ -170,7 +177,7 @@ class DecodeRow:
 
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
-    """`num_steps` decode steps of every row, each step feeding the next; `Draw.output_index` counts up by one a step."""
+    """`num_steps` decode steps of every row. Each step adds one to `Draw.output_index`."""
 
     rows: tuple[DecodeRow, ...]
     num_steps: int = 1
@@ -182,7 +189,7 @@ Batch: TypeAlias = PrefillBatch | DecodeBatch
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A token, with the log-probabilities that were asked for: its own and, most likely first, the alternatives'."""
+    """A token, with its log-probability and those of the alternatives, most likely first, if requested."""
 
     token_id: int
     logprob: float | None = None
@@ -191,11 +198,12 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What a step brought, row by row as in its batch.
+    """The result of a step, by row of its batch.
 
-    `tokens[row]` has one token a draw (prefill) or one a step (decode); `prompt_logprobs[row]` (prefill) one a target asked for.
-    `hidden[row]` (prefill, pooled rows) has `BackendSpec.embedding_size` numbers: the sum over the chunk's tokens of their hidden states
-    after the last layer's norm, or the last token's. `elapsed` is in seconds of the backend's clock.
+    `tokens[row]` has one token for each draw (prefill) or step (decode). `prompt_logprobs[row]` (prefill) has
+    one for each requested target. `hidden[row]` (prefill of pooled rows) has `BackendSpec.embedding_size`
+    numbers: the sum of the chunk's hidden states after the last layer's norm, or the last token's. `elapsed`
+    is in seconds of the backend's clock.
     """
 
     tokens: tuple[tuple[SampledToken, ...], ...]
@@ -214,11 +222,11 @@ class PrefillShape:
 
 @dataclass(frozen=True, slots=True)
 class SlotPoolSpec:
-    """Slots of one policy. A prompt of up to `max_direct_tokens` is written straight into its slot, a longer one goes through scratch.
+    """Slots of one policy.
 
-    No two pools of a backend have the same `name`, by which requests ask for them.
-
-    `policy` is that of the model's full-attention layers; layers of other kinds may hold less and are accounted for in `max_direct_tokens`.
+    Prompts of up to `max_direct_tokens` are written into their slot, longer ones into a scratch.
+    The pools of a backend have different names, by which requests select them. `policy` is that of the
+    model's full-attention layers. Other layers can hold less, which `max_direct_tokens` accounts for.
     """
 
     num_slots: int
@@ -229,7 +237,7 @@ class SlotPoolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ScratchSpec:
-    """Places where prompts longer than a slot are read."""
+    """The buffers in which prompts longer than a slot are read."""
 
     num_scratch: int
     layout: ScratchLayout
@@ -237,7 +245,7 @@ class ScratchSpec:
 
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
-    """What a backend can do, fixed when it is built."""
+    """The limits and features of a backend, fixed when it is built."""
 
     vocab_size: int
     max_model_len: int
@@ -247,11 +255,11 @@ class BackendSpec:
     features: frozenset[Feature]
     max_decode_steps: int = 1
     simulated: bool = False
-    embedding_size: int = 0  # numbers of a pooled prompt; 0: pooling is not supported
+    embedding_size: int = 0  # of a pooled prompt; 0: pooling is not supported
 
 
 class Pending(Protocol):
-    """A step under way."""
+    """A step that was submitted."""
 
     def result(self) -> BatchResult:
         """Wait for the step's end. Raises `BackendError`, after which the batch's requests are lost."""
@@ -265,7 +273,7 @@ class Backend(Protocol):
     def spec(self) -> BackendSpec: ...
 
     def warmup(self) -> None:
-        """Do once whatever would make the first requests slow."""
+        """Do the one-time work that would make the first requests slow."""
         ...
 
     def submit(self, batch: Batch) -> Pending:
@@ -273,5 +281,5 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back. No step follows."""
+        """Release all resources. No step follows."""
         ...

@@ -1,7 +1,7 @@
-"""Any backend with another machine's time: tokens from the inner backend, seconds from a cost model, and faults on request.
+"""A backend with another machine's time. An inner backend has the tokens, a cost model the seconds.
 
-On a virtual clock steps take no real time; on a paced one a step lasts as long as the cost model says, and the inner backend's own time is
-part of that.
+Faults are optional. On a virtual clock, steps take no real time. On a paced clock, a step takes the seconds
+of the cost model, which include the inner backend's.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from backends.interface import Backend, BackendError, BackendSpec, Batch, BatchR
 
 
 class CostModel(Protocol):
-    """Tells how long a step takes on the machine that is simulated."""
+    """The time of a step on the simulated machine."""
 
     def seconds(self, batch: Batch) -> float: ...
 
@@ -60,7 +60,7 @@ class FailedStep:
 
 
 def parse_fault(text: str) -> Fault:
-    """Return the fault of `slow-socket=FACTOR`, `stalled-link=EVERY:SECONDS` or `failed-step=EVERY`. Raises ValueError."""
+    """Parse `slow-socket=FACTOR`, `stalled-link=EVERY:SECONDS` or `failed-step=EVERY`. Raises ValueError."""
     name, _, value = text.partition("=")
     try:
         match name:
@@ -103,7 +103,10 @@ class _FailedStep:
 
 
 class TimedBackend:
-    """`inner` with the time of `cost_model` on `clock`. A step starts when it is submitted, or when the one before it ends."""
+    """`inner` with the time of `cost_model` on `clock`.
+
+    A step starts when it is submitted, or when the previous one ends.
+    """
 
     def __init__(
         self, inner: Backend, cost_model: CostModel, clock: Clock, faults: Sequence[Fault] = ()

@@ -1,6 +1,6 @@
-"""A simulated SN40L, and other machines described in the same way: what a decode or prefill step costs there, and why.
+"""A simulated SN40L, and other machines described in the same way: the cost of a decode or prefill step.
 
-Nothing here runs a model or knows a request: `hardware` and `model_config` describe, `placement` puts parts in memories, `decode` and
-`prefill` turn both into kernels with times, `calibration` fits the few numbers that nobody publishes, `plan` and `sweep` ask questions.
-Whatever is computed here is simulated, and everything printed from it says so.
+This package runs no model and knows no request. `hardware` and `model_config` describe. `placement` assigns
+memories. `decode` and `prefill` make kernels with times. `calibration` fits the few unpublished numbers.
+`plan` and `sweep` compare deployments. All results are simulated, and all output says so.
 """

@@ -1,4 +1,4 @@
-"""What the figures would be under other assumptions: the two that the published figures of DeepSeek-R1 cannot do without."""
+"""The figures under other assumptions, for the two that the published figures of DeepSeek-R1 depend on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from backends.sn40l.published import published_figures
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A global assumption changed, everything else fitted anew."""
+    """The figures with one global assumption changed and all parameters fitted again."""
 
     name: str
     comparisons: tuple[Comparison, ...]
@@ -23,7 +23,7 @@ class Alternative:
 
 
 def expected_experts(machine_files: Mapping[str, MachineFile]) -> Alternative:
-    """Return table 5 when a step reads the experts that it is expected to touch, as a kernel with dynamic trips would."""
+    """Return table 5 if a step read the expected number of experts, as a kernel with dynamic trips would."""
     file = machine_files["sn40l"]
     dynamic = replace(file, machine=replace(file.machine, is_static=False))
     figures = tuple(

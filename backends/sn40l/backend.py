@@ -14,7 +14,10 @@ from backends.timed import Fault, TimedBackend
 def default_deployment(
     model: str, machine: str, num_sockets: int, *, loops: bool = True, uses_ddr: bool = False
 ) -> Deployment:
-    """Return a deployment by names, with its layers looped where the machine can. Raises ValueErrors that name what is wrong."""
+    """Return a deployment by names, with looped layers if the machine supports them.
+
+    Raises ValueErrors that name the wrong value.
+    """
     described = load_machine(machine)
     execution = Execution.LOOPED if loops and described.is_static else Execution.FUSED
     return Deployment(load_model(model), described, num_sockets, execution, uses_ddr=uses_ddr)
@@ -22,7 +25,7 @@ def default_deployment(
 
 @dataclass(frozen=True, slots=True)
 class SimulationConfig:
-    """What is simulated, and how its time passes: `time_scale` times as fast as it would, or without any waiting if that is None."""
+    """The simulated deployment. Its time passes `time_scale` times as fast as real time; None never waits."""
 
     model: str = "llama-3.1-8b"
     machine: str = "sn40l"
@@ -42,7 +45,7 @@ class SimulationConfig:
         return VirtualClock() if self.time_scale is None else PacedClock(self.time_scale)
 
     def backend(self, inner: Backend, clock: Clock) -> TimedBackend:
-        """Return `inner` with the time that its slots would take. Raises DoesNotFitError for slots that the machine cannot hold."""
+        """Return `inner` with the deployment's time. Raises DoesNotFitError if the slots do not fit."""
         deployment = default_deployment(
             self.model, self.machine, self.num_sockets, loops=self.loops, uses_ddr=self.uses_ddr
         )

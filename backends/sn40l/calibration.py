@@ -1,7 +1,7 @@
-"""The fit of the numbers that nobody publishes: Newton's method, in logarithms, on as many published figures as there are parameters.
+"""Fits the unpublished parameters by Newton's method in logarithms, one published figure for each parameter.
 
-The fitted figures therefore come out exactly, and their residuals only show that a solution exists within the parameters' ranges. What
-tests the model is every other figure.
+The fitted figures are therefore met exactly. Their residuals only show that a solution exists within the
+parameters' ranges. All other figures test the model.
 """
 
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ _STEP = 1e-4
 
 
 class CalibrationError(ArithmeticError):
-    """No values of the parameters bring the fitted figures out."""
+    """No values of the parameters meet the fitted figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A number of a machine that is fitted, and the figure that fixes it."""
+    """A fitted number of a machine, and the figure that determines it."""
 
     machine: str
     name: str
@@ -37,7 +37,10 @@ class Parameter:
 def parameters(
     figures: tuple[Figure, ...], machine_files: Mapping[str, MachineFile]
 ) -> tuple[Parameter, ...]:
-    """Return the parameters that the figures name, with the ranges of their files. Raises CalibrationError for a published number."""
+    """Return the parameters that the figures name, with the ranges of their files.
+
+    Raises CalibrationError for a published number.
+    """
     found: list[Parameter] = []
     for figure in figures:
         if figure.fits is not None:
@@ -50,7 +53,7 @@ def parameters(
 
 
 def fit(figures: tuple[Figure, ...], machine_files: Mapping[str, MachineFile]) -> dict[str, Machine]:
-    """Return the machines with every fitted parameter solved for. Raises CalibrationError if the ranges hold no solution."""
+    """Return the machines with the fitted parameters. Raises CalibrationError if there is no solution."""
     machines = {name: file.machine for name, file in machine_files.items()}
     fitted = parameters(figures, machine_files)
     low, high = np.log([max(p.low, 1e-12) for p in fitted]), np.log([p.high for p in fitted])

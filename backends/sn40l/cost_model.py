@@ -1,4 +1,4 @@
-"""The time of a batch on a deployment: what `TimedBackend` asks for each step."""
+"""The cost model of `TimedBackend`: the time of a batch on a deployment."""
 
 from functools import lru_cache
 
@@ -12,13 +12,15 @@ from cache.policy import CachePolicy
 class DeploymentCost:
     """Times batches for the slots of these pools.
 
-    A static machine has one decode graph a pool, for all its slots at their full capacity, whatever is live; others are timed for the
-    batch's rows. Prompts are read one row after another, each chunk padded to the batch's shape. Raises DoesNotFitError for pools that do
-    not fit together, by what as many slots of their mean capacity would need.
+    A static machine has one decode graph for each pool, with all slots at full capacity, however many are
+    live. Other machines are timed for the batch's rows. Prompts are read one row after another, each chunk
+    padded to the batch's shape. Raises DoesNotFitError for pools that do not fit together. The check assumes
+    slots of their mean capacity.
     """
 
     def __init__(self, deployment: Deployment, *pools: SlotPoolSpec) -> None:
-        self._deployment, self._pools = deployment, pools
+        self._deployment = deployment
+        self._pools = pools
         self._decode = lru_cache(maxsize=None)(self._decode_seconds)
         self._prefill = lru_cache(maxsize=4096)(self._prefill_seconds)
         num_slots = sum(pool.num_slots for pool in pools)
@@ -46,8 +48,9 @@ def _chunk(row: PrefillRow, num_tokens: int, policy: CachePolicy) -> Chunk:
 
 
 def compression_of(policy: CachePolicy) -> Compression | None:
-    """Return what a policy does to a prompt longer than its slot; None where nothing is dropped."""
+    """Return the compression of a prompt longer than its slot. None if the policy drops nothing."""
     if not policy.evicts and policy.scorer is None:
         return None
-    layout, window = policy.layout, policy.scorer.observation_window if policy.scorer else 0
+    layout = policy.layout
+    window = policy.scorer.observation_window if policy.scorer else 0
     return Compression(layout.num_recent, layout.num_kept, window)

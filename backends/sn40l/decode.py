@@ -9,13 +9,16 @@ from backends.sn40l.placement import Placement, fitting, num_sequences, slots_sh
 
 
 def decode_step(deployment: Deployment, shape: DecodeShape) -> Step:
-    """Return one step of a static graph, its attention split in the fastest of the ways that fit. Raises DoesNotFitError."""
+    """Return one step of a static graph, with the fastest split of attention that fits.
+
+    Raises DoesNotFitError.
+    """
     steps = (_step(deployment, shape, placement) for placement in fitting(deployment, shape))
     return min(steps, key=lambda step: step.seconds)
 
 
 def decode_placement(deployment: Deployment, shape: DecodeShape) -> Placement:
-    """Return where the parts of `decode_step` lie. Raises DoesNotFitError."""
+    """Return the placement of `decode_step`. Raises DoesNotFitError."""
     return min(fitting(deployment, shape), key=lambda placement: _step(deployment, shape, placement).seconds)
 
 
@@ -71,7 +74,7 @@ class _DecodeGraph:
         return (attention, merge("experts", [self._ffn(layer), self._experts(layer)]))
 
     def _operators(self, layer: Layer) -> Iterator[Kernel]:
-        """Yield the calls of a layer that nothing fuses: eleven."""
+        """Yield the eleven calls of a layer without fusion."""
         batch, hidden, sockets = self._shape.batch, self._model.hidden_size, self._num_sockets
         attention, precision = layer.attention, self._model.precision
         row = 2.0 * batch * hidden
@@ -137,7 +140,7 @@ class _DecodeGraph:
         )
 
     def _experts(self, layer: Layer) -> Kernel:
-        """All chosen experts in one kernel; a static loop has a trip for each that the batch could choose."""
+        """All chosen experts in one kernel. A static loop has a trip for each one that the batch could choose."""
         experts = layer.experts
         assert experts is not None
         batch = self._shape.batch
@@ -209,7 +212,7 @@ class _DecodeGraph:
 
 
 def _loops(layers: tuple[Layer, ...]) -> Iterator[tuple[Layer, ...]]:
-    """Yield the runs of layers that one loop covers: leading dense layers apart, then the rest, which repeats one pattern."""
+    """Yield the layers of each loop: leading dense layers are one, all others, of one pattern, another."""
     num_leading = next((index for index, layer in enumerate(layers) if layer.experts), 0)
     interleaved = any(layer.experts is None for layer in layers[num_leading:])
     if num_leading and not interleaved:

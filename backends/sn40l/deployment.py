@@ -1,4 +1,4 @@
-"""What is compiled: a model for so many sockets of a machine, in one way of cutting a layer into kernel calls."""
+"""A deployment: a model, the sockets of a machine, and the division of a layer into kernel calls."""
 
 import enum
 from dataclasses import dataclass
@@ -10,18 +10,21 @@ from backends.sn40l.model_config import Model
 class Execution(enum.StrEnum):
     """How a decoder layer becomes kernel calls."""
 
-    OPERATORS = "operators"  # each operator a call, what lies between them goes through HBM
+    OPERATORS = "operators"  # one call for each operator; intermediate results go through HBM
     FUSED = "fused"  # a layer is as few calls as the machine allows
     LOOPED = "looped"  # the calls of all layers are one (arXiv 2410.23668)
 
 
 class DeploymentError(ValueError):
-    """What was asked for is none of the machine's ways."""
+    """The machine does not support the execution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A model on `num_sockets` sockets. `host_launched` calls are started by the host; `uses_ddr` lets weights overflow into DDR."""
+    """A model on `num_sockets` sockets.
+
+    With `host_launched`, the host starts each call. With `uses_ddr`, weights can overflow into DDR.
+    """
 
     model: Model
     machine: Machine
@@ -42,19 +45,22 @@ class Deployment:
 
     @property
     def sequence_splits(self) -> tuple[int, ...]:
-        """How many sockets may share the heads of one sequence's attention; such groups share out the sequences."""
+        """The possible sizes of a group of sockets that splits one sequence's attention heads.
+
+        The sequences are distributed over such groups.
+        """
         return tuple(count for count in range(1, self.num_sockets + 1) if self.num_sockets % count == 0)
 
     @property
     def call_seconds(self) -> float:
-        """What a kernel call costs besides its own work."""
+        """The overhead of a kernel call, in seconds."""
         host = self.machine.host_launch if self.host_launched else 0.0
         return self.machine.launch + self.machine.drain + host
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """A static decode graph: `batch` slots of `capacity` entries. Its time does not depend on how many of them are live."""
+    """A static decode graph: `batch` slots of `capacity` entries, live or not."""
 
     batch: int
     capacity: int

@@ -1,4 +1,4 @@
-"""What a published figure is: a value or a range, where it was read, and how this model computes the same."""
+"""Published figures: a value or a range, its source, and the function that computes it."""
 
 import enum
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ Machines = Mapping[str, Machine]
 
 
 class Role(enum.StrEnum):
-    """What a figure is to the calibration."""
+    """The role of a figure in the calibration."""
 
     FITTED = "fitted"
     IMPLIED = "implied"
@@ -19,10 +19,10 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One published figure. `low` and `high` are equal for a value; `fits` names the one parameter that was fitted on it.
+    """One published figure. `low` and `high` are equal for a value. `fits` is the parameter that it fits.
 
-    `tolerance` is relative to the published value, or in its unit where `is_absolute`. A figure with a `miss` is known not to be met, for
-    the reason given there. One `is_implied` if a fitted figure leaves it no room.
+    `tolerance` is relative to the published value, or in its unit if `is_absolute`. `miss` is the reason why
+    a figure is known not to be met. A figure `is_implied` if a fitted figure determines it.
     """
 
     key: str
@@ -54,7 +54,10 @@ class Figure:
         return f"≥ {self.low:g}" if self.high == float("inf") else f"{self.low:g} to {self.high:g}"
 
     def error(self, ours: float) -> float:
-        """Return the distance of `ours` from the figure, signed, relative unless `is_absolute`; zero within a range."""
+        """Return the signed distance of `ours` from the figure, relative unless `is_absolute`.
+
+        It is zero within a range.
+        """
         nearest = min(max(ours, self.low), self.high)
         return ours - nearest if self.is_absolute else ours / nearest - 1
 
@@ -114,5 +117,5 @@ def span(
 
 
 def bind(function: Callable[..., float], *arguments: object) -> Callable[[Machines], float]:
-    """Return `function` with all arguments but the machines bound now rather than when a loop has gone on."""
+    """Return `function` with these arguments after the machines. A lambda in a loop binds them too late."""
     return lambda machines: function(machines, *arguments)

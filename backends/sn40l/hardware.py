@@ -1,7 +1,7 @@
-"""Machines as data: what one socket computes, holds and moves, and what a kernel call costs on it.
+"""Machines as data: the compute, memories and links of one socket, and the cost of a kernel call.
 
-Every number of a machine file carries its source; a number that nobody publishes is an assumption, or fitted by `calibration`, and carries
-the range in which it may lie. There is nothing of models or of kernels here.
+Every number of a machine file has its source. An unpublished number is an assumption or is fitted by
+`calibration`, and has a range. This module knows no models and no kernels.
 """
 
 import math
@@ -13,12 +13,12 @@ from typing import Any
 
 
 class MachineFileError(ValueError):
-    """A machine file lacks a number, or has one that is no machine's."""
+    """A machine file lacks a number, or has an impossible one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A number and where it comes from; `low` and `high` for what is not published."""
+    """A number and its source. An unpublished number has the range `low` to `high`."""
 
     value: float
     source: str
@@ -32,10 +32,10 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Numbers of one socket, in bytes, seconds and operations; a node has 1 to `max_sockets` equal ones.
+    """Numbers of one socket, in bytes, seconds and operations. A node has 1 to `max_sockets` equal ones.
 
-    `*_efficiency` are shares of a peak that real kernels reach. A call costs `launch` and `drain` during which nothing streams, and
-    `host_launch` more where the host, not the device, starts it.
+    `*_efficiency` are the shares of a peak that real kernels reach. A call takes `launch` and `drain`, in
+    which nothing streams, and `host_launch` more if the host starts it instead of the device.
     """
 
     max_sockets: int
@@ -79,7 +79,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class MachineFile:
-    """A machine with the provenance of its numbers."""
+    """A machine with the sources of its numbers."""
 
     name: str
     title: str
@@ -91,7 +91,7 @@ _DATA = "data/machines"
 
 
 def machine_names() -> tuple[str, ...]:
-    """Return the names of the machines that ship."""
+    """Return the names of the machines in this package."""
     folder = files(__package__).joinpath(_DATA)
     return tuple(
         sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
@@ -110,7 +110,7 @@ def load_machine_file(name_or_path: str) -> MachineFile:
 
 
 def load_machine(name_or_path: str) -> Machine:
-    """As `load_machine_file`, without the provenance."""
+    """As `load_machine_file`, without the sources."""
     return load_machine_file(name_or_path).machine
 
 

@@ -1,9 +1,9 @@
-"""Kernels, calls and the time they take on one socket: the only place where work becomes seconds.
+"""Kernels and calls, and their time on one socket. Only this module turns work into seconds.
 
-A static kernel computes with what it has streamed. In a loop the next turn's weights stream while this turn computes, so that a turn takes
-as long as the slower of the two; a call that is no loop takes both, one after the other. Links work beside either, but for what of the
-collectives stays exposed. Between calls nothing streams. All sockets of a node do the same, so one stands for all; where work does not
-divide evenly, amounts are those of the busiest.
+A static kernel computes with the data that it has streamed. In a loop, the weights of the next iteration
+stream during the computation of this one, so an iteration takes the longer of the two. A call that is not a
+loop takes the sum. Links overlap with both, except for the exposed share of the collectives. Nothing streams
+between calls. All sockets of a node do the same work, and amounts are those of the busiest socket.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,10 @@ from backends.sn40l.hardware import Machine
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Work of one kernel on one socket, in bytes and operations. `attention_operations` are already stretched by the pipeline's fill."""
+    """Work of one kernel on one socket, in bytes and operations.
+
+    `attention_operations` include the time to fill the pipeline.
+    """
 
     name: str
     weight_bytes: float = 0.0
@@ -56,7 +59,7 @@ class Kernel:
         }
 
     def seconds(self, machine: Machine, *, is_looped: bool = False) -> float:
-        """Return how long the kernel runs once it is launched, or as a turn of a loop over layers."""
+        """Return the seconds of the kernel after its launch, or of one iteration of a loop over layers."""
         return _kernel_seconds(self, machine, is_looped or self.loops_inside or not machine.is_static)
 
 
@@ -77,7 +80,7 @@ def _kernel_seconds(kernel: Kernel, machine: Machine, streams_ahead: bool) -> fl
 
 
 def merge(name: str, kernels: Sequence[Kernel]) -> Kernel:
-    """Return the kernel that does the work of several at once."""
+    """Return one kernel with the work of several."""
     return Kernel(
         name=name,
         weight_bytes=sum(kernel.weight_bytes for kernel in kernels),
@@ -98,7 +101,7 @@ def merge(name: str, kernels: Sequence[Kernel]) -> Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One launch of one or more kernels that follow each other without the device stopping, or `num_launches` launches that share them."""
+    """One launch of kernels that run without a gap, or `num_launches` launches that share them."""
 
     kernels: tuple[Kernel, ...]
     num_launches: int = 1
@@ -110,7 +113,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What a socket does from `start` to `end`: a kernel, or a gap in which nothing streams (`kernel` None)."""
+    """An interval of a socket from `start` to `end`: a kernel, or a gap without streaming (`kernel` None)."""
 
     name: str
     start: float
@@ -168,7 +171,7 @@ def run(calls: Iterable[Call], machine: Machine, num_sockets: int, call_seconds:
 
 
 def bottleneck(step: Step, machine: Machine) -> str:
-    """Return what the step spends most of its time on: a resource of its kernels, the links' latency, or the gaps between calls."""
+    """Return the largest part of the step's time: a resource, links' latency, or gaps between calls."""
     spent: dict[str, float] = {"gaps": step.gap_seconds}
     for event in step.events:
         if event.kernel:

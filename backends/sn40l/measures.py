@@ -1,4 +1,7 @@
-"""Quantities that published figures are about, from this model. Models are named, decode is at batch 1 and 4k unless said otherwise."""
+"""The quantities of published figures, computed by this model.
+
+Models are given by name. The defaults of decode are batch 1 and a context of 4k.
+"""
 
 from functools import lru_cache
 
@@ -55,7 +58,10 @@ def token_bytes(model: Model, context: int) -> float:
 
 
 def roofline(machine: Machine, model: Model, sockets: int, context: int) -> float:
-    """Return tokens/s at batch 1 of a dense model if all its weights and its cache were read at peak bandwidth (the sources' equation)."""
+    """Return tokens/s of a dense model at batch 1 if its weights and cache were read at peak bandwidth.
+
+    This is the sources' equation.
+    """
     return sockets * machine.hbm_bandwidth / token_bytes(model, context)
 
 
@@ -76,7 +82,7 @@ def looping_gain(machine: Machine, name: str, sockets: int = 16) -> float:
 
 
 def table_5_rate(machine: Machine, batch: int, capacity: int) -> float:
-    """Return tokens/s of DeepSeek-R1 on 16 sockets, the paper's factor for multi-token prediction included."""
+    """Return tokens/s of DeepSeek-R1 on 16 sockets, with the paper's factor for multi-token prediction."""
     return (
         MULTI_TOKEN * batch / decode_of(machine, "deepseek-r1", 16, Execution.FUSED, batch, capacity).seconds
     )

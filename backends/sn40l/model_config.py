@@ -1,7 +1,8 @@
 """What a model weighs, holds and computes, from the `config.json` that Hugging Face publishes with it.
 
-Dense, grouped-query and latent (MLA) attention, sliding windows, experts with and without shared ones, and a precision for each part. Norms
-and biases, under a thousandth of any model, are left out. There is nothing of machines or of time here.
+It has dense, grouped-query and latent (MLA) attention, sliding windows, experts with and without shared ones,
+and a precision for each part. Norms and biases are left out: they are under a thousandth of any model. This
+module knows no machines and no time.
 """
 
 import json
@@ -29,7 +30,7 @@ class Precision:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """One layer's attention. At decode a latent (MLA) cache is read absorbed: every head sees one shared entry."""
+    """One layer's attention. Decode reads a latent (MLA) cache absorbed: all heads share one entry."""
 
     input_params: int  # projections to queries, keys and values
     output_params: int
@@ -56,11 +57,11 @@ class Experts:
     router_params: int
 
     def expected_touched(self, num_tokens: int) -> float:
-        """Return how many different experts a step of so many tokens is expected to choose, if all are equally likely."""
+        """Return the expected number of different experts of `num_tokens` tokens, if all are equally likely."""
         return self.num_experts * (1 - (1 - self.num_chosen / self.num_experts) ** num_tokens)
 
     def most_touched(self, num_tokens: int) -> int:
-        """Return how many different experts so many tokens can choose at most."""
+        """Return the largest number of different experts that `num_tokens` tokens can choose."""
         return min(self.num_experts, self.num_chosen * num_tokens)
 
 
@@ -150,7 +151,7 @@ class Model:
         return entries * self.precision.cache
 
     def decode_operations(self, context: int) -> float:
-        """Return the operations of one token with so many entries in its cache; a multiply-add counts two."""
+        """Return the operations of one token for this number of cache entries. A multiply-add counts two."""
         attention = sum(
             a.num_heads * a.decode_width * a.num_entries(context)
             for a in (layer.attention for layer in self.layers)
@@ -182,7 +183,7 @@ def load_model(name_or_path: str) -> Model:
 
 
 def model_from_config(name: str, config: dict[str, Any]) -> Model:
-    """Return the model that a Hugging Face configuration describes. Raises ModelConfigError for what is missing."""
+    """Return the model of a Hugging Face configuration. Raises ModelConfigError for a missing value."""
     try:
         text = {**config, **config.get("text_config", {})}
         num_layers = int(text["num_hidden_layers"])

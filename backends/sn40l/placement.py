@@ -1,4 +1,4 @@
-"""Where the parts of a deployment lie: weights and slots in HBM, what weights overflow in DDR where that is allowed, activations in SRAM.
+"""Places a deployment: weights and slots in HBM, overflowing weights in DDR, activations in SRAM.
 
 What does not fit is refused, with the bytes that are missing. Amounts are those of the busiest socket.
 """
@@ -16,7 +16,8 @@ class DoesNotFitError(ValueError):
     def __init__(self, tier: str, needed: float, available: float, parts: str) -> None:
         self.tier, self.needed, self.available, self.missing = tier, needed, available, needed - available
         super().__init__(
-            f"does not fit into {tier}: {parts} need {needed / 1e9:.2f} GB a socket, {available / 1e9:.2f} GB are free, "
+            f"does not fit into {tier}: {parts} need {needed / 1e9:.2f} GB a socket, "
+            f"{available / 1e9:.2f} GB are free, "
             f"{self.missing / 1e9:.2f} GB are missing"
         )
 
@@ -36,7 +37,10 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A deployment's parts in the tiers of one socket; each sequence's attention is split over `sockets_per_sequence`."""
+    """A deployment's parts in the memories of one socket.
+
+    Each sequence's attention is split over `sockets_per_sequence` sockets.
+    """
 
     sockets_per_sequence: int
     tiers: tuple[Tier, ...]
@@ -51,7 +55,7 @@ def num_sequences(batch: int, num_sockets: int, sockets_per_sequence: int) -> in
 def slots_share(
     attention: Attention, shape: DecodeShape, num_sockets: int, sockets_per_sequence: int
 ) -> float:
-    """Return the part of all slots that the busiest socket holds and reads: heads of the cache are never split, only repeated."""
+    """Return the share of all slots on the busiest socket. Cache heads are repeated instead of split."""
     heads = math.ceil(attention.num_kv_heads / sockets_per_sequence) / attention.num_kv_heads
     return heads * num_sequences(shape.batch, num_sockets, sockets_per_sequence) / shape.batch
 
@@ -68,7 +72,7 @@ def slot_bytes(model: Model, shape: DecodeShape, num_sockets: int, sockets_per_s
 
 
 def place(deployment: Deployment, shape: DecodeShape, sockets_per_sequence: int) -> Placement:
-    """Return where everything lies. Raises DoesNotFitError."""
+    """Return the placement. Raises DoesNotFitError."""
     model, machine, num_sockets = deployment.model, deployment.machine, deployment.num_sockets
     activations = (
         2 * 2.0 * shape.batch * (model.hidden_size + model.vocab_size / num_sockets)
@@ -101,7 +105,10 @@ def place(deployment: Deployment, shape: DecodeShape, sockets_per_sequence: int)
 
 
 def fitting(deployment: Deployment, shape: DecodeShape) -> tuple[Placement, ...]:
-    """Return the placements that fit, one a way to split attention. Raises DoesNotFitError, of the one that misses least, if none does."""
+    """Return the placements that fit, one for each split of attention.
+
+    If none fits, raises the DoesNotFitError of the one that misses least.
+    """
     placements: list[Placement] = []
     refusals: list[DoesNotFitError] = []
     for sockets_per_sequence in deployment.sequence_splits:
@@ -115,7 +122,10 @@ def fitting(deployment: Deployment, shape: DecodeShape) -> tuple[Placement, ...]
 
 
 def max_batch(deployment: Deployment, capacity: int, limit: int = 4096) -> int:
-    """Return the most slots of this capacity that fit, 0 if none does: a power of two where graphs are static, as published."""
+    """Return the largest number of slots of this capacity that fit, or 0.
+
+    Static graphs have a power of two, as the published ones.
+    """
     best = 0
     if deployment.machine.is_static:
         candidates = [2**power for power in range(int(math.log2(limit)) + 1)]

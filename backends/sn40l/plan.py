@@ -1,4 +1,4 @@
-"""Capacity planning: what a model does on so many sockets with slots of one policy, and the cheapest way to meet a service level."""
+"""Capacity planning: the speed and memory of deployments, and the cheapest one that meets a service level."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -30,7 +30,11 @@ class ServiceLevel:
 
 @dataclass(frozen=True, slots=True)
 class PlanOption:
-    """One way to serve. `ttft` is that of a prompt of `context` tokens read alone; prefill's share of the time is not taken from `rate`."""
+    """One deployment with its speed.
+
+    `ttft` is that of a prompt of `context` tokens read alone. `rate` does not account for the time of
+    prefill.
+    """
 
     deployment: Deployment
     policy: CachePolicy
@@ -48,7 +52,7 @@ class PlanOption:
 
 
 def evaluate(deployment: Deployment, policy: CachePolicy, context: int, num_slots: int) -> PlanOption:
-    """Return what this deployment does with so many slots. Raises DoesNotFitError."""
+    """Return the option of this deployment with `num_slots` slots. Raises DoesNotFitError."""
     shape = DecodeShape(num_slots, policy.layout.capacity)
     step = decode_step(deployment, shape)
     compression = compression_of(policy) if context > policy.max_direct_tokens else None
@@ -88,7 +92,8 @@ def plan(
 ) -> tuple[PlanOption, ...]:
     """Return every way that fits, cheapest first: fewest sockets, then most tokens a second.
 
-    Every power of two of slots is tried, `deployment` giving the rest. Raises DoesNotFitError when no way fits the memories.
+    Every power of two of slots is tried. `deployment` has the other values. Raises DoesNotFitError if none
+    fits.
     """
     policies = tuple(policies)
     sized = [replace(deployment, num_sockets=count) for count in sorted(num_sockets)]

@@ -1,4 +1,4 @@
-"""Pictures of the simulator: for the docs, and of a sweep. Needs matplotlib, which only development installs have."""
+"""Plots of the simulator, for the docs and of a sweep. They need matplotlib, of the extra `bench`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,7 +44,10 @@ def draw_sweep(path: Path, rows: Sequence[SweepRow]) -> Path:
     lines: dict[str, list[tuple[int, float]]] = {}
     for row in rows:
         if row.option is not None:
-            label = f"{row.policy} {row.capacity:,}, context {row.context:,}, {row.num_sockets} sockets, {row.execution}"
+            label = (
+                f"{row.policy} {row.capacity:,}, context {row.context:,}, {row.num_sockets} sockets, "
+                f"{row.execution}"
+            )
             lines.setdefault(label, []).append((row.batch, row.option.rate))
     figure, axes = _subplots(9, 5)
     for label, points in lines.items():

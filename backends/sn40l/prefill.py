@@ -1,7 +1,9 @@
-"""Reading a prompt at batch 1 as kernel calls (arXiv 2511.03092, section 4): fused products, attention in tiles, and SnapStream's kernels.
+"""Prefill of a prompt at batch 1 as kernel calls (arXiv 2511.03092, section 4).
 
-Products and heads are split over the sockets, activations over the sequence: they are gathered before the projections and before the router
-(and sent to their experts), and scattered after the output projection. The experts' sums are streamed tile by tile while they compute.
+Products are fused, attention runs in tiles, and SnapStream has kernels. Products and heads are split over the
+sockets, activations over the sequence. Activations are gathered before the projections and before the router,
+which sends them to their experts, and scattered after the output projection. The experts' sums are streamed
+by tile during the computation.
 """
 
 from collections.abc import Iterator
@@ -11,12 +13,12 @@ from backends.sn40l.deployment import Deployment, Execution
 from backends.sn40l.kernels import Call, Kernel, Step, merge, run
 from backends.sn40l.model_config import Layer
 
-_OBSERVATION_WINDOW = 64  # assumption, 32 to 128: the paper does not tell its own
+_OBSERVATION_WINDOW = 64  # assumption, 32 to 128: the paper does not publish its own
 
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """What a policy does to a prompt at its end, in tokens: a ring is gathered, candidates are scored and the best kept."""
+    """The compression at a prompt's end, in tokens: the ring is gathered, the best candidates are kept."""
 
     num_recent: int
     num_kept: int
@@ -25,14 +27,14 @@ class Compression:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens `start` to `start + num_tokens` of one prompt; the last chunk of a long prompt is followed by its compression."""
+    """Tokens `start` to `start + num_tokens` of a prompt. A long prompt is compressed after its last chunk."""
 
     num_tokens: int
     start: int = 0
     compression: Compression | None = None
 
     def num_pairs(self, tile: int) -> float:
-        """Return the pairs of query and key that tiles compute: each block of queries meets every key up to the block's own end."""
+        """Return the number of query-key pairs in tiles. A block of queries meets all keys up to its end."""
         full, rest = divmod(self.num_tokens, tile)
         blocks = tile * (full * self.start + tile * full * (full + 1) // 2)
         return float(blocks + rest * (self.start + self.num_tokens))
@@ -123,7 +125,10 @@ class _PrefillGraph:
         num_exchanges: int = 0,
         is_streamed: bool = False,
     ) -> Kernel:
-        """Return a product of `params` weights of `width` bytes with every token, after so many exchanges of the activations."""
+        """Return a product of `params` weights of `width` bytes with every token.
+
+        The activations are exchanged first, in the given number of collectives.
+        """
         sockets = self._num_sockets
         sent = (
             self._activations * (sockets - 1) / sockets
@@ -160,7 +165,10 @@ class _PrefillGraph:
         return Kernel("ring", gather_bytes=gathered / self._num_sockets)
 
     def _selection(self, layer: Layer, compression: Compression) -> Kernel:
-        """Score the candidates anew (four passes over 32-bit scores: product, softmax, sum and pool), and gather the best."""
+        """Score the candidates and gather the best.
+
+        Scoring makes four passes over 32-bit scores: product, softmax, sum and pooling.
+        """
         candidates = max(self._chunk.start + self._chunk.num_tokens - compression.num_recent, 0)
         keys = 2.0 * candidates * layer.attention.expanded_width / 2
         scores = 4 * 4.0 * layer.attention.num_heads * compression.observation_window * candidates
@@ -168,7 +176,7 @@ class _PrefillGraph:
         return Kernel("selection", gather_bytes=(keys + scores + kept) / self._num_sockets)
 
     def _spills(self, layer: Layer) -> Iterator[Kernel]:
-        """Yield what fusion keeps on the chip: element-wise operators, and the scores, written, normalised and read again."""
+        """Yield the kernels that fusion removes: element-wise operators, and three passes over the scores."""
         row = self._activations / self._num_sockets
         for name in ("norm", "rotary", "add norm", "activation", "add"):
             yield Kernel(name, activation_bytes=3 * row)

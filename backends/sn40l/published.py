@@ -1,7 +1,9 @@
-"""The published figures, and the same quantities from this model. Twelve of them fix one parameter each; all others are held out.
+"""The published figures, and the same quantities from this model.
 
-Sources are public papers and talks; (secondary) marks what was read in someone else's notes. What the sources leave open, such as a context
-length, is said in the figure's note.
+Twelve of them fit one parameter each. All others are held out.
+
+Sources are public papers and talks. "(secondary)" marks a figure from notes of others. A figure's note says
+what its source leaves open, such as a context length.
 """
 
 from dataclasses import replace
@@ -9,8 +11,8 @@ from dataclasses import replace
 from backends.sn40l import published_calls, published_decode, published_r1
 from backends.sn40l.figures import Figure
 
-# Implied by a fitted figure (the same cell of table 5, the same measurement in another unit, what a sum leaves), or by the model's form,
-# which was chosen with them in view.
+# Implied by a fitted figure (the same cell of table 5, the same measurement in another unit, the rest of a
+# sum), or by the model's form, which was chosen with these figures in view.
 _IMPLIED = (
     "R1 128k: gain",
     "R1 32k full: rate",

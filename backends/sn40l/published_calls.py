@@ -50,20 +50,76 @@ def orchestration_figures() -> tuple[Figure, ...]:
         return calls[0] / calls[1]
 
     note = "8B and 70B on 8 sockets, 4k, batch 1"
-    bound = "at the compute efficiency that 46 s for 128k imply, a large model's prefill is bound by products, and spilling hides behind them"
+    bound = (
+        "at the compute efficiency that 46 s for 128k imply, a large model's prefill is bound by products, "
+        "and spilling hides behind them"
+    )
     centre = round(math.sqrt(1.4 * 8), 2)
     return (
-        value("orchestration at decode, mean", source, "×", centre, 0.10, lambda m: statistics.geometric_mean(gains(m, False)),
-               fits="sn40l.host_launch", note="the geometric centre of 1.4 and 8"),
-        span("orchestration at decode, least", source, "×", 1.4, 8, 0.0, lambda m: min(gains(m, False)), note=note),
-        span("orchestration at decode, most", source, "×", 1.4, 8, 0.0, lambda m: max(gains(m, False)), note=note),
-        span("orchestration at prefill, most", source, "×", 1.0, 1.1, 0.0, lambda m: max(gains(m, True)), note=note),
+        value(
+            "orchestration at decode, mean",
+            source,
+            "×",
+            centre,
+            0.10,
+            lambda m: statistics.geometric_mean(gains(m, False)),
+            fits="sn40l.host_launch",
+            note="the geometric centre of 1.4 and 8",
+        ),
+        span(
+            "orchestration at decode, least",
+            source,
+            "×",
+            1.4,
+            8,
+            0.0,
+            lambda m: min(gains(m, False)),
+            note=note,
+        ),
+        span(
+            "orchestration at decode, most",
+            source,
+            "×",
+            1.4,
+            8,
+            0.0,
+            lambda m: max(gains(m, False)),
+            note=note,
+        ),
+        span(
+            "orchestration at prefill, most",
+            source,
+            "×",
+            1.0,
+            1.1,
+            0.0,
+            lambda m: max(gains(m, True)),
+            note=note,
+        ),
         span("fusion at decode, least", source, "×", 1, 13, 0.0, lambda m: min(fusions(m, False)), note=note),
         span("fusion at decode, most", source, "×", 1, 13, 0.0, lambda m: max(fusions(m, False)), note=note),
-        span("fusion at prefill, least", source, "×", 1.5, 3, 0.0, lambda m: min(fusions(m, True)), note=note, miss=bound),
+        span(
+            "fusion at prefill, least",
+            source,
+            "×",
+            1.5,
+            3,
+            0.0,
+            lambda m: min(fusions(m, True)),
+            note=note,
+            miss=bound,
+        ),
         span("fusion at prefill, most", source, "×", 1.5, 3, 0.0, lambda m: max(fusions(m, True)), note=note),
-        value("fusion at prefill, launches", source, "×", 11, 0.05, launches, note="an 8B for the source's 7B, 4k"),
-    )  # fmt: skip
+        value(
+            "fusion at prefill, launches",
+            source,
+            "×",
+            11,
+            0.05,
+            launches,
+            note="an 8B for the source's 7B, 4k",
+        ),
+    )
 
 
 def memory_figures() -> tuple[Figure, ...]:
@@ -76,7 +132,23 @@ def memory_figures() -> tuple[Figure, ...]:
     bound = "“more than 100 GB/s” a socket is taken as 100"
     return (
         value("8B switched in from DDR", "Hot Chips 2024", "ms", 10, 0.05, switch, note="16 sockets"),
-        value("DDR of 8 sockets over a DGX H100 host link", SN40L, "×", 15.5, 0.25,
-               lambda m: 8 * m["sn40l"].ddr_bandwidth / m["dgx-h100"].ddr_bandwidth, note=bound),
-        value("405B sequences on a DGX H100", DATAFLOW, "slots", 0, 0.0, fits_h100, is_absolute=True, note="it does not fit in BF16"),
-    )  # fmt: skip
+        value(
+            "DDR of 8 sockets over a DGX H100 host link",
+            SN40L,
+            "×",
+            15.5,
+            0.25,
+            lambda m: 8 * m["sn40l"].ddr_bandwidth / m["dgx-h100"].ddr_bandwidth,
+            note=bound,
+        ),
+        value(
+            "405B sequences on a DGX H100",
+            DATAFLOW,
+            "slots",
+            0,
+            0.0,
+            fits_h100,
+            is_absolute=True,
+            note="it does not fit in BF16",
+        ),
+    )

@@ -92,25 +92,96 @@ def looping_figures() -> tuple[Figure, ...]:
     def calls_8b(machines: Machines) -> float:
         return float(decode_of(machines["sn40l"], "llama-3.1-8b", 16, loops).num_calls)
 
-    best = "the sources do not say which model gains most; 1042 tok/s of a looped 8B leave it 1.9, and a 3B would gain 2.4"
-    typical = "7B and 8B lie at 71, but with 70B and more nothing in the model keeps a loop from its 97 % of bandwidth"
+    best = (
+        "the sources do not say which model gains most; "
+        "1042 tok/s of a looped 8B leave it 1.9, and a 3B would gain 2.4"
+    )
+    typical = (
+        "7B and 8B are at 71, but with 70B and more nothing in the model keeps a loop "
+        "from its 97 % of bandwidth"
+    )
     return (
         value("looping, best", LOOPING, "×", 2.2, 0.10, lambda m: max(gains(m)), note=listed, miss=best),
-        value("looping, mean", LOOPING, "×", 1.6, 0.10, lambda m: statistics.geometric_mean(gains(m)), note=listed),
+        value(
+            "looping, mean",
+            LOOPING,
+            "×",
+            1.6,
+            0.10,
+            lambda m: statistics.geometric_mean(gains(m)),
+            note=listed,
+        ),
         value("looping, 8B", f"{LOOPING} (secondary)", "×", 2.0, 0.10, gain_8b, note="“about 2”"),
-        value("8 → 16 sockets, best", LOOPING, "×", 2.5, 0.10, lambda m: max(scaling(m["sn40l"])),
-               note="read as: looped on 16 over not looped on 8; doubling alone never more than doubles"),
-        span("share of peak, best", LOOPING, "%", 90, 100, 0.0, lambda m: max(shares(m)), note="dense models, 16 sockets"),
-        span("share of peak, least", f"{LOOPING} (secondary)", "%", 70, 100, 0.0, lambda m: min(shares(m)), note="“generally over 70”"),
-        span("share of peak, typical", f"{LOOPING} (secondary)", "%", 70, 78, 0.05, lambda m: statistics.median(shares(m)),
-             note="median of the dense models", miss=typical),
-        value("share of peak, 8B", f"{LOOPING} (secondary)", "%", 78, 0.10, lambda m: attained(m["sn40l"], "llama-3.1-8b", 16, loops),
-               note="the source's model has 32 layers"),
-        value("over DGX H100, best", LOOPING, "×", 3.7, 0.10, lambda m: max(over(m)), note="batch 1, 4k, models that fit 8 H100"),
-        value("8B on 16 sockets", f"{SN40L} table IV", "tok/s", 1042, 0.10, lambda m: rate_of(m["sn40l"], "llama-3.1-8b", 16, loops, 8192),
-               fits="sn40l.collective_latency", note="8k, taken as looped"),
+        value(
+            "8 → 16 sockets, best",
+            LOOPING,
+            "×",
+            2.5,
+            0.10,
+            lambda m: max(scaling(m["sn40l"])),
+            note="read as: looped on 16 over not looped on 8; doubling alone never more than doubles",
+        ),
+        span(
+            "share of peak, best",
+            LOOPING,
+            "%",
+            90,
+            100,
+            0.0,
+            lambda m: max(shares(m)),
+            note="dense models, 16 sockets",
+        ),
+        span(
+            "share of peak, least",
+            f"{LOOPING} (secondary)",
+            "%",
+            70,
+            100,
+            0.0,
+            lambda m: min(shares(m)),
+            note="“generally over 70”",
+        ),
+        span(
+            "share of peak, typical",
+            f"{LOOPING} (secondary)",
+            "%",
+            70,
+            78,
+            0.05,
+            lambda m: statistics.median(shares(m)),
+            note="median of the dense models",
+            miss=typical,
+        ),
+        value(
+            "share of peak, 8B",
+            f"{LOOPING} (secondary)",
+            "%",
+            78,
+            0.10,
+            lambda m: attained(m["sn40l"], "llama-3.1-8b", 16, loops),
+            note="the source's model has 32 layers",
+        ),
+        value(
+            "over DGX H100, best",
+            LOOPING,
+            "×",
+            3.7,
+            0.10,
+            lambda m: max(over(m)),
+            note="batch 1, 4k, models that fit 8 H100",
+        ),
+        value(
+            "8B on 16 sockets",
+            f"{SN40L} table IV",
+            "tok/s",
+            1042,
+            0.10,
+            lambda m: rate_of(m["sn40l"], "llama-3.1-8b", 16, loops, 8192),
+            fits="sn40l.collective_latency",
+            note="8k, taken as looped",
+        ),
         value("calls a token, looped 8B", LOOPING, "calls", 4, 0.0, calls_8b),
-    )  # fmt: skip
+    )
 
 
 def _fits_8(machine: Machine, name: str) -> bool:
@@ -130,19 +201,83 @@ def decode_figures() -> tuple[Figure, ...]:
     layers = "without embedding, classifier and sampling"
     batch = "batch 32, 4k: the notes name no batch; 1.5 at 8 sequences, 2.0 at 64"
     return (
-        value("R1 at batch 1", "DAC-62 talk (secondary)", "tok/s", 198, 0.10, lambda m: rate_of(m["sn40l"], "deepseek-r1", 16, fused, 1024),
-               fits="sn40l.launch", note="1k, two kernels a layer, not looped"),
-        value("MiniMax TPOT at 1k", sheet, "ms", 2.23, 0.10, lambda m: minimax(m, 1024), fits="sn40l.drain", note="taken as looped"),
+        value(
+            "R1 at batch 1",
+            "DAC-62 talk (secondary)",
+            "tok/s",
+            198,
+            0.10,
+            lambda m: rate_of(m["sn40l"], "deepseek-r1", 16, fused, 1024),
+            fits="sn40l.launch",
+            note="1k, two kernels a layer, not looped",
+        ),
+        value(
+            "MiniMax TPOT at 1k",
+            sheet,
+            "ms",
+            2.23,
+            0.10,
+            lambda m: minimax(m, 1024),
+            fits="sn40l.drain",
+            note="taken as looped",
+        ),
         value("MiniMax TPOT at 10k", sheet, "ms", 2.38, 0.10, lambda m: minimax(m, 10240)),
-        value("MiniMax TPOT at 100k", sheet, "ms", 4.31, 0.10, lambda m: minimax(m, 102400), fits="sn40l.stream_efficiency"),
-        value("8B on 8 H100", DATAFLOW, "tok/s", 300, 0.10, lambda m: h100(m, 8), fits="dgx-h100.drain", note="4k"),
+        value(
+            "MiniMax TPOT at 100k",
+            sheet,
+            "ms",
+            4.31,
+            0.10,
+            lambda m: minimax(m, 102400),
+            fits="sn40l.stream_efficiency",
+        ),
+        value(
+            "8B on 8 H100",
+            DATAFLOW,
+            "tok/s",
+            300,
+            0.10,
+            lambda m: h100(m, 8),
+            fits="dgx-h100.drain",
+            note="4k",
+        ),
         value("8B, 4 → 8 H100", DATAFLOW, "×", 1.42, 0.05, lambda m: h100(m, 8) / h100(m, 4)),
-        value("8B on 8 H100, of peak", LOOPING, "%", 21, 0.05, lambda m: attained(m["dgx-h100"], "llama-3.1-8b", 8, fused)),
-        value("calls a token, 8B on H100", LOOPING, "calls", 320, 0.0,
-               lambda m: float(decode_of(m["dgx-h100"], "llama-3.1-8b", 8, fused).num_calls - 3), note=layers),
-        value("Qwen2.5-72B looping, large batch", DATAFLOW, "×", 2.0, 0.15, lambda m: _large_batch_gain(m["sn40l"]), note=batch),
-        value("fused layer, of HBM peak", SN40L, "%", 85, 0.05, lambda m: 100 * _fused_layer_share(m["sn40l"]), note="8B on 8 sockets"),
-    )  # fmt: skip
+        value(
+            "8B on 8 H100, of peak",
+            LOOPING,
+            "%",
+            21,
+            0.05,
+            lambda m: attained(m["dgx-h100"], "llama-3.1-8b", 8, fused),
+        ),
+        value(
+            "calls a token, 8B on H100",
+            LOOPING,
+            "calls",
+            320,
+            0.0,
+            lambda m: float(decode_of(m["dgx-h100"], "llama-3.1-8b", 8, fused).num_calls - 3),
+            note=layers,
+        ),
+        value(
+            "Qwen2.5-72B looping, large batch",
+            DATAFLOW,
+            "×",
+            2.0,
+            0.15,
+            lambda m: _large_batch_gain(m["sn40l"]),
+            note=batch,
+        ),
+        value(
+            "fused layer, of HBM peak",
+            SN40L,
+            "%",
+            85,
+            0.05,
+            lambda m: 100 * _fused_layer_share(m["sn40l"]),
+            note="8B on 8 sockets",
+        ),
+    )
 
 
 def _large_batch_gain(machine: Machine) -> float:

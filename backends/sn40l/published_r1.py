@@ -76,7 +76,10 @@ def prefill_figures() -> tuple[Figure, ...]:
         )
         for name, published, fits in shares
     ]
-    draft = "the source's time includes a draft model's prefill; a third length gives the quadratic part another size than table 4 does"
+    draft = (
+        "the source's time includes a draft model's prefill; "
+        "a third length gives the quadratic part another size than table 4 does"
+    )
     return (
         *rows,
         span("R1 prefill: SnapStream", SNAPSTREAM, "%", 2, 5, 0.0, lambda m: _overhead(m["sn40l"])),

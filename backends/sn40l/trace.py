@@ -7,7 +7,10 @@ from backends.sn40l.kernels import Event, Step
 
 
 def chrome_trace(step: Step) -> dict[str, Any]:
-    """Return the step in Chrome's trace format: a process a socket, times in microseconds, bytes and operations of one socket."""
+    """Return the step in Chrome's trace format, with one process for each socket.
+
+    Times are in microseconds. Bytes and operations are those of one socket.
+    """
     events = [_entry(event, socket) for socket in range(step.num_sockets) for event in step.events]
     names = [_name(socket) for socket in range(step.num_sockets)]
     return {"displayTimeUnit": "ns", "otherData": {"simulated": True}, "traceEvents": names + events}
@@ -43,7 +46,7 @@ def _entry(event: Event, socket: int) -> dict[str, Any]:
 
 
 def bandwidth(step: Step, interval: float) -> Sequence[float]:
-    """Return the node's HBM traffic in bytes a second, averaged over intervals of so many seconds from the step's start on."""
+    """Return the node's HBM traffic in bytes a second, averaged over intervals of `interval` seconds."""
     series = [0.0] * (int(step.seconds / interval) + 1)
     for event in step.events:
         if event.kernel is not None and event.end > event.start:

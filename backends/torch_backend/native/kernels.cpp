@@ -1,5 +1,6 @@
-// The operators that `backends/torch_backend/native/kernels.py` declares, for x86 with AVX-512 and its bfloat16. Each reads its large operand at the
-// memory's rate or comes near the rate of the processor's products, and no row's result depends on the rows beside it.
+// The operators that `backends/torch_backend/native/kernels.py` declares, for x86 with AVX-512 and its
+// bfloat16. Each reads its large operand at the memory's rate or comes near the rate of the processor's
+// products, and no row's result depends on the rows beside it.
 
 #include <torch/library.h>
 

@@ -11,7 +11,8 @@
 
 namespace {
 
-// Turn the two halves of a head's numbers against each other, by its token's angles: rotary embedding, rounded as operators of its own would.
+// Turn the two halves of a head's numbers against each other, by its token's angles: rotary embedding,
+// rounded as operators of its own would.
 template <typename T>
 void rotate(T* output, const T* input, const T* cosines, const T* sines, int64_t width) {
   const int64_t half = width / 2;
@@ -25,23 +26,31 @@ void rotate(T* output, const T* input, const T* cosines, const T* sines, int64_t
   }
 }
 
-// Rotate heads [row, head, token, width], which come back as [row, token, head, width] transposed, by angles [row, token, width].
+// Rotate heads [row, head, token, width], which come back as [row, token, head, width] transposed, by angles
+// [row, token, width].
 Tensor rotate_heads(const Tensor& heads, const Tensor& cosines, const Tensor& sines) {
-  const int64_t rows = heads.size(0), num_heads = heads.size(1), tokens = heads.size(2), width = heads.size(3);
-  TORCH_CHECK(heads.stride(3) == 1 && width % 2 == 0, "a head's numbers, which are even, must lie side by side");
+  const int64_t rows = heads.size(0), num_heads = heads.size(1), tokens = heads.size(2),
+                width = heads.size(3);
+  TORCH_CHECK(heads.stride(3) == 1 && width % 2 == 0,
+              "a head's numbers, which are even, must lie side by side");
   for (const Tensor& angles : {cosines, sines}) {
-    TORCH_CHECK(angles.is_contiguous() && angles.numel() == rows * tokens * width, "each token has an angle for each of a head's numbers");
+    TORCH_CHECK(angles.is_contiguous() && angles.numel() == rows * tokens * width,
+                "each token has an angle for each of a head's numbers");
     TORCH_CHECK(angles.scalar_type() == heads.scalar_type(), "angles must have the heads' type");
   }
   Tensor output = at::empty({rows, tokens, num_heads, width}, heads.options());
   const auto run = [&](auto type) {
     using T = decltype(type);
-    at::parallel_for(0, rows * tokens, std::max<int64_t>(1, kGrain / 4 / (num_heads * width)), [&](int64_t begin, int64_t end) {
+    at::parallel_for(0, rows * tokens, std::max<int64_t>(1, kGrain / 4 / (num_heads * width)),
+                     [&](int64_t begin, int64_t end) {
       for (int64_t place = begin; place < end; ++place) {
-        const T *cosine = cosines.const_data_ptr<T>() + place * width, *sine = sines.const_data_ptr<T>() + place * width;
-        const T* from = heads.const_data_ptr<T>() + place / tokens * heads.stride(0) + place % tokens * heads.stride(2);
+        const T *cosine = cosines.const_data_ptr<T>() + place * width,
+                *sine = sines.const_data_ptr<T>() + place * width;
+        const T* from =
+            heads.const_data_ptr<T>() + place / tokens * heads.stride(0) + place % tokens * heads.stride(2);
         T* to = output.data_ptr<T>() + place * num_heads * width;
-        for (int64_t h = 0; h < num_heads; ++h) rotate(to + h * width, from + h * heads.stride(1), cosine, sine, width);
+        for (int64_t h = 0; h < num_heads; ++h)
+          rotate(to + h * width, from + h * heads.stride(1), cosine, sine, width);
       }
     });
   };

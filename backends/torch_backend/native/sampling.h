@@ -1,5 +1,6 @@
-// Draws of a step: a row's filters and its random number give one token. Nothing is sorted: a filter is a threshold, which is looked for
-// between the lowest and the highest score that it can be. What is drawn is what `sampler.py` draws with torch's operations.
+// Draws of a step: a row's filters and its random number give one token. Nothing is sorted: a filter is a
+// threshold, which is looked for between the lowest and the highest score that it can be. What is drawn is
+// what `sampler.py` draws with torch's operations.
 
 #pragma once
 
@@ -16,7 +17,8 @@
 namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();  // the score of what is banned
-constexpr int64_t kStretch = 512;                                  // tokens that are summed at once, before it is known which stretch holds the drawn one
+constexpr int64_t kStretch =
+    512;  // tokens that are summed at once, before it is known which stretch holds the drawn one
 
 // What one row's token depends on beside its logits.
 struct Draw {
@@ -52,7 +54,9 @@ struct Doubles {
 
 // Return the probabilities of 16 scores but for a common factor.
 inline Doubles masses_of(__m512 scores) {
-  const auto mass = [](__m256 half) { return __m512d(at::vec::Vectorized<double>(_mm512_cvtps_pd(half)).exp()); };
+  const auto mass = [](__m256 half) {
+    return __m512d(at::vec::Vectorized<double>(_mm512_cvtps_pd(half)).exp());
+  };
   return {mass(_mm512_castps512_ps256(scores)), mass(_mm512_extractf32x8_ps(scores, 1))};
 }
 
@@ -70,9 +74,11 @@ class Sum {
   __m512d low_ = _mm512_setzero_pd(), high_ = _mm512_setzero_pd();
 };
 
-// Call `work` with the scores from `first` to `last`, 16 at a time, and those lanes that are not below `threshold`, if there are any.
+// Call `work` with the scores from `first` to `last`, 16 at a time, and those lanes that are not below
+// `threshold`, if there are any.
 template <typename Work>
-inline void for_scores(const std::vector<float>& scores, int64_t first, int64_t last, float threshold, const Work& work) {
+inline void for_scores(const std::vector<float>& scores, int64_t first, int64_t last, float threshold,
+                       const Work& work) {
   for (int64_t i = first; i < last; i += kLanes) {
     const __mmask16 there = first_lanes(last - i);
     const __m512 some = load(scores.data() + i, there);
@@ -84,14 +90,16 @@ inline void for_scores(const std::vector<float>& scores, int64_t first, int64_t 
 // The scores that a threshold may be, side by side with what each amounts to.
 class Candidates {
  public:
-  // Take a row's scores that are not below `threshold`: 1 each or, for `masses`, their masses. Return what they amount to.
+  // Take a row's scores that are not below `threshold`: 1 each or, for `masses`, their masses. Return what
+  // they amount to.
   double take(const std::vector<float>& scores, float threshold, bool masses) {
     scores_.resize(scores.size() + kLanes);
     amounts_.resize(scores.size() + kLanes);
     clear();
     Sum sum;
     const Doubles ones{_mm512_set1_pd(1), _mm512_set1_pd(1)};
-    threshold = std::max(threshold, std::numeric_limits<float>::lowest());  // what is banned amounts to nothing
+    threshold =
+        std::max(threshold, std::numeric_limits<float>::lowest());  // what is banned amounts to nothing
     for_scores(scores, 0, scores.size(), threshold, [&](int64_t, __m512 some, __mmask16 lanes) {
       const Doubles amounts = masses ? masses_of(some) : ones;
       sum.add(amounts, lanes);
@@ -100,8 +108,9 @@ class Candidates {
     return sum.total();
   }
 
-  // Return the lowest score such that those above it amount to less than `limit`, and the highest if there is none. The part of the
-  // candidates that it is in is halved, by score, until all of them are equal. There is at least one.
+  // Return the lowest score such that those above it amount to less than `limit`, and the highest if there is
+  // none. The part of the candidates that it is in is halved, by score, until all of them are equal. There is
+  // at least one.
   float lowest_within(double limit) {
     double above = 0;
     while (true) {
@@ -129,17 +138,21 @@ class Candidates {
     store(scores_.data() + size_, _mm512_maskz_compress_ps(lanes, scores));
     const __mmask8 low = static_cast<__mmask8>(lanes), high = static_cast<__mmask8>(lanes >> 8);
     _mm512_storeu_pd(amounts_.data() + size_, _mm512_maskz_compress_pd(low, amounts.low));
-    _mm512_storeu_pd(amounts_.data() + size_ + __builtin_popcount(low), _mm512_maskz_compress_pd(high, amounts.high));
+    _mm512_storeu_pd(amounts_.data() + size_ + __builtin_popcount(low),
+                     _mm512_maskz_compress_pd(high, amounts.high));
     size_ += __builtin_popcount(lanes);
   }
 
-  Doubles amounts(int64_t i) const { return {_mm512_loadu_pd(amounts_.data() + i), _mm512_loadu_pd(amounts_.data() + i + kLanes / 2)}; }
+  Doubles amounts(int64_t i) const {
+    return {_mm512_loadu_pd(amounts_.data() + i), _mm512_loadu_pd(amounts_.data() + i + kLanes / 2)};
+  }
 
   double amount_above(float middle) const {
     Sum sum;
     for (int64_t i = 0; i < size_; i += kLanes) {
       const __m512 some = load(scores_.data() + i);
-      sum.add(amounts(i), _mm512_mask_cmp_ps_mask(first_lanes(size_ - i), some, _mm512_set1_ps(middle), _CMP_GT_OQ));
+      sum.add(amounts(i),
+              _mm512_mask_cmp_ps_mask(first_lanes(size_ - i), some, _mm512_set1_ps(middle), _CMP_GT_OQ));
     }
     return sum.total();
   }
@@ -193,7 +206,8 @@ float threshold_of(const std::vector<float>& scores, const Draw& draw) {
   return std::max(threshold, std::log(draw.min_p));
 }
 
-// Return the first token, in order of the vocabulary, with which those not below `threshold` have more than `u` of their mass.
+// Return the first token, in order of the vocabulary, with which those not below `threshold` have more than
+// `u` of their mass.
 int64_t token_at(const std::vector<float>& scores, float threshold, double u) {
   thread_local std::vector<double> masses;
   masses.clear();
@@ -206,8 +220,11 @@ int64_t token_at(const std::vector<float>& scores, float threshold, double u) {
     total += masses.emplace_back(sum.total());
   }
   int64_t first = 0, token = 0;
-  for (auto mass = masses.begin(); first + kStretch < size && passed + *mass <= u * total; ++mass, first += kStretch) passed += *mass;
-  for_scores(scores, first, std::min(first + kStretch, size), threshold, [&](int64_t i, __m512 some, __mmask16 lanes) {
+  for (auto mass = masses.begin(); first + kStretch < size && passed + *mass <= u * total;
+       ++mass, first += kStretch)
+    passed += *mass;
+  for_scores(scores, first, std::min(first + kStretch, size), threshold,
+             [&](int64_t i, __m512 some, __mmask16 lanes) {
     double own[kLanes];
     masses_of(some).store(own);
     for (int64_t lane = 0; lane < kLanes; ++lane) {
@@ -228,9 +245,11 @@ int64_t draw_token(const T* logits, int64_t size, const Draw& draw) {
   return is_random ? token_at(scores, threshold_of(scores, draw), uniform(draw)) : token_at(scores, 0, 0);
 }
 
-// Return the token [slot] that is drawn from each row of logits [slot, token] as its slot's parameters have it: 0 where it is not live.
-Tensor draw(const Tensor& logits, const Tensor& is_live, const Tensor& temperature, const Tensor& top_p, const Tensor& min_p,
-            const Tensor& top_k, const Tensor& seed, const Tensor& choice, const Tensor& output_index, int64_t number) {
+// Return the token [slot] that is drawn from each row of logits [slot, token] as its slot's parameters have
+// it: 0 where it is not live.
+Tensor draw(const Tensor& logits, const Tensor& is_live, const Tensor& temperature, const Tensor& top_p,
+            const Tensor& min_p, const Tensor& top_k, const Tensor& seed, const Tensor& choice,
+            const Tensor& output_index, int64_t number) {
   const Tensor rows = (logits.scalar_type() == at::kBFloat16 ? logits : logits.to(at::kFloat)).contiguous();
   Tensor tokens = at::zeros({rows.size(0)}, seed.options());
   const auto live = is_live.accessor<bool, 1>();
@@ -238,16 +257,20 @@ Tensor draw(const Tensor& logits, const Tensor& is_live, const Tensor& temperatu
   for (int64_t slot = 0; slot < rows.size(0); ++slot) {
     if (live[slot]) slots.push_back(slot);
   }
-  const auto temperatures = temperature.accessor<float, 1>(), top_ps = top_p.accessor<float, 1>(), min_ps = min_p.accessor<float, 1>();
-  const auto top_ks = top_k.accessor<int64_t, 1>(), seeds = seed.accessor<int64_t, 1>(), choices = choice.accessor<int64_t, 1>();
+  const auto temperatures = temperature.accessor<float, 1>(), top_ps = top_p.accessor<float, 1>(),
+             min_ps = min_p.accessor<float, 1>();
+  const auto top_ks = top_k.accessor<int64_t, 1>(), seeds = seed.accessor<int64_t, 1>(),
+             choices = choice.accessor<int64_t, 1>();
   const auto indices = output_index.accessor<int64_t, 1>();
   at::parallel_for(0, slots.size(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       const int64_t slot = slots[n], size = rows.size(1);
-      const Draw own{temperatures[slot], top_ps[slot], min_ps[slot], top_ks[slot], seeds[slot], choices[slot], indices[slot] + number};
-      tokens.data_ptr<int64_t>()[slot] = rows.scalar_type() == at::kBFloat16
-                                             ? draw_token(rows.const_data_ptr<BFloat16>() + slot * size, size, own)
-                                             : draw_token(rows.const_data_ptr<float>() + slot * size, size, own);
+      const Draw own{temperatures[slot], top_ps[slot],  min_ps[slot],          top_ks[slot],
+                     seeds[slot],        choices[slot], indices[slot] + number};
+      tokens.data_ptr<int64_t>()[slot] =
+          rows.scalar_type() == at::kBFloat16
+              ? draw_token(rows.const_data_ptr<BFloat16>() + slot * size, size, own)
+              : draw_token(rows.const_data_ptr<float>() + slot * size, size, own);
     }
   });
   return tokens;

@@ -1,5 +1,5 @@
-// Attention of a decode step: each row's new token is written into its slot and attends over the entries that the row may see; of the
-// others, whole blocks are not read.
+// Attention of a decode step: each row's new token is written into its slot and attends over the entries that
+// the row may see; of the others, whole blocks are not read.
 
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace {
 
-constexpr float kHidden = -1e30f;    // a bias below it hides its entry
+constexpr float kHidden = -1e30f;  // a bias below it hides its entry
 
 // One row and KV head: where its operands lie, and how they are spaced.
 template <typename T>
@@ -31,7 +31,8 @@ struct Head {
   float scaling, softcap;  // no softcap: 0
 };
 
-// A vector's worth of a head's numbers as they lie, zeros past the end: `kLanes * kPack<T>` of them, all there if heads are `whole` vectors.
+// A vector's worth of a head's numbers as they lie, zeros past the end: `kLanes * kPack<T>` of them, all
+// there if heads are `whole` vectors.
 template <bool whole>
 inline __m512i load_packed(const float* source, int64_t count) {
   return _mm512_maskz_loadu_epi32(whole ? 0xffff : first_lanes(count), source);
@@ -66,7 +67,8 @@ inline void for_heads(int64_t group, const Work& work) {
 // Return which of 16 entries may be seen, as bits.
 inline __mmask16 seen(const float* bias, int64_t count) {
   const __mmask16 lanes = first_lanes(count);
-  return _mm512_mask_cmp_ps_mask(lanes, _mm512_maskz_loadu_ps(lanes, bias), _mm512_set1_ps(kHidden), _CMP_GT_OQ);
+  return _mm512_mask_cmp_ps_mask(lanes, _mm512_maskz_loadu_ps(lanes, bias), _mm512_set1_ps(kHidden),
+                                 _CMP_GT_OQ);
 }
 
 // Return the sums of 16 vectors: each in a lane of its own, and in an order that the others have no part in.
@@ -78,18 +80,23 @@ inline __m512 sums_of(const float (&vectors)[kLanes][kLanes]) {
   }
   UNROLL for (int64_t i = 0; i < 4; ++i) {
     const __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
-    fours[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    fours[i] =
+        _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
   }
-  const auto joined = [](__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)); };
+  const auto joined = [](__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  };
   return joined(joined(fours[0], fours[1]), joined(fours[2], fours[3]));
 }
 
-// Ask for what is read `kAhead` bytes after 16 entries of a plane from `first` on: of the plane, or past its end of the one that follows.
+// Ask for what is read `kAhead` bytes after 16 entries of a plane from `first` on: of the plane, or past its
+// end of the one that follows.
 template <typename T>
 inline void ask_ahead(const T* plane, const T* following, int64_t first, int64_t entries, int64_t width) {
   const int64_t place = first * width + kAhead / int64_t{sizeof(T)}, end = entries * width;
   const T* ahead = place < end ? plane + place : following + (place - end);
-  for (int64_t n = 0; n < kLanes * width; n += 64 / int64_t{sizeof(T)}) _mm_prefetch(reinterpret_cast<const char*>(ahead + n), _MM_HINT_T1);
+  for (int64_t n = 0; n < kLanes * width; n += 64 / int64_t{sizeof(T)})
+    _mm_prefetch(reinterpret_cast<const char*>(ahead + n), _MM_HINT_T1);
 }
 
 // Write the scores [head, entry] of up to 16 entries, and raise `largest` [head] to the best of each head.
@@ -101,16 +108,21 @@ void score_block(const Head<T>& head, int64_t first, int64_t count, float* score
     alignas(64) float parts[tile][kLanes][kLanes];
     for (int64_t e = 0; e < count; ++e) {
       __m512 sums[tile];
-      UNROLL for (int64_t h = 0; h < tile; ++h) sums[h] = _mm512_setzero_ps();
+      UNROLL for (int64_t h = 0; h < tile; ++h)
+        sums[h] = _mm512_setzero_ps();
       for (int64_t d = 0; d < head.width; d += kLanes * kPack<T>) {
         const __m512i key = load_packed<whole>(head.key + (first + e) * head.width + d, head.width - d);
         UNROLL for (int64_t h = 0; h < tile; ++h) {
-          sums[h] = multiply_add(sums[h], load_packed<whole>(head.query + (g + h) * head.query_stride + d, head.width - d), key, T());
+          sums[h] = multiply_add(
+              sums[h], load_packed<whole>(head.query + (g + h) * head.query_stride + d, head.width - d), key,
+              T());
         }
       }
-      UNROLL for (int64_t h = 0; h < tile; ++h) _mm512_store_ps(parts[h][e], sums[h]);
+      UNROLL for (int64_t h = 0; h < tile; ++h)
+        _mm512_store_ps(parts[h][e], sums[h]);
     }
-    for (int64_t e = count; e < kLanes; ++e) UNROLL for (int64_t h = 0; h < tile; ++h) _mm512_store_ps(parts[h][e], _mm512_setzero_ps());
+    for (int64_t e = count; e < kLanes; ++e) UNROLL
+      for (int64_t h = 0; h < tile; ++h) _mm512_store_ps(parts[h][e], _mm512_setzero_ps());
     const __mmask16 lanes = first_lanes(count);
     for (int64_t h = 0; h < tile; ++h) {
       Vec row = Vec(sums_of(parts[h])) * Vec(head.scaling);
@@ -122,9 +134,11 @@ void score_block(const Head<T>& head, int64_t first, int64_t count, float* score
   });
 }
 
-// Turn the scores [head, entry] of up to 16 entries into weights, and add their values to `sums` [head, width].
+// Turn the scores [head, entry] of up to 16 entries into weights, and add their values to `sums` [head,
+// width].
 template <bool whole, typename T>
-void mix_block(const Head<T>& head, int64_t first, int64_t count, float* scores, const float* largest, float* totals, float* sums) {
+void mix_block(const Head<T>& head, int64_t first, int64_t count, float* scores, const float* largest,
+               float* totals, float* sums) {
   ask_ahead(head.value, head.next_key, first, head.entries, head.value_width);
   const __mmask16 lanes = first_lanes(count);
   for (int64_t g = 0; g < head.group; ++g) {
@@ -138,14 +152,16 @@ void mix_block(const Head<T>& head, int64_t first, int64_t count, float* scores,
     for (int64_t d = 0; d < head.value_width; d += kLanes) {
       const __mmask16 lanes = whole ? 0xffff : first_lanes(head.value_width - d);
       __m512 mixed[tile];
-      UNROLL for (int64_t h = 0; h < tile; ++h) mixed[h] = load(sums + (g + h) * head.value_width + d, lanes);
+      UNROLL for (int64_t h = 0; h < tile; ++h)
+        mixed[h] = load(sums + (g + h) * head.value_width + d, lanes);
       for (int64_t e = 0; e < count; ++e) {
         const __m512 values = load(head.value + (first + e) * head.value_width + d, lanes);
         UNROLL for (int64_t h = 0; h < tile; ++h) {
           mixed[h] = _mm512_fmadd_ps(_mm512_set1_ps(scores[(g + h) * kLanes + e]), values, mixed[h]);
         }
       }
-      UNROLL for (int64_t h = 0; h < tile; ++h) store(sums + (g + h) * head.value_width + d, mixed[h], lanes);
+      UNROLL for (int64_t h = 0; h < tile; ++h)
+        store(sums + (g + h) * head.value_width + d, mixed[h], lanes);
     }
   });
 }
@@ -163,35 +179,46 @@ void attend(const Head<T>& head) {
       if (seen(head.bias + e, count)) work(e, count, scores + e * group);
     }
   };
-  for (int64_t g = 0; g < group; ++g) largest[g] = head.sinks == nullptr ? std::numeric_limits<float>::lowest() : static_cast<float>(head.sinks[g]);
-  for_blocks([&](int64_t e, int64_t count, float* block) { score_block<whole>(head, e, count, block, largest); });
+  for (int64_t g = 0; g < group; ++g)
+    largest[g] =
+        head.sinks == nullptr ? std::numeric_limits<float>::lowest() : static_cast<float>(head.sinks[g]);
+  for_blocks(
+      [&](int64_t e, int64_t count, float* block) { score_block<whole>(head, e, count, block, largest); });
   std::fill_n(sums, group * head.value_width, 0.0f);
-  for (int64_t g = 0; g < group; ++g) totals[g] = head.sinks == nullptr ? 0.0f : std::exp(static_cast<float>(head.sinks[g]) - largest[g]);
-  for_blocks([&](int64_t e, int64_t count, float* block) { mix_block<whole>(head, e, count, block, largest, totals, sums); });
+  for (int64_t g = 0; g < group; ++g)
+    totals[g] = head.sinks == nullptr ? 0.0f : std::exp(static_cast<float>(head.sinks[g]) - largest[g]);
+  for_blocks([&](int64_t e, int64_t count, float* block) {
+    mix_block<whole>(head, e, count, block, largest, totals, sums);
+  });
   for (int64_t g = 0; g < group; ++g) {
-    const __m512 factor = _mm512_set1_ps(totals[g] > 0 ? 1 / totals[g] : 0.0f);  // a row that sees nothing has no reader
+    const __m512 factor =
+        _mm512_set1_ps(totals[g] > 0 ? 1 / totals[g] : 0.0f);  // a row that sees nothing has no reader
     for (int64_t d = 0; d < head.value_width; d += kLanes) {
       const __mmask16 lanes = first_lanes(head.value_width - d);
-      store(head.output + g * head.value_width + d, _mm512_mul_ps(load(sums + g * head.value_width + d, lanes), factor), lanes);
+      store(head.output + g * head.value_width + d,
+            _mm512_mul_ps(load(sums + g * head.value_width + d, lanes), factor), lanes);
     }
   }
 }
 
 template <typename T>
-void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, const Tensor& value, Tensor& keys, Tensor& values,
-                      const Tensor& entries, const Tensor& bias, double scaling, double softcap, const std::optional<Tensor>& sinks,
-                      const T* cosines, const T* sines) {
-  const int64_t rows = query.size(0), kv_heads = key.size(1), group = query.size(1) / kv_heads, capacity = keys.size(2);
+void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, const Tensor& value,
+                      Tensor& keys, Tensor& values, const Tensor& entries, const Tensor& bias, double scaling,
+                      double softcap, const std::optional<Tensor>& sinks, const T* cosines, const T* sines) {
+  const int64_t rows = query.size(0), kv_heads = key.size(1), group = query.size(1) / kv_heads,
+                capacity = keys.size(2);
   const int64_t width = query.size(3), value_width = value.size(3), num_entries = bias.size(2);
   const int64_t* entry = entries.const_data_ptr<int64_t>();
   const int64_t numbers = num_entries * (width + value_width);
   const bool is_whole = width % (kLanes * kPack<T>) == 0 && value_width % kLanes == 0;
   // Head by head, so that threads share the long rows and the idle ones evenly.
-  at::parallel_for(0, rows * kv_heads, std::max<int64_t>(1, kGrain / 4 / numbers), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, rows * kv_heads, std::max<int64_t>(1, kGrain / 4 / numbers),
+                   [&](int64_t begin, int64_t end) {
     thread_local Space<T> rotated;
     rotated.resize(group * width);
     for (int64_t number = begin; number < end; ++number) {
-      const int64_t row = number % rows, kv_head = number / rows, first = kv_head * group, place = row * kv_heads + kv_head;
+      const int64_t row = number % rows, kv_head = number / rows, first = kv_head * group,
+                    place = row * kv_heads + kv_head;
       const int64_t next = std::min(number + 1, end - 1), next_place = next % rows * kv_heads + next / rows;
       T* key_plane = keys.data_ptr<T>() + place * capacity * width;
       T* value_plane = values.data_ptr<T>() + place * capacity * value_width;
@@ -200,39 +227,56 @@ void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, co
       if (cosines == nullptr) {
         std::copy_n(new_key, width, key_plane + entry[row] * width);
       } else {
-        const auto turn = [&](T* to, const T* from) { rotate(to, from, cosines + row * width, sines + row * width, width); };
+        const auto turn = [&](T* to, const T* from) {
+          rotate(to, from, cosines + row * width, sines + row * width, width);
+        };
         turn(key_plane + entry[row] * width, new_key);
         for (int64_t g = 0; g < group; ++g) turn(&rotated[g * width], queries + g * query.stride(1));
         queries = rotated.data();
       }
       std::copy_n(value.const_data_ptr<T>() + row * value.stride(0) + kv_head * value.stride(1), value_width,
                   value_plane + entry[row] * value_width);
-      const Head<T> head{queries, key_plane, value_plane,
-                     keys.const_data_ptr<T>() + next_place * capacity * width,
-                     bias.const_data_ptr<float>() + row * num_entries, sinks ? sinks->const_data_ptr<T>() + first : nullptr,
-                     output.data_ptr<T>() + (row * query.size(1) + first) * value_width, cosines == nullptr ? query.stride(1) : width, group, num_entries, width,
-                     value_width, static_cast<float>(scaling), static_cast<float>(softcap)};
+      const Head<T> head{queries,
+                         key_plane,
+                         value_plane,
+                         keys.const_data_ptr<T>() + next_place * capacity * width,
+                         bias.const_data_ptr<float>() + row * num_entries,
+                         sinks ? sinks->const_data_ptr<T>() + first : nullptr,
+                         output.data_ptr<T>() + (row * query.size(1) + first) * value_width,
+                         cosines == nullptr ? query.stride(1) : width,
+                         group,
+                         num_entries,
+                         width,
+                         value_width,
+                         static_cast<float>(scaling),
+                         static_cast<float>(softcap)};
       (is_whole ? attend<true, T> : attend<false, T>)(head);
     }
   });
 }
 
-Tensor slot_attention(const Tensor& query, const Tensor& key, const Tensor& value, Tensor& keys, Tensor& values, const Tensor& entries,
-                      const Tensor& bias, double scaling, double softcap, const std::optional<Tensor>& sinks, const std::optional<Tensor>& cosines,
-                      const std::optional<Tensor>& sines) {
+Tensor slot_attention(const Tensor& query, const Tensor& key, const Tensor& value, Tensor& keys,
+                      Tensor& values, const Tensor& entries, const Tensor& bias, double scaling,
+                      double softcap, const std::optional<Tensor>& sinks,
+                      const std::optional<Tensor>& cosines, const std::optional<Tensor>& sines) {
   const int64_t rows = query.size(0), width = query.size(3);
-  TORCH_CHECK(query.stride(3) == 1 && key.stride(3) == 1 && value.stride(3) == 1, "a head's numbers must lie side by side");
-  TORCH_CHECK(keys.is_contiguous() && values.is_contiguous() && entries.is_contiguous() && bias.is_contiguous(), "planes and plan must be whole");
+  TORCH_CHECK(query.stride(3) == 1 && key.stride(3) == 1 && value.stride(3) == 1,
+              "a head's numbers must lie side by side");
+  TORCH_CHECK(
+      keys.is_contiguous() && values.is_contiguous() && entries.is_contiguous() && bias.is_contiguous(),
+      "planes and plan must be whole");
   TORCH_CHECK(rows <= keys.size(0) && bias.size(2) < keys.size(2), "more is read than the slots hold");
   Tensor output = at::empty({rows, 1, query.size(1), value.size(3)}, query.options());
   const auto run = [&](auto type) {
     using T = decltype(type);
     const auto angles = [&](const std::optional<Tensor>& tensor) -> const T* {
       if (!tensor) return nullptr;
-      TORCH_CHECK(tensor->is_contiguous() && tensor->numel() == rows * width && width % 2 == 0, "each row has an angle for each of an even width");
+      TORCH_CHECK(tensor->is_contiguous() && tensor->numel() == rows * width && width % 2 == 0,
+                  "each row has an angle for each of an even width");
       return tensor->const_data_ptr<T>();
     };
-    write_and_attend<T>(output, query, key, value, keys, values, entries, bias, scaling, softcap, sinks, angles(cosines), angles(sines));
+    write_and_attend<T>(output, query, key, value, keys, values, entries, bias, scaling, softcap, sinks,
+                        angles(cosines), angles(sines));
   };
   query.scalar_type() == at::kBFloat16 ? run(BFloat16()) : run(float());
   return output;

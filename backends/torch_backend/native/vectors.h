@@ -2,8 +2,8 @@
 
 #pragma once
 
-#include <ATen/cpu/vec/vec.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/cpu/vec/vec.h>
 #include <immintrin.h>
 
 #include <cstdint>
@@ -27,10 +27,14 @@ constexpr int64_t kGrain = 1 << 17;  // weights, or cached numbers, that are wor
 template <typename T>
 struct AlignedAllocator : std::allocator<T> {
   template <typename U>
-  struct rebind { using other = AlignedAllocator<U>; };
+  struct rebind {
+    using other = AlignedAllocator<U>;
+  };
   template <typename U>
   void construct(U*) {}  // numbers are written before they are read
-  T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t(64))); }
+  T* allocate(size_t count) {
+    return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t(64)));
+  }
   void deallocate(T* numbers, size_t) { ::operator delete(numbers, std::align_val_t(64)); }
 };
 
@@ -57,18 +61,24 @@ inline void store(BFloat16* target, __m512 values) {
 template <typename T>
 inline __m512 rounded(__m512 values) {
   if constexpr (std::is_same_v<T, float>) return values;
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(values)), 16));
+  return _mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(values)), 16));
 }
 
-inline __mmask16 first_lanes(int64_t count) { return count < kLanes ? static_cast<__mmask16>((1u << count) - 1) : 0xffff; }
+inline __mmask16 first_lanes(int64_t count) {
+  return count < kLanes ? static_cast<__mmask16>((1u << count) - 1) : 0xffff;
+}
 
 inline __m512 load(const float* source, __mmask16 lanes) { return _mm512_maskz_loadu_ps(lanes, source); }
 
 inline __m512 load(const BFloat16* source, __mmask16 lanes) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, source)), 16));
+  return _mm512_castsi512_ps(
+      _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, source)), 16));
 }
 
-inline void store(float* target, __m512 values, __mmask16 lanes) { _mm512_mask_storeu_ps(target, lanes, values); }
+inline void store(float* target, __m512 values, __mmask16 lanes) {
+  _mm512_mask_storeu_ps(target, lanes, values);
+}
 
 inline void store(BFloat16* target, __m512 values, __mmask16 lanes) {
   _mm256_mask_storeu_epi16(target, lanes, (__m256i)_mm512_cvtneps_pbh(values));

@@ -154,10 +154,10 @@ class Prepared {
 
  private:
   static constexpr bool kIsWhole = std::is_same_v<N, int8_t>;
-  Space<T> normed_;
-  Space<int8_t> whole_;
-  Space<float> scales_;
-  Space<int32_t> excess_;
+  Buffer<T> normed_;
+  Buffer<int8_t> whole_;
+  Buffer<float> scales_;
+  Buffer<int32_t> excess_;
 };
 
 // Add to the sums [row, 64] what a chunk of a block's weights makes of the rows, `most` at a time. The first
@@ -230,7 +230,7 @@ void write_block(T* output, const float* products, const float* gates, const T* 
 template <typename T, typename N, typename W>
 void multiply_rows(T* output, const Rows<N>& rows, const Weights<T, W>& weights, const Around<T>& around,
                    int64_t num_rows, int64_t inputs, int64_t outputs, int64_t begin, int64_t end) {
-  thread_local Space<float> sums;
+  thread_local Buffer<float> sums;
   sums.resize(2 * num_rows * kBlock);
   float *products = sums.data(), *gates = around.is_gated ? products + num_rows * kBlock : nullptr;
   const int64_t gated = around.is_gated ? outputs : 0;

@@ -168,7 +168,7 @@ void mix_block(const Head<T>& head, int64_t first, int64_t count, float* scores,
 
 template <bool whole, typename T>
 void attend(const Head<T>& head) {
-  thread_local Space<float> space;
+  thread_local Buffer<float> space;
   const int64_t group = head.group, num_blocks = (head.entries + kLanes - 1) / kLanes;
   space.resize(group * (num_blocks * kLanes + head.value_width + 2));
   float *scores = space.data(), *sums = scores + group * num_blocks * kLanes;
@@ -214,7 +214,7 @@ void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, co
   // Head by head, so that threads share the long rows and the idle ones evenly.
   at::parallel_for(0, rows * kv_heads, std::max<int64_t>(1, kGrain / 4 / numbers),
                    [&](int64_t begin, int64_t end) {
-    thread_local Space<T> rotated;
+    thread_local Buffer<T> rotated;
     rotated.resize(group * width);
     for (int64_t number = begin; number < end; ++number) {
       const int64_t row = number % rows, kv_head = number / rows, first = kv_head * group,

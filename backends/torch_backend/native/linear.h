@@ -14,7 +14,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "rows.h"
+#include "tile.h"
 
 namespace {
 

@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "rows.h"
+#include "tile.h"
 
 namespace {
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "rotary.h"
-#include "rows.h"
+#include "tile.h"
 
 namespace {
 

@@ -165,14 +165,15 @@ class Prepared {
 template <int64_t most, typename T, typename W>
 void add_block(float* sums, const T* input, const W* weight, int64_t rows, int64_t inputs, int64_t num_inputs,
                T* space) {
-  add_rows<true, most>(sums, input, inputs, weight, num_inputs, rows, kPack<T>,
-                       rows > most ? space : nullptr);
+  accumulate_rows<true, most>(sums, input, inputs, weight, num_inputs, rows, kPack<T>,
+                              rows > most ? space : nullptr);
   for (int64_t r = most; r < rows; r += most) {
     float* some = sums + r * kBlock;
     if constexpr (!kIsWidened<W>) {
-      add_rows<most == kRows, most>(some, input + r * inputs, inputs, weight, num_inputs, rows - r);
+      accumulate_rows<most == kTileRows, most>(some, input + r * inputs, inputs, weight, num_inputs,
+                                               rows - r);
     } else {
-      add_rows<false, most>(some, input + r * inputs, inputs, space, num_inputs, rows - r);
+      accumulate_rows<false, most>(some, input + r * inputs, inputs, space, num_inputs, rows - r);
     }
   }
 }
@@ -187,8 +188,9 @@ void multiply_block(float* sums, const Rows<N>& rows, const Weights<T, W>& weigh
   for (int64_t k = 0; k < inputs; k += size) {
     const W* chunk = weights.numbers + k * kBlock;
     const int64_t num_inputs = std::min(size, inputs - k);
-    (num_rows <= kFew ? add_block<kRows, N, W> : add_block<kTall, N, W>)(sums, rows.numbers + k, chunk,
-                                                                         num_rows, inputs, num_inputs, space);
+    (num_rows <= kFew ? add_block<kTileRows, N, W> : add_block<kTall, N, W>)(sums, rows.numbers + k, chunk,
+                                                                             num_rows, inputs, num_inputs,
+                                                                             space);
   }
   for (int64_t r = 0; r < num_rows; ++r) {
     float* row = sums + r * kBlock;

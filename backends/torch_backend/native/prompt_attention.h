@@ -112,7 +112,7 @@ void begin_tile(Tile<T>& tile, const Prompt<T>& prompt, int64_t first, int64_t c
 template <typename T>
 void mask_scores(Tile<T>& tile, const Prompt<T>& prompt, int64_t block, int64_t count) {
   const Vec scaling(prompt.scaling), softcap(prompt.softcap);
-  for (int64_t v = 0; v < kVectors; ++v) {
+  for (int64_t v = 0; v < kBlockVectors; ++v) {
     const __m512i last = _mm512_loadu_si512(tile.last_seen + v * kLanes);
     for (int64_t e = 0; e < count; ++e) {
       float* place = tile.scores + e * kBlock + v * kLanes;
@@ -171,7 +171,7 @@ inline Weighed weigh_against(__m512 reference, T* target, const float* scores, i
 template <typename T>
 void weigh(Tile<T>& tile, int64_t count, int64_t value_width, float scaling) {
   const __m512 factor = _mm512_set1_ps(scaling);
-  for (int64_t v = 0; v < kVectors; ++v) {
+  for (int64_t v = 0; v < kBlockVectors; ++v) {
     const float* scores = tile.scores + v * kLanes;
     T* target = tile.weights + v * kLanes * kPack<T>;
     const __m512 reference = load(tile.references + v * kLanes), before = load(tile.totals + v * kLanes);
@@ -220,19 +220,19 @@ void attend_tile(Tile<T>& tile, const Prompt<T>& prompt, int64_t first) {
   for (int64_t block = from; block <= highest; block += kEntries) {
     const int64_t held = std::min(kEntries, prompt.entries - block),
                   whole = (held + kPack<T> - 1) / kPack<T> * kPack<T>;
-    for (int64_t e = 0; e < held; e += kRows) {
+    for (int64_t e = 0; e < held; e += kTileRows) {
       const T* key = prompt.key + (block + e) * prompt.key_stride;
-      add_rows<false, kRows, true>(tile.scores + e * kBlock, key, prompt.key_stride, tile.queries,
-                                   prompt.width, held - e);
+      accumulate_rows<false, kTileRows, true>(tile.scores + e * kBlock, key, prompt.key_stride, tile.queries,
+                                              prompt.width, held - e);
     }
     const bool sees_all = !has_idle && block + held - 1 <= lowest && block > highest - prompt.window;
     if (!sees_all || prompt.softcap > 0) mask_scores(tile, prompt, block, held);
     std::fill_n(tile.scores + held * kBlock, (whole - held) * kBlock, kUnseen);
     weigh(tile, whole, prompt.value_width, scaling);
     const T* values = prompt.values + block / kPack<T> * prompt.value_stride;
-    for (int64_t d = 0; d < prompt.value_width; d += kRows) {
-      add_rows(tile.sums + d * kBlock, values + d * kPack<T>, kPack<T>, tile.weights, whole,
-               prompt.value_width - d, prompt.value_stride);
+    for (int64_t d = 0; d < prompt.value_width; d += kTileRows) {
+      accumulate_rows(tile.sums + d * kBlock, values + d * kPack<T>, kPack<T>, tile.weights, whole,
+                      prompt.value_width - d, prompt.value_stride);
     }
   }
   end_tile(tile, prompt, first, count);

@@ -51,15 +51,15 @@ inline __m512 multiply_add(__m512 sums, __m512i left, __m512i right, BFloat16) {
   return _mm512_dpbf16_ps(sums, (__m512bh)left, (__m512bh)right);
 }
 
-// Call `work` with the number of heads, as a constant, for all of the group, at most `kRows` at a time.
+// Call `work` with the number of heads, as a constant, for all of the group, at most `kTileRows` at a time.
 template <typename Work>
 inline void for_heads(int64_t group, const Work& work) {
-  for (int64_t g = 0; g < group; g += kRows) {
+  for (int64_t g = 0; g < group; g += kTileRows) {
     switch (group - g) {
       case 1: work(std::integral_constant<int64_t, 1>(), g); break;
       case 2: work(std::integral_constant<int64_t, 2>(), g); break;
       case 3: work(std::integral_constant<int64_t, 3>(), g); break;
-      default: work(std::integral_constant<int64_t, kRows>(), g);
+      default: work(std::integral_constant<int64_t, kTileRows>(), g);
     }
   }
 }
@@ -89,11 +89,11 @@ inline __m512 sums_of(const float (&vectors)[kLanes][kLanes]) {
   return joined(joined(fours[0], fours[1]), joined(fours[2], fours[3]));
 }
 
-// Ask for what is read `kAhead` bytes after 16 entries of a plane from `first` on: of the plane, or past its
-// end of the one that follows.
+// Ask for what is read `kPrefetchDistance` bytes after 16 entries of a plane from `first` on: of the plane,
+// or past its end of the one that follows.
 template <typename T>
 inline void ask_ahead(const T* plane, const T* following, int64_t first, int64_t entries, int64_t width) {
-  const int64_t place = first * width + kAhead / int64_t{sizeof(T)}, end = entries * width;
+  const int64_t place = first * width + kPrefetchDistance / int64_t{sizeof(T)}, end = entries * width;
   const T* ahead = place < end ? plane + place : following + (place - end);
   for (int64_t n = 0; n < kLanes * width; n += 64 / int64_t{sizeof(T)})
     _mm_prefetch(reinterpret_cast<const char*>(ahead + n), _MM_HINT_T1);

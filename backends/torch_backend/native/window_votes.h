@@ -44,13 +44,13 @@ void vote(const Window<T>& window, int64_t from, float* scores, T* queries) {
       std::min<int64_t>(window.end, *std::max_element(last_seen, last_seen + kBlock) + 1) - window.first;
   if (entries <= 0) return;
   pack_queries(queries, window.query + from * window.query_stride, window.query_stride, count, window.width);
-  for (int64_t e = 0; e < entries; e += kRows) {
+  for (int64_t e = 0; e < entries; e += kTileRows) {
     const T* key = window.key + (window.first + e) * window.key_stride;
-    add_rows<false, kRows, true>(scores + e * kBlock, key, window.key_stride, queries, window.width,
-                                 entries - e);
+    accumulate_rows<false, kTileRows, true>(scores + e * kBlock, key, window.key_stride, queries,
+                                            window.width, entries - e);
   }
   const __m512 factor = _mm512_set1_ps(window.softcap > 0 ? kLog2e : window.scaling * kLog2e);
-  __m512 shares[kVectors];
+  __m512 shares[kBlockVectors];
   for (int64_t v = 0; v < vectors; ++v) {
     const __m512i last = _mm512_loadu_si512(last_seen + v * kLanes);
     __m512 largest = _mm512_set1_ps(kSmallest), total = _mm512_setzero_ps();

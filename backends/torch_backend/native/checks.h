@@ -26,20 +26,22 @@ inline void check_shape(const char* name, const Tensor& tensor, at::IntArrayRef 
   TORCH_CHECK(tensor.sizes() == expected, name, " must have shape ", expected, ", got ", tensor.sizes());
 }
 
+inline void check_contiguous(const char* name, const Tensor& tensor) {
+  TORCH_CHECK(tensor.is_contiguous(), name, " must be contiguous, got shape ", tensor.sizes(),
+              " with strides ", tensor.strides());
+}
+
+// Check an operand that is read as one array.
 inline void check(const char* name, const Tensor& tensor, at::ScalarType dtype, at::IntArrayRef shape) {
   check_dtype(name, tensor, dtype);
   check_shape(name, tensor, shape);
+  check_contiguous(name, tensor);
 }
 
 // Check the number of dimensions before their sizes are read. `dimensions` names them, as in "[row, width]".
 inline void check_dim(const char* name, const Tensor& tensor, int64_t expected, const char* dimensions) {
   TORCH_CHECK(tensor.dim() == expected, name, " must have ", expected, " dimensions ", dimensions,
               ", got shape ", tensor.sizes());
-}
-
-inline void check_contiguous(const char* name, const Tensor& tensor) {
-  TORCH_CHECK(tensor.is_contiguous(), name, " must be contiguous, got shape ", tensor.sizes(),
-              " with strides ", tensor.strides());
 }
 
 // Check that vectors can be loaded from the last dimension. The others may have any stride.

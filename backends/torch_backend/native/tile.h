@@ -1,8 +1,8 @@
 // The tile of a matrix product that the kernels share: a few rows by a block of 64 columns. A column's inputs
 // are packed: 1 of float32, 2 of bfloat16 or 4 of int8 share a 32-bit lane.
 //
-// Batch invariance: a row adds its inputs' products in ascending order to one accumulator per column. The number
-// of rows in the tile has no part in that order, so a row's result does not depend on the batch.
+// Batch invariance: a row adds its inputs' products in ascending order to one accumulator per column. The
+// number of rows in the tile has no part in that order, so a row's result does not depend on the batch.
 
 #pragma once
 

@@ -1,0 +1,107 @@
+"""The kernels refuse arguments of a wrong shape, dtype or layout, and name the argument and both values."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from backends.torch_backend.native.kernels import kernels_are_supported, load_kernels
+
+pytestmark = pytest.mark.skipif(
+    not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels(built_kernels: Path) -> None:
+    load_kernels(built_kernels)
+
+
+def _assert_refused(operator: str, arguments: dict[str, Any], changes: dict[str, Any], message: str) -> None:
+    """Call an operator with its arguments, then with some changed: only the second call fails."""
+    call = getattr(torch.ops.snapserve, operator)
+    call(**arguments)
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        call(**(arguments | changes))
+
+
+def _linear_arguments() -> dict[str, Any]:
+    """Return 3 rows of 96 inputs and a weight of 128 outputs."""
+    return {
+        "input": torch.zeros(3, 96),
+        "weight": torch.zeros(2, 96, 64, 1),
+        "scales": None,
+        "bias": torch.zeros(128),
+        "num_products": 128,
+        "norm": torch.ones(96),
+        "residual": torch.zeros(3, 128),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input": torch.zeros(3, 96).half()}, "input must have dtype Float or BFloat16, got Half"),
+        ({"input": torch.zeros(())}, "input must have dimensions [..., input], got a scalar"),
+        ({"input": torch.zeros(3, 0)}, "input must have a positive multiple of 1 inputs"),
+        (
+            {"input": torch.zeros(3, 97)},
+            "weight must have 128 outputs of 97 to 128 inputs for an input of shape [3, 97], got shape",
+        ),
+        (
+            {"weight": torch.zeros(2, 96, 64, 1).bfloat16()},
+            "weight must have dtype Byte, Char or input's Float, got BFloat16",
+        ),
+        (
+            {"weight": torch.zeros(64, 96, 2, 1).transpose(0, 2)},
+            "weight must be contiguous, got shape [2, 96, 64, 1] with strides [1, 2, 192, 1]",
+        ),
+        (
+            {"weight": torch.zeros(2, 96, 64, 1, dtype=torch.int8)},
+            "scales must be given for a weight of dtype Char, got None",
+        ),
+        ({"scales": torch.ones(128)}, "scales must be None for a weight of dtype Float, got a tensor"),
+        (
+            {"weight": torch.zeros(2, 96, 64, 1).byte(), "scales": torch.ones(127)},
+            "scales must have shape [128], got [127]",
+        ),
+        (
+            {
+                "input": torch.zeros(3, 98),
+                "weight": torch.zeros(2, 98, 64, 1).byte(),
+                "scales": torch.ones(128),
+            },
+            "input must have a positive multiple of 4 inputs for a weight of dtype Byte, got 98",
+        ),
+        (
+            {
+                "input": torch.zeros(1, 2**16 + 4),
+                "weight": torch.zeros(1, 1).byte(),
+                "scales": torch.ones(128),
+            },
+            "input must have at most 65536 inputs for a weight of dtype Byte, got 65540",
+        ),
+        ({"num_products": 0}, "num_products must be positive, got 0"),
+        (
+            {"weight": torch.zeros(1, 96, 64, 1), "num_products": 64, "is_gated": True},
+            "num_products must be a multiple of 128 when is_gated, got 64",
+        ),
+        ({"bias": torch.zeros(127)}, "bias must have shape [128], got [127]"),
+        ({"bias": torch.zeros(128).double()}, "bias must have dtype Float, got Double"),
+        ({"norm": torch.ones(95)}, "norm must have shape [96], got [95]"),
+        ({"norm": torch.ones(192)[::2]}, "norm must be contiguous, got shape [96] with strides [2]"),
+        ({"residual": torch.zeros(3, 64)}, "residual must have shape [3, 128], got [3, 64]"),
+    ],
+)
+@torch.inference_mode()
+def test_linear_names_the_wrong_argument(changes: dict[str, Any], message: str) -> None:
+    _assert_refused("linear", _linear_arguments(), changes, message)
+
+
+@torch.inference_mode()
+def test_linear_requires_pairs_of_bfloat16_inputs() -> None:
+    hidden, weight = (tensor.bfloat16() for tensor in (torch.zeros(3, 33), torch.zeros(1, 17, 64, 2)))
+    with pytest.raises(RuntimeError, match=r"input must have a positive multiple of 2 inputs .*, got 33"):
+        torch.ops.snapserve.linear(hidden, weight, None, None, 64)

@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <cstdint>
+#include <optional>
 
 namespace {
 
@@ -58,6 +59,12 @@ inline void check_groups(int64_t num_heads, int64_t num_kv_heads) {
   TORCH_CHECK(num_kv_heads > 0 && num_heads % num_kv_heads == 0,
               "query must have a multiple of the KV heads' number, ", num_kv_heads, ", of heads, got ",
               num_heads);
+}
+
+// Return the data of an optional argument, or null for None.
+template <typename T>
+const T* data_or_null(const std::optional<Tensor>& tensor) {
+  return tensor ? tensor->const_data_ptr<T>() : nullptr;
 }
 
 }  // namespace

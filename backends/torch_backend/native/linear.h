@@ -320,11 +320,6 @@ void multiply(Tensor& output, const Tensor& input, const Weights<T, W>& weights,
 }
 
 template <typename T>
-const T* data_or_null(const std::optional<Tensor>& tensor) {
-  return tensor ? tensor->const_data_ptr<T>() : nullptr;
-}
-
-template <typename T>
 void multiply_by(Tensor& output, const Tensor& input, const Tensor& weight,
                  const std::optional<Tensor>& scales, const std::optional<Tensor>& bias,
                  const FusedOps<T>& fused, int64_t padded_inputs) {

@@ -105,3 +105,82 @@ def test_linear_requires_pairs_of_bfloat16_inputs() -> None:
     hidden, weight = (tensor.bfloat16() for tensor in (torch.zeros(3, 33), torch.zeros(1, 17, 64, 2)))
     with pytest.raises(RuntimeError, match=r"input must have a positive multiple of 2 inputs .*, got 33"):
         torch.ops.snapserve.linear(hidden, weight, None, None, 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": torch.zeros(2, 3, 5, 8).double()}, "heads must have dtype Float or BFloat16, got Double"),
+        (
+            {"heads": torch.zeros(3, 5, 8)},
+            "heads must have 4 dimensions [row, head, token, width], got shape [3, 5, 8]",
+        ),
+        (
+            {"heads": torch.zeros(2, 3, 5, 16)[..., ::2]},
+            "heads must have a last stride of 1, got strides [240, 80, 16, 2]",
+        ),
+        ({"heads": torch.zeros(2, 3, 5, 7)}, "heads must have an even width, got 7"),
+        ({"cosines": torch.zeros(2, 5, 4)}, "cosines must have shape [2, 5, 8], got [2, 5, 4]"),
+        ({"sines": torch.zeros(2, 5, 8).bfloat16()}, "sines must have dtype Float, got BFloat16"),
+    ],
+)
+@torch.inference_mode()
+def test_rotate_names_the_wrong_argument(changes: dict[str, Any], message: str) -> None:
+    angles = torch.zeros(2, 5, 8)
+    arguments = {"heads": torch.zeros(2, 3, 5, 8), "cosines": angles, "sines": angles}
+    _assert_refused("rotate", arguments, changes, message)
+
+
+def _slot_arguments() -> dict[str, Any]:
+    """Return 2 rows of 4 heads, 2 KV heads, and 3 slots of 10 entries."""
+    return {
+        "query": torch.zeros(2, 4, 1, 8),
+        "key": torch.zeros(2, 2, 1, 8),
+        "value": torch.zeros(2, 2, 1, 6),
+        "keys": torch.zeros(3, 2, 10, 8),
+        "values": torch.zeros(3, 2, 10, 6),
+        "entries": torch.zeros(2, 1, dtype=torch.int64),
+        "bias": torch.zeros(2, 1, 9),
+        "scaling": 1.0,
+        "softcap": 0.0,
+        "sinks": torch.zeros(4),
+        "cosines": torch.zeros(2, 1, 8),
+        "sines": torch.zeros(2, 1, 8),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query": torch.zeros(2, 4, 1, 8).half()}, "query must have dtype Float or BFloat16, got Half"),
+        ({"query": torch.zeros(2, 4, 8)}, "query must have 4 dimensions [row, head, 1, width], got shape"),
+        (
+            {"query": torch.zeros(2, 3, 1, 8)},
+            "query must have a multiple of the KV heads' number, 2, of heads",
+        ),
+        ({"query": torch.zeros(2, 4, 2, 8)}, "query must have shape [2, 4, 1, 8], got [2, 4, 2, 8]"),
+        ({"key": torch.zeros(1, 2, 1, 8)}, "key must have shape [2, 2, 1, 8], got [1, 2, 1, 8]"),
+        ({"key": torch.zeros(2, 2, 1, 8).bfloat16()}, "key must have dtype Float, got BFloat16"),
+        ({"value": torch.zeros(2, 2, 1, 12)[..., ::2]}, "value must have a last stride of 1, got strides"),
+        ({"keys": torch.zeros(3, 2, 10, 6)}, "keys must have shape [3, 2, 10, 8], got [3, 2, 10, 6]"),
+        ({"values": torch.zeros(3, 2, 9, 6)}, "values must have shape [3, 2, 10, 6], got [3, 2, 9, 6]"),
+        (
+            {"keys": torch.zeros(2, 3, 10, 8).transpose(0, 1)},
+            "keys must be contiguous, got shape [3, 2, 10, 8]",
+        ),
+        ({"entries": torch.zeros(2, 1).int()}, "entries must have dtype Long, got Int"),
+        ({"entries": torch.tensor([[0], [10]])}, "entries must be in [0, 10), got 10 in row 1"),
+        ({"bias": torch.zeros(2, 1, 9).double()}, "bias must have dtype Float, got Double"),
+        ({"bias": torch.zeros(2, 1, 10)}, "bias must cover fewer entries than a slot's 10, got 10"),
+        ({"sinks": torch.zeros(2)}, "sinks must have shape [4], got [2]"),
+        ({"cosines": torch.zeros(2, 1, 4)}, "cosines must have shape [2, 1, 8], got [2, 1, 4]"),
+        ({"sines": None}, "cosines and sines must both be given or both be None, got cosines alone"),
+        (
+            {"keys": torch.zeros(1, 2, 10, 8), "values": torch.zeros(1, 2, 10, 6)},
+            "query must have at most one row per slot, 1, got 2",
+        ),
+    ],
+)
+@torch.inference_mode()
+def test_slot_attention_names_the_wrong_argument(changes: dict[str, Any], message: str) -> None:
+    _assert_refused("slot_attention", _slot_arguments(), changes, message)

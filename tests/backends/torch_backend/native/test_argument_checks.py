@@ -184,3 +184,94 @@ def _slot_arguments() -> dict[str, Any]:
 @torch.inference_mode()
 def test_slot_attention_names_the_wrong_argument(changes: dict[str, Any], message: str) -> None:
     _assert_refused("slot_attention", _slot_arguments(), changes, message)
+
+
+def _prompt_arguments() -> dict[str, Any]:
+    """Return 2 rows of 4 heads and 5 tokens, and 2 KV heads of 7 entries."""
+    return {
+        "query": torch.zeros(2, 4, 5, 8),
+        "key": torch.zeros(2, 2, 7, 8),
+        "value": torch.zeros(2, 2, 7, 6),
+        "last_seen": torch.zeros(2, 5, dtype=torch.int64),
+        "window": 7,
+        "scaling": 1.0,
+        "softcap": 0.0,
+        "sinks": torch.zeros(4),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query": torch.zeros(2, 4, 5, 8).half()}, "query must have dtype Float or BFloat16, got Half"),
+        (
+            {"query": torch.zeros(2, 5, 5, 8)},
+            "query must have a multiple of the KV heads' number, 2, of heads",
+        ),
+        ({"query": torch.zeros(2, 4, 5, 16)[..., ::2]}, "query must have a last stride of 1, got strides"),
+        (
+            {"query": torch.zeros(2, 4, 5, 7), "key": torch.zeros(2, 2, 7, 7)},
+            "query must have an even width, got 7",
+        ),
+        ({"key": torch.zeros(2, 2, 7)}, "key must have 4 dimensions [row, kv_head, entry, width], got shape"),
+        ({"key": torch.zeros(2, 2, 7, 6)}, "key must have shape [2, 2, 7, 8], got [2, 2, 7, 6]"),
+        ({"value": torch.zeros(2, 2, 6, 6)}, "value must have shape [2, 2, 7, 6], got [2, 2, 6, 6]"),
+        ({"value": torch.zeros(2, 2, 7, 6).bfloat16()}, "value must have dtype Float, got BFloat16"),
+        ({"last_seen": torch.zeros(2, 5)}, "last_seen must have dtype Long, got Float"),
+        ({"last_seen": torch.zeros(2, 4).long()}, "last_seen must have shape [2, 5], got [2, 4]"),
+        ({"last_seen": torch.zeros(5, 2).long().T}, "last_seen must be contiguous, got shape [2, 5]"),
+        (
+            {"last_seen": torch.tensor([[0] * 5, [7] * 5])},
+            "last_seen must be below the number of entries, 7, got 7 in row 1",
+        ),
+        ({"sinks": torch.zeros(2)}, "sinks must have shape [4], got [2]"),
+    ],
+)
+@torch.inference_mode()
+def test_prompt_attention_names_the_wrong_argument(changes: dict[str, Any], message: str) -> None:
+    _assert_refused("prompt_attention", _prompt_arguments(), changes, message)
+
+
+def _votes_arguments() -> dict[str, Any]:
+    """Return 4 heads of 5 queries, and 2 KV heads of 7 entries."""
+    return {
+        "query": torch.zeros(4, 5, 8),
+        "key": torch.zeros(2, 7, 8),
+        "last_seen": torch.zeros(5, dtype=torch.int64),
+        "strength": torch.ones(5),
+        "first": 0,
+        "end": 7,
+        "scaling": 1.0,
+        "softcap": 0.0,
+        "is_sum": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query": torch.zeros(4, 5, 8).half()}, "query must have dtype Float or BFloat16, got Half"),
+        ({"query": torch.zeros(3, 5, 8)}, "query must have a multiple of the KV heads' number, 2, of heads"),
+        (
+            {"query": torch.zeros(4, 5, 7), "key": torch.zeros(2, 7, 7)},
+            "query must have an even width, got 7",
+        ),
+        ({"key": torch.zeros(2, 7, 6)}, "key must have shape [2, 7, 8], got [2, 7, 6]"),
+        ({"key": torch.zeros(2, 7, 8).bfloat16()}, "key must have dtype Float, got BFloat16"),
+        (
+            {"key": torch.zeros(2, 7, 16)[..., ::2]},
+            "key must have a last stride of 1, got strides [112, 16, 2]",
+        ),
+        ({"last_seen": torch.zeros(4).long()}, "last_seen must have shape [5], got [4]"),
+        (
+            {"last_seen": torch.full((5,), 7)},
+            "last_seen must be below the number of entries, 7, got 7",
+        ),
+        ({"strength": torch.ones(5).double()}, "strength must have dtype Float, got Double"),
+        ({"strength": torch.ones(10)[::2]}, "strength must be contiguous, got shape [5] with strides [2]"),
+        ({"first": -1}, "first must be at least 0, got -1"),
+    ],
+)
+@torch.inference_mode()
+def test_window_votes_names_the_wrong_argument(changes: dict[str, Any], message: str) -> None:
+    _assert_refused("window_votes", _votes_arguments(), changes, message)

@@ -32,10 +32,16 @@ inline void check_contiguous(const char* name, const Tensor& tensor) {
               " with strides ", tensor.strides());
 }
 
-// Check an operand that is read as one array.
-inline void check(const char* name, const Tensor& tensor, at::ScalarType dtype, at::IntArrayRef shape) {
+// Check an operand that may have any strides.
+inline void check_strided(const char* name, const Tensor& tensor, at::ScalarType dtype,
+                          at::IntArrayRef shape) {
   check_dtype(name, tensor, dtype);
   check_shape(name, tensor, shape);
+}
+
+// Check an operand that is read as one array.
+inline void check(const char* name, const Tensor& tensor, at::ScalarType dtype, at::IntArrayRef shape) {
+  check_strided(name, tensor, dtype, shape);
   check_contiguous(name, tensor);
 }
 

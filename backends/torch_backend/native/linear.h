@@ -382,8 +382,7 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   Tensor output = at::empty(sizes, rows.options());
   std::optional<Tensor> dense_residual;
   if (residual) {
-    check_dtype("residual", *residual, dtype);
-    check_shape("residual", *residual, sizes);
+    check_strided("residual", *residual, dtype, sizes);
     dense_residual = residual->contiguous();
   }
   const auto run = [&](auto type) {

@@ -275,3 +275,39 @@ def _votes_arguments() -> dict[str, Any]:
 @torch.inference_mode()
 def test_window_votes_names_the_wrong_argument(changes: dict[str, Any], message: str) -> None:
     _assert_refused("window_votes", _votes_arguments(), changes, message)
+
+
+def _draw_arguments() -> dict[str, Any]:
+    """Return 3 slots and 10 tokens."""
+    floats, integers = torch.ones(3), torch.zeros(3, dtype=torch.int64)
+    return {
+        "logits": torch.zeros(3, 10),
+        "is_live": torch.ones(3, dtype=torch.bool),
+        "temperature": floats,
+        "top_p": floats,
+        "min_p": floats,
+        "top_k": integers,
+        "seed": integers,
+        "choice": integers,
+        "output_index": integers,
+        "number": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"logits": torch.zeros(10)}, "logits must have 2 dimensions [slot, token], got shape [10]"),
+        ({"is_live": torch.ones(3)}, "is_live must have dtype Bool, got Float"),
+        ({"temperature": torch.ones(2)}, "temperature must have shape [3], got [2]"),
+        ({"top_p": torch.ones(3).double()}, "top_p must have dtype Float, got Double"),
+        ({"min_p": torch.ones(3).half()}, "min_p must have dtype Float, got Half"),
+        ({"top_k": torch.ones(3).int()}, "top_k must have dtype Long, got Int"),
+        ({"seed": torch.zeros(4).long()}, "seed must have shape [3], got [4]"),
+        ({"choice": torch.zeros(3)}, "choice must have dtype Long, got Float"),
+        ({"output_index": torch.zeros(3, 1).long()}, "output_index must have shape [3], got [3, 1]"),
+    ],
+)
+@torch.inference_mode()
+def test_draw_names_the_wrong_argument(changes: dict[str, Any], message: str) -> None:
+    _assert_refused("draw", _draw_arguments(), changes, message)

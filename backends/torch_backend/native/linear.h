@@ -24,7 +24,7 @@ namespace {
 constexpr int64_t kSmallBatch = 32;
 constexpr int64_t kRowsPerPass = 512;   // rows whose sums with a block stay in the second-level cache
 constexpr int64_t kLargeBatchTile = 6;  // rows: 24 accumulators, 4 weights and an input fill 32 registers
-constexpr int32_t kZeroPoint = 128;     // of uint8 weights; `ZERO_POINT` in kernels.py
+constexpr int32_t kZeroPoint = 128;     // of uint8 weights
 constexpr int64_t kMaxPadding = 31;     // inputs that oneDNN may add to fill an output's last 64 bytes
 constexpr int64_t kMaxInt8Inputs = 1 << 16;  // sums of products up to 255 x 127 stay below 2^31
 constexpr float kMaxInt8 = 127;              // -128 is unused, for symmetry

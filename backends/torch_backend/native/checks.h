@@ -62,9 +62,8 @@ inline void check_even_width(const char* name, const Tensor& tensor) {
 
 // Check that each KV head serves the same number of query heads.
 inline void check_groups(int64_t num_heads, int64_t num_kv_heads) {
-  TORCH_CHECK(num_kv_heads > 0 && num_heads % num_kv_heads == 0,
-              "query must have a multiple of the KV heads' number, ", num_kv_heads, ", of heads, got ",
-              num_heads);
+  TORCH_CHECK(num_kv_heads > 0 && num_heads % num_kv_heads == 0, "query must have a multiple of ",
+              num_kv_heads, " heads, the number of KV heads, got ", num_heads);
 }
 
 // Return the data of an optional argument, or null for None.

@@ -19,7 +19,7 @@ from cache.scoring import Window
 
 SOURCES = Path(__file__).parent
 BLOCK = 64  # outputs of a block in a packed weight; `kBlock` in tile.h
-_PADDING_BYTES = 64  # oneDNN pads an output's inputs with zeros to a multiple of this
+PADDING_BYTES = 64  # oneDNN pads an output's inputs with zeros to a multiple of this
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _FLAGS = (
@@ -55,7 +55,7 @@ for _schema in (
     ),
     (
         "draw(Tensor logits, Tensor is_live, Tensor temperature, Tensor top_p, Tensor min_p, Tensor top_k, "
-        "Tensor seed, Tensor choice, Tensor output_index, int number) -> Tensor"
+        "Tensor seed, Tensor choice, Tensor output_index, int step) -> Tensor"
     ),
 ):
     _library.define(_schema)  # type: ignore[no-untyped-call]
@@ -276,7 +276,7 @@ def packed_weight(reordered: Tensor, weight: Tensor) -> Tensor | None:
     size = weight.dtype.itemsize
     if num_inputs % (4 // size):
         return None
-    num_zeros = -num_inputs % (_PADDING_BYTES // size)
+    num_zeros = -num_inputs % (PADDING_BYTES // size)
     expected = in_blocks(torch.nn.functional.pad(weight, (0, num_zeros)), weight.dtype)
     memory = onednn.memory(reordered)
     if memory.nbytes != expected.nbytes:

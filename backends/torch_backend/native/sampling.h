@@ -123,7 +123,7 @@ class Candidates {
   // highest if there is none. At least one candidate is required.
   //
   // The range of scores is halved until all candidates in it are equal. Those outside of it are dropped, and
-  // the amounts of the dropped ones above it are kept as a sum.
+  // the amounts of those dropped above it are kept as a sum.
   float lowest_within(double limit) {
     double dropped_above = 0;
     while (true) {
@@ -285,7 +285,7 @@ int64_t draw_token(const T* logits, int64_t size, const DrawParams& params) {
 // The operator `draw`: see `draw_tokens` in kernels.py.
 Tensor draw(const Tensor& logits, const Tensor& is_live, const Tensor& temperature, const Tensor& top_p,
             const Tensor& min_p, const Tensor& top_k, const Tensor& seed, const Tensor& choice,
-            const Tensor& output_index, int64_t number) {
+            const Tensor& output_index, int64_t step) {
   check_dim("logits", logits, 2, "[slot, token]");
   const int64_t num_slots = logits.size(0);
   const int64_t vocab_size = logits.size(1);
@@ -325,7 +325,7 @@ Tensor draw(const Tensor& logits, const Tensor& is_live, const Tensor& temperatu
             .top_k = top_ks[slot],
             .seed = seeds[slot],
             .choice = choices[slot],
-            .output_index = indices[slot] + number,
+            .output_index = indices[slot] + step,
         };
         const T* row = rows.const_data_ptr<T>() + slot * vocab_size;
         tokens.data_ptr<int64_t>()[slot] = draw_token(row, vocab_size, params);

@@ -156,7 +156,7 @@ def _slot_arguments() -> dict[str, Any]:
         ({"query": torch.zeros(2, 4, 8)}, "query must have 4 dimensions [row, head, 1, width], got shape"),
         (
             {"query": torch.zeros(2, 3, 1, 8)},
-            "query must have a multiple of the KV heads' number, 2, of heads",
+            "query must have a multiple of 2 heads, the number of KV heads, got",
         ),
         ({"query": torch.zeros(2, 4, 2, 8)}, "query must have shape [2, 4, 1, 8], got [2, 4, 2, 8]"),
         ({"key": torch.zeros(1, 2, 1, 8)}, "key must have shape [2, 2, 1, 8], got [1, 2, 1, 8]"),
@@ -206,7 +206,7 @@ def _prompt_arguments() -> dict[str, Any]:
         ({"query": torch.zeros(2, 4, 5, 8).half()}, "query must have dtype Float or BFloat16, got Half"),
         (
             {"query": torch.zeros(2, 5, 5, 8)},
-            "query must have a multiple of the KV heads' number, 2, of heads",
+            "query must have a multiple of 2 heads, the number of KV heads, got",
         ),
         ({"query": torch.zeros(2, 4, 5, 16)[..., ::2]}, "query must have a last stride of 1, got strides"),
         (
@@ -251,7 +251,10 @@ def _votes_arguments() -> dict[str, Any]:
     ("changes", "message"),
     [
         ({"query": torch.zeros(4, 5, 8).half()}, "query must have dtype Float or BFloat16, got Half"),
-        ({"query": torch.zeros(3, 5, 8)}, "query must have a multiple of the KV heads' number, 2, of heads"),
+        (
+            {"query": torch.zeros(3, 5, 8)},
+            "query must have a multiple of 2 heads, the number of KV heads, got",
+        ),
         (
             {"query": torch.zeros(4, 5, 7), "key": torch.zeros(2, 7, 7)},
             "query must have an even width, got 7",
@@ -290,7 +293,7 @@ def _draw_arguments() -> dict[str, Any]:
         "seed": integers,
         "choice": integers,
         "output_index": integers,
-        "number": 0,
+        "step": 0,
     }
 
 

@@ -93,7 +93,7 @@ def _fake_rotate(heads: Tensor, *_: object) -> Tensor:
 
 @dataclass
 class Kernels:
-    """Whether a backend uses the kernels. They are built while it already serves, so this changes once."""
+    """Whether a backend uses the kernels. They may be built while it already serves."""
 
     are_used: bool = False
     _preparations: list[Callable[[], None]] = field(default_factory=list)

@@ -19,8 +19,8 @@
 
 namespace {
 
-// A small batch is limited by memory: its product takes as long as reading the weight. It is prepared by each
-// thread for itself, since that takes less time than waiting for another thread.
+// Rows of a small batch. Memory is its limit: the product takes as long as reading the weight. Each thread
+// prepares all of its rows for itself, which saves a parallel loop before the product.
 constexpr int64_t kSmallBatch = 32;
 constexpr int64_t kRowsPerPass = 512;   // rows whose sums with a block stay in the second-level cache
 constexpr int64_t kLargeBatchTile = 6;  // rows: 24 accumulators, 4 weights and an input fill 32 registers

@@ -1,8 +1,8 @@
 // The draw of one token per row, from its logits, filters and random number. The same tokens are drawn as by
 // the torch operations in `sampler.py`.
 //
-// Nothing is sorted. A filter is a threshold on the scores, which is found by bisection: a vocabulary of
-// 100,000 tokens takes a few passes over a shrinking array.
+// Nothing is sorted. A filter is a threshold on the scores, which is found by bisection: each pass reads only
+// the candidates that are left.
 
 #pragma once
 

@@ -103,7 +103,7 @@ inline __m512 horizontal_sums(const float (&vectors)[kLanes][kLanes]) {
 }
 
 // Prefetch the 16 entries that are `kPrefetchDistance` after entry `first` of a plane. Past the plane's end
-// they are those of `next_plane`, which is read next: a row's planes do not follow each other in memory.
+// they are the first entries of `next_plane`, the one that is read next.
 template <typename T>
 inline void prefetch_entries(const T* plane, const T* next_plane, int64_t first, int64_t num_entries,
                              int64_t width) {

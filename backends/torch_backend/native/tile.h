@@ -88,7 +88,6 @@ inline void accumulate_tile(float* sums, const T* input, int64_t row_stride, con
   for (int64_t k = 0; k < num_inputs; k += kPack<T>, input += input_step) {
     __m512i weights[kBlockVectors];
     if constexpr (prefetches) {
-      // Into the second-level cache: the first is too small for what is read until then.
       const char* ahead = reinterpret_cast<const char*>(weight + k * kBlock) + kPrefetchDistance;
       UNROLL for (int64_t n = 0; n < kBlock * kPack<T> * int64_t{sizeof(W)}; n += kCacheLine) {
         _mm_prefetch(ahead + n, _MM_HINT_T1);

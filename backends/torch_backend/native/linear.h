@@ -373,7 +373,14 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
   const int64_t padded_inputs = check_weight(input, weight, scales, num_products);
   TORCH_CHECK(!is_gated || num_products % (2 * kBlock) == 0, "num_products must be a multiple of ",
               2 * kBlock, " when is_gated, got ", num_products);
-  if (scales) check("scales", *scales, at::kFloat, {num_products});
+  if (scales) {
+    // They may be padded to whole blocks, as the weight is.
+    check_dim("scales", *scales, 1, "[output]");
+    TORCH_CHECK(scales->size(0) >= num_products, "scales must have shape [", num_products,
+                "] or be longer, got ", scales->sizes());
+    check_dtype("scales", *scales, at::kFloat);
+    check_contiguous("scales", *scales);
+  }
   if (bias) check("bias", *bias, dtype, {num_products});
   if (norm) check("norm", *norm, dtype, {input.size(-1)});
   const Tensor rows = input.contiguous();

@@ -65,7 +65,7 @@ def _linear_arguments() -> dict[str, Any]:
         ({"scales": torch.ones(128)}, "scales must be None for a weight of dtype Float, got a tensor"),
         (
             {"weight": torch.zeros(2, 96, 64, 1).byte(), "scales": torch.ones(127)},
-            "scales must have shape [128], got [127]",
+            "scales must have shape [128] or be longer, got [127]",
         ),
         (
             {

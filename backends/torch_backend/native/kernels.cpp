@@ -1,5 +1,7 @@
-// The operators that `backends/torch_backend/native/kernels.py` declares, for x86 with AVX-512 and its bfloat16. Each reads its large operand at the
-// memory's rate or comes near the rate of the processor's products, and no row's result depends on the rows beside it.
+// The operators that kernels.py declares, for x86 processors with AVX-512 and its bfloat16.
+//
+// Each reads its large operand at the memory's bandwidth, or multiplies near the processor's peak. All are
+// batch invariant: a row's result does not depend on the other rows.
 
 #include <torch/library.h>
 
@@ -10,11 +12,11 @@
 #include "slot_attention.h"
 #include "window_votes.h"
 
-TORCH_LIBRARY_IMPL(snapserve, CPU, library) {
-  library.impl("linear", linear);
-  library.impl("slot_attention", slot_attention);
-  library.impl("rotate", rotate_heads);
-  library.impl("prompt_attention", prompt_attention);
-  library.impl("window_votes", window_votes);
-  library.impl("draw", draw);
+TORCH_LIBRARY_IMPL(snapserve, CPU, implementations) {
+  implementations.impl("linear", linear);
+  implementations.impl("slot_attention", slot_attention);
+  implementations.impl("rotate", rotate_heads);
+  implementations.impl("prompt_attention", prompt_attention);
+  implementations.impl("window_votes", window_votes);
+  implementations.impl("draw", draw);
 }

@@ -1,7 +1,7 @@
-"""The operators of `native/` as torch sees them: what they take, what they return, and how they are built and loaded.
+"""The operators of the C++ kernels: their schemas, their build, and functions that call them.
 
-Here they are only declared, so that a graph with them can be traced where they were never built. They live in this process once loaded;
-whether a backend uses them is said by its own `Kernels`.
+Importing this module only declares the operators, so a graph with them can be traced before they are built.
+`load_kernels` makes them callable in this process, and a backend's `Kernels` says whether it calls them.
 """
 
 import os
@@ -18,8 +18,8 @@ from backends.torch_backend.torch_private import onednn
 from cache.scoring import Window
 
 SOURCES = Path(__file__).parent
-BLOCK = 64  # outputs that a weight's layout keeps together
-_FILLED_BYTES = 64  # oneDNN fills an output's inputs up to whole ones of these
+BLOCK = 64  # outputs of a block in a packed weight; `kBlock` in tile.h
+PADDING_BYTES = 64  # oneDNN pads an output's inputs with zeros to a multiple of this
 
 _DTYPES = (torch.float32, torch.bfloat16)
 _FLAGS = (
@@ -34,31 +34,39 @@ _FLAGS = (
 )
 
 _library = torch.library.Library("snapserve", "DEF")  # type: ignore[no-untyped-call]
-_library.define(  # type: ignore[no-untyped-call]
-    "linear(Tensor input, Tensor weight, Tensor? scales, Tensor? bias, int num_products, *, Tensor? norm=None, float epsilon=0.0, "
-    "Tensor? residual=None, bool is_gated=False) -> Tensor"
-)
-_library.define(  # type: ignore[no-untyped-call]
-    "slot_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, Tensor entries, Tensor bias, "
-    "float scaling, float softcap, Tensor? sinks, *, Tensor? cosines=None, Tensor? sines=None) -> Tensor"
-)
-_library.define("rotate(Tensor heads, Tensor cosines, Tensor sines) -> Tensor")  # type: ignore[no-untyped-call]
-_library.define(  # type: ignore[no-untyped-call]
-    "prompt_attention(Tensor query, Tensor key, Tensor value, Tensor last_seen, int window, float scaling, float softcap, Tensor? sinks) "
-    "-> Tensor"
-)
-_library.define(  # type: ignore[no-untyped-call]
-    "window_votes(Tensor query, Tensor key, Tensor last_seen, Tensor strength, int first, int end, float scaling, float softcap, "
-    "bool is_sum) -> Tensor"
-)
-_library.define(  # type: ignore[no-untyped-call]
-    "draw(Tensor logits, Tensor is_live, Tensor temperature, Tensor top_p, Tensor min_p, Tensor top_k, Tensor seed, Tensor choice, "
-    "Tensor output_index, int number) -> Tensor"
-)
+for _schema in (
+    (
+        "linear(Tensor input, Tensor weight, Tensor? scales, Tensor? bias, int num_products, *, "
+        "Tensor? norm=None, float epsilon=0.0, Tensor? residual=None, bool is_gated=False) -> Tensor"
+    ),
+    (
+        "slot_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, "
+        "Tensor entries, Tensor bias, float scaling, float softcap, Tensor? sinks, *, "
+        "Tensor? cosines=None, Tensor? sines=None) -> Tensor"
+    ),
+    "rotate(Tensor heads, Tensor cosines, Tensor sines) -> Tensor",
+    (
+        "prompt_attention(Tensor query, Tensor key, Tensor value, Tensor last_seen, int window, "
+        "float scaling, float softcap, Tensor? sinks) -> Tensor"
+    ),
+    (
+        "window_votes(Tensor query, Tensor key, Tensor last_seen, Tensor strength, int first, int end, "
+        "float scaling, float softcap, bool is_sum) -> Tensor"
+    ),
+    (
+        "draw(Tensor logits, Tensor is_live, Tensor temperature, Tensor top_p, Tensor min_p, Tensor top_k, "
+        "Tensor seed, Tensor choice, Tensor output_index, int step) -> Tensor"
+    ),
+):
+    _library.define(_schema)  # type: ignore[no-untyped-call]
+
+
+# Tracing calls these in place of the kernels, for the shapes and strides of the outputs. Operators that no
+# graph contains need none.
 
 
 @torch.library.register_fake("snapserve::linear", lib=_library)  # type: ignore[untyped-decorator]
-def _linear_shape(
+def _fake_linear(
     hidden: Tensor,
     weight: Tensor,  # noqa: ARG001
     scales: Tensor | None,  # noqa: ARG001
@@ -72,39 +80,42 @@ def _linear_shape(
 
 
 @torch.library.register_fake("snapserve::slot_attention", lib=_library)  # type: ignore[untyped-decorator]
-def _attention_shape(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:  # noqa: ARG001
+def _fake_slot_attention(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:  # noqa: ARG001
     return query.new_empty(query.shape[0], 1, query.shape[1], value.shape[3])
 
 
 @torch.library.register_fake("snapserve::rotate", lib=_library)  # type: ignore[untyped-decorator]
-def _rotated_shape(heads: Tensor, *_: object) -> Tensor:
-    return heads.transpose(1, 2).new_empty(heads.transpose(1, 2).shape).transpose(1, 2)
+def _fake_rotate(heads: Tensor, *_: object) -> Tensor:
+    # The memory of the output is [row, token, head, width] for any layout of the input.
+    by_token = heads.transpose(1, 2)
+    return by_token.new_empty(by_token.shape).transpose(1, 2)
 
 
 @dataclass
 class Kernels:
-    """Whether a backend's steps go through the kernels."""
+    """Whether a backend uses the kernels. They may be built while it already serves."""
 
     are_used: bool = False
     _preparations: list[Callable[[], None]] = field(default_factory=list)
 
     def when_used(self, prepare: Callable[[], None]) -> None:
-        """Have something prepared for them before they are used: now, if they are already."""
+        """Call `prepare` before the kernels are first used: at once if they are used already."""
         if self.are_used:
             prepare()
         else:
             self._preparations.append(prepare)
 
     def use(self) -> None:
-        """Use them from now on."""
+        """Run the preparations, then use the kernels from now on."""
         while self._preparations:
             self._preparations.pop()()
         self.are_used = True
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Use them for a while, as when a graph is traced for later."""
-        before, self.are_used = self.are_used, True
+        """Use the kernels inside the `with` block only, as when a graph with them is traced."""
+        before = self.are_used
+        self.are_used = True
         try:
             yield
         finally:
@@ -112,15 +123,18 @@ class Kernels:
 
 
 def kernels_are_supported() -> bool:
-    """Return whether this processor has the instructions that the kernels are written in."""
+    """Return whether this processor has the instructions of the kernels: AVX-512 with bfloat16."""
     return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
 
 
 def build_kernels(target: Path) -> None:
-    """Compile the kernels, in about 10 s. Raises OSError without a compiler and CalledProcessError when it fails."""
+    """Compile the kernels into the shared library `target`. Takes about 10 s.
+
+    Raises OSError without a compiler, and CalledProcessError when the compilation fails.
+    """
     torch_folder = Path(torch.__file__).parent
     libraries = [f"-L{torch_folder / 'lib'}", "-ltorch_cpu", "-lc10"]
-    partial = target.with_suffix(f".{os.getpid()}")
+    partial = target.with_suffix(f".{os.getpid()}")  # renamed at the end: no process loads half a library
     command = [
         os.environ.get("CXX", "g++"),
         *_FLAGS,
@@ -135,14 +149,18 @@ def build_kernels(target: Path) -> None:
 
 
 def load_kernels(path: Path) -> None:
-    """Load what `build_kernels` made; a second time does nothing."""
+    """Load the library that `build_kernels` wrote. Loading it again does nothing."""
     torch.ops.load_library(path)  # type: ignore[no-untyped-call]
 
 
 def packed_linear(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, num_outputs: int, scales: Tensor | None = None
 ) -> Tensor:
-    """Return the product of rows [..., input] and a packed weight: [..., output]. An int8 weight has float32 `scales` [output]."""
+    """Return the product of rows [..., input] with a packed weight, in the rows' type: [..., output].
+
+    The weight has the layout of `in_blocks`. An int8 or uint8 weight has float32 `scales` [output]. A uint8
+    weight has the zero point 128, and its rows are quantised to int8 first.
+    """
     output: Tensor = torch.ops.snapserve.linear(hidden, weight, scales, bias, num_outputs)
     return output
 
@@ -159,10 +177,11 @@ def slot_attention(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Write each row's new token to its entry of the first slots and attend over those that `bias` does not hide: [row, 1, head, width].
+    """Write each row's new token to its slot, then attend over its entries: [row, 1, head, value width].
 
-    `query`, `key` and `value` are [row, head, 1, width], `planes` are [slot, kv_head, entry, width], `entries` [row, 1], `bias` float32
-    [row, 1, entry].
+    Row i has slot i. `query`, `key` and `value` are [row, head, 1, width]. `planes` are the slots' keys and
+    values [slot, kv_head, entry, width], of which `entries` [row, 1] are written. `bias` [row, 1, entry],
+    float32, is added to the scores: an entry below -1e30 is masked.
     """
     sinks = None if sinks is None else sinks.to(query.dtype)
     output: Tensor = torch.ops.snapserve.slot_attention(
@@ -172,7 +191,7 @@ def slot_attention(
 
 
 def takes_prompt(query: Tensor) -> bool:
-    """Return whether `prompt_attention` attends for such queries."""
+    """Return whether `prompt_attention` supports the type and width of `query` [row, head, token, width]."""
     return query.dtype in _DTYPES and query.shape[3] % 2 == 0
 
 
@@ -187,10 +206,11 @@ def prompt_attention(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attend over entries in the order of their sequence: [row, token, head, width].
+    """Attend over entries in the order of their sequence: [row, token, head, value width].
 
-    `query`, `key` and `value` are [row, head, token or entry, width], the width of the first two even. `last_seen` [row, token]: a token
-    sees this entry and those before it, of which there are `sliding_window` at most; −1: it sees none, and its output is 0.
+    `query` is [row, head, token, width]; `key` and `value` are [row, kv_head, entry, width]. The width of
+    queries and keys is even. A token sees entries up to `last_seen` [row, token], or only the last
+    `sliding_window` of these. A token whose `last_seen` is -1 sees none, and its output is 0.
     """
     sinks = None if sinks is None else sinks.to(query.dtype)
     window = key.shape[2] if sliding_window is None else sliding_window
@@ -201,7 +221,10 @@ def prompt_attention(
 
 
 def observed_attention(window: Window) -> Tensor:
-    """Do what `cache.scoring.reduced_attention` does. Queries and keys have an even width, and a query sees only keys that are there."""
+    """Return the same votes as `cache.scoring.reduced_attention`: float32 [head, key].
+
+    Queries and keys need an even width, and each `last_seen` must be below the number of keys.
+    """
     votes: Tensor = torch.ops.snapserve.window_votes(*window._replace(softcap=window.softcap or 0.0))
     return votes
 
@@ -219,9 +242,10 @@ def draw_tokens(
     output_index: Tensor,
     number: int,
 ) -> Tensor:
-    """Return the token [slot] that each live slot draws from its `logits` [slot, token] at `output_index + number`; 0 where it is not live.
+    """Return the token that each live slot draws from its `logits` [slot, token], and 0 for others: [slot].
 
-    The others are [slot], in float32 and int64.
+    `is_live` and the parameters are [slot]: float32 up to `min_p`, int64 from `top_k` on. The random number
+    depends on `seed`, `choice` and the position `output_index + number`.
     """
     tokens: Tensor = torch.ops.snapserve.draw(
         logits, is_live, temperature, top_p, min_p, top_k, seed, choice, output_index, number
@@ -230,9 +254,10 @@ def draw_tokens(
 
 
 def in_blocks(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a weight [output, input] as `linear` reads it for rows of `dtype`: [block, input / p, 64, p], filled up with zeros.
+    """Return a weight [output, input] packed for products with rows of `dtype`: [block, input / p, 64, p].
 
-    `p` inputs, 2 of bfloat16 and 1 of float32, lie side by side.
+    `p` neighbouring inputs of an output fill 4 bytes: 1 of float32, 2 of bfloat16 or 4 of int8. Outputs of
+    zeros fill the last block.
     """
     pack = 4 // dtype.itemsize
     padded = torch.nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % BLOCK))
@@ -240,18 +265,19 @@ def in_blocks(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def packed_weight(reordered: Tensor, weight: Tensor) -> Tensor | None:
-    """Return the memory of a `weight` [output, input] that oneDNN has reordered, as `linear` takes it; None where it lies otherwise.
+    """Return the memory of a `weight` [output, input] that oneDNN has reordered, or None if it is not packed.
 
-    The tensor is valid as long as `reordered` is. oneDNN promises no layout, so that each weight is compared with what is expected.
+    The tensor shares the memory of `reordered`, and is valid as long as `reordered` is. oneDNN promises no
+    layout, so each weight is compared with that of `in_blocks`, its inputs padded to 64 bytes.
     """
     if not kernels_are_supported() or weight.dtype not in _DTYPES:
         return None
-    num_inputs, size = weight.shape[1], weight.dtype.itemsize
+    num_inputs = weight.shape[1]
+    size = weight.dtype.itemsize
     if num_inputs % (4 // size):
         return None
-    expected = in_blocks(
-        torch.nn.functional.pad(weight, (0, -num_inputs % (_FILLED_BYTES // size))), weight.dtype
-    )
+    num_zeros = -num_inputs % (PADDING_BYTES // size)
+    expected = in_blocks(torch.nn.functional.pad(weight, (0, num_zeros)), weight.dtype)
     memory = onednn.memory(reordered)
     if memory.nbytes != expected.nbytes:
         return None

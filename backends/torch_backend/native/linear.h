@@ -1,5 +1,5 @@
-// Products of any number of rows with the weights of linear layers, which lie as oneDNN lays them out, so that there is one copy of them with
-// and without these kernels.
+// Products of any number of rows with the weights of linear layers. The weights have oneDNN's layout, so one
+// copy of them serves torch's operators and these kernels.
 
 #pragma once
 
@@ -14,285 +14,391 @@
 #include <type_traits>
 #include <vector>
 
-#include "rows.h"
+#include "checks.h"
+#include "tile.h"
 
 namespace {
 
-constexpr int64_t kFew = 32;    // rows that each thread normalises for itself, and by which a weight is multiplied as fast as it is read
-constexpr int64_t kMany = 512;  // rows whose sums with a block stay in the second-level cache
-constexpr int64_t kTall = 6;    // of many rows, those that meet a weight at once: their sums fill all registers
-constexpr int32_t kAbove = 128;          // how far weights of 8 bits without a sign lie above their values
-constexpr int64_t kFilled = 32;          // more inputs than a weight is filled up by
-constexpr int64_t kMostWhole = 1 << 16;  // inputs of rows of 8 bits: their sums, of up to 255 × 127 each, stay below 2³¹
+// Rows of a small batch. Memory is its limit: the product takes as long as reading the weight. Each thread
+// prepares all of its rows for itself, which saves a parallel loop before the product.
+constexpr int64_t kSmallBatch = 32;
+constexpr int64_t kRowsPerPass = 512;   // rows whose sums with a block stay in the second-level cache
+constexpr int64_t kLargeBatchTile = 6;  // rows: 24 accumulators, 4 weights and an input fill 32 registers
+constexpr int32_t kZeroPoint = 128;     // of uint8 weights
+constexpr int64_t kMaxPadding = 31;     // inputs that oneDNN may add to fill an output's last 64 bytes
+constexpr int64_t kMaxInt8Inputs = 1 << 16;  // sums of products up to 255 x 127 stay below 2^31
+constexpr float kMaxInt8 = 127;              // -128 is unused, for symmetry
 
-// Whether weights are kept as whole numbers and multiplied as the rows' type.
+// Inputs of a block's chunk, which stays in the first-level cache until all rows have been multiplied. Sums
+// are stored between chunks without rounding, so the chunk's size does not change a result.
+template <typename T>
+constexpr int64_t kChunk = 96 * kPack<T>;
+constexpr int64_t kSmallBatchChunk = 32;
+
+// Whether int8 weights are widened to the rows' type.
 template <typename W>
 constexpr bool kIsWidened = std::is_same_v<W, int8_t>;
 
-// Inputs of a block that stay in the first-level cache until many rows have met them; few rows take fewer at a time.
-template <typename T>
-constexpr int64_t kChunk = 96 * kPack<T>;
-constexpr int64_t kFewChunk = 32;
+// The type in which rows are multiplied: int8 for uint8 weights, since the processor's int8 product takes one
+// unsigned operand.
+template <typename T, typename W>
+using RowType = std::conditional_t<std::is_same_v<W, uint8_t>, int8_t, T>;
 
-// What a product reads beside its rows. Weights of 8 bits have scales, one for each output, and those that rows of 8 bits meet no sign.
+template <typename T>
+inline const T* offset_if_any(const T* elements, int64_t offset) {
+  return elements == nullptr ? nullptr : elements + offset;
+}
+
 template <typename T, typename W>
 struct Weights {
-  const W* numbers;
-  int64_t inputs;  // that an output has room for, of which rows may have fewer
-  const float* scales;
-  const T* bias;  // or none
+  const W* elements;
+  int64_t padded_inputs;  // per output: at least the rows' inputs
+  const float* scales;    // [output], of int8 and uint8 weights; else null
+  const T* bias;          // [output] or null
 
   Weights from(int64_t output) const {
-    return {numbers + output * inputs, inputs, scales == nullptr ? nullptr : scales + output, bias == nullptr ? nullptr : bias + output};
+    return {elements + output * padded_inputs, padded_inputs, offset_if_any(scales, output),
+            offset_if_any(bias, output)};
   }
 };
 
-// Rows are read as they are, or as whole numbers of 8 bits, with a scale for each row, by weights without a sign.
-template <typename T, typename W>
-using Number = std::conditional_t<std::is_same_v<W, uint8_t>, int8_t, T>;
-
-template <typename N>
+template <typename R>
 struct Rows {
-  const N* numbers;       // [row, input]
-  const float* scales;    // [row], of whole numbers
-  const int32_t* excess;  // [row]: what their products are too large by
+  const R* elements;                // [row, input]
+  const float* scales;              // [row], of int8 rows; else null
+  const int32_t* zero_point_terms;  // [row], of int8 rows: the zero point times the row's sum; else null
 
-  Rows from(int64_t row, int64_t inputs) const {
-    return {numbers + row * inputs, scales == nullptr ? nullptr : scales + row, excess == nullptr ? nullptr : excess + row};
+  Rows from(int64_t row, int64_t num_inputs) const {
+    return {elements + row * num_inputs, offset_if_any(scales, row), offset_if_any(zero_point_terms, row)};
   }
 };
 
-// What is done to a product's rows before it and to its outputs after it, each as operators of its own would do it, rounding included.
+// The operators fused with a product: a norm as its prologue, a residual or a gate as its epilogue. Each
+// rounds where an operator by itself would.
 template <typename T>
-struct Around {
-  const T* norm;  // [input]: the weight of the rows' root-mean-square norm, or none
+struct FusedOps {
+  const T* norm;  // [input]: the weight of a root-mean-square norm of the rows, or null
   float epsilon;
-  const T* residual;  // [row, output]: what is added to the outputs, or none
-  bool is_gated;      // the first half of the products are gates of the second: there are half as many outputs
+  const T* residual;  // [row, output]: added to the outputs, or null
+  bool is_gated;      // the first half of the products are gates of the second half, which are the outputs
 };
 
 template <typename T>
-void normalise(T* normed, const T* input, const Around<T>& around, int64_t rows, int64_t inputs) {
-  for (int64_t r = 0; r < rows; ++r, input += inputs, normed += inputs) {
+void normalise(T* normed, const T* input, const FusedOps<T>& fused, int64_t num_rows, int64_t num_inputs) {
+  for (int64_t r = 0; r < num_rows; ++r, input += num_inputs, normed += num_inputs) {
+    // One accumulator of 16 lanes per row, always in ascending order: the sum does not depend on the batch.
     __m512 squares = _mm512_setzero_ps();
-    for (int64_t k = 0; k < inputs; k += kLanes) {
-      const __m512 values = load(input + k, first_lanes(inputs - k));
+    for (int64_t k = 0; k < num_inputs; k += kLanes) {
+      const __m512 values = load(input + k, first_lanes(num_inputs - k));
       squares = _mm512_fmadd_ps(values, values, squares);
     }
-    const __m512 factor = _mm512_set1_ps(1 / std::sqrt(_mm512_reduce_add_ps(squares) / inputs + around.epsilon));
-    for (int64_t k = 0; k < inputs; k += kLanes) {
-      const __mmask16 lanes = first_lanes(inputs - k);
+    const __m512 factor =
+        _mm512_set1_ps(1 / std::sqrt(_mm512_reduce_add_ps(squares) / num_inputs + fused.epsilon));
+    for (int64_t k = 0; k < num_inputs; k += kLanes) {
+      const __mmask16 lanes = first_lanes(num_inputs - k);
       const __m512 values = rounded<T>(_mm512_mul_ps(load(input + k, lanes), factor));
-      store(normed + k, _mm512_mul_ps(load(around.norm + k, lanes), values), lanes);
+      store(normed + k, _mm512_mul_ps(load(fused.norm + k, lanes), values), lanes);
     }
   }
 }
 
-// Divide each row by its scale, a 127th of its largest number, and round. A number that is none makes the scale none.
+// Quantise each row to int8: divide it by its scale, which is its largest magnitude over 127, and round.
+//
+// A uint8 weight is its value plus the zero point, so a product is too large by the zero point times the
+// row's sum. That term is stored per row and subtracted after the product.
 template <typename T>
-void quantize(int8_t* numbers, float* scales, int32_t* excess, const T* input, int64_t rows, int64_t inputs) {
+void quantize(int8_t* quantized, float* scales, int32_t* zero_point_terms, const T* input, int64_t num_rows,
+              int64_t num_inputs) {
   const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-  for (int64_t r = 0; r < rows; ++r, input += inputs, numbers += inputs) {
-    __m512i bits = _mm512_setzero_si512();
-    for (int64_t k = 0; k < inputs; k += kLanes) {
-      bits = _mm512_max_epi32(bits, _mm512_and_si512(_mm512_castps_si512(load(input + k, first_lanes(inputs - k))), magnitude));
+  for (int64_t r = 0; r < num_rows; ++r, input += num_inputs, quantized += num_inputs) {
+    // Magnitudes are compared as integers: their bits have the same order, and a NaN is above all numbers. It
+    // thus becomes the scale, and then the row's outputs.
+    __m512i largest_bits = _mm512_setzero_si512();
+    for (int64_t k = 0; k < num_inputs; k += kLanes) {
+      const __m512i bits = _mm512_castps_si512(load(input + k, first_lanes(num_inputs - k)));
+      largest_bits = _mm512_max_epi32(largest_bits, _mm512_and_si512(bits, magnitude));
     }
-    const float largest = std::bit_cast<float>(_mm512_reduce_max_epi32(bits));
-    scales[r] = largest / 127;
+    const float largest = std::bit_cast<float>(_mm512_reduce_max_epi32(largest_bits));
+    scales[r] = largest / kMaxInt8;
+    // A row of zeros has the scale 0, by which nothing can be divided.
     const __m512 factor = _mm512_set1_ps(1 / std::max(scales[r], std::numeric_limits<float>::min()));
     __m512i sums = _mm512_setzero_si512();
-    for (int64_t k = 0; k < inputs; k += kLanes) {
-      const __mmask16 lanes = first_lanes(inputs - k);
-      const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(load(input + k, lanes), factor));
-      sums = _mm512_add_epi32(sums, whole);
-      _mm512_mask_cvtsepi32_storeu_epi8(numbers + k, lanes, whole);
+    for (int64_t k = 0; k < num_inputs; k += kLanes) {
+      const __mmask16 lanes = first_lanes(num_inputs - k);
+      const __m512i integers = _mm512_cvtps_epi32(_mm512_mul_ps(load(input + k, lanes), factor));
+      sums = _mm512_add_epi32(sums, integers);
+      _mm512_mask_cvtsepi32_storeu_epi8(quantized + k, lanes, integers);
     }
-    excess[r] = kAbove * _mm512_reduce_add_epi32(sums);
+    zero_point_terms[r] = kZeroPoint * _mm512_reduce_add_epi32(sums);
   }
 }
 
-// Rows that a product does not read as they are given.
-template <typename T, typename N>
-class Prepared {
+// The rows of a product after its prologue: normalised, quantised, or both.
+template <typename T, typename R>
+class Prologue {
  public:
-  static bool is_needed(const Around<T>& around) { return kIsWhole || around.norm != nullptr; }
+  static bool is_needed(const FusedOps<T>& fused) { return kIsQuantized || fused.norm != nullptr; }
 
-  void resize(const Around<T>& around, int64_t rows, int64_t inputs) {
-    if (around.norm != nullptr) normed_.resize(rows * inputs);
-    if (kIsWhole) whole_.resize(rows * inputs), scales_.resize(rows), excess_.resize(rows);
+  void resize(const FusedOps<T>& fused, int64_t num_rows, int64_t num_inputs) {
+    if (fused.norm != nullptr) normed_.resize(num_rows * num_inputs);
+    if (kIsQuantized) {
+      quantized_.resize(num_rows * num_inputs);
+      scales_.resize(num_rows);
+      zero_point_terms_.resize(num_rows);
+    }
   }
 
-  void prepare(const T* input, const Around<T>& around, int64_t begin, int64_t end, int64_t inputs) {
-    const int64_t first = begin * inputs;
+  // Prepare the rows from `begin` to `end`. Threads may prepare different rows at the same time.
+  void run(const T* input, const FusedOps<T>& fused, int64_t begin, int64_t end, int64_t num_inputs) {
+    const int64_t first = begin * num_inputs;
     input += first;
-    if (around.norm != nullptr) {
-      normalise(normed_.data() + first, input, around, end - begin, inputs);
+    if (fused.norm != nullptr) {
+      normalise(normed_.data() + first, input, fused, end - begin, num_inputs);
       input = normed_.data() + first;
     }
-    if (kIsWhole) quantize(whole_.data() + first, scales_.data() + begin, excess_.data() + begin, input, end - begin, inputs);
+    if (kIsQuantized) {
+      quantize(quantized_.data() + first, scales_.data() + begin, zero_point_terms_.data() + begin, input,
+               end - begin, num_inputs);
+    }
   }
 
-  Rows<N> rows() const {
-    if constexpr (kIsWhole) return {whole_.data(), scales_.data(), excess_.data()};
-    else return {normed_.data(), nullptr, nullptr};
+  Rows<R> rows() const {
+    if constexpr (kIsQuantized) {
+      return {quantized_.data(), scales_.data(), zero_point_terms_.data()};
+    } else {
+      return {normed_.data(), nullptr, nullptr};
+    }
   }
 
  private:
-  static constexpr bool kIsWhole = std::is_same_v<N, int8_t>;
-  Space<T> normed_;
-  Space<int8_t> whole_;
-  Space<float> scales_;
-  Space<int32_t> excess_;
+  static constexpr bool kIsQuantized = std::is_same_v<R, int8_t>;
+  Buffer<T> normed_;
+  Buffer<int8_t> quantized_;
+  Buffer<float> scales_;
+  Buffer<int32_t> zero_point_terms_;
 };
 
-// Add to the sums [row, 64] what a chunk of a block's weights makes of the rows, `most` at a time. The first ones ask for the weights that come
-// next, of few rows all, and leave widened ones in `space`.
-template <int64_t most, typename T, typename W>
-void add_block(float* sums, const T* input, const W* weight, int64_t rows, int64_t inputs, int64_t num_inputs, T* space) {
-  add_rows<true, most>(sums, input, inputs, weight, num_inputs, rows, kPack<T>, rows > most ? space : nullptr);
-  for (int64_t r = most; r < rows; r += most) {
-    float* some = sums + r * kBlock;
-    if constexpr (!kIsWidened<W>) {
-      add_rows<most == kRows, most>(some, input + r * inputs, inputs, weight, num_inputs, rows - r);
+// Add the products of all rows with a chunk of a block's weights to `sums` [row, 64], `tile_rows` at a time.
+//
+// The first tile reads the weights from memory, prefetches those that follow, and leaves widened weights in
+// `widened`. In a small batch all tiles prefetch, since memory is the limit. In a large one the later tiles
+// find the chunk in the first-level cache, and prefetches would only take slots from the multiplications.
+template <int64_t tile_rows, typename R, typename W>
+void accumulate_chunk(float* sums, const R* input, const W* weight, int64_t num_rows, int64_t row_stride,
+                      int64_t chunk_inputs, R* widened) {
+  constexpr bool is_small_batch = tile_rows == kTileRows;
+  accumulate_rows<true, tile_rows>(sums, input, row_stride, weight, chunk_inputs, num_rows, kPack<R>,
+                                   num_rows > tile_rows ? widened : nullptr);
+  for (int64_t r = tile_rows; r < num_rows; r += tile_rows) {
+    float* tile_sums = sums + r * kBlock;
+    const R* tile_input = input + r * row_stride;
+    if constexpr (kIsWidened<W>) {
+      accumulate_rows<false, tile_rows>(tile_sums, tile_input, row_stride, widened, chunk_inputs,
+                                        num_rows - r);
     } else {
-      add_rows<false, most>(some, input + r * inputs, inputs, space, num_inputs, rows - r);
+      accumulate_rows<is_small_batch, tile_rows>(tile_sums, tile_input, row_stride, weight, chunk_inputs,
+                                                 num_rows - r);
     }
   }
 }
 
-// Write the products [row, 64] of one block: `width` of its 64.
-template <typename T, typename N, typename W>
-void multiply_block(float* sums, const Rows<N>& rows, const Weights<T, W>& weights, int64_t num_rows, int64_t inputs, int64_t width) {
-  alignas(64) N space[kIsWidened<W> ? kChunk<N> * kBlock : 1];
+// Turn the int32 sums of int8 rows into float32, in place: subtract the zero point's term and apply the
+// scale.
+inline void dequantize(float* sums, int32_t zero_point_term, float scale) {
+  for (int64_t n = 0; n < kBlock; n += kLanes) {
+    const __m512i integers =
+        _mm512_sub_epi32(_mm512_loadu_si512(sums + n), _mm512_set1_epi32(zero_point_term));
+    store(sums + n, _mm512_mul_ps(_mm512_cvtepi32_ps(integers), _mm512_set1_ps(scale)));
+  }
+}
+
+// Write the products [row, 64] of one block, of which `width` columns are outputs.
+template <typename T, typename R, typename W>
+void multiply_block(float* sums, const Rows<R>& rows, const Weights<T, W>& weights, int64_t num_rows,
+                    int64_t num_inputs, int64_t width) {
+  alignas(64) R widened[kIsWidened<W> ? kChunk<R> * kBlock : 1];
   std::fill_n(sums, num_rows * kBlock, 0.0f);
-  const int64_t size = num_rows <= kFew && !kIsWidened<W> ? kFewChunk : kChunk<N>;
-  for (int64_t k = 0; k < inputs; k += size) {
-    const W* chunk = weights.numbers + k * kBlock;
-    const int64_t num_inputs = std::min(size, inputs - k);
-    (num_rows <= kFew ? add_block<kRows, N, W> : add_block<kTall, N, W>)(sums, rows.numbers + k, chunk, num_rows, inputs, num_inputs, space);
+  const bool is_small_batch = num_rows <= kSmallBatch;
+  const int64_t chunk_size = is_small_batch && !kIsWidened<W> ? kSmallBatchChunk : kChunk<R>;
+  const auto accumulate =
+      is_small_batch ? accumulate_chunk<kTileRows, R, W> : accumulate_chunk<kLargeBatchTile, R, W>;
+  for (int64_t k = 0; k < num_inputs; k += chunk_size) {
+    const int64_t chunk_inputs = std::min(chunk_size, num_inputs - k);
+    accumulate(sums, rows.elements + k, weights.elements + k * kBlock, num_rows, num_inputs, chunk_inputs,
+               widened);
   }
   for (int64_t r = 0; r < num_rows; ++r) {
     float* row = sums + r * kBlock;
-    if constexpr (std::is_same_v<N, int8_t>) {
-      for (int64_t n = 0; n < kBlock; n += kLanes) {
-        const __m512i whole = _mm512_sub_epi32(_mm512_loadu_si512(row + n), _mm512_set1_epi32(rows.excess[r]));
-        store(row + n, _mm512_mul_ps(_mm512_cvtepi32_ps(whole), _mm512_set1_ps(rows.scales[r])));
-      }
-    }
+    if constexpr (std::is_same_v<R, int8_t>) dequantize(row, rows.zero_point_terms[r], rows.scales[r]);
     for (int64_t n = 0; weights.scales != nullptr && n < width; ++n) row[n] *= weights.scales[n];
-    for (int64_t n = 0; weights.bias != nullptr && n < width; ++n) row[n] += static_cast<float>(weights.bias[n]);
+    for (int64_t n = 0; weights.bias != nullptr && n < width; ++n) {
+      row[n] += static_cast<float>(weights.bias[n]);
+    }
   }
 }
 
 inline __m512 silu(__m512 values) { return _mm512_div_ps(values, Vec(1.0f) + Vec(values).neg().exp()); }
 
-// Write a block's outputs, made of its products and, where they are gated, of their gates.
+// Apply the epilogue to a block's products and write its outputs. `gates` and `residual` may be null.
 template <typename T>
-void write_block(T* output, const float* products, const float* gates, const T* residual, int64_t rows, int64_t outputs, int64_t width) {
-  for (int64_t r = 0; r < rows; ++r) {
+void write_block(T* output, const float* products, const float* gates, const T* residual, int64_t num_rows,
+                 int64_t num_outputs, int64_t width) {
+  for (int64_t r = 0; r < num_rows; ++r) {
     for (int64_t n = 0; n < width; n += kLanes) {
       const __mmask16 lanes = first_lanes(width - n);
       __m512 values = load(products + r * kBlock + n);
-      if (gates != nullptr) values = _mm512_mul_ps(rounded<T>(silu(rounded<T>(load(gates + r * kBlock + n)))), rounded<T>(values));
-      if (residual != nullptr) values = _mm512_add_ps(load(residual + r * outputs + n, lanes), rounded<T>(values));
-      store(output + r * outputs + n, values, lanes);
+      if (gates != nullptr) {
+        const __m512 gate = rounded<T>(load(gates + r * kBlock + n));
+        values = _mm512_mul_ps(rounded<T>(silu(gate)), rounded<T>(values));
+      }
+      if (residual != nullptr) {
+        values = _mm512_add_ps(load(residual + r * num_outputs + n, lanes), rounded<T>(values));
+      }
+      store(output + r * num_outputs + n, values, lanes);
     }
   }
 }
 
-// Write the outputs [row, output] of up to `kMany` rows for the blocks from `begin` to `end`, a block being gates and what they gate, if they are.
-template <typename T, typename N, typename W>
-void multiply_rows(T* output, const Rows<N>& rows, const Weights<T, W>& weights, const Around<T>& around, int64_t num_rows, int64_t inputs, int64_t outputs,
-                   int64_t begin, int64_t end) {
-  thread_local Space<float> sums;
+// Write the outputs [row, output] of up to `kRowsPerPass` rows, for the blocks of outputs from `begin` to
+// `end`. A gated block multiplies two blocks of weights: its gates and its outputs.
+template <typename T, typename R, typename W>
+void multiply_rows(T* output, const Rows<R>& rows, const Weights<T, W>& weights, const FusedOps<T>& fused,
+                   int64_t num_rows, int64_t num_inputs, int64_t num_outputs, int64_t begin, int64_t end) {
+  thread_local Buffer<float> sums;
   sums.resize(2 * num_rows * kBlock);
-  float *products = sums.data(), *gates = around.is_gated ? products + num_rows * kBlock : nullptr;
-  const int64_t gated = around.is_gated ? outputs : 0;
+  float* products = sums.data();
+  float* gates = fused.is_gated ? products + num_rows * kBlock : nullptr;
+  const int64_t num_gates = fused.is_gated ? num_outputs : 0;
   for (int64_t first = begin * kBlock; first < end * kBlock; first += kBlock) {
-    const int64_t width = std::min(kBlock, outputs - first);
-    if (around.is_gated) multiply_block(gates, rows, weights.from(first), num_rows, inputs, width);
-    multiply_block(products, rows, weights.from(gated + first), num_rows, inputs, width);
-    write_block(output + first, products, gates, around.residual == nullptr ? nullptr : around.residual + first, num_rows, outputs, width);
+    const int64_t width = std::min(kBlock, num_outputs - first);
+    if (fused.is_gated) multiply_block(gates, rows, weights.from(first), num_rows, num_inputs, width);
+    multiply_block(products, rows, weights.from(num_gates + first), num_rows, num_inputs, width);
+    write_block(output + first, products, gates, offset_if_any(fused.residual, first), num_rows, num_outputs,
+                width);
   }
 }
 
 template <typename T, typename W>
-void multiply(Tensor& output, const Tensor& input, const Weights<T, W>& weights, const Around<T>& around, int64_t blocks) {
-  using Rows = Rows<Number<T, W>>;
-  using Prepared = Prepared<T, Number<T, W>>;
-  const int64_t inputs = input.size(-1), outputs = output.size(-1), num_rows = input.numel() / inputs, parts = around.is_gated ? 2 : 1;
-  const T* given = input.const_data_ptr<T>();
-  const bool are_prepared = Prepared::is_needed(around);
-  Prepared shared;  // many rows, once for all threads
-  if (are_prepared && num_rows > kFew) {
-    shared.resize(around, num_rows, inputs);
-    at::parallel_for(0, num_rows, std::max<int64_t>(1, kGrain / inputs), [&](int64_t begin, int64_t end) {
-      shared.prepare(given, around, begin, end, inputs);
-    });
+void multiply(Tensor& output, const Tensor& input, const Weights<T, W>& weights, const FusedOps<T>& fused,
+              int64_t num_blocks) {
+  using R = RowType<T, W>;
+  const int64_t num_inputs = input.size(-1);
+  const int64_t num_outputs = output.size(-1);
+  const int64_t num_rows = input.numel() / num_inputs;
+  const int64_t weight_blocks = fused.is_gated ? 2 : 1;  // per block of outputs
+  const T* source = input.const_data_ptr<T>();
+  const bool has_prologue = Prologue<T, R>::is_needed(fused);
+  const bool is_small_batch = num_rows <= kSmallBatch;
+  Prologue<T, R> shared;  // of a large batch
+  if (has_prologue && !is_small_batch) {
+    shared.resize(fused, num_rows, num_inputs);
+    const int64_t rows_per_thread = std::max<int64_t>(1, kGrain / num_inputs);
+    at::parallel_for(0, num_rows, rows_per_thread,
+                     [&](int64_t begin, int64_t end) { shared.run(source, fused, begin, end, num_inputs); });
   }
-  at::parallel_for(0, blocks / parts, std::max<int64_t>(1, kGrain / (parts * kBlock * inputs)), [&](int64_t begin, int64_t end) {
-    thread_local Prepared own;
-    Rows rows;
-    if (!are_prepared) {
-      if constexpr (std::is_same_v<Number<T, W>, T>) rows = {given, nullptr, nullptr};
-    } else if (num_rows > kFew) {
-      rows = shared.rows();
-    } else {
-      own.resize(around, num_rows, inputs);
-      own.prepare(given, around, 0, num_rows, inputs);
+  const int64_t blocks_per_thread = std::max<int64_t>(1, kGrain / (weight_blocks * kBlock * num_inputs));
+  at::parallel_for(0, num_blocks / weight_blocks, blocks_per_thread, [&](int64_t begin, int64_t end) {
+    thread_local Prologue<T, R> own;
+    Rows<R> rows;
+    if (!has_prologue) {
+      if constexpr (std::is_same_v<R, T>) rows = {source, nullptr, nullptr};
+    } else if (is_small_batch) {
+      own.resize(fused, num_rows, num_inputs);
+      own.run(source, fused, 0, num_rows, num_inputs);
       rows = own.rows();
+    } else {
+      rows = shared.rows();
     }
-    for (int64_t first = 0; first < num_rows; first += kMany) {
-      Around<T> here = around;
-      if (around.residual != nullptr) here.residual += first * outputs;
-      multiply_rows(output.data_ptr<T>() + first * outputs, rows.from(first, inputs), weights, here, std::min(kMany, num_rows - first), inputs, outputs,
-                    begin, end);
+    for (int64_t first = 0; first < num_rows; first += kRowsPerPass) {
+      FusedOps<T> pass_fused = fused;
+      pass_fused.residual = offset_if_any(fused.residual, first * num_outputs);
+      multiply_rows(output.data_ptr<T>() + first * num_outputs, rows.from(first, num_inputs), weights,
+                    pass_fused, std::min(kRowsPerPass, num_rows - first), num_inputs, num_outputs, begin,
+                    end);
     }
   });
 }
 
 template <typename T>
-const T* data_of(const std::optional<Tensor>& tensor) {
-  return tensor ? tensor->const_data_ptr<T>() : nullptr;
-}
-
-template <typename T>
-void multiply_by(Tensor& output, const Tensor& rows, const Tensor& weight, const std::optional<Tensor>& scales, const std::optional<Tensor>& bias,
-                 const Around<T>& around, int64_t room) {
-  const int64_t blocks = weight.numel() / (kBlock * room);
-  if (weight.scalar_type() == at::kByte) {
-    multiply(output, rows, Weights<T, uint8_t>{weight.const_data_ptr<uint8_t>(), room, data_of<float>(scales), data_of<T>(bias)}, around, blocks);
-  } else if (scales) {
-    multiply(output, rows, Weights<T, int8_t>{weight.const_data_ptr<int8_t>(), room, data_of<float>(scales), data_of<T>(bias)}, around, blocks);
-  } else {
-    multiply(output, rows, Weights<T, T>{weight.const_data_ptr<T>(), room, nullptr, data_of<T>(bias)}, around, blocks);
+void multiply_by(Tensor& output, const Tensor& input, const Tensor& weight,
+                 const std::optional<Tensor>& scales, const std::optional<Tensor>& bias,
+                 const FusedOps<T>& fused, int64_t padded_inputs) {
+  const auto run = [&](auto type) {
+    using W = decltype(type);
+    const Weights<T, W> weights{weight.const_data_ptr<W>(), padded_inputs, data_or_null<float>(scales),
+                                data_or_null<T>(bias)};
+    multiply(output, input, weights, fused, weight.numel() / (kBlock * padded_inputs));
+  };
+  switch (weight.scalar_type()) {
+    case at::kByte: return run(uint8_t());
+    case at::kChar: return run(int8_t());
+    default: return run(T());
   }
 }
 
-Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& scales, const std::optional<Tensor>& bias, int64_t products,
-              const std::optional<Tensor>& norm, double epsilon, const std::optional<Tensor>& residual, bool is_gated) {
+// Return the inputs per output of a packed weight, padding included.
+inline int64_t check_weight(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& scales,
+                            int64_t num_products) {
+  const at::ScalarType dtype = weight.scalar_type();
+  const bool is_quantized = dtype == at::kByte || dtype == at::kChar;
+  TORCH_CHECK(is_quantized || dtype == input.scalar_type(), "weight must have dtype Byte, Char or input's ",
+              input.scalar_type(), ", got ", dtype);
+  TORCH_CHECK(is_quantized == scales.has_value(), "scales must be ", is_quantized ? "given" : "None",
+              " for a weight of dtype ", dtype, ", got ", scales ? "a tensor" : "None");
+  check_contiguous("weight", weight);
+  const int64_t num_inputs = input.size(-1);
+  const int64_t pack = dtype == at::kByte ? kPack<int8_t> : 4 / input.element_size();
+  TORCH_CHECK(num_inputs > 0 && num_inputs % pack == 0, "input must have a positive multiple of ", pack,
+              " inputs for a weight of dtype ", dtype, ", got ", num_inputs);
+  TORCH_CHECK(dtype != at::kByte || num_inputs <= kMaxInt8Inputs, "input must have at most ", kMaxInt8Inputs,
+              " inputs for a weight of dtype ", dtype, ", got ", num_inputs);
+  TORCH_CHECK(num_products > 0, "num_products must be positive, got ", num_products);
+  const int64_t padded_outputs = (num_products + kBlock - 1) / kBlock * kBlock;
+  const int64_t padded_inputs = weight.numel() / padded_outputs;
+  TORCH_CHECK(weight.numel() == padded_inputs * padded_outputs && num_inputs <= padded_inputs &&
+                  padded_inputs <= num_inputs + kMaxPadding,
+              "weight must have ", padded_outputs, " outputs of ", num_inputs, " to ",
+              num_inputs + kMaxPadding, " inputs for an input of shape ", input.sizes(), ", got shape ",
+              weight.sizes());
+  return padded_inputs;
+}
+
+// The operator `linear`: see `packed_linear` in kernels.py.
+Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& scales,
+              const std::optional<Tensor>& bias, int64_t num_products, const std::optional<Tensor>& norm,
+              double epsilon, const std::optional<Tensor>& residual, bool is_gated) {
+  check_row_dtype("input", input);
+  TORCH_CHECK(input.dim() > 0, "input must have dimensions [..., input], got a scalar");
+  const at::ScalarType dtype = input.scalar_type();
+  const int64_t padded_inputs = check_weight(input, weight, scales, num_products);
+  TORCH_CHECK(!is_gated || num_products % (2 * kBlock) == 0, "num_products must be a multiple of ",
+              2 * kBlock, " when is_gated, got ", num_products);
+  if (scales) {
+    // They may be padded to whole blocks, as the weight is.
+    check_dim("scales", *scales, 1, "[output]");
+    TORCH_CHECK(scales->size(0) >= num_products, "scales must have shape [", num_products,
+                "] or be longer, got ", scales->sizes());
+    check_dtype("scales", *scales, at::kFloat);
+    check_contiguous("scales", *scales);
+  }
+  if (bias) check("bias", *bias, dtype, {num_products});
+  if (norm) check("norm", *norm, dtype, {input.size(-1)});
   const Tensor rows = input.contiguous();
-  const int64_t inputs = rows.size(-1);
-  const bool are_whole = weight.scalar_type() == at::kByte;
-  TORCH_CHECK(weight.is_contiguous() && (scales ? are_whole || weight.scalar_type() == at::kChar : weight.scalar_type() == rows.scalar_type()),
-              "the weight must lie as the rows' type wants it");
-  TORCH_CHECK(!are_whole || inputs <= kMostWhole, "rows of 8 bits have up to ", kMostWhole, " inputs, not ", inputs);
-  const int64_t blocks = (products + kBlock - 1) / kBlock, room = weight.numel() / (blocks * kBlock);
-  TORCH_CHECK(inputs % (are_whole ? kPack<int8_t> : 4 / rows.element_size()) == 0, "inputs lie side by side in groups, which ", inputs, " do not fill");
-  TORCH_CHECK(weight.numel() == room * blocks * kBlock && inputs <= room && room < inputs + kFilled, "the weight's size does not fit ", inputs, " inputs");
-  TORCH_CHECK(!is_gated || products % (2 * kBlock) == 0, "gates and what they gate must be whole blocks each, not ", products, " products");
-  TORCH_CHECK(!norm || norm->numel() == inputs, "the norm does not fit ", inputs, " inputs");
   std::vector<int64_t> sizes = rows.sizes().vec();
-  sizes.back() = is_gated ? products / 2 : products;
+  sizes.back() = is_gated ? num_products / 2 : num_products;
   Tensor output = at::empty(sizes, rows.options());
-  TORCH_CHECK(!residual || residual->numel() == output.numel(), "what is added has not as many numbers as the output");
-  const std::optional<Tensor> added = residual ? std::optional(residual->contiguous()) : std::nullopt;
+  std::optional<Tensor> dense_residual;
+  if (residual) {
+    check_strided("residual", *residual, dtype, sizes);
+    dense_residual = residual->contiguous();
+  }
   const auto run = [&](auto type) {
     using T = decltype(type);
-    const Around<T> around{data_of<T>(norm), static_cast<float>(epsilon), data_of<T>(added), is_gated};
-    multiply_by(output, rows, weight, scales, bias, around, room);
+    const FusedOps<T> fused{data_or_null<T>(norm), static_cast<float>(epsilon),
+                            data_or_null<T>(dense_residual), is_gated};
+    multiply_by(output, rows, weight, scales, bias, fused, padded_inputs);
   };
-  rows.scalar_type() == at::kBFloat16 ? run(BFloat16()) : run(float());
+  dtype == at::kBFloat16 ? run(BFloat16()) : run(float());
   return output;
 }
 

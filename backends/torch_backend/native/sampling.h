@@ -1,5 +1,8 @@
-// Draws of a step: a row's filters and its random number give one token. Nothing is sorted: a filter is a threshold, which is looked for
-// between the lowest and the highest score that it can be. What is drawn is what `sampler.py` draws with torch's operations.
+// The draw of one token per row, from its logits, filters and random number. The same tokens are drawn as by
+// the torch operations in `sampler.py`.
+//
+// Nothing is sorted. A filter is a threshold on the scores, which is found by bisection: each pass reads only
+// the candidates that are left.
 
 #pragma once
 
@@ -11,25 +14,33 @@
 #include <limits>
 #include <vector>
 
+#include "checks.h"
 #include "vectors.h"
 
 namespace {
 
-constexpr float kNever = -std::numeric_limits<float>::infinity();  // the score of what is banned
-constexpr int64_t kStretch = 512;                                  // tokens that are summed at once, before it is known which stretch holds the drawn one
+constexpr float kBannedScore = -std::numeric_limits<float>::infinity();
+constexpr int64_t kSegment = 512;  // tokens whose mass is summed at once; see `token_at`
 
-// What one row's token depends on beside its logits.
-struct Draw {
-  float temperature, top_p, min_p;  // no temperature: the likeliest token
-  int64_t top_k, seed, choice, output_index;
+// The parameters of one row's draw.
+struct DrawParams {
+  float temperature;  // 0: the most likely token
+  float top_p;        // 1: no filter
+  float min_p;        // 0: no filter
+  int64_t top_k;      // 0: no filter
+  int64_t seed;
+  int64_t choice;
+  int64_t output_index;
 };
 
-// Return a number in [0, 1) of 53 random bits, by Philox4x32-10.
-inline double uniform(const Draw& draw) {
-  uint32_t x[4] = {static_cast<uint32_t>(draw.output_index), static_cast<uint32_t>(draw.choice), 0, 0};
-  uint32_t key[2] = {static_cast<uint32_t>(draw.seed), static_cast<uint32_t>(draw.seed >> 32)};
+// Return a number in [0, 1) of 53 random bits, by Philox4x32-10 (Salmon et al., 2011). Its key is the seed,
+// and its counter the position of the draw: a draw needs no state and does not depend on other draws.
+inline double uniform(const DrawParams& params) {
+  uint32_t x[4] = {static_cast<uint32_t>(params.output_index), static_cast<uint32_t>(params.choice), 0, 0};
+  uint32_t key[2] = {static_cast<uint32_t>(params.seed), static_cast<uint32_t>(params.seed >> 32)};
   for (int64_t round = 0; round < 10; ++round) {
-    const uint64_t low = uint64_t{0xD2511F53} * x[0], high = uint64_t{0xCD9E8D57} * x[2];
+    const uint64_t low = uint64_t{0xD2511F53} * x[0];
+    const uint64_t high = uint64_t{0xCD9E8D57} * x[2];
     x[0] = static_cast<uint32_t>(high >> 32) ^ x[1] ^ key[0];
     x[1] = static_cast<uint32_t>(high);
     x[2] = static_cast<uint32_t>(low >> 32) ^ x[3] ^ key[1];
@@ -40,9 +51,10 @@ inline double uniform(const Draw& draw) {
   return static_cast<double>(uint64_t{x[0]} << 21 | x[1] >> 11) * 0x1p-53;
 }
 
-// The halves of 16 numbers in float64.
+// 16 lanes of float64: the lower 8 and the upper 8.
 struct Doubles {
-  __m512d low, high;
+  __m512d low;
+  __m512d high;
 
   void store(double* target) const {
     _mm512_storeu_pd(target, low);
@@ -50,122 +62,146 @@ struct Doubles {
   }
 };
 
-// Return the probabilities of 16 scores but for a common factor.
+// Return the probability masses of 16 scores: their exponentials, not divided by their sum.
 inline Doubles masses_of(__m512 scores) {
-  const auto mass = [](__m256 half) { return __m512d(at::vec::Vectorized<double>(_mm512_cvtps_pd(half)).exp()); };
+  const auto mass = [](__m256 half) {
+    return __m512d(at::vec::Vectorized<double>(_mm512_cvtps_pd(half)).exp());
+  };
   return {mass(_mm512_castps512_ps256(scores)), mass(_mm512_extractf32x8_ps(scores, 1))};
 }
 
-// Sums of float64 numbers, a lane each, in an order that is the row's own.
+// A sum in float64 of 16 accumulators, one per lane, which are added at the end. The order is that of the
+// row's own tokens. Float64 makes the difference from torch's order immaterial.
 class Sum {
  public:
-  void add(const Doubles& numbers, __mmask16 lanes) {
-    low_ = _mm512_mask_add_pd(low_, static_cast<__mmask8>(lanes), low_, numbers.low);
-    high_ = _mm512_mask_add_pd(high_, static_cast<__mmask8>(lanes >> 8), high_, numbers.high);
+  void add(const Doubles& values, __mmask16 lanes) {
+    low_ = _mm512_mask_add_pd(low_, static_cast<__mmask8>(lanes), low_, values.low);
+    high_ = _mm512_mask_add_pd(high_, static_cast<__mmask8>(lanes >> 8), high_, values.high);
   }
 
   double total() const { return _mm512_reduce_add_pd(_mm512_add_pd(low_, high_)); }
 
  private:
-  __m512d low_ = _mm512_setzero_pd(), high_ = _mm512_setzero_pd();
+  __m512d low_ = _mm512_setzero_pd();
+  __m512d high_ = _mm512_setzero_pd();
 };
 
-// Call `work` with the scores from `first` to `last`, 16 at a time, and those lanes that are not below `threshold`, if there are any.
+// Call `work` for the scores in [first, last), 16 at a time, with the lanes that reach `threshold`. Vectors
+// without such a lane are skipped.
 template <typename Work>
-inline void for_scores(const std::vector<float>& scores, int64_t first, int64_t last, float threshold, const Work& work) {
+inline void for_scores(const std::vector<float>& scores, int64_t first, int64_t last, float threshold,
+                       const Work& work) {
   for (int64_t i = first; i < last; i += kLanes) {
-    const __mmask16 there = first_lanes(last - i);
-    const __m512 some = load(scores.data() + i, there);
-    const __mmask16 lanes = _mm512_mask_cmp_ps_mask(there, some, _mm512_set1_ps(threshold), _CMP_GE_OQ);
-    if (lanes) work(i, some, lanes);
+    const __mmask16 in_range = first_lanes(last - i);
+    const __m512 values = load(scores.data() + i, in_range);
+    const __mmask16 lanes = _mm512_mask_cmp_ps_mask(in_range, values, _mm512_set1_ps(threshold), _CMP_GE_OQ);
+    if (lanes) work(i, values, lanes);
   }
 }
 
-// The scores that a threshold may be, side by side with what each amounts to.
+// The scores among which a threshold is searched, each with its amount: 1 for top_k, its mass for top_p.
 class Candidates {
  public:
-  // Take a row's scores that are not below `threshold`: 1 each or, for `masses`, their masses. Return what they amount to.
-  double take(const std::vector<float>& scores, float threshold, bool masses) {
+  // Take the scores of a row that reach `threshold`. Return the sum of their amounts.
+  double take(const std::vector<float>& scores, float threshold, bool by_mass) {
+    // `push` stores whole vectors, up to 16 elements past the last candidate.
     scores_.resize(scores.size() + kLanes);
     amounts_.resize(scores.size() + kLanes);
     clear();
     Sum sum;
     const Doubles ones{_mm512_set1_pd(1), _mm512_set1_pd(1)};
-    threshold = std::max(threshold, std::numeric_limits<float>::lowest());  // what is banned amounts to nothing
-    for_scores(scores, 0, scores.size(), threshold, [&](int64_t, __m512 some, __mmask16 lanes) {
-      const Doubles amounts = masses ? masses_of(some) : ones;
+    threshold = std::max(threshold, std::numeric_limits<float>::lowest());  // banned tokens have no amount
+    for_scores(scores, 0, scores.size(), threshold, [&](int64_t, __m512 values, __mmask16 lanes) {
+      const Doubles amounts = by_mass ? masses_of(values) : ones;
       sum.add(amounts, lanes);
-      push(some, amounts, lanes);
+      push(values, amounts, lanes);
     });
     return sum.total();
   }
 
-  // Return the lowest score such that those above it amount to less than `limit`, and the highest if there is none. The part of the
-  // candidates that it is in is halved, by score, until all of them are equal. There is at least one.
+  // Return the lowest candidate for which the amounts of all above it sum to less than `limit`, or the
+  // highest if there is none. At least one candidate is required.
+  //
+  // The range of scores is halved until all candidates in it are equal. Those outside of it are dropped, and
+  // the amounts of those dropped above it are kept as a sum.
   float lowest_within(double limit) {
-    double above = 0;
+    double dropped_above = 0;
     while (true) {
-      const float low = _mm512_reduce_min_ps(low_), high = _mm512_reduce_max_ps(high_);
+      const float low = _mm512_reduce_min_ps(low_);
+      const float high = _mm512_reduce_max_ps(high_);
       if (!(low < high)) return high;
-      const float half = low + (high - low) / 2, middle = half < high ? half : low;
-      const double more = amount_above(middle);
-      const bool is_low = above + more < limit;
-      if (is_low) above += more;
-      keep(middle, is_low);
+      // Between neighbouring floats half may round up to `high`, which would drop nothing.
+      const float half = low + (high - low) / 2;
+      const float middle = half < high ? half : low;
+      const double above_middle = amount_above(middle);
+      const bool is_in_lower_half = dropped_above + above_middle < limit;
+      if (is_in_lower_half) dropped_above += above_middle;
+      keep_half(middle, is_in_lower_half);
     }
   }
 
  private:
   void clear() {
     size_ = 0;
-    low_ = _mm512_set1_ps(-kNever);
-    high_ = _mm512_set1_ps(kNever);
+    low_ = _mm512_set1_ps(-kBannedScore);
+    high_ = _mm512_set1_ps(kBannedScore);
   }
 
-  // Scores may be pushed over themselves: none gets further back than it was.
+  // Append the candidates in `lanes`. `keep_half` reads and pushes in the same arrays: a candidate never
+  // moves to a higher index, so none is overwritten before it is read.
   void push(__m512 scores, const Doubles& amounts, __mmask16 lanes) {
     low_ = _mm512_mask_min_ps(low_, lanes, low_, scores);
     high_ = _mm512_mask_max_ps(high_, lanes, high_, scores);
     store(scores_.data() + size_, _mm512_maskz_compress_ps(lanes, scores));
-    const __mmask8 low = static_cast<__mmask8>(lanes), high = static_cast<__mmask8>(lanes >> 8);
-    _mm512_storeu_pd(amounts_.data() + size_, _mm512_maskz_compress_pd(low, amounts.low));
-    _mm512_storeu_pd(amounts_.data() + size_ + __builtin_popcount(low), _mm512_maskz_compress_pd(high, amounts.high));
+    const __mmask8 low_lanes = static_cast<__mmask8>(lanes);
+    const __mmask8 high_lanes = static_cast<__mmask8>(lanes >> 8);
+    double* target = amounts_.data() + size_;
+    _mm512_storeu_pd(target, _mm512_maskz_compress_pd(low_lanes, amounts.low));
+    _mm512_storeu_pd(target + __builtin_popcount(low_lanes),
+                     _mm512_maskz_compress_pd(high_lanes, amounts.high));
     size_ += __builtin_popcount(lanes);
   }
 
-  Doubles amounts(int64_t i) const { return {_mm512_loadu_pd(amounts_.data() + i), _mm512_loadu_pd(amounts_.data() + i + kLanes / 2)}; }
+  Doubles amounts_at(int64_t i) const {
+    return {_mm512_loadu_pd(amounts_.data() + i), _mm512_loadu_pd(amounts_.data() + i + kLanes / 2)};
+  }
+
+  static __mmask16 lanes_above(float middle, __m512 scores, __mmask16 in_range) {
+    return _mm512_mask_cmp_ps_mask(in_range, scores, _mm512_set1_ps(middle), _CMP_GT_OQ);
+  }
 
   double amount_above(float middle) const {
     Sum sum;
     for (int64_t i = 0; i < size_; i += kLanes) {
-      const __m512 some = load(scores_.data() + i);
-      sum.add(amounts(i), _mm512_mask_cmp_ps_mask(first_lanes(size_ - i), some, _mm512_set1_ps(middle), _CMP_GT_OQ));
+      sum.add(amounts_at(i), lanes_above(middle, load(scores_.data() + i), first_lanes(size_ - i)));
     }
     return sum.total();
   }
 
-  void keep(float middle, bool is_low) {
+  // Keep the candidates up to `middle`, or those above it.
+  void keep_half(float middle, bool is_lower) {
     const int64_t size = size_;
     clear();
     for (int64_t i = 0; i < size; i += kLanes) {
-      const __mmask16 there = first_lanes(size - i);
-      const __m512 some = load(scores_.data() + i);
-      const __mmask16 above = _mm512_mask_cmp_ps_mask(there, some, _mm512_set1_ps(middle), _CMP_GT_OQ);
-      push(some, amounts(i), is_low ? there & ~above : above);
+      const __mmask16 in_range = first_lanes(size - i);
+      const __m512 scores = load(scores_.data() + i);
+      const __mmask16 above = lanes_above(middle, scores, in_range);
+      push(scores, amounts_at(i), is_lower ? in_range & ~above : above);
     }
   }
 
   std::vector<float> scores_;
   std::vector<double> amounts_;
   int64_t size_ = 0;
-  __m512 low_, high_;
+  __m512 low_;  // per lane, the lowest and the highest candidate
+  __m512 high_;
 };
 
-// Write how far each logit is below the largest, over the temperature.
+// Write each token's score: its logit minus the largest, divided by the temperature.
 template <typename T>
-void score(std::vector<float>& scores, const T* logits, float temperature) {
+void write_scores(std::vector<float>& scores, const T* logits, float temperature) {
   const int64_t size = scores.size();
-  __m512 largest = _mm512_set1_ps(kNever);
+  __m512 largest = _mm512_set1_ps(kBannedScore);
   for (int64_t i = 0; i < size; i += kLanes) {
     const __mmask16 lanes = first_lanes(size - i);
     largest = _mm512_mask_max_ps(largest, lanes, largest, load(logits + i, lanes));
@@ -173,83 +209,130 @@ void score(std::vector<float>& scores, const T* logits, float temperature) {
   largest = _mm512_set1_ps(_mm512_reduce_max_ps(largest));
   for (int64_t i = 0; i < size; i += kLanes) {
     const __mmask16 lanes = first_lanes(size - i);
-    const __m512 below = _mm512_sub_ps(load(logits + i, lanes), largest);
-    store(scores.data() + i, _mm512_div_ps(below, _mm512_set1_ps(temperature)), lanes);
+    const __m512 differences = _mm512_sub_ps(load(logits + i, lanes), largest);
+    store(scores.data() + i, _mm512_div_ps(differences, _mm512_set1_ps(temperature)), lanes);
   }
 }
 
-// Return the lowest score that may be drawn: by `top_k`, by `top_p` of what that leaves, and by `min_p`.
-float threshold_of(const std::vector<float>& scores, const Draw& draw) {
+// Return the lowest score that may be drawn: after top_k, then top_p of the mass that is left, and min_p.
+float score_threshold(const std::vector<float>& scores, const DrawParams& params) {
   thread_local Candidates candidates;
-  float threshold = kNever;
-  if (draw.top_k > 0 && draw.top_k < static_cast<int64_t>(scores.size())) {
+  float threshold = kBannedScore;
+  if (params.top_k > 0 && params.top_k < static_cast<int64_t>(scores.size())) {
     candidates.take(scores, threshold, false);
-    threshold = candidates.lowest_within(static_cast<double>(draw.top_k));
+    threshold = candidates.lowest_within(static_cast<double>(params.top_k));
   }
-  if (draw.top_p < 1) {
+  if (params.top_p < 1) {
     const double total = candidates.take(scores, threshold, true);
-    threshold = std::max(threshold, candidates.lowest_within(draw.top_p * total));
+    threshold = std::max(threshold, candidates.lowest_within(params.top_p * total));
   }
-  return std::max(threshold, std::log(draw.min_p));
+  return std::max(threshold, std::log(params.min_p));
 }
 
-// Return the first token, in order of the vocabulary, with which those not below `threshold` have more than `u` of their mass.
+// Return the first token, in the order of the vocabulary, at which the cumulative mass of the scores that
+// reach `threshold` exceeds the fraction `u` of the total.
+//
+// One pass sums the masses of segments. Only the segment with the token is then read token by token. A large
+// segment would make that second pass long, a small one would make the list of segments long.
 int64_t token_at(const std::vector<float>& scores, float threshold, double u) {
-  thread_local std::vector<double> masses;
-  masses.clear();
+  thread_local std::vector<double> segment_masses;
+  segment_masses.clear();
   const int64_t size = scores.size();
-  double total = 0, passed = 0;
-  for (int64_t first = 0; first < size; first += kStretch) {
+  double total = 0;
+  for (int64_t first = 0; first < size; first += kSegment) {
     Sum sum;
-    for_scores(scores, first, std::min(first + kStretch, size), threshold,
-               [&](int64_t, __m512 some, __mmask16 lanes) { sum.add(masses_of(some), lanes); });
-    total += masses.emplace_back(sum.total());
+    const auto add = [&](int64_t, __m512 values, __mmask16 lanes) { sum.add(masses_of(values), lanes); };
+    for_scores(scores, first, std::min(first + kSegment, size), threshold, add);
+    total += segment_masses.emplace_back(sum.total());
   }
-  int64_t first = 0, token = 0;
-  for (auto mass = masses.begin(); first + kStretch < size && passed + *mass <= u * total; ++mass, first += kStretch) passed += *mass;
-  for_scores(scores, first, std::min(first + kStretch, size), threshold, [&](int64_t i, __m512 some, __mmask16 lanes) {
-    double own[kLanes];
-    masses_of(some).store(own);
+  // The last segment is taken without a comparison: rounding may leave the sum of all below `u * total`.
+  int64_t first = 0;
+  double cumulative = 0;
+  for (const double mass : segment_masses) {
+    const bool ends_before = cumulative + mass <= u * total;  // false for NaN too
+    if (first + kSegment >= size || !ends_before) break;
+    cumulative += mass;
+    first += kSegment;
+  }
+  int64_t token = 0;
+  const auto advance = [&](int64_t i, __m512 values, __mmask16 lanes) {
+    double masses[kLanes];
+    masses_of(values).store(masses);
     for (int64_t lane = 0; lane < kLanes; ++lane) {
-      if (!(lanes >> lane & 1) || own[lane] == 0 || passed > u * total) continue;
-      passed += own[lane];
+      const bool is_candidate = lanes >> lane & 1;
+      if (!is_candidate || masses[lane] == 0 || cumulative > u * total) continue;
+      cumulative += masses[lane];
       token = i + lane;
     }
-  });
+  };
+  for_scores(scores, first, std::min(first + kSegment, size), threshold, advance);
   return token;
 }
 
 template <typename T>
-int64_t draw_token(const T* logits, int64_t size, const Draw& draw) {
+int64_t draw_token(const T* logits, int64_t size, const DrawParams& params) {
   thread_local std::vector<float> scores;
-  const bool is_random = draw.temperature > 0;
   scores.resize(size);
-  score(scores, logits, is_random ? draw.temperature : 1.0f);
-  return is_random ? token_at(scores, threshold_of(scores, draw), uniform(draw)) : token_at(scores, 0, 0);
+  if (params.temperature > 0) {
+    write_scores(scores, logits, params.temperature);
+    return token_at(scores, score_threshold(scores, params), uniform(params));
+  }
+  // The most likely token is the first whose score is 0.
+  write_scores(scores, logits, 1.0f);
+  return token_at(scores, 0, 0);
 }
 
-// Return the token [slot] that is drawn from each row of logits [slot, token] as its slot's parameters have it: 0 where it is not live.
-Tensor draw(const Tensor& logits, const Tensor& is_live, const Tensor& temperature, const Tensor& top_p, const Tensor& min_p,
-            const Tensor& top_k, const Tensor& seed, const Tensor& choice, const Tensor& output_index, int64_t number) {
-  const Tensor rows = (logits.scalar_type() == at::kBFloat16 ? logits : logits.to(at::kFloat)).contiguous();
-  Tensor tokens = at::zeros({rows.size(0)}, seed.options());
-  const auto live = is_live.accessor<bool, 1>();
-  std::vector<int64_t> slots;  // so that threads share the live ones evenly
-  for (int64_t slot = 0; slot < rows.size(0); ++slot) {
-    if (live[slot]) slots.push_back(slot);
+// The operator `draw`: see `draw_tokens` in kernels.py.
+Tensor draw(const Tensor& logits, const Tensor& is_live, const Tensor& temperature, const Tensor& top_p,
+            const Tensor& min_p, const Tensor& top_k, const Tensor& seed, const Tensor& choice,
+            const Tensor& output_index, int64_t step) {
+  check_dim("logits", logits, 2, "[slot, token]");
+  const int64_t num_slots = logits.size(0);
+  const int64_t vocab_size = logits.size(1);
+  // The parameters of all slots are one matrix, of which each tensor is a column.
+  for (const auto& [name, values] :
+       {std::pair("temperature", temperature), {"top_p", top_p}, {"min_p", min_p}}) {
+    check_strided(name, values, at::kFloat, {num_slots});
   }
-  const auto temperatures = temperature.accessor<float, 1>(), top_ps = top_p.accessor<float, 1>(), min_ps = min_p.accessor<float, 1>();
-  const auto top_ks = top_k.accessor<int64_t, 1>(), seeds = seed.accessor<int64_t, 1>(), choices = choice.accessor<int64_t, 1>();
+  for (const auto& [name, values] :
+       {std::pair("top_k", top_k), {"seed", seed}, {"choice", choice}, {"output_index", output_index}}) {
+    check_strided(name, values, at::kLong, {num_slots});
+  }
+  check_strided("is_live", is_live, at::kBool, {num_slots});
+  const Tensor rows = (logits.scalar_type() == at::kBFloat16 ? logits : logits.to(at::kFloat)).contiguous();
+  Tensor tokens = at::zeros({num_slots}, seed.options());
+  const auto live = is_live.accessor<bool, 1>();
+  std::vector<int64_t> live_slots;  // listed first, so that each thread gets as many
+  for (int64_t slot = 0; slot < num_slots; ++slot) {
+    if (live[slot]) live_slots.push_back(slot);
+  }
+  const auto temperatures = temperature.accessor<float, 1>();
+  const auto top_ps = top_p.accessor<float, 1>();
+  const auto min_ps = min_p.accessor<float, 1>();
+  const auto top_ks = top_k.accessor<int64_t, 1>();
+  const auto seeds = seed.accessor<int64_t, 1>();
+  const auto choices = choice.accessor<int64_t, 1>();
   const auto indices = output_index.accessor<int64_t, 1>();
-  at::parallel_for(0, slots.size(), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t n = begin; n < end; ++n) {
-      const int64_t slot = slots[n], size = rows.size(1);
-      const Draw own{temperatures[slot], top_ps[slot], min_ps[slot], top_ks[slot], seeds[slot], choices[slot], indices[slot] + number};
-      tokens.data_ptr<int64_t>()[slot] = rows.scalar_type() == at::kBFloat16
-                                             ? draw_token(rows.const_data_ptr<BFloat16>() + slot * size, size, own)
-                                             : draw_token(rows.const_data_ptr<float>() + slot * size, size, own);
-    }
-  });
+  const auto run = [&](auto type) {
+    using T = decltype(type);
+    at::parallel_for(0, live_slots.size(), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t slot = live_slots[i];
+        const DrawParams params{
+            .temperature = temperatures[slot],
+            .top_p = top_ps[slot],
+            .min_p = min_ps[slot],
+            .top_k = top_ks[slot],
+            .seed = seeds[slot],
+            .choice = choices[slot],
+            .output_index = indices[slot] + step,
+        };
+        const T* row = rows.const_data_ptr<T>() + slot * vocab_size;
+        tokens.data_ptr<int64_t>()[slot] = draw_token(row, vocab_size, params);
+      }
+    });
+  };
+  rows.scalar_type() == at::kBFloat16 ? run(BFloat16()) : run(float());
   return tokens;
 }
 

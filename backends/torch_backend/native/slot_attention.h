@@ -1,5 +1,5 @@
-// Attention of a decode step: each row's new token is written into its slot and attends over the entries that the row may see; of the
-// others, whole blocks are not read.
+// Attention of a decode step. Each row's new token is written to its slot and attends over the entries that
+// its bias does not mask. Blocks of 16 masked entries are not read.
 
 #pragma once
 
@@ -12,34 +12,43 @@
 #include <type_traits>
 #include <vector>
 
+#include "checks.h"
 #include "rotary.h"
-#include "rows.h"
+#include "tile.h"
 
 namespace {
 
-constexpr float kHidden = -1e30f;    // a bias below it hides its entry
+constexpr float kMaskedBias = -1e30f;  // an entry is masked if its bias is below
 
-// One row and KV head: where its operands lie, and how they are spaced.
+// The query heads of one row that share a KV head, and the entries that they attend over.
 template <typename T>
-struct Head {
-  const T *query, *key, *value;  // [head of the group, width], [entry, width], [entry, width]
-  const T* next_key;             // [entry, width]: of who is next
-  const float* bias;             // [entry]
-  const T* sinks;                // [head of the group], or none
-  T* output;                     // [head of the group, width]
-  int64_t query_stride, group, entries, width, value_width;
-  float scaling, softcap;  // no softcap: 0
+struct HeadGroup {
+  const T* query;        // [head, width]
+  const T* key;          // [entry, width]
+  const T* value;        // [entry, value width]
+  const T* next_key;     // [entry, width], of the group that the thread computes next
+  const float* bias;     // [entry]
+  const T* sinks;        // [head] or null
+  T* output;             // [head, value width]
+  int64_t query_stride;  // elements from a head to the next one
+  int64_t num_heads;
+  int64_t num_entries;
+  int64_t width;
+  int64_t value_width;
+  float scaling;
+  float softcap;  // 0: none
 };
 
-// A vector's worth of a head's numbers as they lie, zeros past the end: `kLanes * kPack<T>` of them, all there if heads are `whole` vectors.
-template <bool whole>
+// Load `kLanes * kPack<T>` elements of a head, zeros past its end. `is_aligned`: the width is a multiple of
+// that many, so that no mask is computed.
+template <bool is_aligned>
 inline __m512i load_packed(const float* source, int64_t count) {
-  return _mm512_maskz_loadu_epi32(whole ? 0xffff : first_lanes(count), source);
+  return _mm512_maskz_loadu_epi32(is_aligned ? 0xffff : first_lanes(count), source);
 }
 
-template <bool whole>
+template <bool is_aligned>
 inline __m512i load_packed(const BFloat16* source, int64_t count) {
-  return _mm512_maskz_loadu_epi16(whole || count >= 32 ? 0xffffffffu : (1u << count) - 1, source);
+  return _mm512_maskz_loadu_epi16(is_aligned || count >= 32 ? 0xffffffffu : (1u << count) - 1, source);
 }
 
 inline __m512 multiply_add(__m512 sums, __m512i left, __m512i right, float) {
@@ -50,191 +59,313 @@ inline __m512 multiply_add(__m512 sums, __m512i left, __m512i right, BFloat16) {
   return _mm512_dpbf16_ps(sums, (__m512bh)left, (__m512bh)right);
 }
 
-// Call `work` with the number of heads, as a constant, for all of the group, at most `kRows` at a time.
+// Call `work` for tiles of up to `kTileRows` heads, with the number of heads as a constant: their
+// accumulators then stay in registers.
 template <typename Work>
-inline void for_heads(int64_t group, const Work& work) {
-  for (int64_t g = 0; g < group; g += kRows) {
-    switch (group - g) {
+inline void for_heads(int64_t num_heads, const Work& work) {
+  for (int64_t g = 0; g < num_heads; g += kTileRows) {
+    switch (num_heads - g) {
       case 1: work(std::integral_constant<int64_t, 1>(), g); break;
       case 2: work(std::integral_constant<int64_t, 2>(), g); break;
       case 3: work(std::integral_constant<int64_t, 3>(), g); break;
-      default: work(std::integral_constant<int64_t, kRows>(), g);
+      default: work(std::integral_constant<int64_t, kTileRows>(), g);
     }
   }
 }
 
-// Return which of 16 entries may be seen, as bits.
-inline __mmask16 seen(const float* bias, int64_t count) {
+// Return the mask of the entries, out of 16, that may be seen.
+inline __mmask16 visible_entries(const float* bias, int64_t count) {
   const __mmask16 lanes = first_lanes(count);
-  return _mm512_mask_cmp_ps_mask(lanes, _mm512_maskz_loadu_ps(lanes, bias), _mm512_set1_ps(kHidden), _CMP_GT_OQ);
+  const __m512 values = _mm512_maskz_loadu_ps(lanes, bias);
+  return _mm512_mask_cmp_ps_mask(lanes, values, _mm512_set1_ps(kMaskedBias), _CMP_GT_OQ);
 }
 
-// Return the sums of 16 vectors: each in a lane of its own, and in an order that the others have no part in.
-inline __m512 sums_of(const float (&vectors)[kLanes][kLanes]) {
-  __m512 pairs[8], fours[4];
+// Return the sums of 16 vectors, one per lane: a transposition that adds at each step. Each vector is added
+// in the same order: neither its lane nor the other vectors change its sum.
+inline __m512 horizontal_sums(const float (&vectors)[kLanes][kLanes]) {
+  __m512 pairs[8];
+  __m512 fours[4];
   UNROLL for (int64_t i = 0; i < 8; ++i) {
-    const __m512 a = _mm512_load_ps(vectors[2 * i]), b = _mm512_load_ps(vectors[2 * i + 1]);
+    const __m512 a = _mm512_load_ps(vectors[2 * i]);
+    const __m512 b = _mm512_load_ps(vectors[2 * i + 1]);
     pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
   }
   UNROLL for (int64_t i = 0; i < 4; ++i) {
-    const __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
-    fours[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+    const __m512d a = _mm512_castps_pd(pairs[2 * i]);
+    const __m512d b = _mm512_castps_pd(pairs[2 * i + 1]);
+    const __m512 low = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
+    fours[i] = _mm512_add_ps(low, _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
   }
-  const auto joined = [](__m512 a, __m512 b) { return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd)); };
-  return joined(joined(fours[0], fours[1]), joined(fours[2], fours[3]));
+  const auto add_halves = [](__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  };
+  return add_halves(add_halves(fours[0], fours[1]), add_halves(fours[2], fours[3]));
 }
 
-// Ask for what is read `kAhead` bytes after 16 entries of a plane from `first` on: of the plane, or past its end of the one that follows.
+// Prefetch the 16 entries that are `kPrefetchDistance` after entry `first` of a plane. Past the plane's end
+// they are the first entries of `next_plane`, the one that is read next.
 template <typename T>
-inline void ask_ahead(const T* plane, const T* following, int64_t first, int64_t entries, int64_t width) {
-  const int64_t place = first * width + kAhead / int64_t{sizeof(T)}, end = entries * width;
-  const T* ahead = place < end ? plane + place : following + (place - end);
-  for (int64_t n = 0; n < kLanes * width; n += 64 / int64_t{sizeof(T)}) _mm_prefetch(reinterpret_cast<const char*>(ahead + n), _MM_HINT_T1);
+inline void prefetch_entries(const T* plane, const T* next_plane, int64_t first, int64_t num_entries,
+                             int64_t width) {
+  const int64_t position = first * width + kPrefetchDistance / int64_t{sizeof(T)};
+  const int64_t end = num_entries * width;
+  const T* ahead = position < end ? plane + position : next_plane + (position - end);
+  for (int64_t n = 0; n < kLanes * width; n += kCacheLine / int64_t{sizeof(T)}) {
+    _mm_prefetch(reinterpret_cast<const char*>(ahead + n), _MM_HINT_T1);
+  }
 }
 
-// Write the scores [head, entry] of up to 16 entries, and raise `largest` [head] to the best of each head.
-template <bool whole, typename T>
-void score_block(const Head<T>& head, int64_t first, int64_t count, float* scores, float* largest) {
-  ask_ahead(head.key, head.value, first, head.entries, head.width);
-  for_heads(head.group, [&](auto heads, int64_t g) {
-    constexpr int64_t tile = decltype(heads)::value;
-    alignas(64) float parts[tile][kLanes][kLanes];
+// Write the scores [head, 16] of up to 16 entries, and raise `largest` [head] to the largest of each head.
+template <bool is_aligned, typename T>
+void score_block(const HeadGroup<T>& group, int64_t first, int64_t count, float* scores, float* largest) {
+  prefetch_entries(group.key, group.value, first, group.num_entries, group.width);
+  for_heads(group.num_heads, [&](auto heads, int64_t g) {
+    constexpr int64_t tile_heads = decltype(heads)::value;
+    // Each dot product stays a vector of partial sums until 16 entries have one. A single transposition then
+    // adds all of them, instead of one horizontal sum per entry.
+    alignas(64) float partial_sums[tile_heads][kLanes][kLanes];
     for (int64_t e = 0; e < count; ++e) {
-      __m512 sums[tile];
-      UNROLL for (int64_t h = 0; h < tile; ++h) sums[h] = _mm512_setzero_ps();
-      for (int64_t d = 0; d < head.width; d += kLanes * kPack<T>) {
-        const __m512i key = load_packed<whole>(head.key + (first + e) * head.width + d, head.width - d);
-        UNROLL for (int64_t h = 0; h < tile; ++h) {
-          sums[h] = multiply_add(sums[h], load_packed<whole>(head.query + (g + h) * head.query_stride + d, head.width - d), key, T());
+      const T* entry_key = group.key + (first + e) * group.width;
+      __m512 sums[tile_heads];
+      UNROLL for (int64_t h = 0; h < tile_heads; ++h) { sums[h] = _mm512_setzero_ps(); }
+      for (int64_t d = 0; d < group.width; d += kLanes * kPack<T>) {
+        const __m512i key = load_packed<is_aligned>(entry_key + d, group.width - d);
+        UNROLL for (int64_t h = 0; h < tile_heads; ++h) {
+          const T* head_query = group.query + (g + h) * group.query_stride;
+          const __m512i query = load_packed<is_aligned>(head_query + d, group.width - d);
+          sums[h] = multiply_add(sums[h], query, key, T());
         }
       }
-      UNROLL for (int64_t h = 0; h < tile; ++h) _mm512_store_ps(parts[h][e], sums[h]);
+      UNROLL for (int64_t h = 0; h < tile_heads; ++h) { _mm512_store_ps(partial_sums[h][e], sums[h]); }
     }
-    for (int64_t e = count; e < kLanes; ++e) UNROLL for (int64_t h = 0; h < tile; ++h) _mm512_store_ps(parts[h][e], _mm512_setzero_ps());
+    for (int64_t e = count; e < kLanes; ++e) {
+      UNROLL for (int64_t h = 0; h < tile_heads; ++h) {
+        _mm512_store_ps(partial_sums[h][e], _mm512_setzero_ps());
+      }
+    }
     const __mmask16 lanes = first_lanes(count);
-    for (int64_t h = 0; h < tile; ++h) {
-      Vec row = Vec(sums_of(parts[h])) * Vec(head.scaling);
-      if (head.softcap > 0) row = Vec(head.softcap) * (row / Vec(head.softcap)).tanh();
-      row = row + Vec(_mm512_maskz_loadu_ps(lanes, head.bias + first));
+    for (int64_t h = 0; h < tile_heads; ++h) {
+      Vec row = Vec(horizontal_sums(partial_sums[h])) * Vec(group.scaling);
+      if (group.softcap > 0) row = Vec(group.softcap) * (row / Vec(group.softcap)).tanh();
+      row = row + Vec(_mm512_maskz_loadu_ps(lanes, group.bias + first));
       store(scores + (g + h) * kLanes, row);
       largest[g + h] = std::max(largest[g + h], _mm512_mask_reduce_max_ps(lanes, row));
     }
   });
 }
 
-// Turn the scores [head, entry] of up to 16 entries into weights, and add their values to `sums` [head, width].
-template <bool whole, typename T>
-void mix_block(const Head<T>& head, int64_t first, int64_t count, float* scores, const float* largest, float* totals, float* sums) {
-  ask_ahead(head.value, head.next_key, first, head.entries, head.value_width);
+// Turn the scores [head, 16] of up to 16 entries into the softmax's weights, add these to `totals` [head],
+// and add the weighted values to `sums` [head, value width].
+template <bool is_aligned, typename T>
+void accumulate_values(const HeadGroup<T>& group, int64_t first, int64_t count, float* scores,
+                       const float* largest, float* totals, float* sums) {
+  prefetch_entries(group.value, group.next_key, first, group.num_entries, group.value_width);
   const __mmask16 lanes = first_lanes(count);
-  for (int64_t g = 0; g < head.group; ++g) {
+  for (int64_t g = 0; g < group.num_heads; ++g) {
     float* row = scores + g * kLanes;
     const __m512 weights = _mm512_maskz_mov_ps(lanes, (Vec(load(row)) - Vec(largest[g])).exp());
     totals[g] += _mm512_reduce_add_ps(weights);
     store(row, weights);
   }
-  for_heads(head.group, [&](auto heads, int64_t g) {
-    constexpr int64_t tile = decltype(heads)::value;
-    for (int64_t d = 0; d < head.value_width; d += kLanes) {
-      const __mmask16 lanes = whole ? 0xffff : first_lanes(head.value_width - d);
-      __m512 mixed[tile];
-      UNROLL for (int64_t h = 0; h < tile; ++h) mixed[h] = load(sums + (g + h) * head.value_width + d, lanes);
+  for_heads(group.num_heads, [&](auto heads, int64_t g) {
+    constexpr int64_t tile_heads = decltype(heads)::value;
+    for (int64_t d = 0; d < group.value_width; d += kLanes) {
+      const __mmask16 lanes = is_aligned ? 0xffff : first_lanes(group.value_width - d);
+      __m512 accumulators[tile_heads];
+      UNROLL for (int64_t h = 0; h < tile_heads; ++h) {
+        accumulators[h] = load(sums + (g + h) * group.value_width + d, lanes);
+      }
       for (int64_t e = 0; e < count; ++e) {
-        const __m512 values = load(head.value + (first + e) * head.value_width + d, lanes);
-        UNROLL for (int64_t h = 0; h < tile; ++h) {
-          mixed[h] = _mm512_fmadd_ps(_mm512_set1_ps(scores[(g + h) * kLanes + e]), values, mixed[h]);
+        const __m512 values = load(group.value + (first + e) * group.value_width + d, lanes);
+        UNROLL for (int64_t h = 0; h < tile_heads; ++h) {
+          const __m512 weight = _mm512_set1_ps(scores[(g + h) * kLanes + e]);
+          accumulators[h] = _mm512_fmadd_ps(weight, values, accumulators[h]);
         }
       }
-      UNROLL for (int64_t h = 0; h < tile; ++h) store(sums + (g + h) * head.value_width + d, mixed[h], lanes);
+      UNROLL for (int64_t h = 0; h < tile_heads; ++h) {
+        store(sums + (g + h) * group.value_width + d, accumulators[h], lanes);
+      }
     }
   });
 }
 
-template <bool whole, typename T>
-void attend(const Head<T>& head) {
-  thread_local Space<float> space;
-  const int64_t group = head.group, num_blocks = (head.entries + kLanes - 1) / kLanes;
-  space.resize(group * (num_blocks * kLanes + head.value_width + 2));
-  float *scores = space.data(), *sums = scores + group * num_blocks * kLanes;
-  float *largest = sums + group * head.value_width, *totals = largest + group;
-  const auto for_blocks = [&](const auto& work) {
-    for (int64_t e = 0; e < head.entries; e += kLanes) {
-      const int64_t count = std::min(kLanes, head.entries - e);
-      if (seen(head.bias + e, count)) work(e, count, scores + e * group);
+// Attend in two passes: all scores first, then the values. The softmax subtracts the largest score of all, so
+// nothing is rescaled. Entries are added in ascending order by one thread: the order depends on neither the
+// other rows nor the number of threads. A masked block adds nothing, so skipping it changes nothing.
+template <bool is_aligned, typename T>
+void attend(const HeadGroup<T>& group) {
+  thread_local Buffer<float> buffer;
+  const int64_t num_heads = group.num_heads;
+  const int64_t num_blocks = (group.num_entries + kLanes - 1) / kLanes;
+  buffer.resize(num_heads * (num_blocks * kLanes + group.value_width + 2));
+  float* scores = buffer.data();
+  float* sums = scores + num_heads * num_blocks * kLanes;
+  float* largest = sums + num_heads * group.value_width;
+  float* totals = largest + num_heads;
+  const auto for_visible_blocks = [&](const auto& work) {
+    for (int64_t e = 0; e < group.num_entries; e += kLanes) {
+      const int64_t count = std::min(kLanes, group.num_entries - e);
+      if (visible_entries(group.bias + e, count)) work(e, count, scores + e * num_heads);
     }
   };
-  for (int64_t g = 0; g < group; ++g) largest[g] = head.sinks == nullptr ? std::numeric_limits<float>::lowest() : static_cast<float>(head.sinks[g]);
-  for_blocks([&](int64_t e, int64_t count, float* block) { score_block<whole>(head, e, count, block, largest); });
-  std::fill_n(sums, group * head.value_width, 0.0f);
-  for (int64_t g = 0; g < group; ++g) totals[g] = head.sinks == nullptr ? 0.0f : std::exp(static_cast<float>(head.sinks[g]) - largest[g]);
-  for_blocks([&](int64_t e, int64_t count, float* block) { mix_block<whole>(head, e, count, block, largest, totals, sums); });
-  for (int64_t g = 0; g < group; ++g) {
-    const __m512 factor = _mm512_set1_ps(totals[g] > 0 ? 1 / totals[g] : 0.0f);  // a row that sees nothing has no reader
-    for (int64_t d = 0; d < head.value_width; d += kLanes) {
-      const __mmask16 lanes = first_lanes(head.value_width - d);
-      store(head.output + g * head.value_width + d, _mm512_mul_ps(load(sums + g * head.value_width + d, lanes), factor), lanes);
+  // A sink is a score without a value: it is part of the softmax's largest score and of its total.
+  for (int64_t g = 0; g < num_heads; ++g) {
+    largest[g] =
+        group.sinks == nullptr ? std::numeric_limits<float>::lowest() : static_cast<float>(group.sinks[g]);
+  }
+  for_visible_blocks([&](int64_t e, int64_t count, float* block_scores) {
+    score_block<is_aligned>(group, e, count, block_scores, largest);
+  });
+  std::fill_n(sums, num_heads * group.value_width, 0.0f);
+  for (int64_t g = 0; g < num_heads; ++g) {
+    totals[g] = group.sinks == nullptr ? 0.0f : std::exp(static_cast<float>(group.sinks[g]) - largest[g]);
+  }
+  for_visible_blocks([&](int64_t e, int64_t count, float* block_scores) {
+    accumulate_values<is_aligned>(group, e, count, block_scores, largest, totals, sums);
+  });
+  for (int64_t g = 0; g < num_heads; ++g) {
+    // An idle row sees nothing, and its output is not read: 0, not NaN.
+    const __m512 factor = _mm512_set1_ps(totals[g] > 0 ? 1 / totals[g] : 0.0f);
+    for (int64_t d = 0; d < group.value_width; d += kLanes) {
+      const __mmask16 lanes = first_lanes(group.value_width - d);
+      const __m512 values = load(sums + g * group.value_width + d, lanes);
+      store(group.output + g * group.value_width + d, _mm512_mul_ps(values, factor), lanes);
     }
   }
 }
 
 template <typename T>
-void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, const Tensor& value, Tensor& keys, Tensor& values,
-                      const Tensor& entries, const Tensor& bias, double scaling, double softcap, const std::optional<Tensor>& sinks,
-                      const T* cosines, const T* sines) {
-  const int64_t rows = query.size(0), kv_heads = key.size(1), group = query.size(1) / kv_heads, capacity = keys.size(2);
-  const int64_t width = query.size(3), value_width = value.size(3), num_entries = bias.size(2);
+void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, const Tensor& value,
+                      Tensor& keys, Tensor& values, const Tensor& entries, const Tensor& bias, double scaling,
+                      double softcap, const std::optional<Tensor>& sinks, const T* cosines, const T* sines) {
+  const int64_t num_rows = query.size(0);
+  const int64_t num_heads = query.size(1);
+  const int64_t num_kv_heads = key.size(1);
+  const int64_t group_size = num_heads / num_kv_heads;
+  const int64_t capacity = keys.size(2);
+  const int64_t width = query.size(3);
+  const int64_t value_width = value.size(3);
+  const int64_t num_entries = bias.size(2);
   const int64_t* entry = entries.const_data_ptr<int64_t>();
-  const int64_t numbers = num_entries * (width + value_width);
-  const bool is_whole = width % (kLanes * kPack<T>) == 0 && value_width % kLanes == 0;
-  // Head by head, so that threads share the long rows and the idle ones evenly.
-  at::parallel_for(0, rows * kv_heads, std::max<int64_t>(1, kGrain / 4 / numbers), [&](int64_t begin, int64_t end) {
-    thread_local Space<T> rotated;
-    rotated.resize(group * width);
-    for (int64_t number = begin; number < end; ++number) {
-      const int64_t row = number % rows, kv_head = number / rows, first = kv_head * group, place = row * kv_heads + kv_head;
-      const int64_t next = std::min(number + 1, end - 1), next_place = next % rows * kv_heads + next / rows;
-      T* key_plane = keys.data_ptr<T>() + place * capacity * width;
-      T* value_plane = values.data_ptr<T>() + place * capacity * value_width;
+  const bool is_aligned = width % (kLanes * kPack<T>) == 0 && value_width % kLanes == 0;
+  const int64_t elements = std::max<int64_t>(1, num_entries * (width + value_width));
+  const int64_t groups_per_thread = std::max<int64_t>(1, kGrain / 4 / elements);
+  // The rows of one KV head come before those of the next. Long and idle rows thus go to all threads alike.
+  const auto plane_of = [&](int64_t i) { return i % num_rows * num_kv_heads + i / num_rows; };
+  at::parallel_for(0, num_rows * num_kv_heads, groups_per_thread, [&](int64_t begin, int64_t end) {
+    thread_local Buffer<T> rotated;
+    rotated.resize(group_size * width);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t row = i % num_rows;
+      const int64_t kv_head = i / num_rows;
+      const int64_t first_head = kv_head * group_size;
+      const int64_t plane = plane_of(i);
+      const int64_t next_plane = plane_of(std::min(i + 1, end - 1));
+      T* key_plane = keys.data_ptr<T>() + plane * capacity * width;
+      T* value_plane = values.data_ptr<T>() + plane * capacity * value_width;
       const T* new_key = key.const_data_ptr<T>() + row * key.stride(0) + kv_head * key.stride(1);
-      const T* queries = query.const_data_ptr<T>() + row * query.stride(0) + first * query.stride(1);
+      const T* new_value = value.const_data_ptr<T>() + row * value.stride(0) + kv_head * value.stride(1);
+      const T* queries = query.const_data_ptr<T>() + row * query.stride(0) + first_head * query.stride(1);
       if (cosines == nullptr) {
         std::copy_n(new_key, width, key_plane + entry[row] * width);
       } else {
-        const auto turn = [&](T* to, const T* from) { rotate(to, from, cosines + row * width, sines + row * width, width); };
-        turn(key_plane + entry[row] * width, new_key);
-        for (int64_t g = 0; g < group; ++g) turn(&rotated[g * width], queries + g * query.stride(1));
+        const auto rotate_head = [&](T* target, const T* source) {
+          rotate(target, source, cosines + row * width, sines + row * width, width);
+        };
+        rotate_head(key_plane + entry[row] * width, new_key);
+        for (int64_t g = 0; g < group_size; ++g) {
+          rotate_head(&rotated[g * width], queries + g * query.stride(1));
+        }
         queries = rotated.data();
       }
-      std::copy_n(value.const_data_ptr<T>() + row * value.stride(0) + kv_head * value.stride(1), value_width,
-                  value_plane + entry[row] * value_width);
-      const Head<T> head{queries, key_plane, value_plane,
-                     keys.const_data_ptr<T>() + next_place * capacity * width,
-                     bias.const_data_ptr<float>() + row * num_entries, sinks ? sinks->const_data_ptr<T>() + first : nullptr,
-                     output.data_ptr<T>() + (row * query.size(1) + first) * value_width, cosines == nullptr ? query.stride(1) : width, group, num_entries, width,
-                     value_width, static_cast<float>(scaling), static_cast<float>(softcap)};
-      (is_whole ? attend<true, T> : attend<false, T>)(head);
+      std::copy_n(new_value, value_width, value_plane + entry[row] * value_width);
+      const HeadGroup<T> group{
+          .query = queries,
+          .key = key_plane,
+          .value = value_plane,
+          .next_key = keys.const_data_ptr<T>() + next_plane * capacity * width,
+          .bias = bias.const_data_ptr<float>() + row * num_entries,
+          .sinks = sinks ? sinks->const_data_ptr<T>() + first_head : nullptr,
+          .output = output.data_ptr<T>() + (row * num_heads + first_head) * value_width,
+          .query_stride = cosines == nullptr ? query.stride(1) : width,
+          .num_heads = group_size,
+          .num_entries = num_entries,
+          .width = width,
+          .value_width = value_width,
+          .scaling = static_cast<float>(scaling),
+          .softcap = static_cast<float>(softcap),
+      };
+      is_aligned ? attend<true, T>(group) : attend<false, T>(group);
     }
   });
 }
 
-Tensor slot_attention(const Tensor& query, const Tensor& key, const Tensor& value, Tensor& keys, Tensor& values, const Tensor& entries,
-                      const Tensor& bias, double scaling, double softcap, const std::optional<Tensor>& sinks, const std::optional<Tensor>& cosines,
-                      const std::optional<Tensor>& sines) {
-  const int64_t rows = query.size(0), width = query.size(3);
-  TORCH_CHECK(query.stride(3) == 1 && key.stride(3) == 1 && value.stride(3) == 1, "a head's numbers must lie side by side");
-  TORCH_CHECK(keys.is_contiguous() && values.is_contiguous() && entries.is_contiguous() && bias.is_contiguous(), "planes and plan must be whole");
-  TORCH_CHECK(rows <= keys.size(0) && bias.size(2) < keys.size(2), "more is read than the slots hold");
-  Tensor output = at::empty({rows, 1, query.size(1), value.size(3)}, query.options());
+inline void check_slot_arguments(const Tensor& query, const Tensor& key, const Tensor& value,
+                                 const Tensor& keys, const Tensor& values, const Tensor& entries,
+                                 const Tensor& bias) {
+  const at::ScalarType dtype = query.scalar_type();
+  check_row_dtype("query", query);
+  check_dim("query", query, 4, "[row, head, 1, width]");
+  check_dim("key", key, 4, "[row, kv_head, 1, width]");
+  check_dim("value", value, 4, "[row, kv_head, 1, value width]");
+  check_dim("keys", keys, 4, "[slot, kv_head, entry, width]");
+  check_dim("bias", bias, 3, "[row, 1, entry]");
+  const int64_t num_rows = query.size(0);
+  const int64_t num_kv_heads = key.size(1);
+  const int64_t num_slots = keys.size(0);
+  const int64_t capacity = keys.size(2);
+  const int64_t width = query.size(3);
+  check_groups(query.size(1), num_kv_heads);
+  check_shape("query", query, {num_rows, query.size(1), 1, width});
+  check_shape("key", key, {num_rows, num_kv_heads, 1, width});
+  check_shape("value", value, {num_rows, num_kv_heads, 1, value.size(3)});
+  for (const auto& [name, heads] : {std::pair("query", query), {"key", key}, {"value", value}}) {
+    check_dtype(name, heads, dtype);
+    check_last_stride(name, heads);
+  }
+  check("keys", keys, dtype, {num_slots, num_kv_heads, capacity, width});
+  check("values", values, dtype, {num_slots, num_kv_heads, capacity, value.size(3)});
+  check("entries", entries, at::kLong, {num_rows, 1});
+  check("bias", bias, at::kFloat, {num_rows, 1, bias.size(2)});
+  TORCH_CHECK(num_rows <= num_slots, "query must have at most one row per slot, ", num_slots, ", got ",
+              num_rows);
+  // The last entry is the one that idle rows write to, which no row may see.
+  TORCH_CHECK(bias.size(2) < capacity, "bias must cover fewer entries than a slot's ", capacity, ", got ",
+              bias.size(2));
+  const int64_t* entry = entries.const_data_ptr<int64_t>();
+  for (int64_t row = 0; row < num_rows; ++row) {
+    TORCH_CHECK(0 <= entry[row] && entry[row] < capacity, "entries must be in [0, ", capacity, "), got ",
+                entry[row], " in row ", row);
+  }
+}
+
+// The operator `slot_attention`: see kernels.py. With `cosines` and `sines` [row, 1, width], query and key
+// are rotated first.
+Tensor slot_attention(const Tensor& query, const Tensor& key, const Tensor& value, Tensor& keys,
+                      Tensor& values, const Tensor& entries, const Tensor& bias, double scaling,
+                      double softcap, const std::optional<Tensor>& sinks,
+                      const std::optional<Tensor>& cosines, const std::optional<Tensor>& sines) {
+  check_slot_arguments(query, key, value, keys, values, entries, bias);
+  const at::ScalarType dtype = query.scalar_type();
+  const int64_t num_rows = query.size(0);
+  const int64_t num_heads = query.size(1);
+  const int64_t width = query.size(3);
+  if (sinks) check("sinks", *sinks, dtype, {num_heads});
+  TORCH_CHECK(cosines.has_value() == sines.has_value(),
+              "cosines and sines must both be given or both be None, ", "got ", cosines ? "cosines" : "sines",
+              " alone");
+  if (cosines) {
+    check_even_width("query", query);
+    check("cosines", *cosines, dtype, {num_rows, 1, width});
+    check("sines", *sines, dtype, {num_rows, 1, width});
+  }
+  Tensor output = at::empty({num_rows, 1, num_heads, value.size(3)}, query.options());
   const auto run = [&](auto type) {
     using T = decltype(type);
-    const auto angles = [&](const std::optional<Tensor>& tensor) -> const T* {
-      if (!tensor) return nullptr;
-      TORCH_CHECK(tensor->is_contiguous() && tensor->numel() == rows * width && width % 2 == 0, "each row has an angle for each of an even width");
-      return tensor->const_data_ptr<T>();
-    };
-    write_and_attend<T>(output, query, key, value, keys, values, entries, bias, scaling, softcap, sinks, angles(cosines), angles(sines));
+    write_and_attend<T>(output, query, key, value, keys, values, entries, bias, scaling, softcap, sinks,
+                        data_or_null<T>(cosines), data_or_null<T>(sines));
   };
-  query.scalar_type() == at::kBFloat16 ? run(BFloat16()) : run(float());
+  dtype == at::kBFloat16 ? run(BFloat16()) : run(float());
   return output;
 }
 

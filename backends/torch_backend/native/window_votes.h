@@ -1,5 +1,6 @@
-// The attention that a prompt's last queries pay to its entries, reduced over the queries: what `cache/scoring.py` chooses by. The scores of a
-// head's queries, 64 side by side, stand in memory once, an entry a row.
+// The attention of a prompt's last queries to its entries, reduced over the queries: the votes by which
+// `cache/scoring.py` selects tokens. The window is short, so the scores of 64 queries with all entries fit a
+// buffer [entry, 64], and the softmax needs no blocks.
 
 #pragma once
 
@@ -9,100 +10,167 @@
 
 namespace {
 
-// The observing queries of one head, and the entries that they vote on.
+// The observing queries of one head, and the entries [first, end) that they vote on.
 template <typename T>
-struct Window {
-  const T *query, *key;      // [query, width], [entry, width]
-  const int64_t* last_seen;  // [query]: each sees the entries up to this one; -1: none
-  const float* strength;     // [query]: what its vote counts
+struct ObservationWindow {
+  const T* query;            // [query, width]
+  const T* key;              // [entry, width]
+  const int64_t* last_seen;  // [query]: the last entry in sight, -1 for none
+  const float* strength;     // [query]: the factor of its votes
   float* votes;              // [entry]
-  int64_t query_stride, key_stride, queries, width, first, end;
-  float scaling, softcap;
-  bool is_sum;  // else the largest vote counts
+  int64_t query_stride;      // elements from a query to the next one
+  int64_t key_stride;        // elements from an entry to the next one
+  int64_t num_queries;
+  int64_t width;
+  int64_t first;
+  int64_t end;
+  float scaling;
+  float softcap;  // 0: none
+  bool is_sum;    // an entry's votes are added; else the largest counts
 };
 
-// Return the score of 16 queries for an entry, after the softcap, or `kUnseen` for those that do not see it.
+// Return the scores of 16 queries for an entry after the softcap, and `kMaskedScore` for those without sight.
 template <typename T>
-inline __m512 score_of(const float* score, int64_t entry, __m512i last_seen, const Window<T>& window) {
-  __m512 row = load(score);
-  if (window.softcap > 0) row = Vec(window.softcap) * (Vec(row) * Vec(window.scaling) / Vec(window.softcap)).tanh();
-  const __mmask16 seen = _mm512_cmple_epi32_mask(_mm512_set1_epi32(static_cast<int32_t>(entry)), last_seen);
-  return _mm512_mask_mov_ps(_mm512_set1_ps(kUnseen), seen, row);
+inline __m512 masked_scores(const float* scores, int64_t entry, __m512i last_seen,
+                            const ObservationWindow<T>& window) {
+  __m512 row = load(scores);
+  if (window.softcap > 0) {
+    row = Vec(window.softcap) * (Vec(row) * Vec(window.scaling) / Vec(window.softcap)).tanh();
+  }
+  const __mmask16 visible =
+      _mm512_cmple_epi32_mask(_mm512_set1_epi32(static_cast<int32_t>(entry)), last_seen);
+  return _mm512_mask_mov_ps(_mm512_set1_ps(kMaskedScore), visible, row);
 }
 
-// Let up to 64 queries vote. `scores` is [entry, 64] from the window's first entry on, `queries` [width / pack, 64, pack].
+// Replace the scores [entry, 16] of 16 queries by the weights of their softmax, and return the weights' sums.
 template <typename T>
-void vote(const Window<T>& window, int64_t from, float* scores, T* queries) {
-  const int64_t count = std::min(kBlock, window.queries - from), vectors = (count + kLanes - 1) / kLanes;
-  int32_t last_seen[kBlock];
-  for (int64_t q = 0; q < kBlock; ++q) last_seen[q] = q < count ? static_cast<int32_t>(window.last_seen[from + q]) : -1;
-  const int64_t entries = std::min<int64_t>(window.end, *std::max_element(last_seen, last_seen + kBlock) + 1) - window.first;
-  if (entries <= 0) return;
-  pack_queries(queries, window.query + from * window.query_stride, window.query_stride, count, window.width);
-  for (int64_t e = 0; e < entries; e += kRows) {
-    const T* key = window.key + (window.first + e) * window.key_stride;
-    add_rows<false, kRows, true>(scores + e * kBlock, key, window.key_stride, queries, window.width, entries - e);
-  }
+inline __m512 exponentiate_scores(float* scores, int64_t num_entries, __m512i last_seen,
+                                  const ObservationWindow<T>& window) {
   const __m512 factor = _mm512_set1_ps(window.softcap > 0 ? kLog2e : window.scaling * kLog2e);
-  __m512 shares[kVectors];
-  for (int64_t v = 0; v < vectors; ++v) {
-    const __m512i last = _mm512_loadu_si512(last_seen + v * kLanes);
-    __m512 largest = _mm512_set1_ps(kSmallest), total = _mm512_setzero_ps();
-    for (int64_t e = 0; e < entries; ++e) {
-      float* place = scores + e * kBlock + v * kLanes;
-      const __m512 score = score_of(place, window.first + e, last, window);
-      largest = _mm512_max_ps(largest, score);
-      store(place, score);
-    }
-    largest = _mm512_mul_ps(largest, factor);
-    for (int64_t e = 0; e < entries; ++e) {
-      float* place = scores + e * kBlock + v * kLanes;
-      const __m512 weight = power_of_two<float>(_mm512_fmsub_ps(load(place), factor, largest));
-      total = _mm512_add_ps(total, weight);
-      store(place, weight);
-    }
-    const __mmask16 seeing = _mm512_cmpge_epi32_mask(last, _mm512_set1_epi32(static_cast<int32_t>(window.first)));
-    shares[v] = _mm512_maskz_div_ps(seeing, load(window.strength + from + v * kLanes, first_lanes(count - v * kLanes)), total);
+  __m512 largest = _mm512_set1_ps(kLowestScore);
+  __m512 total = _mm512_setzero_ps();
+  for (int64_t e = 0; e < num_entries; ++e) {
+    const __m512 row = masked_scores(scores + e * kBlock, window.first + e, last_seen, window);
+    largest = _mm512_max_ps(largest, row);
+    store(scores + e * kBlock, row);
   }
-  for (int64_t e = 0; e < entries; ++e) {
-    __m512 sum = _mm512_setzero_ps();
-    for (int64_t v = 0; v < vectors; ++v) {
-      const __m512 weighed = _mm512_mul_ps(load(scores + e * kBlock + v * kLanes), shares[v]);
-      sum = window.is_sum ? _mm512_add_ps(sum, weighed) : _mm512_max_ps(sum, weighed);
+  largest = _mm512_mul_ps(largest, factor);
+  for (int64_t e = 0; e < num_entries; ++e) {
+    const __m512 exponent = _mm512_fmsub_ps(load(scores + e * kBlock), factor, largest);
+    const __m512 weights = power_of_two<float>(exponent);
+    total = _mm512_add_ps(total, weights);
+    store(scores + e * kBlock, weights);
+  }
+  return total;
+}
+
+// Add the votes of up to 64 queries from `begin` on. `scores` [entry, 64] and `queries` [width / pack, 64,
+// pack] are buffers.
+//
+// Queries vote in ascending order, and 16 lanes of them are added at the end. A head's votes come from one
+// thread, so they depend on neither the heads beside it nor the number of threads.
+template <typename T>
+void vote(const ObservationWindow<T>& window, int64_t begin, float* scores, T* queries) {
+  const int64_t count = std::min(kBlock, window.num_queries - begin);
+  const int64_t num_vectors = (count + kLanes - 1) / kLanes;
+  int32_t last_seen[kBlock];
+  for (int64_t q = 0; q < kBlock; ++q) {
+    last_seen[q] = q < count ? static_cast<int32_t>(window.last_seen[begin + q]) : -1;
+  }
+  const int64_t num_visible = *std::max_element(last_seen, last_seen + kBlock) + 1;
+  const int64_t num_entries = std::min(window.end, num_visible) - window.first;
+  if (num_entries <= 0) return;
+  pack_queries(queries, window.query + begin * window.query_stride, window.query_stride, count, window.width);
+  for (int64_t e = 0; e < num_entries; e += kTileRows) {
+    const T* key = window.key + (window.first + e) * window.key_stride;
+    accumulate_rows<false, kTileRows, true>(scores + e * kBlock, key, window.key_stride, queries,
+                                            window.width, num_entries - e);
+  }
+  __m512 vote_factors[kBlockVectors];  // a query's strength over its weights' sum; 0 for one without sight
+  for (int64_t v = 0; v < num_vectors; ++v) {
+    const __m512i last = _mm512_loadu_si512(last_seen + v * kLanes);
+    const __m512 totals = exponentiate_scores(scores + v * kLanes, num_entries, last, window);
+    const __mmask16 has_sight =
+        _mm512_cmpge_epi32_mask(last, _mm512_set1_epi32(static_cast<int32_t>(window.first)));
+    const __m512 strength = load(window.strength + begin + v * kLanes, first_lanes(count - v * kLanes));
+    vote_factors[v] = _mm512_maskz_div_ps(has_sight, strength, totals);
+  }
+  for (int64_t e = 0; e < num_entries; ++e) {
+    __m512 lane_votes = _mm512_setzero_ps();
+    for (int64_t v = 0; v < num_vectors; ++v) {
+      const __m512 attention = _mm512_mul_ps(load(scores + e * kBlock + v * kLanes), vote_factors[v]);
+      lane_votes =
+          window.is_sum ? _mm512_add_ps(lane_votes, attention) : _mm512_max_ps(lane_votes, attention);
     }
     float& votes = window.votes[window.first + e];
-    votes = window.is_sum ? votes + _mm512_reduce_add_ps(sum) : std::max(votes, _mm512_reduce_max_ps(sum));
+    votes = window.is_sum ? votes + _mm512_reduce_add_ps(lane_votes)
+                          : std::max(votes, _mm512_reduce_max_ps(lane_votes));
   }
 }
 
 template <typename T>
-void let_vote(Tensor& votes, const Tensor& query, const Tensor& key, const Tensor& last_seen, const Tensor& strength, int64_t first, int64_t end,
-              double scaling, double softcap, bool is_sum) {
-  const int64_t heads = query.size(0), queries = query.size(1), width = query.size(2), entries = key.size(1), group = heads / key.size(0);
-  at::parallel_for(0, heads, 1, [&](int64_t begin, int64_t stop) {
-    Tensor scores = at::empty({std::max<int64_t>(std::min(end, entries) - first, 0), kBlock}, at::kFloat), packed = at::empty({width, kBlock}, query.options());
-    for (int64_t head = begin; head < stop; ++head) {
-      const Window<T> window{query.const_data_ptr<T>() + head * query.stride(0), key.const_data_ptr<T>() + head / group * key.stride(0),
-                             last_seen.const_data_ptr<int64_t>(), strength.const_data_ptr<float>(), votes.data_ptr<float>() + head * entries,
-                             query.stride(1), key.stride(1), queries, width, first, std::min(end, entries),
-                             static_cast<float>(scaling), static_cast<float>(softcap), is_sum};
-      for (int64_t from = 0; from < queries; from += kBlock) vote(window, from, scores.data_ptr<float>(), packed.data_ptr<T>());
+void vote_by_head(Tensor& votes, const Tensor& query, const Tensor& key, const Tensor& last_seen,
+                  const Tensor& strength, int64_t first, int64_t end, double scaling, double softcap,
+                  bool is_sum) {
+  const int64_t num_heads = query.size(0);
+  const int64_t num_queries = query.size(1);
+  const int64_t width = query.size(2);
+  const int64_t num_entries = key.size(1);
+  const int64_t group_size = num_heads / key.size(0);
+  const int64_t num_candidates = std::max<int64_t>(std::min(end, num_entries) - first, 0);
+  at::parallel_for(0, num_heads, 1, [&](int64_t begin_head, int64_t end_head) {
+    Tensor scores = at::empty({num_candidates, kBlock}, at::kFloat);
+    Tensor packed_queries = at::empty({width, kBlock}, query.options());
+    for (int64_t head = begin_head; head < end_head; ++head) {
+      const ObservationWindow<T> window{
+          .query = query.const_data_ptr<T>() + head * query.stride(0),
+          .key = key.const_data_ptr<T>() + head / group_size * key.stride(0),
+          .last_seen = last_seen.const_data_ptr<int64_t>(),
+          .strength = strength.const_data_ptr<float>(),
+          .votes = votes.data_ptr<float>() + head * num_entries,
+          .query_stride = query.stride(1),
+          .key_stride = key.stride(1),
+          .num_queries = num_queries,
+          .width = width,
+          .first = first,
+          .end = std::min(end, num_entries),
+          .scaling = static_cast<float>(scaling),
+          .softcap = static_cast<float>(softcap),
+          .is_sum = is_sum,
+      };
+      for (int64_t begin = 0; begin < num_queries; begin += kBlock) {
+        vote(window, begin, scores.data_ptr<float>(), packed_queries.data_ptr<T>());
+      }
     }
   });
 }
 
-Tensor window_votes(const Tensor& query, const Tensor& key, const Tensor& last_seen, const Tensor& strength, int64_t first, int64_t end,
-                    double scaling, double softcap, bool is_sum) {
-  TORCH_CHECK(query.stride(2) == 1 && key.stride(2) == 1, "a head's numbers must lie side by side");
-  TORCH_CHECK(query.size(2) % 2 == 0, "an even width is needed, not ", query.size(2));
-  TORCH_CHECK(last_seen.is_contiguous() && strength.is_contiguous(), "queries must lie side by side");
-  TORCH_CHECK(last_seen.max().item<int64_t>() < key.size(1), "a query must see entries that there are");
-  Tensor votes = at::zeros({query.size(0), key.size(1)}, query.options().dtype(at::kFloat));
-  if (query.scalar_type() == at::kBFloat16) {
-    let_vote<BFloat16>(votes, query, key, last_seen, strength, first, end, scaling, softcap, is_sum);
-  } else {
-    let_vote<float>(votes, query, key, last_seen, strength, first, end, scaling, softcap, is_sum);
-  }
+// The operator `window_votes`: see `observed_attention` in kernels.py.
+Tensor window_votes(const Tensor& query, const Tensor& key, const Tensor& last_seen, const Tensor& strength,
+                    int64_t first, int64_t end, double scaling, double softcap, bool is_sum) {
+  check_row_dtype("query", query);
+  check_dim("query", query, 3, "[head, query, width]");
+  check_dim("key", key, 3, "[kv_head, entry, width]");
+  const int64_t num_queries = query.size(1);
+  const int64_t num_entries = key.size(1);
+  check_groups(query.size(0), key.size(0));
+  check_dtype("key", key, query.scalar_type());
+  check_shape("key", key, {key.size(0), num_entries, query.size(2)});
+  check_last_stride("query", query);
+  check_last_stride("key", key);
+  check_even_width("query", query);
+  check("last_seen", last_seen, at::kLong, {num_queries});
+  check("strength", strength, at::kFloat, {num_queries});
+  TORCH_CHECK(first >= 0, "first must be at least 0, got ", first);
+  const int64_t last = num_queries == 0 ? -1 : last_seen.max().item<int64_t>();
+  TORCH_CHECK(last < num_entries, "last_seen must be below the number of entries, ", num_entries, ", got ",
+              last);
+  Tensor votes = at::zeros({query.size(0), num_entries}, query.options().dtype(at::kFloat));
+  const auto run = [&](auto type) {
+    using T = decltype(type);
+    vote_by_head<T>(votes, query, key, last_seen, strength, first, end, scaling, softcap, is_sum);
+  };
+  query.scalar_type() == at::kBFloat16 ? run(BFloat16()) : run(float());
   return votes;
 }
 

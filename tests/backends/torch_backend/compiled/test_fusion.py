@@ -287,9 +287,9 @@ def test_what_only_looks_alike_stays(
 def test_products_that_do_not_fit_are_refused() -> None:
     weight, hidden = _weight(HIDDEN, GATED, torch.float32), _random(ROWS, HIDDEN, dtype=torch.float32)
     for message, argument in (
-        ("norm", {"norm": hidden[0, 1:]}),
-        ("added", {"residual": hidden}),
-        ("gates", {"is_gated": True}),
+        ("norm must have shape", {"norm": hidden[0, 1:]}),
+        ("residual must have shape", {"residual": hidden}),
+        ("num_products must be a multiple of 128 when is_gated", {"is_gated": True}),
     ):
         with pytest.raises(RuntimeError, match=message):
             torch.ops.snapserve.linear(hidden, weight.packed, None, None, GATED, **argument)

@@ -1,4 +1,4 @@
-"""The kernels against the same in float64 or in torch's operations, and rows that do not depend on their company."""
+"""The kernels equal float64 or torch's operations, and a row's result does not depend on the batch."""
 
 import itertools
 import random
@@ -47,28 +47,30 @@ def _random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("sizes", [(64, 64), (96, 100), (160, 40), (32, 3), (400, 288), (34, 70), (6, 130)])
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_linear(dtype: torch.dtype, sizes: tuple[int, int], has_bias: bool) -> None:
+def test_linear_equals_float64_and_is_batch_invariant(
+    dtype: torch.dtype, sizes: tuple[int, int], has_bias: bool
+) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(*sizes, bias=has_bias, dtype=dtype)
     reordered = ReorderedLinear([layer], Kernels())
     packed = reordered.packed
-    assert packed is not None, "oneDNN lays weights out as the kernel expects"
-    hidden = _random(550, sizes[0], dtype=dtype)  # many at a time, and some that are left over
-    whole = packed_linear(hidden, packed, layer.bias, sizes[1])
+    assert packed is not None, "oneDNN has the layout that the kernel expects"
+    hidden = _random(550, sizes[0], dtype=dtype)  # two passes of rows, the second one incomplete
+    batch = packed_linear(hidden, packed, layer.bias, sizes[1])
     expected = nn.functional.linear(
         hidden.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double()
     )
-    torch.testing.assert_close(whole.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(batch.double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     for first, last in ((0, 1), (2, 4), (3, 6), (7, 12), (8, 45), (0, 512), (500, 550)):
         assert torch.equal(
-            packed_linear(hidden[first:last, None], packed, layer.bias, sizes[1])[:, 0], whole[first:last]
+            packed_linear(hidden[first:last, None], packed, layer.bias, sizes[1])[:, 0], batch[first:last]
         )
 
 
 @pytest.mark.parametrize("num_inputs", [64, 32, 34, 98, 128, 33])
 @torch.inference_mode()
-def test_a_weight_of_other_inputs_is_refused(num_inputs: int) -> None:
-    """A weight of 96 inputs takes rows of as many, and of those that it would be filled up for."""
+def test_a_weight_of_another_number_of_inputs_is_refused(num_inputs: int) -> None:
+    """A weight of 96 inputs accepts rows of 96, and of the sizes that oneDNN pads to 96."""
     packed = ReorderedLinear([nn.Linear(96, 64, dtype=torch.bfloat16)], Kernels()).packed
     assert packed is not None
     with pytest.raises(RuntimeError, match="inputs"):
@@ -78,8 +80,8 @@ def test_a_weight_of_other_inputs_is_refused(num_inputs: int) -> None:
 @pytest.mark.parametrize("width", [64, 40, 6])
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_rotary_embedding(dtype: torch.dtype, width: int) -> None:
-    """Of heads that lie between others, as a joint product leaves them."""
+def test_rotary_embedding_equals_torch(dtype: torch.dtype, width: int) -> None:
+    """The heads are a slice of more heads, as in the output of a joint projection."""
     heads = _random(2, 5, 7, width, dtype=dtype)[:, :, 1:4].transpose(1, 2)  # [row, head, token, width]
     angles = torch.arange(10).view(2, 5, 1) * torch.linspace(1, 0.01, width // 2).repeat(2)
     cosines, sines = angles.cos().to(dtype), angles.sin().to(dtype)
@@ -90,8 +92,8 @@ def test_rotary_embedding(dtype: torch.dtype, width: int) -> None:
 
 
 @torch.inference_mode()
-def test_weights_that_lie_otherwise_are_left_to_onednn() -> None:
-    layer = nn.Linear(33, 64, dtype=torch.bfloat16)  # no pairs
+def test_weights_of_another_layout_are_multiplied_by_onednn() -> None:
+    layer = nn.Linear(33, 64, dtype=torch.bfloat16)  # 33 inputs are no pairs
     reordered = ReorderedLinear([layer], Kernels(are_used=True))
     assert reordered.packed is None
     hidden = _random(3, 33, dtype=torch.bfloat16)
@@ -106,7 +108,7 @@ def test_weights_that_lie_otherwise_are_left_to_onednn() -> None:
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_attention(
+def test_slot_attention_equals_float64_and_is_batch_invariant(
     dtype: torch.dtype,
     heads: int,
     kv_heads: int,
@@ -115,14 +117,17 @@ def test_attention(
     has_sinks: bool,
     softcap: float | None,
 ) -> None:
-    """Three slots of four: one with gaps, one that sees its new token alone, one idle. Where they do not look is NaN or infinity."""
+    """Three rows of four slots: one with masked gaps, one that sees only its new token, one idle.
+
+    Masked entries hold NaN or infinity.
+    """
     rows, capacity, read = 3, 61, 50
     keys, values = (
         _random(4, kv_heads, capacity, size, dtype=dtype, seed=size) for size in (width, value_width)
     )
     query, key, value = (
-        _random(rows, 1, number, size, dtype=dtype, seed=7 + size).transpose(1, 2)
-        for number, size in ((heads, width), (kv_heads, width), (kv_heads, value_width))
+        _random(rows, 1, num_heads, size, dtype=dtype, seed=7 + size).transpose(1, 2)
+        for num_heads, size in ((heads, width), (kv_heads, width), (kv_heads, value_width))
     )
     entries = torch.tensor([[20], [3], [capacity - 1]])
     bias = torch.full((rows, 1, read), MASKED)
@@ -179,7 +184,7 @@ def _attention(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Return what `prompt_attention` is to return, in float64."""
+    """Return the expected result of `prompt_attention`, in float64."""
     entry = torch.arange(keys.shape[2])
     is_seen = (entry <= last_seen[..., None]) & (
         entry > last_seen[..., None] - (sliding_window or keys.shape[2])
@@ -200,7 +205,7 @@ def _attention(
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_prompt_attention(
+def test_prompt_attention_equals_float64_and_is_batch_invariant(
     dtype: torch.dtype,
     heads: int,
     kv_heads: int,
@@ -210,7 +215,10 @@ def test_prompt_attention(
     has_sinks: bool,
     softcap: float | None,
 ) -> None:
-    """Chunks at a sequence's end, at its start behind padding, and nothing but padding. Behind a row's last entry is NaN or infinity."""
+    """Three chunks: at a sequence's end, at its start after padding, and padding only.
+
+    Entries after a row's last one in sight hold NaN or infinity.
+    """
     rows, tokens, read = 3, 70, 301
     keys, values = (
         _random(rows, kv_heads, read, size, dtype=dtype, seed=size) for size in (width, value_width)
@@ -254,18 +262,20 @@ def test_prompt_attention(
 @pytest.mark.parametrize("rise", [-900.0, -40.0, 40.0, 900.0])
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_prompt_attention_whose_scores_rise_and_fall(
+def test_prompt_attention_rescales_when_scores_rise_and_fall(
     dtype: torch.dtype, rise: float, sink: float | None, sliding_window: int | None
 ) -> None:
-    """By more than the exponent of a number holds, from one block of entries to the next; for every other query the other way round."""
+    """Scores change between blocks by more than float32's exponent holds.
+
+    Those of every other query fall where the others rise.
+    """
     width, read, tokens = 16, 700, 48
     keys, values = (_random(1, 1, read, width, dtype=dtype, seed=seed) for seed in (1, 2))
     query = _random(1, tokens, 1, width, dtype=dtype, seed=3).transpose(1, 2)
     query[..., 0], query[..., ::2, 0] = 1, -1
     keys[..., 0] = torch.linspace(0, rise, read).to(dtype)
-    last_seen = (torch.arange(tokens) * 14 + 20)[
-        None
-    ]  # up to 678: with a window, many see nothing of the blocks that are read first
+    # Up to 678: with a window, many queries see nothing of the first blocks that are read.
+    last_seen = (torch.arange(tokens) * 14 + 20)[None]
     last_seen[0, -1] = -1
     sinks = None if sink is None else torch.tensor([sink], dtype=dtype)
     attend = partial(prompt_attention, sliding_window=sliding_window, scaling=1.0, softcap=None, sinks=sinks)
@@ -276,11 +286,11 @@ def test_prompt_attention_whose_scores_rise_and_fall(
     tolerance = max(TOLERANCE[dtype], 3e-4)  # a score of 900 is rounded by up to 3e-5
     torch.testing.assert_close(output[:, :-1].double(), expected[:, :-1], atol=tolerance, rtol=tolerance)
     assert not output[:, -1].any(), "a token that sees nothing is zero"
-    for number in range(0, tokens, 5):
+    for token in range(0, tokens, 5):
         alone = attend(
-            query[:, :, number : number + 1], keys, values, last_seen[:, number : number + 1].contiguous()
+            query[:, :, token : token + 1], keys, values, last_seen[:, token : token + 1].contiguous()
         )
-        assert torch.equal(alone[0, 0], output[0, number]), "a query does not depend on those beside it"
+        assert torch.equal(alone[0, 0], output[0, token]), "a query does not depend on those beside it"
 
 
 @pytest.mark.parametrize("is_sum", [False, True])
@@ -290,7 +300,7 @@ def test_prompt_attention_whose_scores_rise_and_fall(
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_observed_attention(
+def test_observed_attention_equals_torch_and_is_independent_of_other_heads(
     dtype: torch.dtype,
     heads: int,
     kv_heads: int,
@@ -299,7 +309,7 @@ def test_observed_attention(
     softcap: float | None,
     is_sum: bool,
 ) -> None:
-    """Of all keys and of some, with queries that see none of them. What no query sees is NaN."""
+    """All keys and ranges of them, with queries that see none. Keys that no query sees hold NaN."""
     entries = 301
     key = _random(kv_heads, entries, width, dtype=dtype, seed=width)
     query = _random(queries, heads, width, dtype=dtype, seed=9).transpose(0, 1)
@@ -312,15 +322,15 @@ def test_observed_attention(
         window = Window(
             query, unseen, last_seen, strength, first, end, scale=0.3, softcap=softcap, is_sum=is_sum
         )
-        whole = observed_attention(window)
+        votes = observed_attention(window)
         expected = reduced_attention(window._replace(query=query.double(), key=key.double()))
-        torch.testing.assert_close(whole, expected.float(), atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(votes, expected.float(), atol=1e-6, rtol=1e-4)
         group = heads // kv_heads
         alone = observed_attention(window._replace(query=query[:group], key=unseen[:1]))
-        assert torch.equal(alone, whole[:group]), "a head's votes do not depend on the heads beside it"
+        assert torch.equal(alone, votes[:group]), "a head's votes do not depend on the heads beside it"
 
 
-def test_prompts_that_are_left_to_torch() -> None:
+def test_prompts_of_an_odd_width_or_float16_use_torch() -> None:
     assert takes_prompt(torch.empty(1, 1, 1, 6))
     assert not takes_prompt(torch.empty(1, 1, 1, 7))
     assert not takes_prompt(torch.empty(1, 1, 1, 6, dtype=torch.float16))
@@ -347,12 +357,13 @@ def _random_draws(num_slots: int, seed: int) -> dict[int, Draw]:
 
 
 @pytest.mark.parametrize(
-    "spread", [0.02, 1, 4]
-)  # of the logits: from all but equal ones to a few that have all the probability
+    "spread",
+    [0.02, 1, 4],  # of the logits: from nearly uniform probabilities to a few likely tokens
+)
 @pytest.mark.parametrize("vocab_size", [5, 1000, 33_001])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_draws_are_those_of_torch(dtype: torch.dtype, vocab_size: int, spread: float) -> None:
-    """In bfloat16 many logits are equal; some tokens are banned."""
+def test_draws_equal_those_of_torch(dtype: torch.dtype, vocab_size: int, spread: float) -> None:
+    """In bfloat16 many logits are equal. Some tokens are banned."""
     num_slots = 24
     plain, native = (
         Sampler(num_slots, vocab_size, torch.device("cpu"), Kernels(are_used)) for are_used in (False, True)
@@ -371,8 +382,8 @@ def test_draws_are_those_of_torch(dtype: torch.dtype, vocab_size: int, spread: f
         assert alone[1] == found[slot]
 
 
-def test_the_tokens_that_may_be_drawn_are_those_of_torch() -> None:
-    """Of so many draws every token that the filters leave gets one."""
+def test_filters_leave_the_same_tokens_as_torch() -> None:
+    """4000 draws suffice for each token that the filters leave to be drawn."""
     num_draws, vocab_size = 4000, 30
     logits = _random(1, vocab_size, dtype=torch.float32).bfloat16()
     plain, native = (
@@ -394,7 +405,7 @@ def test_the_tokens_that_may_be_drawn_are_those_of_torch() -> None:
 
 @pytest.mark.parametrize("filler", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("top_p", [0.5, 1.0])
-def test_logits_that_are_no_numbers_draw_some_token(filler: float, top_p: float) -> None:
+def test_nan_and_infinite_logits_draw_a_token_of_the_vocabulary(filler: float, top_p: float) -> None:
     sampler = Sampler(3, 100, torch.device("cpu"), Kernels(are_used=True))
     draws = {slot: Draw(SamplingParams(temperature=slot / 2, top_p=top_p, top_k=10)) for slot in range(3)}
     for logits in (

@@ -140,7 +140,10 @@ class _DecodeGraph:
         )
 
     def _experts(self, layer: Layer) -> Kernel:
-        """All chosen experts in one kernel. A static loop has a trip for each one that the batch could choose."""
+        """All chosen experts in one kernel.
+
+        A static loop has a trip for each one that the batch could choose.
+        """
         experts = layer.experts
         assert experts is not None
         batch = self._shape.batch

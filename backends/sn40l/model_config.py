@@ -57,7 +57,7 @@ class Experts:
     router_params: int
 
     def expected_touched(self, num_tokens: int) -> float:
-        """Return the expected number of different experts of `num_tokens` tokens, if all are equally likely."""
+        """Return the expected number of different experts of `num_tokens` tokens, if equally likely."""
         return self.num_experts * (1 - (1 - self.num_chosen / self.num_experts) ** num_tokens)
 
     def most_touched(self, num_tokens: int) -> int:

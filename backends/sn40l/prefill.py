@@ -27,7 +27,10 @@ class Compression:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens `start` to `start + num_tokens` of a prompt. A long prompt is compressed after its last chunk."""
+    """Tokens `start` to `start + num_tokens` of a prompt.
+
+    A long prompt is compressed after its last chunk.
+    """
 
     num_tokens: int
     start: int = 0

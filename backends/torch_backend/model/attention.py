@@ -1,7 +1,7 @@
-"""Attention over slots and scratches, and the one joint at which transformers' models call it.
+"""Attention over slots and scratches, and the attention function that transformers' models call.
 
-Models pass the cache of `forward.cache` to this function as the keyword argument `slot_cache`. The cache decides what a step reads, which
-entries each query may see and whose attention is recorded.
+Models pass the cache of `forward.cache` to this function as the keyword argument `slot_cache`. The cache
+decides which entries a step reads, which of them each query sees, and whose attention is recorded.
 """
 
 from dataclasses import dataclass
@@ -13,11 +13,13 @@ from transformers import AttentionInterface
 
 ATTENTION_NAME = "snapserve_slots"
 
-# The bias of an entry that a query may not see: finite, also when rounded, so that a row which sees nothing is too.
+# The bias of a masked entry. It is finite, also when rounded, so the output of a fully masked row is finite
+# too.
 MASKED = torch.finfo(torch.bfloat16).min
 
-# Scores held at once. On the CPU, blocks that stay in a core's cache are the fastest, but for the products not fewer than 64 queries: of
-# 512 queries and 2,048 to 8,192 keys, blocks of 16 were 1.4 to 1.6 times as slow. A GPU wants few and large ones.
+# Scores of one block. On the CPU, blocks that fit a core's cache are the fastest, but the products need at
+# least 64 queries: for 512 queries and 2,048 to 8,192 keys, blocks of 16 took 1.4 to 1.6 times as long. A GPU
+# needs large blocks.
 _MAX_SCORES_CPU = 1 << 20
 _MAX_SCORES_GPU = 1 << 26
 _FEWEST_QUERIES = 64
@@ -25,29 +27,33 @@ _FEWEST_QUERIES = 64
 
 @dataclass(frozen=True, slots=True)
 class AttentionOptions:
-    """What a model asks of one layer's attention."""
+    """The parameters of one layer's attention."""
 
     scaling: float
     softcap: float | None = None
     sinks: Tensor | None = None  # [head]: a score that takes part in the softmax and has no value
-    sliding_window: int | None = None  # how many tokens a query sees, its own among them; None: all
+    sliding_window: int | None = None  # tokens that a query sees, its own included; None: all
 
 
 class AttentionCache(Protocol):
-    """What the registered function calls."""
+    """The cache that the registered function calls."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions
     ) -> Tensor:
-        """Return the attention's output [row, query, head, width]; `query`, `key` and `value` are [row, head, token, width].
+        """Return the output [row, query, head, width]. `query`, `key`, `value` are [row, head, token, width].
 
-        What `update` returned for the layer comes back as `key` and `value`; a cache that knows the layer's window ignores the one given.
+        `key` and `value` are what `update` returned for the layer. A cache that knows the layer's window
+        ignores the one in `options`.
         """
         ...
 
 
 def register_attention() -> None:
-    """Make the attention function known to transformers. No mask function goes with it, so the models build no masks of their own."""
+    """Register the attention function with transformers.
+
+    Models build no masks, as it has no mask function.
+    """
     AttentionInterface.register(ATTENTION_NAME, _slot_attention)
 
 
@@ -67,7 +73,7 @@ def _slot_attention(
     **_: object,
 ) -> tuple[Tensor, None]:
     if position_bias is not None or not getattr(module, "is_causal", True):
-        raise NotImplementedError("attention that is not causal, or has a learned bias of its own")
+        raise NotImplementedError("attention that is not causal or has a learned bias")
     layer: int = module.layer_idx  # type: ignore[assignment]
     output = slot_cache.attend(
         layer, query, key, value, AttentionOptions(scaling, softcap, s_aux, sliding_window)
@@ -88,16 +94,17 @@ def grouped_attention(
 ) -> Tensor:
     """Return softmax(query · key · scaling + bias) · value as [row, query, head, width].
 
-    `query` is [row, head, query, width], `key` and `value` are [row, kv_head, entry, width] and `sinks` [head]: a score that takes part in
-    the softmax and has no value. `bias` is float32 [row, query, the last entries]; the entries before them are seen by every query. Long
-    queries are taken in blocks, which bounds the memory. `is_causal` promises that no query sees an entry further from the end than the
-    query is from the last one, so that blocks need not look there.
+    `query` is [row, head, query, width], and `key` and `value` are [row, kv_head, entry, width]. `sinks`
+    [head] are scores in the softmax without a value. `bias` is float32 [row, query, the last entries]; every
+    query sees all entries before them. Queries are processed in blocks, which limits the memory. With
+    `is_causal`, the query i places before the last one sees no entry of the last i, and blocks skip those
+    entries.
     """
     rows, heads, length, _ = query.shape
     entries = key.shape[2]
     num_open = entries - bias.shape[2]
     if key.device.type == "cpu" and key.dtype is not torch.float32:
-        # oneDNN's products would transpose a strided view entry by entry; in float32, MKL reads it where it lies.
+        # oneDNN would transpose a strided view entry by entry. In float32, MKL reads the view directly.
         key, value = key.contiguous(), value.contiguous()
     limit = _MAX_SCORES_CPU if query.device.type == "cpu" else _MAX_SCORES_GPU
     block = max(limit // (rows * heads * entries), _FEWEST_QUERIES)
@@ -123,9 +130,11 @@ def _attend_block(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """The query heads of a KV head are folded into the query axis: two plain products, and no key is repeated.
+    """Return the output [row, head, query, width] of one block of queries.
 
-    The scores stay in the products' own dtype, whose softmax computes in float32 inside: half the bytes of a float32 copy.
+    The query heads of a KV head are folded into the query axis: two plain products, and no key is repeated.
+    The scores keep the products' dtype, since its softmax computes in float32 internally. That halves the
+    bytes.
     """
     rows, heads, length, width = query.shape
     kv_heads, entries = key.shape[1], key.shape[2]

@@ -1,9 +1,10 @@
 """Multi-head latent attention over slots (MLA: DeepSeek-V2, arXiv 2405.04434, section 2.1).
 
-A token leaves behind a latent, from which each head's key and value follow by a matrix, and one rotary key that all heads share. Slots and
-scratches hold these two side by side, in one plane of one head. Few queries read the latents where they lie: a head's key matrix is applied
-to its query instead and its value matrix to what the query brings back (weight absorption, section 2.1.2). Many queries have keys and
-values made of the latents first, since each product with these is shorter.
+The cache of a token is a latent, from which a matrix makes each head's key and value, and one rotary key for
+all heads. Slots and scratches store both side by side, in one plane of one head. Few queries attend to the
+latents directly: a head's key matrix is applied to its query, and its value matrix to the output (weight
+absorption, section 2.1.2). For many queries, keys and values are expanded from the latents first, since
+products with them are shorter.
 """
 
 from collections.abc import Callable
@@ -25,15 +26,18 @@ _Rotation = Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]]
 
 
 class LatentCache(AttentionCache, Protocol):
-    """What the attention over latents calls."""
+    """The cache that attention over latents calls."""
 
     def store(self, layer: int, latents: Tensor) -> Tensor:
-        """Write a step's latents with their rotary keys [row, 1, token, width]; return those that its queries may see."""
+        """Write a step's latents with their rotary keys [row, 1, token, width].
+
+        Returns the latents that its queries see.
+        """
         ...
 
 
 class LatentAttention(nn.Module):
-    """Stands where a DeepSeek attention stood, made of its parts; they keep their names."""
+    """Replaces a DeepSeek attention. It has the same parts under the same names."""
 
     q_proj: nn.Module  # or the next three
     q_a_proj: nn.Module
@@ -48,9 +52,12 @@ class LatentAttention(nn.Module):
         super().__init__()
         for name, part in origin.named_children():
             self.add_module(name, part)
-        self.layer_idx, self._scaling = origin.layer_idx, origin.scaling
-        self._rank, self._rope_width = origin.kv_lora_rank, origin.qk_rope_head_dim
-        self._num_heads, self._has_query_rank = origin.num_heads, origin.q_lora_rank is not None
+        self.layer_idx = origin.layer_idx
+        self._scaling = origin.scaling
+        self._rank = origin.kv_lora_rank
+        self._rope_width = origin.qk_rope_head_dim
+        self._num_heads = origin.num_heads
+        self._has_query_rank = origin.q_lora_rank is not None
         self._key_width = origin.qk_nope_head_dim
         self._value_width = origin.kv_b_proj.out_features // origin.num_heads - origin.qk_nope_head_dim
         self._rotate = _rotation(origin)
@@ -58,7 +65,7 @@ class LatentAttention(nn.Module):
     def forward(
         self, hidden_states: Tensor, position_embeddings: Any, slot_cache: LatentCache, **_: object
     ) -> tuple[Tensor, None]:
-        """Return the attention's output [row, token, hidden]; `position_embeddings` are the model's own."""
+        """Return the output [row, token, hidden]. `position_embeddings` are the model's."""
         rows, tokens = hidden_states.shape[:2]
         query = self._query(hidden_states).view(rows, tokens, self._num_heads, -1).transpose(1, 2)
         query, rotary_query = torch.split(query, [self._key_width, self._rope_width], dim=-1)
@@ -71,9 +78,9 @@ class LatentAttention(nn.Module):
         return self.o_proj(attend(query, rotary_query, held, slot_cache).flatten(2)), None
 
     def absorbs(self, num_queries: int) -> bool:
-        """Whether so many queries are sooner done with the latents than with keys and values that have yet to be made.
+        """Return whether attention to the latents needs fewer multiplications than expanded keys and values.
 
-        In multiplications a head and entry: longer products for each query, against making a key and a value once.
+        Absorbed products are longer for each query. Expansion costs once for each head and entry.
         """
         width = self._key_width + self._value_width
         return num_queries * (2 * self._rank - width) <= self._rank * width
@@ -120,7 +127,7 @@ def replace_latent_attention(model: PreTrainedModel) -> None:
 
 
 def _rotation(attention: nn.Module) -> _Rotation:
-    """Return what gives queries and keys their rotary positions, given what the model's rotary embedding returned."""
+    """Return the function that rotates queries and keys by the output of the model's rotary embedding."""
     if isinstance(attention, deepseek_v2.DeepseekV2Attention):
         rotate_pairs: _Rotation = deepseek_v2.apply_rotary_emb
         return rotate_pairs

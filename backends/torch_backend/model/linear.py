@@ -1,9 +1,10 @@
-"""Linear layers of a loaded model, their weights laid out once for the CPU's matrix units, or kept as int8.
+"""Linear layers of a loaded model, with weights in the layout of the CPU's matrix units, or in int8.
 
-A decode step is a few rows against every weight. torch's own product reorders the weight for each call, or falls back on a kernel that is
-slower the fewer the rows. oneDNN's, given the weight in its own layout, does not. It stands in until the kernel in `native/` is there,
-which reads the same layout: few rows at nearly the memory's rate, many as fast as oneDNN, and with what is done before and after them.
-Layers that read the same input become one product of their joined weights, which the first of them computes for the others too.
+A decode step multiplies a few rows by every weight. torch's product reorders the weight in each call, or uses
+a kernel that is slower for fewer rows. oneDNN's product takes a weight in its own layout. It is used until
+the kernel in `native/` is compiled, which reads the same layout. That kernel runs at nearly the memory's rate
+for few rows and at oneDNN's speed for many, with fused prologues and epilogues. Layers with the same input
+are joined into one product.
 """
 
 import itertools
@@ -29,13 +30,16 @@ JOINED = (
     ("gate_proj", "up_proj"),
 )
 ALONE = ("o_proj", "q_b_proj", "down_proj", "qkv_proj", "gate_up_proj")
-_ROWS = 8  # oneDNN chooses a layout for this many; it was as good for 1 and for 512
+_ROWS = 8  # rows for which oneDNN selects the layout; the one for 8 was as fast for 1 and for 512
 
 
 class ReorderedLinear(nn.Module):
-    """The sum of one or several linear layers' outputs, side by side. Its results for a row do not depend on the other rows.
+    """The outputs of one or several linear layers, side by side.
 
-    (oneDNN's, measured on x86-64 in float32 and bfloat16: equal bits from 2 rows on; a single row takes another way.)
+    A row's output does not depend on the other rows.
+
+    For oneDNN, this was measured on x86-64 in float32 and bfloat16: the bits are equal from 2 rows on. A
+    single row uses another kernel.
     """
 
     packed: Tensor | None
@@ -43,13 +47,11 @@ class ReorderedLinear(nn.Module):
 
     def __init__(self, linears: Sequence[nn.Linear], kernels: Kernels) -> None:
         super().__init__()
-        weight = (
-            torch.cat([linear.weight.detach() for linear in linears])
-            if len(linears) > 1
-            else linears[0].weight.detach()
-        )
+        weights = [linear.weight.detach() for linear in linears]
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-        self._kernels, self._num_outputs = kernels, weight.shape[0]
+        self._kernels = kernels
+        self._num_outputs = weight.shape[0]
         self._weight = onednn.reorder(weight, _ROWS)
         self.register_buffer("packed", packed_weight(self._weight, weight), persistent=False)
         self.register_buffer("bias", torch.cat(biases) if biases else None, persistent=False)
@@ -72,43 +74,46 @@ KINDS: dict[Quantization, LinearKind] = {
 }
 
 
-class Joint:
-    """One product for several layers. It holds their outputs from the first layer's call until each has been fetched."""
+class JoinedLinear:
+    """One product for several layers.
+
+    It holds their outputs from the first layer's call until each is fetched.
+    """
 
     def __init__(self, linear: nn.Module, sizes: Sequence[int]) -> None:
-        self.linear, self._sizes = linear, sizes
+        self.linear = linear
+        self._sizes = sizes
         self._input: Tensor | None = None
         self._outputs: dict[int, Tensor] = {}
 
     def fetch(self, hidden: Tensor, part: int) -> Tensor:
         """Return the output of layer number `part`."""
         if hidden is not self._input or part not in self._outputs:
-            self._input, self._outputs = (
-                hidden,
-                dict(enumerate(self.linear(hidden).split(self._sizes, dim=-1))),
-            )
+            self._input = hidden
+            self._outputs = dict(enumerate(self.linear(hidden).split(self._sizes, dim=-1)))
         output = self._outputs.pop(part)
         if not self._outputs:
             self._input = None
         return output
 
 
-class JointPart(nn.Module):
-    """Stands where one of a joint's layers stood."""
+class JoinedPart(nn.Module):
+    """Replaces one of the layers of a joined product."""
 
-    def __init__(self, joint: Joint, part: int) -> None:
+    def __init__(self, joined: JoinedLinear, part: int) -> None:
         super().__init__()
-        self._joint, self._part = joint, part
-        self.linear = joint.linear  # so that the weight is found among the model's
+        self._joined = joined
+        self._part = part
+        self.linear = joined.linear  # a submodule: the weight is among the model's
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return self._joint.fetch(hidden, self._part)
+        return self._joined.fetch(hidden, self._part)
 
 
 def replace_all_linears(model: PreTrainedModel, kernels: Kernels, kind: LinearKind = ReorderedLinear) -> None:
-    """Replace the model's linear layers of the usual names, and the output layer, where that can be.
+    """Replace the model's linear layers of the usual names, and its output layer, if `kind` supports them.
 
-    Raises UnsupportedModelError if it was to be quantized and there is nothing that can be.
+    Raises UnsupportedModelError if no layer can be quantized as required.
     """
     for module in list(model.modules()):
         replace_linears(module, kernels, kind)
@@ -116,17 +121,17 @@ def replace_all_linears(model: PreTrainedModel, kernels: Kernels, kind: LinearKi
     if type(output) is nn.Linear and kind.fits(output):
         model.set_output_embeddings(kind([output], kernels))  # type: ignore[no-untyped-call]
     if issubclass(kind, QuantizedLinear):
-        _tell_of_quantized(model)
+        _log_quantized(model)
 
 
 def replace_linears(module: nn.Module, kernels: Kernels, kind: LinearKind = ReorderedLinear) -> None:
-    """Replace a module's own linear layers: the joinable by parts of a joint, the others one by one."""
+    """Replace the linear layers of one module, not of its submodules. Joinable layers are joined."""
     for names in JOINED:
         linears = list(_linears(module, names, kind))
         if len(linears) == len(names) and _are_joinable(linears):
-            joint = Joint(kind(linears, kernels), [linear.out_features for linear in linears])
+            joined = JoinedLinear(kind(linears, kernels), [linear.out_features for linear in linears])
             for part, name in enumerate(names):
-                setattr(module, name, JointPart(joint, part))
+                setattr(module, name, JoinedPart(joined, part))
     for name in (*itertools.chain(*JOINED), *ALONE):
         for linear in _linears(module, (name,), kind):
             setattr(module, name, kind([linear], kernels))
@@ -139,18 +144,15 @@ def _linears(module: nn.Module, names: Sequence[str], kind: LinearKind) -> Itera
             yield linear
 
 
-def _tell_of_quantized(model: PreTrainedModel) -> None:
+def _log_quantized(model: PreTrainedModel) -> None:
     layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
     if not layers:
         raise UnsupportedModelError(f"{type(model).__name__} has no linear layers that can be quantized")
-    sizes = (
-        sum(layer.weight.nbytes for layer in layers),
-        sum(parameter.nbytes for parameter in model.parameters()),
-    )
     logger.info(
-        "%d products have weights of int8: %.1f MB; %.1f MB of weights are as they were",
+        "%d products have int8 weights: %.1f MB; %.1f MB of weights are not quantized",
         len(layers),
-        *(size / 1e6 for size in sizes),
+        sum(layer.weight.nbytes for layer in layers) / 1e6,
+        sum(parameter.nbytes for parameter in model.parameters()) / 1e6,
     )
 
 

@@ -1,4 +1,4 @@
-"""Published checkpoints, and which of them can run on slots. Whatever cannot is refused by name before a request meets it."""
+"""Loads published checkpoints. Models that cannot run on slots are refused by name, before any request."""
 
 import sys
 from typing import Any
@@ -13,21 +13,27 @@ from backends.torch_backend.model.attention import ATTENTION_NAME, register_atte
 from backends.torch_backend.model.latent import LATENT_MODEL_TYPES
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
-# Their frequencies follow the longest sequence of a batch, so that a request's keys would depend on its neighbours.
+# Their frequencies depend on the longest sequence of a batch, so a request's keys would depend on other
+# requests.
 _REFUSED_ROPE_TYPES = {"dynamic", "longrope"}
 
 
 def load_model(name: str, device: DeviceName, dtype: DtypeName) -> PreTrainedModel:
-    """Load a decoder from a folder or a hub id: safetensors only, no code of the checkpoint's. Raises ModelLoadError."""
+    """Load a decoder from a folder or a hub id.
+
+    It loads safetensors only and runs no code of the checkpoint. Raises ModelLoadError.
+    """
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ModelLoadError(f"{name} has no configuration that transformers can read: {error}") from error
     check_config(config)
-    model_class, target = _model_class(config), resolve_device(device)
+    model_class = _model_class(config)
+    target = resolve_device(device)
     register_attention()
     if not sys.stderr.isatty():
-        disable_progress_bar()  # type: ignore[no-untyped-call]  # nobody watches, and in a log it is noise
+        # A progress bar would fill a log file.
+        disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         loaded: Any = model_class.from_pretrained(
             name,
@@ -66,7 +72,8 @@ def check_config(config: PreTrainedConfig) -> None:
     refused = _rope_types(config) & _REFUSED_ROPE_TYPES
     if refused:
         raise UnsupportedModelError(
-            f"{name}: rope type {', '.join(sorted(refused))} is not supported: its keys depend on the whole batch"
+            f"{name}: rope type {', '.join(sorted(refused))} is not supported: "
+            "its keys depend on the whole batch"
         )
 
 
@@ -97,25 +104,26 @@ def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
 
 
 def _check_weights(name: str, report: dict[str, set[object]]) -> None:
-    """transformers itself would go on with random numbers."""
+    """Raise ModelLoadError for missing weights. transformers would continue with random numbers."""
     broken = sorted(str(key) for problem in ("missing_keys", "mismatched_keys") for key in report[problem])
     if broken:
         raise ModelLoadError(
-            f"{name} lacks {len(broken)} of its model's weights, or has them in another shape: {', '.join(broken[:4])}"
+            f"{name} lacks {len(broken)} of its model's weights, or has them in another shape: "
+            f"{', '.join(broken[:4])}"
         )
 
 
 def resolve_device(device: DeviceName) -> torch.device:
-    """Return the device to run on. Raises ModelLoadError when CUDA is asked for and there is none."""
+    """Return the device. Raises ModelLoadError if CUDA is requested and not available."""
     if device is DeviceName.CUDA and not torch.cuda.is_available():
-        raise ModelLoadError("device cuda was asked for, but torch sees none")
+        raise ModelLoadError("--device cuda requires a CUDA device, and torch finds none")
     if device is DeviceName.AUTO:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(device.value)
 
 
 def resolve_dtype(dtype: DtypeName, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
-    """Return the dtype to compute in."""
+    """Return the dtype of weights and activations."""
     name = str(config.dtype or "float32").removeprefix("torch.") if dtype is DtypeName.AUTO else dtype.value
     if dtype is DtypeName.AUTO and name == "float16" and device.type == "cpu":
         name = "float32"

@@ -1,7 +1,7 @@
-"""What a model's layers want of a cache, found by watching one forward pass.
+"""Finds the cache that a model's layers need, by recording one forward pass.
 
-A configuration says what its author thought worth saying. What each layer really hands to its cache and its attention settles whether its
-keys and values, or the latents that stand for them, can lie in slots, and how wide they are.
+A configuration can omit things. The tensors that each layer passes to its cache and its attention decide
+whether slots can store its keys and values, or its latents, and how wide they are.
 """
 
 from dataclasses import dataclass
@@ -23,13 +23,17 @@ class LayerSpec:
     num_heads: int
     num_kv_heads: int
     planes: tuple[PlaneSpec, ...]  # keys and values, or latents
-    sliding_window: int | None  # how many tokens a query sees, its own among them; None: all
+    sliding_window: int | None  # tokens that a query sees, its own included; None: all
 
 
 def probe_layers(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
-    """Return the specs of the model's layers. Raises UnsupportedModelError when one does not call its cache and attention once each."""
+    """Return the specs of the model's layers.
+
+    Raises UnsupportedModelError for a layer that does not call its cache and its attention once each.
+    """
     name = type(model).__name__
-    num_layers, vocab_size = model.config.num_hidden_layers, model.config.vocab_size
+    num_layers = model.config.num_hidden_layers
+    vocab_size = model.config.vocab_size
     probe = _ProbeCache(num_layers)
     ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     try:
@@ -60,7 +64,7 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
 
 
 class PassingLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """A cache layer that holds nothing: each pass sees its own keys and values alone."""
+    """A cache layer without a state: each pass sees its own keys and values only."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: object, **__: object
@@ -81,7 +85,7 @@ class PassingLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 class _ProbeLayer(PassingLayer):
-    """Holds what its layer wrote: keys and values, or latents alone."""
+    """Records the tensors that its layer wrote: keys and values, or latents."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -95,7 +99,7 @@ class _ProbeLayer(PassingLayer):
 
 
 class _ProbeCache(Cache):
-    """Watches every layer's calls; its attention answers zeros."""
+    """Records every layer's calls. Its attention returns zeros."""
 
     def __init__(self, num_layers: int) -> None:
         self._probes = [_ProbeLayer() for _ in range(num_layers)]
@@ -116,14 +120,16 @@ class _ProbeCache(Cache):
         written, seen = self._probes[layer].written, self._seen[layer]
         if len(written) != 1 or len(seen) != 1:
             raise UnsupportedModelError(
-                f"layer {layer} of {name} calls its cache {len(written)} times and its attention {len(seen)} times, not once each"
+                f"layer {layer} of {name} must call its cache and its attention once each, "
+                f"got {len(written)} and {len(seen)} calls"
             )
         query, key, value, sliding_window = seen[0]
         held = written[0]
         names = ("key", "value") if len(held) == 2 else ("latent",)
         if len(held) == 2 and (key is not held[0] or value is not held[1]):
             raise UnsupportedModelError(
-                f"layer {layer} of {name} attends over other tensors than it caches (multi-head latent attention?)"
+                f"layer {layer} of {name} attends over other tensors than it caches "
+                "(multi-head latent attention?)"
             )
         planes = tuple(
             PlaneSpec(plane, tensor.shape[3], tensor.dtype) for plane, tensor in zip(names, held, strict=True)

@@ -1,7 +1,8 @@
-"""Linear layers whose weights are kept as int8, with one scale for each output, and whose rows stay in the model's type or become int8 too.
+"""Linear layers with int8 weights and one scale for each output. Rows are in the model's dtype or int8 too.
 
-Whole numbers up to 127 are exact in bfloat16, so a product's sums are those of the numbers as they are kept, and are scaled at the end.
-Until the kernels are there, and where they cannot be, each product makes itself copies of its weight, a part at a time: right, and slower.
+Integers up to 127 are exact in bfloat16, so a product sums the quantized numbers and scales the sum once.
+Without the kernels, each call converts the weight, a part at a time. That gives the same results and is
+slower.
 """
 
 from collections.abc import Sequence
@@ -18,18 +19,20 @@ from backends.torch_backend.native.kernels import (
 )
 
 _LARGEST = 127  # -128 is left out, for symmetry
-_ABOVE = 128  # how far weights that meet int8 rows lie above their values: the processor's product takes one side without a sign
-_MOST_INPUTS = 2**16  # of int8 rows: the kernels' sums stay within 32 bits
-_OUTPUTS_AT_ONCE = 1024  # while they are float32
-_COPIED_AT_ONCE = 4096  # outputs: a part that stays in a cache is multiplied at once, and memory that was never used need not be fetched
+_ZERO_POINT = 128  # of weights for int8 rows: one operand of the processor's product is unsigned
+_MAX_INPUTS = 2**16  # of int8 rows: the kernels' sums fit 32 bits
+_OUTPUTS_AT_ONCE = 1024  # outputs that are float32 at once during quantization
+_COPIED_AT_ONCE = 4096  # outputs converted at once: the copy stays in the processor's cache
 
 
 class QuantizedLinear(nn.Module):
-    """The outputs of one or several linear layers, side by side. Through the kernels, a row's do not depend on the other rows."""
+    """The outputs of one or several linear layers, side by side.
 
-    weight: (
-        Tensor  # [output, input], outputs filled up to whole blocks; in the kernels' order once they are used
-    )
+    With the kernels, a row's output does not depend on the other rows.
+    """
+
+    # [output, input], padded to whole blocks of outputs. In the kernels' layout as soon as these are used.
+    weight: Tensor
     scales: Tensor  # [output]
     bias: Tensor | None
 
@@ -41,8 +44,10 @@ class QuantizedLinear(nn.Module):
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         numbers, scales = quantize(weight)
         if self.rows_are_quantized:
-            numbers = (numbers.to(torch.int16) + _ABOVE).to(torch.uint8)
-        self._num_outputs, self._dtype, self._kernels = weight.shape[0], weight.dtype, kernels
+            numbers = (numbers.to(torch.int16) + _ZERO_POINT).to(torch.uint8)
+        self._num_outputs = weight.shape[0]
+        self._dtype = weight.dtype
+        self._kernels = kernels
         self.register_buffer(
             "weight", nn.functional.pad(numbers, (0, 0, 0, -self._num_outputs % BLOCK)), persistent=False
         )
@@ -58,31 +63,35 @@ class QuantizedLinear(nn.Module):
 
     @classmethod
     def is_packable(cls, weight: Tensor) -> bool:
-        """Return whether the kernels take such a weight: inputs lie side by side in pairs of bfloat16 and fours of int8."""
+        """Return whether the kernels support such a weight.
+
+        They load inputs in pairs of bfloat16 and groups of four int8.
+        """
         is_known = weight.dtype in (torch.float32, torch.bfloat16)
         is_whole = weight.shape[1] % (4 // cls._row_dtype(weight.dtype).itemsize) == 0
-        if cls.rows_are_quantized and weight.shape[1] > _MOST_INPUTS:
+        if cls.rows_are_quantized and weight.shape[1] > _MAX_INPUTS:
             return False
         return is_known and is_whole and weight.device.type == "cpu" and kernels_are_supported()
 
     def forward(self, hidden: Tensor) -> Tensor:
         if self._is_packable and self._kernels.are_used:
             return packed_linear(hidden, self.weight, self.bias, self._num_outputs, self.scales)
-        rows = hidden.reshape(
-            -1, hidden.shape[-1]
-        )  # of rows that lie apart torch would make products with a copy of the weight each
+        # Two dimensions: for three, torch would copy the weight for each batch entry.
+        rows = hidden.reshape(-1, hidden.shape[-1])
         scales = self.scales
         if self.rows_are_quantized:
             numbers, row_scales = quantize(rows)
             rows, scales = numbers.to(rows.dtype), scales * row_scales[:, None]
-        above = _ABOVE if self.rows_are_quantized else 0
+        zero_point = _ZERO_POINT if self.rows_are_quantized else 0
         parts = torch.split(self.weight[: self._num_outputs], _COPIED_AT_ONCE)
-        sums = torch.cat([nn.functional.linear(rows, part.to(rows.dtype) - above) for part in parts], dim=1)
+        sums = torch.cat(
+            [nn.functional.linear(rows, part.to(rows.dtype) - zero_point) for part in parts], dim=1
+        )
         output = (sums * scales).view(*hidden.shape[:-1], -1)
         return (output if self.bias is None else output + self.bias).to(hidden.dtype)
 
     def _pack(self) -> None:
-        """Lay the weight out for the kernels, where it lies: graphs that were traced before know this tensor."""
+        """Convert the weight to the kernels' layout in place. Graphs traced before refer to this tensor."""
         self.weight.copy_(in_blocks(self.weight, self._row_dtype(self._dtype)).reshape(self.weight.shape))
 
     @classmethod
@@ -91,20 +100,23 @@ class QuantizedLinear(nn.Module):
 
 
 class QuantizedProduct(QuantizedLinear):
-    """The same with each row as int8 too, with a scale of its own, made as it comes: what is summed are products of whole numbers."""
+    """A `QuantizedLinear` that quantizes each row to int8 too, with one scale. It sums integer products."""
 
     rows_are_quantized = True
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows [row, number] as int8 and a float32 scale of each, a 127th of its largest: their product is half a scale off at most."""
+    """Return `rows` [row, input] as int8, and a float32 scale for each row.
+
+    The scale is 1/127 of the row's largest magnitude. The error of a number is at most half a scale.
+    """
     scales = rows.new_empty(rows.shape[0], dtype=torch.float32)
     numbers = torch.empty_like(rows, dtype=torch.int8)
-    for some, own_scales, own_numbers in zip(
+    for some, some_scales, some_numbers in zip(
         *(torch.split(tensor, _OUTPUTS_AT_ONCE) for tensor in (rows, scales, numbers)), strict=True
     ):
-        own_scales.copy_(some.abs().amax(1)).div_(_LARGEST)
-        own_numbers.copy_(
-            (some * own_scales.clamp(min=torch.finfo(torch.float32).tiny).reciprocal()[:, None]).round_()
+        some_scales.copy_(some.abs().amax(1)).div_(_LARGEST)
+        some_numbers.copy_(
+            (some * some_scales.clamp(min=torch.finfo(torch.float32).tiny).reciprocal()[:, None]).round_()
         )
     return numbers, scales

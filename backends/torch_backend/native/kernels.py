@@ -240,15 +240,15 @@ def draw_tokens(
     seed: Tensor,
     choice: Tensor,
     output_index: Tensor,
-    number: int,
+    step: int,
 ) -> Tensor:
     """Return the token that each live slot draws from its `logits` [slot, token], and 0 for others: [slot].
 
     `is_live` and the parameters are [slot]: float32 up to `min_p`, int64 from `top_k` on. The random number
-    depends on `seed`, `choice` and the position `output_index + number`.
+    depends on `seed`, `choice` and the position `output_index + step`.
     """
     tokens: Tensor = torch.ops.snapserve.draw(
-        logits, is_live, temperature, top_p, min_p, top_k, seed, choice, output_index, number
+        logits, is_live, temperature, top_p, min_p, top_k, seed, choice, output_index, step
     )
     return tokens
 

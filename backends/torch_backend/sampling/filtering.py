@@ -1,6 +1,7 @@
-"""Which tokens may be drawn: `top_k`, `top_p` and `min_p` as one threshold a row.
+"""`top_k`, `top_p` and `min_p` as one score threshold for each row.
 
-A threshold, because tokens of equal score then stay or go together, whatever order a device's sort gives them.
+With a threshold, tokens of equal score are kept or removed together. The result does not depend on the order
+in which a device sorts equal scores.
 """
 
 import torch
@@ -8,9 +9,10 @@ from torch import Tensor
 
 
 def score_threshold(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Return the lowest score [row, 1] that may still be drawn. `scores` is [row, token], after temperature; the others are [row].
+    """Return the lowest score [row, 1] that can be drawn.
 
-    Applied in the order `top_k`, `top_p`, `min_p`, each to what the one before left; 0, 1 and 0 leave everything.
+    `scores` is [row, token], after temperature. The others are [row]. The filters are applied in the order
+    `top_k`, `top_p`, `min_p`, each to the tokens that the previous one kept. The values 0, 1 and 0 keep all.
     """
     ordered = scores.sort(dim=-1, descending=True).values
     num_tokens = scores.shape[-1]
@@ -21,7 +23,10 @@ def score_threshold(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor)
 
 
 def _nucleus_threshold(ordered: Tensor, top_p: Tensor) -> Tensor:
-    """Return the lowest score of the fewest most likely tokens whose probabilities add up to `top_p`; there is always one."""
+    """Return the lowest score of the nucleus, the fewest likeliest tokens with probability `top_p`.
+
+    The nucleus has at least one token.
+    """
     probabilities = ordered.softmax(dim=-1, dtype=torch.float64)
     before = probabilities.cumsum(dim=-1) - probabilities
     is_inside = (before < top_p[:, None]) | (top_p[:, None] >= 1)

@@ -1,4 +1,4 @@
-"""Chosen tokens with their log-probabilities, on the device and on the way from it."""
+"""Sampled tokens with their log-probabilities, and their copy to the host."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from backends.interface import Draw, SampledToken
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One token a row; `top_ids` and `top_logprobs` are [row, alternative], most likely first."""
+    """One token for each row. `top_ids` and `top_logprobs` are [row, alternative], most likely first."""
 
     token_ids: Tensor
     logprobs: Tensor | None = None
@@ -18,32 +18,28 @@ class Sampled:
     top_logprobs: Tensor | None = None
 
     def leave_device(self) -> "Sampled":
-        """Return a copy that is on its way to the host's memory; it is there when the device has come so far. On a CPU it is there."""
+        """Start an asynchronous copy to the host. It is complete when the device has reached it."""
         return Sampled(
             self.token_ids.to("cpu", non_blocking=True),
             *map(_leave, (self.logprobs, self.top_ids, self.top_logprobs)),
         )
 
     def to_host(self, num_logprobs: Mapping[int, int | None]) -> dict[int, SampledToken]:
-        """Return the tokens of these rows, each with as many alternatives as it asked for; None: without log-probabilities."""
+        """Return the tokens of these rows with their number of alternatives. None is no log-probabilities."""
         token_ids = self.token_ids.tolist()
         if self.logprobs is None or self.top_ids is None or self.top_logprobs is None:
             return {row: SampledToken(token_ids[row]) for row in num_logprobs}
-        logprobs, top_ids, top_logprobs = (
-            self.logprobs.tolist(),
-            self.top_ids.tolist(),
-            self.top_logprobs.tolist(),
-        )
-        return {
-            row: SampledToken(token_ids[row])
-            if number is None
-            else SampledToken(
-                token_ids[row],
-                logprobs[row],
-                tuple(zip(top_ids[row][:number], top_logprobs[row][:number], strict=True)),
-            )
-            for row, number in num_logprobs.items()
-        }
+        logprobs = self.logprobs.tolist()
+        top_ids = self.top_ids.tolist()
+        top_logprobs = self.top_logprobs.tolist()
+        tokens = {}
+        for row, num_top in num_logprobs.items():
+            if num_top is None:
+                tokens[row] = SampledToken(token_ids[row])
+            else:
+                top = tuple(zip(top_ids[row][:num_top], top_logprobs[row][:num_top], strict=True))
+                tokens[row] = SampledToken(token_ids[row], logprobs[row], top)
+        return tokens
 
 
 def _leave(tensor: Tensor | None) -> Tensor | None:
@@ -51,7 +47,7 @@ def _leave(tensor: Tensor | None) -> Tensor | None:
 
 
 def log_probabilities(logits: Tensor, token_ids: Tensor, num_top: int) -> Sampled:
-    """Return the log-probabilities of `token_ids` [row] and of the most likely tokens under `logits` [row, token]."""
+    """Return the log-probabilities of `token_ids` [row] and of the likeliest tokens of `logits`."""
     logprobs = logits.float().log_softmax(dim=-1)
     top = logprobs.topk(min(num_top, logits.shape[-1]), dim=-1)
     return Sampled(token_ids, logprobs.gather(1, token_ids[:, None])[:, 0], top.indices, top.values)
@@ -60,7 +56,7 @@ def log_probabilities(logits: Tensor, token_ids: Tensor, num_top: int) -> Sample
 def steps_to_host(steps: Sequence[Sampled], draws: Mapping[int, Draw]) -> dict[int, tuple[SampledToken, ...]]:
     """Return the tokens of these rows over several steps."""
     columns = [
-        step.to_host({row: draw.num_logprobs(number) for row, draw in draws.items()})
-        for number, step in enumerate(steps)
+        step.to_host({row: draw.num_logprobs(index) for row, draw in draws.items()})
+        for index, step in enumerate(steps)
     ]
     return {row: tuple(column[row] for column in columns) for row in draws}

@@ -1,7 +1,7 @@
 """Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) in tensor operations.
 
-A counter-based generator has no state: a random number is a function of its key and counter. So a request's numbers depend on its own seed
-and on how far it has come, never on its neighbours, its slot, or the device that computes them.
+A counter-based generator has no state: a random number is a function of its key and counter. A request's
+numbers therefore depend on its seed and position only, and not on the batch, its slot or the device.
 """
 
 import torch
@@ -20,7 +20,8 @@ def philox4x32(
     x0, x1, x2, x3 = counter
     k0, k1 = key
     for _ in range(_NUM_ROUNDS):
-        # Products wrap around at 2^64, which leaves their bits right; the mask undoes the sign of the shifted word.
+        # Products overflow at 2^64, which does not change their low bits. The mask removes the sign of the
+        # shifted word.
         low, high = x0 * _MULTIPLIERS[0], x2 * _MULTIPLIERS[1]
         x0, x1, x2, x3 = (
             ((high >> 32) & _WORD) ^ x1 ^ k0,
@@ -33,7 +34,10 @@ def philox4x32(
 
 
 def uniform(seed: Tensor, choice: Tensor, output_index: Tensor) -> Tensor:
-    """Return one number in [0, 1) for each draw: float64, of 53 random bits. The arguments are int64; of `seed` all 64 bits count."""
+    """Return one float64 in [0, 1) of 53 random bits for each draw.
+
+    The arguments are int64. All 64 bits of `seed` count.
+    """
     zero = torch.zeros_like(seed)
     key = (seed & _WORD, (seed >> 32) & _WORD)
     first, second, _, _ = philox4x32((output_index & _WORD, choice & _WORD, zero, zero), key)

@@ -1,7 +1,8 @@
-"""How the next token of every slot is chosen, on the device that made the logits.
+"""Samples the next token of every slot, on the device of the logits.
 
-All of it runs over the first slots at once, live or not, and row by row: what one slot draws depends on its own logits and parameters
-only. The state a slot has here is which tokens its prompt holds, how often it has drawn each since, and its `logit_bias`.
+It runs over the first slots at once, live or not, row by row: a slot's draw depends on its own logits and
+parameters only. The state of a slot is the set of its prompt's tokens, the counts of its output tokens, and
+its `logit_bias`.
 """
 
 import enum
@@ -58,7 +59,7 @@ class SlotParams:
         return cls(*numbers.unbind(1), *integers.unbind(1))
 
     def copy_(self, other: "SlotParams") -> None:
-        """Take over the numbers of `other`, where recorded steps look for them."""
+        """Copy the values of `other` in place: captured steps read these tensors."""
         for field in fields(self):
             getattr(self, field.name).copy_(getattr(other, field.name))
 
@@ -73,7 +74,7 @@ def _signed(seed: int) -> int:
 
 
 class DrawKind(enum.Enum):
-    """The draws that need nothing but the slots' parameters: those of most requests."""
+    """The draws that need the slots' parameters only, as those of most requests do."""
 
     GREEDY = enum.auto()
     RANDOM = enum.auto()
@@ -82,14 +83,14 @@ class DrawKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DrawPlan:
-    """The draws of one batch, over the first slots. The booleans say what any of them needs, so that a step does no more."""
+    """The draws of one batch, over the first slots. A step skips the work that no draw needs."""
 
     params: SlotParams
     is_live: Tensor  # bool [slot]
     output_index: Tensor  # [slot]: of the first step's draw
     banned: tuple[Tensor, Tensor] | None  # slots and tokens
-    forbidden: Tensor | None  # bool [slot, token]: what a mask leaves out
-    forced: tuple[Tensor, ...]  # a step each, [slot]: the token that is yielded, −1 where one is drawn
+    forbidden: Tensor | None  # bool [slot, token]: not in the mask
+    forced: tuple[Tensor, ...]  # [slot] for each step: the forced token, or −1 to draw one
     filtered: Tensor | None  # the slots whose draw has a top_k, top_p or min_p
     is_random: bool
     has_penalties: bool
@@ -98,7 +99,7 @@ class DrawPlan:
 
     @property
     def kind(self) -> DrawKind | None:
-        """The draws' common kind; None where one of them needs more."""
+        """The common kind of the draws. None if one of them needs more than parameters."""
         needs_more = (
             self.banned is not None
             or self.forbidden is not None
@@ -117,39 +118,42 @@ class Sampler:
     """Draws tokens for `num_slots` slots."""
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device, kernels: Kernels) -> None:
-        self._device, self._kernels = device, kernels
+        self._device = device
+        self._kernels = kernels
         self._vocab_size = vocab_size
         self._held = [(_IDLE, 0)] * num_slots
         self._params = SlotParams.build(self._held, device)
         self._is_in_prompt = torch.zeros(num_slots, vocab_size, dtype=torch.bool, device=device)
         self._counts = torch.zeros(num_slots, vocab_size, dtype=torch.int32, device=device)
-        self._bias: Tensor | None = None  # [slot, token], from the first request on that has one
+        self._bias: Tensor | None = None  # [slot, token]; allocated by the first request with a bias
 
     def begin(self, slots: Sequence[int]) -> None:
-        """Forget the slots' last sequences."""
+        """Clear the state of the slots' last sequences."""
         for slot in slots:
             self._is_in_prompt[slot].zero_()
             self._counts[slot].zero_()
 
     def read_prompt(self, slots: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Take note of a part of the slots' prompt."""
+        """Record a part of the slots' prompt."""
         tokens = torch.tensor(token_ids, device=self._device)
         for slot in slots:
             self._is_in_prompt[slot].index_fill_(0, tokens, True)
 
     def plan(self, draws: Mapping[int, Draw], num_slots: int | None = None) -> DrawPlan:
-        """Return the plan for one draw of each of these slots, or for as many as a batch has steps.
+        """Return the plan for the draws of these slots, one for each step of the batch.
 
-        `num_slots` is how many of the slots, from the first on, will have logits; None: all.
+        The logits will be those of the first `num_slots` slots; None: all.
         """
         for draw in draws.values():
             check_token_ids(draw.banned_token_ids + draw.forced_token_ids, self._vocab_size)
         self._hold(draws)
         params = [draw.sampling for draw in draws.values()]
         num_slots = len(self._held) if num_slots is None else num_slots
-        output_index, is_live = [0] * num_slots, [False] * num_slots
+        output_index = [0] * num_slots
+        is_live = [False] * num_slots
         for slot, draw in draws.items():
-            output_index[slot], is_live[slot] = draw.output_index, True
+            output_index[slot] = draw.output_index
+            is_live[slot] = True
         num_logprobs = [
             *(p.num_logprobs for p in params),
             *(draw.num_forced_logprobs for draw in draws.values()),
@@ -173,7 +177,10 @@ class Sampler:
         )
 
     def plan_of_kind(self, kind: DrawKind, is_live: Tensor, output_index: Tensor) -> DrawPlan:
-        """Return the plan of draws of one kind in the first slots, to be recorded: the parameters are those held when it is replayed."""
+        """Return the plan of one kind of draws in the first slots, for capture.
+
+        Replays use the current parameters.
+        """
         num_slots = len(output_index)
         return DrawPlan(
             params=self._params.first(num_slots),
@@ -182,7 +189,7 @@ class Sampler:
             banned=None,
             forbidden=None,
             forced=(),
-            # In a slot whose draw has none of them, the filters leave everything.
+            # Neutral values keep all tokens of slots without filters.
             filtered=torch.arange(num_slots, device=self._device) if kind is DrawKind.FILTERED else None,
             is_random=kind is not DrawKind.GREEDY,
             has_penalties=False,
@@ -190,16 +197,19 @@ class Sampler:
             num_logprobs=None,
         )
 
-    def sample(self, logits: Tensor, plan: DrawPlan, number: int = 0, best: Tensor | None = None) -> Sampled:
-        """Draw the `number`th token of a plan from `logits` [slot, token]. `best` is the likeliest token of each, where it is known."""
+    def sample(self, logits: Tensor, plan: DrawPlan, step: int = 0, best: Tensor | None = None) -> Sampled:
+        """Draw the tokens of one step of a plan from `logits` [slot, token].
+
+        `best` is the likeliest token of each slot, if it is known.
+        """
         if best is not None and plan.kind is DrawKind.GREEDY:
             self._count(best, plan.is_live)
             return Sampled(best)
-        token_ids = self._choose(self._adjusted(logits, plan), plan, number)
+        token_ids = self._choose(self._adjusted(logits, plan), plan, step)
         is_output = plan.is_live
-        if number < len(plan.forced):
-            is_forced = plan.forced[number] >= 0
-            token_ids = torch.where(is_forced, plan.forced[number], token_ids)
+        if step < len(plan.forced):
+            is_forced = plan.forced[step] >= 0
+            token_ids = torch.where(is_forced, plan.forced[step], token_ids)
             is_output = is_output & ~is_forced
             is_in_prompt = self._is_in_prompt[: len(logits)]
             is_in_prompt.scatter_(
@@ -214,7 +224,7 @@ class Sampler:
         self._counts[: len(token_ids)].scatter_add_(1, token_ids[:, None], is_output[:, None].int())
 
     def _hold(self, draws: Mapping[int, Draw]) -> None:
-        """Bring the slots' parameters up to date. They change with a slot's sequence, hardly ever from step to step."""
+        """Update the slots' parameters. They change with a slot's sequence, and rarely between two steps."""
         changed = [
             slot
             for slot, d in draws.items()
@@ -241,17 +251,18 @@ class Sampler:
         """Return the logits after penalties, bias, masks and bans."""
         scores = self._penalised(logits.float(), plan.params) if plan.has_penalties else logits
         if plan.has_bias:
-            assert self._bias is not None, "a slot with a bias has written it"
+            assert self._bias is not None, "`_hold` writes the bias of a slot that has one"
             scores = scores + self._bias[: len(scores)]
         if plan.forbidden is not None:
             scores = scores.masked_fill(plan.forbidden, -torch.inf)
-        return (
-            scores if plan.banned is None else scores.index_put(plan.banned, scores.new_full((), -torch.inf))
-        )
+        if plan.banned is not None:
+            scores = scores.index_put(plan.banned, scores.new_full((), -torch.inf))
+        return scores
 
     def _penalised(self, scores: Tensor, params: SlotParams) -> Tensor:
-        """Repetition penalises what the prompt or the output holds, the two others the output alone."""
-        counts, is_in_prompt = self._counts[: len(scores)], self._is_in_prompt[: len(scores)]
+        """Return penalised scores. Repetition counts prompt and output, the other two count output."""
+        counts = self._counts[: len(scores)]
+        is_in_prompt = self._is_in_prompt[: len(scores)]
         repetition = params.repetition_penalty[:, None]
         repeated = torch.where(scores > 0, scores / repetition, scores * repetition)
         scores = torch.where(is_in_prompt | (counts > 0), repeated, scores)
@@ -261,8 +272,8 @@ class Sampler:
             - params.presence_penalty[:, None] * (counts > 0)
         )
 
-    def _choose(self, scores: Tensor, plan: DrawPlan, number: int) -> Tensor:
-        """Return one token a slot: the likeliest where there is no temperature."""
+    def _choose(self, scores: Tensor, plan: DrawPlan, step: int) -> Tensor:
+        """Return one token for each slot: the likeliest at temperature 0."""
         params = plan.params
         if self._kernels.are_used:
             return draw_tokens(
@@ -275,19 +286,18 @@ class Sampler:
                 seed=params.seed,
                 choice=params.choice,
                 output_index=plan.output_index,
-                number=number,
+                step=step,
             )
         best = scores.argmax(dim=-1)
-        return (
-            torch.where(params.temperature > 0, self._draw(scores.float(), plan, number), best)
-            if plan.is_random
-            else best
-        )
+        if not plan.is_random:
+            return best
+        return torch.where(params.temperature > 0, self._draw(scores.float(), plan, step), best)
 
-    def _draw(self, scores: Tensor, plan: DrawPlan, number: int) -> Tensor:
-        """Return one token a slot by inversion: the first, in order of the vocabulary, at which the distribution function passes u.
+    def _draw(self, scores: Tensor, plan: DrawPlan, step: int) -> Tensor:
+        """Return one token for each slot by inversion: the first whose cumulative probability exceeds u.
 
-        The order is the same whatever filters a neighbour has, and sums in float64 make their rounding immaterial.
+        Tokens are in the order of the vocabulary, so other slots' filters do not change the result. Sums are
+        float64, whose rounding does not matter.
         """
         params = plan.params
         temperature = torch.where(params.temperature > 0, params.temperature, 1.0)[:, None]
@@ -298,7 +308,7 @@ class Sampler:
             threshold = score_threshold(chosen, *limits)
             scores = scores.index_copy(0, plan.filtered, chosen.masked_fill(chosen < threshold, -torch.inf))
         distribution = scores.softmax(dim=-1, dtype=torch.float64).cumsum(dim=-1)
-        u = uniform(params.seed, params.choice, plan.output_index + number)
+        u = uniform(params.seed, params.choice, plan.output_index + step)
         return (distribution <= u[:, None] * distribution[:, -1:]).sum(dim=-1)
 
     def _pairs(self, pairs: Sequence[tuple[int, int]]) -> tuple[Tensor, Tensor] | None:
@@ -308,7 +318,7 @@ class Sampler:
         return slots, tokens
 
     def _forbidden(self, masks: Mapping[int, bytes], num_slots: int) -> Tensor | None:
-        """Unpack the masks' bits; a slot without a mask may draw anything."""
+        """Unpack the masks' bits. A slot without a mask can draw any token."""
         if not masks:
             return None
         num_bytes = -(-self._vocab_size // 8)
@@ -330,7 +340,7 @@ class Sampler:
 
 
 def check_token_ids(token_ids: Iterable[int], vocab_size: int) -> None:
-    """Raise ValueError for a token that does not exist: a CUDA device would answer by failing for good."""
+    """Raise ValueError for an unknown token. On a CUDA device it would be an error that ends the process."""
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
             raise ValueError(f"token id {token_id} is not in the vocabulary of {vocab_size}")

@@ -1,16 +1,16 @@
 """Every private interface of torch that this backend uses; no module outside this folder touches one.
 
-torch moves such interfaces between minor versions. A backend runs without those that are missing: linear layers are
-torch's own and decode is not compiled, which is slower and gives the same tokens.
+torch moves such interfaces between minor versions. A backend runs without those that are missing: linear
+layers are torch's own and decode is not compiled, which is slower and gives the same tokens.
 """
 
 from backends.torch_backend.torch_private import onednn
 
 
 def missing_interfaces(*, for_compiling: bool) -> list[str]:
-    """Return what this torch lacks of the interfaces that linear layers need, and also, if so required, compiled decode.
+    """Return the missing interfaces that linear layers need, and compiled decode with `for_compiling`.
 
-    The latter imports torch's tracer and compiler, which takes about a second.
+    The check for compiled decode imports torch's tracer and compiler, which takes about a second.
     """
     missing = onednn.missing_operators()
     if for_compiling:

@@ -1,4 +1,6 @@
-"""torch's tracer, pattern matcher and compiler. Importing this takes about a second, so nothing does at the start.
+"""torch's tracer, pattern matcher and compiler.
+
+Importing this takes about a second, so no module imports it at the start.
 
 Raises ImportError where this torch lacks one of them.
 """
@@ -64,8 +66,8 @@ OPTIONS = {
     "cpp_wrapper": True,
     # Small element-wise loops stay on one core: another would need longer to wake up.
     "cpp.min_chunk_size": 1 << 16,
-    # A process that only loads a graph would precompile the headers too, for ten seconds, before torch finds that
-    # nothing is left to compile.
+    # A process that only loads a graph would precompile the headers too, for ten seconds, before torch finds
+    # that nothing is left to compile.
     "cpp_cache_precompile_headers": False,
 }
 
@@ -75,8 +77,9 @@ def trace_symbolically(
 ) -> tuple[GraphModule, list[Tensor]]:
     """Return a function's graph of aten operators, and the example inputs that it was traced with.
 
-    `inputs` are a tensor for each argument, of which only sizes and type count, and for each of its sizes whether the
-    graph must serve others too. Raises whatever the function raises, and where it looks at a tensor's values.
+    `inputs` are a tensor for each argument, of which only sizes and type count, and for each of its sizes
+    whether the graph must serve others too. Raises whatever the function raises, and where it looks at a
+    tensor's values.
     """
     mode = FakeTensorMode(shape_env=ShapeEnv())
     examples = [_example(mode, index, *given) for index, given in enumerate(inputs)]
@@ -103,7 +106,7 @@ def _disabled(logger: logging.Logger) -> Iterator[None]:
 
 
 def is_symbolic(size: int | torch.SymInt) -> bool:
-    """Return whether a size of a traced tensor is still open, rather than fixed by what the function did with it."""
+    """Return whether a size of a traced tensor is symbolic, and not specialised by the function."""
     return isinstance(size, torch.SymInt) and not size.node.expr.is_number
 
 
@@ -119,7 +122,10 @@ def compile_to_file(graph: GraphModule, examples: Sequence[Tensor], target: Path
 
 
 def load_compiled(path: Path) -> Callable[..., Sequence[Tensor]]:
-    """Load a file of `compile_to_file`, in milliseconds. The operators that it names must have been loaded."""
+    """Load a file of `compile_to_file`, in milliseconds.
+
+    The operators that it names must have been loaded.
+    """
     with torch._inductor.config.patch(OPTIONS):
         return CompiledArtifact.load(path=str(path))
 

@@ -1,4 +1,4 @@
-"""oneDNN's linear layer with a weight that is laid out once for the CPU's matrix units, not anew in every call."""
+"""oneDNN's linear layer, with a weight that is reordered once instead of in every call."""
 
 import ctypes
 
@@ -15,7 +15,7 @@ _OPERATORS = (
 
 
 def missing_operators() -> list[str]:
-    """Return which of these operators this torch lacks; none of them counts as missing where it was built without oneDNN."""
+    """Return the operators that this torch lacks. A torch without oneDNN needs none of them."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return []
     return [f"torch.ops.mkldnn.{name}" for name in _OPERATORS if not hasattr(torch.ops.mkldnn, name)]
@@ -30,7 +30,7 @@ def supports(dtype: torch.dtype) -> bool:
 
 
 def reorder(weight: Tensor, num_rows: int) -> Tensor:
-    """Return a weight [output, input] in the layout that oneDNN prefers for `num_rows` rows: an opaque tensor."""
+    """Return a weight [output, input] in oneDNN's layout for `num_rows` rows, as an opaque tensor."""
     reordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, num_rows)
     return reordered
 

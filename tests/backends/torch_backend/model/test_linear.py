@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from backends.torch_backend.model.linear import (
-    JointPart,
+    JoinedPart,
     ReorderedLinear,
     replace_all_linears,
     replace_linears,
@@ -70,7 +70,7 @@ class Projections(nn.Module):
 def test_joined_layers_equal_the_layers(order: str, mixed_biases: bool) -> None:
     original, replaced = (Projections(mixed_biases=mixed_biases) for _ in range(2))
     replace_linears(replaced, Kernels())
-    assert isinstance(replaced.get_submodule("q_proj"), ReorderedLinear if mixed_biases else JointPart)
+    assert isinstance(replaced.get_submodule("q_proj"), ReorderedLinear if mixed_biases else JoinedPart)
     for hidden in (
         _hidden(torch.float32, 2, ROWS),
         _hidden(torch.float32, 1),

@@ -374,11 +374,11 @@ def test_draws_equal_those_of_torch(dtype: torch.dtype, vocab_size: int, spread:
         logits[:, seed] = 0
         draws = _random_draws(num_slots, seed)
         expected, found = (
-            sampler.sample(logits, sampler.plan(draws), number=3).token_ids for sampler in (plain, native)
+            sampler.sample(logits, sampler.plan(draws), step=3).token_ids for sampler in (plain, native)
         )
         assert [int(found[slot]) for slot in draws] == [int(expected[slot]) for slot in draws]
         slot, other = list(draws)[:2]
-        alone = native.sample(logits[[other, slot]], native.plan({1: draws[slot]}, 2), number=3).token_ids
+        alone = native.sample(logits[[other, slot]], native.plan({1: draws[slot]}, 2), step=3).token_ids
         assert alone[1] == found[slot]
 
 

@@ -117,8 +117,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         super().on_headers_complete()
-        # uvicorn pauses reading when a pipelined request has to wait. But only a read shows that the client
-        # has disconnected.
+        # uvicorn pauses reading when a pipelined request has to wait. But a disconnect is noticed only while
+        # reading.
         self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:

@@ -56,7 +56,7 @@ class Disk:
         os.close(self._lock)
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
     """Write or replace a file atomically: after a crash it has its old content or the new one."""
     draft = path.with_name(path.name + ".tmp")
     with open(draft, "wb", opener=private) as file:

@@ -16,7 +16,7 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from server.batches.disk import Disk, move, write_whole
+from server.batches.disk import Disk, move, write_atomically
 from server.batches.quota import Quota
 from server.http.errors import ApiError, conflict, overloaded
 from server.options.settings import BatchSettings
@@ -146,7 +146,7 @@ class FileStore:
         return file.expires_at <= self._now()
 
     def _write(self, file: StoredFile, source: Path) -> None:
-        write_whole(self._folder / f"{file.id}.json", _RECORD.dump_json(file))
+        write_atomically(self._folder / f"{file.id}.json", _RECORD.dump_json(file))
         move(source, self.content_of(file.id))
 
     async def _remove(self, file: StoredFile) -> None:

@@ -146,13 +146,15 @@ def _check_envelope(record: dict[str, Any], endpoint: str) -> None:
     if unknown is not None:
         raise _InvalidLineError("unknown_parameter", f"Unknown parameter: '{unknown[:128]}'.", unknown[:128])
     if not 0 < len(record["custom_id"]) <= MAX_CUSTOM_ID:
-        raise _InvalidLineError(
-            "invalid_custom_id", f"'custom_id' must have from 1 to {MAX_CUSTOM_ID} characters.", "custom_id"
-        )
+        num_chars = len(record["custom_id"])
+        message = f"'custom_id' must have from 1 to {MAX_CUSTOM_ID} characters, got {num_chars}."
+        raise _InvalidLineError("invalid_custom_id", message, "custom_id")
     if record["method"] != "POST":
-        raise _InvalidLineError("invalid_method", "'method' must be 'POST'.", "method")
+        message = f"'method' must be 'POST', got {record['method'][:32]!r}."
+        raise _InvalidLineError("invalid_method", message, "method")
     if record["url"] != endpoint:
-        raise _InvalidLineError("mismatched_url", f"'url' must be the batch's endpoint, '{endpoint}'.", "url")
+        message = f"'url' must be the batch's endpoint, '{endpoint}', got {record['url'][:128]!r}."
+        raise _InvalidLineError("mismatched_url", message, "url")
     # Both return before the whole answer exists, but a line of the output file is a whole answer.
     for name in ("stream", "background"):
         if record["body"].get(name):

@@ -218,7 +218,7 @@ class BatchRunner:
     async def _answer(self, batch: Batch, journal: Journal, start: int) -> None:
         """Run a line until it has an answer, and write the answer to the journal.
 
-        A line that drains without an answer runs after the next start.
+        A line that has no answer when the server drains runs after the next start.
         """
         task = await asyncio.to_thread(read_task, self._files.content_of(batch.input_file_id), start)
         while not self._draining.is_set():

@@ -15,7 +15,7 @@ from typing import Final
 from pydantic import TypeAdapter
 
 from server.batches.batch import COMPLETION_WINDOW, Batch, BatchStatus, Counts, new_batch_id
-from server.batches.disk import Disk, write_whole
+from server.batches.disk import Disk, write_atomically
 from server.batches.files import DEFAULT_LIFETIME, FileStore, Purpose
 from server.batches.journal import Journal
 from server.http.errors import ApiError, conflict, invalid_value, overloaded
@@ -131,7 +131,7 @@ class BatchStore:
         self._batches[batch.id] = batch
         if batch.status.has_ended:
             self._files.release(batch.input_file_id)
-        await self._disk.run(write_whole, self.folder(batch.id) / "batch.json", _RECORD.dump_json(batch))
+        await self._disk.run(write_atomically, self.folder(batch.id) / "batch.json", _RECORD.dump_json(batch))
 
     def count(self, batch_id: str, journal: Journal) -> None:
         """Update a batch's counts and usage, in memory only: after a restart they come from the journal."""

@@ -53,7 +53,7 @@ class Upload:
     async def receive(self, headers: Headers, pieces: AsyncIterator[bytes]) -> UploadForm:
         """Write the file in a request's body to a draft, and return its form. Raises `ApiError`."""
         declared = headers.get("content-length", "")
-        # 20 digits suffice for the comparison; converting a longer number could be slow.
+        # Cut to 20 digits, because `int` raises ValueError beyond 4,300.
         if declared.isdecimal() and int(declared[:20]) > self._max_bytes + FORM_BYTES:
             raise self._too_large()
         form = UploadForm(headers.get("content-type", ""))
@@ -164,7 +164,8 @@ def _purpose(form: UploadForm) -> Purpose:
             "Missing required parameter: 'purpose'.", "purpose", code="missing_required_parameter"
         )
     if form.fields["purpose"] != Purpose.BATCH.value.encode():
-        raise invalid_value("Invalid value for 'purpose': this server supports only 'batch'.", "purpose")
+        purpose = _shown(form.fields["purpose"])
+        raise invalid_value(f"'purpose' must be 'batch', got {purpose}.", "purpose")
     return Purpose.BATCH
 
 
@@ -174,11 +175,17 @@ def _lifetime(form: UploadForm) -> int:
     if anchor is None and seconds is None:
         return DEFAULT_LIFETIME
     if anchor != b"created_at":
-        raise invalid_value("'expires_after[anchor]' must be 'created_at'.", "expires_after[anchor]")
+        message = f"'expires_after[anchor]' must be 'created_at', got {_shown(anchor)}."
+        raise invalid_value(message, "expires_after[anchor]")
     lifetime = int(seconds) if seconds is not None and seconds.isdigit() and len(seconds) < 10 else 0
     if not MIN_LIFETIME <= lifetime <= MAX_LIFETIME:
         raise invalid_value(
-            f"'expires_after[seconds]' must be from {MIN_LIFETIME} to {MAX_LIFETIME}.",
+            f"'expires_after[seconds]' must be from {MIN_LIFETIME} to {MAX_LIFETIME}, got {_shown(seconds)}.",
             "expires_after[seconds]",
         )
     return lifetime
+
+
+def _shown(value: bytes | None) -> str:
+    """Return a field's value for an error message."""
+    return "no value" if value is None else repr(value[:32].decode(errors="replace"))

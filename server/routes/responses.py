@@ -68,7 +68,7 @@ def _add_creation_routes(
     @routes.post(PATH + "/input_tokens")
     async def count_input_tokens(request: Request, body: ResponsesRequest) -> InputTokens:
         task = response_of(request, body).task()
-        # A ticket for 0 sequences: it takes no place in the queue, but fails unless the engine is ready.
+        # A ticket for 0 sequences takes no place in the queue, but fails while the model is not loaded.
         with services.client.reserve(0):
             try:
                 rendered = await task.render(services.renderer)

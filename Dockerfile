@@ -1,20 +1,20 @@
-# The server in an image, in two stages: the first installs into a virtual environment, the second holds that and nothing of the build but a
-# compiler, with which the server makes decode's code for the processor and the model that it finds.
+# The server's image. The first stage installs into a virtual environment. The second stage copies that environment and
+# adds a C++ compiler, with which the server compiles the decode step for its processor and model at run time.
 #
 #     docker build -t snapserve .
 #     docker run --rm -p 127.0.0.1:8000:8000 -v snapserve:/cache --read-only snapserve
 #
-# For NVIDIA GPUs build with --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg COMPILER=. Any base image with Python
-# 3.11 or newer, its venv module, its headers, apt-get and useradd will do. Every option of the server is an environment variable:
-# docs/reference/configuration.md.
+# For NVIDIA GPUs, build with --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 --build-arg COMPILER=. The base
+# image needs Python 3.11 or newer with its venv module and headers, apt-get and useradd. Each option of the server has an
+# environment variable: docs/reference/configuration.md.
 ARG BASE_IMAGE=docker.io/library/python:3.11-slim
 
 FROM ${BASE_IMAGE} AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /src
 RUN python3 -m venv /opt/snapserve
-# The dependencies have a layer of their own, by far the largest: it is built anew only when they change. The builds of PyTorch from
-# TORCH_INDEX have a local version (2.13.0+cpu), which pip takes for newer than the one without. Its own test programs are left out.
+# The dependencies are a separate layer, since it is the largest and seldom changes. Builds of PyTorch from TORCH_INDEX have
+# a local version (2.13.0+cpu), which pip prefers to the same version without one. PyTorch's test programs are deleted.
 COPY pyproject.toml constraints.txt ./
 RUN python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > requirements.txt \
     && /opt/snapserve/bin/pip install --no-cache-dir --constraint constraints.txt --extra-index-url "${TORCH_INDEX}" --requirement requirements.txt \
@@ -32,12 +32,12 @@ FROM ${BASE_IMAGE}
 LABEL org.opencontainers.image.title="snapserve" \
       org.opencontainers.image.description="OpenAI-compatible LLM inference over fixed-size, SnapStream-compressed KV-cache slots" \
       org.opencontainers.image.licenses="Apache-2.0"
-# Debian's packages of a C++ compiler; none, and the server decodes uncompiled on CPUs. Its compilers of C and at link time are left out.
+# Debian packages of a C++ compiler. Without one, decode runs uncompiled on CPUs. The C and link-time compilers are deleted.
 ARG COMPILER=g++
 RUN [ -z "${COMPILER}" ] || { apt-get update && apt-get install --yes --no-install-recommends ${COMPILER} \
     && apt-get clean && rm -rf /var/lib/apt/lists/* && find /usr/lib/gcc -type f '(' -name cc1 -o -name lto1 ')' -delete; }
-# A fixed, unprivileged user. Whatever is written at run time (models from a hub, compiled code) goes under its home, a volume, so that the
-# root file system may be read-only.
+# A fixed, unprivileged user. All files written at run time (downloaded models, compiled code) are in its home, a volume, so
+# the root file system can be read-only.
 RUN groupadd --gid 10001 snapserve && useradd --uid 10001 --gid 10001 --home-dir /cache --no-create-home --shell /usr/sbin/nologin snapserve \
     && mkdir /cache && chown 10001:10001 /cache
 COPY --from=build /opt/snapserve /opt/snapserve
@@ -51,10 +51,11 @@ USER 10001:10001
 WORKDIR /cache
 VOLUME /cache
 EXPOSE 8000
-# The server is process 1 and hears the signal itself: it lets running requests finish, for at most SNAPSERVE_DRAIN_TIMEOUT (30 s). Docker
-# kills after 10 s unless told `--stop-timeout 45`.
+# The server is process 1 and gets the signal itself. It lets running requests finish for at most SNAPSERVE_DRAIN_TIMEOUT
+# (30 s). Docker kills it after 10 s, unless the container has `--stop-timeout 45`.
 STOPSIGNAL SIGTERM
-# /health is well while the model loads, and ill once the engine is stalled or dead. A port must be set by SNAPSERVE_PORT for this to find it.
+# /health succeeds while the model loads, and fails once the engine is stalled or dead. A port set by the option --port is
+# not known here: set it by SNAPSERVE_PORT.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 CMD ["python3", "-c", "import http.client as h, os; c = h.HTTPConnection('127.0.0.1', int(os.environ.get('SNAPSERVE_PORT', 8000)), timeout=4); c.request('GET', '/health'); raise SystemExit(c.getresponse().status != 200)"]
 ENTRYPOINT ["snapserve"]
 CMD ["serve"]

@@ -1,4 +1,7 @@
-"""`python -m server` is the command `snapserve`, which lies above the server: it is found as users find it."""
+"""`python -m server` runs the command `snapserve`.
+
+The command's package depends on the server, so the server cannot import it. It is found by its entry point.
+"""
 
 import sys
 from importlib.metadata import entry_points

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, one way to tell errors, and the middleware around them. It holds nothing beyond what it is given."""
+"""The HTTP application: the routes, their error handler, and the middleware around them."""
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -37,8 +37,8 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
 
 
 def create_app(services: Services) -> FastAPI:
-    """Return the routes over these services. They answer whoever reaches them: see `guarded`."""
-    # Redirects would be built from the Host header; the documentation pages would load scripts from elsewhere.
+    """Return the application with all routes. `guarded` adds authentication and limits."""
+    # Redirects would repeat the client's Host header. The documentation pages would load foreign scripts.
     app = FastAPI(title="snapserve", docs_url=None, redoc_url=None, redirect_slashes=False)
     routers = [
         family.router(services)
@@ -57,6 +57,7 @@ def create_app(services: Services) -> FastAPI:
     ]
     for router in routers:
         app.include_router(router)
+    # The batches' route checks that a batch's endpoint is served.
     app.state.paths = frozenset(
         route.path for router in routers for route in router.routes if isinstance(route, APIRoute)
     )
@@ -69,12 +70,15 @@ def create_app(services: Services) -> FastAPI:
         GenerationError,
         Exception,
     ):
-        app.add_exception_handler(kind, _tell)
+        app.add_exception_handler(kind, _error_response)
     return app
 
 
 def guarded(app: ASGIApp, settings: ServerSettings, observer: RateObserver) -> ASGIApp:
-    """Return `app` behind what clients have to pass."""
+    """Return `app` within the middleware for client requests: authentication, limits, access log and CORS."""
+    # Each middleware wraps the previous one, so requests pass them from the last to the first. The key check
+    # precedes the rate limits, which are per key, and the body, which is not read without a valid key. The
+    # aliases precede all middleware that compares or logs paths.
     guarded: ASGIApp = BodyGuard(app, settings.limits.max_body_bytes)
     if settings.rate_limit != RateLimit() or settings.key_rate_limits:
         guarded = RateLimits(
@@ -83,17 +87,18 @@ def guarded(app: ASGIApp, settings: ServerSettings, observer: RateObserver) -> A
     if settings.api_keys:
         open_paths = OPEN_PATHS | {"/metrics"} if settings.metrics_are_open else OPEN_PATHS
         guarded = KeyGuard(guarded, KeyRing(settings.api_keys), open_paths)
-    answered: ASGIApp = Aliases(AccessLog(guarded, WallClock().now))
+    guarded = Aliases(AccessLog(guarded, WallClock().now))
     if settings.allowed_origins:
-        answered = CORSMiddleware(
-            answered,
+        # Outside the keys: a browser's preflight request carries no key.
+        guarded = CORSMiddleware(
+            guarded,
             allow_origins=settings.allowed_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["*"],
         )
-    return RequestId(answered)
+    return RequestId(guarded)
 
 
-async def _tell(_: Request, error: Exception) -> Response:
+async def _error_response(_: Request, error: Exception) -> Response:
     return as_api_error(error).response()

@@ -1,6 +1,7 @@
-"""How log lines are written: as text or as JSON, one line each, with the id of the request that they are about.
+"""The format of log lines: text or JSON, one line for each record, with the id of the current request.
 
-A line's fields are given as `extra=fields(name=value, …)`. Whatever a client sent is escaped, so that it cannot make lines of its own.
+A log call passes its fields as `extra=fields(name=value, …)`. Text from clients is escaped, so that it cannot
+forge log lines.
 """
 
 import enum
@@ -12,9 +13,8 @@ from contextvars import ContextVar
 from typing import Any, Final
 
 _FIELDS: Final = "snapserve_fields"
-request_id: Final[ContextVar[str | None]] = ContextVar(
-    "request_id", default=None
-)  # of the request that is being answered
+# The id of the request that the current task answers.
+request_id: Final[ContextVar[str | None]] = ContextVar("request_id", default=None)
 
 
 class LogFormat(enum.StrEnum):
@@ -23,57 +23,53 @@ class LogFormat(enum.StrEnum):
 
 
 def fields(**values: object) -> dict[str, dict[str, object]]:
-    """Return the `extra` of a log call; what is None is left out."""
+    """Return the `extra` of a log call. Values that are None are left out."""
     return {_FIELDS: {name: value for name, value in values.items() if value is not None}}
 
 
 def configure_logging(level: str, log_format: LogFormat) -> None:
-    """Write the log to standard error."""
+    """Write log records from `level` on to standard error. Replaces earlier handlers."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
 class JsonFormatter(logging.Formatter):
-    """Lines of JSON: time (UTC), level, logger, message, request_id, the fields, and where there is one, the exception."""
+    """Formats a record as a JSON line: time (UTC), level, logger, message, request_id, fields, exception."""
 
     def format(self, record: logging.LogRecord) -> str:
-        seconds, milliseconds = (
-            time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)),
-            int(record.msecs),
-        )
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         line: dict[str, object] = {
-            "time": f"{seconds}.{milliseconds:03d}Z",
+            "time": f"{seconds}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
+            "message": record.getMessage(),
+            **_fields_of(record),
         }
-        line |= {"message": record.getMessage(), **_fields_of(record)}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
 
 
 class TextFormatter(logging.Formatter):
-    """Lines for people: the message, and the fields as name=value."""
+    """Formats a record as readable text: the message, and the fields as name=value."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (as in the base class)
-        return " ".join(
-            [
-                super().formatMessage(record),
-                *(f"{name}={_plain(value)}" for name, value in _fields_of(record).items()),
-            ]
-        )
+        parts = [f"{name}={_quoted(value)}" for name, value in _fields_of(record).items()]
+        return " ".join([super().formatMessage(record), *parts])
 
 
 def _fields_of(record: logging.LogRecord) -> Mapping[str, Any]:
-    own = {} if request_id.get() is None else {"request_id": request_id.get()}
-    return own | getattr(record, _FIELDS, {})
+    current_id = request_id.get()
+    request_fields = {} if current_id is None else {"request_id": current_id}
+    return request_fields | getattr(record, _FIELDS, {})
 
 
-def _plain(value: object) -> str:
-    """Return a value as one word if it is one, and as JSON otherwise."""
+def _quoted(value: object) -> str:
+    """Return a value as it is if it is one printable word, and as a JSON string otherwise."""
     text = str(value)
-    return text if text.isascii() and text.isprintable() and not set(text) & set(' "=') else json.dumps(text)
+    is_word = text.isascii() and text.isprintable() and not set(text) & set(' "=')
+    return text if is_word else json.dumps(text)

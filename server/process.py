@@ -1,7 +1,8 @@
-"""The serving process: the floors wired together, and their life from the first byte listened for to the last one sent.
+"""The serving process: creates and connects the server's parts, and runs them from start to shutdown.
 
-It listens first and loads then, so that `/health` and `/ready` can say how it stands; a model that cannot be loaded ends it. At the first
-signal it admits nothing more and lets running requests finish; at the second it ends at once.
+The process listens before it loads the model, so that `/health` and `/ready` can report its state. It exits
+if the model cannot be loaded. After the first signal it admits no more requests and lets the running ones
+finish. After the second signal it exits at once.
 """
 
 import asyncio
@@ -33,26 +34,26 @@ from server.text.renderer import Renderer
 
 logger = logging.getLogger(__name__)
 
-CLOSING_TIME = 5  # seconds that connections get to close once their requests have ended or were aborted
+CLOSING_TIME = 5  # seconds for connections to close, after their requests have ended or were aborted
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server; the first signal is passed on to `on_signal`, only the second one ends it."""
+    """uvicorn's server, except that the first signal only calls `on_signal`. The second one stops it."""
 
     def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_signal = on_signal
-        self._was_told = False
+        self._has_had_signal = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._was_told:
+        if self._has_had_signal:
             super().handle_exit(sig, frame)
-        self._was_told = True
+        self._has_had_signal = True
         self._on_signal()
 
 
 class Process:
-    """One server from its start to its end. `run` it in an event loop."""
+    """One server. `run` runs it in the current event loop until its shutdown."""
 
     def __init__(self, config: Config, listener: socket.socket, batches: Batches | None) -> None:
         self._config = config
@@ -61,7 +62,8 @@ class Process:
         self._start_time = WallClock().now()
         self._renderer = Renderer()
         metrics = Metrics(config.server.model_names[0])
-        stall_limit = config.process.stall_timeout * config.backend.time_scale  # in seconds of the clock
+        # The option is in seconds of real time, but the engine's clock may be a simulated one.
+        stall_limit = config.process.stall_timeout * config.backend.time_scale
         self._grammars = Grammars(self._renderer)
         self._engine = AsyncEngine(
             self._load, config.scheduler, metrics, self._clock, stall_limit, self._grammars
@@ -73,14 +75,14 @@ class Process:
         if batches is not None:
             self._runner = BatchRunner(batches, Dispatcher(routes), metrics)
             metrics.watch_batches(batches.store)
-        # Refusals of the guards are answers too, so they are marked once more.
+        # The middleware's own refusals must be marked too. Answers of the routes then have the mark twice.
         app = self._marked(guarded(routes, config.server, metrics))
         metered: ASGIApp = HttpMeter(app, metrics, self._clock.now)
         self._shut_down_tracing: Callable[[], None] | None = None
         if config.is_traced:
             metered = self._traced(metered)
-        self._server = HttpServer(_uvicorn_config(config, metered), self._begin_to_end)
-        self._status = 0
+        self._server = HttpServer(_uvicorn_config(config, metered), self._begin_shutdown)
+        self._status = 0  # the process's exit status
 
     def _marked(self, app: ASGIApp) -> ASGIApp:
         return app if self._config.backend.simulation is None else SimulatedMark(app)
@@ -93,7 +95,7 @@ class Process:
         return Tracing(app, provider, self._clock.now)
 
     async def run(self) -> int:
-        """Serve until a signal has come and running requests have ended; return the exit status."""
+        """Serve until a signal arrives and the running requests have ended. Returns the exit status."""
         self._loop = asyncio.get_running_loop()
         self._tasks = {asyncio.create_task(self._announce()), asyncio.create_task(self._run_batches())}
         self._engine.start()
@@ -111,7 +113,10 @@ class Process:
         return self._status
 
     def _load(self) -> Backend:
-        """Runs in the engine's thread, where it keeps nothing else from running: the heavy imports happen here."""
+        """Load the tokenizer and the backend.
+
+        Runs in the engine's thread: the imports and the load take long, and would block the event loop.
+        """
         self._renderer.load(self._config.backend.config.model)
         backend = self._config.backend.load(self._clock, len(self._renderer.vocabulary))
         backend.warmup()
@@ -122,21 +127,20 @@ class Process:
         if health.is_ready:
             print(self._ready_line(self._engine.spec), flush=True)
         else:
-            self._give_up(health)
+            self._exit_after_failed_load(health)
 
     async def _run_batches(self) -> None:
         health = await self._engine.wait_loaded()
         if self._runner is None or not health.is_ready:
             return
+        num_lines = sum(
+            self._config.scheduler.num_background_slots(pool.num_slots) for pool in self._engine.spec.pools
+        )
         try:
-            await self._runner.run(
-                sum(
-                    self._config.scheduler.num_background_slots(pool.num_slots)
-                    for pool in self._engine.spec.pools
-                )
-            )
+            await self._runner.run(num_lines)
         except Exception:
-            logger.exception("batches are not run any more")
+            # Requests are still served. The batches go on after a restart.
+            logger.exception("running batches failed; no batch runs until the server restarts")
 
     def _ready_line(self, spec: BackendSpec) -> str:
         host, port = self._listener.getsockname()[:2]
@@ -148,16 +152,17 @@ class Process:
         model = self._config.server.model_names[0]
         return f"snapserve is ready at {url} after {seconds:.1f} s: {model}, {slots}{mark}"
 
-    def _give_up(self, health: Health) -> None:
+    def _exit_after_failed_load(self, health: Health) -> None:
         print(f"snapserve serve: {with_flags(health.detail)}", file=sys.stderr)
         self._status = 1
         self._server.should_exit = True
 
-    def _begin_to_end(self) -> None:
-        """Called by a signal's handler, in the middle of anything."""
-        self._loop.call_soon_threadsafe(lambda: self._tasks.add(asyncio.create_task(self._end())))
+    def _begin_shutdown(self) -> None:
+        """Schedule `_shut_down`. Called by a signal handler, which may interrupt any code."""
+        self._loop.call_soon_threadsafe(lambda: self._tasks.add(asyncio.create_task(self._shut_down())))
 
-    async def _end(self) -> None:
+    async def _shut_down(self) -> None:
+        # The runner first: its lines in progress may still complete while the engine drains.
         if self._runner is not None:
             self._runner.drain()
         await self._engine.drain(self._config.process.drain_timeout)
@@ -165,19 +170,22 @@ class Process:
 
 
 def _described(pool: SlotPoolSpec) -> str:
-    own_name = "" if pool.name == pool.policy.name else f" ({pool.name})"
+    """Return a pool's part of the ready line."""
+    name = "" if pool.name == pool.policy.name else f" ({pool.name})"
     kept = pool.policy.layer_kept
-    by_layer = f" on the average ({min(kept)} to {max(kept)} kept, by layer)" if kept else ""
-    return f"{pool.num_slots} slots of {pool.policy.layout.capacity} entries{by_layer}, policy {pool.policy.name}{own_name}"
+    by_layer = f" on average ({min(kept)} to {max(kept)} kept, by layer)" if kept else ""
+    capacity = pool.policy.layout.capacity
+    return f"{pool.num_slots} slots of {capacity} entries{by_layer}, policy {pool.policy.name}{name}"
 
 
 def run_process(config: Config, listener: socket.socket, batches: Batches | None) -> int:
-    """Run a server in an event loop of its own; return the exit status."""
+    """Run a server in a new event loop. Returns the exit status."""
 
     async def serve() -> int:
         return await Process(config, listener, batches).run()
 
-    loop_factory = uvicorn.Config(serve, log_config=None).get_loop_factory()  # uvloop where there is one
+    # uvicorn's choice: uvloop if it is installed. The config's application is not used.
+    loop_factory = uvicorn.Config(serve, log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(serve())
 

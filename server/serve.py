@@ -1,4 +1,7 @@
-"""`snapserve serve`: its arguments, and a place to listen. What is served is made by `server.process`."""
+"""`snapserve serve`: its arguments, its listening socket and its folder of batches.
+
+`server.process` runs the server. It is imported late, so that `--help` and errors in options are fast.
+"""
 
 import argparse
 import contextlib
@@ -17,8 +20,9 @@ from server.options.settings import BatchSettings
 NAME = "serve"
 SUMMARY = "Serve a model over the OpenAI API."
 
-# How long PyTorch's threads wait for each other awake: about 0.1 ms, which covers the gaps within a decode step. Asleep at once, each of
-# the step's hundred meetings costs a wake-up; awake for ever, as is the default, they keep a core from whatever else wants it.
+# How many times PyTorch's OpenMP threads poll before they sleep: about 0.1 ms, which covers the gaps within a
+# decode step. Without spinning, each of the about 100 barriers of a step costs a wake-up. With libgomp's
+# much longer default, idle threads keep their cores from other work.
 SPIN_COUNT = "5000"
 
 
@@ -27,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until told to end; return 0, or 1 when the model cannot be loaded."""
+    """Serve until a signal. Returns 0, or 1 if the model cannot be loaded. Raises `OptionError`."""
     config = read_config(arguments, os.environ)
     if config.is_traced and find_spec("opentelemetry.sdk") is None:
         raise OptionError(
@@ -46,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def open_batches(settings: BatchSettings | None) -> Iterator[Batches | None]:
-    """Take the folder of files and batches, where there is to be one. Raises `OptionError` when it cannot be had."""
+    """Lock and load the folder of files and batches, if one is set. Raises `OptionError` if that fails."""
     if settings is None:
         yield None
         return
@@ -59,7 +63,7 @@ def open_batches(settings: BatchSettings | None) -> Iterator[Batches | None]:
 
 
 def listen(process: ProcessOptions) -> socket.socket:
-    """Return a bound socket. Raises `OptionError` when the address cannot be had."""
+    """Return a listening socket. Raises `OptionError` if the address cannot be used."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             process.host, process.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

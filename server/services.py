@@ -1,4 +1,4 @@
-"""What routes are given to work with."""
+"""The parts of the server that routes use."""
 
 from dataclasses import dataclass
 from typing import Protocol

@@ -4,7 +4,7 @@ from importlib import metadata
 
 
 def server_version() -> str:
-    """Return the installed distribution's version; a source tree that was never installed has none."""
+    """Return the installed distribution's version, or "0+uninstalled" for a source tree without one."""
     try:
         return metadata.version("snapserve")
     except metadata.PackageNotFoundError:

@@ -1,1 +1,1 @@
-"""Files and batches on disk: requests that come as a file's lines, are answered behind all others, and outlive the process."""
+"""Files and batches on disk. A batch runs the requests of a file behind all others and survives a restart."""

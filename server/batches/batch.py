@@ -1,4 +1,7 @@
-"""A batch as it is written down: what was asked for, in which state it is, and since when. Its answers are in its `Journal`."""
+"""A batch's stored record: its request, its state and the times of its states.
+
+The batch's answers are in its `Journal`.
+"""
 
 import enum
 import secrets
@@ -11,12 +14,12 @@ COMPLETION_WINDOW: Final = 24 * 3600  # seconds
 
 class BatchStatus(enum.StrEnum):
     VALIDATING = "validating"
-    FAILED = "failed"  # its input is at fault; nothing was run
+    FAILED = "failed"  # the input has errors; no line was run
     IN_PROGRESS = "in_progress"
-    FINALIZING = "finalizing"  # nothing more is run; its files are being made
+    FINALIZING = "finalizing"  # no more lines are run; the output files are being made
     COMPLETED = "completed"
     EXPIRED = "expired"
-    CANCELLING = "cancelling"  # nothing more is run; its files are being made
+    CANCELLING = "cancelling"  # as `FINALIZING`, but the batch ends as `CANCELLED`
     CANCELLED = "cancelled"
 
     @property
@@ -30,7 +33,7 @@ class BatchStatus(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LineError:
-    """What is wrong with the input, or with a line of it, counted from 1."""
+    """An error in the input, or in one `line` of it. Lines are counted from 1."""
 
     code: str
     message: str
@@ -40,11 +43,11 @@ class LineError:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Lines: of the input, answered with success, and answered with an error or not at all."""
+    """Numbers of lines."""
 
-    total: int = 0
-    completed: int = 0
-    failed: int = 0
+    total: int = 0  # of the input
+    completed: int = 0  # answered with success
+    failed: int = 0  # answered with an error, or expired without an answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +61,32 @@ class Usage:
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> "Usage":
-        """Return what a line of an output or error file cost, by whichever names its endpoint tells it."""
-        told = ((answer.get("response") or {}).get("body") or {}).get("usage") or {}
-        read, made = ("prompt", "completion") if "prompt_tokens" in told else ("input", "output")
+        """Return the usage that a line of an output or error file reports; zeros if it reports none."""
+        usage = ((answer.get("response") or {}).get("body") or {}).get("usage") or {}
+        # The Responses endpoint uses other names than the other endpoints.
+        if "prompt_tokens" in usage:
+            input_name, output_name = "prompt_tokens", "completion_tokens"
+        else:
+            input_name, output_name = "input_tokens", "output_tokens"
+        input_details = usage.get(f"{input_name}_details") or {}
+        output_details = usage.get(f"{output_name}_details") or {}
         return cls(
-            told.get(f"{read}_tokens", 0),
-            (told.get(f"{read}_tokens_details") or {}).get("cached_tokens", 0),
-            told.get(f"{made}_tokens", 0),
-            (told.get(f"{made}_tokens_details") or {}).get("reasoning_tokens", 0),
+            input_tokens=usage.get(input_name, 0),
+            cached_tokens=input_details.get("cached_tokens", 0),
+            output_tokens=usage.get(output_name, 0),
+            reasoning_tokens=output_details.get("reasoning_tokens", 0),
         )
 
     def __add__(self, other: "Usage") -> "Usage":
-        return Usage(*(mine + its for mine, its in zip(astuple(self), astuple(other), strict=True)))
+        return Usage(*(left + right for left, right in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """Times are Unix seconds.
+    """One state of a batch. Times are Unix seconds.
 
-    Once it `is_sealed`, its journal is complete, and its counts, its usage and the ids of the files that it will have stand: what a crash
-    interrupts then is done again with the same outcome.
+    Once `is_sealed` is set, the journal is complete, and the counts, the usage and the output files' ids
+    are final. A finalization that a crash interrupts is then repeated with the same outcome.
     """
 
     id: str
@@ -89,8 +98,8 @@ class Batch:
     created_at: float
     expires_at: float
     status: BatchStatus = BatchStatus.VALIDATING
-    times: Mapping[BatchStatus, float] = field(default_factory=dict)  # when it came into each state
-    ending: BatchStatus = BatchStatus.COMPLETED  # the state in which it ends, once it is being finalized
+    times: Mapping[BatchStatus, float] = field(default_factory=dict)  # when it entered each state
+    ending: BatchStatus = BatchStatus.COMPLETED  # the state after finalization
     model: str | None = None
     errors: tuple[LineError, ...] = ()
     counts: Counts = Counts()
@@ -100,7 +109,7 @@ class Batch:
     is_sealed: bool = False
 
     def entered(self, status: BatchStatus, now: float) -> "Batch":
-        """Return it in another state."""
+        """Return the batch in state `status`, entered at `now`."""
         return replace(self, status=status, times={**self.times, status: now})
 
 

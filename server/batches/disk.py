@@ -1,6 +1,7 @@
-"""A folder that one process has to itself, and the thread that writes there. What was written is there after a crash, whole or not at all.
+"""A folder that one process locks, and the thread that writes there.
 
-It knows bytes and paths of the server's own making, and nothing of what they mean.
+After a crash, a file has its complete new content or its old content. This module handles bytes and paths
+chosen by the server. It knows no formats.
 """
 
 import asyncio
@@ -16,14 +17,14 @@ Args = TypeVarTuple("Args")
 
 
 class FolderError(ValueError):
-    """The folder cannot be had; the message begins with the name of the setting that gave it."""
+    """The folder cannot be used; the message begins with the name of its setting."""
 
 
 class Disk:
-    """Work given to `run` is done in the order in which it is given."""
+    """A locked folder and one writing thread, which runs the work passed to `run` in call order."""
 
     def __init__(self, root: Path) -> None:
-        """Take the folder, and make it where it is missing. Raises `FolderError`."""
+        """Lock the folder, and create it if it is missing. Raises `FolderError`."""
         self.root = root
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -38,23 +39,25 @@ class Disk:
         self._thread = ThreadPoolExecutor(1, "batch-disk")
 
     def folder(self, name: str) -> Path:
-        """Return a folder within this one, made where it is missing."""
+        """Return the subfolder `name`; create it if it is missing."""
         path = self.root / name
         path.mkdir(mode=0o700, exist_ok=True)
         return path
 
     async def run(self, work: Callable[[*Args], T], *arguments: *Args) -> T:
-        """Return what `work` does in the writing thread. It is done to its end even when the one who waits for it is cancelled."""
+        """Run `work` in the writing thread and return its result. Work that has started also completes when
+        the caller is cancelled.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
     def close(self) -> None:
-        """Finish what is to be written, and let others have the folder."""
+        """Wait for pending writes and unlock the folder."""
         self._thread.shutdown()
         os.close(self._lock)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write or replace a file; whatever happens, it has its old content or the new one."""
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write or replace a file atomically: after a crash it has its old content or the new one."""
     draft = path.with_name(path.name + ".tmp")
     with open(draft, "wb", opener=private) as file:
         file.write(content)
@@ -64,14 +67,15 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename a file whose content is on the disk, replacing what is there."""
+    """Rename a file whose content is on the disk, replacing `target`."""
     os.replace(source, target)
+    # A rename survives a power failure only when the folders that hold the names are on the disk as well.
     for folder in {source.parent, target.parent}:
         sync_folder(folder)
 
 
 def sync_folder(folder: Path) -> None:
-    """Put a folder's names on the disk."""
+    """Write a folder's directory entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -80,5 +84,5 @@ def sync_folder(folder: Path) -> None:
 
 
 def private(path: str, flags: int) -> int:
-    """Open a file that nobody but this user may read: prompts and answers are in it."""
+    """Open a file with mode 0600, since it contains prompts and answers. An `opener` for `open`."""
     return os.open(path, flags, 0o600)

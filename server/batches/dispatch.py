@@ -1,4 +1,4 @@
-"""A batch's line on the way that every request takes: through the server's own routes, without a socket."""
+"""Sends a batch's lines through the server's own routes, without a socket."""
 
 import json
 import uuid
@@ -12,7 +12,8 @@ from server.batches.lines import Task
 from server.http.record import RequestRecord
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
-TRY_AGAIN: Final = (429, 503)  # no answer to the request: the server is full, loading or shutting down
+# Statuses that do not answer the request: the server is full, loading or shutting down.
+TRY_AGAIN: Final = (429, 503)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +29,18 @@ class Reply:
 
 
 class Dispatcher:
-    """Sends to `app`, which has the routes and tells errors as clients see them, but asks for no key and knows no rate limits."""
+    """Sends requests to `app`, which has the routes and error handlers, but no authentication or limits.
+
+    The request that created the batch was authenticated.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def send(self, endpoint: str, task: Task, owner: str) -> Reply:
-        """Return what this owner's client would get. Cancelling it is a client's going away."""
+        """Return the reply that a client of `owner` would get. Cancelling has the effect of a client's
+        disconnect.
+        """
         record = RequestRecord(uuid.uuid4().hex, tenant=owner, is_background=True)
 
         async def recorded(scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,9 +51,9 @@ class Dispatcher:
         request = httpx.Request(
             "POST", f"http://batch{endpoint}", content=json.dumps(task.body), headers=headers
         )
-        response = await httpx.ASGITransport(recorded, raise_app_exceptions=False).handle_async_request(
-            request
-        )
+        # An exception in `app` becomes a reply of status 500: it fails this line, not the whole batch.
+        transport = httpx.ASGITransport(recorded, raise_app_exceptions=False)
+        response = await transport.handle_async_request(request)
         body = json.loads(await response.aread())
         return Reply(
             response.status_code, record.request_id, body, float(response.headers.get("retry-after", 1))

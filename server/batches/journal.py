@@ -1,6 +1,7 @@
-"""The answers of one batch, on the disk before anything else learns of them: two files that only grow, one line an answer.
+"""The answers of one batch in two append-only files, with one line for each answer.
 
-They become the batch's output and error file as they are. A line that a crash tore is cut off, and so is its answer: it is asked for again.
+An answer is on the disk before the counts or metrics include it. The two files later become the batch's
+output and error file unchanged. A line that a crash left incomplete is cut off, and its request runs again.
 """
 
 import json
@@ -14,28 +15,31 @@ from server.batches.disk import private, sync_folder
 
 
 class Journal:
-    """Used in the disk's thread, except for its counts and usage."""
+    """The journal in `folder`. Its methods run in the disk's thread; other threads may read its counts."""
 
     def __init__(self, folder: Path) -> None:
-        """Take up what is there, mending its end."""
+        """Open or create the two files, and cut off an incomplete last line."""
         folder.mkdir(mode=0o700, exist_ok=True)
-        self.output_path, self.error_path = folder / "output.jsonl", folder / "error.jsonl"
+        self.output_path = folder / "output.jsonl"
+        self.error_path = folder / "error.jsonl"
         self.usage = Usage()
-        self.num_completed, self.num_failed = (
-            self._mend(path) for path in (self.output_path, self.error_path)
-        )
+        self.num_completed = self._repair(self.output_path)
+        self.num_failed = self._repair(self.error_path)
         sync_folder(folder)
 
     def custom_ids(self) -> set[str]:
-        """Return the ids of the lines that have an answer."""
+        """Return the custom ids of the answered lines."""
         return {
             answer["custom_id"]
             for path in (self.output_path, self.error_path)
-            for answer, _ in _whole_lines(path)
+            for answer, _ in _complete_lines(path)
         }
 
     def append(self, answers: Iterable[bytes], *, is_error: bool) -> None:
-        """Add answers, a line each without its end, and return when they are on the disk. On an error, nothing was added."""
+        """Append answers, each a JSON line without its newline, and sync them to the disk.
+
+        Raises `OSError`; then none of the answers was added.
+        """
         lines = [answer + b"\n" for answer in answers]
         path = self.error_path if is_error else self.output_path
         _append(path, b"".join(lines))
@@ -45,12 +49,15 @@ class Journal:
         else:
             self.num_completed += len(lines)
 
-    def _mend(self, path: Path) -> int:
-        """Cut off what is no whole line, and return how many lines there are."""
-        num_lines = end = 0
+    def _repair(self, path: Path) -> int:
+        """Create `path` if it is missing, truncate it after the last complete line, and return its number of
+        lines. Adds the lines' usage.
+        """
+        num_lines = 0
+        end = 0
         with open(path, "ab", opener=private):
             pass
-        for answer, end in _whole_lines(path):  # noqa: B007 (the last end is used)
+        for answer, end in _complete_lines(path):  # noqa: B007 (the last end is used)
             num_lines += 1
             self.usage += Usage.of(answer)
         os.truncate(path, end)
@@ -61,6 +68,7 @@ def _append(path: Path, content: bytes) -> None:
     with open(path, "ab", buffering=0, opener=private) as file:
         start = file.tell()
         try:
+            # An unbuffered write may be short, as on a disk that is nearly full.
             while content:
                 content = content[file.write(content) :]
             os.fsync(file.fileno())
@@ -69,8 +77,8 @@ def _append(path: Path, content: bytes) -> None:
             raise
 
 
-def _whole_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield each line and where it ends, up to the first that is torn."""
+def _complete_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield each line and its end in bytes, up to the first incomplete one."""
     end = 0
     with open(path, "rb") as file:
         for line in file:

@@ -1,4 +1,4 @@
-"""The multipart form of an upload, read piece by piece: its few short fields, and the content of its one file as it comes."""
+"""Parses the multipart form of an upload as it arrives: its short fields, and the content of its one file."""
 
 from typing import Final
 
@@ -10,12 +10,15 @@ from server.http.errors import ApiError, invalid_value
 
 FIELDS: Final = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 MAX_FIELD_BYTES: Final = 256
-MAX_HEADERS: Final = 8  # of a part
+MAX_HEADERS: Final = 8  # headers of one part
 MAX_HEADER_BYTES: Final = 2048
 
 
 class UploadForm:
-    """Feed it a body's pieces; it holds no more of the file than the piece at hand. Raises `ApiError` for what is no such form."""
+    """An incremental parser of the form. It keeps the fields, but none of the file's content.
+
+    The constructor and `feed` raise `ApiError` for a body that is no valid form.
+    """
 
     def __init__(self, content_type: str) -> None:
         media_type, options = parse_options_header(content_type)
@@ -25,8 +28,10 @@ class UploadForm:
         self.filename: str | None = None
         self.is_complete = False
         self._content = bytearray()
-        self._part: str | None = None
-        self._header, self._value, self._disposition = bytearray(), bytearray(), b""
+        self._part: str | None = None  # the name of the current part
+        self._header = bytearray()
+        self._value = bytearray()
+        self._disposition = b""
         callbacks = {
             "on_part_begin": self._begin_part,
             "on_header_field": lambda data, start, end: self._header.extend(data[start:end]),
@@ -39,7 +44,7 @@ class UploadForm:
         try:
             self._parser = MultipartParser(
                 options[b"boundary"],
-                callbacks,  # type: ignore[arg-type]  # the library's own type of it is there for type checkers only
+                callbacks,  # type: ignore[arg-type]  # the library defines its type only under TYPE_CHECKING
                 max_header_count=MAX_HEADERS,
                 max_header_size=MAX_HEADER_BYTES,
             )
@@ -47,7 +52,7 @@ class UploadForm:
             raise _malformed(error) from error
 
     def feed(self, piece: bytes) -> bytes:
-        """Return what of the file's content came with this piece of the body."""
+        """Parse a piece of the body, and return the file's content in it."""
         try:
             self._parser.write(piece)
         except FormParserError as error:
@@ -57,7 +62,8 @@ class UploadForm:
         return content
 
     def _begin_part(self) -> None:
-        self._part, self._disposition = None, b""
+        self._part = None
+        self._disposition = b""
 
     def _end_header(self) -> None:
         if bytes(self._header).lower() == b"content-disposition":
@@ -69,7 +75,7 @@ class UploadForm:
         _, options = parse_options_header(self._disposition)
         name, filename = (_text(options.get(key, b"")) for key in (b"name", b"filename"))
         if name in self.fields or (name == "file" and self.filename is not None):
-            raise invalid_value(f"'{name}' is given twice.", name)
+            raise invalid_value(f"Duplicate parameter: '{name}'.", name)
         if name == "file":
             if b"filename" not in options:
                 raise invalid_value("'file' must be a file: its part needs a filename.", "file")
@@ -87,7 +93,7 @@ class UploadForm:
             return
         self.fields[self._part] += data[start:end]
         if len(self.fields[self._part]) > MAX_FIELD_BYTES:
-            raise invalid_value(f"'{self._part}' has more than {MAX_FIELD_BYTES} bytes.", self._part)
+            raise invalid_value(f"'{self._part}' must have at most {MAX_FIELD_BYTES} bytes.", self._part)
 
     def _end(self) -> None:
         self.is_complete = True
@@ -102,5 +108,5 @@ def _text(value: bytes) -> str:
 
 def _malformed(error: FormParserError) -> ApiError:
     return invalid_value(
-        f"The request's body is no valid multipart form: {error}.", None, code="invalid_multipart"
+        f"The request's body is not a valid multipart form: {error}.", None, code="invalid_multipart"
     )

@@ -1,7 +1,7 @@
-"""What moves batches from state to state and runs their lines: so many at a time, of several batches in turn.
+"""Moves batches from state to state and runs their lines, a bounded number at a time over all batches.
 
-Each state's step can be broken off anywhere and begun again, by a cancellation, a full disk or the death of the process: the journal says
-which lines have their answer.
+Each state's step can be interrupted anywhere and run again, after a cancellation, a full disk or a crash: the
+journal holds the ids of the answered lines.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from server.http.json_response import ascii_json
 
 logger: Final = logging.getLogger(__name__)
 
-SWEEP_INTERVAL: Final = 5.0  # seconds between two looks at what has expired
-RETRY_INTERVAL: Final = 5.0  # seconds before the disk is tried again
+SWEEP_INTERVAL: Final = 5.0  # seconds between two checks for expired batches and files
+RETRY_INTERVAL: Final = 5.0  # seconds before a retry after an error of the disk or a full quota
 EXPIRED: Final = {
     "code": "batch_expired",
     "message": "This request could not be executed before the completion window expired.",
@@ -31,41 +31,51 @@ EXPIRED: Final = {
 
 
 class LineObserver(Protocol):
+    """Is notified of each line written to a journal."""
+
     def answered_line(self, *, is_error: bool) -> None: ...
 
 
 class BatchRunner:
-    """`run` it in a task; `drain` before the engine drains, then cancel the task and wait for its end."""
+    """Runs all unfinished batches.
+
+    Run `run` in a task. To shut down, call `drain` before the engine drains; then cancel and await the task.
+    """
 
     def __init__(self, batches: Batches, dispatcher: Dispatcher, observer: LineObserver) -> None:
-        self._disk, self._files, self._store = batches.disk, batches.files, batches.store
-        self._settings, self._now = batches.settings, batches.now
-        self._dispatcher, self._observer = dispatcher, observer
+        self._disk = batches.disk
+        self._files = batches.files
+        self._store = batches.store
+        self._settings = batches.settings
+        self._now = batches.now
+        self._dispatcher = dispatcher
+        self._observer = observer
         self._draining = asyncio.Event()
-        self._batches: dict[str, asyncio.Task[None]] = {}  # that are seen through, by id
-        self._steps: dict[str, asyncio.Task[None]] = {}  # that they are at
-        self._turns = asyncio.Semaphore(0)
+        self._batches: dict[str, asyncio.Task[None]] = {}  # one task for each unfinished batch, by id
+        self._steps: dict[str, asyncio.Task[None]] = {}  # the current step of each of them, by id
+        self._line_slots = asyncio.Semaphore(0)
 
     async def run(self, num_lines: int) -> None:
-        """Take up the batches that have not ended, and whichever come; at most `num_lines` lines are under way at once."""
-        self._turns = asyncio.Semaphore(num_lines)
+        """Run the unfinished batches and all new ones, with at most `num_lines` lines in progress at once."""
+        self._line_slots = asyncio.Semaphore(num_lines)
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._sweep_now_and_then())
+            group.create_task(self._sweep_periodically())
             for batch in self._store.unfinished():
                 self._store.changed.put_nowait(batch.id)
             while True:
                 batch_id = await self._store.changed.get()
                 if batch_id in self._steps:
+                    # The batch was cancelled or has expired: its task goes on with the new state's step.
                     self._steps[batch_id].cancel()
                 elif batch_id not in self._batches and not self._store[batch_id].status.has_ended:
-                    self._batches[batch_id] = group.create_task(self._see_through(batch_id))
+                    self._batches[batch_id] = group.create_task(self._run_batch(batch_id))
 
     def drain(self) -> None:
-        """Begin no more lines; those under way may end."""
+        """Start no more lines; those in progress may complete."""
         self._draining.set()
 
     async def sweep(self) -> None:
-        """End the batches and remove the files whose time is over."""
+        """End the expired batches and remove the expired files."""
         now = self._now()
         for batch in self._store.unfinished():
             if batch.status.may_run and batch.expires_at <= now:
@@ -75,20 +85,22 @@ class BatchRunner:
                 self._store.changed.put_nowait(batch.id)
         await self._files.expire()
 
-    async def _sweep_now_and_then(self) -> None:
+    async def _sweep_periodically(self) -> None:
         while True:
             try:
                 await self.sweep()
             except OSError:
-                logger.exception("what has expired could not be removed")
+                logger.exception("expired batches and files could not be removed; retrying")
             await asyncio.sleep(SWEEP_INTERVAL)
 
     # One batch
 
-    async def _see_through(self, batch_id: str) -> None:
-        """Take a batch to its end, unless the server ends before."""
+    async def _run_batch(self, batch_id: str) -> None:
+        """Run a batch's steps until it has ended or the server drains. A failed step is retried."""
         while not self._store[batch_id].status.has_ended and not self._draining.is_set():
-            step = self._steps[batch_id] = asyncio.create_task(self._step(self._store[batch_id]))
+            step = asyncio.create_task(self._step(self._store[batch_id]))
+            self._steps[batch_id] = step
+            # `wait` does not raise the step's exceptions, so a cancelled step does not cancel this task.
             try:
                 await asyncio.wait({step})
             finally:
@@ -96,7 +108,10 @@ class BatchRunner:
                 await asyncio.wait({step})
             if not step.cancelled() and step.exception() is not None:
                 logger.error(
-                    "batch %s is tried again in %g s", batch_id, RETRY_INTERVAL, exc_info=step.exception()
+                    "batch %s failed and is retried in %g s",
+                    batch_id,
+                    RETRY_INTERVAL,
+                    exc_info=step.exception(),
                 )
                 await self._pause(RETRY_INTERVAL)
         self._steps.pop(batch_id, None)
@@ -124,27 +139,32 @@ class BatchRunner:
         journal = await self._journal(batch)
         found = await self._inspect(batch, await self._disk.run(journal.custom_ids))
         self._store.count(batch.id, journal)
+        # Tasks are created only when a line slot is free. So batches take turns in the semaphore's queue, and
+        # a batch of thousands of lines has no more tasks than slots.
         async with asyncio.TaskGroup() as group:
             for start in found.unanswered:
-                await self._turns.acquire()
+                await self._line_slots.acquire()
                 if self._draining.is_set():
-                    self._turns.release()
+                    self._line_slots.release()
                     break
                 answering = group.create_task(self._answer(batch, journal, start))
-                answering.add_done_callback(lambda _: self._turns.release())
+                answering.add_done_callback(lambda _: self._line_slots.release())
         if not self._draining.is_set():
             await self._leave(batch, BatchStatus.FINALIZING)
 
     async def _leave(self, batch: Batch, status: BatchStatus, **changes: Any) -> None:
-        """Go on to another state, unless the batch was cancelled or expired meanwhile."""
-        now = self._store[batch.id]
-        if now.status is batch.status:
-            await self._store.put(replace(now.entered(status, self._now()), **changes))
+        """Move the batch to `status`, unless it was cancelled or has expired in the meantime."""
+        current = self._store[batch.id]
+        if current.status is batch.status:
+            await self._store.put(replace(current.entered(status, self._now()), **changes))
 
     async def _finalize(self, batch: Batch) -> None:
+        """Turn the journal into the output and error files, and end the batch."""
         if not batch.is_sealed:
             batch = await self._seal(batch)
-        folder, created_at = self._store.folder(batch.id), self._now()
+        folder = self._store.folder(batch.id)
+        created_at = self._now()
+        # After a crash in this loop, the ids are the same: a file that was made before is not made again.
         for kind, file_id in (("output", batch.output_file_id), ("error", batch.error_file_id)):
             path = folder / f"{kind}.jsonl"
             if file_id is not None and file_id not in self._files:
@@ -159,9 +179,11 @@ class BatchRunner:
         await self._store.put(batch.entered(batch.ending, self._now()))
 
     async def _seal(self, batch: Batch) -> Batch:
-        """Complete the journal, and fix what the batch's end will say."""
+        """Complete the journal, and store the final counts, usage and file ids. Returns the sealed batch."""
         journal = await self._journal(batch)
         num_lines = batch.counts.total
+        # An expired batch reports an error for each line without an answer. Its total may still be 0, if it
+        # expired while it was being validated.
         if batch.ending is BatchStatus.EXPIRED:
             found = await self._inspect(batch, await self._disk.run(journal.custom_ids))
             num_lines = found.num_lines
@@ -185,7 +207,8 @@ class BatchRunner:
         return await self._disk.run(Journal, self._store.folder(batch.id))
 
     async def _inspect(self, batch: Batch, answered: frozenset[str] | set[str]) -> Inspection:
-        limits, path = self._settings, self._files.content_of(batch.input_file_id)
+        limits = self._settings
+        path = self._files.content_of(batch.input_file_id)
         return await asyncio.to_thread(
             inspect_input, path, batch.endpoint, limits.max_lines, limits.max_line_bytes, answered
         )
@@ -193,9 +216,13 @@ class BatchRunner:
     # One line
 
     async def _answer(self, batch: Batch, journal: Journal, start: int) -> None:
-        """Run a line and write its answer down; without one, it is for the next start."""
+        """Run a line until it has an answer, and write the answer to the journal.
+
+        A line that has no answer when the server drains runs after the next start.
+        """
         task = await asyncio.to_thread(read_task, self._files.content_of(batch.input_file_id), start)
         while not self._draining.is_set():
+            # Without room for the answer, do not spend compute on it.
             if self._files.quota.is_full:
                 await self._pause(RETRY_INTERVAL)
                 continue
@@ -209,6 +236,7 @@ class BatchRunner:
             await self._pause(reply.retry_after)
 
     async def _record(self, journal: Journal, lines: Iterable[bytes], *, is_error: bool) -> None:
+        """Append lines to the journal, and count their bytes and number."""
         lines = list(lines)
         num_bytes = sum(map(len, lines)) + len(lines)
         self._files.quota.add(num_bytes)
@@ -221,7 +249,7 @@ class BatchRunner:
             self._observer.answered_line(is_error=is_error)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, at most until the server begins to end."""
+        """Wait for `seconds`, or until the server drains."""
         try:
             async with asyncio.timeout(seconds):
                 await self._draining.wait()

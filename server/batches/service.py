@@ -1,4 +1,4 @@
-"""Files and batches together, as routes get them."""
+"""The files and batches of one server, for its routes."""
 
 import time
 from collections.abc import Callable
@@ -10,15 +10,16 @@ from server.batches.store import BatchStore
 from server.http.errors import ApiError
 from server.options.settings import BatchSettings
 
-DISABLED = "This server keeps no files and runs no batches: it was started without --batch-dir."
+DISABLED = "Files and batches are disabled: the server was started without --batch-dir."
 
 
 class Batches:
-    """What is kept in one folder. Close it when nothing uses it any more."""
+    """The files and batches in one folder. A context manager, which unlocks the folder on exit."""
 
     def __init__(self, settings: BatchSettings, now: Callable[[], float] = time.time) -> None:
-        """Take the folder and read what is there. Raises `FolderError`."""
-        self.settings, self.now = settings, now
+        """Lock the folder and load its files and batches. Raises `FolderError`."""
+        self.settings = settings
+        self.now = now
         self.disk = Disk(settings.folder)
         self.files = FileStore(self.disk, settings, now)
         self.store = BatchStore(self.disk, self.files, settings, now)
@@ -34,7 +35,7 @@ class Batches:
 
 
 def enabled(batches: Batches | None) -> Batches:
-    """Return them where there are any. Raises `ApiError`."""
+    """Return `batches`. Raises `ApiError` if the server has none."""
     if batches is None:
         raise ApiError(404, "batches_disabled", DISABLED)
     return batches

@@ -1,4 +1,7 @@
-"""All batches and the states they are in, on the disk before anyone is told. What runs them is told of those that are new or cancelled."""
+"""All batches and their states. A request that changes a state is answered when the state is on the disk.
+
+The queue `BatchStore.changed` notifies the runner of new and cancelled batches.
+"""
 
 import asyncio
 import logging
@@ -12,7 +15,7 @@ from typing import Final
 from pydantic import TypeAdapter
 
 from server.batches.batch import COMPLETION_WINDOW, Batch, BatchStatus, Counts, new_batch_id
-from server.batches.disk import Disk, write_whole
+from server.batches.disk import Disk, write_atomically
 from server.batches.files import DEFAULT_LIFETIME, FileStore, Purpose
 from server.batches.journal import Journal
 from server.http.errors import ApiError, conflict, invalid_value, overloaded
@@ -25,16 +28,23 @@ _RECORD: Final = TypeAdapter(Batch)
 
 
 class BatchStore:
-    """Looked up on the event loop, written in the disk's thread. Files that batches read are held until they have ended."""
+    """The batches of all owners. Lookups run on the event loop, writes in the disk's thread.
+
+    The input file of a batch is held until the batch has ended.
+    """
 
     def __init__(
         self, disk: Disk, files: FileStore, settings: BatchSettings, now: Callable[[], float]
     ) -> None:
-        self._disk, self._files, self._settings, self._now = disk, files, settings, now
+        """Load the stored batches. Adds the unfinished ones' holds and journal sizes to `files`."""
+        self._disk = disk
+        self._files = files
+        self._settings = settings
+        self._now = now
         self._folder = disk.folder("batches")
-        records = sorted(_read_records(self._folder), key=lambda batch: (batch.created_at, batch.id))
+        records = sorted(_load_records(self._folder), key=lambda batch: (batch.created_at, batch.id))
         self._batches = {batch.id: batch for batch in records}
-        self.changed: asyncio.Queue[str] = asyncio.Queue()
+        self.changed: asyncio.Queue[str] = asyncio.Queue()  # ids of new and cancelled batches
         for batch in self.unfinished():
             files.hold(batch.input_file_id)
             files.quota.add(sum(path.stat().st_size for path in self.folder(batch.id).glob("*.jsonl")))
@@ -46,7 +56,9 @@ class BatchStore:
         return self._batches[batch_id]
 
     def get(self, batch_id: str, owner: str) -> Batch:
-        """Return an owner's batch. Raises `ApiError`; another's is as if it were not there."""
+        """Return an owner's batch. Raises `ApiError` if there is none: another owner's batch is reported as
+        missing too.
+        """
         batch = self._batches.get(batch_id)
         if batch is None or batch.owner != owner:
             raise no_such_batch(batch_id)
@@ -57,14 +69,14 @@ class BatchStore:
         return [batch for batch in self._batches.values() if batch.owner == owner]
 
     def unfinished(self) -> list[Batch]:
-        """Return those that have not ended, the oldest first."""
+        """Return the batches that have not ended, the oldest first."""
         return [batch for batch in self._batches.values() if not batch.status.has_ended]
 
     def num_by_status(self) -> Counter[BatchStatus]:
         return Counter(batch.status for batch in self._batches.values())
 
     async def create(self, request: BatchRequest, owner: str, endpoints: Collection[str]) -> Batch:
-        """Write a new batch down. Raises `ApiError`."""
+        """Create and store a batch to one of `endpoints`. Raises `ApiError`."""
         if request.endpoint not in endpoints:
             raise invalid_value(
                 f"'endpoint' must be one of {', '.join(sorted(endpoints))}, got '{request.endpoint[:128]}'.",
@@ -73,15 +85,18 @@ class BatchStore:
         file = self._files.get(request.input_file_id, owner)
         if file.purpose is not Purpose.BATCH:
             raise invalid_value(
-                f"File '{file.id}' has purpose '{file.purpose}', a batch's input must have 'batch'.",
+                f"The purpose of a batch's input file must be 'batch', but file '{file.id}' has "
+                f"'{file.purpose}'.",
                 "input_file_id",
             )
         if len(self.unfinished()) >= self._settings.max_unfinished:
             raise overloaded(
-                f"At most {self._settings.max_unfinished} batches may be under way. Please try again later.",
+                f"At most {self._settings.max_unfinished} batches may be unfinished at once. "
+                "Please try again later.",
                 retry_after=60,
             )
-        now, expiry = self._now(), request.output_expires_after
+        now = self._now()
+        expiry = request.output_expires_after
         batch = Batch(
             id=new_batch_id(),
             owner=owner,
@@ -93,11 +108,12 @@ class BatchStore:
             expires_at=now + COMPLETION_WINDOW,
         )
         self._files.hold(file.id)
+        # Shielded, as is the write in `cancel`: a client that disconnects leaves no half-created batch.
         await asyncio.shield(self._begin(batch))
         return batch
 
     async def cancel(self, batch_id: str, owner: str) -> Batch:
-        """Let nothing more of a batch be run. Raises `ApiError`."""
+        """Stop running a batch's lines; its finished answers stay available. Raises `ApiError`."""
         batch = self.get(batch_id, owner)
         if batch.status is BatchStatus.CANCELLING:
             return batch
@@ -111,14 +127,14 @@ class BatchStore:
         return batch
 
     async def put(self, batch: Batch) -> None:
-        """Put a batch's new state in the place of its old one. Who is here sees it at once, and the disk before this returns."""
+        """Replace a batch's state, in memory at once and on the disk before this returns."""
         self._batches[batch.id] = batch
         if batch.status.has_ended:
-            self._files.let_go(batch.input_file_id)
-        await self._disk.run(write_whole, self.folder(batch.id) / "batch.json", _RECORD.dump_json(batch))
+            self._files.release(batch.input_file_id)
+        await self._disk.run(write_atomically, self.folder(batch.id) / "batch.json", _RECORD.dump_json(batch))
 
     def count(self, batch_id: str, journal: Journal) -> None:
-        """Say how many lines have an answer; not written, since the journal is."""
+        """Update a batch's counts and usage, in memory only: after a restart they come from the journal."""
         batch = self._batches[batch_id]
         counts = Counts(batch.counts.total, journal.num_completed, journal.num_failed)
         self._batches[batch_id] = replace(batch, counts=counts, usage=journal.usage)
@@ -127,23 +143,26 @@ class BatchStore:
         await self._disk.run(self.folder(batch.id).mkdir, 0o700)
         await self.put(batch)
         self.changed.put_nowait(batch.id)
-        ended = [old.id for old in self._batches.values() if old.status.has_ended]
-        for old in ended[: max(0, len(self._batches) - self._settings.max_batches)]:
-            del self._batches[old]
-            await self._disk.run(shutil.rmtree, self.folder(old))
+        # Above the limit, forget the oldest ended batches. Unfinished ones stay, even above the limit.
+        ended_ids = [old.id for old in self._batches.values() if old.status.has_ended]
+        num_surplus = max(0, len(self._batches) - self._settings.max_batches)
+        for ended_id in ended_ids[:num_surplus]:
+            del self._batches[ended_id]
+            await self._disk.run(shutil.rmtree, self.folder(ended_id))
 
 
 def no_such_batch(batch_id: str) -> ApiError:
     return ApiError(404, "batch_not_found", f"No batch found with id '{batch_id[:128]}'.", param="batch_id")
 
 
-def _read_records(folder: Path) -> list[Batch]:
+def _load_records(folder: Path) -> list[Batch]:
+    """Return the records of all stored batches, and remove incomplete ones."""
     records = []
     for path in folder.iterdir():
         try:
             records.append(_RECORD.validate_json((path / "batch.json").read_bytes()))
-        except FileNotFoundError:  # a crash came before it was one
+        except FileNotFoundError:  # a crash interrupted its creation
             shutil.rmtree(path)
         except ValueError:
-            logger.warning("%s is no batch's record and is left alone", path)
+            logger.warning("%s is not a valid batch record; it is ignored and not deleted", path)
     return records

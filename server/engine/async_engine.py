@@ -55,7 +55,7 @@ class EngineObserver(Protocol):
         ...
 
     def stepped(self, record: StepRecord) -> None:
-        """The engine's loop took one turn."""
+        """The engine's loop completed one iteration."""
         ...
 
     def read_prompt(self, add: Add) -> None:

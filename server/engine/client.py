@@ -92,7 +92,7 @@ class EngineClient(Protocol):
     def reserve(self, num_sequences: int, tenant: str = "", *, in_background: bool = False) -> Ticket:
         """Admit sequences (choices × prompts) of a tenant, before their prompts are rendered.
 
-        Background sequences have a limit apart. Hold the ticket until the last sequence has ended: `with
+        Background sequences have a separate limit. Hold the ticket until the last sequence has ended: `with
         client.reserve(n): ...`. Raises `QueueFullError`. Raises `UnavailableError` while the engine is
         loading, draining or dead, so the holder of a ticket may use `spec` and the renderer.
         """

@@ -1,7 +1,7 @@
 """The bound on the sequences that are in the server at once: in slots, waiting, or being rendered.
 
 A sequence is counted once, from before any work is done for it until its end. So a burst cannot slip through
-between a check and a count. One tenant may hold a share only. Nothing here knows a request.
+between a check and a count. One tenant may hold a share only. The module does not depend on requests.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """uvicorn's HTTP/1.1 protocol with bounds on the cost of a connection, which uvicorn does not set.
 
 Bounded are the size of a request's head, the time of a request to arrive and of an answer to be read, the
-time that a connection may be idle, and the number of connections. It knows nothing of what requests ask for.
+time that a connection may be idle, and the number of connections. The module does not depend on the API.
 
 This is the only module that uses internals of uvicorn: a subclass of its protocol is the only way to see a
 head before it is complete, a body that arrives slowly, and a write buffer that does not drain. An application
@@ -117,8 +117,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         super().on_headers_complete()
-        # uvicorn pauses reading when a pipelined request has to wait. But only a read shows that the client
-        # has disconnected.
+        # uvicorn pauses reading when a pipelined request has to wait. But a disconnect is noticed only while
+        # reading.
         self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -175,9 +175,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _can_answer(self) -> bool:
-        """Return whether the client would read a refusal as an answer of its own.
+        """Return whether a client can recognize a refusal as a separate answer.
 
-        It would not within another answer, nor after the answer to the very request that is refused.
+        It cannot in the middle of another answer, nor after the answer to the refused request itself.
         """
         is_in_body = self._arriving_since is not None and not self._is_in_head
         if is_in_body and self.cycle.response_complete:

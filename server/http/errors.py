@@ -1,6 +1,6 @@
 """Errors as clients of the OpenAI API see them: a status, headers, and a body with a string code.
 
-It knows none of the server's exceptions: `server.generation.failures` maps them to these errors.
+The module does not depend on the server's exceptions: `server.generation.failures` maps them to these errors.
 """
 
 from collections.abc import Mapping

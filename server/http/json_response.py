@@ -9,8 +9,8 @@ from starlette.responses import Response
 def ascii_json(payload: Mapping[str, object]) -> bytes:
     """Return `payload` as JSON in ASCII. Raises ValueError for NaN and infinities.
 
-    ASCII carries lone surrogates, which a message may quote from a request, and UTF-8 cannot. It also has
-    none of the line separators of Unicode, at which some readers of server-sent events split lines.
+    In ASCII, lone surrogates are escaped. A message may quote them from a request, but UTF-8 cannot encode
+    them. ASCII also lacks Unicode's line separators, at which some readers of server-sent events split lines.
     """
     return json.dumps(payload, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
 

@@ -4,7 +4,7 @@ The cost of a request in tokens is known only at its end. So tokens are reserved
 the most that it may cost, and settled at the end: the difference to the real cost is refunded, or charged. A
 key without tokens left is refused before any work.
 
-Each key has a pair of buckets. Where there are no keys, all requests share one pair. Nothing here knows
+Each key has a pair of buckets. Without keys, all requests share one pair. The module does not depend on
 queues or engines.
 """
 
@@ -65,7 +65,7 @@ class Bucket:
         }
 
     def _refusal(self, amount: int) -> ApiError:
-        """Return the error of a request that exceeds the level now, or the limit for ever."""
+        """Return the error for a request that exceeds the current level, or even the limit."""
         limit = f"{self.kind} per min: Limit {self.limit}, Requested {amount}"
         if amount > self.limit:
             message = f"Request too large for the limit on {limit}. Please reduce input or requested output."
@@ -147,7 +147,7 @@ class RateQuota:
 
 class RateObserver(Protocol):
     def rate_limited(self, kind: str) -> None:
-        """A request was refused by the limit of this kind."""
+        """The rate limit `kind` refused a request."""
         ...
 
 

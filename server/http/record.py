@@ -1,4 +1,4 @@
-"""What is known of one HTTP request, and the middleware that starts the record.
+"""The record of one HTTP request, and the middleware that starts it.
 
 Middleware and handlers fill the record while the request is served. The access log, metrics and traces read
 it.
@@ -32,7 +32,7 @@ class Quota(Protocol):
         ...
 
     def settle(self) -> None:
-        """Replace the reservation by what the request used, at its end."""
+        """Replace the reservation by the tokens that the request used, at its end."""
         ...
 
 
@@ -50,7 +50,7 @@ class NoQuota:
 class RequestRecord:
     """One request.
 
-    `tenant` is a name for the API key that reveals nothing of the key; empty where there are no keys.
+    `tenant` is a name for the API key that does not reveal the key; it is empty without keys.
     """
 
     request_id: str

@@ -7,10 +7,10 @@ HEADER = "x-simulated"
 
 
 class SimulatedMark:
-    """Middleware that marks every answer, errors too: with `x-simulated: true`, and JSON objects with `"simulated": true`.
+    """Middleware that adds the header `x-simulated: true` to every answer, including errors.
 
-    So it does with the events of streams. Clients of the OpenAI API keep or overlook members that they do not know. The description of
-    the API itself is none of its answers.
+    It also adds the member `"simulated": true` to the JSON object of a body or of a stream's event. Clients
+    of the OpenAI API ignore unknown members. The API's description, `/openapi.json`, gets the header only.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -21,10 +21,11 @@ class SimulatedMark:
 
 
 class _MarkedSend:
-    """Sends one answer's messages, marked. The start of a JSON body waits for the body, which its length is that of."""
+    """Marks and sends one answer's messages."""
 
     def __init__(self, send: Send, *, marks_bodies: bool) -> None:
-        self._send, self._marks_bodies = send, marks_bodies
+        self._send = send
+        self._marks_bodies = marks_bodies
         self._start: Message | None = None
         self._is_stream = False
 
@@ -35,28 +36,30 @@ class _MarkedSend:
             kind = headers.get("content-type", "") if self._marks_bodies else ""
             self._is_stream = kind.startswith("text/event-stream")
             if kind.startswith("application/json"):
+                # Held back until the body is marked, since the content length depends on the marked body.
                 self._start = message
                 return
         elif self._start is not None:
             message = await self._send_start(self._start, message)
         elif self._is_stream:
+            # `EventStream` sends each event in one message.
             name, prefix, payload = message.get("body", b"").partition(b"data: ")
             message = {**message, "body": name + prefix + _marked(payload)}
         await self._send(message)
 
     async def _send_start(self, start: Message, body: Message) -> Message:
-        """Send the start that waited, and return the body with its mark."""
+        """Send the held start, and return the marked body."""
         self._start = None
-        marked = _marked(body.get("body", b""))
+        content = body.get("body", b"")
+        marked = _marked(content)
         headers = MutableHeaders(scope=start)
         if "content-length" in headers:
-            headers["content-length"] = str(
-                int(headers["content-length"]) + len(marked) - len(body.get("body", b""))
-            )
+            num_added = len(marked) - len(content)
+            headers["content-length"] = str(int(headers["content-length"]) + num_added)
         await self._send(start)
         return {**body, "body": marked}
 
 
 def _marked(body: bytes) -> bytes:
-    """Return a JSON object with one more member; what is none stays as it is."""
+    """Return a JSON object with the added member. An empty object or another value is returned unchanged."""
     return b'{"simulated":true,' + body[1:] if body.startswith(b'{"') else body

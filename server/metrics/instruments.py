@@ -1,8 +1,9 @@
-"""The metrics that the server exports: their names, kinds, labels and buckets.
+"""The server's exported metrics: their names, kinds, labels and buckets.
 
-Names beginning with `vllm:` are vLLM's, with its buckets, where the meaning is the same, so that its dashboards, autoscalers and the
-Gateway API's inference extension work unchanged; those beginning with `snapserve:` are about fixed slots, which vLLM has not. Sequences are
-choices: a request with n = 3 is three of them.
+Where the meaning is the same as in vLLM, a metric has vLLM's name (`vllm:...`) and buckets. So vLLM's
+dashboards, its autoscalers and the Gateway API's inference extension work unchanged. Names with the prefix
+`snapserve:` are for concepts that vLLM does not have, such as fixed slots. A sequence is one choice: a
+request with n = 3 has three sequences.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from server.batches.batch import BatchStatus
 from server.engine.client import HealthStatus
 
 LABELS = ("model_name", "engine")
-ENGINE = "0"  # one engine a process
+ENGINE = "0"  # each server has one engine
 CACHE_SETTINGS = (
     "policy",
     "num_slots",
@@ -62,7 +63,7 @@ _RATIO = (1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A metric as its readers know it."""
+    """A metric as documented: its exported name and its help text."""
 
     name: str
     kind: str
@@ -71,17 +72,23 @@ class Family:
 
 
 class _Maker:
-    """Makes a server's instruments, bound to its model's name where they have labels of no other kind, and lists them."""
+    """Creates a server's instruments, and lists them in `families`.
+
+    `gauge`, `counter` and `histogram` return an instrument bound to the common labels; with the suffix `_by`,
+    one for each value of a further label. With the suffix `s` they return an unbound family.
+    """
 
     def __init__(self, registry: CollectorRegistry, model_name: str) -> None:
         self.families: list[Family] = []
-        self._registry, self._own = registry, (model_name, ENGINE)
+        self._registry = registry
+        self._common = (model_name, ENGINE)
 
     def gauges(self, name: str, text: str, labels: tuple[str, ...]) -> Gauge:
         self.families.append(Family(name, "gauge", labels, text))
         return Gauge(name, text, labels, registry=self._registry)
 
     def counters(self, name: str, text: str, labels: tuple[str, ...]) -> Counter:
+        # The client library appends `_total` to a counter's name.
         self.families.append(Family(f"{name}_total", "counter", labels, text))
         return Counter(name, text, labels, registry=self._registry)
 
@@ -92,27 +99,27 @@ class _Maker:
         return Histogram(name, text, labels, registry=self._registry, buckets=buckets)
 
     def gauge(self, name: str, text: str) -> Gauge:
-        return self.gauges(name, text, LABELS).labels(*self._own)
+        return self.gauges(name, text, LABELS).labels(*self._common)
 
     def counter(self, name: str, text: str) -> Counter:
-        return self.counters(name, text, LABELS).labels(*self._own)
+        return self.counters(name, text, LABELS).labels(*self._common)
 
     def histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
-        return self.histograms(name, text, buckets, LABELS).labels(*self._own)
+        return self.histograms(name, text, buckets, LABELS).labels(*self._common)
 
     def gauge_by(self, label: str, values: Iterable[str], name: str, text: str) -> Mapping[str, Gauge]:
         family = self.gauges(name, text, (*LABELS, label))
-        return {value: family.labels(*self._own, value) for value in values}
+        return {value: family.labels(*self._common, value) for value in values}
 
     def counter_by(self, label: str, values: Iterable[str], name: str, text: str) -> Mapping[str, Counter]:
         family = self.counters(name, text, (*LABELS, label))
-        return {value: family.labels(*self._own, value) for value in values}
+        return {value: family.labels(*self._common, value) for value in values}
 
     def histogram_by(
         self, label: str, values: Iterable[str], name: str, text: str, buckets: Sequence[float]
     ) -> Mapping[str, Histogram]:
         family = self.histograms(name, text, buckets, (*LABELS, label))
-        return {value: family.labels(*self._own, value) for value in values}
+        return {value: family.labels(*self._common, value) for value in values}
 
 
 class Instruments:
@@ -137,7 +144,7 @@ class Instruments:
         self.num_waiting = make.gauge("vllm:num_requests_waiting", "Sequences that wait for a slot.")
         self.cache_usage = make.gauge("vllm:kv_cache_usage_perc", "Share of the slots in use, from 0 to 1.")
         self.prompt_tokens = make.counter(
-            "vllm:prompt_tokens", "Tokens of the prompts that were read to their end; a prompt counts once."
+            "vllm:prompt_tokens", "Tokens of completely read prompts; the prompt of n choices counts once."
         )
         self.generation_tokens = make.counter(
             "vllm:generation_tokens", "Tokens of answers, as counted in usage."
@@ -176,13 +183,13 @@ class Instruments:
             "vllm:request_decode_time_seconds", "From a sequence's first token to its end.", _REQUEST_TIME
         )
         self.step_tokens = make.histogram(
-            "vllm:iteration_tokens_total", "Tokens that one step read or drew.", _STEP_TOKENS
+            "vllm:iteration_tokens_total", "Prompt and output tokens of one step.", _STEP_TOKENS
         )
         self.request_prompt_tokens = make.histogram(
-            "vllm:request_prompt_tokens", "Length of prompts, once a request.", _TOKENS
+            "vllm:request_prompt_tokens", "Prompt length in tokens, once for each request.", _TOKENS
         )
         self.request_generation_tokens = make.histogram(
-            "vllm:request_generation_tokens", "Length of answers, once a sequence.", _TOKENS
+            "vllm:request_generation_tokens", "Answer length in tokens, once for each sequence.", _TOKENS
         )
         self.request_max_tokens = make.histogram(
             "vllm:request_params_max_tokens", "The max_tokens of requests.", _TOKENS
@@ -195,32 +202,32 @@ class Instruments:
             "state", states, "snapserve:health", "1 for the state that the engine is in, 0 for the others."
         )
         self.unfinished = make.gauge(
-            "snapserve:sequences_unfinished", "Sequences that the engine was given and has not ended."
+            "snapserve:sequences_unfinished", "Sequences submitted to the engine that have not ended."
         )
         self.slots_in_use = make.gauge("snapserve:slots_in_use", "Slots that hold a sequence, of all pools.")
-        self.slots_total = make.gauge("snapserve:slots_total", "Slots that there are, of all pools.")
-        self.slot_capacity = make.gauge("snapserve:slot_capacity", "Entries of a slot of the first pool.")
+        self.slots_total = make.gauge("snapserve:slots_total", "Number of slots, of all pools.")
+        self.slot_capacity = make.gauge("snapserve:slot_capacity", "Entries in a slot of the first pool.")
         self.scratch_in_use = make.gauge(
-            "snapserve:scratch_in_use", "Scratches in which a long prompt is being read."
+            "snapserve:scratch_in_use", "Scratches in use by a long prompt that is being read."
         )
-        self.scratch_total = make.gauge("snapserve:scratch_total", "Scratches that there are.")
+        self.scratch_total = make.gauge("snapserve:scratch_total", "Number of scratches.")
         self.simulated = make.gauge(
-            "snapserve:simulated", "1 when all times are those of a simulated machine, else 0."
+            "snapserve:simulated", "1 if all times are those of a simulated machine, else 0."
         )
         self.unread_prompt_tokens = make.gauge(
-            "snapserve:unread_prompt_tokens", "Tokens still to be read of the prompts being read."
+            "snapserve:unread_prompt_tokens", "Unread tokens of the prompts that are being read."
         )
         self.entries_kept = make.counter(
-            "snapserve:cache_entries_kept", "Entries that sequences held in their slots when they ended."
+            "snapserve:cache_entries_kept", "Entries in the slots of sequences when they ended."
         )
         self.entries_evicted = make.counter(
-            "snapserve:cache_entries_evicted", "Tokens that sequences' slots no longer held when they ended."
+            "snapserve:cache_entries_evicted", "Tokens evicted from the slots of sequences when they ended."
         )
         self.ring_wraps = make.counter(
-            "snapserve:ring_wraps", "Times that a slot's ring began to overwrite itself."
+            "snapserve:ring_wraps", "Times that a slot's ring began to overwrite its oldest entries."
         )
         self.compression = make.histogram(
-            "snapserve:compression_ratio", "Tokens written for each entry held, once a sequence.", _RATIO
+            "snapserve:compression_ratio", "Tokens written per entry kept, once for each sequence.", _RATIO
         )
         self.steps = make.counter_by(
             "kind", StepKind, "snapserve:engine_steps", "Device steps launched, by kind."
@@ -229,36 +236,40 @@ class Instruments:
             "kind", StepKind, "snapserve:step_time_seconds", "Time of one launch, by kind.", _STEP_TIME
         )
         self.tokens_discarded = make.counter(
-            "snapserve:tokens_discarded", "Tokens made beyond an answer's end, counted nowhere else."
+            "snapserve:tokens_discarded",
+            "Tokens generated after an answer's end; no other metric counts them.",
         )
 
     def _count_answers(self, make: _Maker) -> None:
         outcomes = [reason.value for reason in FinishReason]
         self.requests = make.counter_by(
-            "outcome", outcomes, "snapserve:requests", "Sequences that ended, refused and failed ones too."
+            "outcome",
+            outcomes,
+            "snapserve:requests",
+            "Sequences that ended, including refused and failed ones.",
         )
         self.rate_limited = make.counter_by(
             "limit",
             ("requests", "tokens"),
             "snapserve:rate_limited_requests",
-            "Requests refused by a rate limit, by which one.",
+            "Requests refused by a rate limit, by limit.",
         )
-        self.stored_responses = make.gauge("snapserve:stored_responses", "Responses that are kept in memory.")
+        self.stored_responses = make.gauge("snapserve:stored_responses", "Responses stored in memory.")
         self.stored_response_bytes = make.gauge(
-            "snapserve:stored_response_bytes", "Bytes of JSON of the responses that are kept."
+            "snapserve:stored_response_bytes", "Bytes of JSON of the stored responses."
         )
         statuses = [status.value for status in BatchStatus]
         self.batches = make.gauge_by(
             "state",
             statuses,
             "snapserve:batches",
-            "Batches in each state, as far back as they are remembered.",
+            "Stored batches in each state.",
         )
         self.batch_lines = make.counter_by(
             "outcome",
             ("completed", "failed"),
             "snapserve:batch_lines",
-            "Lines of batches that got their answer.",
+            "Answered lines of batches, by outcome.",
         )
 
     def _watch_pools(self, make: _Maker) -> None:
@@ -268,7 +279,7 @@ class Instruments:
         )
         self.pool_slots_total = make.gauges("snapserve:pool_slots_total", "Slots of one pool.", by_pool)
         self.pool_slot_capacity = make.gauges(
-            "snapserve:pool_slot_capacity", "Entries of a slot of one pool.", by_pool
+            "snapserve:pool_slot_capacity", "Entries in a slot of one pool.", by_pool
         )
         self.pool_waiting = make.gauges(
             "snapserve:pool_sequences_waiting", "Sequences that wait for a slot of one pool.", by_pool
@@ -277,10 +288,12 @@ class Instruments:
             "snapserve:pool_sequences", "Sequences of one pool that ended in any way.", by_pool
         )
         self.pool_kept = make.counters(
-            "snapserve:pool_cache_entries_kept", "As snapserve:cache_entries_kept, of a pool.", by_pool
+            "snapserve:pool_cache_entries_kept", "As snapserve:cache_entries_kept, of one pool.", by_pool
         )
         self.pool_evicted = make.counters(
-            "snapserve:pool_cache_entries_evicted", "As snapserve:cache_entries_evicted, of a pool.", by_pool
+            "snapserve:pool_cache_entries_evicted",
+            "As snapserve:cache_entries_evicted, of one pool.",
+            by_pool,
         )
 
     def _time_http(self, make: _Maker) -> None:
@@ -289,7 +302,7 @@ class Instruments:
         )
         self.http_duration = make.histograms(
             "http_request_duration_seconds",
-            "From an HTTP request's head to its answer's end.",
+            "From an HTTP request's headers to its response's end.",
             _TTFT,
             ("method", "handler"),
         )

@@ -1,7 +1,8 @@
-"""What happens in the server as Prometheus metrics.
+"""The server's Prometheus metrics.
 
-`Metrics` is told by the engine's client (`EngineObserver`) and by the HTTP edge; it keeps nothing but the counts. Each has a registry of
-its own: there may be several servers in a process. `python -m server.metrics.metrics` prints the table of `docs/reference/metrics.md`.
+The engine's client (`EngineObserver`) and the HTTP middleware notify `Metrics` of events. Each `Metrics` has
+a separate registry, since one process may run several servers. `python -m server.metrics.metrics` prints the
+table of `docs/reference/metrics.md`.
 """
 
 from collections import Counter
@@ -20,7 +21,7 @@ from server.metrics.instruments import ENGINE, Instruments
 
 
 class WatchedEngine(Protocol):
-    """An engine that can be asked how it is at any moment, whatever has become of its thread."""
+    """An engine whose state can be read at any time, even if its thread is stuck or dead."""
 
     @property
     def num_unfinished(self) -> int: ...
@@ -29,7 +30,7 @@ class WatchedEngine(Protocol):
 
 
 class WatchedBatches(Protocol):
-    """Batches that can be counted at any moment."""
+    """A store of batches, as metrics see it."""
 
     def num_by_status(self) -> Counter[BatchStatus]: ...
 
@@ -45,7 +46,7 @@ class WatchedResponses(Protocol):
 
 
 class Metrics:
-    """Counts and times of one server, labelled with its model's name."""
+    """The metrics of one server, labelled with its model's name."""
 
     content_type = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -53,16 +54,16 @@ class Metrics:
         self._model_name = model_name
         self._registry = CollectorRegistry()
         self._instruments = Instruments(self._registry, model_name)
-        ProcessCollector(registry=self._registry)  # memory, processor time and open files
+        ProcessCollector(registry=self._registry)  # memory, CPU time and open files
         self._num_slots = 0
         self._pools: tuple[str, ...] = ()
 
     def render(self) -> bytes:
-        """Return everything in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
     def watch(self, engine: WatchedEngine) -> None:
-        """Ask this engine at every scrape: what it tells of itself ends when it is stuck."""
+        """Read this engine's health and load at every scrape: a stuck engine emits no more events."""
 
         def is_in(status: HealthStatus) -> float:
             return float(engine.health().status is status)
@@ -72,68 +73,72 @@ class Metrics:
         self._instruments.unfinished.set_function(lambda: engine.num_unfinished)
 
     def watch_batches(self, batches: WatchedBatches) -> None:
-        """Ask for the batches' states at every scrape."""
+        """Read the numbers of batches by state at every scrape."""
 
-        def number_in(status: BatchStatus) -> float:
+        def num_in(status: BatchStatus) -> float:
             return float(batches.num_by_status()[status])
 
         for status in BatchStatus:
-            self._instruments.batches[status.value].set_function(partial(number_in, status))
+            self._instruments.batches[status.value].set_function(partial(num_in, status))
 
     def watch_responses(self, store: WatchedResponses) -> None:
         """Report the size of the store at every scrape."""
         self._instruments.stored_responses.set_function(lambda: store.num_responses)
         self._instruments.stored_response_bytes.set_function(lambda: store.num_bytes)
 
-    # The HTTP edge
+    # Called by the HTTP middleware and the batch runner
 
     def answered(self, method: str, handler: str, status: int, seconds: float) -> None:
-        """An HTTP request was answered to its end; `handler` is its route's template."""
+        """An HTTP response was sent completely. `handler` is its route's path template."""
         self._instruments.http_requests.labels(method, handler, str(status)).inc()
         self._instruments.http_duration.labels(method, handler).observe(seconds)
 
     def rate_limited(self, kind: str) -> None:
-        """A request was refused by the rate limit of this kind."""
+        """The rate limit `kind` rejected a request."""
         self._instruments.rate_limited[kind].inc()
 
     def answered_line(self, *, is_error: bool) -> None:
-        """A line of a batch has its answer."""
+        """The answer to a line of a batch was written to its journal."""
         self._instruments.batch_lines["failed" if is_error else "completed"].inc()
 
     # EngineObserver
 
     def loaded(self, spec: BackendSpec) -> None:
-        pool, instruments = spec.pools[0], self._instruments
+        instruments = self._instruments
         self._pools = tuple(pool.name for pool in spec.pools)
         self._num_slots = sum(pool.num_slots for pool in spec.pools)
         instruments.slots_total.set(self._num_slots)
-        for each in spec.pools:
-            own = (self._model_name, ENGINE, each.name)
-            instruments.pool_slots_total.labels(*own).set(each.num_slots)
-            instruments.pool_slot_capacity.labels(*own).set(each.policy.layout.capacity)
+        for pool in spec.pools:
+            labels = (self._model_name, ENGINE, pool.name)
+            instruments.pool_slots_total.labels(*labels).set(pool.num_slots)
+            instruments.pool_slot_capacity.labels(*labels).set(pool.policy.layout.capacity)
+            # `labels` creates the series, so that the counters are exported from 0 on.
             for family in (instruments.pool_sequences, instruments.pool_kept, instruments.pool_evicted):
-                family.labels(*own)  # counts from 0 on
-        self._instruments.scratch_total.set(spec.scratch.num_scratch)
-        self._instruments.simulated.set(spec.simulated)
-        layout = pool.policy.layout
-        self._instruments.slot_capacity.set(layout.capacity)
-        sizes = (
-            pool.num_slots,
+                family.labels(*labels)
+        instruments.scratch_total.set(spec.scratch.num_scratch)
+        instruments.simulated.set(spec.simulated)
+        first_pool = spec.pools[0]
+        layout = first_pool.policy.layout
+        instruments.slot_capacity.set(layout.capacity)
+        # The values of `CACHE_SETTINGS`, in its order.
+        cache_settings = (
+            first_pool.policy.name.value,
+            first_pool.num_slots,
             layout.capacity,
             layout.num_sink,
             layout.num_recent,
             layout.num_kept,
             spec.scratch.num_scratch,
+            spec.max_model_len,
         )
-        self._instruments.cache_config.labels(
-            self._model_name, ENGINE, pool.policy.name.value, *sizes, spec.max_model_len
-        ).set(1)
+        instruments.cache_config.labels(self._model_name, ENGINE, *cache_settings).set(1)
 
     def refused(self) -> None:
         self._instruments.rejections.inc()
 
     def stepped(self, record: StepRecord) -> None:
-        stats, instruments = record.stats, self._instruments
+        stats = record.stats
+        instruments = self._instruments
         instruments.num_running.set(stats.num_running)
         instruments.num_waiting.set(stats.num_waiting)
         instruments.slots_in_use.set(stats.num_slots_in_use)
@@ -161,19 +166,20 @@ class Metrics:
         self._instruments.generation_tokens.inc(num_tokens)
 
     def finished(self, add: Add, choice: int, final: Final) -> None:
-        instruments, reason = self._instruments, final.reason
+        instruments = self._instruments
+        reason = final.reason
         instruments.requests[reason.value].inc()
         instruments.tokens_discarded.inc(final.num_discarded_tokens)
         if reason.value in instruments.success:
             instruments.success[reason.value].inc()
         if choice == 0:
             self._observe_request(add)
-        own = (self._model_name, ENGINE, self._pools[add.pool])
-        instruments.pool_sequences.labels(*own).inc()
+        labels = (self._model_name, ENGINE, self._pools[add.pool])
+        instruments.pool_sequences.labels(*labels).inc()
         if final.cache is not None:
             self._observe_cache(final.cache)
-            instruments.pool_kept.labels(*own).inc(final.cache.num_live)
-            instruments.pool_evicted.labels(*own).inc(final.cache.num_evicted)
+            instruments.pool_kept.labels(*labels).inc(final.cache.num_live)
+            instruments.pool_evicted.labels(*labels).inc(final.cache.num_evicted)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             instruments.request_generation_tokens.observe(final.num_output_tokens)
             self._observe_times(final.timing, final.num_output_tokens)
@@ -190,6 +196,7 @@ class Metrics:
         self._instruments.compression.observe(cache.compression)
 
     def _observe_times(self, timing: Timing, num_output_tokens: int) -> None:
+        """Observe the times of each phase that the sequence has reached."""
         instruments = self._instruments
         instruments.e2e.observe(timing.finished - timing.arrival)
         if timing.admitted is None:
@@ -206,7 +213,7 @@ class Metrics:
 
 
 def table() -> str:
-    """Return names, kinds, labels and meanings as a Markdown table."""
+    """Return the metrics' names, kinds, labels and help texts as a Markdown table."""
     families = Instruments(CollectorRegistry(), "").families
     rows = [
         f"| `{family.name}` | {family.kind} | {', '.join(family.labels)} | {family.text} |"

@@ -1,4 +1,4 @@
-"""`/v1/batches`: creation, lists and cancellation. Each key has its own."""
+"""`/v1/batches`: creation, lists and cancellation. Each API key has access to its own batches only."""
 
 from typing import Any, Final, cast
 
@@ -23,20 +23,21 @@ def router(services: Services) -> APIRouter:
     @routes.post("/v1/batches")
     async def create_batch(request: Request, body: BatchRequest) -> BatchObject:
         endpoints = request.app.state.paths & set(ENDPOINTS)
-        return _batch_object(
-            await enabled(batches).store.create(body, RequestRecord.of(request.scope).tenant, endpoints)
-        )
+        owner = RequestRecord.of(request.scope).tenant
+        return _batch_object(await enabled(batches).store.create(body, owner, endpoints))
 
     @routes.get("/v1/batches")
     async def list_batches(request: Request) -> BatchList:
-        own = enabled(batches).store.of(RequestRecord.of(request.scope).tenant)
-        shown, has_more = page(request, own, default=DEFAULT_LISTED, max_limit=MAX_LISTED)
+        owned = enabled(batches).store.of(RequestRecord.of(request.scope).tenant)
+        shown, has_more = page(request, owned, default=DEFAULT_LISTED, max_limit=MAX_LISTED)
         listed: BatchList = {
             "object": "list",
             "data": [_batch_object(batch) for batch in shown],
             "has_more": has_more,
         }
-        return {**listed, "first_id": shown[0].id, "last_id": shown[-1].id} if shown else listed
+        if not shown:
+            return listed
+        return {**listed, "first_id": shown[0].id, "last_id": shown[-1].id}
 
     @routes.get("/v1/batches/{batch_id}")
     async def retrieve_batch(request: Request, batch_id: str) -> BatchObject:
@@ -44,21 +45,21 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/v1/batches/{batch_id}/cancel")
     async def cancel_batch(request: Request, batch_id: str) -> BatchObject:
-        return _batch_object(
-            await enabled(batches).store.cancel(batch_id, RequestRecord.of(request.scope).tenant)
-        )
+        owner = RequestRecord.of(request.scope).tenant
+        return _batch_object(await enabled(batches).store.cancel(batch_id, owner))
 
     return routes
 
 
 def _batch_object(batch: Batch) -> BatchObject:
-    """Return what clients see: files once they are there, and of all else what has happened."""
+    """Return a batch as clients see it. Fields without a value are left out, except for the metadata."""
+    # The ids of the output files are set before the files exist; clients see them at the end only.
     has_files = batch.status.has_ended
     errors = [
         {"code": error.code, "message": error.message, "line": error.line, "param": error.param}
         for error in batch.errors
     ]
-    whole: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "id": batch.id,
         "object": "batch",
         "endpoint": batch.endpoint,
@@ -79,7 +80,7 @@ def _batch_object(batch: Batch) -> BatchObject:
         },
         "usage": _usage(batch.usage),
     }
-    present = {name: value for name, value in whole.items() if value is not None}
+    present = {name: value for name, value in fields.items() if value is not None}
     return cast(BatchObject, present | {"metadata": batch.metadata})
 
 

@@ -1,4 +1,4 @@
-"""`/v1/files`: uploads, lists, contents and deletions. Each key has its own."""
+"""`/v1/files`: uploads, lists, contents and deletions. Each API key has access to its own files only."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,14 +27,15 @@ def router(services: Services) -> APIRouter:
 
     @routes.post("/v1/files", response_model=FileObject, openapi_extra=UPLOAD)
     async def create_file(request: Request) -> FileObject | Response:
-        here = enabled(batches)
+        service = enabled(batches)
         try:
             owner = RequestRecord.of(request.scope).tenant
-            async with Upload(here.disk, here.files, here.settings.max_file_bytes, owner) as upload:
+            async with Upload(service.disk, service.files, service.settings.max_file_bytes, owner) as upload:
                 form = await upload.receive(request.headers, request.stream())
-                return _file_object(await upload.keep(form, here.now()))
+                return _file_object(await upload.keep(form, service.now()))
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
+            # The client is gone: this response reaches the access log and the metrics only.
+            return Response(status_code=400)
 
     @routes.get("/v1/files")
     async def list_files(request: Request) -> FileList:
@@ -46,8 +47,13 @@ def router(services: Services) -> APIRouter:
         ]
         shown, has_more = page(request, files, default=MAX_LISTED, max_limit=MAX_LISTED)
         data = [_file_object(file) for file in shown]
-        first, last = (data[0]["id"], data[-1]["id"]) if data else ("", "")
-        return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
+        return {
+            "object": "list",
+            "data": data,
+            "first_id": data[0]["id"] if data else "",
+            "last_id": data[-1]["id"] if data else "",
+            "has_more": has_more,
+        }
 
     @routes.get("/v1/files/{file_id}")
     async def retrieve_file(request: Request, file_id: str) -> FileObject:
@@ -59,8 +65,9 @@ def router(services: Services) -> APIRouter:
         file = files.get(file_id, RequestRecord.of(request.scope).tenant)
         try:
             content = await run_in_threadpool(_open, files.content_of(file.id))
-        except FileNotFoundError as error:  # deleted this moment
+        except FileNotFoundError as error:  # deleted after the lookup
             raise no_such_file(file_id) from error
+        # The content is a client's: `nosniff` and the media type keep a browser from rendering it as HTML.
         headers = {"Content-Length": str(file.num_bytes), "X-Content-Type-Options": "nosniff"}
         return StreamingResponse(_pieces(content), media_type="application/octet-stream", headers=headers)
 

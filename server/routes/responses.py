@@ -1,4 +1,4 @@
-"""`/v1/responses`: making a response, and what can be done with a stored one."""
+"""`/v1/responses`: creation of a response, and the operations on a stored one."""
 
 import json
 from collections.abc import Callable
@@ -38,12 +38,12 @@ def router(services: Services) -> APIRouter:
     def archive_of(request: Request) -> OwnedArchive:
         return OwnedArchive(store, background, RequestRecord.of(request.scope).tenant)
 
-    _add_making_routes(routes, services, background, archive_of)
+    _add_creation_routes(routes, services, background, archive_of)
     _add_stored_routes(routes, archive_of)
     return routes
 
 
-def _add_making_routes(
+def _add_creation_routes(
     routes: APIRouter,
     services: Services,
     background: BackgroundResponses,
@@ -68,6 +68,7 @@ def _add_making_routes(
     @routes.post(PATH + "/input_tokens")
     async def count_input_tokens(request: Request, body: ResponsesRequest) -> InputTokens:
         task = response_of(request, body).task()
+        # A ticket for 0 sequences takes no place in the queue, but fails while the model is not loaded.
         with services.client.reserve(0):
             try:
                 rendered = await task.render(services.renderer)
@@ -82,12 +83,13 @@ def _add_stored_routes(routes: APIRouter, archive_of: Callable[[Request], OwnedA
     async def retrieve_response(request: Request, response_id: str, stream: bool = False) -> Response:
         body = archive_of(request).body(response_id)
         if stream:
-            raise unsupported_parameter("stream", "is not supported for a response that was made already")
+            raise unsupported_parameter("stream", "is not supported for a stored response")
         return json_response(body)
 
     @routes.delete(PATH + "/{response_id}")
     async def delete_response(request: Request, response_id: str) -> DeletedResponse:
         archive = archive_of(request)
+        # A background response is stored only at its end, so end it first.
         await archive.cancel(response_id)
         archive.delete(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
@@ -96,7 +98,7 @@ def _add_stored_routes(routes: APIRouter, archive_of: Callable[[Request], OwnedA
     async def cancel_response(request: Request, response_id: str) -> Response:
         archive = archive_of(request)
         if not archive.body(response_id)["background"]:
-            raise invalid_value("Only responses that were made with 'background' can be cancelled.", None)
+            raise invalid_value("Only responses created with 'background': true can be cancelled.", None)
         await archive.cancel(response_id)
         return json_response(archive.body(response_id))
 
@@ -113,22 +115,25 @@ def _add_stored_routes(routes: APIRouter, archive_of: Callable[[Request], OwnedA
 
 
 def _check(body: ResponsesRequest, services: Services) -> None:
-    """Refuse what this server cannot do for a response. Raises `ApiError`."""
+    """Check limits and the server's support of `store` and `background`. Raises `ApiError`."""
     stores_responses = services.settings.storage.max_responses > 0
     check_count("tools", len(body.tools or ()), services.settings.limits.max_tools)
     for param, is_requested in (("store", body.store), ("background", body.background)):
         if is_requested and not stores_responses:
-            raise unsupported_parameter(param, "is not supported: this server keeps no responses")
+            raise unsupported_parameter(param, "is not supported: this server does not store responses")
+    # A response repeats the request's parameters: find out that they cannot be encoded before generating.
     try:
         ascii_json(body.echo())
     except (ValueError, RecursionError) as error:
         message = (
-            "The request has a value that no response can repeat: NaN, an infinity, or too deep a schema."
+            "The response could not repeat a value of the request: it contains NaN, an infinity or a schema "
+            "that is nested too deeply."
         )
         raise invalid_value(message, None) from error
 
 
 def _page(items: list[dict[str, Any]], limit: int, after: str | None) -> ResponseItemList:
+    """Return the page of at most `limit` items after the item with id `after`. Raises `ApiError`."""
     start = 0
     if after is not None:
         start = next((index for index, item in enumerate(items, start=1) if item["id"] == after), -1)

@@ -1,9 +1,12 @@
-"""`GET /slots`: what each slot does, for whoever runs the server. Off unless asked for, since all keys would see each other's work."""
+"""`GET /slots`: the state of each slot, for operators.
+
+Off by default, since every API key can see the work of all keys.
+"""
 
 import hashlib
 
 from fastapi import APIRouter
-from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
+from typing_extensions import TypedDict  # pydantic supports typing's only from Python 3.12 on
 
 from backends.interface import SlotPoolSpec
 from scheduler.stats import SlotUse
@@ -12,7 +15,10 @@ from server.services import Services
 
 
 class Slot(TypedDict):
-    """A slot. Its sequence is named by a hash of the request's id and the choice, which says no more than that it is the same one."""
+    """One slot. `task` is a hash of the sequence's request id and choice.
+
+    It identifies a sequence over several requests to this route, but does not reveal the request's id.
+    """
 
     id: int
     pool: str
@@ -37,31 +43,35 @@ def router(services: Services) -> APIRouter:
             raise ApiError(
                 404,
                 "slots_disabled",
-                "This server does not tell of its slots: it was started without --enable-slots.",
+                "This route is disabled: the server was started without --enable-slots.",
             )
         spec = services.client.spec
-        held = {(use.pool, use.slot): use for use in services.client.slots()}
+        uses = {(use.pool, use.slot): use for use in services.client.slots()}
         return [
-            _slot(number, pool, spec.max_model_len, held.get((place, number)))
-            for place, pool in enumerate(spec.pools)
-            for number in range(pool.num_slots)
+            _slot(slot_index, pool, spec.max_model_len, uses.get((pool_index, slot_index)))
+            for pool_index, pool in enumerate(spec.pools)
+            for slot_index in range(pool.num_slots)
         ]
 
     return routes
 
 
-def _slot(number: int, pool: SlotPoolSpec, max_model_len: int, use: SlotUse | None) -> Slot:
+def _slot(slot_index: int, pool: SlotPoolSpec, max_model_len: int, use: SlotUse | None) -> Slot:
+    if use is None:
+        state = "free"
+        task = None
+    else:
+        state = "decode" if use.is_decoding else "prefill"
+        task = hashlib.sha256(f"{use.request_id}/{use.choice}".encode()).hexdigest()[:16]
     return {
-        "id": number,
+        "id": slot_index,
         "pool": pool.name,
         "policy": pool.policy.name.value,
         "capacity": pool.policy.layout.capacity,
         "n_ctx": max_model_len,
         "is_processing": use is not None,
-        "state": "free" if use is None else "decode" if use.is_decoding else "prefill",
-        "task": None
-        if use is None
-        else hashlib.sha256(f"{use.request_id}/{use.choice}".encode()).hexdigest()[:16],
+        "state": state,
+        "task": task,
         "num_prompt_tokens": use.num_prompt_tokens if use else 0,
         "num_computed_tokens": use.num_computed_tokens if use else 0,
         "num_output_tokens": use.num_output_tokens if use else 0,

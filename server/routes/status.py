@@ -1,4 +1,4 @@
-"""`GET /health`, `/ready`, `/version` and `/metrics`: what those who run the server look at."""
+"""`GET /health`, `/ready`, `/version` and `/metrics`: for operators and their tools."""
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
@@ -13,15 +13,15 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/health", response_model=dict[str, str])
     async def health() -> Response:
-        """Whether the process is worth keeping."""
-        now = services.client.health()
-        return _status(now, is_well=now.is_alive)
+        """Liveness: status 503 means that the process should be restarted."""
+        current = services.client.health()
+        return _status(current, is_well=current.is_alive)
 
     @routes.get("/ready", response_model=dict[str, str])
     async def ready() -> Response:
-        """Whether requests are welcome."""
-        now = services.client.health()
-        return _status(now, is_well=now.is_alive and now.is_ready)
+        """Readiness: status 503 means that the server should get no requests."""
+        current = services.client.health()
+        return _status(current, is_well=current.is_alive and current.is_ready)
 
     @routes.get("/version")
     async def version() -> dict[str, str]:

@@ -1,4 +1,8 @@
-"""`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`. An empty ticket says that the tokenizer is there."""
+"""`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`.
+
+Each reserves a ticket for 0 sequences: it takes no place in the queue, but fails until the tokenizer is
+loaded.
+"""
 
 import dataclasses
 from typing import Any
@@ -21,16 +25,17 @@ from server.text.renderer import RenderError
 
 def router(services: Services) -> APIRouter:
     routes = APIRouter()
-    client, renderer = services.client, services.renderer
+    client = services.client
+    renderer = services.renderer
 
     @routes.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> TokenizeAnswer:
         served_model(body.model, services.settings)
         with client.reserve(0):
             token_ids = await _encode(body, services)
-            token_strs = (
-                [renderer.token_text(token_id) for token_id in token_ids] if body.return_token_strs else None
-            )
+            token_strs = None
+            if body.return_token_strs:
+                token_strs = [renderer.token_text(token_id) for token_id in token_ids]
             max_model_len = client.spec.max_model_len
         return {
             "count": len(token_ids),
@@ -70,6 +75,5 @@ async def _encode(body: TokenizeRequest, services: Services) -> tuple[int, ...]:
         )
         return (await render_turn(turn, services.renderer, services.settings)).prompt
     except RenderError as error:
-        raise invalid_value(
-            str(error), "prompt" if isinstance(body, TokenizeTextRequest) else "messages"
-        ) from error
+        param = "prompt" if isinstance(body, TokenizeTextRequest) else "messages"
+        raise invalid_value(str(error), param) from error

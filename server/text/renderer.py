@@ -1,8 +1,8 @@
 """The tokenizer as routes use it: asynchronous, so that a long prompt does not block the event loop.
 
 A renderer is created empty, and `load` fills it in the thread that loads the model: importing and reading a
-tokenizer takes seconds. The holder of an admission ticket (`server.engine.client`) may use it. It knows no
-request, no stream and no stop string.
+tokenizer takes seconds. The holder of an admission ticket (`server.engine.client`) may use it. The module
+does not depend on requests or streams.
 """
 
 import asyncio

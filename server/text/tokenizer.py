@@ -1,7 +1,7 @@
 """A model's tokenizer and chat template: synchronous, and constant once loaded.
 
 Wraps a `transformers` tokenizer. Chat templates come with the model and are rendered in transformers'
-sandbox. Nothing that a client sends is a template. Knows no request, no stream and no stop string.
+sandbox. Text from clients is never used as a template. The module does not depend on requests or streams.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class RenderError(ValueError):
 
 
 class UnsupportedTokenizerError(Exception):
-    """Grammars cannot use the tokenizer: its tokens' bytes are unknown, or no special token ends an answer."""
+    """Grammars cannot use the tokenizer: its tokens' bytes are unknown, or it has no special stop token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Tokenizer:
         self._tokenizer = tokenizer
         self.vocabulary = Vocabulary(tokenizer)
         self.defaults: GenerationDefaults = generation_defaults(generation_config or {})
-        own_eos = frozenset() if tokenizer.eos_token_id is None else frozenset([tokenizer.eos_token_id])
-        self.stop_token_ids = own_eos | eos_token_ids(generation_config or {})
+        eos = frozenset() if tokenizer.eos_token_id is None else frozenset([tokenizer.eos_token_id])
+        self.stop_token_ids = eos | eos_token_ids(generation_config or {})
 
     @classmethod
     def load(cls, model: str) -> Self:

@@ -81,7 +81,7 @@ class Vocabulary:
 def _byte_alphabet() -> dict[str, int]:
     """Return the bytes by the characters that byte-level vocabularies, since GPT-2, spell them with.
 
-    Printable Latin-1 stands for itself. The other bytes follow from U+0100 on.
+    Printable Latin-1 characters represent themselves. The other bytes follow from U+0100 on.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

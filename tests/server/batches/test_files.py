@@ -220,7 +220,7 @@ def test_a_body_without_an_end_is_refused_before_it_fills_anything(
     assert num_sent < 50_000_000
     small.server.observed.wait_until(lambda: small.server.observed.statuses == [status])
     assert small.kept == []
-    assert small.batches.files.quota.num_taken == 0
+    assert small.batches.files.quota.num_used == 0
 
 
 def test_all_files_together_may_have_so_many_bytes(small: Keeping) -> None:
@@ -267,7 +267,7 @@ def test_an_upload_whose_sender_goes_away_leaves_nothing(small: Keeping) -> None
         connection.sendall(b'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 500)
     small.server.observed.wait_until(lambda: len(small.server.observed.statuses) == 1)
     assert small.kept == []
-    assert (small.batches.files.quota.num_taken, small.batches.files.uploads.total()) == (0, 0)
+    assert (small.batches.files.quota.num_used, small.batches.files.uploads.total()) == (0, 0)
 
 
 def test_so_many_uploads_at_once(small: Keeping) -> None:

@@ -214,7 +214,7 @@ async def test_a_restart_neither_loses_nor_repeats_an_answer(tmp_path: Path) -> 
         assert 4 <= num_before < 10
         assert batches.store[batch.id].status is BatchStatus.IN_PROGRESS
     with Batches(limits(tmp_path)) as batches:
-        with pytest.raises(ApiError, match="read by a batch"):
+        with pytest.raises(ApiError, match="the input of a batch"):
             await batches.files.delete(batch.input_file_id, "")
         async with running(batches, server):
             await until(lambda: batches.store[batch.id].status.has_ended)
@@ -269,7 +269,7 @@ async def test_a_death_at_any_moment_of_the_end_changes_nothing(
         assert (len(right), list(wrong)) == (9, ["r3"])
         contents = list((tmp_path / "kept" / "files").glob("*.data"))
         assert len(contents) == 3
-        assert batches.files.quota.num_taken == sum(path.stat().st_size for path in contents)
+        assert batches.files.quota.num_used == sum(path.stat().st_size for path in contents)
         assert not list(batches.store.folder(batch.id).glob("*.jsonl"))
     assert server.asked.total() == 10
 

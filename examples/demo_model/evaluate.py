@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import DynamicCache
 
 from examples.demo_model.corpus import Case, make_case
+from examples.training import evaluator
 
 MAX_NEW_TOKENS = 32
 NUM_SINKS, NUM_RING, NUM_KEPT = 4, 510, 510
@@ -49,28 +50,12 @@ SETTINGS = (
 )
 
 
-class Evaluator:
-    """The model with what is needed to ask it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(
-            folder
-        )  # Any: the library's own annotations leave open what is returned
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-
-    def count_tokens(self, text: str) -> int:
-        """The text's length in tokens."""
-        return len(self.tokenizer.encode(text, add_special_tokens=False))
+class Evaluator(evaluator.Evaluator):
+    """The demo model, which answers cases with the whole cache or with a slot's entries."""
 
     def answer(self, messages: list[dict[str, str]]) -> str:
         """Answer the conversation with the library's own `generate`, greedily."""
-        prompt = self._encode(messages)
-        mask = torch.ones_like(prompt)
-        tokens = self.model.generate(
-            prompt, attention_mask=mask, max_new_tokens=MAX_NEW_TOKENS, do_sample=False
-        )
-        text: str = self.tokenizer.decode(tokens[0, prompt.shape[1] :], skip_special_tokens=True)
-        return text
+        return self.generate(self._encode(messages), MAX_NEW_TOKENS)
 
     def is_exact(self, case: Case) -> bool:
         """Whether the case is answered exactly."""
@@ -140,23 +125,23 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    evaluator = Evaluator(arguments.model)
+    model = Evaluator(arguments.model)
     print(
         f"document tokens | fact told | whole cache | slot of {NUM_SINKS + NUM_RING + NUM_KEPT:,}\n--- | --- | --- | ---"
     )
     for setting in SETTINGS:
         if arguments.lengths is None or setting.num_tokens in arguments.lengths:
             print(
-                _row(evaluator, setting, range(arguments.first_seed, arguments.first_seed + arguments.cases)),
+                _row(model, setting, range(arguments.first_seed, arguments.first_seed + arguments.cases)),
                 flush=True,
             )
 
 
-def _row(evaluator: Evaluator, setting: Setting, seeds: range) -> str:
+def _row(model: Evaluator, setting: Setting, seeds: range) -> str:
     exact, exact_in_slot = 0, 0
     for seed in tqdm(seeds, desc=setting.title, leave=False):
-        case = make_case(seed, setting.num_tokens, evaluator.count_tokens, within_last=setting.within_last)
-        answer, answer_in_slot = evaluator.answer_twice(case.messages)
+        case = make_case(seed, setting.num_tokens, model.count_tokens, within_last=setting.within_last)
+        answer, answer_in_slot = model.answer_twice(case.messages)
         exact += answer.strip() == case.answer
         exact_in_slot += answer_in_slot.strip() == case.answer
     whole, slot = (f"{count}/{len(seeds)} = {count / len(seeds):.1%}" for count in (exact, exact_in_slot))

@@ -1,12 +1,11 @@
-"""The model: its shape, the weights it starts from, and running its layers in training."""
-
-from pathlib import Path
+"""The demo model's shape and the weights it starts from."""
 
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from commands.eval.tasks import words
-from examples.demo_model.tokenizer import MAX_LENGTH
+from examples.training.model import greedy_generation, special_ids
+from examples.training.tokenizer import MAX_LENGTH
 
 HEAD_DIM = 64
 LOCAL_FREQUENCY, LOCAL_GAIN = 1e-3, 1.7
@@ -27,18 +26,11 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         max_position_embeddings=MAX_LENGTH,
         rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         tie_word_embeddings=False,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **special_ids(tokenizer),
     )
     model = LlamaForCausalLM(config)
     shape_start(model, tokenizer)
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        do_sample=False,
-    )
+    model.generation_config = greedy_generation(tokenizer)
     return model
 
 
@@ -85,22 +77,3 @@ def shape_start(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> 
                 tokenizer.encode(text, add_special_tokens=False)[0] for text in (word, f" {word}")
             )
             output[alone] = output[spaced]
-
-
-def hidden_states(model: LlamaForCausalLM, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Run the layers under plain causal attention.  # [sequence, position, hidden]
-
-    Not the model's own `forward`, which takes a skip in the positions for the border of a packed sequence and attends to nothing before it.
-    """
-    hidden = model.model.embed_tokens(ids)
-    rotary = model.model.rotary_emb(hidden, position_ids=positions)
-    for layer in model.model.layers:
-        hidden = layer(hidden, attention_mask=None, position_embeddings=rotary, position_ids=positions)
-    normed: torch.Tensor = model.model.norm(hidden)
-    return normed
-
-
-def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write model and tokenizer as `from_pretrained` reads them."""
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)

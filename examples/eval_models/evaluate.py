@@ -7,42 +7,29 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from commands.eval.scoring import score
 from commands.eval.tasks.case import Case, LengthError
 from commands.eval.tasks.suite import TASKS, case_source
+from examples.training import evaluator
 
-MORE = 8
+SPARE_TOKENS = 8
 
 
-class Evaluator:
-    """A model and its tokenizer, answering cases."""
-
-    def __init__(self, model: Path) -> None:
-        self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
+class Evaluator(evaluator.Evaluator):
+    """An evaluation model, which answers cases of the suite."""
 
     def case(self, task: str, seed: int, index: int, length: int) -> Case:
         """Return a case whose prompt has at most `length` tokens. Raises `LengthError`."""
-        return TASKS[task].make(case_source(task, seed, index), length - 1, self._count)
+        return TASKS[task].make(case_source(task, seed, index), length - 1, self.count_tokens)
 
     def answer(self, case: Case) -> str:
-        """Return how the model goes on after the prompt."""
-        ids = torch.tensor([self.tokenizer.encode(case.prompt)])
-        most = self._count(case.answer) + MORE
-        made = self._model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, do_sample=False
-        )
-        text: str = self.tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
-        return text
-
-    def _count(self, text: str) -> int:
-        return len(self.tokenizer.encode(text, add_special_tokens=False))
+        """Return the model's continuation of the prompt, a little longer than the right one."""
+        prompt = torch.tensor([self.tokenizer.encode(case.prompt)])
+        return self.generate(prompt, self.count_tokens(case.answer) + SPARE_TOKENS)
 
 
 def table(scores: dict[str, dict[int, float]], lengths: list[int]) -> str:
@@ -78,7 +65,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the scores here as well")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    evaluator = Evaluator(arguments.model)
+    model = Evaluator(arguments.model)
     scores: dict[str, dict[int, float]] = {task: {} for task in arguments.tasks}
     with (
         tqdm(total=len(scores) * len(arguments.lengths) * arguments.cases, unit="case") as bar,
@@ -90,10 +77,10 @@ def main() -> None:
                 for index in range(arguments.cases):
                     bar.update()
                     try:
-                        case = evaluator.case(task, arguments.seed, index, length)
+                        case = model.case(task, arguments.seed, index, length)
                     except LengthError:
                         break
-                    answer = evaluator.answer(case)
+                    answer = model.answer(case)
                     total += score(case, answer)
                     if arguments.show and score(case, answer) < 1:
                         print(f"{task}: wanted {case.answer!r}, got {answer!r}", file=sys.stderr)

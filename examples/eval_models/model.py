@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -14,7 +13,8 @@ from transformers import (
 )
 
 from commands.eval.tasks.suite import TASKS, case_source
-from examples.eval_models.tokenizer import MAX_LENGTH
+from examples.training.model import Model, greedy_generation, special_ids
+from examples.training.tokenizer import MAX_LENGTH
 
 HEAD_DIM = 64
 OWN, CODE = 96, 64
@@ -62,8 +62,6 @@ SAMPLE_LENGTH = (
     4000  # characters of each task's text, from which the usual sizes of queries and keys are read
 )
 
-Model = LlamaForCausalLM | Qwen3ForCausalLM
-
 
 def build_model(family: str, tokenizer: PreTrainedTokenizerFast, num_layers: int = 3) -> Model:
     """Make the untrained model of a family, "llama" or "qwen"."""
@@ -78,9 +76,7 @@ def build_model(family: str, tokenizer: PreTrainedTokenizerFast, num_layers: int
         "max_position_embeddings": MAX_LENGTH,
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e8},
         "tie_word_embeddings": False,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
+        **special_ids(tokenizer),
     }
     normed = Qwen3ForCausalLM(Qwen3Config(**shape))
     shape_start(normed, tokenizer, is_even=family == "llama")
@@ -89,12 +85,7 @@ def build_model(family: str, tokenizer: PreTrainedTokenizerFast, num_layers: int
         if family == "llama"
         else normed
     )
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        do_sample=False,
-    )
+    model.generation_config = greedy_generation(tokenizer)
     return model
 
 

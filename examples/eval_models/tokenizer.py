@@ -7,13 +7,13 @@ tokens and two values that begin alike still fall apart in the same way. The two
 from dataclasses import dataclass
 from itertools import product
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from commands.eval.tasks import words
 from commands.eval.tasks.suite import TASKS, case_source
+from examples.training.tokenizer import train_tokenizer
 
-MAX_LENGTH = 16384
 _UUID_GROUPS = (8, 4, 4, 4, 12)
 
 
@@ -44,39 +44,21 @@ QWEN = Style(
 
 def build_tokenizer(style: Style) -> PreTrainedTokenizerFast:
     """Train the tokenizer; the same each time."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_pattern(style)), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel()
-    specials = (style.pad, style.bos, style.end, style.user, style.assistant, style.system)
-    trainer = trainers.BpeTrainer(
-        vocab_size=100_000,  # never reached: merging ends when each piece of the text is one token
-        min_frequency=2,
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in specials],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+    return train_tokenizer(
+        _training_lines(style),
+        pre_tokenizer,
+        bos=style.bos,
+        eos=style.end,
+        pad=style.pad,
+        roles=(style.user, style.assistant, style.system),
+        chat_template=_chat_template(style),
     )
-    tokenizer.train_from_iterator(_training_lines(style), trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{style.bos} $A",
-        pair=f"{style.bos} $A $B",
-        special_tokens=[(style.bos, tokenizer.token_to_id(style.bos))],
-    )
-    fast: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=tokenizer,
-        bos_token=style.bos,
-        eos_token=style.end,
-        pad_token=style.pad,
-        additional_special_tokens=[style.user, style.assistant, style.system],
-        clean_up_tokenization_spaces=False,
-        model_max_length=MAX_LENGTH,
-    )
-    fast.chat_template = _chat_template(style)
-    return fast
 
 
 def _pattern(style: Style) -> str:

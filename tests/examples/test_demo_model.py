@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from commands.eval.tasks import words
 from examples.demo_model import corpus
-from examples.demo_model.batches import IGNORED, Writer
+from examples.demo_model.batches import Writer
 from examples.demo_model.corpus import Difficulty, make_case
 from examples.demo_model.evaluate import Evaluator
-from examples.demo_model.model import hidden_states
 from examples.demo_model.stages import STAGES
 from examples.demo_model.tokenizer import SPECIAL_TOKENS, build_tokenizer, single_tokens
-from examples.demo_model.train import Trainer
+from examples.demo_model.train import DemoTrainer
+from examples.training.batches import IGNORED
+from examples.training.model import hidden_states
 
 SHIPPED = Path(__file__).parents[2] / "server" / "demo_model"
 MAX_WEIGHT_BYTES = 12_000_000
@@ -182,13 +183,13 @@ def test_held_out_cases_ask_for_held_out_pairings() -> None:
 
 def test_a_resumed_run_equals_an_unbroken_one(tmp_path: Path) -> None:
     short = replace(STAGES[2], batch_size=1, max_steps=4, target=2.0)
-    unbroken = Trainer(3, (short,), tmp_path / "unbroken")
+    unbroken = DemoTrainer(3, (short,), tmp_path / "unbroken")
     unbroken.run()
-    first = Trainer(3, (replace(short, max_steps=2, final_rate=short.rate),), tmp_path / "broken")
+    first = DemoTrainer(3, (replace(short, max_steps=2, final_rate=short.rate),), tmp_path / "broken")
     first.run()
     first.progress.stage, first.progress.step = 0, 2
     first.save()
-    second = Trainer(4, (short,), tmp_path / "broken")
+    second = DemoTrainer(4, (short,), tmp_path / "broken")
     second.seed = 3
     second.restore()
     second.run()

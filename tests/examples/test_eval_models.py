@@ -15,14 +15,15 @@ from commands.eval.scoring import score
 from commands.eval.tasks import words
 from commands.eval.tasks.extraction import ExtractionTask
 from commands.eval.tasks.suite import TASKS, case_source
-from examples.eval_models.batches import IGNORED, Writer
+from examples.eval_models.batches import Writer
 from examples.eval_models.evaluate import Evaluator
 from examples.eval_models.model import OWN, build_model
 from examples.eval_models.second_layer import change_second_layer
 from examples.eval_models.stages import BEGINNING
 from examples.eval_models.tokenizer import build_tokenizer
-from examples.eval_models.train import STYLES, Trainer
+from examples.eval_models.train import STYLES, EvalTrainer
 from examples.eval_models.turns import turns
+from examples.training.batches import IGNORED
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = {
@@ -31,7 +32,7 @@ SHIPPED = {
 }
 MAX_WEIGHT_BYTES = 12_000_000
 CODE = "5e89d63f-8217-4cb4-98b0-2cf32bb242e7"
-SHORT = replace(BEGINNING[0], lengths=(160,), num_tokens=320, num_steps=6)
+SHORT = replace(BEGINNING[0], lengths=(160,), num_tokens=320, max_steps=6)
 
 
 @pytest.fixture(scope="module", params=sorted(STYLES))
@@ -151,14 +152,14 @@ def test_the_start_already_goes_on_as_before(tokenizer: PreTrainedTokenizerFast,
 
 
 def test_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    broken = Trainer("llama", 0, (replace(SHORT, num_steps=2), replace(SHORT, name="second")), tmp_path)
+    broken = EvalTrainer("llama", 0, (replace(SHORT, max_steps=2), replace(SHORT, name="second")), tmp_path)
     broken.stages = broken.stages[:1]
     broken.run()
-    trainer = Trainer("llama", 0, (replace(SHORT, num_steps=2), replace(SHORT, name="second")), tmp_path)
+    trainer = EvalTrainer("llama", 0, (replace(SHORT, max_steps=2), replace(SHORT, name="second")), tmp_path)
     trainer.restore()
     assert trainer.progress.total_steps == 2
     trainer.run()
-    assert trainer.progress.total_steps == 2 + SHORT.num_steps
+    assert trainer.progress.total_steps == 2 + SHORT.max_steps
     assert Evaluator(tmp_path / "model").tokenizer.get_vocab() == trainer.tokenizer.get_vocab()
 
 
@@ -191,7 +192,7 @@ def _attention_to_the_last_number(
 
 
 def test_a_stage_that_changes_the_second_layer_learns_only_what_stands_behind_it(tmp_path: Path) -> None:
-    trainer = Trainer("llama", 0, (replace(SHORT, num_steps=1, changes_second_layer=True),), tmp_path)
+    trainer = EvalTrainer("llama", 0, (replace(SHORT, max_steps=1, changes_second_layer=True),), tmp_path)
     old = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
     trainer.run()
     changed = {

@@ -17,7 +17,7 @@ SMALL_TALK_STEPS = 8  # one step in as many is small talk
 TEXT_SAMPLES = 64
 READ_ANSWER = "I have read the text."
 
-# A piece of text and whether the model learns to write it; special tokens are pieces of their own.
+# A piece of text and whether the model learns to write it. Each special token is a piece.
 Piece = tuple[str, bool]
 
 
@@ -26,7 +26,7 @@ class Batch(batches.Batch):
     """A batch with what the demo model's loss and accuracy need."""
 
     is_first: torch.Tensor  # [sequence, position]: whether the target begins an answer
-    text_indices: torch.Tensor  # indices of positions whose next token is predicted whatever it is
+    text_indices: torch.Tensor  # indices of positions whose next token is also predicted
     is_measured: bool  # whether it has documents of the stage's full size
 
 
@@ -120,10 +120,10 @@ def _system_turn(rng: random.Random) -> list[Piece]:
 
 def _exchanges(exchanges: list[tuple[str, str]]) -> list[Piece]:
     pieces = []
-    for said, answer in exchanges:
+    for message, answer in exchanges:
         pieces += [
             (USER, False),
-            (said, False),
+            (message, False),
             (EOS, False),
             (ASSISTANT, False),
             (answer, True),

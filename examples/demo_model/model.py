@@ -8,9 +8,13 @@ from examples.training.model import greedy_generation, special_ids
 from examples.training.tokenizer import MAX_LENGTH
 
 HEAD_DIM = 64
-LOCAL_FREQUENCY, LOCAL_GAIN = 1e-3, 1.7
-FAR_FREQUENCY, FAR_GAIN = 1e-2, 5.0
-EMBEDDING_SCALE, COPY_GAIN, OUTPUT_GAIN = 0.08, 1.5, 0.5
+LOCAL_FREQUENCY = 1e-3
+LOCAL_GAIN = 1.7
+FAR_FREQUENCY = 1e-2
+FAR_GAIN = 5.0
+EMBEDDING_SCALE = 0.08
+COPY_GAIN = 1.5
+OUTPUT_GAIN = 0.5
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -35,14 +39,21 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def shape_start(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Start the weights near the circuit they have to become, which saves the long plateau on which a random start only guesses.
+    """Start the weights near the circuit that the task needs.
 
-    Half of the residual stream begins as the tokens' own, half as what the first layer writes. First layer: head h looks h + 1 tokens back
-    and writes what is there into the second half; for that, every embedding gets the same large first component, from which the queries
-    and keys are made whose rotated products peak at that distance. Second layer: attends to positions whose second half is alike (queries
-    and keys begin as one projection, with most weight on the slow rotary pairs, which match at any distance), and copies their first half.
-    Output: what is copied is written, and an answer's first word, which has no leading space, begins as its twin with one. Training is
-    free to change all of it.
+    With a random start, training stays long on a plateau where the model only guesses.
+
+    One half of the residual stream starts as the token's own vector, the other as the first layer's output.
+
+    First layer: head h attends h + 1 tokens back and writes that token into the second half. To this end
+    every embedding has the same large first component, and the queries and keys made of it have rotated
+    products that peak at that distance.
+
+    Second layer: attends to positions with a similar second half, and copies their first half. Queries and
+    keys start as one projection, with most weight on the slow rotary pairs, which match at any distance.
+
+    Output: the copied token. An answer's first word has no leading space, and starts with the vector of the
+    word with one. Training is free to change all of it.
     """
     config = model.config
     half = config.hidden_size // 2
@@ -73,7 +84,6 @@ def shape_start(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> 
         output.copy_(OUTPUT_GAIN * embedding)
         output[:, 0] = 0
         for word in words.ADJECTIVES:
-            alone, spaced = (
-                tokenizer.encode(text, add_special_tokens=False)[0] for text in (word, f" {word}")
-            )
+            alone = tokenizer.encode(word, add_special_tokens=False)[0]
+            spaced = tokenizer.encode(f" {word}", add_special_tokens=False)[0]
             output[alone] = output[spaced]

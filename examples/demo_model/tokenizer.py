@@ -1,7 +1,7 @@
-"""The demo model's tokenizer: byte-level BPE over the made-up text, complete in bytes, with a chat template.
+"""The demo model's tokenizer: byte-level BPE over the made-up text, with a chat template.
 
-It is trained on every word in each form it is used in, so that names and values are single tokens. Any other text falls apart into
-shorter tokens, in the end into bytes, so that every string survives encoding and decoding.
+It is trained on every form of every word, so that names and values are single tokens. Other text splits into
+shorter tokens, at worst into bytes, so that every string survives encoding and decoding.
 """
 
 import random
@@ -54,7 +54,7 @@ def single_tokens() -> list[str]:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Train the tokenizer; the same each time."""
+    """Train the tokenizer. Each call returns the same one."""
     fast = train_tokenizer(
         _training_lines(),
         pre_tokenizers.ByteLevel(add_prefix_space=False),
@@ -64,9 +64,9 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         roles=(SYSTEM, USER, ASSISTANT),
         chat_template=CHAT_TEMPLATE,
     )
-    broken = [text for text in single_tokens() if len(fast.encode(text, add_special_tokens=False)) != 1]
-    if broken:
-        raise RuntimeError(f"{len(broken)} words are not single tokens: {broken[:10]}")
+    split = [text for text in single_tokens() if len(fast.encode(text, add_special_tokens=False)) != 1]
+    if split:
+        raise RuntimeError(f"expected each word to be one token, but {len(split)} are not: {split[:10]}")
     return fast
 
 

@@ -1,6 +1,7 @@
-"""The suite with a full cache, by plain transformers: `python -m examples.eval_models.evaluate --model DIR --lengths 512 4096 --cases 50`.
+"""Score a model on the suite with a full cache, under plain transformers.
 
-Greedy decoding in float32 of cases that training never draws. Prints the mean score of each task at each length.
+`python -m examples.eval_models.evaluate --model DIR --lengths 512 4096 --cases 50` decodes greedily in
+float32. Training never draws its cases. It prints the mean score of each task at each length.
 """
 
 import argparse
@@ -33,7 +34,7 @@ class Evaluator(evaluator.Evaluator):
 
 
 def table(scores: dict[str, dict[int, float]], lengths: list[int]) -> str:
-    """Lay the scores out in Markdown, in percent."""
+    """Format scores by task and length as a Markdown table, in percent."""
     lines = [
         "| task | " + " | ".join(f"{length:,}" for length in lengths) + " |",
         "|---|" + "---:|" * len(lengths),
@@ -51,7 +52,7 @@ def table(scores: dict[str, dict[int, float]], lengths: list[int]) -> str:
 
 
 def main() -> None:
-    """Read the arguments, answer, and print the table."""
+    """Score the model and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -61,8 +62,8 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--show", action="store_true", help="print what was answered wrong")
-    parser.add_argument("--json", type=Path, help="write the scores here as well")
+    parser.add_argument("--show", action="store_true", help="print wrong answers to stderr")
+    parser.add_argument("--json", type=Path, help="also write the scores to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     model = Evaluator(arguments.model)
@@ -83,7 +84,7 @@ def main() -> None:
                     answer = model.answer(case)
                     total += score(case, answer)
                     if arguments.show and score(case, answer) < 1:
-                        print(f"{task}: wanted {case.answer!r}, got {answer!r}", file=sys.stderr)
+                        print(f"{task}: expected {case.answer!r}, got {answer!r}", file=sys.stderr)
                 else:
                     scores[task][length] = total / arguments.cases
     print(table(scores, arguments.lengths))

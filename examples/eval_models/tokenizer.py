@@ -1,7 +1,8 @@
-"""The models' tokenizers: byte-level BPE over the suite's text, complete in bytes, with a chat template.
+"""The evaluation models' tokenizers: byte-level BPE over the suite's text, with a chat template.
 
-Each word of the suite is one token, numbers fall into groups of digits and UUIDs into pairs of hexadecimal digits, so that a value is few
-tokens and two values that begin alike still fall apart in the same way. The two styles differ in these groups and in the special tokens.
+Each word of the suite is one token. Numbers split into groups of digits, and UUIDs into pairs of hexadecimal
+digits. So a value is few tokens, and values with the same beginning split in the same way. The two styles
+differ in the groups and in the special tokens.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ _UUID_GROUPS = (8, 4, 4, 4, 12)
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What sets one tokenizer apart from another."""
+    """The differences between the tokenizers."""
 
     bos: str
     end: str
@@ -27,7 +28,7 @@ class Style:
     user: str
     assistant: str
     system: str
-    digits: tuple[int, int]  # a number's first group has at most so many, each of the others at most so many
+    digits: tuple[int, int]  # the largest size of a number's first group, and of the others
 
 
 LLAMA = Style("<|bos|>", "<|end|>", "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", digits=(3, 2))
@@ -43,7 +44,7 @@ QWEN = Style(
 
 
 def build_tokenizer(style: Style) -> PreTrainedTokenizerFast:
-    """Train the tokenizer; the same each time."""
+    """Train the tokenizer. Each call returns the same one."""
     pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_pattern(style)), "isolated"),
@@ -62,14 +63,14 @@ def build_tokenizer(style: Style) -> PreTrainedTokenizerFast:
 
 
 def _pattern(style: Style) -> str:
-    """Return the pattern of what is never merged with what is beside it."""
+    """Return the pattern of the pieces that are never merged with their neighbours."""
     first, other = style.digits
     number = rf"(?: |(?<![0-9]))[0-9]{{1,{first}}}|[0-9]{{1,{other}}}"
     return "|".join([*_uuid_pairs(), number, "[ -]?[A-Za-z]+", r"\n+", r" ?[^\sA-Za-z0-9]+", r"\s"])
 
 
 def _uuid_pairs() -> list[str]:
-    """One pattern for each of a UUID's sixteen pairs, which is known by what stands before and after it."""
+    """Return a pattern for each of a UUID's sixteen pairs, recognized by the digits before and after it."""
     pairs = []
     for group, size in enumerate(_UUID_GROUPS):
         for start in range(0, size, 2):
@@ -121,9 +122,8 @@ def _chat_template(style: Style) -> str:
     return (
         "{{- bos_token }}{%- for message in messages %}"
         "{%- if message['role'] not in ['system', 'user', 'assistant'] %}"
-        "{{- raise_exception('unknown role ' ~ message['role'] ~ ': system, user and assistant are known') }}{%- endif %}"
-        + turn
-        + "{%- if message['content'] is string %}{{- message['content'] }}"
+        "{{- raise_exception('unknown role ' ~ message['role'] ~ ': system, user and assistant are known') }}"
+        "{%- endif %}" + turn + "{%- if message['content'] is string %}{{- message['content'] }}"
         "{%- else %}{%- for part in message['content'] %}{{- part['text'] }}{%- endfor %}{%- endif %}"
         "{{- eos_token }}{%- endfor %}{%- if add_generation_prompt %}{{- '"
         + style.assistant

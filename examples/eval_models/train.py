@@ -71,8 +71,8 @@ class EvalTrainer(Trainer[Stage, Batch, EvalProgress]):
     def loss(self, stage: Stage, batch: Batch, prediction: Prediction) -> torch.Tensor:  # noqa: ARG002
         """Return the mean loss of the answer tokens, weighted by row.
 
-        Weighted by token, rows with long answers would dominate; weighted by row, they would count too little.
-        A row of n answer tokens has the weight √n.
+        With equal weights for tokens, rows with long answers would dominate. With equal weights for rows,
+        long answers would count too little. So a row of n answer tokens has the weight √n.
         """
         row = torch.arange(len(batch.ids))[:, None].expand_as(batch.ids)[prediction.is_answer]
         weight = torch.bincount(row).clamp(min=1).sqrt().reciprocal()[row]

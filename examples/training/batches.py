@@ -77,7 +77,7 @@ def pad_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ids and targets of rows that are padded to one length: each [sequence, position].
 
-    `learned` holds each row's indices of the tokens to learn. Each becomes the target of the token before it.
+    `learned` holds each row's indices of tokens to learn. Each is the target of the token before it.
     """
     length = max(len(row) for row in rows)
     ids = torch.full((len(rows), length), pad)
@@ -90,7 +90,7 @@ def pad_rows(
 
 
 def skipping_positions(rng: random.Random, num_rows: int, length: int, max_position: int) -> torch.Tensor:
-    """Return positions [sequence, position] that skip ahead at one to `MAX_SKIPS` indices of half of the rows.
+    """Return positions [sequence, position] that skip ahead at a few indices of half of the rows.
 
     Skips teach far distances in short texts. No position exceeds `max_position`.
     """

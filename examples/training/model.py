@@ -1,4 +1,4 @@
-"""What the models have in common: special ids, generation, and running the layers in training."""
+"""Helpers for all models: special ids, greedy generation, and the layers' forward pass in training."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def greedy_generation(tokenizer: PreTrainedTokenizerFast) -> GenerationConfig:
 
 
 def hidden_states(model: Model, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Run the layers under plain causal attention and return the normalized output [sequence, position, hidden].
+    """Run the layers under causal attention and return their normalized output [sequence, position, hidden].
 
     The model's own `forward` takes a skip in the positions for the border of a packed sequence. It then
     attends to nothing before the skip.

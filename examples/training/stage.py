@@ -1,4 +1,4 @@
-"""What every curriculum's stages have in common."""
+"""The base of all curricula's stages."""
 
 from dataclasses import dataclass
 

@@ -19,7 +19,10 @@ def train_tokenizer(
     roles: Sequence[str],
     chat_template: str,
 ) -> PreTrainedTokenizerFast:
-    """Train a tokenizer; equal arguments give an equal one. `roles` are the special tokens that open a turn."""
+    """Train a tokenizer. Equal arguments give equal tokenizers.
+
+    `roles` are the special tokens that open a turn.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()

@@ -19,7 +19,7 @@ from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DtypeName
 from bench.comparison import machine
 from bench.presses import Kvpress
-from bench.sides import SideError
+from bench.systems import MeasurementError
 from cache.policy import PolicyName
 from commands.eval.errors import EvalError
 from commands.eval.options import RulerOptions
@@ -125,7 +125,7 @@ def _read(backend: TorchBackend, token_ids: tuple[int, ...]) -> None:
 def measure(
     kvpress: Kvpress, prompts: Mapping[str, Sequence[Prompt]], num_entries: int
 ) -> dict[str, Agreement]:
-    """Return the agreement of each task. Raises `SideError`."""
+    """Return the agreement of each task. Raises `MeasurementError`."""
     every = [prompt for of_task in prompts.values() for prompt in of_task]
     lines = kvpress.answers("SnapKV", every, num_entries, title="kvpress", tells_entries=True)
     next(lines)
@@ -151,7 +151,7 @@ def main() -> int:
         num_entries = int(config.asked.length / options.served.compression[0])
         kvpress = Kvpress(arguments.kvpress_python, config.asked.model, arguments.dtype)
         tasks = measure(kvpress, write_prompts(config), num_entries)
-    except (EvalError, OptionError, SideError) as error:
+    except (EvalError, OptionError, MeasurementError) as error:
         print(f"bench.agreement: {error}", file=sys.stderr)
         return 1
     same = {

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.presses import Kvpress, NamedSetting
-from bench.sides import SideError
+from bench.systems import MeasurementError
 from cache.policy import PolicyName
 from commands.eval.completer import Held
 from commands.eval.errors import EvalError
@@ -89,7 +89,7 @@ class Comparer:
                     self._runs[run.setting.label] = run
 
     def measure(self, settings: Sequence[NamedSetting]) -> SuiteResult:
-        """Measure what is not there yet. Raises `SideError`, `EvalError`, `OptionError`."""
+        """Measure what is not there yet. Raises `MeasurementError`, `EvalError`, `OptionError`."""
         for setting in settings:
             while (num_done := self._num_done(setting.label)) < self._config.num_cases:
                 start = time.monotonic()
@@ -305,7 +305,7 @@ def main() -> int:
         (arguments.out / "comparison.md").write_text(table(result))
         plot_scores(result.runs, arguments.out / "comparison.svg")
         print(table(result))
-    except (EvalError, OptionError, SideError) as error:
+    except (EvalError, OptionError, MeasurementError) as error:
         print(f"bench.comparison: {error}", file=sys.stderr)
         return 1
     return 0

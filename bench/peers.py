@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.servers import OWN_OPTIONS, Server, llama_cpp, serving, snapserve, transformers, vllm
-from bench.sides import HttpSide, OpenVinoEngine, OwnEngine, Side, SideError, in_turns
+from bench.systems import HttpServer, MeasurementError, OpenVinoEngine, OwnEngine, System, measure_in_turns
 from commands.loadtest.comparison import medians, ratios
 from commands.loadtest.config import Address, Load, PromptFormat
 from commands.loadtest.report import Figure
@@ -68,7 +68,7 @@ class Row:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-Named = tuple[str, Side]
+Named = tuple[str, System]
 
 
 def compare(
@@ -79,7 +79,7 @@ def compare(
         f"{load_name}: {', '.join(name for name, _ in ours)} beside {', '.join(name for name, _ in others)}",
         file=sys.stderr,
     )
-    found = in_turns([side for _, side in (*ours, *others)], load, rounds)
+    found = measure_in_turns([side for _, side in (*ours, *others)], load, rounds)
     named = [(name, *figures) for (name, _), figures in zip((*ours, *others), found, strict=True)]
     for (our_name, own, failure), (name, theirs, error) in itertools.product(
         named[: len(ours)], named[len(ours) :]
@@ -93,7 +93,7 @@ def compare(
 def http_rows(arguments: argparse.Namespace, logs: Path) -> Iterator[Row]:
     """Compare our server with every server that is installed, and with our own engine."""
     with serving(snapserve(arguments.model), logs / "snapserve.log") as (url, seconds):
-        ours = HttpSide(Address(url), seconds)
+        ours = HttpServer(Address(url), seconds)
         engine = OwnEngine(("--model", str(arguments.model), *OWN_OPTIONS))
         for name, load in _loads(arguments):
             yield from compare(
@@ -107,10 +107,10 @@ def http_rows(arguments: argparse.Namespace, logs: Path) -> Iterator[Row]:
             yield from _server_rows(arguments, ours, server, logs / f"{server.name.replace(' ', '-')}.log")
 
 
-def _server_rows(arguments: argparse.Namespace, ours: Side, server: Server, log: Path) -> Iterator[Row]:
+def _server_rows(arguments: argparse.Namespace, ours: System, server: Server, log: Path) -> Iterator[Row]:
     try:
         with serving(server, log) as (url, seconds):
-            theirs = HttpSide(Address(url, model=server.model, extra_body=server.extra_body), seconds)
+            theirs = HttpServer(Address(url, model=server.model, extra_body=server.extra_body), seconds)
             for name, load in _loads(arguments):
                 worded = (
                     load
@@ -124,7 +124,7 @@ def _server_rows(arguments: argparse.Namespace, ours: Side, server: Server, log:
                     [(f"{server.name}, HTTP", theirs)],
                     arguments.rounds,
                 )
-    except SideError as error:
+    except MeasurementError as error:
         yield Row("start", "snapserve, HTTP", server.name, {}, {}, {}, str(error))
 
 

@@ -1,6 +1,6 @@
 """The suite's prompts answered by NVIDIA's kvpress, with as many entries as a slot of ours has; scored as every answer is.
 
-What runs in kvpress' environment is `bench/kvpress_side.py`; here is what it is told, and what is made of its answers.
+What runs in kvpress' environment is `bench/kvpress_worker.py`; here is what it is told, and what is made of its answers.
 """
 
 import json
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.sides import ROOT, SideError
+from bench.systems import ROOT, MeasurementError
 from commands.eval.completer import Completion
 from commands.eval.prompts import Prompt
 from commands.eval.ruler import task_scores
@@ -20,7 +20,7 @@ from commands.eval.run import Run
 from commands.shared.progress import ProgressLine
 from server.text.tokenizer import Tokenizer
 
-SIDE = (str(ROOT / "bench" / "kvpress_side.py"),)
+WORKER = (str(ROOT / "bench" / "kvpress_worker.py"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Kvpress:
     python: str
     model: str
     dtype: str = "auto"
-    side: Sequence[str] = SIDE
+    worker: Sequence[str] = WORKER
 
     def run(
         self,
@@ -53,7 +53,7 @@ class Kvpress:
         tokenizer: Tokenizer,
         length: int,
     ) -> Run:
-        """Answer every prompt and score it. Raises `SideError`."""
+        """Answer every prompt and score it. Raises `MeasurementError`."""
         every = [prompt for of_task in prompts.values() for prompt in of_task]
         num_entries = None if setting.compression is None else int(length / setting.compression)
         lines = self.answers(press, every, num_entries, title=setting.label)
@@ -77,7 +77,7 @@ class Kvpress:
         title: str,
         tells_entries: bool = False,
     ) -> Iterator[dict[str, Any]]:
-        """Yield what the side says: first of itself, then of each prompt. Raises `SideError`."""
+        """Yield what the side says: first of itself, then of each prompt. Raises `MeasurementError`."""
         job = {
             "model": self.model,
             "dtype": self.dtype,
@@ -90,7 +90,7 @@ class Kvpress:
             task, log = Path(folder) / "job.json", Path(folder) / "log"
             task.write_text(json.dumps(job))
             try:
-                for line in _lines([self.python, "-P", *self.side, str(task)], log, len(prompts) + 1):
+                for line in _lines([self.python, "-P", *self.worker, str(task)], log, len(prompts) + 1):
                     progress(True)
                     yield json.loads(line)
             finally:
@@ -114,12 +114,12 @@ def _told(prompt: Prompt, num_entries: int | None) -> dict[str, Any]:
 
 
 def _lines(command: Sequence[str], log: Path, expected: int) -> Iterator[str]:
-    """Yield the lines that a program prints. Raises `SideError` if it fails, or says too little."""
+    """Yield the lines that a program prints. Raises `MeasurementError` if it fails, or says too little."""
     with log.open("wb") as errors:
         try:
             process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
         except OSError as error:
-            raise SideError(str(error)) from error
+            raise MeasurementError(str(error)) from error
         number = 0
         with process:
             assert process.stdout is not None
@@ -132,6 +132,6 @@ def _lines(command: Sequence[str], log: Path, expected: int) -> Iterator[str]:
                 raise
     if process.returncode != 0 or number != expected:
         said = log.read_text(errors="replace").strip()[-1000:]
-        raise SideError(
+        raise MeasurementError(
             f"{command[0]} ended with {process.returncode} after {number} of {expected} lines: {said}"
         )

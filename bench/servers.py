@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from bench.sides import ROOT, SideError
+from bench.systems import ROOT, MeasurementError
 
 START_LIMIT = 300.0  # seconds
 OWN_OPTIONS = ("--num-slots", "8", "--slot-capacity", "2048", "--max-model-len", "16384")
@@ -112,7 +112,7 @@ def transformers(executable: str, model: Path) -> Server:
 
 @contextmanager
 def serving(server: Server, log: Path) -> Iterator[tuple[str, float]]:
-    """Start a server; yield its URL and the seconds until it was ready; end it. Raises `SideError`."""
+    """Start a server; yield its URL and the seconds until it was ready; end it. Raises `MeasurementError`."""
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     command = [part.replace("{port}", str(port)) for part in server.command]
@@ -144,7 +144,7 @@ def _wait_until_ready(server: Server, url: str, process: subprocess.Popen[bytes]
     with httpx.Client(trust_env=False, timeout=5) as client:
         while time.monotonic() < end:
             if process.poll() is not None:
-                raise SideError(
+                raise MeasurementError(
                     f"{server.name} ended with {process.returncode}: {log.read_text(errors='replace')[-500:]}"
                 )
             try:
@@ -153,7 +153,7 @@ def _wait_until_ready(server: Server, url: str, process: subprocess.Popen[bytes]
             except httpx.HTTPError:
                 pass
             time.sleep(0.1)
-    raise SideError(f"{server.name} was not ready after {START_LIMIT:.0f} s; its output is in {log}")
+    raise MeasurementError(f"{server.name} was not ready after {START_LIMIT:.0f} s; its output is in {log}")
 
 
 def _free_port() -> int:

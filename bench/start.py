@@ -20,7 +20,7 @@ from pathlib import Path
 from backends.torch_backend.compiled.code import COMPILED_MESSAGE
 from bench.peers import machine
 from bench.servers import serving, snapserve
-from bench.sides import HttpSide, SideError
+from bench.systems import HttpServer, MeasurementError
 from commands.loadtest.comparison import medians, ratios
 from commands.loadtest.config import Address, Load
 from commands.loadtest.report import Figure
@@ -60,19 +60,21 @@ class FreshServer:
     cache: Path | None = None
 
     def measure(self, load: Load) -> Mapping[str, Figure]:
-        """Start it, load it, and wait for its code. Raises `SideError`, also for code that came from an empty folder during the load."""
+        """Start it, load it, and wait for its code. Raises `MeasurementError`, also for code that came from an empty folder during the load."""
         code = ("--no-compile",) if self.cache is None else ("--compile-cache", str(self.cache))
         has_code = self.cache is not None and any(self.cache.iterdir())
         with tempfile.TemporaryDirectory() as folder:
             log, start = Path(folder) / "log", time.monotonic()
             with serving(snapserve(self.model, "--log-level", "info", *code), log) as (url, seconds):
-                side = HttpSide(Address(url), seconds)
-                figures = dict(side.measure(load))
+                loaded = HttpServer(Address(url), seconds)
+                figures = dict(loaded.measure(load))
                 if self.cache is None:
                     return figures
                 if not has_code and _TIMES.search(log.read_text()):
-                    raise SideError("the code was there before the load had ended: take a smaller load")
-                times = wait_for_code(side, log, start + TIME_LIMIT)
+                    raise MeasurementError(
+                        "the code was there before the load had ended: take a smaller load"
+                    )
+                times = wait_for_code(loaded, log, start + TIME_LIMIT)
                 return {
                     **figures,
                     **times,
@@ -80,19 +82,19 @@ class FreshServer:
                 }
 
 
-def wait_for_code(side: HttpSide, log: Path, end: float) -> dict[str, float]:
+def wait_for_code(loaded: HttpServer, log: Path, end: float) -> dict[str, float]:
     """Return the seconds of tracing, compiling and loading, once the log tells them."""
     while time.monotonic() < end:
         found = _TIMES.search(log.read_text())
         if found is not None:
             return dict(zip(("trace", "compile", "load"), map(float, found.groups()), strict=True))
         time.sleep(0.5)
-        side.measure(TOUCH)
-    raise SideError(f"nothing was compiled within {TIME_LIMIT:.0f} s: {log.read_text()[-500:]}")
+        loaded.measure(TOUCH)
+    raise MeasurementError(f"nothing was compiled within {TIME_LIMIT:.0f} s: {log.read_text()[-500:]}")
 
 
 def measure(model: Path, load: Load, rounds: int) -> dict[str, list[Mapping[str, Figure]]]:
-    """Return each server's figures, one a round. Raises `SideError`."""
+    """Return each server's figures, one a round. Raises `MeasurementError`."""
     figures: dict[str, list[Mapping[str, Figure]]] = {UNCOMPILED: [], COMPILING: [], ON_DISK: []}
     for number in range(rounds):
         with tempfile.TemporaryDirectory() as cache:
@@ -144,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         figures = measure(
             parsed.model, LOAD.model_copy(update={"num_prompts": parsed.num_prompts}), parsed.rounds
         )
-    except SideError as error:
+    except MeasurementError as error:
         print(f"bench.start: {error}", file=sys.stderr)
         return 1
     print(table(figures))

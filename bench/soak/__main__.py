@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.servers import Server, serving
-from bench.sides import SideError
 from bench.soak.plot import plot
 from bench.soak.run import Plan, Soak
+from bench.systems import MeasurementError
 
 KEYS: Final = ("soak-one", "soak-two", "soak-three", "soak-limited")
 # Small enough that the queue is full at times, and a step that fails now and then: simulated time, real tokens.
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 url, keys, options.minutes * 60, options.num_clients, options.share_cancelled, options.seed
             )
             result = asyncio.run(Soak(plan).run())
-    except SideError as error:
+    except MeasurementError as error:
         print(f"bench.soak: {error}", file=sys.stderr)
         return 1
     result["server_options"] = None if options.base_url else [*OPTIONS, *options.server_options]

@@ -7,7 +7,7 @@ import pytest
 from bench.agreement import agreement
 from bench.comparison import SETTINGS, Comparer, settings_of, table
 from bench.presses import Kvpress
-from bench.sides import SideError
+from bench.systems import MeasurementError
 from commands.eval.compare import compare
 from commands.eval.options import CaseOptions, ServedOptions
 from commands.eval.ruler import RulerConfig, ruler_config
@@ -25,7 +25,7 @@ def config(seed: int = 1, num_cases: int = 2) -> RulerConfig:
 def kvpress(tmp_path: Path) -> Kvpress:
     program = tmp_path / "side.py"
     program.write_text(ECHO)
-    return Kvpress(sys.executable, str(DEMO_MODEL), side=(str(program),))
+    return Kvpress(sys.executable, str(DEMO_MODEL), worker=(str(program),))
 
 
 def test_whole_caches_come_once_and_first() -> None:
@@ -65,9 +65,9 @@ def test_cases_are_added_to_those_that_were_measured(tmp_path: Path, monkeypatch
         sides[name].write_text(source)
     calls.mkdir()
     breaking, echo = (
-        Kvpress(sys.executable, str(DEMO_MODEL), side=(str(sides[name]),)) for name in ("breaks", "whole")
+        Kvpress(sys.executable, str(DEMO_MODEL), worker=(str(sides[name]),)) for name in ("breaks", "whole")
     )
-    with pytest.raises(SideError):
+    with pytest.raises(MeasurementError):
         Comparer(config(num_cases=4), breaking, tmp_path / "parts").measure(settings)
     assert (
         len(

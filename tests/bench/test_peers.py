@@ -7,7 +7,7 @@ import pytest
 
 from bench.peers import Row, compare, table
 from bench.servers import Server, serving
-from bench.sides import HttpSide, OwnEngine, Side, SideError
+from bench.systems import HttpServer, MeasurementError, OwnEngine, System
 from commands.loadtest.config import Address, Load
 from commands.loadtest.report import Figure
 from tests.commands.loadtest.scripted import Reply, scripted, whole
@@ -29,12 +29,12 @@ class Written:
 
 class Broken:
     def measure(self, load: Load) -> Mapping[str, Figure]:  # noqa: ARG002
-        raise SideError("no engine\nhere")
+        raise MeasurementError("no engine\nhere")
 
 
 def test_sides_get_the_same_seeds_and_ratios_are_taken_in_a_round() -> None:
     ours, theirs = Written([10.0, 40.0, 90.0]), Written([10.0, 10.0, 30.0])
-    others: list[tuple[str, Side]] = [("theirs", theirs), ("broken", Broken())]
+    others: list[tuple[str, System]] = [("theirs", theirs), ("broken", Broken())]
     row, broken = compare("short", LOAD, [("ours", ours)], others, 3)
     assert broken.error == "no engine\nhere"
     assert ours.seeds == theirs.seeds == [4, 5, 6]
@@ -44,7 +44,7 @@ def test_sides_get_the_same_seeds_and_ratios_are_taken_in_a_round() -> None:
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(Written([1.0]), Broken()), (Broken(), Written([1.0]))])
-def test_a_side_without_figures_says_why(ours: Side, theirs: Side) -> None:
+def test_a_side_without_figures_says_why(ours: System, theirs: System) -> None:
     (row,) = compare("short", LOAD, [("ours", ours)], [("theirs", theirs)], 1)
     assert row.error == "no engine\nhere"
     assert "| no figures: no engine here |" in table([row])
@@ -62,7 +62,7 @@ def test_an_engine_without_http_serves_the_load() -> None:
 
 
 def test_an_engine_that_cannot_start_says_why() -> None:
-    with pytest.raises(SideError, match="--backend must be one of"):
+    with pytest.raises(MeasurementError, match="--backend must be one of"):
         OwnEngine(("--backend", "nothing")).measure(LOAD)
 
 
@@ -70,7 +70,7 @@ def test_a_server_gives_figures_and_its_failures_count(capsys: pytest.CaptureFix
     with scripted(
         lambda number, _body: Reply(whole()) if number != 2 else Reply([b"full"], status=429)
     ) as server:
-        side: Side = HttpSide(Address(server.url), 1.5)
+        side: System = HttpServer(Address(server.url), 1.5)
         figures = side.measure(LOAD)
     assert (figures["completed"], figures["failed"], figures["seconds_to_ready"]) == (2, 1, 1.5)
     assert "1 × HTTP 429: full" in capsys.readouterr().err
@@ -79,8 +79,8 @@ def test_a_server_gives_figures_and_its_failures_count(capsys: pytest.CaptureFix
 def test_a_server_that_is_gone_is_a_side_without_figures() -> None:
     with scripted(lambda _number, _body: Reply(whole())) as server:
         pass
-    with pytest.raises(SideError, match="cannot be reached"):
-        HttpSide(Address(server.url), 1.5).measure(LOAD)
+    with pytest.raises(MeasurementError, match="cannot be reached"):
+        HttpServer(Address(server.url), 1.5).measure(LOAD)
 
 
 def test_a_server_is_started_waited_for_and_ended(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_server_is_started_waited_for_and_ended(tmp_path: Path) -> None:
 def test_a_server_that_ends_at_once_is_told_with_its_output(tmp_path: Path) -> None:
     broken = Server("broken", (sys.executable, "-c", "raise SystemExit('no such model')"), "/")
     with (
-        pytest.raises(SideError, match="broken ended with 1: no such model"),
+        pytest.raises(MeasurementError, match="broken ended with 1: no such model"),
         serving(broken, tmp_path / "log"),
     ):
         pass

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.presses import Kvpress, NamedSetting, compression_ratio
-from bench.sides import SideError
+from bench.systems import MeasurementError
 from commands.eval.options import Pack
 from commands.eval.prompts import Prompt, PromptWriter, load_tokenizer
 from commands.eval.tasks.suite import TASKS
@@ -35,7 +35,7 @@ def prompts() -> list[Prompt]:
 def side(folder: Path, source: str) -> Kvpress:
     program = folder / "side.py"
     program.write_text(source)
-    return Kvpress(sys.executable, "model", side=(str(program),))
+    return Kvpress(sys.executable, "model", worker=(str(program),))
 
 
 @given(st.integers(1, 200_000), st.data())
@@ -77,10 +77,10 @@ def test_answers_are_scored_as_ours_are(tmp_path: Path, prompts: list[Prompt]) -
 def test_a_side_that_fails_or_falls_silent_says_so(
     tmp_path: Path, prompts: list[Prompt], source: str
 ) -> None:
-    with pytest.raises(SideError, match=r"after \d of 3 lines"):
+    with pytest.raises(MeasurementError, match=r"after \d of 3 lines"):
         list(side(tmp_path, source).answers(None, prompts, None, title=""))
 
 
 def test_a_python_that_is_not_there_is_told(prompts: list[Prompt]) -> None:
-    with pytest.raises(SideError, match="no/python"):
+    with pytest.raises(MeasurementError, match="no/python"):
         list(Kvpress("no/python", "model").answers(None, prompts, None, title=""))

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from backends.torch_backend.compiled.code import COMPILED_MESSAGE
-from bench.sides import HttpSide, SideError
 from bench.start import COMPILING, ON_DISK, UNCOMPILED, FreshServer, table, wait_for_code
+from bench.systems import HttpServer, MeasurementError
 from commands.loadtest.config import Address, Load
 from server.options.serve import DEMO_MODEL
 
-NOWHERE = HttpSide(Address("http://127.0.0.1:9"), 1.0)
+NOWHERE = HttpServer(Address("http://127.0.0.1:9"), 1.0)
 
 
 def test_times_are_read_from_the_log(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_times_are_read_from_the_log(tmp_path: Path) -> None:
 
 def test_a_server_that_compiles_nothing_is_told_with_its_log(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("WARNING no compiler")
-    with pytest.raises(SideError, match="no compiler"):
+    with pytest.raises(MeasurementError, match="no compiler"):
         wait_for_code(NOWHERE, tmp_path / "log", 0.0)
 
 

@@ -1,6 +1,6 @@
 """Answer prompts through NVIDIA's kvpress. It runs in an environment of kvpress' and imports nothing of ours.
 
-Usage: `python -P bench/kvpress_side.py JOB.json`. The job names the model's folder and the type of its weights, and has `prompts`: token
+Usage: `python -P bench/kvpress_worker.py JOB.json`. The job names the model's folder and the type of its weights, and has `prompts`: token
 ids, how many of them prefill reads, the most tokens of the answer. `press` is one of PRESSES, or none for the whole cache; each prompt's
 `compression_ratio` is kvpress' own. The first line of the output tells versions and settings; then comes one for each prompt, of the
 answer's token ids and, with `tells_entries`, of the tokens that each layer's KV heads hold after prefill.

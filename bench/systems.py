@@ -24,20 +24,20 @@ PERCENTILES = (90.0, 99.0)
 ROOT = Path(__file__).parents[1]
 
 
-class SideError(Exception):
+class MeasurementError(Exception):
     """A side that gave no figures; the message says why."""
 
 
-class Side(Protocol):
+class System(Protocol):
     """One side of a comparison."""
 
     def measure(self, load: Load) -> Mapping[str, Figure]:
-        """Run a load once. Raises `SideError`."""
+        """Run a load once. Raises `MeasurementError`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class HttpSide:
+class HttpServer:
     """A server that runs already, and how long its start took."""
 
     address: Address
@@ -48,7 +48,7 @@ class HttpSide:
         try:
             result = asyncio.run(measure(config))
         except TargetError as error:
-            raise SideError(str(error)) from error
+            raise MeasurementError(str(error)) from error
         assert isinstance(result.figures, Report)
         for reason, count in result.figures.failures.items():
             print(
@@ -117,12 +117,12 @@ class OpenVinoEngine:
         }
 
 
-def in_turns(
-    sides: Sequence[Side], load: Load, rounds: int
-) -> list[tuple[list[Mapping[str, Figure]], SideError | None]]:
+def measure_in_turns(
+    sides: Sequence[System], load: Load, rounds: int
+) -> list[tuple[list[Mapping[str, Figure]], MeasurementError | None]]:
     """Measure every side once a round, with the same prompts in a round; who goes first changes. One that failed is left out."""
     figures: list[list[Mapping[str, Figure]]] = [[] for _ in sides]
-    errors: dict[int, SideError] = {}
+    errors: dict[int, MeasurementError] = {}
     for number in range(rounds):
         for place in range(len(sides)):
             index = (place + number) % len(sides)
@@ -132,7 +132,7 @@ def in_turns(
                 figures[index].append(
                     sides[index].measure(load.model_copy(update={"seed": load.seed + number}))
                 )
-            except SideError as error:
+            except MeasurementError as error:
                 errors[index] = error
     return [(own, errors.get(index)) for index, own in enumerate(figures)]
 
@@ -157,6 +157,6 @@ def _call(command: Sequence[str], time_limit: float, environment: Mapping[str, s
             command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=time_limit, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SideError(str(error)) from error
+        raise MeasurementError(str(error)) from error
     if done.returncode != 0:
-        raise SideError(f"{' '.join(command[:3])} ended with {done.returncode}: {done.stderr[-500:]}")
+        raise MeasurementError(f"{' '.join(command[:3])} ended with {done.returncode}: {done.stderr[-500:]}")

@@ -1,9 +1,11 @@
-"""Answer prompts through NVIDIA's kvpress. It runs in an environment of kvpress' and imports nothing of ours.
+"""Answer prompts with NVIDIA's kvpress. Runs in kvpress's environment and imports nothing of ours.
 
-Usage: `python -P bench/kvpress_worker.py JOB.json`. The job names the model's folder and the type of its weights, and has `prompts`: token
-ids, how many of them prefill reads, the most tokens of the answer. `press` is one of PRESSES, or none for the whole cache; each prompt's
-`compression_ratio` is kvpress' own. The first line of the output tells versions and settings; then comes one for each prompt, of the
-answer's token ids and, with `tells_entries`, of the tokens that each layer's KV heads hold after prefill.
+Usage: `python -P bench/kvpress_worker.py JOB.json`. The job has the model's folder, the type of its weights,
+one of PRESSES (or null for the full cache), and the prompts. A prompt has token ids, the number of them that
+prefill reads, the most tokens of the answer, and kvpress's `compression_ratio`.
+
+The first line of the output has versions and settings. One line for each prompt follows, with the answer's
+token ids. With `reports_entries` it also has the tokens that each layer's KV heads hold after prefill.
 """
 
 import json
@@ -18,10 +20,10 @@ import torch
 import transformers
 
 
-class TellingSnapKV(kvpress.SnapKVPress):  # type: ignore[misc, unused-ignore]
-    """Notes what is kept: kvpress' own scores, and its own choice by them."""
+class RecordingSnapKV(kvpress.SnapKVPress):  # type: ignore[misc, unused-ignore]
+    """Records kvpress's scores, and the entries that it keeps."""
 
-    kept: ClassVar[list[Any]] = []  # [layer][kv_head][entry] of the prompt that is being read
+    kept: ClassVar[list[Any]] = []  # [layer][kv_head][entry] of the current prompt
     scores: ClassVar[list[Any]] = []  # [layer][kv_head][candidate]
 
     def score(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -33,32 +35,36 @@ class TellingSnapKV(kvpress.SnapKVPress):  # type: ignore[misc, unused-ignore]
 
 
 PRESSES = {
-    "SnapKV": TellingSnapKV,
+    "SnapKV": RecordingSnapKV,
     "StreamingLLM": kvpress.StreamingLLMPress,
-    "ChunkKV": lambda: kvpress.ChunkKVPress(TellingSnapKV()),
+    "ChunkKV": lambda: kvpress.ChunkKVPress(RecordingSnapKV()),
 }
 
 
 def answer(model: Any, press: Any, prompt: dict[str, Any]) -> list[int]:
-    """Read a prompt's first part, compress, and go on from there greedily, as `KVPressTextGenerationPipeline` does."""
-    num_read, stops = prompt["num_prefill_tokens"], model.generation_config.eos_token_id
+    """Prefill a prompt's first part, compress, and decode greedily, like `KVPressTextGenerationPipeline`."""
+    num_read = prompt["num_prefill_tokens"]
+    eos = model.generation_config.eos_token_id
+    stops = eos if isinstance(eos, list) else [eos]
     token_ids = torch.tensor([prompt["token_ids"]])
     cache = transformers.DynamicCache()
     with press(model) if press is not None else nullcontext():
         model.model(input_ids=token_ids[:, :num_read], past_key_values=cache)
-    given: list[int] = []
-    asked, position = token_ids[:, num_read:], num_read
-    while len(given) < prompt["max_tokens"]:
-        positions = torch.arange(position, position + asked.shape[1])[None]
+    answer_ids: list[int] = []
+    inputs = token_ids[:, num_read:]
+    position = num_read
+    while len(answer_ids) < prompt["max_tokens"]:
+        positions = torch.arange(position, position + inputs.shape[1])[None]
         logits = model(
-            input_ids=asked, past_key_values=cache, position_ids=positions, logits_to_keep=1
+            input_ids=inputs, past_key_values=cache, position_ids=positions, logits_to_keep=1
         ).logits
         token = int(logits[0, -1].argmax())
-        if token in (stops if isinstance(stops, list) else [stops]):
+        if token in stops:
             break
-        given.append(token)
-        asked, position = torch.tensor([[token]]), position + asked.shape[1]
-    return given
+        answer_ids.append(token)
+        position += inputs.shape[1]
+        inputs = torch.tensor([[token]])
+    return answer_ids
 
 
 @torch.inference_mode()
@@ -71,13 +77,14 @@ def main() -> None:
     versions = [f"{name} {version(name)}" for name in ("kvpress", "transformers", "torch")]
     print(json.dumps({"press": str(press), "versions": versions}), flush=True)
     for prompt in job["prompts"]:
-        TellingSnapKV.kept.clear()
-        TellingSnapKV.scores.clear()
+        RecordingSnapKV.kept.clear()
+        RecordingSnapKV.scores.clear()
         if press is not None:
             press.compression_ratio = prompt["compression_ratio"]
-        given = answer(model, press, prompt)
-        told = {"entries": TellingSnapKV.kept, "scores": TellingSnapKV.scores} if job["tells_entries"] else {}
-        print(json.dumps({"token_ids": given, **told}), flush=True)
+        line = {"token_ids": answer(model, press, prompt)}
+        if job["reports_entries"]:
+            line |= {"entries": RecordingSnapKV.kept, "scores": RecordingSnapKV.scores}
+        print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

@@ -76,10 +76,10 @@ class GpuBench:
         is_gpu = self.device.type == "cuda"
         self.work = work_of(self.config, self.dtype.itemsize)
         with _progress("memory bandwidth and matrix rate"):
-            num_bytes, size = (2**32, 8192) if is_gpu else (2**26, 256)
-            self.machine = measure_machine(
-                self.device, self.dtype, num_bytes, (size,), seconds=0.5 if is_gpu else 0.05
-            )
+            if is_gpu:
+                self.machine = measure_machine(self.device, self.dtype, 2**32, (8192,), seconds=0.5)
+            else:
+                self.machine = measure_machine(self.device, self.dtype, 2**26, (256,), seconds=0.05)
         with _progress("random weights"):
             self.model = make_model(self.config, self.device, self.dtype)
         decode = [

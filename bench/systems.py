@@ -126,7 +126,7 @@ def measure_in_turns(
 ) -> list[tuple[list[Mapping[str, Figure]], MeasurementError | None]]:
     """Measure every system once per round, with the same prompts within a round. The first one alternates.
 
-    A system that fails is not measured again; its error is returned beside its figures.
+    A system that fails is not measured again; its error is returned with its figures.
     """
     figures: list[list[Mapping[str, Figure]]] = [[] for _ in systems]
     errors: dict[int, MeasurementError] = {}

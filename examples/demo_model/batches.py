@@ -23,7 +23,7 @@ Piece = tuple[str, bool]
 
 @dataclass(frozen=True)
 class Batch(batches.Batch):
-    """A batch with what the demo model's loss and accuracy need."""
+    """A batch with the fields that the demo model's loss and accuracy need."""
 
     is_first: torch.Tensor  # [sequence, position]: whether the target begins an answer
     text_indices: torch.Tensor  # indices of positions whose next token is also predicted

@@ -224,8 +224,8 @@ class Case:
 class TrainingText:
     """A document, and questions about it with their answers.
 
-    Some questions come twice. Otherwise a guess among the facts that have not come yet would be rewarded, and
-    the model would learn that instead of looking facts up.
+    Some questions are repeated. Otherwise a guess among the facts without a question so far would be
+    rewarded, and the model would learn that instead of looking facts up.
     """
 
     document: str

@@ -24,7 +24,7 @@ NUM_SINKS = 4
 NUM_RING = 510
 NUM_SELECTED = 510
 SLOT_CAPACITY = NUM_SINKS + NUM_RING + NUM_SELECTED
-NUM_OBSERVING = 32  # the last prompt tokens, whose attention selects what is kept
+NUM_OBSERVING = 32  # the last prompt tokens, whose attention selects the entries
 POOLING_WIDTH = 7  # a score is the maximum of its neighbourhood, so that entries are kept with their context
 
 

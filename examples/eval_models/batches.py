@@ -16,6 +16,7 @@ from examples.eval_models.turns import Turn, turns
 from examples.training import batches
 
 CHAT_SHARE = 0.3
+MAX_LENGTH_SHARE = 1.6  # of a row, in the length of its context: no further turn makes it longer
 NUM_RECORDS = (2, 8)
 
 
@@ -68,7 +69,8 @@ class Writer:
     def _encode(self, rng: random.Random, name: str, length: int) -> tuple[list[int], list[tuple[int, int]]]:
         """Return a row's ids, and the start and the end (exclusive) of each answer."""
         case = self._make(rng, name, length)
-        style, special = self._style, self._special
+        style = self._style
+        special = self._special
         is_chat = rng.random() < CHAT_SHARE
         ids = [special[style.bos]]
         spans: list[tuple[int, int]] = []
@@ -76,7 +78,7 @@ class Writer:
         for turn in turns(case, rng):
             question = self._question(turn, context, is_chat)
             answer = [*self._ids(turn.answer), special[style.end]]
-            if spans and len(ids) + len(question) + len(answer) > 1.6 * length:
+            if spans and len(ids) + len(question) + len(answer) > MAX_LENGTH_SHARE * length:
                 break
             ids += question
             spans.append((len(ids), len(ids) + len(answer)))

@@ -22,8 +22,8 @@ HEAD_DIM = 64
 OWN = 96
 CODE = 64
 PREVIOUS = slice(OWN, OWN + CODE)  # the code of the token before
-LOOK_UP = slice(OWN + CODE, OWN + 2 * CODE)  # the tokens before this one: what a key is matched by
-LOOK_FOR = slice(OWN + 2 * CODE, OWN + 3 * CODE)  # the tokens up to this one: what a query matches
+LOOK_UP = slice(OWN + CODE, OWN + 2 * CODE)  # codes of the tokens before this one, which keys hold
+LOOK_FOR = slice(OWN + 2 * CODE, OWN + 3 * CODE)  # codes of the tokens up to this one, which queries hold
 EVERY = 0  # the component of the own part that all tokens share
 FIRST = 1  # the component that only the first token has
 

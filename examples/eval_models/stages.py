@@ -123,4 +123,5 @@ LLAMA_STAGES = (
     replace(LONGER, name="counting", max_steps=112, weights=COUNTING, final_rate=3.52e-4),
     replace(HARD, name="chains and UUIDs", max_steps=110, weights=CHAINS, rate=5e-4),
 )
+# The names seed the batches: renaming a stage changes what it trains on.
 STAGES = {"llama": LLAMA_STAGES, "qwen": (*BEGINNING, LONGER, HARD)}  # by family

@@ -72,22 +72,31 @@ def _pattern(style: Style) -> str:
 def _uuid_pairs() -> list[str]:
     """Return a pattern for each of a UUID's sixteen pairs, recognized by the digits before and after it."""
     pairs = []
+    digits = [_hex(size) for size in _UUID_GROUPS]
     for group, size in enumerate(_UUID_GROUPS):
+        groups_before = "".join(f"{pattern}-" for pattern in digits[:group])
+        groups_after = "".join(f"-{pattern}" for pattern in digits[group + 1 :])
         for start in range(0, size, 2):
-            before = "".join(f"[0-9a-f]{{{digits}}}-" for digits in _UUID_GROUPS[:group])
-            behind = "".join(f"-[0-9a-f]{{{digits}}}" for digits in _UUID_GROUPS[group + 1 :])
-            lead = "-" if group and not start else "" if group or start else " ?"
-            before = (before.removesuffix("-") if lead == "-" else before) + (
-                f"[0-9a-f]{{{start}}}" if start else ""
-            )
-            left = size - start - 2
-            after = (f"[0-9a-f]{{{left}}}" if left else "") + behind
-            pairs.append(
-                (f"(?<={before})" if before else "")
-                + f"{lead}[0-9a-f]{{2}}"
-                + (f"(?={after})" if after else "")
-            )
+            # The first pair of a group takes the dash before it, and the first of all takes a space.
+            if start:
+                lead = ""
+                before = groups_before + _hex(start)
+            elif group:
+                lead = "-"
+                before = groups_before.removesuffix("-")
+            else:
+                lead = " ?"
+                before = ""
+            num_left = size - start - 2
+            after = (_hex(num_left) if num_left else "") + groups_after
+            behind = f"(?<={before})" if before else ""
+            ahead = f"(?={after})" if after else ""
+            pairs.append(f"{behind}{lead}{_hex(2)}{ahead}")
     return pairs
+
+
+def _hex(num_digits: int) -> str:
+    return f"[0-9a-f]{{{num_digits}}}"
 
 
 def _training_lines(style: Style) -> list[str]:

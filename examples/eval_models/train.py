@@ -62,7 +62,7 @@ class EvalTrainer(Trainer[Stage, Batch, EvalProgress]):
         )
 
     def begin_stage(self, stage: Stage) -> None:
-        """Change the second layer where the stage starts with that, and freeze what the change relies on."""
+        """Change the second layer if the stage does, and freeze the parameters that the change relies on."""
         if stage.changes_second_layer and not self.progress.step:
             change_second_layer(cast(LlamaForCausalLM, self.model), self.tokenizer)
         for parameter in circuit_parameters(self.model):

@@ -30,8 +30,8 @@ class Turn:
 def turns(case: Case, rng: random.Random) -> list[Turn]:
     """Return the case's own turn and others about the same context, in random order and with repetition.
 
-    Without repetition, a guess among the facts that have not come yet would be rewarded. Chains come once
-    each, because a copy of an earlier answer would replace following the chain.
+    Without repetition, a guess among the facts without a question so far would be rewarded. Chains occur once
+    each, because the model would copy an earlier answer instead of following the chain.
     """
     own = Turn(case.question, case.answer_prefix, case.answer)
     find_others = _OTHERS.get(case.task)

@@ -26,7 +26,7 @@ Point = dict[str, Any]  # of the learning curve
 
 @dataclass
 class Progress:
-    """How far training has come. It is saved with each checkpoint."""
+    """The progress of training, which each checkpoint holds."""
 
     stage: int = 0
     step: int = 0  # within the stage

@@ -40,7 +40,8 @@ def model(of: LlamaConfig) -> PreTrainedModel:
 @pytest.mark.parametrize("num_entries", [1, 7, 40])
 def test_decode_operations_equal_torchs_count(num_entries: int) -> None:
     with torch.no_grad():
-        llama, cache = model(config()), DynamicCache()
+        llama = model(config())
+        cache = DynamicCache()
         if num_entries > 1:
             llama(torch.zeros(1, num_entries - 1, dtype=torch.long), past_key_values=cache)
         with FlopCounterMode(display=False) as counter:

@@ -1,4 +1,6 @@
-"""Measurements beside other software and against the hardware; run from the root of the repository as `python -m bench.NAME`.
+"""Developer benchmarks: measurements against other software and against the hardware's limits.
 
-Nothing of the package needs these modules. Programs that run in another project's environment import nothing of ours.
+Run them from the root of the repository as `python -m bench.NAME`. They are not part of the package, and the
+package does not import them. `snapserve bench`, the load generator for users, is `commands/loadtest`.
+Programs that run in another project's environment (`kvpress_worker`, `openvino_engine`) do not import ours.
 """

@@ -1,7 +1,10 @@
-"""Whether our SnapKV and kvpress' keep the same tokens: the same prompts, window, pooling and budget, layer by layer and head by head.
+"""Measure whether our SnapKV and kvpress's keep the same tokens in each layer and head.
 
-Usage: `python -m bench.agreement --model DIR --kvpress-python .venv-kvpress/bin/python [--dtype float32] --json FILE` and the options of
-`snapserve eval ruler` for cases. `docs/reports/comparison.md` says what was found.
+Both have the same prompts, window, pooling and budget.
+
+Usage: `python -m bench.agreement --model DIR --kvpress-python .venv-kvpress/bin/python [--dtype float32]
+--json FILE` and the options of `snapserve eval ruler` for cases. `docs/reports/comparison.md` has the
+results.
 """
 
 import argparse
@@ -19,7 +22,7 @@ from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DtypeName
 from bench.comparison import machine
 from bench.presses import Kvpress
-from bench.sides import SideError
+from bench.systems import MeasurementError
 from cache.policy import PolicyName
 from commands.eval.errors import EvalError
 from commands.eval.options import RulerOptions
@@ -28,28 +31,26 @@ from commands.eval.ruler import ruler_config, write_prompts
 from commands.eval.setting import Setting, model_id, serve_config
 from server.options.command_line import OptionError, add_options, groups_of, read_options
 
-WINDOW = 64  # kvpress' own, as are pooling and the rest, which are ours for SnapKV too
+WINDOW = 64  # the default of kvpress, like the pooling, which is also our default for SnapKV
 POOLING_SIZE = 5
 
 Entries = Sequence[Sequence[Sequence[int]]]
-"""Which tokens are held: [layer][kv_head][entry]."""
-
+"""The kept tokens: [layer][kv_head][entry]."""
 
 Scores = Sequence[Sequence[Sequence[float]]]
-"""What kvpress gave the candidates: [layer][kv_head][candidate]."""
+"""kvpress's scores of the candidates: [layer][kv_head][candidate]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Of the tokens kept, one choice for each layer and KV head of a prompt: how many both keep as they are; and how many where kvpress'
-    scores are averaged as ours at the borders. `largest_gap` is how far the score of one that then still differs is from the last that is
-    kept, as a share of that one's.
-    """
+    """How many kept tokens both have. A choice is made for each layer and KV head of a prompt."""
 
     num_choices: int
     num_kept: int
     num_common: int
-    num_common_at_equal_borders: int
+    num_common_at_equal_borders: int  # with kvpress's scores averaged like ours at the borders
+    # With equal borders, the largest distance of a differing token's score from the score of the last token
+    # kept, as a share of the latter.
     largest_gap: float
 
     def as_json(self) -> dict[str, Any]:
@@ -57,8 +58,11 @@ class Agreement:
 
 
 def agreement(prompts: Sequence[tuple[Entries, Entries, Scores]]) -> Agreement:
-    """Compare our entries and kvpress' of each prompt; the observation window, which both hold, is left out."""
-    num_choices = num_kept = num_common = num_at_equal_borders = 0
+    """Compare our entries and kvpress's of each prompt, without the observation window, which both hold."""
+    num_choices = 0
+    num_kept = 0
+    num_common = 0
+    num_at_equal_borders = 0
     largest_gap = 0.0
     for choice in prompts:
         for ours, theirs, scores in (
@@ -78,16 +82,17 @@ def agreement(prompts: Sequence[tuple[Entries, Entries, Scores]]) -> Agreement:
 
 
 def _averaged_within(scores: Sequence[float]) -> list[float]:
-    """Turn averages that counted zeros beyond the borders into averages of what there is."""
-    size, half = POOLING_SIZE, POOLING_SIZE // 2
+    """Turn averages that count zeros beyond the borders into averages of the scores within."""
+    half = POOLING_SIZE // 2
     last = len(scores) - 1
     return [
-        score * size / (min(index, half) + 1 + min(last - index, half)) for index, score in enumerate(scores)
+        score * POOLING_SIZE / (min(index, half) + 1 + min(last - index, half))
+        for index, score in enumerate(scores)
     ]
 
 
 def our_entries(model: str, dtype: str, prompts: Sequence[Prompt], num_entries: int) -> Iterator[Entries]:
-    """Yield what our backend's slot keeps of the part of each prompt that prefill reads."""
+    """Yield the entries that our backend's slot keeps of each prompt after prefill."""
     longest = max(prompt.num_prefill_tokens for prompt in prompts) + 1
     slots = (
         "--policy",
@@ -110,11 +115,11 @@ def our_entries(model: str, dtype: str, prompts: Sequence[Prompt], num_entries: 
     config = serve_config(("--model", model, "--dtype", dtype, *slots, *sizes)).backend.config
     with closing(TorchBackend(config, VirtualClock())) as backend:
         for prompt in prompts:
-            _read(backend, tuple(prompt.token_ids[: prompt.num_prefill_tokens]))
+            _prefill(backend, tuple(prompt.token_ids[: prompt.num_prefill_tokens]))
             yield [layer.slots.kept_index[0].tolist() for layer in backend.pools[0].cache.layers]
 
 
-def _read(backend: TorchBackend, token_ids: tuple[int, ...]) -> None:
+def _prefill(backend: TorchBackend, token_ids: tuple[int, ...]) -> None:
     shape = max(backend.spec.prefill_shapes, key=lambda shape: (shape.num_tokens, -shape.num_rows))
     for start in range(0, len(token_ids), shape.num_tokens):
         chunk = token_ids[start : start + shape.num_tokens]
@@ -125,9 +130,9 @@ def _read(backend: TorchBackend, token_ids: tuple[int, ...]) -> None:
 def measure(
     kvpress: Kvpress, prompts: Mapping[str, Sequence[Prompt]], num_entries: int
 ) -> dict[str, Agreement]:
-    """Return the agreement of each task. Raises `SideError`."""
+    """Return the agreement of each task. Raises `MeasurementError`."""
     every = [prompt for of_task in prompts.values() for prompt in of_task]
-    lines = kvpress.answers("SnapKV", every, num_entries, title="kvpress", tells_entries=True)
+    lines = kvpress.answers("SnapKV", every, num_entries, title="kvpress", reports_entries=True)
     next(lines)
     theirs = iter([(line["entries"], line["scores"]) for line in lines])
     ours = our_entries(kvpress.model, kvpress.dtype, every, num_entries)
@@ -139,7 +144,7 @@ def measure(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.agreement", allow_abbrev=False)
     parser.add_argument(
-        "--kvpress-python", required=True, help="Python with kvpress, as scripts/setup-kvpress makes it"
+        "--kvpress-python", required=True, help="Python with kvpress, as scripts/setup-kvpress installs it"
     )
     parser.add_argument("--dtype", choices=DtypeName, default=DtypeName.FLOAT32, type=DtypeName)
     add_options(parser, groups_of(RulerOptions))
@@ -151,17 +156,19 @@ def main() -> int:
         num_entries = int(config.target.length / options.served.compression[0])
         kvpress = Kvpress(arguments.kvpress_python, config.target.model, arguments.dtype)
         tasks = measure(kvpress, write_prompts(config), num_entries)
-    except (EvalError, OptionError, SideError) as error:
+    except (EvalError, OptionError, MeasurementError) as error:
         print(f"bench.agreement: {error}", file=sys.stderr)
         return 1
-    same = {
+    document: dict[str, Any] = {
         "model": model_id(config.target.model),
         "dtype": arguments.dtype,
         "length": config.target.length,
         "num_entries": num_entries,
+        "num_cases": config.num_cases,
+        "seed": config.seed,
+        "machine": machine(),
+        "tasks": {name: of_task.as_json() for name, of_task in tasks.items()},
     }
-    document = {**same, "num_cases": config.num_cases, "seed": config.seed, "machine": machine()}
-    document["tasks"] = {name: each.as_json() for name, each in tasks.items()}
     written = json.dumps(document, indent=1) + "\n"
     print(written, end="")
     path = options.report.json_path

@@ -1,10 +1,13 @@
-"""Time to the first token and peak memory over the prompt's length, read whole and in a bounded scratch, on one core.
+"""Time to the first token and peak memory by prompt length, with a full and a bounded scratch, on one core.
 
-`python -m bench.bounded_prefill --out results/bounded-prefill` writes `.json` and `.png`. The model is a Llama of three layers, of whose last
-a prompt needs little more than keys and values; its weights are random: speed and memory do not depend on their values. Every point is a
-process of its own, in which one prompt is read by the backend in chunks of 512 tokens into a slot of 2,048 entries; it warms up on a short
-one. A server for prompts of a length has scratches for them, so every point has. The picture shows CPU time, since it is hardly longer on a
-busy machine; the JSON has both.
+`python -m bench.bounded_prefill --out results/bounded-prefill` writes `.json` and `.png`. The model is a Llama
+of three layers with random weights, as speed and memory do not depend on their values. Of the last layer a
+prompt needs little more than keys and values.
+
+Each point is measured in another process. After a short prompt to warm up, the backend reads one prompt in
+chunks of 512 tokens into a slot of 2,048 entries. The scratch fits the prompt, as in a server for such
+prompts. The plot shows CPU time, which is hardly longer on a busy machine. The JSON has CPU time and wall
+time.
 """
 
 import argparse
@@ -32,11 +35,13 @@ from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
 
 LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
-SLOT_CAPACITY, SCRATCH_CAPACITY, CHUNK = 2048, 8192, 512
+SLOT_CAPACITY = 2048  # entries
+SCRATCH_CAPACITY = 8192  # entries
+CHUNK = 512  # tokens
 
 
 def save_model(folder: Path) -> None:
-    """Write the model that is measured."""
+    """Write the measured model."""
     config = LlamaConfig(
         hidden_size=128,
         intermediate_size=384,
@@ -52,7 +57,10 @@ def save_model(folder: Path) -> None:
 
 
 def measure(model: str, length: int, scratch_capacity: int | None) -> dict[str, float | int]:
-    """Read one prompt of random tokens; `peak_bytes` is the most that this process ever held, its libraries and weights included."""
+    """Read one prompt of random tokens.
+
+    `peak_bytes` is the process's largest resident memory, including its libraries and weights.
+    """
     torch.set_num_threads(1)
     config = TorchBackendConfig(
         model,
@@ -67,10 +75,13 @@ def measure(model: str, length: int, scratch_capacity: int | None) -> dict[str, 
     backend = TorchBackend(config)
     backend.warmup()
     prompt = torch.randint(1024, (length,), generator=torch.Generator().manual_seed(length)).tolist()
-    start, started, cpu_started = 0, time.perf_counter(), time.process_time()
-    while start < length:
-        start = _read_chunk(backend, prompt, start)
-    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
+    started = time.perf_counter()
+    cpu_started = time.process_time()
+    num_read = 0
+    while num_read < length:
+        num_read = _read_chunk(backend, prompt, num_read)
+    seconds = time.perf_counter() - started
+    cpu_seconds = time.process_time() - cpu_started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "num_prompt_tokens": length,
@@ -82,8 +93,9 @@ def measure(model: str, length: int, scratch_capacity: int | None) -> dict[str, 
 
 
 def _read_chunk(backend: TorchBackend, prompt: list[int], start: int) -> int:
-    """Read on from `start`, and return where the chunk ended."""
-    length, layout = len(prompt), backend.spec.scratch.layout
+    """Read a chunk from `start` on, and return its end."""
+    length = len(prompt)
+    layout = backend.spec.scratch.layout
     limit = layout.round_end(start, length)
     end = min(start + CHUNK, limit)
     row = PrefillRow(
@@ -101,7 +113,7 @@ def _read_chunk(backend: TorchBackend, prompt: list[int], start: int) -> int:
     return end
 
 
-def _measure_apart(model: str, length: int, scratch_capacity: int | None) -> dict[str, float | int]:
+def _measure_in_process(model: str, length: int, scratch_capacity: int | None) -> dict[str, float | int]:
     arguments = ["--measure", model, str(length), str(scratch_capacity or 0)]
     output = subprocess.run(
         [sys.executable, "-m", "bench.bounded_prefill", *arguments],
@@ -115,7 +127,7 @@ def _measure_apart(model: str, length: int, scratch_capacity: int | None) -> dic
 
 def _draw(results: dict[str, Any], path: Path) -> None:
     figure, (time_axes, memory_axes) = pyplot.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    for name, label in (("whole", "whole"), ("bounded", f"scratch of {SCRATCH_CAPACITY:,} entries")):
+    for name, label in (("whole", "full scratch"), ("bounded", f"scratch of {SCRATCH_CAPACITY:,} entries")):
         points = results[name]
         lengths = [point["num_prompt_tokens"] for point in points]
         time_axes.plot(lengths, [point["cpu_seconds"] for point in points], marker="o", label=label)
@@ -138,13 +150,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, help="where to write, without suffix")
+    parser.add_argument("--out", type=Path, help="path of the results, without suffix")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument(
         "--longest-whole",
         type=int,
         default=LENGTHS[-2],
-        help="longer prompts are read in the bounded scratch only",
+        help="the longest prompt that is also read in a full scratch",
     )
     parser.add_argument("--measure", nargs=3, metavar=("MODEL", "LENGTH", "SCRATCH"), help="print one point")
     arguments = parser.parse_args()
@@ -161,12 +173,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         save_model(Path(folder))
         for length in tqdm(arguments.lengths, unit="length"):
-            for name, capacity in (
-                ("whole", None),
-                ("bounded", SCRATCH_CAPACITY),
-            ):  # side by side, so that ratios hold on a busy machine
+            # Both follow each other at once, so that ratios are right on a busy machine.
+            for name, capacity in (("whole", None), ("bounded", SCRATCH_CAPACITY)):
                 if capacity is not None or length <= arguments.longest_whole:
-                    results[name].append(_measure_apart(folder, length, capacity))
+                    results[name].append(_measure_in_process(folder, length, capacity))
             arguments.out.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
     _draw(results, arguments.out.with_suffix(".png"))
 

@@ -1,4 +1,4 @@
-"""A closed loop around an engine: the next request goes out when one has ended. It runs in the engine's own thread."""
+"""A closed loop around an engine, in its thread: the next request replaces each one that ends."""
 
 import time
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 @dataclass(slots=True)
 class Sent:
-    """A request under way: when it was sent, and when tokens came."""
+    """A request in flight: when it was sent, and when its tokens arrived."""
 
     moment: float
     contents: list[float] = field(default_factory=list)
@@ -37,7 +37,7 @@ class Sent:
 
 
 class ClosedLoop:
-    """Keeps `max_concurrency` requests under way until every prompt has its outcome, then shuts the engine down."""
+    """Keeps `max_concurrency` requests in flight. Shuts the engine down when all prompts have outcomes."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ClosedLoop:
             self._send()
 
     def deliver(self, outputs: list[EngineOutput], _record: StepRecord) -> None:
-        """Take what a turn of the engine brought."""
+        """Process the outputs of an engine step."""
         now = time.perf_counter()
         for output in outputs:
             sent = self._open[output.request_id]
@@ -67,9 +67,9 @@ class ClosedLoop:
             if output.final is not None:
                 del self._open[output.request_id]
                 self.outcomes[int(output.request_id)] = sent.outcome(output.final, now)
-                self._go_on()
+                self._send_next_or_stop()
 
-    def _go_on(self) -> None:
+    def _send_next_or_stop(self) -> None:
         if self._num_sent < len(self._prompts):
             self._send()
         elif not self._open:
@@ -77,15 +77,16 @@ class ClosedLoop:
 
     def _send(self) -> None:
         """Send the next prompt. Without stop ids, its answer has full length."""
-        prompt, name = self._prompts[self._num_sent], str(self._num_sent)
-        assert not isinstance(prompt.content, str), "an engine takes token ids"
+        prompt = self._prompts[self._num_sent]
+        name = str(self._num_sent)
+        assert not isinstance(prompt.content, str), "expected a prompt of token ids, got text"
         self._num_sent += 1
         add = Add(name, prompt.content, GREEDY, StopCriteria(prompt.max_tokens), self._clock.now())
         try:
             admitted = admit(add, self._spec)
         except RefusedError as error:
             self.outcomes[int(name)] = Failure("rejected", str(error))
-            self._go_on()
+            self._send_next_or_stop()
             return
         self._open[name] = Sent(time.perf_counter())
         self._inbox.put(admitted)
@@ -98,7 +99,7 @@ def run_engine(
     prompts: Sequence[Prompt],
     max_concurrency: int | None,
 ) -> Run:
-    """Run an engine over these prompts to their end."""
+    """Run an engine until all prompts have outcomes."""
     inbox: SimpleQueue[EngineInput] = SimpleQueue()
     core = EngineCore(Scheduler(backend.spec, config, clock), backend, clock, inbox)
     start = time.perf_counter()

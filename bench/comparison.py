@@ -1,10 +1,13 @@
-"""Every policy beside the whole cache, the published recipes and NVIDIA's kvpress: the same model, cases, budgets and split.
+"""Score every policy against the full cache, the published recipes and NVIDIA's kvpress.
 
-Usage: `python -m bench.comparison --model DIR --out DIR [--kvpress-python .venv-kvpress/bin/python] [--settings NAME …]` and the options of
-`snapserve eval ruler` for cases. Leaves `comparison.json`, which `snapserve eval compare` reads, `comparison.md` and `comparison.png` in
---out; the JSON is written again whenever a few cases of each task are done, and what it or --earlier has of the same cases and model is not
-repeated: a call that was stopped is gone on with, cases are added to, and what several calls measured, one puts together.
-`docs/reports/comparison.md` says what is compared.
+All have the same model, cases, budgets and split. `docs/reports/comparison.md` describes the comparison.
+
+Usage: `python -m bench.comparison --model DIR --out DIR [--kvpress-python .venv-kvpress/bin/python]
+[--settings NAME …]` and the options of `snapserve eval ruler` for cases. It writes `comparison.json`, which
+`snapserve eval compare` reads, `comparison.md` and `comparison.png` to --out.
+
+The JSON is written after every few cases of each task. Cases that it or --earlier has for the same model are
+not repeated. So a call can continue an interrupted one, add cases, or merge the results of several calls.
 """
 
 import argparse
@@ -21,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.presses import Kvpress, NamedSetting
-from bench.sides import SideError
+from bench.systems import MeasurementError
 from cache.policy import PolicyName
 from commands.eval.completer import SlotUsage
 from commands.eval.errors import EvalError
@@ -40,7 +43,7 @@ PAPER = (
     "--pooling average --pooling-size 5 --pooling-shift 0 --pooling-half-life 0 --no-lend-ring"
 )
 FULL = "full"
-CASES_AT_ONCE = 25  # of each task, before they are written down
+CASES_PER_WRITE = 25  # of each task
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class Ours:
 
 @dataclass(frozen=True, slots=True)
 class Theirs:
-    """One of kvpress' presses; none: the whole cache, through transformers."""
+    """One of kvpress's presses, or None for the full cache of transformers."""
 
     press: str | None
 
@@ -73,38 +76,41 @@ SETTINGS: Mapping[str, Ours | Theirs] = {
 
 
 class Comparer:
-    """Measures one setting after the other over the same prompts, and writes down what has been done."""
+    """Measures one setting after another over the same prompts, and writes each result."""
 
     def __init__(
         self, config: RulerConfig, kvpress: Kvpress | None, out: Path, earlier: Sequence[Path] = ()
     ) -> None:
-        self._config, self._kvpress, self._place = config, kvpress, out / "comparison.json"
+        self._config = config
+        self._kvpress = kvpress
+        self._path = out / "comparison.json"
         self._prompts = write_prompts(config)
         self._weights = weights_digest(Path(config.target.model))
         self._runs: dict[str, Run] = {}
         tasks = {task.name for task in config.tasks}
-        for place in (*earlier, *([self._place] if self._place.exists() else [])):
-            for run in _read_runs(place, self._document(), tasks):
+        own_results = [self._path] if self._path.exists() else []
+        for path in (*earlier, *own_results):
+            for run in _read_runs(path, self._document(), tasks):
                 if run.num_cases > self._num_done(run.setting.label):
                     self._runs[run.setting.label] = run
 
     def measure(self, settings: Sequence[NamedSetting]) -> SuiteResult:
-        """Measure what is not there yet. Raises `SideError`, `EvalError`, `OptionError`."""
+        """Measure the missing cases. Raises `MeasurementError`, `EvalError`, `OptionError`."""
         for setting in settings:
             while (num_done := self._num_done(setting.label)) < self._config.num_cases:
                 start = time.monotonic()
-                some = {
-                    name: prompts[num_done : num_done + CASES_AT_ONCE]
+                batch = {
+                    name: prompts[num_done : num_done + CASES_PER_WRITE]
                     for name, prompts in self._prompts.items()
                 }
-                run = self._measured(setting, some)
+                run = self._measured(setting, batch)
                 if num_done:
                     run = _joined(self._runs[setting.label], run)
                 self._runs[setting.label] = run
-                state = f"{run.mean:.1f} after {run.num_cases} of {self._config.num_cases} cases a task"
+                state = f"{run.mean:.1f} after {run.num_cases} of {self._config.num_cases} cases per task"
                 print(f"{setting.label}: {state} ({time.monotonic() - start:.0f} s)", file=sys.stderr)
                 self._write()
-        self._write()  # runs of other calls, even where none was left to measure
+        self._write()  # also writes the runs of other calls where no case was missing
         return self._result([self._runs[setting.label] for setting in settings])
 
     def _num_done(self, label: str) -> int:
@@ -112,10 +118,11 @@ class Comparer:
         return 0 if run is None else run.num_cases
 
     def _measured(self, setting: NamedSetting, prompts: Mapping[str, Sequence[Prompt]]) -> Run:
-        config, entry = self._config, SETTINGS[setting.policy]
+        config = self._config
+        entry = SETTINGS[setting.policy]
         if isinstance(entry, Theirs):
             if self._kvpress is None:
-                raise OptionError(f"{setting.policy} needs --kvpress-python")
+                raise OptionError(f"--settings has {setting.policy!r}, which needs --kvpress-python")
             return self._kvpress.run(
                 setting, entry.press, prompts, load_tokenizer(config.target.model), config.target.length
             )
@@ -123,63 +130,71 @@ class Comparer:
             config.target, serve_options=(*config.target.serve_options, *split_options(entry.serve_options))
         )
         ours = replace(config, target=target, settings=[Setting(entry.policy, setting.compression)])
-        every = [prompt for of_task in self._prompts.values() for prompt in of_task]
-        return replace(asyncio.run(measure(ours, prompts, every)).runs[0], setting=setting)
+        all_prompts = [prompt for of_task in self._prompts.values() for prompt in of_task]
+        return replace(asyncio.run(measure(ours, prompts, all_prompts)).runs[0], setting=setting)
 
     def _result(self, runs: Sequence[Run]) -> SuiteResult:
         config = self._config
         return SuiteResult("ruler", model_id(config.target.model), None, config.title, config.facts, runs)
 
     def _write(self) -> None:
-        unfinished = self._place.with_suffix(".new")
-        unfinished.write_text(json.dumps(self._document()) + "\n")
-        unfinished.replace(self._place)
+        partial = self._path.with_suffix(".new")
+        partial.write_text(json.dumps(self._document()) + "\n")
+        partial.replace(self._path)
 
     def _document(self) -> dict[str, Any]:
-        same = {"weights": self._weights, "machine": machine()}
-        return {**self._result(list(self._runs.values())).as_json(), **same}
+        result = self._result(list(self._runs.values()))
+        return {**result.as_json(), "weights": self._weights, "machine": machine()}
 
 
 def settings_of(names: Sequence[str], compressions: Sequence[float]) -> list[NamedSetting]:
-    """Return the whole caches, then every other setting at each compression."""
-    whole = [name for name in names if SETTINGS[name] in (Ours(PolicyName.FULL), Theirs(None))]
-    others = [NamedSetting(name, ratio) for ratio in compressions for name in names if name not in whole]
-    return [*(NamedSetting(name, None) for name in whole), *others]
+    """Return the settings with a full cache, then every other setting at each compression."""
+    full = [name for name in names if SETTINGS[name] in (Ours(PolicyName.FULL), Theirs(None))]
+    others = [NamedSetting(name, ratio) for ratio in compressions for name in names if name not in full]
+    return [*(NamedSetting(name, None) for name in full), *others]
 
 
 def _joined(earlier: Run, more: Run) -> Run:
-    """Return the run over the cases of both. Raises `OptionError` where other options than those of sizes differ."""
-    told = [" ".join(map(str, _told(run))) for run in (earlier, more)]
-    if told[0] != told[1]:
+    """Return the run over the cases of both. Raises `OptionError` where options other than sizes differ."""
+    old = " ".join(map(str, _chosen_options(earlier)))
+    new = " ".join(map(str, _chosen_options(more)))
+    if old != new:
         raise OptionError(
-            f"{earlier.setting.label} has been measured with '{told[0]}' and not '{told[1]}': it needs another --out"
+            f"--out has results of {earlier.setting.label} with '{old}', not '{new}': choose another folder"
         )
     return earlier.joined(more)
 
 
-def _told(run: Run) -> tuple[str, ...]:
-    """Return a run's options before those that follow from its cases, which need not be the same for more of them."""
+def _chosen_options(run: Run) -> tuple[str, ...]:
+    """Return a run's options without the sizes at their end, which depend on its cases."""
     return run.options[: run.options.index("--num-slots")] if "--num-slots" in run.options else run.options
 
 
-def _read_runs(place: Path, wanted: Mapping[str, Any], tasks: Set[str]) -> list[Run]:
-    """Return the runs of an earlier call with the first of the same cases and model. Raises `OptionError` for those of others, or none."""
+def _read_runs(path: Path, expected: Mapping[str, Any], tasks: Set[str]) -> list[Run]:
+    """Return the runs of an earlier call over the first of the same cases.
+
+    Raises `OptionError` for a file without runs, and for runs of other cases or another model.
+    """
     try:
-        document = json.loads(place.read_text())
+        document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise OptionError(f"{place} cannot be read: {error}") from error
+        raise OptionError(f"{path} cannot be read: {error}") from error
     for name in ("seed", "length", "pack", "chat_template", "model", "weights", "version"):
-        if document[name] != wanted[name]:
-            raise OptionError(f"{place} has runs of another {name}: {document[name]} and not {wanted[name]}")
+        if document[name] != expected[name]:
+            raise OptionError(
+                f"{path} has runs of another {name}: expected {expected[name]}, got {document[name]}"
+            )
     runs = [_read_run(run) for run in document["runs"]]
     for run in runs:
         if run.tasks.keys() != tasks:
             raise OptionError(
-                f"{place} has runs of other tasks: {', '.join(run.tasks)} and not {', '.join(sorted(tasks))}"
+                f"{path} has runs of other tasks: expected {', '.join(sorted(tasks))}, "
+                f"got {', '.join(run.tasks)}"
             )
-        if run.num_cases > wanted["num_cases"]:
+        if run.num_cases > expected["num_cases"]:
             raise OptionError(
-                f"{place} has {run.num_cases} cases of {run.setting.label}, more than the {wanted['num_cases']} asked for"
+                f"{path} has {run.num_cases} cases of {run.setting.label}: "
+                f"expected at most {expected['num_cases']}, as requested"
             )
     return runs
 
@@ -207,7 +222,7 @@ def _read_held(cache: Mapping[str, Any] | None) -> SlotUsage | None:
 
 
 def weights_digest(model: Path) -> str:
-    """Return what tells one training's weights from another's."""
+    """Return a digest that identifies the weights."""
     digest = hashlib.sha256()
     for file in sorted(model.glob("*.safetensors")):
         digest.update(file.read_bytes())
@@ -215,7 +230,7 @@ def weights_digest(model: Path) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures were measured on."""
+    """Return a description of this machine."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
@@ -226,14 +241,17 @@ def machine() -> dict[str, Any]:
 
 
 def table(result: SuiteResult) -> str:
-    """Return, for each compression, a row a task and a column a policy as Markdown, and how far the means are from the whole cache's."""
-    whole = [run for run in result.runs if run.setting.compression is None]
+    """Return a Markdown table for each compression, with a row for each task and a column for each policy.
+
+    The last row has the differences of the means from the first column, the full cache.
+    """
+    full = [run for run in result.runs if run.setting.compression is None]
     ratios = sorted({run.setting.compression for run in result.runs if run.setting.compression is not None})
     parts = [
-        _table_of(f"{ratio:g}×", [*whole, *(run for run in result.runs if run.setting.compression == ratio)])
+        _table_of(f"{ratio:g}×", [*full, *(run for run in result.runs if run.setting.compression == ratio)])
         for ratio in ratios
     ]
-    return "\n\n".join(parts or [_table_of("", whole)]) + "\n"
+    return "\n\n".join(parts or [_table_of("", full)]) + "\n"
 
 
 def _table_of(title: str, runs: Sequence[Run]) -> str:
@@ -273,9 +291,9 @@ def _arguments() -> tuple[argparse.Namespace, RulerConfig]:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="results of other calls, taken over",
+        help="results of other calls to merge",
     )
-    parser.add_argument("--kvpress-python", help="Python with kvpress, as scripts/setup-kvpress makes it")
+    parser.add_argument("--kvpress-python", help="Python with kvpress, as scripts/setup-kvpress installs it")
     parser.add_argument(
         "--settings",
         nargs="+",
@@ -307,7 +325,7 @@ def main() -> int:
         (arguments.out / "comparison.md").write_text(table(result))
         plot_scores(result.runs, arguments.out / "comparison.png")
         print(table(result))
-    except (EvalError, OptionError, SideError) as error:
+    except (EvalError, OptionError, MeasurementError) as error:
         print(f"bench.comparison: {error}", file=sys.stderr)
         return 1
     return 0

@@ -1,11 +1,11 @@
-"""Time the torch backend's own steps against the machine's floors, with no scheduler between: decode, prefill, and the scoring's share.
+"""Time the torch backend's decode and prefill steps against the machine's floors, without a scheduler.
 
-Every figure is a median over rounds, and the memory's rate is measured in every round beside the steps: on a machine that others use too,
-only ratios taken together mean something. Slots hold zeros, on whose values no time depends. The backend's options are those of
-`snapserve serve`.
+Figures are medians over rounds. Each round also measures the memory bandwidth, because on a shared machine
+only ratios from the same moment are meaningful. Slots hold zeros; no time depends on their values. The
+backend has the options of `snapserve serve`.
 
-Usage: `GOMP_SPINCOUNT=5000 python -m bench.decode --model DIR [--decode 8x256 1x256 4x2048] [--prefill 128x8 2048x1 8192x1]
-[--temperature 1 --top-p 0.9] [--rounds 7] [--json FILE]`.
+Usage: `GOMP_SPINCOUNT=5000 python -m bench.decode --model DIR [--decode 8x256 1x256 4x2048] [--prefill 128x8
+2048x1 8192x1] [--temperature 1 --top-p 0.9] [--rounds 7] [--json FILE]`.
 """
 
 import argparse
@@ -31,16 +31,16 @@ from server.options.serve import add_serve_options, read_config
 
 Pair = tuple[int, int]
 Launch = tuple[int, int, int]  # rows, entries, steps
-Timed = tuple[float, Floors]  # seconds of a step or of prompts, and the least there could be
+Timed = tuple[float, Floors]  # seconds of a step or of prompts, and their floors
 
 GREEDY = Draw(SamplingParams(temperature=0.0))
-BUFFER_BYTES = 2**28  # far beyond any cache, and quickly summed
+BUFFER_BYTES = 2**28  # much larger than any cache, and fast to sum
 
 
 def decode_batch(
     num_rows: int, num_tokens: int, num_steps: int = 1, num_prompt_tokens: int = 1, draw: Draw = GREEDY
 ) -> DecodeBatch:
-    """Return a step of `num_rows` sequences that hold `num_tokens` tokens when it ends."""
+    """Return a launch of `num_rows` sequences that hold `num_tokens` tokens at its end."""
     rows = tuple(
         DecodeRow(f"row {slot}", slot, 7, num_tokens - num_steps, num_prompt_tokens, draw)
         for slot in range(num_rows)
@@ -49,8 +49,12 @@ def decode_batch(
 
 
 def prefill_batches(backend: TorchBackend, num_tokens: int, num_prompts: int) -> list[PrefillBatch]:
-    """Return the steps that read `num_prompts` prompts as the scheduler would: short ones together, a long one in the largest chunks."""
-    pool, shapes = backend.spec.pools[0], backend.spec.prefill_shapes
+    """Return the batches with which the scheduler would read the prompts.
+
+    Short prompts share a batch. A long prompt is read in the largest chunks.
+    """
+    pool = backend.spec.pools[0]
+    shapes = backend.spec.prefill_shapes
     is_direct = num_tokens <= pool.max_direct_tokens
     if not is_direct or num_tokens > shapes[-1].num_tokens:
         return [
@@ -74,7 +78,8 @@ def prefill_batches(backend: TorchBackend, num_tokens: int, num_prompts: int) ->
 
 
 def _chunks(backend: TorchBackend, num_tokens: int, slot: int, scratch: int | None) -> list[PrefillBatch]:
-    shape, prompt = backend.spec.prefill_shapes[-1], _prompt(backend, num_tokens)
+    shape = backend.spec.prefill_shapes[-1]
+    prompt = _prompt(backend, num_tokens)
     batches = []
     for start in range(0, num_tokens, shape.num_tokens):
         chunk = prompt[start : start + shape.num_tokens]
@@ -86,11 +91,11 @@ def _chunks(backend: TorchBackend, num_tokens: int, slot: int, scratch: int | No
 
 
 def _prompt(backend: TorchBackend, num_tokens: int) -> tuple[int, ...]:
-    return tuple(7 + number % (backend.spec.vocab_size - 7) for number in range(num_tokens))
+    return tuple(7 + index % (backend.spec.vocab_size - 7) for index in range(num_tokens))
 
 
 def run(backend: TorchBackend, batches: Sequence[Batch]) -> float:
-    """Return the seconds that the batches take, host work and all."""
+    """Return the seconds that the batches take, including the host's work."""
     start = time.perf_counter()
     for batch in batches:
         backend.submit(batch).result()
@@ -98,9 +103,9 @@ def run(backend: TorchBackend, batches: Sequence[Batch]) -> float:
 
 
 class ScoringClock:
-    """Adds up the seconds that layers spend on the window's votes and on packing, by standing in front of the two methods.
+    """Sums the seconds that layers spend on the window's votes and on packing, by wrapping the two methods.
 
-    It waits for a GPU before and after; the methods are called by a prompt's last chunks only.
+    It waits for the GPU before and after each call. Only a prompt's last chunks call the methods.
     """
 
     def __init__(self, backend: TorchBackend) -> None:
@@ -122,7 +127,7 @@ class ScoringClock:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0, or 2 for options that cannot be."""
+    """Return 0, or 2 for invalid options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -131,13 +136,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=_pair,
         nargs="+",
         default=[(8, 256), (1, 256), (4, 2048)],
-        help="sequences × entries of each",
+        help="sequences × entries of each sequence",
     )
     parser.add_argument(
         "--prefill", type=_pair, nargs="+", default=[(128, 8), (2048, 1), (8192, 1)], help="tokens × prompts"
     )
     parser.add_argument(
-        "--num-steps", type=int, default=4, help="decode steps of a launch, timed beside launches of one"
+        "--num-steps",
+        type=int,
+        default=4,
+        help="decode steps of a launch; launches of one step are timed too",
     )
     parser.add_argument("--temperature", type=float, default=0.0, help="of the decode steps' draws")
     parser.add_argument("--top-p", type=float, default=1.0, help="of the decode steps' draws")
@@ -148,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = read_config(parsed, os.environ).backend.config
         if not isinstance(config, TorchBackendConfig):
-            raise OptionError("--backend must be torch, whose steps are timed")
+            raise OptionError("--backend: expected torch, whose steps are timed")
     except OptionError as error:
         print(f"bench.decode: {error}", file=sys.stderr)
         return 2
@@ -168,7 +176,7 @@ def measure(
     num_steps: int,
     draw: Draw = GREEDY,
 ) -> dict[str, Any]:
-    """Return the figures as the JSON document has them."""
+    """Return the figures in the form of the JSON document."""
     first, *others = config.pools
     pools = (replace(first, num_slots=max(first.num_slots, *(rows for rows, _ in decode))), *others)
     backend = TorchBackend(replace(config, pools=pools))
@@ -202,15 +210,13 @@ def _figures(
 ) -> dict[str, Any]:
     plane = backend.pools[0].cache.layers[0].slots.planes[0]
     bytes_per_weight = plane.element_size() if config.quantization is Quantization.NONE else 1
-    work, scoring = (
-        work_of(AutoConfig.from_pretrained(config.model), plane.element_size(), bytes_per_weight),
-        ScoringClock(backend),
-    )
+    work = work_of(AutoConfig.from_pretrained(config.model), plane.element_size(), bytes_per_weight)
+    scoring = ScoringClock(backend)
     steps: dict[Launch, list[Timed]] = {case: [] for case in decode}
     reads: dict[Pair, list[Timed]] = {case: [] for case in prefill}
     shares: dict[Pair, list[float]] = {case: [] for case in prefill}
     machines: list[Machine] = []
-    for number in range(rounds + 1):
+    for index in range(rounds + 1):
         machine = measure_machine(plane.device, plane.dtype, BUFFER_BYTES, (1024,), seconds=0.1)
         machines.append(machine)
         for launch, batches in decode.items():
@@ -221,7 +227,7 @@ def _figures(
             elapsed = run(backend, batches)
             reads[case].append((elapsed, prefill_floors(work, machine, *case)))
             shares[case].append(scoring.seconds / elapsed)
-        print(f"round {number} of {rounds}", file=sys.stderr)  # the first one warms up, and does not count
+        print(f"round {index} of {rounds}", file=sys.stderr)  # round 0 warms up and is not counted
     return {
         "model": config.model,
         "dtype": str(plane.dtype).removeprefix("torch."),
@@ -248,9 +254,10 @@ def _figures(
     }
 
 
-def _saved(single: Sequence[Timed], among: Sequence[Timed]) -> float:
-    """Return how much less a step takes than one that is a launch of its own: what the host does once for all of them."""
-    return statistics.median(alone - shared for (alone, _), (shared, _) in zip(single, among, strict=True))
+def _saved(single: Sequence[Timed], shared: Sequence[Timed]) -> float:
+    """Return the seconds that a step saves by sharing a launch: the host's work for a launch is done once."""
+    pairs = zip(single, shared, strict=True)
+    return statistics.median(alone - in_launch for (alone, _), (in_launch, _) in pairs)
 
 
 def _medians(rounds: Sequence[Timed]) -> dict[str, float]:
@@ -266,15 +273,12 @@ def _medians(rounds: Sequence[Timed]) -> dict[str, float]:
 def _table(document: dict[str, Any]) -> str:
     rates = f"{document['bandwidth'] / 1e9:.1f} GB/s, {document['matrix_rate'] / 1e9:.0f} GFLOP/s"
     lines = [f"{document['num_threads']} threads, {document['dtype']}, {rates}", ""]
-    lines += [
-        "| step | bytes / bandwidth (ms) | operations / rate (ms) | took (ms) | best | over the floor | tokens/s | saved | scoring |"
-    ]
-    lines += ["|---|---|---|---|---|---|---|---|---|"]
+    times = "bytes / bandwidth (ms) | operations / rate (ms) | took (ms) | best | over the floor"
+    lines += [f"| step | {times} | tokens/s | saved | scoring |", "|---|---|---|---|---|---|---|---|---|"]
     for row in document["decode"]:
-        name = f"decode {row['rows']} × {row['entries']}, {row['steps_a_launch']} a launch"
-        lines.append(
-            f"| {name} | {_times(row)} | {row['rows'] / row['seconds']:.0f} | {1e3 * row['saved_seconds']:.2f} | |"
-        )
+        name = f"decode {row['rows']} × {row['entries']}, {row['steps_a_launch']} per launch"
+        rate = f"{row['rows'] / row['seconds']:.0f}"
+        lines.append(f"| {name} | {_times(row)} | {rate} | {1e3 * row['saved_seconds']:.2f} | |")
     for row in document["prefill"]:
         name = f"prefill {row['prompts']} × {row['tokens']}"
         lines.append(

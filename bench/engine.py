@@ -1,9 +1,10 @@
-"""Load the engine itself, with no HTTP between: scheduler and backend in this process, fed as `snapserve bench` feeds a server.
+"""Load the engine without HTTP: scheduler and backend run in this process.
 
-The engine's options are those of `snapserve serve`; the load's have the names of `snapserve bench`, and so have the figures. Answers are
-greedy and of full length.
+The load and the names of options and figures are those of `snapserve bench`. The engine has the options of
+`snapserve serve`. Answers are greedy and of full length.
 
-Usage: `python -m bench.engine --model DIR --num-prompts 32 --random-input-len 128 --max-concurrency 8 [--json FILE]`.
+Usage: `python -m bench.engine --model DIR --num-prompts 32 --random-input-len 128 --max-concurrency 8
+[--json FILE]`.
 """
 
 import argparse
@@ -27,14 +28,14 @@ PERCENTILES = (90.0, 99.0)
 
 
 class EngineLoad(Load):
-    """What is sent, and where the results are written."""
+    """The load, and the file for the results."""
 
     json_path: JsonFile | None = None
-    """File for the results as JSON; - for the standard output."""
+    """File for the results as JSON; - writes them to the standard output."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0, 1 where requests failed, 2 for options that cannot be."""
+    """Return 0, 1 if requests failed, 2 for invalid options."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -68,7 +69,7 @@ def _measure(parsed: argparse.Namespace, load: EngineLoad) -> int:
         )
     finally:
         backend.close()
-    _tell(
+    _report(
         report,
         {"model_id": config.backend.config.model, "seconds_to_ready": seconds_to_ready},
         load.json_path,
@@ -76,7 +77,7 @@ def _measure(parsed: argparse.Namespace, load: EngineLoad) -> int:
     return int(report.has_failures)
 
 
-def _tell(report: Report, description: Mapping[str, object], path: str | None) -> None:
+def _report(report: Report, description: Mapping[str, object], path: str | None) -> None:
     print(report_table(report), end="", file=sys.stderr if path == "-" else sys.stdout)
     document = json.dumps({**description, **report.as_json()}, indent=2) + "\n"
     if path == "-":

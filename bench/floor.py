@@ -1,8 +1,9 @@
-"""The floors under a model's speed on this machine: bytes over measured bandwidth, operations over measured rate.
+"""The floors of a model's times on this machine: bytes by measured bandwidth, operations by measured rate.
 
-A decode step cannot be faster than reading every weight and every live cache entry once, nor a prefill faster than its matrix products.
-Both rates are what torch reaches here in the best of several ways, so a floor is that of this machine and not of a data sheet: of a quiet
-machine, so the load found is told too. For dense decoders with grouped-query attention.
+A decode step takes at least the time to read every weight and every live cache entry once. A prefill takes at
+least the time of its matrix products. Both rates are the best that torch reaches here in several ways, not
+those of a data sheet. They are right on an idle machine, so the load is reported too. The formulas are for
+dense decoders with grouped-query attention.
 
 Usage: `python -m bench.floor MODEL_DIR [--batch 8] [--entries 256] [--prompt 8192] [--json FILE]`.
 """
@@ -20,14 +21,14 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-SECONDS = 2.0  # of trying, for each way
+SECONDS = 2.0  # of measurement for each way
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Measured rates, by the way that reached them: bytes moved per second, and floating-point operations per second in `dtype`.
+    """Measured rates by way: bytes per second, and floating-point operations per second in `dtype`.
 
-    `load` is the number of running threads just before (the load average over a minute); much above 0, the rates are too low.
+    `load` is the load average of the minute before. With a load far above 0, the rates are too low.
     """
 
     device: str
@@ -48,14 +49,14 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a model needs, in numbers of its config. `num_matrix` are the weights of a token's products but for the output layer's."""
+    """The sizes of a model that determine its bytes and operations."""
 
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    num_matrix: int
-    num_key_value: int  # weights of them that make one layer's keys and values
+    num_matrix: int  # weights of matrices, without the output layer
+    num_key_value: int  # weights of one layer's key and value projections, which are among these
     num_output: int  # weights of the output layer
     num_other: int  # norms and biases, read but not multiplied
     bytes_per_element: int
@@ -63,14 +64,13 @@ class Work:
 
     @property
     def weight_bytes(self) -> int:
-        """Read by a decode step; of an embedding that is not the output layer too, a step reads a few rows only."""
-        return (
-            self.num_matrix + self.num_output
-        ) * self.bytes_per_weight + self.num_other * self.bytes_per_element
+        """Bytes that a decode step reads. Of an untied embedding a step reads only a few rows."""
+        matrix_bytes = (self.num_matrix + self.num_output) * self.bytes_per_weight
+        return matrix_bytes + self.num_other * self.bytes_per_element
 
     @property
     def entry_bytes(self) -> int:
-        """Key and value of one cache entry in every layer."""
+        """Bytes of one cache entry's keys and values in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.bytes_per_element
 
     def decode_bytes(self, batch: int, entries: int) -> int:
@@ -81,41 +81,38 @@ class Work:
         return batch * (2 * (self.num_matrix + self.num_output) + attention)
 
     def prefill_operations(self, num_tokens: int) -> int:
-        """Operations for a prompt's first token: causal attention reads half of the square, the output layer sees the last token only, and
-        so does the last layer but for its keys and values.
+        """Return the operations up to a prompt's first output token.
+
+        Causal attention covers half of the square. The output layer computes only the last token, and so does
+        the last layer, except for its keys and values.
         """
-        num_pairs, num_whole, in_layer = (
-            num_tokens * (num_tokens + 1) // 2,
-            self.num_layers - 1,
-            self.num_matrix // self.num_layers,
-        )
-        products = (
-            num_tokens * (num_whole * in_layer + self.num_key_value)
-            + in_layer
-            - self.num_key_value
-            + self.num_output
-        )
-        return 2 * products + 4 * self.num_heads * self.head_dim * (num_whole * num_pairs + num_tokens)
+        num_full_layers = self.num_layers - 1
+        per_layer = self.num_matrix // self.num_layers
+        all_tokens = num_tokens * (num_full_layers * per_layer + self.num_key_value)
+        last_token = per_layer - self.num_key_value + self.num_output
+        num_pairs = num_full_layers * (num_tokens * (num_tokens + 1) // 2) + num_tokens
+        return 2 * (all_tokens + last_token) + 4 * self.num_heads * self.head_dim * num_pairs
 
 
 class UnsupportedModelError(ValueError):
-    """A model whose work these formulas do not describe."""
+    """The formulas do not hold for this model."""
 
 
 def work_of(config: PreTrainedConfig, bytes_per_element: int, bytes_per_weight: int | None = None) -> Work:
-    """Count a model's weights without making them; those of matrices may be quantized.
+    """Count a model's weights without allocating them. The weights of matrices may be quantized.
 
-    Raises `UnsupportedModelError` for experts and for compressed or absent attention.
+    Raises `UnsupportedModelError` for experts and for compressed attention.
     """
     for name in ("num_experts", "num_local_experts", "n_routed_experts", "kv_lora_rank"):
         if getattr(config, name, None):
             raise UnsupportedModelError(
-                f"the config has {name} = {getattr(config, name)}; only dense decoders are described"
+                f"the config has {name} = {getattr(config, name)}: expected a dense decoder"
             )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     shapes = {parameter: parameter.shape for parameter in model.parameters()}  # tied ones once
-    embedding, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    embedding = model.get_input_embeddings().weight
+    output = model.get_output_embeddings().weight
     layers = [parameter for parameter in shapes if parameter is not embedding and parameter is not output]
     num_kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -135,7 +132,7 @@ def work_of(config: PreTrainedConfig, bytes_per_element: int, bytes_per_weight: 
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """The least seconds of a piece of work, twice: bytes over bandwidth, operations over rate. It takes the longer of the two."""
+    """The least seconds by memory bandwidth and by matrix rate. The floor is the larger one."""
 
     memory: float
     matrix: float
@@ -146,7 +143,7 @@ class Floors:
 
 
 def decode_floors(work: Work, machine: Machine, batch: int, entries: int) -> Floors:
-    """Return those of a decode step of `batch` sequences with `entries` live cache entries each."""
+    """Return the floors of a decode step of `batch` sequences with `entries` live cache entries each."""
     return Floors(
         work.decode_bytes(batch, entries) / machine.bandwidth,
         work.decode_operations(batch, entries) / machine.matrix_rate,
@@ -154,7 +151,7 @@ def decode_floors(work: Work, machine: Machine, batch: int, entries: int) -> Flo
 
 
 def prefill_floors(work: Work, machine: Machine, num_tokens: int, num_prompts: int = 1) -> Floors:
-    """Return those of the first tokens of prompts that are read together, with exact attention."""
+    """Return the floors of the first tokens of prompts in one batch, with exact attention."""
     operations = num_prompts * work.prefill_operations(num_tokens)
     return Floors(work.weight_bytes / machine.bandwidth, operations / machine.matrix_rate)
 
@@ -162,7 +159,7 @@ def prefill_floors(work: Work, machine: Machine, num_tokens: int, num_prompts: i
 def measure_machine(
     device: torch.device, dtype: torch.dtype, num_bytes: int, sizes: Sequence[int], seconds: float = SECONDS
 ) -> Machine:
-    """Measure with buffers of `num_bytes`, far larger than any cache, and square matrices of `sizes`."""
+    """Measure with buffers of `num_bytes`, which exceed any cache, and square matrices of `sizes`."""
     return Machine(
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         num_threads=torch.get_num_threads(),
@@ -188,39 +185,41 @@ def _matrix_rates(
 ) -> dict[str, float]:
     rates = {}
     for size in sizes:
-        one, other = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-        rates[f"{size} × {size} × {size}"] = (
-            2 * size**3 / _best_time(partial(torch.matmul, one, other), device, seconds)
-        )
+        one = torch.randn(size, size, device=device, dtype=dtype)
+        other = torch.randn(size, size, device=device, dtype=dtype)
+        best = _best_time(partial(torch.matmul, one, other), device, seconds)
+        rates[f"{size} × {size} × {size}"] = 2 * size**3 / best
     return rates
 
 
-def _best_time(way: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Return the shortest time of a call: what the machine can do, whatever else it does meanwhile."""
-    way()
-    best, end = float("inf"), time.perf_counter() + seconds
+def _best_time(call: Callable[[], object], device: torch.device, seconds: float) -> float:
+    """Return the shortest time of a call, which other load on the machine affects least."""
+    call()
+    best = float("inf")
+    end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         synchronise(device)
         start = time.perf_counter()
-        way()
+        call()
         synchronise(device)
         best = min(best, time.perf_counter() - start)
     return best
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait for all that the device was given to do."""
+    """Wait for all work that was submitted to the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def main() -> None:
     arguments = _parser().parse_args()
-    device, dtype = torch.device(arguments.device), getattr(torch, arguments.dtype)
-    is_cpu = device.type == "cpu"
-    machine = measure_machine(
-        device, dtype, 2**29 if is_cpu else 2**33, (1024, 2048) if is_cpu else (4096, 8192, 16384)
-    )
+    device = torch.device(arguments.device)
+    dtype = getattr(torch, arguments.dtype)
+    if device.type == "cpu":
+        machine = measure_machine(device, dtype, 2**29, (1024, 2048))
+    else:
+        machine = measure_machine(device, dtype, 2**33, (4096, 8192, 16384))
     work = work_of(AutoConfig.from_pretrained(arguments.model), dtype.itemsize)
     decode = [
         (batch, entries, decode_floors(work, machine, batch, entries))
@@ -275,7 +274,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8], help="sequences of a decode step")
     parser.add_argument(
-        "--entries", type=int, nargs="+", default=[256, 2048, 8192], help="live cache entries of each"
+        "--entries",
+        type=int,
+        nargs="+",
+        default=[256, 2048, 8192],
+        help="live cache entries of each sequence",
     )
     parser.add_argument("--prompt", type=int, nargs="+", default=[128, 8192], help="tokens of a prompt")
     parser.add_argument("--json", type=Path, help="file for the figures")

@@ -1,14 +1,17 @@
-"""One GPU's figures, of a model with random weights that is made on it: by default one of Llama 3.1 8B's sizes, in bfloat16.
+"""Measure one GPU with random weights: by default a model of Llama 3.1 8B's sizes, in bfloat16.
 
-- decode over full slots: tokens a second and the share of the measured memory bandwidth, as a captured graph and eager;
-- the same cache memory spent on slots that hold a long context whole, and on smaller SnapStream slots: sequences held, tokens a second
-  (SnapStream, arXiv 2511.03092, reports 4.2 to 4.3 times the throughput on its SN40L);
-- prefill of a long prompt: tokens a second, and the share of the scoring.
+- Decode over full slots: tokens per second and the share of the measured memory bandwidth, as a captured
+  graph and eager.
+- The same cache memory in slots that hold all of a long context, and in smaller SnapStream slots: the number
+  of sequences and tokens per second. (SnapStream, arXiv 2511.03092, reports 4.2 to 4.3 times the throughput
+  on its SN40L.)
+- Prefill of a long prompt: tokens per second, and the share of the scoring.
 
-Every figure is a median over rounds. Slots hold zeros, on whose values no time depends. The same script runs on a CPU with a small model;
-what it says then is no GPU's, and `figures_owed` is true.
+Every figure is a median over rounds. Slots hold zeros; no time depends on their values. The script also runs
+on a CPU with a small model. Its figures are then not a GPU's, and `figures_owed` is true.
 
-Usage: `python -m bench.gpu --json gpu.json --plot gpu.svg [--model DIR] [--batch 1 16 64] [--entries 8192] [--context 32768]`.
+Usage: `python -m bench.gpu --json gpu.json --plot gpu.svg [--model DIR] [--batch 1 16 64] [--entries 8192]
+[--context 32768]`.
 """
 
 import argparse
@@ -41,24 +44,22 @@ LAUNCHES = 4  # of a round
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is measured. Numbers of tokens and of cache entries."""
+    """The sizes to measure, in tokens or cache entries."""
 
     batches: Sequence[int] = (1, 16, 64)
     entries: int = 8192
     context: int = 32768
-    full_slots: int = (
-        8  # slots that hold the context whole; their memory is what SnapStream's slots may take too
-    )
+    full_slots: int = 8  # slots that hold all of a context; SnapStream's slots take the same memory
     compression: int = 4
     num_steps: int = 8  # decode steps of a launch
     prefill_chunk: int = 2048
     rounds: int = 5
-    max_cache_bytes: int | None = None  # None: what is free
+    max_cache_bytes: int | None = None  # None: all free memory
 
 
 @dataclass
 class GpuBench:
-    """One model on one device, under one backend after another."""
+    """One model on one device, under several backends in turn."""
 
     config: PreTrainedConfig
     device: torch.device
@@ -70,14 +71,15 @@ class GpuBench:
     graphs: list[dict[str, float]] = field(default_factory=list)
 
     def measure(self) -> dict[str, Any]:
-        """Return the figures as the JSON document has them."""
-        is_gpu, start = self.device.type == "cuda", time.perf_counter()
+        """Return the figures in the form of the JSON document."""
+        start = time.perf_counter()
+        is_gpu = self.device.type == "cuda"
         self.work = work_of(self.config, self.dtype.itemsize)
         with _progress("memory bandwidth and matrix rate"):
-            num_bytes, size = (2**32, 8192) if is_gpu else (2**26, 256)
-            self.machine = measure_machine(
-                self.device, self.dtype, num_bytes, (size,), seconds=0.5 if is_gpu else 0.05
-            )
+            if is_gpu:
+                self.machine = measure_machine(self.device, self.dtype, 2**32, (8192,), seconds=0.5)
+            else:
+                self.machine = measure_machine(self.device, self.dtype, 2**26, (256,), seconds=0.05)
         with _progress("random weights"):
             self.model = make_model(self.config, self.device, self.dtype)
         decode = [
@@ -103,8 +105,9 @@ class GpuBench:
         }
 
     def _decode(self, *, is_graph: bool) -> list[dict[str, Any]]:
-        """Time decode over slots that are full, of each batch for which there is memory."""
-        sizes, way = self.sizes, "graph" if is_graph else "eager"
+        """Time decode over full slots, for each batch that fits in memory."""
+        sizes = self.sizes
+        way = "graph" if is_graph else "eager"
         fitting = [batch for batch in sizes.batches if self._missing(batch, sizes.entries) <= 0]
         rows: list[dict[str, Any]] = [
             {"batch": batch, "way": way, "bytes_missing": self._missing(batch, sizes.entries)}
@@ -122,8 +125,9 @@ class GpuBench:
         return rows
 
     def _long_contexts(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Time decode after long prompts in two kinds of slots that take the same memory, and prefill into the smaller ones."""
-        sizes, is_graph = self.sizes, self.device.type == "cuda"
+        """Time decode in full and in small slots of the same memory, and prefill into the small ones."""
+        sizes = self.sizes
+        is_graph = self.device.type == "cuda"
         if (missing := self._missing(sizes.full_slots, sizes.context)) > 0:
             return {"bytes_missing": missing}, None
         figures: dict[str, Any] = {"context": sizes.context, "published_ratio": PUBLISHED_RATIO}
@@ -142,7 +146,7 @@ class GpuBench:
         return figures, prefill
 
     def _step(self, backend: TorchBackend, num_rows: int, context: int, entries: int) -> dict[str, float]:
-        """Time steps of `num_rows` sequences whose slots hold `entries` of `context` tokens when a launch ends."""
+        """Time decode steps. When a launch ends, each of its slots holds `entries` of `context` tokens."""
         num_steps = self.sizes.num_steps
         launches = [decode_batch(num_rows, context, num_steps, context - num_steps)] * LAUNCHES
         with _progress(f"decode of {num_rows} × {entries} entries"):
@@ -159,7 +163,7 @@ class GpuBench:
         }
 
     def _prefill(self, backend: TorchBackend) -> dict[str, float]:
-        """Time a prompt as long as the context, all but a token; the scoring in a run of its own, since watching it takes time."""
+        """Time a prompt one token shorter than the context, and its scoring in another run."""
         num_tokens = self.sizes.context - 1
         batches = prefill_batches(backend, num_tokens, 1)
         with _progress(f"prefill of {num_tokens} tokens"):
@@ -176,7 +180,7 @@ class GpuBench:
         }
 
     def _missing(self, num_slots: int, entries: int) -> int:
-        """Return how many bytes too few are free for these slots, a scratch of the same length, and a twentieth for what steps need."""
+        """Return the missing bytes for these slots, a scratch of the same length, and 5 % for the steps."""
         needed = (num_slots + 1) * entries * self.work.entry_bytes
         return needed * 21 // 20 - self._free_bytes()
 
@@ -192,7 +196,7 @@ class GpuBench:
     def _backend(
         self, policy: PolicyOptions, num_slots: int, max_model_len: int, *, is_graph: bool
     ) -> Iterator[TorchBackend]:
-        """Open a backend over the model, warmed up, and give its memory back."""
+        """Open a warmed-up backend over the model, and free its memory at the end."""
         config = TorchBackendConfig(
             "random weights",
             device=DeviceName(self.device.type),
@@ -204,9 +208,8 @@ class GpuBench:
             compile=is_graph,
         )
         backend = TorchBackend(config, model=self.model)
-        with _progress(
-            f"warming up {num_slots} slots of policy {policy.name}{', capturing graphs' if is_graph else ''}"
-        ):
+        capture = ", capturing graphs" if is_graph else ""
+        with _progress(f"warming up {num_slots} slots of policy {policy.name}{capture}"):
             start = time.perf_counter()
             backend.warmup()
         if is_graph:
@@ -224,7 +227,7 @@ class GpuBench:
 
 
 def make_model(config: PreTrainedConfig, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """Return a model with random weights, made where it will run."""
+    """Return a model with random weights, made on its device."""
     register_attention()
     with device:
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)  # type: ignore[no-untyped-call]
@@ -248,35 +251,30 @@ def llama_8b() -> PreTrainedConfig:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[None]:
+def _progress(title: str) -> Iterator[None]:
     start = time.perf_counter()
-    print(f"{what} …", file=sys.stderr, flush=True)
+    print(f"{title} …", file=sys.stderr, flush=True)
     yield
-    print(f"{what}: {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+    print(f"{title}: {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
 
 
 def table(document: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
-    owed = ": not a GPU, whose figures are owed" if document["figures_owed"] else ""
-    lines = [
-        f"{document['device']}, {document['machine']['dtype']}, {document['machine']['bandwidth'] / 1e9:.0f} GB/s{owed}",
-        "",
-    ]
+    owed = ": not a GPU, so its figures are missing" if document["figures_owed"] else ""
+    bandwidth = f"{document['machine']['bandwidth'] / 1e9:.0f} GB/s"
+    lines = [f"{document['device']}, {document['machine']['dtype']}, {bandwidth}{owed}", ""]
     lines += ["| step | ms | tokens/s | of the bandwidth |", "|---|---|---|---|"]
     for row in document["decode"]:
         lines.append(_line(f"decode {row['batch']} × {document['sizes']['entries']}, {row['way']}", row))
-    memory, prefill = document["same_memory"], document["prefill"]
+    memory = document["same_memory"]
+    prefill = document["prefill"]
     if "ratio" not in memory:
         lines.append(_line("long contexts", memory))
         return "\n".join(lines)
     for name in ("full", SMALL_SLOTS):
         row = memory[name]
-        lines.append(
-            _line(
-                f"{name}: {row['sequences']} contexts of {memory['context']} in {row['cache_bytes'] / 1e9:.2f} GB",
-                row,
-            )
-        )
+        cache = f"{row['cache_bytes'] / 1e9:.2f} GB"
+        lines.append(_line(f"{name}: {row['sequences']} contexts of {memory['context']} in {cache}", row))
     low, high = PUBLISHED_RATIO
     lines.append(
         f"\nthe same memory in smaller slots: {memory['ratio']:.2f} × the tokens (published: {low} to {high})"
@@ -290,22 +288,22 @@ def table(document: dict[str, Any]) -> str:
 
 def _line(name: str, row: dict[str, Any]) -> str:
     if "bytes_missing" in row:
-        return f"| {name} | {row['bytes_missing'] / 1e9:.2f} GB too little memory | | |"
-    return f"| {name} | {1e3 * row['seconds']:.2f} | {row['tokens_per_second']:.0f} | {row['bandwidth_share']:.1%} |"
+        return f"| {name} | {row['bytes_missing'] / 1e9:.2f} GB of memory missing | | |"
+    rates = f"{row['tokens_per_second']:.0f} | {row['bandwidth_share']:.1%}"
+    return f"| {name} | {1e3 * row['seconds']:.2f} | {rates} |"
 
 
 def plot(document: dict[str, Any], path: Path) -> None:
-    """Draw decode's throughput by batch, and that of the same memory in two kinds of slots."""
+    """Draw the throughput of decode by batch, and of the same memory in full and in small slots."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     decode = {f"{row['batch']}\n{row['way']}": row for row in document["decode"] if "seconds" in row}
-    draw_rates(left, decode, f"decode, {document['sizes']['entries']} entries a slot")
+    draw_rates(left, decode, f"decode, {document['sizes']['entries']} entries per slot")
     draw_rates(right, held_rows(document["same_memory"]), "the same cache memory")
-    figure.suptitle(
-        document["device"] + (" (no GPU: its figures are owed)" if document["figures_owed"] else "")
-    )
+    owed = " (not a GPU: its figures are missing)" if document["figures_owed"] else ""
+    figure.suptitle(document["device"] + owed)
     figure.savefig(path)
 
 
@@ -332,33 +330,35 @@ def _parser() -> argparse.ArgumentParser:
     )
     sizes = Sizes()
     parser.add_argument(
-        "--model", help="folder whose config.json says the model's sizes; default: those of Llama 3.1 8B"
+        "--model", help="folder whose config.json has the model's sizes (default: those of Llama 3.1 8B)"
     )
     parser.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu")
     )
     parser.add_argument("--dtype", default="bfloat16", choices=("float32", "bfloat16", "float16"))
     parser.add_argument(
-        "--batch", type=int, nargs="+", default=sizes.batches, help="sequences decoded at once"
+        "--batch", type=int, nargs="+", default=sizes.batches, help="sequences of a decode step"
     )
-    parser.add_argument(
-        "--entries", type=int, default=sizes.entries, help="entries of the slots that they are in"
-    )
+    parser.add_argument("--entries", type=int, default=sizes.entries, help="entries of each slot")
     parser.add_argument("--context", type=int, default=sizes.context, help="tokens of a long context")
-    parser.add_argument("--full-slots", type=int, default=sizes.full_slots, help="long contexts held whole")
+    parser.add_argument(
+        "--full-slots", type=int, default=sizes.full_slots, help="slots that hold all of a long context"
+    )
     parser.add_argument(
         "--compression",
         type=int,
         default=sizes.compression,
-        help="how many times smaller SnapStream's slots are",
+        help="factor by which SnapStream's slots are smaller",
     )
     parser.add_argument("--prefill-chunk", type=int, default=sizes.prefill_chunk)
     parser.add_argument("--num-steps", type=int, default=sizes.num_steps, help="decode steps of a launch")
     parser.add_argument("--rounds", type=int, default=sizes.rounds)
-    parser.add_argument("--max-cache-gb", type=float, help="what the cache may take; default: what is free")
+    parser.add_argument(
+        "--max-cache-gb", type=float, help="limit of the cache's memory (default: all free memory)"
+    )
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument(
-        "--plot", type=Path, help="file for the picture, its ending says which kind; needs matplotlib"
+        "--plot", type=Path, help="file for the plot, whose suffix is its format; needs matplotlib"
     )
     return parser
 

@@ -1,14 +1,16 @@
-"""What long contexts cost to decode in slots that hold them whole, and in SnapStream slots that are some times smaller.
+"""Time the decode of long contexts in full slots and in smaller SnapStream slots.
 
-- the same cache memory: so many times more contexts, in tokens a second (SnapStream, arXiv 2511.03092, reports 4.2 to 4.3 times for four
-  times smaller slots);
-- the same number of contexts: the attention's part of a step, which is what the step takes beyond one whose sequences hold one token.
+- The same cache memory: it holds more contexts in smaller slots, at more tokens per second in all.
+  (SnapStream, arXiv 2511.03092, reports 4.2 to 4.3 times for four times smaller slots.)
+- The same number of contexts: the attention's part of a step. It is the difference to a step whose sequences
+  hold one token.
 
-All steps are timed in turns, in every round together with the memory's rate; figures are medians over rounds, ratios medians of the
-rounds' ratios. Slots hold zeros, on whose values no time depends. `bench.gpu` measures the first on a GPU.
+All steps are timed in turns, and each round also measures the memory bandwidth. Figures are medians over
+rounds, and ratios are medians of the rounds' ratios. Slots hold zeros; no time depends on their values.
+`bench.gpu` measures the first on a GPU.
 
-Usage: `GOMP_SPINCOUNT=5000 python -m bench.long_contexts MODEL_DIR [--context 8192] [--full-slots 4] [--compression 4] [--rounds 9]
-[--json FILE] [--plot FILE]`.
+Usage: `GOMP_SPINCOUNT=5000 python -m bench.long_contexts MODEL_DIR [--context 8192] [--full-slots 4]
+[--compression 4] [--rounds 9] [--json FILE] [--plot FILE]`.
 """
 
 import argparse
@@ -36,12 +38,12 @@ LAUNCHES = 10  # of a round
 SMALL_SLOTS = "snapstream"
 SAME_NUMBER = "snapstream, same number"
 
-Times = Sequence[tuple[float, float]]  # seconds of a step, and of the attention in it, a round each
+Times = Sequence[tuple[float, float]]  # for each round, seconds of a step and of its attention
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Slots of one policy for contexts that fill them: how many there are, and the cache entries of each."""
+    """Slots of one policy, with `entries` cache entries each, for contexts that fill them."""
 
     policy: PolicyOptions
     num_slots: int
@@ -49,7 +51,7 @@ class Slots:
 
 
 def same_memory(context: int, full_slots: int, compression: int) -> dict[str, Slots]:
-    """Return slots that hold contexts of so many tokens whole, and `compression` times smaller ones that take the same memory."""
+    """Return slots that hold all of a context, and `compression` times smaller ones of the same memory."""
     small = context // compression
     return {
         "full": Slots(PolicyOptions(PolicyName.FULL), full_slots, context),
@@ -58,13 +60,13 @@ def same_memory(context: int, full_slots: int, compression: int) -> dict[str, Sl
 
 
 def cache_bytes(backend: TorchBackend) -> int:
-    """Return what a backend's slots take."""
+    """Return the bytes of a backend's slots."""
     return sum(layer.slots.num_bytes for layer in backend.pools[0].cache.layers)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Contexts of so many tokens in a backend's slots, of each of which `entries` are in use."""
+    """Sequences of `context` tokens in a backend's slots, with `entries` live entries in each slot."""
 
     backend: TorchBackend
     num_rows: int
@@ -72,13 +74,12 @@ class Case:
     context: int
 
     def time(self) -> tuple[float, float]:
-        """Return the seconds of a step, and of the attention in it: those that a step of sequences of one token does not take."""
-        of_contexts = decode_batch(self.num_rows, self.context, num_prompt_tokens=self.context - 1)
-        seconds, others = (
-            run(self.backend, [batch] * LAUNCHES) / LAUNCHES
-            for batch in (of_contexts, decode_batch(self.num_rows, 1))
-        )
-        return seconds, seconds - others
+        """Return the seconds of a step, and of its attention: the difference to sequences of one token."""
+        full = decode_batch(self.num_rows, self.context, num_prompt_tokens=self.context - 1)
+        empty = decode_batch(self.num_rows, 1)
+        seconds = run(self.backend, [full] * LAUNCHES) / LAUNCHES
+        without_attention = run(self.backend, [empty] * LAUNCHES) / LAUNCHES
+        return seconds, seconds - without_attention
 
 
 def measure(
@@ -91,7 +92,7 @@ def measure(
     *,
     is_compiled: bool = True,
 ) -> dict[str, Any]:
-    """Return the figures as the JSON document has them."""
+    """Return the figures in the form of the JSON document."""
     kinds = same_memory(context, full_slots, compression)
     with ExitStack() as stack:
         cases: dict[str, Case] = {}
@@ -128,13 +129,13 @@ def _figures(model: str, cases: Mapping[str, Case], rounds: int) -> dict[str, An
     work = work_of(AutoConfig.from_pretrained(model), plane.element_size())
     bandwidths: list[float] = []
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in cases}
-    for number in range(rounds + 1):
+    for index in range(rounds + 1):
         bandwidths.append(
             measure_machine(plane.device, plane.dtype, BUFFER_BYTES, (1024,), seconds=0.1).bandwidth
         )
-        for name in sorted(cases, reverse=number % 2 == 1):
+        for name in sorted(cases, reverse=index % 2 == 1):
             times[name].append(cases[name].time())
-        print(f"round {number} of {rounds}", file=sys.stderr)  # the first one warms up, and does not count
+        print(f"round {index} of {rounds}", file=sys.stderr)  # round 0 warms up and is not counted
     figures: dict[str, Any] = {
         "dtype": str(plane.dtype).removeprefix("torch."),
         "num_threads": torch.get_num_threads(),
@@ -153,8 +154,8 @@ def _figures(model: str, cases: Mapping[str, Case], rounds: int) -> dict[str, An
                 num_bytes / of[0] / rate for of, rate in zip(times[name][1:], bandwidths[1:], strict=True)
             ),
         }
-    more = cases[SMALL_SLOTS].num_rows / cases["full"].num_rows
-    figures["ratio"] = more * _ratio(times["full"], times[SMALL_SLOTS], lambda of: of[0])
+    num_more = cases[SMALL_SLOTS].num_rows / cases["full"].num_rows
+    figures["ratio"] = num_more * _ratio(times["full"], times[SMALL_SLOTS], lambda of: of[0])
     figures["attention_ratio"] = _ratio(times["full"], times[SAME_NUMBER], lambda of: of[1])
     return figures
 
@@ -173,20 +174,21 @@ def _table(document: Mapping[str, Any]) -> str:
         lines.append(f"| {name} | {times} | {row['tokens_per_second']:.0f} | {row['bandwidth_share']:.0%} |")
     lines.append(f"\ncontexts of {document['context']} tokens, {document['compression']} × smaller slots:")
     lines.append(
-        f"tokens/s from the same memory {document['ratio']:.2f} ×, attention of as many contexts 1 / {document['attention_ratio']:.2f}"
+        f"tokens/s from the same memory {document['ratio']:.2f} ×, "
+        f"attention of the same number of contexts 1 / {document['attention_ratio']:.2f}"
     )
     return "\n".join(lines)
 
 
 def draw_rates(axes: Any, rows: Mapping[str, Mapping[str, Any]], title: str) -> None:
-    """Draw tokens a second, and the share of the memory bandwidth, into a matplotlib Axes."""
+    """Draw tokens per second, labelled with the share of the memory bandwidth, into a matplotlib Axes."""
     drawn = axes.bar(list(rows), [row["tokens_per_second"] for row in rows.values()])
     axes.bar_label(drawn, [f"{row['bandwidth_share']:.0%} of bandwidth" for row in rows.values()], fontsize=8)
     axes.set(title=title, ylabel="tokens/s")
 
 
 def held_rows(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the rows of the two kinds of slots by what they hold, as far as they were measured."""
+    """Return the measured rows of full and small slots, by the number of contexts that they hold."""
     return {
         f"{name}\n{document[name]['sequences']} contexts": document[name]
         for name in ("full", SMALL_SLOTS)
@@ -195,7 +197,7 @@ def held_rows(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def plot(document: Mapping[str, Any], path: Path) -> None:
-    """Draw the throughput of the same memory, and the parts of a step of the same number of contexts."""
+    """Draw the throughput of the same memory, and the parts of a step for the same number of contexts."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")
@@ -221,26 +223,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("model", help="folder of a model")
     parser.add_argument("--dtype", type=DtypeName, default=DtypeName.AUTO, choices=tuple(DtypeName))
     parser.add_argument("--context", type=int, default=8192, help="tokens of a context")
-    parser.add_argument("--full-slots", type=int, default=4, help="contexts held whole")
+    parser.add_argument("--full-slots", type=int, default=4, help="slots that hold all of a context")
     parser.add_argument(
-        "--compression", type=int, default=4, help="how many times smaller SnapStream's slots are"
+        "--compression", type=int, default=4, help="factor by which SnapStream's slots are smaller"
     )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument(
-        "--no-compile", dest="is_compiled", action="store_false", help="leave the steps uncompiled"
+        "--no-compile", dest="is_compiled", action="store_false", help="do not compile the steps"
     )
     parser.add_argument("--json", type=Path, help="file for the figures")
     parser.add_argument(
-        "--plot", type=Path, help="file for the picture, its ending says which kind; needs matplotlib"
+        "--plot", type=Path, help="file for the plot, whose suffix is its format; needs matplotlib"
     )
     options = vars(parser.parse_args(arguments))
-    targets = options.pop("json"), options.pop("plot")
+    json_path = options.pop("json")
+    plot_path = options.pop("plot")
     document = measure(**options)
     print(_table(document))
-    if targets[0] is not None:
-        targets[0].write_text(json.dumps(document, indent=2) + "\n")
-    if targets[1] is not None:
-        plot(document, targets[1])
+    if json_path is not None:
+        json_path.write_text(json.dumps(document, indent=2) + "\n")
+    if plot_path is not None:
+        plot(document, plot_path)
     return 0
 
 

@@ -1,6 +1,6 @@
-"""Convert a Llama checkpoint in bf16, as `bench.make_model` writes it, to a GGUF file for llama.cpp. Needs the package `gguf`.
+"""Convert a Llama checkpoint of `bench.make_model` to a GGUF file for llama.cpp.
 
-Usage: `python -m bench.make_gguf MODEL_DIR FILE.gguf`.
+Needs the package `gguf`. Usage: `python -m bench.make_gguf MODEL_DIR FILE.gguf`.
 """
 
 import argparse
@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-# GGUF's names of a layer's tensors. Projections of queries and keys are apart: their rows are in another order there.
+# GGUF's names of a layer's tensors. The query and key projections are separate, because their rows have
+# another order in GGUF.
 _LAYER_TENSORS = {
     "input_layernorm": "attn_norm",
     "self_attn.v_proj": "attn_v",
@@ -41,11 +42,12 @@ def convert(model: Path, target: Path) -> None:
 
 
 def tensors(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor under GGUF's name. The output layer is the embedding: the model ties them."""
+    """Yield every tensor under GGUF's name. The model ties the output layer to the embedding."""
     yield "token_embd.weight", weights["model.embed_tokens.weight"]
     yield "output_norm.weight", weights["model.norm.weight"]
     for layer in range(config["num_hidden_layers"]):
-        ours, theirs = f"model.layers.{layer}", f"blk.{layer}"
+        ours = f"model.layers.{layer}"
+        theirs = f"blk.{layer}"
         for name, their_name in _LAYER_TENSORS.items():
             yield f"{theirs}.{their_name}.weight", weights[f"{ours}.{name}.weight"]
         for name, their_name, heads in (
@@ -59,7 +61,10 @@ def tensors(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Iterato
 
 
 def interleaved(weight: Tensor, num_heads: int) -> Tensor:
-    """Return a projection whose rotary pairs stand side by side, as llama.cpp turns them; transformers has them half a head apart."""
+    """Return a projection with adjacent rotary pairs, as in llama.cpp.
+
+    In transformers, the rows of a pair are half a head apart.
+    """
     width = weight.shape[1]
     halves = weight.view(num_heads, 2, -1, width)  # [head, half, pair, width]
     return halves.transpose(1, 2).reshape(-1, width)

@@ -1,7 +1,7 @@
-"""Write a Llama checkpoint of 100 M random weights in bf16, with a tokenizer of its own: a model to measure speed with, and nothing else.
+"""Write a Llama checkpoint of 100 M random weights in bf16 and a tokenizer, for measurements of speed only.
 
-Speed does not depend on the values of weights. The tokenizer is a byte-level BPE trained on the source of Python's standard library, so
-that nothing has to be downloaded. Usage: `python -m bench.make_model DIR`.
+Speed does not depend on the values of weights. The tokenizer is a byte-level BPE trained on the source of
+Python's standard library, so that nothing has to be downloaded. Usage: `python -m bench.make_model DIR`.
 """
 
 import argparse
@@ -14,9 +14,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 VOCAB_SIZE = 32000
-END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+END_OF_TEXT = "<|endoftext|>"
+TURN_START = "<|im_start|>"
+TURN_END = "<|im_end|>"
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 

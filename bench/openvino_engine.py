@@ -1,8 +1,10 @@
-"""Load OpenVINO GenAI's continuous batching, with a closed loop. It runs in an environment of OpenVINO's and imports nothing of ours.
+"""Load OpenVINO GenAI's continuous batching in a closed loop.
 
-Usage: `python bench/openvino_engine.py JOB.json RESULT.json`. The job names the model's folder, the prompts (token ids, and the most tokens
-of each answer), how many are under way at once, the precision of the KV cache and, if any, an eviction (sink, recent and all tokens held).
-The result has the moments of every request, from which `bench.peers` makes the same figures as for all others.
+It runs in OpenVINO's environment and imports nothing of ours. Usage: `python bench/openvino_engine.py
+JOB.json RESULT.json`. The job has the model's folder, the prompts (token ids, and the most tokens of each
+answer), the number of requests in flight, the precision of the KV cache, and optionally an eviction (sink,
+recent and total tokens). The result has the times of every request, from which `bench.peers` computes the
+same figures as for all others.
 """
 
 import json
@@ -48,16 +50,17 @@ def options(max_tokens: int) -> Any:
 
 
 def run(pipeline: Any, prompts: list[dict[str, Any]], max_concurrency: int) -> dict[str, Any]:
-    """Serve the prompts to their end; return the moments of each and the seconds of all."""
+    """Serve all prompts. Return the times of each request and the seconds in all."""
     start = time.perf_counter()
     records: list[dict[str, Any]] = []
-    under_way: dict[int, Any] = {}
-    while len(records) < len(prompts) or under_way:
-        while len(records) < len(prompts) and len(under_way) < max_concurrency:
-            number, prompt = len(records), prompts[len(records)]
+    in_flight: dict[int, Any] = {}
+    while len(records) < len(prompts) or in_flight:
+        while len(records) < len(prompts) and len(in_flight) < max_concurrency:
+            index = len(records)
+            prompt = prompts[index]
             sent = time.perf_counter()
             token_ids = ov.Tensor(np.array([prompt["token_ids"]], dtype=np.int64))
-            under_way[number] = pipeline.add_request(number, token_ids, options(prompt["max_tokens"]))
+            in_flight[index] = pipeline.add_request(index, token_ids, options(prompt["max_tokens"]))
             record = {
                 "sent": sent,
                 "contents": [],
@@ -67,13 +70,13 @@ def run(pipeline: Any, prompts: list[dict[str, Any]], max_concurrency: int) -> d
             }
             records.append(record)
         pipeline.step()
-        for number in [number for number, handle in under_way.items() if note(handle, records[number])]:
-            del under_way[number]
+        for index in [index for index, handle in in_flight.items() if has_ended(handle, records[index])]:
+            del in_flight[index]
     return {"duration": time.perf_counter() - start, "records": records}
 
 
-def note(handle: Any, record: dict[str, Any]) -> bool:
-    """Take the tokens that a step brought one request; return whether it has ended."""
+def has_ended(handle: Any, record: dict[str, Any]) -> bool:
+    """Record the tokens that a step produced for a request, and return whether the request has ended."""
     if handle.can_read():
         record["ended"] = time.perf_counter()
         record["contents"].append(record["ended"])
@@ -82,14 +85,15 @@ def note(handle: Any, record: dict[str, Any]) -> bool:
 
 
 def main() -> None:
-    job, result = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    job = json.loads(Path(sys.argv[1]).read_text())
+    result_path = Path(sys.argv[2])
     start = time.perf_counter()
     pipeline = open_pipeline(job)
     seconds_to_ready = time.perf_counter() - start
     if job["warmups"]:
         run(pipeline, job["warmups"], job["max_concurrency"])
     figures = run(pipeline, job["prompts"], job["max_concurrency"])
-    result.write_text(json.dumps({"seconds_to_ready": seconds_to_ready, **figures}))
+    result_path.write_text(json.dumps({"seconds_to_ready": seconds_to_ready, **figures}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Measure snapserve beside other software on the same machine, in turns, and write one table of ratios.
+"""Measure snapserve and other software on the same machine in turns, and write a table of ratios.
 
-Like is compared with like: servers through HTTP, engines in a process of their own. Each peer has an environment of its own; those that are
-not there are left out, by name. `docs/reports/benchmarks.md` says how to make the model and to install the peers.
+Servers are compared with servers through HTTP, and engines with engines in another process. Each peer has its
+environment; peers that are not installed are named and left out. `docs/reports/benchmarks.md` describes how
+to make the model and to install the peers.
 
 Usage: `python -m bench.peers MODEL_DIR [--loads short one] [--rounds 3] [--json FILE]`.
 """
@@ -20,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.servers import OWN_OPTIONS, Server, llama_cpp, serving, snapserve, transformers, vllm
-from bench.sides import HttpSide, OpenVinoEngine, OwnEngine, Side, SideError, in_turns
+from bench.systems import HttpServer, MeasurementError, OpenVinoEngine, OwnEngine, System, measure_in_turns
 from commands.loadtest.comparison import medians, ratios
 from commands.loadtest.config import Address, Load, PromptFormat
 from commands.loadtest.report import Figure
@@ -40,9 +41,10 @@ LOADS = {
         update={"num_prompts": 2, "input_len": 8192, "max_concurrency": 1, "num_warmups": 1}
     ),
 }
-EVICTION = (128, 1024, 2048)  # entries: at the start, the newest, all that are held
+EVICTION = (128, 1024, 2048)  # entries: sink, recent, total
 SCRATCH_CAPACITY = 2112
-PATIENCE = 0.6  # seconds, at most, between tokens of one answer, where chunks of prompts may take longer; OpenVINO GenAI has no such bound
+# Most seconds between tokens of an answer, in rows with longer prefill chunks. OpenVINO GenAI has no bound.
+PATIENCE = 0.6
 COLUMNS = {
     "output_throughput": "output tokens/s",
     "median_ttft_ms": "TTFT (ms)",
@@ -54,7 +56,7 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One comparison: medians of both sides and the ratio ours / theirs, or why there is none."""
+    """One comparison: medians of both systems and the ratios ours / theirs, or an error."""
 
     load: str
     ours: str
@@ -68,19 +70,19 @@ class Row:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-Named = tuple[str, Side]
+Named = tuple[str, System]
 
 
 def compare(
     load_name: str, load: Load, ours: Sequence[Named], others: Sequence[Named], rounds: int
 ) -> Iterator[Row]:
-    """Measure each of ours and of the others once a round, and give a row for each pair."""
+    """Measure all systems once per round, and yield a row for each pair of ours and another."""
     print(
-        f"{load_name}: {', '.join(name for name, _ in ours)} beside {', '.join(name for name, _ in others)}",
+        f"{load_name}: {', '.join(name for name, _ in ours)} against {', '.join(name for name, _ in others)}",
         file=sys.stderr,
     )
-    found = in_turns([side for _, side in (*ours, *others)], load, rounds)
-    named = [(name, *figures) for (name, _), figures in zip((*ours, *others), found, strict=True)]
+    measured = measure_in_turns([system for _, system in (*ours, *others)], load, rounds)
+    named = [(name, *figures) for (name, _), figures in zip((*ours, *others), measured, strict=True)]
     for (our_name, own, failure), (name, theirs, error) in itertools.product(
         named[: len(ours)], named[len(ours) :]
     ):
@@ -91,9 +93,9 @@ def compare(
 
 
 def http_rows(arguments: argparse.Namespace, logs: Path) -> Iterator[Row]:
-    """Compare our server with every server that is installed, and with our own engine."""
+    """Compare our server with every installed server, and with our engine."""
     with serving(snapserve(arguments.model), logs / "snapserve.log") as (url, seconds):
-        ours = HttpSide(Address(url), seconds)
+        ours = HttpServer(Address(url), seconds)
         engine = OwnEngine(("--model", str(arguments.model), *OWN_OPTIONS))
         for name, load in _loads(arguments):
             yield from compare(
@@ -107,10 +109,10 @@ def http_rows(arguments: argparse.Namespace, logs: Path) -> Iterator[Row]:
             yield from _server_rows(arguments, ours, server, logs / f"{server.name.replace(' ', '-')}.log")
 
 
-def _server_rows(arguments: argparse.Namespace, ours: Side, server: Server, log: Path) -> Iterator[Row]:
+def _server_rows(arguments: argparse.Namespace, ours: System, server: Server, log: Path) -> Iterator[Row]:
     try:
         with serving(server, log) as (url, seconds):
-            theirs = HttpSide(Address(url, model=server.model, extra_body=server.extra_body), seconds)
+            theirs = HttpServer(Address(url, model=server.model, extra_body=server.extra_body), seconds)
             for name, load in _loads(arguments):
                 worded = (
                     load
@@ -124,30 +126,31 @@ def _server_rows(arguments: argparse.Namespace, ours: Side, server: Server, log:
                     [(f"{server.name}, HTTP", theirs)],
                     arguments.rounds,
                 )
-    except SideError as error:
+    except MeasurementError as error:
         yield Row("start", "snapserve, HTTP", server.name, {}, {}, {}, str(error))
 
 
 def engine_rows(arguments: argparse.Namespace) -> Iterator[Row]:
-    """Compare our engine with OpenVINO GenAI's, at its own cache precision and at ours. On long prompts that one evicts, too, and beside it
-    ours lets answers wait for longer, and reads in a bounded scratch; and both with linear layers in int8, where there is such a model for
-    OpenVINO.
+    """Compare our engine with OpenVINO GenAI's, at its default cache precision and at ours.
+
+    On long prompts OpenVINO's also runs with eviction. Ours then also runs with longer gaps between tokens,
+    and with a bounded scratch. If OpenVINO's int8 model exists, both also run with linear layers in int8.
     """
     python = arguments.openvino_python
     if python is None:
-        print("OpenVINO GenAI is left out: no --openvino-python", file=sys.stderr)
+        print("OpenVINO GenAI is left out: --openvino-python is not given", file=sys.stderr)
         return
     model = arguments.openvino_model or arguments.model.with_name(f"{arguments.model.name}-openvino")
     options = ("--model", str(arguments.model), *OWN_OPTIONS)
     exact = ("snapserve, engine", OwnEngine(options))
     patient = (*options, "--max-inter-token-latency", str(PATIENCE))
-    patiently = f"snapserve, engine, up to {PATIENCE} s between tokens"
+    patient_name = f"snapserve, engine, up to {PATIENCE} s between tokens"
     in_scratch = (*patient, "--scratch-capacity", str(SCRATCH_CAPACITY))
     long_ones = [
-        (patiently, OwnEngine(patient)),
-        (f"{patiently}, scratch of {SCRATCH_CAPACITY}", OwnEngine(in_scratch)),
+        (patient_name, OwnEngine(patient)),
+        (f"{patient_name}, scratch of {SCRATCH_CAPACITY}", OwnEngine(in_scratch)),
     ]
-    whole = [
+    full = [
         (f"OpenVINO GenAI, engine, KV {precision}", OpenVinoEngine(python, model, precision))
         for precision in ("u8", "bf16")
     ]
@@ -164,9 +167,12 @@ def engine_rows(arguments: argparse.Namespace) -> Iterator[Row]:
             (f"{evicting[0][0]}, weights int8", OpenVinoEngine(python, quantized, "u8", EVICTION))
         )
     for name, load in _loads(arguments):
-        is_long = name == "long"
-        sides, others = [exact, *(long_ones if is_long else [])], [*whole, *(evicting if is_long else [])]
-        yield from compare(name, load, sides, others, arguments.rounds)
+        ours: list[Named] = [exact]
+        others: list[Named] = [*full]
+        if name == "long":
+            ours += long_ones
+            others += evicting
+        yield from compare(name, load, ours, others, arguments.rounds)
 
 
 def installed_servers(arguments: argparse.Namespace) -> Iterator[Server]:
@@ -177,15 +183,15 @@ def installed_servers(arguments: argparse.Namespace) -> Iterator[Server]:
         (arguments.transformers, transformers, arguments.model),
     )
     for executable, make, model in makers:
-        found = shutil.which(executable)
-        if found is None:
+        path = shutil.which(executable)
+        if path is None:
             print(f"{executable} is left out: not installed", file=sys.stderr)
         else:
-            yield make(found, model)
+            yield make(path, model)
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the rows in Markdown, each figure as ours / theirs = ratio."""
+    """Return the rows as a Markdown table, each figure as ours / theirs = ratio."""
     lines = [
         "| load | ours | theirs | " + " | ".join(COLUMNS.values()) + " |",
         "|---|---|---|" + "---|" * len(COLUMNS),
@@ -214,7 +220,7 @@ def machine() -> dict[str, object]:
 
 
 def main() -> int:
-    """Return 0, or 1 where a comparison brought no figures."""
+    """Return 0, or 1 if a comparison failed."""
     arguments = _parser().parse_args()
     document = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -244,17 +250,15 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("model", type=Path, help="folder that bench.make_model wrote")
+    parser.add_argument("model", type=Path, help="folder written by bench.make_model")
     parser.add_argument("--loads", nargs="+", choices=tuple(LOADS), default=list(LOADS))
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each side (default: 3)")
-    parser.add_argument(
-        "--timeout", type=float, default=600.0, help="longest seconds of one run (default: 600)"
-    )
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each system (default: 3)")
+    parser.add_argument("--timeout", type=float, default=600.0, help="most seconds of a run (default: 600)")
     parser.add_argument("--vllm", default="vllm", help="vLLM's command")
     parser.add_argument("--llama-server", default="llama-server", help="llama.cpp's server")
     parser.add_argument("--gguf", type=Path, help="the model for llama.cpp (default: MODEL_DIR.gguf)")
     parser.add_argument("--transformers", default="transformers", help="the command of transformers")
-    parser.add_argument("--openvino-python", help="a Python that has openvino_genai")
+    parser.add_argument("--openvino-python", help="Python with openvino_genai")
     parser.add_argument(
         "--openvino-model", type=Path, help="the model for OpenVINO (default: MODEL_DIR-openvino)"
     )

@@ -1,6 +1,7 @@
-"""The suite's prompts answered by NVIDIA's kvpress, with as many entries as a slot of ours has; scored as every answer is.
+"""Answers of NVIDIA's kvpress to the suite's prompts, with the budget of our slots and our scoring.
 
-What runs in kvpress' environment is `bench/kvpress_side.py`; here is what it is told, and what is made of its answers.
+kvpress runs in another environment, by `bench/kvpress_worker.py`. This module writes its job and scores its
+answers.
 """
 
 import json
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.sides import ROOT, SideError
+from bench.systems import ROOT, MeasurementError
 from commands.eval.completer import Completion
 from commands.eval.prompts import Prompt
 from commands.eval.ruler import task_scores
@@ -20,12 +21,12 @@ from commands.eval.run import Run
 from commands.shared.progress import ProgressLine
 from server.text.tokenizer import Tokenizer
 
-SIDE = (str(ROOT / "bench" / "kvpress_side.py"),)
+WORKER = (str(ROOT / "bench" / "kvpress_worker.py"),)
 
 
 @dataclass(frozen=True, slots=True)
 class NamedSetting:
-    """A policy by the name that a comparison gives it."""
+    """A policy by its name in a comparison."""
 
     policy: str
     compression: float | None
@@ -38,12 +39,12 @@ class NamedSetting:
 
 @dataclass(frozen=True, slots=True)
 class Kvpress:
-    """A Python that has kvpress, and the model's folder. `side` is the program that it runs."""
+    """A Python with kvpress, the model's folder, and the worker that this Python runs."""
 
     python: str
     model: str
     dtype: str = "auto"
-    side: Sequence[str] = SIDE
+    worker: Sequence[str] = WORKER
 
     def run(
         self,
@@ -53,11 +54,11 @@ class Kvpress:
         tokenizer: Tokenizer,
         length: int,
     ) -> Run:
-        """Answer every prompt and score it. Raises `SideError`."""
-        every = [prompt for of_task in prompts.values() for prompt in of_task]
+        """Answer every prompt and score it. Raises `MeasurementError`."""
+        all_prompts = [prompt for of_task in prompts.values() for prompt in of_task]
         num_entries = None if setting.compression is None else int(length / setting.compression)
-        lines = self.answers(press, every, num_entries, title=setting.label)
-        told = next(lines)
+        lines = self.answers(press, all_prompts, num_entries, title=setting.label)
+        header = next(lines)
         answers = [line["token_ids"] for line in lines]
         completions = iter(
             [Completion(tokenizer.decode(token_ids), len(token_ids), len(token_ids)) for token_ids in answers]
@@ -66,7 +67,7 @@ class Kvpress:
             name: task_scores(of_task, [next(completions) for _ in of_task])
             for name, of_task in prompts.items()
         }
-        return Run(setting, (told["press"], *told["versions"]), tasks)
+        return Run(setting, (header["press"], *header["versions"]), tasks)
 
     def answers(
         self,
@@ -75,22 +76,23 @@ class Kvpress:
         num_entries: int | None,
         *,
         title: str,
-        tells_entries: bool = False,
+        reports_entries: bool = False,
     ) -> Iterator[dict[str, Any]]:
-        """Yield what the side says: first of itself, then of each prompt. Raises `SideError`."""
+        """Yield the worker's lines: its header, then one for each prompt. Raises `MeasurementError`."""
         job = {
             "model": self.model,
             "dtype": self.dtype,
             "press": press,
-            "tells_entries": tells_entries,
-            "prompts": [_told(prompt, num_entries) for prompt in prompts],
+            "reports_entries": reports_entries,
+            "prompts": [_job_entry(prompt, num_entries) for prompt in prompts],
         }
         progress = ProgressLine(sys.stderr, title, len(prompts) + 1)
         with tempfile.TemporaryDirectory() as folder:
-            task, log = Path(folder) / "job.json", Path(folder) / "log"
-            task.write_text(json.dumps(job))
+            job_path = Path(folder) / "job.json"
+            log = Path(folder) / "log"
+            job_path.write_text(json.dumps(job))
             try:
-                for line in _lines([self.python, "-P", *self.side, str(task)], log, len(prompts) + 1):
+                for line in _lines([self.python, "-P", *self.worker, str(job_path)], log, len(prompts) + 1):
                     progress(True)
                     yield json.loads(line)
             finally:
@@ -98,40 +100,39 @@ class Kvpress:
 
 
 def compression_ratio(num_read: int, num_entries: int) -> float:
-    """Return the share to drop with which kvpress, which cuts `num_read · (1 − ratio)` down to an integer, keeps `num_entries`."""
+    """Return the ratio with which kvpress keeps `num_entries`: it keeps ⌊num_read · (1 − ratio)⌋ entries."""
     return max(0.0, 1 - (num_entries + 0.5) / num_read)
 
 
-def _told(prompt: Prompt, num_entries: int | None) -> dict[str, Any]:
+def _job_entry(prompt: Prompt, num_entries: int | None) -> dict[str, Any]:
+    ratio = 0.0 if num_entries is None else compression_ratio(prompt.num_prefill_tokens, num_entries)
     return {
         "token_ids": prompt.token_ids.tolist(),
         "num_prefill_tokens": prompt.num_prefill_tokens,
         "max_tokens": prompt.max_tokens,
-        "compression_ratio": 0.0
-        if num_entries is None
-        else compression_ratio(prompt.num_prefill_tokens, num_entries),
+        "compression_ratio": ratio,
     }
 
 
 def _lines(command: Sequence[str], log: Path, expected: int) -> Iterator[str]:
-    """Yield the lines that a program prints. Raises `SideError` if it fails, or says too little."""
+    """Yield the lines that a program prints. Raises `MeasurementError` if it fails or lines are missing."""
     with log.open("wb") as errors:
         try:
             process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True)
         except OSError as error:
-            raise SideError(str(error)) from error
-        number = 0
+            raise MeasurementError(str(error)) from error
+        num_lines = 0
         with process:
             assert process.stdout is not None
             try:
                 for line in process.stdout:
-                    number += 1
+                    num_lines += 1
                     yield line
             except GeneratorExit:
                 process.kill()
                 raise
-    if process.returncode != 0 or number != expected:
-        said = log.read_text(errors="replace").strip()[-1000:]
-        raise SideError(
-            f"{command[0]} ended with {process.returncode} after {number} of {expected} lines: {said}"
+    if process.returncode != 0 or num_lines != expected:
+        output = log.read_text(errors="replace").strip()[-1000:]
+        raise MeasurementError(
+            f"{command[0]} ended with {process.returncode} after {num_lines} of {expected} lines: {output}"
         )

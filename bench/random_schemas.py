@@ -1,4 +1,4 @@
-"""Random JSON schemas over a fixed set of keywords, for finding out whether a server's structured output keeps its word."""
+"""Random JSON schemas over a fixed set of keywords, for tests of a server's structured output."""
 
 from random import Random
 from typing import Any
@@ -25,7 +25,7 @@ Schema = dict[str, Any]
 
 
 def random_schema(seed: int) -> Schema:
-    """Return the schema of a seed; most are objects, as clients' are."""
+    """Return the schema of a seed. Most are objects, like those of clients."""
     random = Random(seed)
     schema = _object(random, 0) if random.random() < 0.7 else _schema(random, 0)
     return schema | {"$defs": {"leaf": _scalar(random), "node": _node(random)}}

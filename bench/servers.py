@@ -1,4 +1,4 @@
-"""Servers of other projects and our own: how each is started for the measurements, and how long it takes until it answers."""
+"""Our server and those of other projects: how each is started, and how long it takes until it is ready."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from bench.sides import ROOT, SideError
+from bench.systems import ROOT, MeasurementError
 
 START_LIMIT = 300.0  # seconds
 OWN_OPTIONS = ("--num-slots", "8", "--slot-capacity", "2048", "--max-model-len", "16384")
@@ -22,7 +22,7 @@ OWN_OPTIONS = ("--num-slots", "8", "--slot-capacity", "2048", "--max-model-len",
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A command that serves a model; `{port}` stands for the port in it. `extra_body` is what its requests need beyond ours."""
+    """A command that serves a model, with `{port}` for the port. `extra_body` is merged into requests."""
 
     name: str
     command: Sequence[str]
@@ -34,7 +34,7 @@ class Server:
 
 
 def snapserve(model: Path, *options: str) -> Server:
-    """Our own, with these options of `snapserve serve` beside those that are measured."""
+    """Return our server, with these options of `snapserve serve` after `OWN_OPTIONS`."""
     command = (
         sys.executable,
         "-m",
@@ -66,7 +66,7 @@ def vllm(executable: str, model: Path) -> Server:
 
 
 def llama_cpp(executable: str, gguf: Path) -> Server:
-    """Eight sequences of up to 8448 tokens, KV in bf16."""
+    """Return llama.cpp's server for eight sequences of up to 8448 tokens, with KV in bf16."""
     sizes = (
         "-t",
         str(os.cpu_count()),
@@ -85,7 +85,7 @@ def llama_cpp(executable: str, gguf: Path) -> Server:
 
 
 def transformers(executable: str, model: Path) -> Server:
-    """It refuses `ignore_eos`, and takes its own kind of configuration instead; its prompts are text."""
+    """Return the server of transformers, which takes text and has no `ignore_eos`."""
     sizes = ("--cb-block-size", "64", "--cb-num-blocks", "1024", "--cb-max-batch-tokens", "512")
     command = (
         executable,
@@ -112,7 +112,10 @@ def transformers(executable: str, model: Path) -> Server:
 
 @contextmanager
 def serving(server: Server, log: Path) -> Iterator[tuple[str, float]]:
-    """Start a server; yield its URL and the seconds until it was ready; end it. Raises `SideError`."""
+    """Start a server, yield its URL and the seconds until it was ready, and stop it.
+
+    Raises `MeasurementError`.
+    """
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     command = [part.replace("{port}", str(port)) for part in server.command]
@@ -135,7 +138,7 @@ def serving(server: Server, log: Path) -> Iterator[tuple[str, float]]:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=30)
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # vLLM's engine would outlive its server
+                os.killpg(process.pid, signal.SIGKILL)  # else vLLM's engine would outlive its server
             process.wait()
 
 
@@ -144,16 +147,15 @@ def _wait_until_ready(server: Server, url: str, process: subprocess.Popen[bytes]
     with httpx.Client(trust_env=False, timeout=5) as client:
         while time.monotonic() < end:
             if process.poll() is not None:
-                raise SideError(
-                    f"{server.name} ended with {process.returncode}: {log.read_text(errors='replace')[-500:]}"
-                )
+                output = log.read_text(errors="replace")[-500:]
+                raise MeasurementError(f"{server.name} exited with {process.returncode}: {output}")
             try:
                 if client.get(url).status_code == 200:
                     return
             except httpx.HTTPError:
                 pass
             time.sleep(0.1)
-    raise SideError(f"{server.name} was not ready after {START_LIMIT:.0f} s; its output is in {log}")
+    raise MeasurementError(f"{server.name} was not ready after {START_LIMIT:.0f} s; its output is in {log}")
 
 
 def _free_port() -> int:

@@ -1,8 +1,8 @@
-"""Does structured output keep its word? Random schemas and prompts against a running server, each answer validated by `jsonschema`.
+"""Check a running server's structured output with random schemas and prompts.
 
-    python -m bench.structured http://127.0.0.1:8000 --schemas 1000
-
-An answer that ends in `stop` must satisfy its schema. How many end in `length`, and how many schemas are refused and why, is told.
+`python -m bench.structured http://127.0.0.1:8000 --schemas 1000` validates each answer by `jsonschema`. An
+answer that ends in `stop` must satisfy its schema. The report counts the answers that end in `length`, and
+the rejected schemas by reason.
 """
 
 import argparse
@@ -24,7 +24,7 @@ TEMPERATURES = (0.0, 1.0, 2.0)
 
 @dataclass(slots=True)
 class Findings:
-    """What came of a survey."""
+    """The results of a survey."""
 
     reasons: Counter[str] = field(default_factory=Counter)  # finish reasons, and "refused"
     refusals: Counter[str] = field(default_factory=Counter)
@@ -32,10 +32,8 @@ class Findings:
 
     def __str__(self) -> str:
         total = sum(self.reasons.values())
-        shares = [
-            f"{reason} {number} ({number / total:.1%})" for reason, number in self.reasons.most_common()
-        ]
-        refusals = [f"  refused {number} ×: {message}" for message, number in self.refusals.most_common()]
+        shares = [f"{reason} {count} ({count / total:.1%})" for reason, count in self.reasons.most_common()]
+        refusals = [f"  refused {count} ×: {message}" for message, count in self.refusals.most_common()]
         return "\n".join(
             [
                 f"{total} answers: {', '.join(shares)}; {len(self.violations)} violations",
@@ -48,22 +46,23 @@ class Findings:
 async def survey(
     url: str, num_schemas: int, max_tokens: int = 256, concurrency: int = 8, first_seed: int = 0
 ) -> Findings:
-    """Ask for one answer to each schema, at the temperatures in turn."""
-    findings, places = Findings(), asyncio.Semaphore(concurrency)
+    """Request one answer for each schema. The temperatures alternate."""
+    findings = Findings()
+    free = asyncio.Semaphore(concurrency)
 
-    async def ask(client: httpx.AsyncClient, seed: int) -> None:
-        async with places:
-            await _ask(client, seed, max_tokens, findings)
+    async def request(client: httpx.AsyncClient, seed: int) -> None:
+        async with free:
+            await _request(client, seed, max_tokens, findings)
 
     async with httpx.AsyncClient(base_url=url, timeout=600) as client, asyncio.TaskGroup() as group:
         for seed in range(first_seed, first_seed + num_schemas):
-            group.create_task(ask(client, seed))
+            group.create_task(request(client, seed))
     return findings
 
 
-async def _ask(client: httpx.AsyncClient, seed: int, max_tokens: int, findings: Findings) -> None:
+async def _request(client: httpx.AsyncClient, seed: int, max_tokens: int, findings: Findings) -> None:
     schema = random_schema(seed)
-    response = await client.post("/v1/chat/completions", json=_request(schema, seed, max_tokens))
+    response = await client.post("/v1/chat/completions", json=_body(schema, seed, max_tokens))
     if response.status_code == 400:
         findings.reasons["refused"] += 1
         findings.refusals[response.json()["error"]["message"]] += 1
@@ -77,7 +76,7 @@ async def _ask(client: httpx.AsyncClient, seed: int, max_tokens: int, findings: 
             findings.violations.append(f"  seed {seed}: {violation}")
 
 
-def _request(schema: Schema, seed: int, max_tokens: int) -> dict[str, Any]:
+def _body(schema: Schema, seed: int, max_tokens: int) -> dict[str, Any]:
     random = Random(seed)
     prompt = " ".join(
         random.choices([*WORDS, "Where", "is", "the", "lamp?", "{", "[1,"], k=random.randrange(1, 30))
@@ -95,7 +94,7 @@ def _request(schema: Schema, seed: int, max_tokens: int) -> dict[str, Any]:
 
 
 def _violation(text: str, schema: Schema) -> str | None:
-    """Return what is wrong with an answer."""
+    """Return why an answer does not satisfy its schema, or None."""
     checker = jsonschema.Draft202012Validator(
         schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
     )

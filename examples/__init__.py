@@ -1,1 +1,1 @@
-"""Worked examples: programs that use or feed the server and are no part of it."""
+"""Worked examples: programs that use the server or make models for it. The server does not import them."""

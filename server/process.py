@@ -70,12 +70,11 @@ class Process:
         )
         metrics.watch(self._engine)
         services = Services(self._engine, self._renderer, self._grammars, config.server, metrics, batches)
-        routes = self._marked(create_app(services))
+        routes = create_app(services)
         self._runner: BatchRunner | None = None
         if batches is not None:
-            self._runner = BatchRunner(batches, Dispatcher(routes), metrics)
+            self._runner = BatchRunner(batches, Dispatcher(self._marked(routes)), metrics)
             metrics.watch_batches(batches.store)
-        # The middleware's own refusals must be marked too. Answers of the routes then have the mark twice.
         app = self._marked(guarded(routes, config.server, metrics))
         metered: ASGIApp = HttpMeter(app, metrics, self._clock.now)
         self._shut_down_tracing: Callable[[], None] | None = None

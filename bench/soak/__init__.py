@@ -1,4 +1,5 @@
-"""Hours of all that clients do, in minutes: mixed traffic with disconnects and failing steps, and the books afterwards.
+"""A soak test: mixed traffic with disconnects and failing steps for minutes, then a check of all counts.
 
-`python -m bench.soak --minutes 20` starts a server of its own; `--base-url` takes one that runs already and serves nobody else.
+`python -m bench.soak --minutes 20` starts a server. `--base-url` takes a running server without other
+clients.
 """

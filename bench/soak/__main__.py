@@ -1,4 +1,4 @@
-"""`python -m bench.soak`: the command. What stands after `--` are options for the server that it starts."""
+"""`python -m bench.soak`: the command. Arguments after `--` are options for the server that it starts."""
 
 import argparse
 import asyncio
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.servers import Server, serving
-from bench.sides import SideError
 from bench.soak.plot import plot
 from bench.soak.run import Plan, Soak
+from bench.systems import MeasurementError
 
 KEYS: Final = ("soak-one", "soak-two", "soak-three", "soak-limited")
-# Small enough that the queue is full at times, and a step that fails now and then: simulated time, real tokens.
+# Small limits fill the queue at times, and some steps fail. Time is simulated; tokens are real.
 OPTIONS: Final = (
     *("--backend", "sn40l", "--fault", "failed-step=500", "--log-level", "error"),
     *("--num-slots", "6", "--slot-capacity", "512", "--max-model-len", "4096"),
@@ -25,7 +25,7 @@ OPTIONS: Final = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a soak; return 0 if every count is what it must be and memory stayed flat."""
+    """Run a soak. Return 0 if every count is as expected and memory stayed flat."""
     options = _parser().parse_args(arguments)
     try:
         with _server(options) as url:
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 url, keys, options.minutes * 60, options.num_clients, options.share_cancelled, options.seed
             )
             result = asyncio.run(Soak(plan).run())
-    except SideError as error:
+    except MeasurementError as error:
         print(f"bench.soak: {error}", file=sys.stderr)
         return 1
     result["server_options"] = None if options.base_url else [*OPTIONS, *options.server_options]
@@ -48,21 +48,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m bench.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=20, help="how long clients send (default: 20)")
-    parser.add_argument(
-        "--base-url", help="a server that runs already and serves nobody else (default: one is started)"
-    )
-    parser.add_argument("--api-key", nargs="*", default=[], help="keys to use there")
-    parser.add_argument("--num-clients", type=int, default=24, help="clients at once (default: 24)")
+    parser.add_argument("--minutes", type=float, default=20, help="time for which clients send (default: 20)")
+    parser.add_argument("--base-url", help="a running server without other clients (default: start one)")
+    parser.add_argument("--api-key", nargs="*", default=[], help="API keys of that server")
+    parser.add_argument("--num-clients", type=int, default=24, help="concurrent clients (default: 24)")
     parser.add_argument(
         "--share-cancelled",
         type=float,
         default=0.2,
-        help="share of the requests that are given up (default: 0.2)",
+        help="share of the requests that their client cancels (default: 0.2)",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file for the result")
-    parser.add_argument("--plot", type=Path, help="file for a picture of memory and requests over time")
+    parser.add_argument("--plot", type=Path, help="file for a plot of memory and requests over time")
     parser.add_argument("server_options", nargs="*", help="options for the server, after --")
     return parser
 
@@ -82,8 +80,8 @@ def _server(options: argparse.Namespace) -> Iterator[str]:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Return the result as a few lines."""
-    outcomes = ", ".join(f"{number} {outcome}" for outcome, number in sorted(result["outcomes"].items()))
+    """Return the result as text."""
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(result["outcomes"].items()))
     lines = [f"{result['sent']} requests in {result['seconds']:.0f} s: {outcomes}"]
     for check in result["checks"]:
         expected = (
@@ -91,9 +89,8 @@ def summary(result: dict[str, Any]) -> str:
             if check["least"] == check["most"]
             else f"{check['least']:.0f} to {check['most']:.6g}"
         )
-        lines.append(
-            f"{'ok  ' if check['holds'] else 'FAIL'} {check['name']}: {check['found']:.0f}, expected {expected}"
-        )
+        verdict = "ok  " if check["holds"] else "FAIL"
+        lines.append(f"{verdict} {check['name']}: {check['found']:.0f}, expected {expected}")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""One client of a soak: sends requests with its key, reads the answers to their end or goes away before, and writes down what it saw."""
+"""A client of a soak: it sends requests with one key, reads or cancels the answers, and counts them."""
 
 import asyncio
 import json
@@ -10,76 +10,78 @@ from typing import Any, Final
 import httpx
 
 from bench.soak.ledger import Ending, Ledger, Outcome
-from bench.soak.traffic import MAX_TOKENS, Ask, batch_lines
+from bench.soak.traffic import MAX_TOKENS, Request, batch_lines
 
-POLL_INTERVAL: Final = 0.5  # seconds between two looks at a batch
-PATIENCE: Final = 1.0  # seconds at most, after which those who go away have gone
-TRY_AGAIN: Final = (429, 503)
+POLL_INTERVAL: Final = 0.5  # seconds between two polls of a batch
+PATIENCE: Final = 1.0  # most seconds until a client cancels, and until it retries
+RETRYABLE: Final = (429, 503)
 _HAS_ENDED: Final = ("completed", "failed", "expired", "cancelled")
-_REASONS: Final = {
-    "tool_calls": "stop",
-    "completed": "stop",
-    "incomplete": "length",
-}  # the API's words for the engine's
+# The engine's finish reasons by the API's.
+_REASONS: Final = {"tool_calls": "stop", "completed": "stop", "incomplete": "length"}
 
 
 class Client:
-    """`share_cancelled` of its requests are given up before their end."""
+    """A client with one key. It cancels `share_cancelled` of its requests before their end."""
 
     def __init__(
         self, base_url: str, key: str, ledger: Ledger, rng: random.Random, share_cancelled: float
     ) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.AsyncClient(base_url=base_url, headers=headers, timeout=300, trust_env=False)
-        self._ledger, self._rng, self._share_cancelled = ledger, rng, share_cancelled
+        self._ledger = ledger
+        self._rng = rng
+        self._share_cancelled = share_cancelled
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def ask(self, ask: Ask) -> None:
-        """Send a request, and perhaps go away."""
-        has_left = asyncio.Event()
+    async def send(self, request: Request) -> None:
+        """Send a request, and perhaps cancel it."""
+        is_sent = asyncio.Event()
         ending = Ending(
-            ask.kind, Outcome.CANCELLED, num_sequences=ask.num_sequences, max_tokens=ask.max_tokens
+            request.kind,
+            Outcome.CANCELLED,
+            num_sequences=request.num_sequences,
+            max_tokens=request.max_tokens,
         )
-        sending = asyncio.create_task(self._send(ask, ending, has_left))
+        sending = asyncio.create_task(self._send(request, ending, is_sent))
         if self._rng.random() < self._share_cancelled:
-            await has_left.wait()
+            await is_sent.wait()
             await asyncio.wait({sending}, timeout=PATIENCE * self._rng.random() ** 2)
             sending.cancel()
         await asyncio.wait({sending})
         if not sending.cancelled():
             await sending
         self._ledger.ended(ending)
-        if ending.status in TRY_AGAIN:
+        if ending.status in RETRYABLE:
             await asyncio.sleep(PATIENCE * self._rng.random())
 
-    async def _send(self, ask: Ask, ending: Ending, has_left: asyncio.Event) -> None:
+    async def _send(self, request: Request, ending: Ending, is_sent: asyncio.Event) -> None:
         async def trace(name: str, _: Mapping[str, Any]) -> None:
             if name == "http11.send_request_body.complete":
-                has_left.set()
+                is_sent.set()
 
-        content = ask.body if isinstance(ask.body, bytes) else json.dumps(ask.body).encode()
-        request = self._http.build_request(
+        content = request.body if isinstance(request.body, bytes) else json.dumps(request.body).encode()
+        http_request = self._http.build_request(
             "POST",
-            ask.path,
+            request.path,
             content=content,
             headers={"Content-Type": "application/json"},
             extensions={"trace": trace},
         )
         self._ledger.sent()
-        response = await self._http.send(request, stream=True)
+        response = await self._http.send(http_request, stream=True)
         ending.status = response.status_code
         try:
             body = await response.aread()
         finally:
             await response.aclose()
-        judge(ending, ask, response.status_code, body)
+        judge(ending, request, response.status_code, body)
 
     # Batches
 
     async def run_batch(self, num_lines: int) -> None:
-        """Take a batch from its upload to its end, and perhaps cancel it on the way."""
+        """Upload a batch and wait for its end, and perhaps cancel it before."""
         lines = batch_lines(self._rng, num_lines)
         content = "\n".join(map(json.dumps, lines)).encode()
         file = await self._call(
@@ -102,26 +104,27 @@ class Client:
     async def _count_lines(self, batch: Mapping[str, Any], num_lines: int) -> None:
         for kind in ("completed", "failed"):
             self._ledger.num_lines[kind] += batch["request_counts"][kind]
-        self._ledger.untold_sequences(num_lines - batch["request_counts"]["completed"], MAX_TOKENS)
+        self._ledger.uncertain_sequences(num_lines - batch["request_counts"]["completed"], MAX_TOKENS)
         for file_id in filter(None, (batch.get("output_file_id"), batch.get("error_file_id"))):
             for line in (await self._fetch(file_id)).splitlines():
                 response = json.loads(line)["response"]
                 if response is not None and response["status_code"] == 200:
-                    (choice,), usage = response["body"]["choices"], response["body"]["usage"]
+                    (choice,) = response["body"]["choices"]
+                    usage = response["body"]["usage"]
                     self._ledger.counted_line(
                         choice["finish_reason"], usage["prompt_tokens"], usage["completion_tokens"]
                     )
             await self._call("DELETE", f"/v1/files/{file_id}")
 
     async def _fetch(self, file_id: str) -> str:
-        return (await self._noted("GET", f"/v1/files/{file_id}/content")).text
+        return (await self._recorded_request("GET", f"/v1/files/{file_id}/content")).text
 
     async def _call(self, method: str, path: str, **options: Any) -> dict[str, Any] | None:
-        """Return what a request about files or batches is answered; None for a refusal."""
-        response = await self._noted(method, path, **options)
+        """Return the answer to a request about files or batches, or None if it was rejected."""
+        response = await self._recorded_request(method, path, **options)
         return response.json() if response.status_code == 200 else None
 
-    async def _noted(self, method: str, path: str, **options: Any) -> httpx.Response:
+    async def _recorded_request(self, method: str, path: str, **options: Any) -> httpx.Response:
         self._ledger.sent()
         response = await self._http.request(method, path, **options)
         kind = "batch" if "batches" in path else "file"
@@ -129,13 +132,15 @@ class Client:
         return response
 
 
-def judge(ending: Ending, ask: Ask, status: int, body: bytes) -> None:
-    """Write down how a request ended that was read to its end. Raises ValueError for an answer that is none."""
+def judge(ending: Ending, request: Request, status: int, body: bytes) -> None:
+    """Record how a request ended whose answer was read to its end. Raises ValueError for a wrong answer."""
     ending.outcome = _outcome(status)
     if status != 200:
-        assert "error" in json.loads(body), f"{ask.path} answered {status} without an error: {body[:200]!r}"
+        assert "error" in json.loads(body), (
+            f"{request.path} answered {status} without an error: {body[:200]!r}"
+        )
         return
-    answers = _events(body) if ask.is_stream else [json.loads(body)]
+    answers = _events(body) if request.is_stream else [json.loads(body)]
     if any("error" in answer and answer["error"] for answer in answers) or any(
         answer.get("type") == "response.failed" for answer in answers
     ):
@@ -146,11 +151,12 @@ def judge(ending: Ending, ask: Ask, status: int, body: bytes) -> None:
             ending,
             answer.get("response", answer) if answer.get("type", "response.completed") in _LAST else {},
         )
-    if ask.kind == "embedding":
-        ending.finish_reasons["length"] = ask.num_sequences
-    if ask.num_sequences != ending.finish_reasons.total():
+    if request.kind == "embedding":
+        ending.finish_reasons["length"] = request.num_sequences
+    if request.num_sequences != ending.finish_reasons.total():
         raise ValueError(
-            f"{ask.num_sequences} answers were asked for, {ending.finish_reasons.total()} came: {body[-500:]!r}"
+            f"{request.path}: expected {request.num_sequences} answers, got {ending.finish_reasons.total()}: "
+            f"{body[-500:]!r}"
         )
 
 

@@ -1,6 +1,6 @@
-"""What the clients saw, counted: every request that was sent, how it ended, and what of it the server must have counted too.
+"""The counts of all clients: every request sent, how it ended, and the counts that the server must have.
 
-A request that was given up may have ended at the server in any way, so it widens what the server's count may be, by one.
+A cancelled request may have ended in any way at the server, so it widens the allowed range of a count by one.
 """
 
 from collections import Counter, defaultdict
@@ -15,18 +15,18 @@ class Outcome(StrEnum):
     ANSWERED = "answered"
     REFUSED = "refused"  # 4xx or 503
     FAILED = "failed"  # 500, or a stream that ended with an error
-    CANCELLED = "cancelled"  # by the client, which went away
+    CANCELLED = "cancelled"  # by the client
 
 
 @dataclass(slots=True)
 class Ending:
-    """What a client knows of one request at its end. `num_sequences` is how many the engine may have been asked for."""
+    """What a client knows of a request at its end. It may have cost the engine `num_sequences` sequences."""
 
     kind: str
     outcome: Outcome
-    status: int | None = None  # None: gone before it came
+    status: int | None = None  # None: cancelled before it arrived
     num_sequences: int = 0
-    max_tokens: int = 0  # of each of them
+    max_tokens: int = 0  # of each sequence
     finish_reasons: Counter[str] = field(default_factory=Counter)
     num_output_tokens: int = 0
     num_prompt_tokens: int = 0
@@ -34,7 +34,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A count of the server's, and what the clients say it must be: from `least` to `most`."""
+    """A count of the server, and its allowed range by the clients' counts: `least` to `most`."""
 
     name: str
     found: float
@@ -47,7 +47,7 @@ class Check:
 
 
 class Ledger:
-    """All requests of all clients."""
+    """The counts of all requests of all clients."""
 
     def __init__(self) -> None:
         self.num_sent = 0
@@ -55,10 +55,10 @@ class Ledger:
         self.by_kind: dict[str, Counter[Outcome]] = {}
         self.statuses: Counter[int] = Counter()
         self.finish_reasons: Counter[str] = Counter()
-        self.num_lines: Counter[str] = Counter()  # of batches, by what the server says became of them
-        self._num_untold = 0  # requests whose status nobody saw
-        self._num_untold_sequences = 0
-        self._num_untold_tokens = 0  # that these may have
+        self.num_lines: Counter[str] = Counter()  # of batches, by the outcome that the server reports
+        self._num_unseen = 0  # requests whose status no client received
+        self._num_uncertain_sequences = 0  # sequences whose end no client received
+        self._num_uncertain_tokens = 0  # the most tokens of these sequences
         self._num_output_tokens = 0
         self._num_prompt_tokens = 0
 
@@ -69,7 +69,7 @@ class Ledger:
         self.outcomes[ending.outcome] += 1
         self.by_kind.setdefault(ending.kind, Counter())[ending.outcome] += 1
         if ending.status is None:
-            self._num_untold += 1
+            self._num_unseen += 1
         else:
             self.statuses[ending.status] += 1
         if ending.outcome is Outcome.ANSWERED:
@@ -77,22 +77,22 @@ class Ledger:
             self._num_output_tokens += ending.num_output_tokens
             self._num_prompt_tokens += ending.num_prompt_tokens
         elif ending.outcome is not Outcome.REFUSED:
-            self.untold_sequences(ending.num_sequences, ending.max_tokens)
+            self.uncertain_sequences(ending.num_sequences, ending.max_tokens)
 
-    def untold_sequences(self, number: int, max_tokens: int) -> None:
-        """So many may have run, to any end."""
-        self._num_untold_sequences += number
-        self._num_untold_tokens += number * max_tokens
+    def uncertain_sequences(self, count: int, max_tokens: int) -> None:
+        """Count sequences that may have run to any end."""
+        self._num_uncertain_sequences += count
+        self._num_uncertain_tokens += count * max_tokens
 
     def counted_line(self, finish_reason: str, num_prompt_tokens: int, num_output_tokens: int) -> None:
-        """A line of a batch was answered."""
+        """Count an answered line of a batch."""
         self.finish_reasons[finish_reason] += 1
         self._num_prompt_tokens += num_prompt_tokens
         self._num_output_tokens += num_output_tokens
 
     def checks(self, before: Mapping[str, float], after: Mapping[str, float]) -> list[Check]:
-        """Return what must hold between two scrapes of `metrics_of`, taken when nothing was under way."""
-        made = defaultdict(float, {name: value - before.get(name, 0.0) for name, value in after.items()})
+        """Return the checks of two results of `metrics_of`, between which all requests started and ended."""
+        change = defaultdict(float, {name: value - before.get(name, 0.0) for name, value in after.items()})
         checks = [
             Check(
                 "requests: answered + refused + failed + cancelled",
@@ -101,53 +101,59 @@ class Ledger:
                 self.num_sent,
             )
         ]
-        checks.append(_equal("HTTP requests that the server counted", _sum(made, "http:"), self.num_sent))
-        untold = self._num_untold
+        checks.append(_equal("HTTP requests that the server counted", _sum(change, "http:"), self.num_sent))
         for status in sorted(
-            {int(name[5:]) for name, value in made.items() if name.startswith("http:") and value}
+            {int(name[5:]) for name, value in change.items() if name.startswith("http:") and value}
             | set(self.statuses)
         ):
             known = self.statuses[status]
             checks.append(
-                Check(f"HTTP requests with status {status}", made[f"http:{status}"], known, known + untold)
+                Check(
+                    f"HTTP requests with status {status}",
+                    change[f"http:{status}"],
+                    known,
+                    known + self._num_unseen,
+                )
             )
         for reason in ("stop", "length"):
             known = self.finish_reasons[reason]
             checks.append(
                 Check(
                     f"sequences that ended with {reason}",
-                    made[f"outcome:{reason}"],
+                    change[f"outcome:{reason}"],
                     known,
-                    known + self._num_untold_sequences,
+                    known + self._num_uncertain_sequences,
                 )
             )
-        failed = self.outcomes[
-            Outcome.FAILED
-        ]  # each by a step that failed, not by a fault of the server's own
+        # Each failed request must be due to a failed step, not to an error of the server.
+        failed = self.outcomes[Outcome.FAILED]
         checks.append(
             Check(
                 "sequences that a failed step ended",
-                made["outcome:error"],
+                change["outcome:error"],
                 failed,
-                self._num_untold_sequences,
+                self._num_uncertain_sequences,
             )
         )
         known = self.finish_reasons.total()
         checks.append(
             Check(
                 "sequences that ended in any way",
-                _sum(made, "outcome:"),
+                _sum(change, "outcome:"),
                 known,
-                known + self._num_untold_sequences,
+                known + self._num_uncertain_sequences,
             )
         )
-        tokens, most = self._num_output_tokens, self._num_output_tokens + self._num_untold_tokens
-        checks.append(Check("tokens of answers", made["generation_tokens"], tokens, most))
+        tokens = self._num_output_tokens
+        most = tokens + self._num_uncertain_tokens
+        checks.append(Check("tokens of answers", change["generation_tokens"], tokens, most))
         checks.append(
-            Check("tokens of prompts, at least", made["prompt_tokens"], self._num_prompt_tokens, float("inf"))
+            Check(
+                "tokens of prompts, at least", change["prompt_tokens"], self._num_prompt_tokens, float("inf")
+            )
         )
         checks += [
-            _equal(f"lines of batches that were {name}", made[f"lines:{name}"], self.num_lines[name])
+            _equal(f"lines of batches that were {name}", change[f"lines:{name}"], self.num_lines[name])
             for name in ("completed", "failed")
         ]
         return checks + [_equal(f"{name}, at the end", after[f"held:{name}"], 0) for name in HELD]
@@ -165,26 +171,26 @@ _GAUGES = {
     "process_resident_memory_bytes": "memory",
     "process_open_fds": "files",
 }
-_OWN = frozenset({"/metrics", "/ready", "/health"})  # who watches is not counted
+_OWN = frozenset({"/metrics", "/ready", "/health"})  # requests of the observer are not counted
 
 
 def metrics_of(exposition: str) -> dict[str, float]:
-    """Return the counts of a scrape that a ledger can be held against, by short names."""
+    """Return the counts of a scrape that a ledger checks, by short names."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    found: defaultdict[str, float] = defaultdict(float)
+    counts: defaultdict[str, float] = defaultdict(float)
     for family in text_string_to_metric_families(exposition):
         for sample in family.samples:
             match sample.name:
                 case "http_requests_total" if sample.labels["handler"] not in _OWN:
-                    found[f"http:{sample.labels['status']}"] += sample.value
+                    counts[f"http:{sample.labels['status']}"] += sample.value
                 case "snapserve:requests_total":
-                    found[f"outcome:{sample.labels['outcome']}"] += sample.value
+                    counts[f"outcome:{sample.labels['outcome']}"] += sample.value
                 case "snapserve:batch_lines_total":
-                    found[f"lines:{sample.labels['outcome']}"] += sample.value
+                    counts[f"lines:{sample.labels['outcome']}"] += sample.value
                 case name if name in _GAUGES:
-                    found[_GAUGES[name]] += sample.value
-    return dict(found)
+                    counts[_GAUGES[name]] += sample.value
+    return dict(counts)
 
 
 def _equal(name: str, found: float, expected: float) -> Check:

@@ -1,4 +1,4 @@
-"""A soak as a picture: the server's memory over time, and how many requests had been sent."""
+"""A plot of a soak: the server's memory and the number of requests sent, over time."""
 
 from collections.abc import Mapping
 from pathlib import Path

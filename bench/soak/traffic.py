@@ -1,4 +1,4 @@
-"""What the clients of a soak ask for: each kind of request that the API knows, right ones and wrong ones, by chance but repeatably."""
+"""The requests of a soak: all kinds that the API has, valid and invalid, drawn at random from a seed."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -30,8 +30,8 @@ MAX_TOKENS: Final = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One request. `num_sequences` of at most `max_tokens` are what it costs the engine."""
+class Request:
+    """One request, which costs the engine `num_sequences` sequences of at most `max_tokens` each."""
 
     kind: str
     path: str
@@ -54,42 +54,41 @@ def _max_tokens(rng: random.Random) -> int:
 
 def _chat(
     rng: random.Random, kind: str = "chat", num_words: tuple[int, int] = (3, 60), **options: Any
-) -> Ask:
+) -> Request:
     messages = [{"role": "user", "content": words(rng, *num_words)}]
-    limit, n = _max_tokens(rng), rng.choice((1, 1, 1, 2, 4))
+    limit = _max_tokens(rng)
+    n = rng.choice((1, 1, 1, 2, 4))
     body = {"messages": messages, "max_tokens": limit, "n": n, "temperature": rng.choice((0, 1)), **options}
-    return Ask(kind, "/v1/chat/completions", body, n, limit)
+    return Request(kind, "/v1/chat/completions", body, n, limit)
 
 
-def _streamed_chat(rng: random.Random) -> Ask:
+def _streamed_chat(rng: random.Random) -> Request:
     return _chat(rng, "chat, streamed", stream=True, stream_options={"include_usage": True})
 
 
-def _long_chat(rng: random.Random) -> Ask:
+def _long_chat(rng: random.Random) -> Request:
     return _chat(rng, "chat, long prompt", (500, 900), stream=True, stream_options={"include_usage": True})
 
 
-def _structured_chat(rng: random.Random) -> Ask:
+def _structured_chat(rng: random.Random) -> Request:
     schema = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
     return _chat(rng, "chat, structured", response_format=schema)
 
 
-def _tool_chat(rng: random.Random) -> Ask:
+def _tool_chat(rng: random.Random) -> Request:
     return _chat(rng, "chat, tools", tools=[TOOL], tool_choice="required")
 
 
-def _completion(rng: random.Random) -> Ask:
-    limit, prompts, n = (
-        _max_tokens(rng),
-        [words(rng, 1, 40) for _ in range(rng.choice((1, 1, 3)))],
-        rng.choice((1, 2)),
-    )
+def _completion(rng: random.Random) -> Request:
+    limit = _max_tokens(rng)
+    prompts = [words(rng, 1, 40) for _ in range(rng.choice((1, 1, 3)))]
+    n = rng.choice((1, 2))
     body = {"prompt": prompts, "max_tokens": limit, "n": n, "logprobs": rng.choice((None, 3))}
-    return Ask("completion", "/v1/completions", body, n * len(prompts), limit)
+    return Request("completion", "/v1/completions", body, n * len(prompts), limit)
 
 
-def _response(rng: random.Random) -> Ask:
-    limit = max(16, _max_tokens(rng))  # OpenAI's least
+def _response(rng: random.Random) -> Request:
+    limit = max(16, _max_tokens(rng))  # OpenAI's minimum
     stream = rng.random() < 0.5
     body = {
         "input": words(rng, 3, 60),
@@ -97,19 +96,19 @@ def _response(rng: random.Random) -> Ask:
         "store": rng.random() < 0.5,
         "stream": stream,
     }
-    return Ask("response, streamed" if stream else "response", "/v1/responses", body, 1, limit)
+    return Request("response, streamed" if stream else "response", "/v1/responses", body, 1, limit)
 
 
-def _embedding(rng: random.Random) -> Ask:
+def _embedding(rng: random.Random) -> Request:
     texts = [words(rng, 1, 60) for _ in range(rng.randint(1, 4))]
-    return Ask("embedding", "/v1/embeddings", {"input": texts}, len(texts))
+    return Request("embedding", "/v1/embeddings", {"input": texts}, len(texts))
 
 
-def _tokenize(rng: random.Random) -> Ask:
-    return Ask("tokenize", "/tokenize", {"prompt": words(rng, 1, 60)})
+def _tokenize(rng: random.Random) -> Request:
+    return Request("tokenize", "/tokenize", {"prompt": words(rng, 1, 60)})
 
 
-def _wrong(rng: random.Random) -> Ask:
+def _wrong(rng: random.Random) -> Request:
     path = rng.choice(
         ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/nowhere")
     )
@@ -122,10 +121,10 @@ def _wrong(rng: random.Random) -> Ask:
         {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "input": "x", "nonsense": True},
         {"model": "another", "prompt": "x"},
     )
-    return Ask("wrong", path, rng.choice(bodies))
+    return Request("wrong", path, rng.choice(bodies))
 
 
-KINDS: Final[Mapping[Callable[[random.Random], Ask], int]] = {
+KINDS: Final[Mapping[Callable[[random.Random], Request], int]] = {
     _chat: 4,
     _streamed_chat: 6,
     _long_chat: 1,
@@ -139,16 +138,16 @@ KINDS: Final[Mapping[Callable[[random.Random], Ask], int]] = {
 }
 
 
-def next_ask(rng: random.Random) -> Ask:
-    """Return a request of any kind, the usual ones more often."""
+def next_request(rng: random.Random) -> Request:
+    """Return a request of a random kind; common kinds are more likely."""
     (make,) = rng.choices(tuple(KINDS), weights=tuple(KINDS.values()))
     return make(rng)
 
 
-def batch_lines(rng: random.Random, number: int) -> list[dict[str, Any]]:
-    """Return the lines of a batch's file; one in ten asks for what there is not."""
+def batch_lines(rng: random.Random, count: int) -> list[dict[str, Any]]:
+    """Return the lines of a batch's file. One in ten is invalid."""
     lines = []
-    for index in range(number):
+    for index in range(count):
         body = {"messages": [{"role": "user", "content": words(rng, 3, 40)}], "max_tokens": _max_tokens(rng)}
         if rng.random() < 0.1:
             body["temperature"] = 99

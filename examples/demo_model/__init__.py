@@ -1,1 +1,1 @@
-"""The demonstration model: the text it learns from, its tokenizer, its training and its evaluation."""
+"""Recipe of the demonstration model: its text, tokenizer, curriculum, training and evaluation."""

@@ -1,4 +1,4 @@
-"""From made-up text to batches of token ids, with what is to be learned of them and at which positions they stand."""
+"""The demo model's training text as batches of token ids."""
 
 import random
 from dataclasses import dataclass
@@ -10,23 +10,24 @@ from transformers import PreTrainedTokenizerFast
 from examples.demo_model import corpus
 from examples.demo_model.stages import Stage
 from examples.demo_model.tokenizer import ASSISTANT, BOS, EOS, PAD, SPECIAL_TOKENS, SYSTEM, USER
+from examples.training import batches
 
 SMALL_TALK_BATCH = 32
+SMALL_TALK_STEPS = 8  # one step in as many is small talk
+TEXT_SAMPLES = 64
 READ_ANSWER = "I have read the text."
-IGNORED = -100
 
-# A piece of text and whether the model learns to write it; special tokens are pieces of their own.
+# A piece of text and whether the model learns to write it. Each special token is a piece.
 Piece = tuple[str, bool]
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Token ids, their positions, the next tokens to learn (else IGNORED) and whether these begin an answer: each [sequence, position]."""
+class Batch(batches.Batch):
+    """A batch with the fields that the demo model's loss and accuracy need."""
 
-    ids: torch.Tensor
-    positions: torch.Tensor
-    targets: torch.Tensor
-    is_first: torch.Tensor
+    is_first: torch.Tensor  # [sequence, position]: whether the target begins an answer
+    text_indices: torch.Tensor  # indices of positions whose next token is also predicted
+    is_measured: bool  # whether it has documents of the stage's full size
 
 
 class Writer:
@@ -39,13 +40,23 @@ class Writer:
 
     @property
     def pad(self) -> int:
-        """The id that fills short rows up."""
+        """The id that pads short rows."""
         return self._special[PAD]
 
-    def batch(self, rng: random.Random, stage: Stage) -> Batch:
+    def step_batch(self, seed: int, stage: Stage, step: int, total_steps: int) -> Batch:  # noqa: ARG002
+        """Write the batch of a step: documents with questions, or small talk."""
+        rng = corpus.training_stream(seed, total_steps)
+        shrink = 2 ** rng.randint(0, stage.max_shrink.bit_length() - 1)
+        if stage.is_varied and total_steps % SMALL_TALK_STEPS == SMALL_TALK_STEPS - 1:
+            return self.small_talk_batch(rng)
+        if shrink == 1:
+            return self.batch(rng, stage)
+        return self.batch(rng, stage.shrunk(shrink), is_measured=False)
+
+    def batch(self, rng: random.Random, stage: Stage, is_measured: bool = True) -> Batch:
         """Write a batch of documents with questions."""
         conversations = [_document_turns(rng, stage) for _ in range(stage.batch_size)]
-        return self._to_batch(rng, conversations, stage.max_position)
+        return self._to_batch(rng, conversations, stage.max_position, is_measured)
 
     def small_talk_batch(self, rng: random.Random) -> Batch:
         """Write a batch of short conversations without a document."""
@@ -53,23 +64,25 @@ class Writer:
             _system_turn(rng) + _exchanges(rng.choices(corpus.SMALL_TALK, k=2))
             for _ in range(SMALL_TALK_BATCH)
         ]
-        return self._to_batch(rng, conversations, 0)
+        return self._to_batch(rng, conversations, max_position=0, is_measured=False)
 
-    def _to_batch(self, rng: random.Random, conversations: list[list[Piece]], max_position: int) -> Batch:
+    def _to_batch(
+        self, rng: random.Random, conversations: list[list[Piece]], max_position: int, is_measured: bool
+    ) -> Batch:
         rows = [self._encode(pieces) for pieces in conversations]
-        length = max(len(ids) for ids, _, _ in rows)
-        ids = torch.full((len(rows), length), self._special[PAD])
-        targets = torch.full((len(rows), length), IGNORED)
-        is_first = torch.zeros((len(rows), length), dtype=torch.bool)
-        for row, (row_ids, learned, firsts) in enumerate(rows):
-            ids[row, : len(row_ids)] = torch.tensor(row_ids)
-            predicting = torch.tensor(learned) - 1
-            targets[row, predicting] = ids[row, predicting + 1]
+        ids, targets = batches.pad_rows(
+            [row_ids for row_ids, _, _ in rows], [learned for _, learned, _ in rows], self.pad
+        )
+        is_first = torch.zeros_like(ids, dtype=torch.bool)
+        for row, (_, _, firsts) in enumerate(rows):
             is_first[row, torch.tensor(firsts) - 1] = True
-        return Batch(ids, _skipping_positions(rng, len(rows), length, max_position), targets, is_first)
+        num_rows, length = ids.shape
+        positions = batches.skipping_positions(rng, num_rows, length, max_position)
+        text_indices = rng.sample(range(length - 1), min(TEXT_SAMPLES, length - 1))
+        return Batch(ids, positions, targets, is_first, torch.tensor(text_indices), is_measured)
 
     def _encode(self, pieces: list[Piece]) -> tuple[list[int], list[int], list[int]]:
-        """Return the ids, the indices of the tokens to learn and those of the first ones of these in each piece."""
+        """Return ids, the indices of the tokens to learn, and the indices at which a learned text begins."""
         ids = [self._special[BOS]]
         learned: list[int] = []
         firsts: list[int] = []
@@ -100,36 +113,20 @@ def _document_turns(rng: random.Random, stage: Stage) -> list[Piece]:
 
 
 def _system_turn(rng: random.Random) -> list[Piece]:
-    return (
-        [(SYSTEM, False), (rng.choice(corpus.SYSTEM_PROMPTS), False), (EOS, False)]
-        if rng.random() < 0.2
-        else []
-    )
+    if rng.random() >= 0.2:
+        return []
+    return [(SYSTEM, False), (rng.choice(corpus.SYSTEM_PROMPTS), False), (EOS, False)]
 
 
 def _exchanges(exchanges: list[tuple[str, str]]) -> list[Piece]:
     pieces = []
-    for said, answer in exchanges:
+    for message, answer in exchanges:
         pieces += [
             (USER, False),
-            (said, False),
+            (message, False),
             (EOS, False),
             (ASSISTANT, False),
             (answer, True),
             (EOS, True),
         ]
     return pieces
-
-
-def _skipping_positions(rng: random.Random, num_rows: int, length: int, max_position: int) -> torch.Tensor:
-    """Positions that skip ahead at up to four places in each row, in half of the rows."""
-    positions = torch.arange(length).repeat(num_rows, 1)
-    for row in range(num_rows):
-        spare = max_position - length
-        if spare <= 0 or rng.random() < 0.5:
-            continue
-        for _ in range(rng.randint(1, 4)):
-            skip = rng.randint(0, spare)
-            positions[row, rng.randrange(length) :] += skip
-            spare -= skip
-    return positions

@@ -1,9 +1,9 @@
-"""Made-up documents, each telling facts of people, with questions that ask for one fact; and a little small talk.
+"""Made-up documents with facts about people, questions about one fact each, and a little small talk.
 
-Everything is drawn from `random.Random`, so a seed gives the same text everywhere. Training and held-out text cannot meet: their random
-streams are seeded with different strings, and one name-value pairing in eight (by a checksum, `is_held_out`) is never told in training,
-while the fact that a held-out case asks for is always one of these. The module knows words and sentences, and nothing of tokens: where
-lengths matter it is handed a function that counts them.
+Everything is drawn from `random.Random`, so a seed gives the same text everywhere. Training and held-out text
+are disjoint. Their random streams have different seed strings. One name-value pairing in eight (by checksum,
+`is_held_out`) never occurs in training, and every held-out question is about such a pairing. The module knows
+words and sentences, not tokens: where lengths matter it takes a function that counts tokens.
 """
 
 import random
@@ -22,12 +22,12 @@ MAX_FACTS = 128
 
 @dataclass(frozen=True)
 class Topic:
-    """One kind of fact: its verb ("keeps"), the verb's base ("keep"), what it is called ("pet") and the nouns its values end in."""
+    """One kind of fact."""
 
-    verb: str
-    base: str
-    title: str
-    nouns: tuple[str, ...]
+    verb: str  # "keeps"
+    base: str  # the verb's base, "keep"
+    title: str  # the kind's name, "pet"
+    nouns: tuple[str, ...]  # the last words of its values
 
 
 TOPICS = (
@@ -39,12 +39,12 @@ TOPICS = (
     Topic("carries", "carry", "tool", words.TOOLS),
 )
 TOPIC_OF_NOUN = {noun: topic for topic in TOPICS for noun in topic.nouns}
-# Topics take turns, so that the first n nouns, with which training begins, hold all topics.
+# Topics alternate, so that the first n nouns, with which training begins, cover all topics.
 NOUNS: tuple[str, ...] = tuple(
     noun for noun in chain.from_iterable(zip_longest(*(topic.nouns for topic in TOPICS))) if noun is not None
 )
 
-# From the plainest on: training begins with the first few. The name always precedes the value, because attention only looks back.
+# Training begins with the first few, the plainest. The name precedes the value, as attention only looks back.
 STATEMENTS = (
     "{name} {verb} a {value}.",
     "The {title} of {name} is a {value}.",
@@ -165,7 +165,7 @@ SMALL_TALK: tuple[tuple[str, str], ...] = tuple(
 
 @dataclass(frozen=True)
 class Fact:
-    """That a person has something: the sentence telling it is chosen when it is written down."""
+    """A person and a value. The sentence that states the fact is chosen when the document is written."""
 
     name: str
     value: str  # adjective and noun: "grey falcon"
@@ -185,14 +185,16 @@ class Fact:
 
 @dataclass(frozen=True)
 class Difficulty:
-    """How many of the words and templates are in use (the first ones), for training that begins with few."""
+    """How many words and templates are in use, counted from the first. Training begins with few."""
 
     num_names: int = len(words.NAMES)
     num_adjectives: int = len(words.ADJECTIVES)
     num_nouns: int = len(NOUNS)
     num_statements: int = len(STATEMENTS)
     num_questions: int = len(QUESTIONS)
-    one_topic_share: float = 0.5  # of the documents; where topics differ, the topic alone narrows the answer down and the name matters less
+    # The share of documents with one topic. Where topics differ, the topic alone narrows the answer down, and
+    # the name matters less.
+    one_topic_share: float = 0.5
 
 
 FULL = Difficulty()
@@ -200,16 +202,16 @@ FULL = Difficulty()
 
 @dataclass(frozen=True)
 class Case:
-    """One held-out question. A reply is exact when it equals `answer` character by character, white space at its ends aside."""
+    """One held-out question. A reply is exact when it equals `answer`, apart from white space at its ends."""
 
     document: str
     question: str
     answer: str
-    statement: str  # the sentence that tells the asked fact, once in the document
+    statement: str  # the sentence with the fact in question, once in the document
 
     @property
     def prompt(self) -> str:
-        """What the user says: the document, an empty line, the question."""
+        """The user's message: the document, an empty line, the question."""
         return f"{self.document}\n\n{self.question}"
 
     @property
@@ -220,9 +222,10 @@ class Case:
 
 @dataclass(frozen=True)
 class TrainingText:
-    """A document and the questions asked of it, with their answers.
+    """A document, and questions about it with their answers.
 
-    Some are asked again: were none, answers could be guessed from what was not asked yet, and that is learned instead of looking up.
+    Some questions are repeated. Otherwise a guess among the facts without a question so far would be
+    rewarded, and the model would learn that instead of looking facts up.
     """
 
     document: str
@@ -230,19 +233,22 @@ class TrainingText:
 
 
 def is_held_out(fact: Fact) -> bool:
-    """Whether training never tells this pairing of name and value."""
+    """Whether this pairing of name and value never occurs in training."""
     return zlib.crc32(f"{fact.name}|{fact.value}".encode()) % HELD_OUT_ONE_IN == 0
 
 
 def training_stream(seed: int, step: int) -> random.Random:
-    """The random numbers of one training step: they depend on the step only, so that a resumed run sees what an unbroken one would."""
+    """Return the random numbers of a training step. They depend on seed and step only."""
     return random.Random(f"training {seed} {step}")
 
 
 def write_training_text(
     rng: random.Random, num_facts: int, num_fillers: int, num_questions: int, difficulty: Difficulty = FULL
 ) -> TrainingText:
-    """Write a document of `num_facts` facts among `num_fillers` filler sentences, and one that opens it; ask `num_questions` questions."""
+    """Write a document of facts among filler sentences, and draw questions about it.
+
+    One more filler sentence opens the document.
+    """
     facts = _draw_facts(rng, num_facts, difficulty)
     sentences: list[str | None] = [
         fact.fill(rng.choice(STATEMENTS[: difficulty.num_statements])) for fact in facts
@@ -252,10 +258,10 @@ def write_training_text(
     pieces = [write_filler(rng)] + [
         _filler_piece(rng) if sentence is None else f" {sentence}" for sentence in sentences
     ]
-    asked = rng.choices(facts, k=num_questions)
+    questioned = rng.choices(facts, k=num_questions)
     questions = QUESTIONS[: difficulty.num_questions]
     return TrainingText(
-        "".join(pieces), tuple((fact.fill(rng.choice(questions)), fact.value) for fact in asked)
+        "".join(pieces), tuple((fact.fill(rng.choice(questions)), fact.value) for fact in questioned)
     )
 
 
@@ -267,39 +273,42 @@ def make_case(
     within_last: int | None = None,
     fact_share: float = 0.25,
 ) -> Case:
-    """Make a held-out case whose document is at most `num_tokens` long, and shorter by less than a sentence.
+    """Make a held-out case. Its document is at most `num_tokens` long, and shorter by less than a sentence.
 
     Args:
-        seed: the case; equal arguments give an equal case.
+        seed: equal arguments give an equal case.
         num_tokens: the document's length, without question and chat template; at least 40.
-        count_tokens: the length of a text in tokens. Lengths are exact if they add up over words, as the demo model's do.
-        depth: where the asked fact is told, 0 (the beginning) to 1 (the end). By default anywhere, evenly.
-        within_last: told within this many last tokens of the document instead.
-        fact_share: the share of sentences that tell facts; at most `MAX_FACTS` do. The names are distinct.
+        count_tokens: returns the length of a text in tokens. The document's length is exact where lengths add
+            up over words, as with the demo model's tokenizer.
+        depth: the position of the fact in question, 0 (the beginning) to 1 (the end). By default it is
+            distributed evenly.
+        within_last: puts the fact within this many last tokens of the document instead.
+        fact_share: the share of sentences with facts, of which there are at most `MAX_FACTS`. Their names are
+            distinct.
 
     Raises:
         ValueError: both `depth` and `within_last` are given, or a number is out of range.
     """
     if depth is not None and within_last is not None:
-        raise ValueError("give depth or within_last, not both")
+        raise ValueError(f"depth is {depth} and within_last is {within_last}: expected one of them, not both")
     if depth is not None and not 0 <= depth <= 1:
-        raise ValueError(f"depth is {depth}, not between 0 and 1")
+        raise ValueError(f"depth is {depth}: expected a number between 0 and 1")
     if num_tokens < 40:
-        raise ValueError(f"a document of {num_tokens} tokens is too short: at least 40")
+        raise ValueError(f"num_tokens is {num_tokens}: expected at least 40")
     rng = random.Random(f"held out {seed}")
     names = iter(rng.sample(words.NAMES, MAX_FACTS))
-    asked = _draw_fact(rng, next(names), words.ADJECTIVES, NOUNS, held_out=True)
-    statement = asked.fill(rng.choice(STATEMENTS))
-    question = asked.fill(rng.choice(QUESTIONS))
-    asked_tokens = count_tokens(f" {statement}")
-    if within_last is not None and within_last < asked_tokens:
-        raise ValueError(f"the fact takes {asked_tokens} tokens and cannot lie within the last {within_last}")
+    fact = _draw_fact(rng, next(names), words.ADJECTIVES, NOUNS, held_out=True)
+    statement = fact.fill(rng.choice(STATEMENTS))
+    question = fact.fill(rng.choice(QUESTIONS))
+    fact_tokens = count_tokens(f" {statement}")
+    if within_last is not None and within_last < fact_tokens:
+        raise ValueError(f"within_last is {within_last}: expected at least {fact_tokens}, the fact's length")
     pieces: list[str] = []
     starts: list[int] = []
     total = 0
     for piece in _surroundings(rng, names, fact_share):
         piece_tokens = count_tokens(piece)
-        if total + piece_tokens + asked_tokens > num_tokens:
+        if total + piece_tokens + fact_tokens > num_tokens:
             break
         pieces.append(piece)
         starts.append(total)
@@ -307,17 +316,17 @@ def make_case(
     starts.append(total)
     if within_last is not None:
         index = rng.choice(
-            [i for i in range(1, len(starts)) if total - starts[i] + asked_tokens <= within_last]
+            [i for i in range(1, len(starts)) if total - starts[i] + fact_tokens <= within_last]
         )
     else:
         wanted = (rng.random() if depth is None else depth) * total
         index = min(range(1, len(starts)), key=lambda i: abs(starts[i] - wanted))
     pieces.insert(index, f" {statement}")
-    return Case("".join(pieces), question, asked.value, statement)
+    return Case("".join(pieces), question, fact.value, statement)
 
 
 def write_filler(rng: random.Random) -> str:
-    """Write a sentence that tells no fact and names nobody."""
+    """Write a sentence without a fact or a name."""
     return _fill_filler(rng, rng.choice(FILLERS), "")
 
 
@@ -334,7 +343,10 @@ def _surroundings(rng: random.Random, names: Iterator[str], fact_share: float) -
 
 
 def _filler_piece(rng: random.Random) -> str:
-    """A filler sentence with what parts it from the one before. Only these open paragraphs: elsewhere a name always follows a space."""
+    """Write a filler sentence with the white space before it.
+
+    Only sentences without a name open paragraphs, so a name always follows a space.
+    """
     if rng.randrange(PARAGRAPH_ONE_IN) == 0:
         return "\n\n" + write_filler(rng)
     if rng.randrange(MENTION_ONE_IN) == 0:
@@ -371,7 +383,7 @@ def _draw_facts(rng: random.Random, num_facts: int, difficulty: Difficulty) -> l
 def _draw_fact(
     rng: random.Random, name: str, adjectives: tuple[str, ...], nouns: tuple[str, ...], held_out: bool | None
 ) -> Fact:
-    """Draw a value for the name until the pairing is held out, or is not (None: whichever)."""
+    """Draw a value for the name until the pairing is held out, or until it is not (None: either)."""
     while True:
         fact = Fact(name, f"{rng.choice(adjectives)} {rng.choice(nouns)}")
         if held_out is None or is_held_out(fact) == held_out:

@@ -1,17 +1,20 @@
-"""The model: its shape, the weights it starts from, and running its layers in training."""
-
-from pathlib import Path
+"""The demo model's shape and the weights it starts from."""
 
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from commands.eval.tasks import words
-from examples.demo_model.tokenizer import MAX_LENGTH
+from examples.training.model import greedy_generation, special_ids
+from examples.training.tokenizer import MAX_LENGTH
 
 HEAD_DIM = 64
-LOCAL_FREQUENCY, LOCAL_GAIN = 1e-3, 1.7
-FAR_FREQUENCY, FAR_GAIN = 1e-2, 5.0
-EMBEDDING_SCALE, COPY_GAIN, OUTPUT_GAIN = 0.08, 1.5, 0.5
+LOCAL_FREQUENCY = 1e-3
+LOCAL_GAIN = 1.7
+FAR_FREQUENCY = 1e-2
+FAR_GAIN = 5.0
+EMBEDDING_SCALE = 0.08
+COPY_GAIN = 1.5
+OUTPUT_GAIN = 0.5
 
 
 def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
@@ -27,30 +30,30 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         max_position_embeddings=MAX_LENGTH,
         rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         tie_word_embeddings=False,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
+        **special_ids(tokenizer),
     )
     model = LlamaForCausalLM(config)
     shape_start(model, tokenizer)
-    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        do_sample=False,
-    )
+    model.generation_config = greedy_generation(tokenizer)
     return model
 
 
 def shape_start(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Start the weights near the circuit they have to become, which saves the long plateau on which a random start only guesses.
+    """Start the weights near the circuit that the task needs.
 
-    Half of the residual stream begins as the tokens' own, half as what the first layer writes. First layer: head h looks h + 1 tokens back
-    and writes what is there into the second half; for that, every embedding gets the same large first component, from which the queries
-    and keys are made whose rotated products peak at that distance. Second layer: attends to positions whose second half is alike (queries
-    and keys begin as one projection, with most weight on the slow rotary pairs, which match at any distance), and copies their first half.
-    Output: what is copied is written, and an answer's first word, which has no leading space, begins as its twin with one. Training is
-    free to change all of it.
+    With a random start, training stays long on a plateau where the model only guesses.
+
+    One half of the residual stream starts as the token's own vector, the other as the first layer's output.
+
+    First layer: head h attends h + 1 tokens back and writes that token into the second half. To this end
+    every embedding has the same large first component, and the queries and keys made of it have rotated
+    products that peak at that distance.
+
+    Second layer: attends to positions with a similar second half, and copies their first half. Queries and
+    keys start as one projection, with most weight on the slow rotary pairs, which match at any distance.
+
+    Output: the copied token. An answer's first word has no leading space, and starts with the vector of the
+    word with one. Training is free to change all of it.
     """
     config = model.config
     half = config.hidden_size // 2
@@ -81,26 +84,6 @@ def shape_start(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> 
         output.copy_(OUTPUT_GAIN * embedding)
         output[:, 0] = 0
         for word in words.ADJECTIVES:
-            alone, spaced = (
-                tokenizer.encode(text, add_special_tokens=False)[0] for text in (word, f" {word}")
-            )
+            alone = tokenizer.encode(word, add_special_tokens=False)[0]
+            spaced = tokenizer.encode(f" {word}", add_special_tokens=False)[0]
             output[alone] = output[spaced]
-
-
-def hidden_states(model: LlamaForCausalLM, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Run the layers under plain causal attention.  # [sequence, position, hidden]
-
-    Not the model's own `forward`, which takes a skip in the positions for the border of a packed sequence and attends to nothing before it.
-    """
-    hidden = model.model.embed_tokens(ids)
-    rotary = model.model.rotary_emb(hidden, position_ids=positions)
-    for layer in model.model.layers:
-        hidden = layer(hidden, attention_mask=None, position_embeddings=rotary, position_ids=positions)
-    normed: torch.Tensor = model.model.norm(hidden)
-    return normed
-
-
-def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write model and tokenizer as `from_pretrained` reads them."""
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)

@@ -1,21 +1,21 @@
-"""The demo model's tokenizer: byte-level BPE over the made-up text, complete in bytes, with a chat template.
+"""The demo model's tokenizer: byte-level BPE over the made-up text, with a chat template.
 
-It is trained on every word in each form it is used in, so that names and values are single tokens. Any other text falls apart into
-shorter tokens, in the end into bytes, so that every string survives encoding and decoding.
+It is trained on every form of every word, so that names and values are single tokens. Other text splits into
+shorter tokens, at worst into bytes, so that every string survives encoding and decoding.
 """
 
 import random
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from commands.eval.tasks import words
 from examples.demo_model import corpus
+from examples.training.tokenizer import train_tokenizer
 
 BOS, EOS, PAD = "<|bos|>", "<|end|>", "<|pad|>"
 SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
 SPECIAL_TOKENS = (PAD, BOS, EOS, SYSTEM, USER, ASSISTANT)
-MAX_LENGTH = 16384
 
 CHAT_TEMPLATE = """\
 {{- bos_token }}
@@ -54,35 +54,19 @@ def single_tokens() -> list[str]:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Train the tokenizer; the same each time."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
-    trainer = trainers.BpeTrainer(
-        vocab_size=100_000,  # never reached: merging ends when each word of the text is one token
-        min_frequency=2,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+    """Train the tokenizer. Each call returns the same one."""
+    fast = train_tokenizer(
+        _training_lines(),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        bos=BOS,
+        eos=EOS,
+        pad=PAD,
+        roles=(SYSTEM, USER, ASSISTANT),
+        chat_template=CHAT_TEMPLATE,
     )
-    tokenizer.train_from_iterator(_training_lines(), trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, tokenizer.token_to_id(BOS))]
-    )
-    fast: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=tokenizer,
-        bos_token=BOS,
-        eos_token=EOS,
-        pad_token=PAD,
-        additional_special_tokens=[SYSTEM, USER, ASSISTANT],
-        clean_up_tokenization_spaces=False,
-        model_max_length=MAX_LENGTH,
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    broken = [text for text in single_tokens() if len(fast.encode(text, add_special_tokens=False)) != 1]
-    if broken:
-        raise RuntimeError(f"{len(broken)} words are not single tokens: {broken[:10]}")
+    split = [text for text in single_tokens() if len(fast.encode(text, add_special_tokens=False)) != 1]
+    if split:
+        raise RuntimeError(f"expected each word to be one token, but {len(split)} are not: {split[:10]}")
     return fast
 
 

@@ -1,1 +1,1 @@
-"""Small models that do the evaluation suite's tasks with a full cache: tokenizers, training text, training and evaluation."""
+"""Recipe of the evaluation models: small models that solve the evaluation suite's tasks with a full cache."""

@@ -1,12 +1,10 @@
-"""From the suite's cases to batches of token ids, with what is to be learned of them and at which positions they stand."""
+"""The cases of the evaluation suite as batches of token ids."""
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
 from transformers import PreTrainedTokenizerFast
 
 from commands.eval.tasks.case import LengthError
@@ -15,26 +13,23 @@ from commands.eval.tasks.suite import TASKS, case_source
 from examples.eval_models.stages import Stage
 from examples.eval_models.tokenizer import Style
 from examples.eval_models.turns import Turn, turns
+from examples.training import batches
 
-IGNORED = -100
 CHAT_SHARE = 0.3
-MOST_SKIPS = 4
+MAX_LENGTH_SHARE = 1.6  # of a row, in the length of its context: no further turn makes it longer
 NUM_RECORDS = (2, 8)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Token ids, their positions, the next tokens to learn (else IGNORED) and which turn these belong to: each [sequence, position]."""
+@dataclass(frozen=True)
+class Batch(batches.Batch):
+    """A batch with the turns that the targets belong to, for the accuracy of each task."""
 
-    ids: torch.Tensor
-    positions: torch.Tensor
-    targets: torch.Tensor
-    turn: torch.Tensor  # numbered from 0 through the batch
+    turn: torch.Tensor  # [sequence, position]: the index of the turn within the batch
     task_of_turn: list[str]
 
 
 class Writer:
-    """Writes batches of cases, each asked several things."""
+    """Writes batches of cases, each with several turns about its context."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, style: Style) -> None:
         self._backend: Any = tokenizer.backend_tokenizer
@@ -44,7 +39,11 @@ class Writer:
             token: vocabulary[token]
             for token in (style.bos, style.end, style.pad, style.user, style.assistant)
         }
-        self._characters_a_token = {name: self._measure(name) for name in TASKS}
+        self._characters_per_token = {name: self._measure(name) for name in TASKS}
+
+    def step_batch(self, seed: int, stage: Stage, step: int, total_steps: int) -> Batch:  # noqa: ARG002
+        """Write the batch of a step."""
+        return self.batch(random.Random(f"{seed}/{stage.name}/{step}"), stage)
 
     def batch(self, rng: random.Random, stage: Stage) -> Batch:
         """Write a batch."""
@@ -53,39 +52,41 @@ class Writer:
             tuple(stage.weights), tuple(stage.weights.values()), k=max(1, stage.num_tokens // length)
         )
         rows = [self._encode(rng, name, length) for name in names]
-        longest = max(len(ids) for ids, _ in rows)
-        ids = torch.full((len(rows), longest), self._special[self._style.pad])
-        targets = torch.full((len(rows), longest), IGNORED)
-        turn = torch.zeros((len(rows), longest), dtype=torch.long)
+        learned = [[index for span in spans for index in range(*span)] for _, spans in rows]
+        ids, targets = batches.pad_rows(
+            [row_ids for row_ids, _ in rows], learned, self._special[self._style.pad]
+        )
+        turn = torch.zeros_like(ids)
         tasks: list[str] = []
-        for row, (row_ids, spans) in enumerate(rows):
-            ids[row, : len(row_ids)] = torch.tensor(row_ids)
+        for row, (_, spans) in enumerate(rows):
             for start, end in spans:
-                targets[row, start - 1 : end - 1] = ids[row, start:end]
                 turn[row, start - 1 : end - 1] = len(tasks)
                 tasks.append(names[row])
-        return Batch(ids, _positions(rng, len(rows), longest, stage.max_position), targets, turn, tasks)
+        num_rows, longest = ids.shape
+        positions = batches.skipping_positions(rng, num_rows, longest, stage.max_position)
+        return Batch(ids, positions, targets, turn, tasks)
 
     def _encode(self, rng: random.Random, name: str, length: int) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return a row's ids, and where its answers stand, from start to before end."""
+        """Return a row's ids, and the start and the end (exclusive) of each answer."""
         case = self._make(rng, name, length)
-        style, special = self._style, self._special
+        style = self._style
+        special = self._special
         is_chat = rng.random() < CHAT_SHARE
         ids = [special[style.bos]]
         spans: list[tuple[int, int]] = []
         context = case.context
         for turn in turns(case, rng):
-            asked = self._asked(turn, context, is_chat)
+            question = self._question(turn, context, is_chat)
             answer = [*self._ids(turn.answer), special[style.end]]
-            if spans and len(ids) + len(asked) + len(answer) > 1.6 * length:
+            if spans and len(ids) + len(question) + len(answer) > MAX_LENGTH_SHARE * length:
                 break
-            ids += asked
+            ids += question
             spans.append((len(ids), len(ids) + len(answer)))
             ids += answer
             context = ""
         return ids, spans
 
-    def _asked(self, turn: Turn, context: str, is_chat: bool) -> list[int]:
+    def _question(self, turn: Turn, context: str, is_chat: bool) -> list[int]:
         if not is_chat:
             return self._ids(context + turn.question + turn.answer_prefix)
         user, end, assistant = (
@@ -94,7 +95,7 @@ class Writer:
         return [user, *self._ids(context + turn.question), end, assistant, *self._ids(turn.answer_prefix)]
 
     def _make(self, rng: random.Random, name: str, length: int) -> Any:
-        ratio = self._characters_a_token[name]
+        ratio = self._characters_per_token[name]
         # Short texts have as many records as long ones.
         task = ExtractionTask(num_records=rng.randint(*NUM_RECORDS)) if name == "text2json" else TASKS[name]
         source = case_source(name, rng.getrandbits(32), rng.getrandbits(32), "train")
@@ -113,28 +114,3 @@ class Writer:
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         return ids
-
-
-class Batches(IterableDataset[Batch]):
-    """The batches of a stage from a step on; each step's is drawn from a source of its own."""
-
-    def __init__(self, writer: Writer, seed: int, stage: Stage, start: int) -> None:
-        self._writer, self._seed, self._stage, self._start = writer, seed, stage, start
-
-    def __iter__(self) -> Iterator[Batch]:
-        for step in range(self._start, self._stage.num_steps):
-            yield self._writer.batch(random.Random(f"{self._seed}/{self._stage.name}/{step}"), self._stage)
-
-
-def _positions(rng: random.Random, num_rows: int, length: int, max_position: int) -> torch.Tensor:
-    """Positions that skip ahead at a few places in half of the rows, so that short texts teach far distances."""
-    positions = torch.arange(length).repeat(num_rows, 1)
-    for row in range(num_rows):
-        spare = max_position - length
-        if spare <= 0 or rng.random() < 0.5:
-            continue
-        for _ in range(rng.randint(1, MOST_SKIPS)):
-            skip = rng.randint(0, spare)
-            positions[row, rng.randrange(length) :] += skip
-            spare -= skip
-    return positions

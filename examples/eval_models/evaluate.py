@@ -1,52 +1,40 @@
-"""The suite with a full cache, by plain transformers: `python -m examples.eval_models.evaluate --model DIR --lengths 512 4096 --cases 50`.
+"""Score a model on the suite with a full cache, under plain transformers.
 
-Greedy decoding in float32 of cases that training never draws. Prints the mean score of each task at each length.
+`python -m examples.eval_models.evaluate --model DIR --lengths 512 4096 --cases 50` decodes greedily in
+float32. Training never draws its cases. It prints the mean score of each task at each length.
 """
 
 import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from commands.eval.scoring import score
 from commands.eval.tasks.case import Case, LengthError
 from commands.eval.tasks.suite import TASKS, case_source
+from examples.training import evaluator
 
-MORE = 8
+SPARE_TOKENS = 8
 
 
-class Evaluator:
-    """A model and its tokenizer, answering cases."""
-
-    def __init__(self, model: Path) -> None:
-        self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(model)
+class Evaluator(evaluator.Evaluator):
+    """An evaluation model, which answers cases of the suite."""
 
     def case(self, task: str, seed: int, index: int, length: int) -> Case:
         """Return a case whose prompt has at most `length` tokens. Raises `LengthError`."""
-        return TASKS[task].make(case_source(task, seed, index), length - 1, self._count)
+        return TASKS[task].make(case_source(task, seed, index), length - 1, self.count_tokens)
 
     def answer(self, case: Case) -> str:
-        """Return how the model goes on after the prompt."""
-        ids = torch.tensor([self.tokenizer.encode(case.prompt)])
-        most = self._count(case.answer) + MORE
-        made = self._model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=most, do_sample=False
-        )
-        text: str = self.tokenizer.decode(made[0, ids.shape[1] :], skip_special_tokens=True)
-        return text
-
-    def _count(self, text: str) -> int:
-        return len(self.tokenizer.encode(text, add_special_tokens=False))
+        """Return the model's continuation of the prompt, a little longer than the right one."""
+        prompt = torch.tensor([self.tokenizer.encode(case.prompt)])
+        return self.generate(prompt, self.count_tokens(case.answer) + SPARE_TOKENS)
 
 
 def table(scores: dict[str, dict[int, float]], lengths: list[int]) -> str:
-    """Lay the scores out in Markdown, in percent."""
+    """Format scores by task and length as a Markdown table, in percent."""
     lines = [
         "| task | " + " | ".join(f"{length:,}" for length in lengths) + " |",
         "|---|" + "---:|" * len(lengths),
@@ -64,7 +52,7 @@ def table(scores: dict[str, dict[int, float]], lengths: list[int]) -> str:
 
 
 def main() -> None:
-    """Read the arguments, answer, and print the table."""
+    """Score the model and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -74,11 +62,11 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--show", action="store_true", help="print what was answered wrong")
-    parser.add_argument("--json", type=Path, help="write the scores here as well")
+    parser.add_argument("--show", action="store_true", help="print wrong answers to stderr")
+    parser.add_argument("--json", type=Path, help="also write the scores to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    evaluator = Evaluator(arguments.model)
+    model = Evaluator(arguments.model)
     scores: dict[str, dict[int, float]] = {task: {} for task in arguments.tasks}
     with (
         tqdm(total=len(scores) * len(arguments.lengths) * arguments.cases, unit="case") as bar,
@@ -90,13 +78,13 @@ def main() -> None:
                 for index in range(arguments.cases):
                     bar.update()
                     try:
-                        case = evaluator.case(task, arguments.seed, index, length)
+                        case = model.case(task, arguments.seed, index, length)
                     except LengthError:
                         break
-                    answer = evaluator.answer(case)
+                    answer = model.answer(case)
                     total += score(case, answer)
                     if arguments.show and score(case, answer) < 1:
-                        print(f"{task}: wanted {case.answer!r}, got {answer!r}", file=sys.stderr)
+                        print(f"{task}: expected {case.answer!r}, got {answer!r}", file=sys.stderr)
                 else:
                     scores[task][length] = total / arguments.cases
     print(table(scores, arguments.lengths))

@@ -1,7 +1,9 @@
-"""The curriculum: how long the texts are, which tasks they are drawn from, and for how many steps."""
+"""The evaluation models' curricula: the length of the texts, and the weights of the tasks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+
+from examples.training import stage
 
 WEIGHTS: Mapping[str, float] = {
     "niah_single_1": 0.2,
@@ -23,21 +25,15 @@ WEIGHTS: Mapping[str, float] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One part of the curriculum."""
+@dataclass(frozen=True, kw_only=True)
+class Stage(stage.Stage):
+    """One stage of the curriculum."""
 
-    name: str
     lengths: tuple[int, ...]  # tokens of a context; one is drawn for each batch
     num_tokens: int  # of the contexts of a batch, together
-    num_steps: int
-    max_position: int  # positions skip ahead at random up to about this one
-    weights: Mapping[str, float]
-    rate: float = 1e-3
-    final_rate: float = 1e-3  # the learning rate goes from `rate` to this
-    changes_second_layer: bool = (
-        False  # before its first step; only what stands behind its attention learns then
-    )
+    weights: Mapping[str, float]  # of the tasks
+    # Changes the second layer before the first step. Only what follows its attention learns then.
+    changes_second_layer: bool = False
 
 
 HARDER: Mapping[str, float] = {
@@ -62,23 +58,70 @@ COUNTING: Mapping[str, float] = {**UUIDS, "text2json": 12, "vt": 3}
 CHAINS: Mapping[str, float] = {**UUIDS, "niah_multikey_3": 4, "vt": 10}
 
 BEGINNING = (
-    Stage("160 to 320 tokens", (160, 240, 320), 1600, 250, 0, WEIGHTS),
-    Stage("up to 2,560 tokens", (200, 320, 640, 1280, 2560), 2560, 400, 6000, WEIGHTS, 1e-3, 0.0),
-)
-LONGER = Stage("up to 4,000 tokens", (320, 640, 1280, 2560, 4000), 2560, 240, 6000, HARDER, 8e-4, 0.0)
-HARD = Stage(
-    "the hardest at up to 4,000 tokens", (640, 1280, 2560, 4000), 2560, 600, 6000, HARDEST, 8e-4, 0.0
-)
-STAGES = {  # by family
-    "llama": (
-        *BEGINNING,
-        replace(LONGER, num_steps=72, final_rate=5.6e-4),
-        replace(HARD, num_steps=300),
-        Stage("mostly records", (320, 640, 1280, 4000), 2560, 300, 6000, RECORDS, 8e-4, 0.0),
-        Stage("UUIDs and lists", (640, 1280, 2560, 4000), 2560, 250, 6000, UUIDS, 6e-4, 0.0),
-        Stage("what follows a number", (320, 640, 1280), 2560, 70, 6000, RECORDS, changes_second_layer=True),
-        Stage("counting", (320, 640, 1280, 2560, 4000), 2560, 112, 6000, COUNTING, 8e-4, 3.52e-4),
-        Stage("chains and UUIDs", (640, 1280, 2560, 4000), 2560, 110, 6000, CHAINS, 5e-4, 0.0),
+    Stage(
+        name="160 to 320 tokens",
+        lengths=(160, 240, 320),
+        num_tokens=1600,
+        max_steps=250,
+        weights=WEIGHTS,
     ),
-    "qwen": (*BEGINNING, LONGER, HARD),
-}
+    Stage(
+        name="up to 2,560 tokens",
+        lengths=(200, 320, 640, 1280, 2560),
+        num_tokens=2560,
+        max_steps=400,
+        max_position=6000,
+        weights=WEIGHTS,
+        rate=1e-3,
+        final_rate=0.0,
+    ),
+)
+LONGER = Stage(
+    name="up to 4,000 tokens",
+    lengths=(320, 640, 1280, 2560, 4000),
+    num_tokens=2560,
+    max_steps=240,
+    max_position=6000,
+    weights=HARDER,
+    rate=8e-4,
+    final_rate=0.0,
+)
+HARD = Stage(
+    name="the hardest at up to 4,000 tokens",
+    lengths=(640, 1280, 2560, 4000),
+    num_tokens=2560,
+    max_steps=600,
+    max_position=6000,
+    weights=HARDEST,
+    rate=8e-4,
+    final_rate=0.0,
+)
+LLAMA_STAGES = (
+    *BEGINNING,
+    replace(LONGER, max_steps=72, final_rate=5.6e-4),
+    replace(HARD, max_steps=300),
+    Stage(
+        name="mostly records",
+        lengths=(320, 640, 1280, 4000),
+        num_tokens=2560,
+        max_steps=300,
+        max_position=6000,
+        weights=RECORDS,
+        rate=8e-4,
+        final_rate=0.0,
+    ),
+    replace(HARD, name="UUIDs and lists", max_steps=250, weights=UUIDS, rate=6e-4),
+    Stage(
+        name="what follows a number",
+        lengths=(320, 640, 1280),
+        num_tokens=2560,
+        max_steps=70,
+        max_position=6000,
+        weights=RECORDS,
+        changes_second_layer=True,
+    ),
+    replace(LONGER, name="counting", max_steps=112, weights=COUNTING, final_rate=3.52e-4),
+    replace(HARD, name="chains and UUIDs", max_steps=110, weights=CHAINS, rate=5e-4),
+)
+# The names seed the batches: renaming a stage changes what it trains on.
+STAGES = {"llama": LLAMA_STAGES, "qwen": (*BEGINNING, LONGER, HARD)}  # by family

@@ -1,25 +1,26 @@
-"""The models' tokenizers: byte-level BPE over the suite's text, complete in bytes, with a chat template.
+"""The evaluation models' tokenizers: byte-level BPE over the suite's text, with a chat template.
 
-Each word of the suite is one token, numbers fall into groups of digits and UUIDs into pairs of hexadecimal digits, so that a value is few
-tokens and two values that begin alike still fall apart in the same way. The two styles differ in these groups and in the special tokens.
+Each word of the suite is one token. Numbers split into groups of digits, and UUIDs into pairs of hexadecimal
+digits. So a value is few tokens, and values with the same beginning split in the same way. The two styles
+differ in the groups and in the special tokens.
 """
 
 from dataclasses import dataclass
 from itertools import product
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Regex, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from commands.eval.tasks import words
 from commands.eval.tasks.suite import TASKS, case_source
+from examples.training.tokenizer import train_tokenizer
 
-MAX_LENGTH = 16384
 _UUID_GROUPS = (8, 4, 4, 4, 12)
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What sets one tokenizer apart from another."""
+    """The differences between the tokenizers."""
 
     bos: str
     end: str
@@ -27,7 +28,7 @@ class Style:
     user: str
     assistant: str
     system: str
-    digits: tuple[int, int]  # a number's first group has at most so many, each of the others at most so many
+    digits: tuple[int, int]  # the largest size of a number's first group, and of the others
 
 
 LLAMA = Style("<|bos|>", "<|end|>", "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>", digits=(3, 2))
@@ -43,68 +44,59 @@ QWEN = Style(
 
 
 def build_tokenizer(style: Style) -> PreTrainedTokenizerFast:
-    """Train the tokenizer; the same each time."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    """Train the tokenizer. Each call returns the same one."""
+    pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(_pattern(style)), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel()
-    specials = (style.pad, style.bos, style.end, style.user, style.assistant, style.system)
-    trainer = trainers.BpeTrainer(
-        vocab_size=100_000,  # never reached: merging ends when each piece of the text is one token
-        min_frequency=2,
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in specials],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
+    return train_tokenizer(
+        _training_lines(style),
+        pre_tokenizer,
+        bos=style.bos,
+        eos=style.end,
+        pad=style.pad,
+        roles=(style.user, style.assistant, style.system),
+        chat_template=_chat_template(style),
     )
-    tokenizer.train_from_iterator(_training_lines(style), trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{style.bos} $A",
-        pair=f"{style.bos} $A $B",
-        special_tokens=[(style.bos, tokenizer.token_to_id(style.bos))],
-    )
-    fast: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=tokenizer,
-        bos_token=style.bos,
-        eos_token=style.end,
-        pad_token=style.pad,
-        additional_special_tokens=[style.user, style.assistant, style.system],
-        clean_up_tokenization_spaces=False,
-        model_max_length=MAX_LENGTH,
-    )
-    fast.chat_template = _chat_template(style)
-    return fast
 
 
 def _pattern(style: Style) -> str:
-    """Return the pattern of what is never merged with what is beside it."""
+    """Return the pattern of the pieces that are never merged with their neighbours."""
     first, other = style.digits
     number = rf"(?: |(?<![0-9]))[0-9]{{1,{first}}}|[0-9]{{1,{other}}}"
     return "|".join([*_uuid_pairs(), number, "[ -]?[A-Za-z]+", r"\n+", r" ?[^\sA-Za-z0-9]+", r"\s"])
 
 
 def _uuid_pairs() -> list[str]:
-    """One pattern for each of a UUID's sixteen pairs, which is known by what stands before and after it."""
+    """Return a pattern for each of a UUID's sixteen pairs, recognized by the digits before and after it."""
     pairs = []
+    digits = [_hex(size) for size in _UUID_GROUPS]
     for group, size in enumerate(_UUID_GROUPS):
+        groups_before = "".join(f"{pattern}-" for pattern in digits[:group])
+        groups_after = "".join(f"-{pattern}" for pattern in digits[group + 1 :])
         for start in range(0, size, 2):
-            before = "".join(f"[0-9a-f]{{{digits}}}-" for digits in _UUID_GROUPS[:group])
-            behind = "".join(f"-[0-9a-f]{{{digits}}}" for digits in _UUID_GROUPS[group + 1 :])
-            lead = "-" if group and not start else "" if group or start else " ?"
-            before = (before.removesuffix("-") if lead == "-" else before) + (
-                f"[0-9a-f]{{{start}}}" if start else ""
-            )
-            left = size - start - 2
-            after = (f"[0-9a-f]{{{left}}}" if left else "") + behind
-            pairs.append(
-                (f"(?<={before})" if before else "")
-                + f"{lead}[0-9a-f]{{2}}"
-                + (f"(?={after})" if after else "")
-            )
+            # The first pair of a group takes the dash before it, and the first of all takes a space.
+            if start:
+                lead = ""
+                before = groups_before + _hex(start)
+            elif group:
+                lead = "-"
+                before = groups_before.removesuffix("-")
+            else:
+                lead = " ?"
+                before = ""
+            num_left = size - start - 2
+            after = (_hex(num_left) if num_left else "") + groups_after
+            behind = f"(?<={before})" if before else ""
+            ahead = f"(?={after})" if after else ""
+            pairs.append(f"{behind}{lead}{_hex(2)}{ahead}")
     return pairs
+
+
+def _hex(num_digits: int) -> str:
+    return f"[0-9a-f]{{{num_digits}}}"
 
 
 def _training_lines(style: Style) -> list[str]:
@@ -139,9 +131,8 @@ def _chat_template(style: Style) -> str:
     return (
         "{{- bos_token }}{%- for message in messages %}"
         "{%- if message['role'] not in ['system', 'user', 'assistant'] %}"
-        "{{- raise_exception('unknown role ' ~ message['role'] ~ ': system, user and assistant are known') }}{%- endif %}"
-        + turn
-        + "{%- if message['content'] is string %}{{- message['content'] }}"
+        "{{- raise_exception('unknown role ' ~ message['role'] ~ ': system, user and assistant are known') }}"
+        "{%- endif %}" + turn + "{%- if message['content'] is string %}{{- message['content'] }}"
         "{%- else %}{%- for part in message['content'] %}{{- part['text'] }}{%- endfor %}{%- endif %}"
         "{{- eos_token }}{%- endfor %}{%- if add_generation_prompt %}{{- '"
         + style.assistant

@@ -1,7 +1,7 @@
-"""Many questions about one text: what else a case's context can be asked, in the case's own wording.
+"""Further questions about a case's context, in the case's wording.
 
-A generated case asks one thing of a long text. Training on it alone learns little for each token read, so the other facts of the text are
-read back from it and asked as well. Knows the tasks' wording, and nothing of tokens.
+A generated case has one question about a long text, which teaches little for each token read. So the other
+facts are parsed from the text and become questions as well. This module knows the tasks' wording, not tokens.
 """
 
 import random
@@ -20,7 +20,7 @@ _HOPS = (r"VAR (\S+) = VAR (\S+)\.", r"Let (\S+) be the same as (\S+)\.", r"Set 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A question, the first words of its answer, and how the answer goes on."""
+    """A question, the first words of its answer, and the rest of the answer."""
 
     question: str
     answer_prefix: str
@@ -28,23 +28,25 @@ class Turn:
 
 
 def turns(case: Case, rng: random.Random) -> list[Turn]:
-    """Return the case's own turn and others about the same context, in random order and
-    with repetition: were none asked twice, guessing among those not asked yet would pay. Chains are asked once each, as copying an earlier
-    answer would take the place of following them.
+    """Return the case's own turn and others about the same context, in random order and with repetition.
+
+    Without repetition, a guess among the facts without a question so far would be rewarded. Chains occur once
+    each, because the model would copy an earlier answer instead of following the chain.
     """
     own = Turn(case.question, case.answer_prefix, case.answer)
-    again = _AGAIN.get(case.task)
-    if again is None:
+    find_others = _OTHERS.get(case.task)
+    if find_others is None:
         return [own]
-    others = again(case, own)
+    others = find_others(case, own)
     if case.task == "vt":
         return [own, *rng.sample(others, len(others))]
     return [own, *rng.choices(others, k=2 * len(others))]
 
 
 def _renamed(turn: Turn, old: tuple[str, str], new: tuple[str, str]) -> Turn:
-    """Put another key and its answer's value in the place of the turn's."""
-    (old_key, old_value), (key, value) = old, new
+    """Replace the turn's key and value by others."""
+    old_key, old_value = old
+    key, value = new
     return Turn(
         turn.question.replace(old_key, key),
         turn.answer_prefix.replace(old_key, key),
@@ -53,31 +55,31 @@ def _renamed(turn: Turn, old: tuple[str, str], new: tuple[str, str]) -> Turn:
 
 
 def _needles(case: Case, own: Turn) -> list[Turn]:
-    told = _NEEDLE.findall(case.context)
-    asked = next(needle for needle in told if needle[1] == case.references[0])
-    return [_renamed(own, asked, needle) for needle in told]
+    needles = _NEEDLE.findall(case.context)
+    own_pair = next(needle for needle in needles if needle[1] == case.references[0])
+    return [_renamed(own, own_pair, needle) for needle in needles]
 
 
 def _pairs(case: Case, own: Turn) -> list[Turn]:
-    told = _PAIR.findall(case.context)
-    asked = next(pair for pair in told if pair[1] == case.references[0])
-    return [_renamed(own, asked, pair) for pair in told]
+    pairs = _PAIR.findall(case.context)
+    own_pair = next(pair for pair in pairs if pair[1] == case.references[0])
+    return [_renamed(own, own_pair, pair) for pair in pairs]
 
 
 def _chains(case: Case, own: Turn) -> list[Turn]:
     firsts = next(found for pattern in _FIRSTS if (found := re.findall(pattern, case.context)))
     following = {old: new for pattern in _HOPS for new, old in re.findall(pattern, case.context)}
-    asked = next(value for name, value in firsts if name == case.references[0])
+    own_value = next(value for name, value in firsts if name == case.references[0])
     turns = []
     for name, value in firsts:
         chain = [name]
         while chain[-1] in following:
             chain.append(following[chain[-1]])
-        if value != asked:
+        if value != own_value:
             turns.append(
                 Turn(
-                    own.question.replace(asked, value),
-                    own.answer_prefix.replace(asked, value),
+                    own.question.replace(own_value, value),
+                    own.answer_prefix.replace(own_value, value),
                     f" {', '.join(chain)}.",
                 )
             )
@@ -85,7 +87,7 @@ def _chains(case: Case, own: Turn) -> list[Turn]:
 
 
 def _people(case: Case, own: Turn) -> list[Turn]:
-    """Ask the same topic of everybody."""
+    """Return the same question about every person."""
     teachers = dict(_TEACHER.findall(case.context))
     if case.task == "qa_2":
         name = own.answer_prefix.removeprefix("Answer: The teacher of ").removesuffix(" is")
@@ -104,7 +106,8 @@ def _people(case: Case, own: Turn) -> list[Turn]:
     values = dict(re.findall(rf"(?:^|[.] )([^.]+?) {verb} ([^.]+)\.", case.context))
     turns = []
     for person, teacher in teachers.items():
-        question, prefix = own.question.replace(name, person), own.answer_prefix.replace(name, person)
+        question = own.question.replace(name, person)
+        prefix = own.answer_prefix.replace(name, person)
         answer = (
             f" {teacher}. {teacher} {verb} {values[teacher]}."
             if case.task == "qa_2"
@@ -114,7 +117,7 @@ def _people(case: Case, own: Turn) -> list[Turn]:
     return turns
 
 
-_AGAIN: dict[str, Callable[[Case, Turn], list[Turn]]] = {
+_OTHERS: dict[str, Callable[[Case, Turn], list[Turn]]] = {
     "niah_multikey_1": _needles,
     "niah_multikey_2": _needles,
     "niah_multikey_3": _needles,

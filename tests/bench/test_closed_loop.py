@@ -16,18 +16,18 @@ def test_every_prompt_is_answered_in_full() -> None:
     assert all(answer.sent <= answer.contents[0] <= answer.contents[-1] == answer.ended for answer in answers)
 
 
-def test_no_more_requests_are_under_way_than_allowed() -> None:
+def test_requests_in_flight_do_not_exceed_max_concurrency() -> None:
     prompts = [Prompt((1, 2, index), 8) for index in range(9)]
     run = run_engine(FakeBackend(fake_spec(num_slots=8)), SchedulerConfig(), WallClock(), prompts, 2)
     answers = sorted(
         (outcome for outcome in run.outcomes if isinstance(outcome, Answer)), key=lambda answer: answer.sent
     )
     assert len(answers) == 9
-    under_way = [sum(other.sent <= answer.sent < other.ended for other in answers) for answer in answers]
-    assert max(under_way) == 2
+    in_flight = [sum(other.sent <= answer.sent < other.ended for other in answers) for answer in answers]
+    assert max(in_flight) == 2
 
 
-def test_what_the_engine_refuses_is_a_failure() -> None:
+def test_rejected_request_is_a_failure() -> None:
     run = run_engine(
         FakeBackend(fake_spec(max_model_len=64)),
         SchedulerConfig(),
@@ -35,8 +35,8 @@ def test_what_the_engine_refuses_is_a_failure() -> None:
         [Prompt((1,) * 60, 9), Prompt((1,), 9)],
         None,
     )
-    refused, answered = run.outcomes
-    assert isinstance(refused, Failure)
-    assert refused.reason == "rejected"
-    assert "64" in refused.detail
+    rejected, answered = run.outcomes
+    assert isinstance(rejected, Failure)
+    assert rejected.reason == "rejected"
+    assert "64" in rejected.detail
     assert isinstance(answered, Answer)

@@ -1,4 +1,4 @@
-"""The steps that are timed are those that a scheduler would submit, and every figure is told."""
+"""The timed steps are those that a scheduler would submit, and every figure is reported."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> TorchBackendConfig:
     )
 
 
-def test_prompts_are_read_whole(config: TorchBackendConfig) -> None:
+def test_prompts_are_read_in_chunks_of_the_scheduler(config: TorchBackendConfig) -> None:
     backend = TorchBackend(config)
     short, longer, long = (prefill_batches(backend, *case) for case in ((8, 2), (45, 1), (100, 1)))
     assert [len(batch.rows) for batch in short] == [2]
@@ -35,12 +35,12 @@ def test_prompts_are_read_whole(config: TorchBackendConfig) -> None:
         backend.submit(batch).result()
 
 
-def test_a_launch_ends_with_the_entries_asked_for() -> None:
+def test_launch_ends_with_the_requested_entries() -> None:
     batch = decode_batch(3, 40, num_steps=4)
     assert [(row.slot, row.index) for row in batch.rows] == [(0, 36), (1, 36), (2, 36)]
 
 
-def test_every_figure_is_told(config: TorchBackendConfig) -> None:
+def test_every_figure_is_reported(config: TorchBackendConfig) -> None:
     document = measure(config, [(4, 16), (1, 40)], [(8, 2), (100, 1)], rounds=2, num_steps=2)
     launches = [(row["rows"], row["entries"], row["steps_a_launch"]) for row in document["decode"]]
     assert launches == [(4, 16, 1), (4, 16, 2), (1, 40, 1), (1, 40, 2)]
@@ -53,5 +53,5 @@ def test_every_figure_is_told(config: TorchBackendConfig) -> None:
             > max(row["memory_floor_seconds"], row["matrix_floor_seconds"])
             > 0
         )
-    assert document["prefill"][0]["scoring_share"] == 0  # nothing was to be chosen
+    assert document["prefill"][0]["scoring_share"] == 0  # a prompt that fits its slot is not scored
     assert 0 < document["prefill"][1]["scoring_share"] < 1

@@ -1,4 +1,4 @@
-"""The counts of work against torch's own counter and against transformers' models."""
+"""The counts of work equal those of torch's counter and of transformers' models."""
 
 import math
 
@@ -38,9 +38,10 @@ def model(of: LlamaConfig) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("num_entries", [1, 7, 40])
-def test_a_decode_step_has_the_operations_that_torch_counts(num_entries: int) -> None:
+def test_decode_operations_equal_torchs_count(num_entries: int) -> None:
     with torch.no_grad():
-        llama, cache = model(config()), DynamicCache()
+        llama = model(config())
+        cache = DynamicCache()
         if num_entries > 1:
             llama(torch.zeros(1, num_entries - 1, dtype=torch.long), past_key_values=cache)
         with FlopCounterMode(display=False) as counter:
@@ -48,30 +49,30 @@ def test_a_decode_step_has_the_operations_that_torch_counts(num_entries: int) ->
     assert counter.get_total_flops() == work_of(config(), 2).decode_operations(1, num_entries)
 
 
-def test_of_a_prompts_last_layer_and_output_only_the_last_token_counts_but_for_keys_and_values() -> None:
-    whole, shorter = (work_of(config(num_hidden_layers=number), 2) for number in (3, 2))
+def test_last_layer_counts_one_token_of_a_prompt_except_for_keys_and_values() -> None:
+    full = work_of(config(num_hidden_layers=3), 2)
+    shorter = work_of(config(num_hidden_layers=2), 2)
     before_last = sum(
         shorter.decode_operations(1, entries) - 2 * shorter.num_output for entries in range(1, 31)
     )
-    last = whole.decode_operations(1, 30) - shorter.decode_operations(1, 30)
+    last = full.decode_operations(1, 30) - shorter.decode_operations(1, 30)
     attention = model(config()).get_submodule("model.layers.0.self_attn")
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         for name in ("k_proj", "v_proj"):
             attention.get_submodule(name)(torch.zeros(29, config().hidden_size))
-    assert (
-        whole.prefill_operations(30) == before_last + last + counter.get_total_flops() + 2 * whole.num_output
-    )
+    expected = before_last + last + counter.get_total_flops() + 2 * full.num_output
+    assert full.prefill_operations(30) == expected
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_a_step_reads_every_weight_but_an_embedding_of_its_own(is_tied: bool) -> None:
+def test_step_reads_every_weight_but_an_untied_embedding(is_tied: bool) -> None:
     of = config(tie_word_embeddings=is_tied, attention_bias=True)
     llama = model(of)
     read = sum(parameter.numel() for parameter in llama.parameters()) - (0 if is_tied else 100 * 48)
     assert work_of(of, 2).weight_bytes == 2 * read
 
 
-def test_cache_entries_have_the_bytes_of_transformers_cache() -> None:
+def test_entry_bytes_equal_transformers_cache() -> None:
     with torch.no_grad():
         cache = DynamicCache()
         model(config())(torch.zeros(1, 5, dtype=torch.long), past_key_values=cache)
@@ -79,13 +80,13 @@ def test_cache_entries_have_the_bytes_of_transformers_cache() -> None:
     assert 5 * work_of(config(), 2).entry_bytes == 2 * held
 
 
-def test_the_model_of_the_measurements_has_a_hundred_million_weights() -> None:
+def test_benchmark_model_has_a_hundred_million_weights() -> None:
     work = work_of(model_config(), 2)
     assert work.weight_bytes == pytest.approx(200e6, rel=0.01)
     assert work.entry_bytes == 12 * 2 * 4 * 64 * 2
 
 
-def test_a_floor_is_the_slower_of_reading_and_computing() -> None:
+def test_floor_is_the_slower_of_reading_and_computing() -> None:
     work = Work(
         1,
         1,
@@ -103,23 +104,24 @@ def test_a_floor_is_the_slower_of_reading_and_computing() -> None:
     assert decode_floors(work, reads, batch=2, entries=5).seconds == (2000 + 2 * 5 * 40) / 100
     assert decode_floors(work, computes, batch=2, entries=5).seconds == 2 * (2000 + 40 * 5) / 100
     assert prefill_floors(work, reads, 3).seconds == 2000 / 100
-    assert prefill_floors(work, computes, 3).seconds == (2 * (100 * 3 + 900) + 40 * 3) / 100, (
-        "of the one layer, the last"
-    )
+    # The only layer is the last one.
+    assert prefill_floors(work, computes, 3).seconds == (2 * (100 * 3 + 900) + 40 * 3) / 100
 
 
-def test_prompts_that_are_read_together_share_the_weights() -> None:
-    work, machine = work_of(config(), 2), Machine("", 1, 0.0, "", {"a": 1.0}, {"c": 1.0})
-    one, four = prefill_floors(work, machine, 30), prefill_floors(work, machine, 30, 4)
+def test_prompts_of_a_batch_share_the_weights() -> None:
+    work = work_of(config(), 2)
+    machine = Machine("", 1, 0.0, "", {"a": 1.0}, {"c": 1.0})
+    one = prefill_floors(work, machine, 30)
+    four = prefill_floors(work, machine, 30, 4)
     assert (four.memory, four.matrix) == (one.memory, 4 * one.matrix)
 
 
-def test_experts_are_refused_by_the_name_of_the_setting() -> None:
+def test_model_with_experts_raises() -> None:
     with pytest.raises(UnsupportedModelError, match="num_experts = 8"):
         work_of(MixtralConfig(), 2)
 
 
-def test_a_machine_is_measured_in_every_way() -> None:
+def test_machine_is_measured_in_every_way() -> None:
     machine = measure_machine(torch.device("cpu"), torch.float32, 2**20, (32, 64), seconds=0.01)
     assert len(machine.bandwidths) == 3
     assert set(machine.matrix_rates) == {"32 × 32 × 32", "64 × 64 × 64"}

@@ -1,4 +1,4 @@
-"""The two kinds of slots take the same memory and are full, and every figure is told and drawn."""
+"""Full and small slots take the same memory and are full, and every figure is reported and drawn."""
 
 import json
 from pathlib import Path
@@ -18,23 +18,18 @@ def test_contexts_fill_their_slots(name: str) -> None:
     (pool,) = TorchBackendConfig(
         "any", device=DeviceName.CPU, pools=(PoolOptions(slots.num_slots, slots.policy),)
     ).pools
-    policy, (row, *_) = (
-        pool.policy.resolve(512),
-        decode_batch(slots.num_slots, 512, num_prompt_tokens=511).rows,
-    )
-    assert (
-        policy.place(row.num_prompt_tokens).num_live(row.index + 1) == policy.layout.capacity == slots.entries
-    )
+    policy = pool.policy.resolve(512)
+    row = decode_batch(slots.num_slots, 512, num_prompt_tokens=511).rows[0]
+    num_live = policy.place(row.num_prompt_tokens).num_live(row.index + 1)
+    assert num_live == policy.layout.capacity == slots.entries
     assert slots.num_slots * slots.entries == 2 * 512
 
 
-def test_every_figure_is_told_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_figure_is_reported_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(save_checkpoint("llama", tmp_path / "checkpoint"))
     options = ["--context", "512", "--full-slots", "2", "--rounds", "2", "--no-compile"]
-    assert (
-        main([model, *options, "--json", str(tmp_path / "long.json"), "--plot", str(tmp_path / "long.svg")])
-        == 0
-    )
+    files = ("--json", str(tmp_path / "long.json"), "--plot", str(tmp_path / "long.svg"))
+    assert main([model, *options, *files]) == 0
     document = json.loads((tmp_path / "long.json").read_text())
     full, more, same = (document[name] for name in ("full", "snapstream", "snapstream, same number"))
     assert [(row["sequences"], row["entries"]) for row in (full, more, same)] == [

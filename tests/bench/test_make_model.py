@@ -3,13 +3,13 @@ from bench.make_model import make_tokenizer
 TEXTS = ("def add(one, other):\n    return one + other\n", "class Sum:\n    pass\n")
 
 
-def test_the_tokenizer_gives_every_text_back() -> None:
+def test_decoding_restores_the_text() -> None:
     tokenizer = make_tokenizer(iter(TEXTS))
     text = "def sum(other): # naïve ✓\n\treturn 1"
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_turns_of_a_chat_are_marked_with_control_tokens() -> None:
+def test_control_tokens_mark_the_turns_of_a_chat() -> None:
     tokenizer = make_tokenizer(iter(TEXTS))
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": "add"}], add_generation_prompt=True, tokenize=False

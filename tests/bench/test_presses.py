@@ -1,4 +1,4 @@
-"""kvpress itself is not needed here: a program that speaks as its side does stands in, so that what we tell it and make of it is seen."""
+"""Tests of the kvpress driver. A program with the worker's protocol stands in for kvpress."""
 
 import sys
 from pathlib import Path
@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.presses import Kvpress, NamedSetting, compression_ratio
-from bench.sides import SideError
+from bench.systems import MeasurementError
 from commands.eval.options import Pack
 from commands.eval.prompts import Prompt, PromptWriter, load_tokenizer
 from commands.eval.tasks.suite import TASKS
 from server.options.serve import DEMO_MODEL
 
-# Answers with the prompt's own last tokens, and says how many entries kvpress would hold.
+# Answers with the prompt's last tokens, and reports how many entries kvpress would hold.
 ECHO = """
 import json, sys
 job = json.load(open(sys.argv[1]))
@@ -32,28 +32,26 @@ def prompts() -> list[Prompt]:
     return [writer.write(TASKS["passkey"], 3, index) for index in range(2)]
 
 
-def side(folder: Path, source: str) -> Kvpress:
-    program = folder / "side.py"
+def kvpress(folder: Path, source: str) -> Kvpress:
+    program = folder / "worker.py"
     program.write_text(source)
-    return Kvpress(sys.executable, "model", side=(str(program),))
+    return Kvpress(sys.executable, "model", worker=(str(program),))
 
 
 @given(st.integers(1, 200_000), st.data())
-def test_the_ratio_makes_kvpress_keep_exactly_as_many_entries_as_a_slot_has(
-    num_read: int, data: st.DataObject
-) -> None:
+def test_ratio_makes_kvpress_keep_as_many_entries_as_a_slot(num_read: int, data: st.DataObject) -> None:
     num_entries = data.draw(st.integers(1, num_read))
     assert int(num_read * (1 - compression_ratio(num_read, num_entries))) == num_entries
 
 
-def test_every_prompt_is_told_with_its_budget(tmp_path: Path, prompts: list[Prompt]) -> None:
-    told, *answers = side(tmp_path, ECHO).answers("SnapKV", prompts, 128, title="", tells_entries=True)
-    assert told == {"press": "SnapKV", "versions": ["kvpress 0"]}
+def test_job_has_every_prompt_with_its_budget(tmp_path: Path, prompts: list[Prompt]) -> None:
+    header, *answers = kvpress(tmp_path, ECHO).answers("SnapKV", prompts, 128, title="", reports_entries=True)
+    assert header == {"press": "SnapKV", "versions": ["kvpress 0"]}
     assert [answer["entries"] for answer in answers] == [128, 128]
 
 
-def test_answers_are_scored_as_ours_are(tmp_path: Path, prompts: list[Prompt]) -> None:
-    run = side(tmp_path, ECHO).run(
+def test_answers_are_scored_like_ours(tmp_path: Path, prompts: list[Prompt]) -> None:
+    run = kvpress(tmp_path, ECHO).run(
         NamedSetting("kvpress SnapKV", 4.0), "SnapKV", {"passkey": prompts}, TOKENIZER, 512
     )
     assert run.options == ("SnapKV", "kvpress 0")
@@ -64,23 +62,19 @@ def test_answers_are_scored_as_ours_are(tmp_path: Path, prompts: list[Prompt]) -
         'prompt["token_ids"][prompt["num_prefill_tokens"]:]',
         str(list(TOKENIZER.encode(expected, add_special_tokens=False))),
     )
-    assert (
-        side(tmp_path, right)
-        .run(NamedSetting("none", None), None, {"passkey": prompts}, TOKENIZER, 512)
-        .tasks["passkey"]
-        .scores[0]
-        == 100
-    )
+    setting = NamedSetting("none", None)
+    run = kvpress(tmp_path, right).run(setting, None, {"passkey": prompts}, TOKENIZER, 512)
+    assert run.tasks["passkey"].scores[0] == 100
 
 
 @pytest.mark.parametrize("source", ["raise SystemExit('no kvpress here')", "print('{}')"])
-def test_a_side_that_fails_or_falls_silent_says_so(
+def test_worker_that_fails_or_prints_too_few_lines_raises(
     tmp_path: Path, prompts: list[Prompt], source: str
 ) -> None:
-    with pytest.raises(SideError, match=r"after \d of 3 lines"):
-        list(side(tmp_path, source).answers(None, prompts, None, title=""))
+    with pytest.raises(MeasurementError, match=r"after \d of 3 lines"):
+        list(kvpress(tmp_path, source).answers(None, prompts, None, title=""))
 
 
-def test_a_python_that_is_not_there_is_told(prompts: list[Prompt]) -> None:
-    with pytest.raises(SideError, match="no/python"):
+def test_missing_python_raises(prompts: list[Prompt]) -> None:
+    with pytest.raises(MeasurementError, match="no/python"):
         list(Kvpress("no/python", "model").answers(None, prompts, None, title=""))

@@ -1,4 +1,4 @@
-"""The shipped demo model and what made it: tokenizer, template, corpus, training, and that it answers."""
+"""Tests of the demo model: tokenizer, template, corpus, training, and the answers of the shipped weights."""
 
 import json
 import random
@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from commands.eval.tasks import words
 from examples.demo_model import corpus
-from examples.demo_model.batches import IGNORED, Writer
+from examples.demo_model.batches import Writer
 from examples.demo_model.corpus import Difficulty, make_case
 from examples.demo_model.evaluate import Evaluator
-from examples.demo_model.model import hidden_states
 from examples.demo_model.stages import STAGES
 from examples.demo_model.tokenizer import SPECIAL_TOKENS, build_tokenizer, single_tokens
-from examples.demo_model.train import Trainer
+from examples.demo_model.train import DemoTrainer
+from examples.training.batches import IGNORED
+from examples.training.model import hidden_states
 
 SHIPPED = Path(__file__).parents[2] / "server" / "demo_model"
 MAX_WEIGHT_BYTES = 12_000_000
@@ -36,7 +37,7 @@ def evaluator() -> Evaluator:
 
 @settings(deadline=None, max_examples=200)
 @given(text=st.text())
-def test_any_text_survives_the_tokenizer(evaluator: Evaluator, text: str) -> None:
+def test_decoding_restores_any_text(evaluator: Evaluator, text: str) -> None:
     ids = evaluator.tokenizer.encode(text, add_special_tokens=False)
     if not any(token in text for token in SPECIAL_TOKENS):
         assert evaluator.tokenizer.decode(ids) == text
@@ -53,7 +54,7 @@ HARD_TEXTS = (
 
 
 @pytest.mark.parametrize("text", HARD_TEXTS)
-def test_hard_texts_survive_the_tokenizer(evaluator: Evaluator, text: str) -> None:
+def test_decoding_restores_hard_texts(evaluator: Evaluator, text: str) -> None:
     assert evaluator.tokenizer.decode(evaluator.tokenizer.encode(text, add_special_tokens=False)) == text
 
 
@@ -64,7 +65,7 @@ def test_every_byte_is_a_token(evaluator: Evaluator) -> None:
     assert set(ByteLevel.alphabet()) <= vocabulary
 
 
-def test_the_shipped_tokenizer_is_what_the_script_builds(evaluator: Evaluator) -> None:
+def test_shipped_tokenizer_equals_the_built_one(evaluator: Evaluator) -> None:
     built = build_tokenizer()
     assert built.get_vocab() == evaluator.tokenizer.get_vocab()
     assert built.chat_template == evaluator.tokenizer.chat_template
@@ -73,7 +74,7 @@ def test_the_shipped_tokenizer_is_what_the_script_builds(evaluator: Evaluator) -
     )
 
 
-def test_the_template_writes_all_roles_and_turns(evaluator: Evaluator) -> None:
+def test_template_renders_all_roles_and_turns(evaluator: Evaluator) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hello!"},
@@ -82,12 +83,13 @@ def test_the_template_writes_all_roles_and_turns(evaluator: Evaluator) -> None:
     ]
     text = evaluator.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert text == (
-        "<|bos|><|system|>Be brief.<|end|><|user|>Hello!<|end|><|assistant|>Hi.<|end|><|user|>Who are you?<|end|><|assistant|>"
+        "<|bos|><|system|>Be brief.<|end|><|user|>Hello!<|end|><|assistant|>Hi.<|end|>"
+        "<|user|>Who are you?<|end|><|assistant|>"
     )
     assert not evaluator.tokenizer.apply_chat_template(messages, tokenize=False).endswith("<|assistant|>")
 
 
-def test_the_template_refuses_unknown_roles(evaluator: Evaluator) -> None:
+def test_template_rejects_unknown_roles(evaluator: Evaluator) -> None:
     with pytest.raises(jinja2.exceptions.TemplateError, match="unknown role tool"):
         evaluator.tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
 
@@ -95,7 +97,7 @@ def test_the_template_refuses_unknown_roles(evaluator: Evaluator) -> None:
 # --- the shipped files ---
 
 
-def test_the_weights_are_small_and_complete(evaluator: Evaluator) -> None:
+def test_shipped_weights_are_small_and_complete(evaluator: Evaluator) -> None:
     assert (SHIPPED / "model.safetensors").stat().st_size <= MAX_WEIGHT_BYTES
     config = json.loads((SHIPPED / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
@@ -109,23 +111,23 @@ def test_the_weights_are_small_and_complete(evaluator: Evaluator) -> None:
 
 
 def count_words(text: str) -> int:
-    """A stand-in for a tokenizer: adds up over sentences as the demo model's does."""
+    """Stand in for a tokenizer: lengths add up over sentences, as with the demo model's."""
     return len(text.split())
 
 
 def named(question: str) -> str:
-    """Who is asked about."""
+    """Return the name in a question."""
     return next(word for word in question.strip(".?").split() if word in words.NAMES)
 
 
-def test_cases_depend_on_their_arguments_only() -> None:
+def test_equal_arguments_make_equal_cases() -> None:
     assert make_case(7, 300, count_words) == make_case(7, 300, count_words)
     assert make_case(7, 300, count_words) != make_case(8, 300, count_words)
 
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("num_tokens", [40, 300, 2000])
-def test_the_asked_fact_is_told_exactly_once(seed: int, num_tokens: int) -> None:
+def test_fact_in_question_occurs_exactly_once(seed: int, num_tokens: int) -> None:
     case = make_case(seed, num_tokens, count_words)
     assert num_tokens - 20 < count_words(case.document) <= num_tokens
     assert case.document.count(case.statement) == 1
@@ -139,28 +141,28 @@ def test_the_asked_fact_is_told_exactly_once(seed: int, num_tokens: int) -> None
 
 
 @pytest.mark.parametrize("depth", [0.0, 0.25, 0.5, 1.0])
-def test_the_fact_lies_at_the_depth_asked_for(depth: float) -> None:
+def test_fact_is_at_the_requested_depth(depth: float) -> None:
     for seed in range(10):
         case = make_case(seed, 1000, count_words, depth=depth)
         before = count_words(case.document[: case.document.index(case.statement)])
         assert abs(before / 1000 - depth) < 0.03
 
 
-def test_the_fact_lies_within_the_last_tokens_asked_for() -> None:
+def test_fact_is_within_the_requested_last_tokens() -> None:
     for seed in range(20):
         case = make_case(seed, 1000, count_words, within_last=100)
         assert count_words(case.document[case.document.index(case.statement) :]) <= 100
 
 
 @pytest.mark.parametrize("wrong", [{"depth": 0.5, "within_last": 50}, {"depth": 1.5}, {"within_last": 2}])
-def test_impossible_places_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"not both|not between|cannot lie"):
+def test_impossible_positions_raise(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"^(depth|within_last) is .*: expected"):
         make_case(0, 1000, count_words, **wrong)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="too short"):
+    with pytest.raises(ValueError, match="num_tokens is 10: expected at least 40"):
         make_case(0, 10, count_words)
 
 
-def test_training_tells_no_held_out_pairing() -> None:
+def test_training_text_has_no_held_out_pairing() -> None:
     for step in range(50):
         text = corpus.write_training_text(
             corpus.training_stream(0, step), num_facts=100, num_fillers=5, num_questions=100
@@ -170,7 +172,7 @@ def test_training_tells_no_held_out_pairing() -> None:
             assert not corpus.is_held_out(corpus.Fact(name, value))
 
 
-def test_held_out_cases_ask_for_held_out_pairings() -> None:
+def test_held_out_questions_are_about_held_out_pairings() -> None:
     for seed in range(50):
         case = make_case(seed, 100, count_words)
         name = named(case.question)
@@ -180,15 +182,15 @@ def test_held_out_cases_ask_for_held_out_pairings() -> None:
 # --- training ---
 
 
-def test_a_resumed_run_equals_an_unbroken_one(tmp_path: Path) -> None:
+def test_resumed_run_equals_an_unbroken_one(tmp_path: Path) -> None:
     short = replace(STAGES[2], batch_size=1, max_steps=4, target=2.0)
-    unbroken = Trainer(3, (short,), tmp_path / "unbroken")
+    unbroken = DemoTrainer(3, (short,), tmp_path / "unbroken")
     unbroken.run()
-    first = Trainer(3, (replace(short, max_steps=2, final_rate=short.rate),), tmp_path / "broken")
+    first = DemoTrainer(3, (replace(short, max_steps=2, final_rate=short.rate),), tmp_path / "broken")
     first.run()
     first.progress.stage, first.progress.step = 0, 2
     first.save()
-    second = Trainer(4, (short,), tmp_path / "broken")
+    second = DemoTrainer(4, (short,), tmp_path / "broken")
     second.seed = 3
     second.restore()
     second.run()
@@ -197,7 +199,7 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path: Path) -> None:
     assert (tmp_path / "broken" / "curve.json").exists()
 
 
-def test_only_answers_are_learned_and_first_tokens_begin_them() -> None:
+def test_targets_are_answers_and_first_tokens_begin_them() -> None:
     tokenizer = build_tokenizer()
     batch = Writer(tokenizer).batch(random.Random(0), replace(STAGES[0], batch_size=2))
     learned = batch.targets != IGNORED
@@ -207,14 +209,14 @@ def test_only_answers_are_learned_and_first_tokens_begin_them() -> None:
     assert batch.is_first.sum() == 2 * STAGES[0].num_questions
 
 
-def test_positions_skip_only_ahead() -> None:
+def test_positions_only_skip_ahead() -> None:
     stage = replace(STAGES[0], batch_size=16, max_position=5000, difficulty=Difficulty())
     positions = Writer(build_tokenizer()).batch(random.Random(0), stage).positions
     assert (positions.diff(dim=1) >= 1).all()
     assert 1000 < int(positions.max()) <= 5000
 
 
-def test_training_runs_the_layers_as_the_model_does(evaluator: Evaluator) -> None:
+def test_training_forward_equals_the_models(evaluator: Evaluator) -> None:
     ids = torch.tensor(
         [evaluator.tokenizer.encode("Marta keeps a grey falcon. The storm paused near the mill.")]
     )
@@ -225,15 +227,15 @@ def test_training_runs_the_layers_as_the_model_does(evaluator: Evaluator) -> Non
         )
 
 
-# --- what it answers ---
+# --- answers ---
 
 
-def test_the_model_finds_facts_of_unseen_documents(evaluator: Evaluator) -> None:
+def test_model_finds_facts_in_unseen_documents(evaluator: Evaluator) -> None:
     cases = [make_case(seed, 512, evaluator.count_tokens) for seed in range(10_000, 10_024)]
     assert sum(evaluator.is_exact(case) for case in cases) >= 22
 
 
-def test_the_model_finds_facts_told_in_an_earlier_turn(evaluator: Evaluator) -> None:
+def test_model_finds_facts_of_an_earlier_turn(evaluator: Evaluator) -> None:
     exact = 0
     for seed in range(20_000, 20_008):
         case = make_case(seed, 256, evaluator.count_tokens)
@@ -246,6 +248,6 @@ def test_the_model_finds_facts_told_in_an_earlier_turn(evaluator: Evaluator) -> 
     assert exact >= 7
 
 
-@pytest.mark.parametrize("said", ["Hello!", "Who are you?", "What can you do?", "Thanks!"])
-def test_the_model_makes_small_talk(evaluator: Evaluator, said: str) -> None:
-    assert evaluator.answer([{"role": "user", "content": said}]) == dict(corpus.SMALL_TALK)[said]
+@pytest.mark.parametrize("message", ["Hello!", "Who are you?", "What can you do?", "Thanks!"])
+def test_model_makes_small_talk(evaluator: Evaluator, message: str) -> None:
+    assert evaluator.answer([{"role": "user", "content": message}]) == dict(corpus.SMALL_TALK)[message]

@@ -1,4 +1,4 @@
-"""The evaluation models and what makes them: tokenizers, turns, batches, a few training steps, and that the shipped weights answer."""
+"""Tests of the evaluation models: tokenizers, turns, batches, training, and the shipped weights' answers."""
 
 import random
 from dataclasses import replace
@@ -15,14 +15,15 @@ from commands.eval.scoring import score
 from commands.eval.tasks import words
 from commands.eval.tasks.extraction import ExtractionTask
 from commands.eval.tasks.suite import TASKS, case_source
-from examples.eval_models.batches import IGNORED, Writer
+from examples.eval_models.batches import Writer
 from examples.eval_models.evaluate import Evaluator
 from examples.eval_models.model import OWN, build_model
 from examples.eval_models.second_layer import change_second_layer
 from examples.eval_models.stages import BEGINNING
 from examples.eval_models.tokenizer import build_tokenizer
-from examples.eval_models.train import STYLES, Trainer
+from examples.eval_models.train import STYLES, EvalTrainer
 from examples.eval_models.turns import turns
+from examples.training.batches import IGNORED
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = {
@@ -31,7 +32,7 @@ SHIPPED = {
 }
 MAX_WEIGHT_BYTES = 12_000_000
 CODE = "5e89d63f-8217-4cb4-98b0-2cf32bb242e7"
-SHORT = replace(BEGINNING[0], lengths=(160,), num_tokens=320, num_steps=6)
+SHORT = replace(BEGINNING[0], lengths=(160,), num_tokens=320, max_steps=6)
 
 
 @pytest.fixture(scope="module", params=sorted(STYLES))
@@ -59,7 +60,7 @@ def _count(text: str) -> int:
 
 @settings(deadline=None, max_examples=100)
 @given(text=st.text())
-def test_any_text_survives_the_tokenizer(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+def test_decoding_restores_any_text(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     if not any(token in text for token in tokenizer.all_special_tokens):
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
@@ -74,9 +75,7 @@ def test_values_are_few_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
     )
 
 
-def test_the_shipped_tokenizers_are_what_the_script_builds(
-    family: str, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_shipped_tokenizers_equal_the_built_ones(family: str, tokenizer: PreTrainedTokenizerFast) -> None:
     shipped = AutoTokenizer.from_pretrained(SHIPPED[family])
     assert tokenizer.chat_template == shipped.chat_template
     assert tokenizer.get_vocab() == shipped.get_vocab()
@@ -86,7 +85,7 @@ def test_the_shipped_tokenizers_are_what_the_script_builds(
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_every_turn_is_answered_by_the_text(task: str) -> None:
+def test_context_holds_every_answer(task: str) -> None:
     for index in range(5):
         case = TASKS[task].make(case_source(task, 1, index, "train"), 500, _count)
         made = turns(case, random.Random(index))
@@ -97,14 +96,14 @@ def test_every_turn_is_answered_by_the_text(task: str) -> None:
         )
         for turn in made:
             assert turn == made[0] or turn.question != made[0].question or task == "niah_multiquery"
-            told = [part.strip(" .:,") for part in turn.answer.split(",")] if task == "vt" else []
-            assert all(name in case.context for name in told)
+            names = [part.strip(" .:,") for part in turn.answer.split(",")] if task == "vt" else []
+            assert all(name in case.context for name in names)
 
 
 @pytest.mark.parametrize(
     ("task", "separator"), [("niah_multikey_2", " is "), ("niah_multikey_3", " is "), ("kv_lookup", ": ")]
 )
-def test_a_turn_about_another_key_has_that_keys_value(task: str, separator: str) -> None:
+def test_turn_about_another_key_has_that_keys_value(task: str, separator: str) -> None:
     case = TASKS[task].make(case_source(task, 1, 0, "train"), 800, _count)
     made = turns(case, random.Random(0))
     assert len({turn.answer for turn in made}) > 3
@@ -113,7 +112,7 @@ def test_a_turn_about_another_key_has_that_keys_value(task: str, separator: str)
         assert f"{key}{separator}{turn.answer.strip().rstrip('.')}" in case.context
 
 
-def test_people_have_their_own_facts_and_teachers() -> None:
+def test_turns_about_people_have_their_facts_and_teachers() -> None:
     case = TASKS["qa_2"].make(case_source("qa_2", 1, 0, "train"), 800, _count)
     made = turns(case, random.Random(0))
     assert len({turn.answer for turn in made}) > 3
@@ -135,7 +134,7 @@ def test_targets_are_the_next_tokens_of_answers(tokenizer: PreTrainedTokenizerFa
     assert len(batch.task_of_turn) == int(batch.turn.max()) + 1
 
 
-def test_the_start_already_goes_on_as_before(tokenizer: PreTrainedTokenizerFast, family: str) -> None:
+def test_untrained_model_continues_repeated_text(tokenizer: PreTrainedTokenizerFast, family: str) -> None:
     torch.manual_seed(0)
     model = build_model(family, tokenizer)
     ids = torch.tensor(
@@ -146,39 +145,37 @@ def test_the_start_already_goes_on_as_before(tokenizer: PreTrainedTokenizerFast,
         ]
     )
     with torch.inference_mode():
-        guessed = model(input_ids=ids).logits.argmax(-1)
-    assert (guessed[0, -17:-1] == ids[0, -16:]).float().mean() > 0.7
+        predicted = model(input_ids=ids).logits.argmax(-1)
+    assert (predicted[0, -17:-1] == ids[0, -16:]).float().mean() > 0.7
 
 
-def test_training_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    broken = Trainer("llama", 0, (replace(SHORT, num_steps=2), replace(SHORT, name="second")), tmp_path)
+def test_resumed_run_continues_at_the_checkpoint(tmp_path: Path) -> None:
+    broken = EvalTrainer("llama", 0, (replace(SHORT, max_steps=2), replace(SHORT, name="second")), tmp_path)
     broken.stages = broken.stages[:1]
     broken.run()
-    trainer = Trainer("llama", 0, (replace(SHORT, num_steps=2), replace(SHORT, name="second")), tmp_path)
+    trainer = EvalTrainer("llama", 0, (replace(SHORT, max_steps=2), replace(SHORT, name="second")), tmp_path)
     trainer.restore()
     assert trainer.progress.total_steps == 2
     trainer.run()
-    assert trainer.progress.total_steps == 2 + SHORT.num_steps
+    assert trainer.progress.total_steps == 2 + SHORT.max_steps
     assert Evaluator(tmp_path / "model").tokenizer.get_vocab() == trainer.tokenizer.get_vocab()
 
 
-def test_the_changed_second_layer_sees_the_last_number() -> None:
+def test_changed_second_layer_attends_to_the_last_number() -> None:
     model = LlamaForCausalLM.from_pretrained(
         SHIPPED["llama"], dtype=torch.float32, attn_implementation="eager"
     )
     tokenizer = PreTrainedTokenizerFast.from_pretrained(SHIPPED["llama"])
     with torch.no_grad():
-        model.model.layers[1].self_attn.k_proj.weight[:, :OWN] = 0  # what tells the keys of the numbers apart
-    before = _attention_to_the_last_number(model, tokenizer)
+        model.model.layers[1].self_attn.k_proj.weight[:, :OWN] = 0  # makes the numbers' keys alike
+    before = _attention_to_last_number(model, tokenizer)
     change_second_layer(model, tokenizer)
-    after = _attention_to_the_last_number(model, tokenizer)
+    after = _attention_to_last_number(model, tokenizer)
     assert after[:, 2:].min() > 0.5 > before[:, 2:].min()
 
 
-def _attention_to_the_last_number(
-    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
-) -> torch.Tensor:
-    """Return how much of it each head of the second layer has where a record's number is to be written.  # [head, number]"""
+def _attention_to_last_number(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
+    """Return the second layer's attention to each number, at the token before the next [head, number]."""
     case = ExtractionTask(num_records=8).make(case_source("text2json", 1, 0), 2400, len)
     tokens = [tokenizer.bos_token, *tokenizer.tokenize(case.prompt + case.answer)]
     numbers = [at + 2 for at in range(len(tokens) - 2) if tokens[at : at + 2] == ["entry", '":']]
@@ -190,8 +187,8 @@ def _attention_to_the_last_number(
     )
 
 
-def test_a_stage_that_changes_the_second_layer_learns_only_what_stands_behind_it(tmp_path: Path) -> None:
-    trainer = Trainer("llama", 0, (replace(SHORT, num_steps=1, changes_second_layer=True),), tmp_path)
+def test_stage_with_changed_second_layer_trains_only_what_follows_its_attention(tmp_path: Path) -> None:
+    trainer = EvalTrainer("llama", 0, (replace(SHORT, max_steps=1, changes_second_layer=True),), tmp_path)
     old = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
     trainer.run()
     changed = {
@@ -205,7 +202,7 @@ def test_a_stage_that_changes_the_second_layer_learns_only_what_stands_behind_it
 # --- the shipped weights ---
 
 
-def test_the_weights_stay_small(family: str) -> None:
+def test_shipped_weights_are_small(family: str) -> None:
     assert (SHIPPED[family] / "model.safetensors").stat().st_size < MAX_WEIGHT_BYTES
 
 
@@ -223,6 +220,6 @@ LEARNED = (
 
 
 @pytest.mark.parametrize("task", LEARNED)
-def test_the_shipped_model_answers(evaluator: Evaluator, task: str) -> None:
+def test_shipped_model_answers(evaluator: Evaluator, task: str) -> None:
     cases = [evaluator.case(task, seed=5, index=index, length=512) for index in range(6)]
     assert sum(score(case, evaluator.answer(case)) for case in cases) >= 5

@@ -1,4 +1,7 @@
-"""What can be loaded and compared: servers through HTTP, engines in a process of their own. Each gives the figures of `snapserve bench`."""
+"""The systems that can be loaded and compared: servers through HTTP, and engines in another process.
+
+Each measures the figures of `snapserve bench`.
+"""
 
 import asyncio
 import json
@@ -24,21 +27,21 @@ PERCENTILES = (90.0, 99.0)
 ROOT = Path(__file__).parents[1]
 
 
-class SideError(Exception):
-    """A side that gave no figures; the message says why."""
+class MeasurementError(Exception):
+    """A system could not be measured."""
 
 
-class Side(Protocol):
-    """One side of a comparison."""
+class System(Protocol):
+    """A system that can be loaded and measured."""
 
     def measure(self, load: Load) -> Mapping[str, Figure]:
-        """Run a load once. Raises `SideError`."""
+        """Run a load once. Raises `MeasurementError`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class HttpSide:
-    """A server that runs already, and how long its start took."""
+class HttpServer:
+    """A running server, and how long its start took."""
 
     address: Address
     seconds_to_ready: float
@@ -48,7 +51,7 @@ class HttpSide:
         try:
             result = asyncio.run(measure(config))
         except TargetError as error:
-            raise SideError(str(error)) from error
+            raise MeasurementError(str(error)) from error
         assert isinstance(result.figures, Report)
         for reason, count in result.figures.failures.items():
             print(
@@ -84,7 +87,7 @@ class OwnEngine:
 
 @dataclass(frozen=True, slots=True)
 class OpenVinoEngine:
-    """OpenVINO GenAI in a Python that has it. `eviction`: sink, recent and all tokens that are held, or None to hold every token."""
+    """OpenVINO GenAI. `eviction` is the number of sink, recent and total tokens; None does not evict."""
 
     python: str
     model: Path
@@ -101,40 +104,43 @@ class OpenVinoEngine:
             "prompts": _token_prompts(load, str(load.seed), load.num_prompts),
         }
         with tempfile.TemporaryDirectory() as folder:
-            task, result = Path(folder) / "job.json", Path(folder) / "result.json"
-            task.write_text(json.dumps(job))
+            job_path = Path(folder) / "job.json"
+            result_path = Path(folder) / "result.json"
+            job_path.write_text(json.dumps(job))
             _call(
-                [self.python, str(ROOT / "bench" / "openvino_engine.py"), str(task), str(result)],
+                [self.python, str(ROOT / "bench" / "openvino_engine.py"), str(job_path), str(result_path)],
                 load.timeout,
             )
-            told = json.loads(result.read_text())
+            result = json.loads(result_path.read_text())
         answers = tuple(
-            Answer(**{**record, "contents": tuple(record["contents"])}) for record in told["records"]
+            Answer(**{**record, "contents": tuple(record["contents"])}) for record in result["records"]
         )
         return {
-            **make_report(Run(answers, told["duration"]), PERCENTILES).figures,
-            "seconds_to_ready": told["seconds_to_ready"],
+            **make_report(Run(answers, result["duration"]), PERCENTILES).figures,
+            "seconds_to_ready": result["seconds_to_ready"],
         }
 
 
-def in_turns(
-    sides: Sequence[Side], load: Load, rounds: int
-) -> list[tuple[list[Mapping[str, Figure]], SideError | None]]:
-    """Measure every side once a round, with the same prompts in a round; who goes first changes. One that failed is left out."""
-    figures: list[list[Mapping[str, Figure]]] = [[] for _ in sides]
-    errors: dict[int, SideError] = {}
-    for number in range(rounds):
-        for place in range(len(sides)):
-            index = (place + number) % len(sides)
+def measure_in_turns(
+    systems: Sequence[System], load: Load, rounds: int
+) -> list[tuple[list[Mapping[str, Figure]], MeasurementError | None]]:
+    """Measure every system once per round, with the same prompts within a round. The first one alternates.
+
+    A system that fails is not measured again; its error is returned with its figures.
+    """
+    figures: list[list[Mapping[str, Figure]]] = [[] for _ in systems]
+    errors: dict[int, MeasurementError] = {}
+    for round_index in range(rounds):
+        round_load = load.model_copy(update={"seed": load.seed + round_index})
+        for turn in range(len(systems)):
+            index = (turn + round_index) % len(systems)
             if index in errors:
                 continue
             try:
-                figures[index].append(
-                    sides[index].measure(load.model_copy(update={"seed": load.seed + number}))
-                )
-            except SideError as error:
+                figures[index].append(systems[index].measure(round_load))
+            except MeasurementError as error:
                 errors[index] = error
-    return [(own, errors.get(index)) for index, own in enumerate(figures)]
+    return [(of_system, errors.get(index)) for index, of_system in enumerate(figures)]
 
 
 def _token_prompts(load: Load, seed: str, count: int) -> list[dict[str, Any]]:
@@ -157,6 +163,6 @@ def _call(command: Sequence[str], time_limit: float, environment: Mapping[str, s
             command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=time_limit, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SideError(str(error)) from error
+        raise MeasurementError(str(error)) from error
     if done.returncode != 0:
-        raise SideError(f"{' '.join(command[:3])} ended with {done.returncode}: {done.stderr[-500:]}")
+        raise MeasurementError(f"{' '.join(command[:3])} exited with {done.returncode}: {done.stderr[-500:]}")

@@ -1,0 +1,91 @@
+"""Answer prompts with NVIDIA's kvpress. Runs in kvpress's environment and imports nothing of ours.
+
+Usage: `python -P bench/kvpress_worker.py JOB.json`. The job has the model's folder, the type of its weights,
+one of PRESSES (or null for the full cache), and the prompts. A prompt has token ids, the number of them that
+prefill reads, the most tokens of the answer, and kvpress's `compression_ratio`.
+
+The first line of the output has versions and settings. One line for each prompt follows, with the answer's
+token ids. With `reports_entries` it also has the tokens that each layer's KV heads hold after prefill.
+"""
+
+import json
+import sys
+from contextlib import nullcontext
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+import kvpress  # type: ignore[import-not-found, unused-ignore]
+import torch
+import transformers
+
+
+class RecordingSnapKV(kvpress.SnapKVPress):  # type: ignore[misc, unused-ignore]
+    """Records kvpress's scores, and the entries that it keeps."""
+
+    kept: ClassVar[list[Any]] = []  # [layer][kv_head][entry] of the current prompt
+    scores: ClassVar[list[Any]] = []  # [layer][kv_head][candidate]
+
+    def score(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        scores: torch.Tensor = super().score(*args, **kwargs)
+        num_kept = kvpress.utils.compute_n_kept(scores.shape[-1], self.compression_ratio)
+        self.kept.append(scores.topk(num_kept, dim=-1).indices[0].sort().values.tolist())
+        self.scores.append(scores[0, :, : -self.window_size].tolist())
+        return scores
+
+
+PRESSES = {
+    "SnapKV": RecordingSnapKV,
+    "StreamingLLM": kvpress.StreamingLLMPress,
+    "ChunkKV": lambda: kvpress.ChunkKVPress(RecordingSnapKV()),
+}
+
+
+def answer(model: Any, press: Any, prompt: dict[str, Any]) -> list[int]:
+    """Prefill a prompt's first part, compress, and decode greedily, like `KVPressTextGenerationPipeline`."""
+    num_read = prompt["num_prefill_tokens"]
+    eos = model.generation_config.eos_token_id
+    stops = eos if isinstance(eos, list) else [eos]
+    token_ids = torch.tensor([prompt["token_ids"]])
+    cache = transformers.DynamicCache()
+    with press(model) if press is not None else nullcontext():
+        model.model(input_ids=token_ids[:, :num_read], past_key_values=cache)
+    answer_ids: list[int] = []
+    inputs = token_ids[:, num_read:]
+    position = num_read
+    while len(answer_ids) < prompt["max_tokens"]:
+        positions = torch.arange(position, position + inputs.shape[1])[None]
+        logits = model(
+            input_ids=inputs, past_key_values=cache, position_ids=positions, logits_to_keep=1
+        ).logits
+        token = int(logits[0, -1].argmax())
+        if token in stops:
+            break
+        answer_ids.append(token)
+        position += inputs.shape[1]
+        inputs = torch.tensor([[token]])
+    return answer_ids
+
+
+@torch.inference_mode()
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text())
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(job["model"], dtype=job["dtype"])
+    model.eval()
+    press = None if job["press"] is None else PRESSES[job["press"]]()
+    versions = [f"{name} {version(name)}" for name in ("kvpress", "transformers", "torch")]
+    print(json.dumps({"press": str(press), "versions": versions}), flush=True)
+    for prompt in job["prompts"]:
+        RecordingSnapKV.kept.clear()
+        RecordingSnapKV.scores.clear()
+        if press is not None:
+            press.compression_ratio = prompt["compression_ratio"]
+        line = {"token_ids": answer(model, press, prompt)}
+        if job["reports_entries"]:
+            line |= {"entries": RecordingSnapKV.kept, "scores": RecordingSnapKV.scores}
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -241,11 +241,11 @@ def test_answers_have_their_length_and_differ(alone: dict[Choice, list[int]]) ->
     assert len({tuple(tokens) for tokens in alone.values()}) == len(alone)
 
 
-def test_the_same_again(backend: Backend, alone: dict[Choice, list[int]]) -> None:
+def test_results_repeat(backend: Backend, alone: dict[Choice, list[int]]) -> None:
     assert {choice: tokens for add in CROWD for choice, tokens in converse(backend, add).items()} == alone
 
 
-def test_one_of_many_is_answered_as_if_alone(backend: Backend, alone: dict[Choice, list[int]]) -> None:
+def test_a_row_of_a_batch_equals_the_single_row(backend: Backend, alone: dict[Choice, list[int]]) -> None:
     assert converse(backend, *CROWD) == alone
     assert converse(backend, *reversed(CROWD)) == alone
 
@@ -300,7 +300,7 @@ def test_logprobs_are_of_the_models_own_distribution(backend: Backend) -> None:
     )
 
 
-def test_no_more_alternatives_than_were_asked_for(backend: Backend) -> None:
+def test_alternatives_are_the_requested_number(backend: Backend) -> None:
     conversation = Conversation(backend)
     conversation.send(ask("none"), ask("own", sampling=replace(GREEDY, num_logprobs=0)))
     conversation.finish()
@@ -310,7 +310,7 @@ def test_no_more_alternatives_than_were_asked_for(backend: Backend) -> None:
 
 @pytest.mark.parametrize("num_prompt_tokens", [2, 9, 100])
 @pytest.mark.parametrize("max_tokens", [0, 1])
-def test_prompt_logprobs_foretell_what_greedy_decoding_would_do(
+def test_prompt_logprobs_agree_with_greedy_decoding(
     backend: Backend, num_prompt_tokens: int, max_tokens: int
 ) -> None:
     """One for each prompt token but the first; the last of a longer prompt leads where greedy decoding chose it."""
@@ -331,7 +331,7 @@ def test_prompt_logprobs_foretell_what_greedy_decoding_would_do(
 
 @pytest.mark.parametrize("max_decode_steps", [1, 4])
 @pytest.mark.parametrize("num_prefill_tokens", [1, 7, 20, 29, 30])
-def test_what_decode_reads_of_a_prompt_is_part_of_it(
+def test_tokens_read_by_decode_belong_to_the_prompt(
     backend: Backend, num_prefill_tokens: int, max_decode_steps: int
 ) -> None:
     """Nothing is lost of these, so that the answer and all log-probabilities are those of a prompt that prefill reads."""
@@ -361,7 +361,7 @@ def test_what_decode_reads_of_a_prompt_is_part_of_it(
         assert [len(token.top_logprobs) for token in found] == [len(token.top_logprobs) for token in expected]
 
 
-def test_a_prompt_may_be_scored_from_its_slot_alone(backend: Backend) -> None:
+def test_a_prompt_can_be_scored_from_its_slot(backend: Backend) -> None:
     conversation = Conversation(backend)
     conversation.send(
         replace(ask("a", 40, max_tokens=0, num_choices=2), num_prompt_logprobs=0, num_prefill_tokens=33)
@@ -421,7 +421,7 @@ def test_repetition_penalty_is_of_prompt_and_output(backend: Backend) -> None:
     "sampling",
     [GREEDY, SEEDED, SamplingParams(temperature=2.0, top_p=0.9, top_k=40, presence_penalty=1.0, seed=2)],
 )
-def test_a_mask_binds_its_own_row_and_no_other(backend: Backend, sampling: SamplingParams) -> None:
+def test_a_mask_applies_to_its_row_only(backend: Backend, sampling: SamplingParams) -> None:
     bound = [
         replace(ask(f"bound{size}", size, sampling=sampling, num_choices=2), grammar="residues")
         for size in (9, 100)

@@ -100,14 +100,14 @@ def test_an_incomplete_prompt_cannot_decode() -> None:
         fake.submit(DecodeBatch((decode(index=3, num_prompt_tokens=16),)))
 
 
-def test_a_chunk_that_is_left_out_is_caught() -> None:
+def test_a_missing_chunk_is_detected() -> None:
     fake = backend()
     fake.submit(prefill(chunk(0, 4, 16)))
     with pytest.raises(AssertionError):
         fake.submit(prefill(chunk(8, 8, 16)))
 
 
-def test_a_prompt_packed_from_scratch_goes_on_in_every_slot() -> None:
+def test_a_prompt_packed_from_scratch_continues_in_every_slot() -> None:
     fake = backend()
     prompt = tuple(range(20))
     for start in (0, 8, 16):
@@ -121,7 +121,7 @@ def test_a_prompt_packed_from_scratch_goes_on_in_every_slot() -> None:
     assert [[token.token_id for token in row] for row in decoded] == [expected[1:]] * 2
 
 
-def test_steps_take_their_time_and_fail_when_told() -> None:
+def test_steps_take_their_time_and_fail_as_configured() -> None:
     clock = VirtualClock()
     fake = FakeBackend(
         clock=clock, step_time=lambda batch: len(batch.rows) / 4, faults={1: BackendError("planned")}

@@ -32,7 +32,7 @@ def test_equal_scores_are_equal_shares(num_kept: int, score: float, num_layers: 
     assert share_kept(num_kept, [score] * num_layers, most) == (num_kept,) * num_layers
 
 
-def test_the_only_layer_with_a_score_gets_what_the_others_lose() -> None:
+def test_the_only_scored_layer_gets_the_entries_of_the_others() -> None:
     assert share_kept(400, [0.0, 1.0, 0.0], 10_000) == (100, 1000, 100)
     assert share_kept(400, [0.0, 1.0, 0.0], 800) == (200, 800, 200)
     assert share_kept(400, [0.01, 0.02, 0.0], 10_000) == (400, 400, 400)

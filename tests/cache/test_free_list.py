@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cache.free_list import FreeList
 
 
-def test_the_lowest_free_index_is_given() -> None:
+def test_the_lowest_free_index_is_taken() -> None:
     slots = FreeList(3)
     assert [slots.acquire("a"), slots.acquire("b"), slots.acquire("a")] == [0, 1, 2]
     slots.release(1)

@@ -102,7 +102,7 @@ def test_snapkv_admits_its_new_tokens_after_any_prompt() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("num_prompt_tokens", [1, 7, 40])
-def test_a_policy_places_prompts_by_its_own_window(policy: CachePolicy, num_prompt_tokens: int) -> None:
+def test_a_policy_selects_by_its_own_window(policy: CachePolicy, num_prompt_tokens: int) -> None:
     placement, slot = policy.place(num_prompt_tokens), simulate(policy, num_prompt_tokens)
     assert (placement.ring_size, placement.num_kept_used) == (slot.ring_size, len(slot.kept))
 

@@ -31,7 +31,7 @@ def sizes(policy: CachePolicy) -> tuple[int, int, int, int]:
         (PolicyOptions(PolicyName.SNAPKV, num_recent=100, num_kept=50), (0, 100, 50, 32)),
     ],
 )
-def test_sizes_left_out_follow_from_the_others(
+def test_omitted_sizes_follow_from_the_others(
     options: PolicyOptions, expected: tuple[int, int, int, int]
 ) -> None:
     policy = options.resolve(max_model_len=8192)

@@ -37,7 +37,7 @@ def test_bad_value(api: Api, case: str) -> None:
     api.refuses(CHAT, 400, **BAD[case])
 
 
-def test_unknown_model(api: Api) -> None:
+def test_an_unknown_model_is_refused(api: Api) -> None:
     """errors: an unknown model is a 404"""
     assert api.refuses(CHAT, 404, model="no-such-model-anywhere", messages=HELLO)["code"] == "model_not_found"
 

@@ -55,7 +55,7 @@ def test_refuses_with_the_numbers(add: Add, parts: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "add", [request("a", 1000, 24), request("a", 1024, 0), request("a", 1, 1), request("a", 1, 1023)]
 )
-def test_accepts_what_just_fits(add: Add) -> None:
+def test_accepts_an_exact_fit(add: Add) -> None:
     assert refusal(add, SPEC) is None
 
 
@@ -86,7 +86,7 @@ def test_scratch_is_for_long_prompts_and_for_those_without_a_slot(
     ("num_prefill_tokens", "max_tokens", "needs"),
     [(64, 1, False), (65, 1, True), (64, 0, False), (100, 0, True)],
 )
-def test_what_decode_reads_needs_no_scratch_but_a_slot(
+def test_tokens_read_by_decode_need_a_slot_and_no_scratch(
     num_prefill_tokens: int, max_tokens: int, needs: bool
 ) -> None:
     add = request("a", 100, max_tokens, num_prefill_tokens=num_prefill_tokens)
@@ -140,7 +140,7 @@ def test_refuses_an_undeclared_feature_by_name(missing: Feature) -> None:
         (64, 10, 1, 1),  # the slot is filled before its end
     ],
 )
-def test_goes_to_the_first_pool_that_loses_nothing_else_to_the_first_that_admits(
+def test_routes_to_the_first_exact_pool_else_to_the_first_that_admits(
     num_prompt_tokens: int, num_forced_tokens: int, max_tokens: int, pool: int
 ) -> None:
     spec = fake_spec(
@@ -178,7 +178,7 @@ def test_each_pool_has_its_own_limits() -> None:
         (request("a", 1000, 25), RefusalReason.CONTEXT_LENGTH, None),
     ],
 )
-def test_a_refusal_says_what_it_is_about(add: Add, reason: RefusalReason, field: str | None) -> None:
+def test_a_refusal_names_its_reason(add: Add, reason: RefusalReason, field: str | None) -> None:
     with pytest.raises(RefusedError) as error:
         admit(add, SPEC)
     assert (error.value.refusal.reason, error.value.refusal.field) == (reason, field)

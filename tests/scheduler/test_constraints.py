@@ -52,7 +52,7 @@ class Words:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 2.0])
-def test_every_choice_says_a_word_of_its_grammar_and_stops(temperature: float) -> None:
+def test_every_choice_is_a_word_of_its_grammar(temperature: float) -> None:
     drive = Drive(SPEC, constraints=Words())
     sampling = SamplingParams(temperature=temperature, seed=3)
     drive.run(
@@ -87,14 +87,14 @@ def test_a_stop_token_is_allowed_only_where_the_text_is_complete(seed: int) -> N
     assert drive.tokens("a") == ([10] if final.stop_token_id == EOS else [10, 20])
 
 
-def test_without_stop_tokens_a_grammar_goes_on_to_its_end() -> None:
+def test_without_stop_tokens_a_grammar_runs_to_its_end() -> None:
     drive = Drive(SPEC, constraints=Words())
     drive.run(request("a", 10, 20, grammar="prefix"))
     assert drive.tokens("a") == [10, 20]
     assert (drive.final("a").reason, drive.final("a").stop_token_id) == (FinishReason.STOP, None)
 
 
-def test_min_tokens_holds_a_stop_token_off_and_a_complete_grammar_ends_all_the_same() -> None:
+def test_min_tokens_bans_stop_tokens_until_the_grammar_is_complete() -> None:
     drive = Drive(SPEC, constraints=Words())
     stops = frozenset({EOS, 20})
     drive.run(request("a", 10, 20, grammar="prefix", min_tokens=9, stop_token_ids=stops))
@@ -115,7 +115,7 @@ def test_an_answer_may_end_by_its_length_within_a_grammar() -> None:
 @pytest.mark.parametrize(
     ("grammar", "message"), [("unknown", "no grammar unknown"), ("nothing", "the grammar allows no text")]
 )
-def test_a_grammar_that_cannot_be_followed_is_refused(grammar: str, message: str) -> None:
+def test_an_unsatisfiable_grammar_is_refused(grammar: str, message: str) -> None:
     drive = Drive(SPEC, constraints=Words())
     drive.run(request("a", grammar=grammar, num_choices=2))
     assert [(drive.final("a", choice).reason, drive.final("a", choice).message) for choice in range(2)] == [

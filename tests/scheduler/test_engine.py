@@ -57,7 +57,7 @@ def run_to_the_end(drive: Drive) -> Running:
     return running
 
 
-def test_tokens_are_those_of_the_model_whatever_shares_the_batches() -> None:
+def test_tokens_do_not_depend_on_the_batch() -> None:
     drive = Drive(fake_spec(num_slots=3))
     sampled = SamplingParams(temperature=0.8, seed=3, top_p=0.9)
     adds = [
@@ -87,7 +87,7 @@ def test_a_stop_inside_a_launch_discards_the_rest() -> None:
     )
 
 
-def test_shutdown_ends_what_is_open_and_what_comes_behind_it() -> None:
+def test_shutdown_ends_open_and_later_connections() -> None:
     drive = Drive(fake_spec(num_slots=1))
     drive.send(request("running", num_choices=2), request("waiting"), Shutdown(), request("late"))
     running = run_to_the_end(drive)
@@ -98,7 +98,7 @@ def test_shutdown_ends_what_is_open_and_what_comes_behind_it() -> None:
     assert not drive.scheduler.has_work
 
 
-def test_what_is_added_while_the_engine_ends_is_answered() -> None:
+def test_requests_added_during_shutdown_are_answered() -> None:
     drive = Drive()
     running = Running(drive)
 
@@ -114,7 +114,7 @@ def test_what_is_added_while_the_engine_ends_is_answered() -> None:
     assert running.reasons() == dict.fromkeys([("open", 0), ("late", 0), ("late", 1)], FinishReason.ABORT)
 
 
-def test_shutdown_of_an_idle_engine() -> None:
+def test_an_idle_engine_shuts_down() -> None:
     drive = Drive()
     drive.send(Shutdown())
     assert run_to_the_end(drive).outputs == []
@@ -129,7 +129,7 @@ def test_a_failed_step_costs_only_its_batch() -> None:
     assert drive.tokens("b") == answer(adds[1], drive.spec)
 
 
-def test_a_dead_engine_ends_everything_and_answers_what_comes_later() -> None:
+def test_a_dead_engine_ends_all_requests_and_refuses_later_ones() -> None:
     drive = Drive(fake_spec(num_slots=1), faults={2: BackendUnusableError("the device is gone")})
     drive.send(request("a", num_choices=2), request("b"))
     running = Running(drive)
@@ -151,7 +151,7 @@ class ForgetfulBackend(FakeBackend):
         return Done(BatchResult(result.tokens[:-1], result.elapsed))
 
 
-def test_a_fault_of_our_own_is_the_engines_death() -> None:
+def test_an_internal_fault_kills_the_engine() -> None:
     """Half of a step's outputs were gathered when the fault came: none of them is lost, none is doubled."""
     drive = Drive(backend=ForgetfulBackend(fake_spec(prefill_shapes=(PrefillShape(4, 64),))))
     drive.send(request("a", max_tokens=1), request("b", max_tokens=1))
@@ -195,7 +195,7 @@ def test_deadlines_are_looked_at_in_every_turn() -> None:
 
 
 @pytest.mark.parametrize("num_messages", [0, 1])
-def test_the_heartbeat_tells_idle_from_busy(num_messages: int) -> None:
+def test_the_heartbeat_distinguishes_idle_from_busy(num_messages: int) -> None:
     def step_time(_batch: Batch) -> float:
         assert not drive.core.is_idle
         return 1.0
@@ -206,7 +206,7 @@ def test_the_heartbeat_tells_idle_from_busy(num_messages: int) -> None:
     assert drive.core.last_step_time == drive.clock.now() == 2.0 * num_messages  # one prefill, one launch
 
 
-def test_what_is_forced_takes_launches_of_several_steps_even_when_others_wait() -> None:
+def test_forced_tokens_use_long_launches_even_if_others_wait() -> None:
     """No slot can come free in them. The first of 21 tokens is yielded by prefill's draw, the answer comes one by one."""
     drive = Drive(fake_spec(num_slots=1, max_decode_steps=5))
     drive.run(request("a", 30, 3, num_prefill_tokens=9), request("b", 10, 1))
@@ -223,7 +223,7 @@ def test_what_is_forced_takes_launches_of_several_steps_even_when_others_wait() 
     assert drive.tokens("a") == answer(request("a", 30, 3), drive.spec)
 
 
-def test_pools_decode_in_turn_and_one_pools_queue_leaves_anothers_slots_alone() -> None:
+def test_pools_decode_in_turn_and_have_separate_queues() -> None:
     pools = (slot_pool(1, full(64), 64, "narrow"), slot_pool(2, full(64), 64, "wide"))
     drive = Drive(
         fake_spec(pools=pools, max_model_len=64), SchedulerConfig(max_num_waiting=2, max_decode_steps=1)

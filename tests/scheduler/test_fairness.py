@@ -35,7 +35,7 @@ def admissions(drive: Drive) -> list[str]:
     )
 
 
-def test_who_comes_back_is_lifted_to_the_lowest_of_those_who_wait() -> None:
+def test_a_returning_tenant_is_lifted_to_the_lowest_waiting_one() -> None:
     counters = TokenCounters()
     counters.join("a")
     counters.charge("a", num_input=10, num_output=5)
@@ -57,7 +57,7 @@ def test_an_empty_queue_is_no_occasion_to_start_over() -> None:
     assert counters["new"] == counters["b"] > 0
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_remembered_shapes_are_limited() -> None:
     counters = TokenCounters()
     for number in range(2 * MAX_ABSENT):
         counters.join(str(number))
@@ -73,7 +73,7 @@ sizes = st.tuples(st.integers(1, MAX_PROMPT), st.integers(1, MAX_OUTPUT))
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(sizes, min_size=100, max_size=100), sizes, st.integers(0, 60))
-def test_a_light_tenant_waits_for_one_slot_whatever_a_heavy_one_has_queued(
+def test_a_light_tenant_waits_for_one_slot_only(
     heavy: list[tuple[int, int]], light: tuple[int, int], num_steps: int
 ) -> None:
     drive = drive_of()
@@ -113,7 +113,7 @@ def test_with_one_tenant_the_fair_order_is_first_come_first_served() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.sampled_from("abc"), sizes, min_size=2), st.integers(50, 150))
 @example({"a": (1, 1), "b": (11, 1)}, 132)  # the shortest requests: the most of them are served
-def test_tenants_with_always_something_waiting_are_served_alike(
+def test_backlogged_tenants_get_equal_service(
     shapes: dict[str, tuple[int, int]], num_steps: int
 ) -> None:
     """The paper's theorem 4.4: between two such tenants, service differs by at most 2 × max(a prompt, a full batch's tokens), weighted."""
@@ -141,7 +141,7 @@ def test_tenants_with_always_something_waiting_are_served_alike(
     )  # charged ahead, at admission
 
 
-def test_tokens_are_charged_as_they_were_made_and_not_as_they_were_asked_for() -> None:
+def test_tokens_are_charged_as_generated_and_not_as_requested() -> None:
     """Both ask for the same; the answers of one end early, so it gets more of them."""
     drive = drive_of()
     stops: dict[str, frozenset[int]] = {"brief": frozenset(range(512)), "long": frozenset()}

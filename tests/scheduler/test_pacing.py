@@ -126,7 +126,7 @@ def test_a_shape_never_timed_gets_a_trial() -> None:
     assert (engine.batches[0].kind, engine.batches[0].num_rows) == (StepKind.PREFILL, 3)
 
 
-def test_a_little_slower_step_that_reads_more_is_taken() -> None:
+def test_a_slightly_slower_step_with_more_tokens_is_chosen() -> None:
     """Steps' times scatter by as much: a shape that was slow by chance must not be left out for many steps."""
     shapes = list[PrefillShape]()
 
@@ -143,7 +143,7 @@ def test_a_little_slower_step_that_reads_more_is_taken() -> None:
     assert shapes == [PrefillShape(1, 256)]
 
 
-def test_reading_goes_on_one_step_at_a_time_when_nothing_fits_the_bound() -> None:
+def test_prefill_continues_by_single_steps_if_no_step_fits_the_bound() -> None:
     engine = drive(0.0, max_decode_steps=4)
     engine.send(request("stream", 10, max_tokens=10_000))
     engine.step()
@@ -220,7 +220,7 @@ def test_launches_have_several_steps_only_when_nothing_waits() -> None:
 
 
 @pytest.mark.parametrize(("bound", "num_steps"), [(0.14, 1), (0.151, 2), (0.2, 4), (float("inf"), 4)])
-def test_what_a_chunk_leaves_of_the_bound_is_for_decode(bound: float, num_steps: int) -> None:
+def test_decode_uses_the_time_that_a_chunk_leaves(bound: float, num_steps: int) -> None:
     """Between ten chunks of 128 ms; a decode step takes 10. Without a bound the prompt is read to its end."""
     spec = fake_spec(policy=POLICY, max_model_len=32_768, prefill_shapes=[PrefillShape(1, 256)], num_slots=2)
     engine = Drive(spec, SchedulerConfig(max_inter_token_latency=bound), step_time=step_time)

@@ -14,13 +14,13 @@ def sampled(*token_ids: int) -> tuple[SampledToken, ...]:
     return tuple(SampledToken(token_id) for token_id in token_ids)
 
 
-def test_goes_on_before_its_end() -> None:
+def test_continues_before_its_end() -> None:
     sequence = Request(request("a", max_tokens=5), 0, False, 0)
     assert sequence.append(sampled(1, 2)) == sampled(1, 2)
     assert (sequence.finish_reason, sequence.num_output_tokens, sequence.last_token_id) == (None, 2, 2)
 
 
-def test_length_discards_what_lies_beyond() -> None:
+def test_length_discards_later_tokens() -> None:
     sequence = Request(request("a", max_tokens=3), 0, False, 0)
     assert sequence.append(sampled(1, 2, 3, 4)) == sampled(1, 2, 3)
     assert (sequence.finish_reason, sequence.num_output_tokens, sequence.num_discarded_tokens) == (
@@ -56,7 +56,7 @@ def test_stop_tokens_are_banned_until_min_tokens_and_a_launch_ends_there() -> No
 @pytest.mark.parametrize(
     ("cut_at", "num_kept", "num_discarded"), [(0, 0, 4), (3, 3, 1), (4, 4, 0), (9, 4, 0)]
 )
-def test_cut_counts_what_it_throws_away(cut_at: int, num_kept: int, num_discarded: int) -> None:
+def test_a_cut_counts_the_discarded_tokens(cut_at: int, num_kept: int, num_discarded: int) -> None:
     sequence = Request(request("a", max_tokens=9), 0, False, 0)
     sequence.append(sampled(1, 2, 3, 4))
     sequence.cut(cut_at)

@@ -98,7 +98,7 @@ def test_queue_is_bounded_beyond_the_free_slots() -> None:
     assert scheduler.stats().num_waiting == 3
 
 
-def test_what_runs_in_the_background_takes_nobodys_place() -> None:
+def test_background_requests_do_not_delay_others() -> None:
     scheduler, _ = scheduler_of(
         fake_spec(num_slots=2), SchedulerConfig(max_num_waiting=1, max_background_slots=2)
     )
@@ -119,7 +119,7 @@ def test_what_runs_in_the_background_takes_nobodys_place() -> None:
 # Admission
 
 
-def test_the_background_leaves_slots_and_a_scratch_and_goes_last() -> None:
+def test_background_requests_leave_slots_and_a_scratch_and_run_last() -> None:
     scheduler, _ = scheduler_of(snapstream_spec(num_slots=4, num_scratch=2))
     for name in ("long 1", "long 2"):
         scheduler.add(request(name, 100, is_background=True))
@@ -169,7 +169,7 @@ def test_a_short_prompt_passes_a_long_one_that_waits_for_a_scratch() -> None:
     assert scheduler.stats().num_waiting == 1
 
 
-def test_what_waits_for_a_slot_keeps_its_scratch_from_those_behind() -> None:
+def test_a_prompt_that_waits_for_a_slot_keeps_its_scratch() -> None:
     """Sequences that are only scored need no slot, but must not take the scratch from one that stands ahead."""
     scheduler, _ = scheduler_of(snapstream_spec(num_slots=1))
     scheduler.add(request("short", 10, max_tokens=3))
@@ -255,7 +255,7 @@ def test_alike_prompts_are_read_one_after_the_other() -> None:
     assert [prefill_turn(scheduler).rows[0].request_id for _ in range(6)] == ["first"] * 3 + ["second"] * 3
 
 
-def test_prompt_logprobs_are_complete_and_come_once_with_choice_0() -> None:
+def test_prompt_logprobs_are_complete_and_only_in_choice_0() -> None:
     scheduler, _ = scheduler_of(snapstream_spec(num_slots=2))
     add = request("a", 70, max_tokens=1, num_choices=2, num_prompt_logprobs=0)
     scheduler.add(add)
@@ -347,7 +347,7 @@ def test_finish_keeps_the_first_tokens_and_counts_the_rest() -> None:
     assert scheduler.stats().num_discarded_tokens == 2
 
 
-def test_what_comes_too_late_is_ignored() -> None:
+def test_late_messages_are_ignored() -> None:
     scheduler, _ = scheduler_of(fake_spec())
     scheduler.add(request("a", max_tokens=1))
     iter_turns(scheduler)
@@ -359,7 +359,7 @@ def test_what_comes_too_late_is_ignored() -> None:
 
 
 @pytest.mark.parametrize("now", [1.9, 2.0])
-def test_queue_deadline_ends_only_what_still_waits(now: float) -> None:
+def test_the_queue_deadline_ends_only_waiting_requests(now: float) -> None:
     scheduler, clock = scheduler_of(fake_spec(num_slots=1))
     scheduler.add(request("a", max_tokens=50, num_choices=2, queue_timeout=2.0))
     turn(scheduler)

@@ -68,7 +68,7 @@ def test_every_request_has_a_line_and_probes_have_none(renderer: Renderer, lines
     assert not any(text in "".join(lines.lines) for text in ("secret", "Anna"))
 
 
-def test_prompts_are_logged_if_that_is_asked_for(renderer: Renderer, lines: Lines) -> None:
+def test_prompts_are_logged_on_request(renderer: Renderer, lines: Lines) -> None:
     with serve(renderer, settings(log_prompts=True)) as server:
         post(server, **{"x-request-id": "mine"})
     prompt, _ = (json.loads(line) for line in lines.lines)
@@ -76,7 +76,7 @@ def test_prompts_are_logged_if_that_is_asked_for(renderer: Renderer, lines: Line
     assert "Anna keeps" in prompt["prompt"]
 
 
-def test_a_request_that_does_not_arrive_whole_is_told_as_it_was_answered(
+def test_an_incomplete_request_is_recorded_with_its_answer(
     renderer: Renderer, lines: Lines
 ) -> None:
     with serve(renderer, settings(connections=ConnectionLimits(read_timeout=0.2))) as server:
@@ -92,7 +92,7 @@ def test_a_request_that_does_not_arrive_whole_is_told_as_it_was_answered(
 
 @pytest.mark.parametrize("value", ["/a\nERROR forged", "/a b", '/"', "/\x1b[2J", "/é", "/a=b"])
 @pytest.mark.parametrize("formatter", [JsonFormatter(), TextFormatter()])
-def test_a_value_cannot_make_lines_or_fields_of_its_own(formatter: logging.Formatter, value: str) -> None:
+def test_a_value_cannot_inject_lines_or_fields(formatter: logging.Formatter, value: str) -> None:
     record = logging.makeLogRecord(
         {"msg": "request", "name": "x", "levelname": "INFO", **fields(path=value, key=None)}
     )

@@ -10,7 +10,7 @@ FOLDER = Path("backends/sn40l/data/machines")
 
 
 @pytest.mark.parametrize("name", machine_names())
-def test_every_number_has_a_source_and_lies_in_its_range(name: str) -> None:
+def test_every_number_has_a_source_and_is_in_its_range(name: str) -> None:
     for key, quantity in load_machine_file(name).quantities.items():
         assert len(quantity.source) > 10, key
         marked = quantity.source.startswith(("assumption", "fitted"))
@@ -31,7 +31,7 @@ def test_published_sums_of_a_node() -> None:
     assert socket.sram_capacity == pytest.approx(520 * 2**20)
 
 
-def test_a_machine_of_ones_own_is_a_file(tmp_path: Path) -> None:
+def test_a_custom_machine_is_a_file(tmp_path: Path) -> None:
     text = (FOLDER / "sn40l.toml").read_text().replace("value = 1.6e12", "value = 3.2e12")
     (tmp_path / "faster.toml").write_text(text)
     assert load_machine(str(tmp_path / "faster.toml")).hbm_bandwidth == 3.2e12

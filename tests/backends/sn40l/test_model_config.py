@@ -105,7 +105,7 @@ def test_expected_experts_of_the_published_batches() -> None:
         ({"quantization_config": {"quant_method": "awq"}}, "'awq' is none of"),
     ],
 )
-def test_what_is_not_understood_is_named(changes: dict[str, Any], message: str) -> None:
+def test_unknown_values_are_named(changes: dict[str, Any], message: str) -> None:
     config = json.loads(Path("backends/sn40l/data/models/llama-3.1-8b.json").read_text()) | changes
     with pytest.raises(ModelConfigError, match=message):
         model_from_config("x", {key: value for key, value in config.items() if value is not None})
@@ -121,6 +121,6 @@ def test_models_come_from_folders_and_unknown_names_are_refused() -> None:
 @pytest.mark.parametrize(
     "config", [[], {"num_hidden_layers": None}, {"num_hidden_layers": 2, "hidden_size": "wide"}]
 )
-def test_a_config_that_is_none_is_refused(config: Any) -> None:
+def test_an_invalid_config_is_refused(config: Any) -> None:
     with pytest.raises(ModelConfigError, match="the configuration of x "):
         model_from_config("x", config)

@@ -30,7 +30,7 @@ def test_no_tier_holds_more_than_it_can(deployment: Deployment, shape: DecodeSha
 
 @settings(deadline=None)
 @given(deployments(sn40l()), shapes)
-def test_what_is_missing_is_what_is_missing(deployment: Deployment, shape: DecodeShape) -> None:
+def test_missing_bytes_are_reported(deployment: Deployment, shape: DecodeShape) -> None:
     try:
         fitting(deployment, shape)
     except DoesNotFitError as error:
@@ -59,7 +59,7 @@ def test_a_refusal_has_the_numbers() -> None:
     assert "101.73 GB a socket, 72.00 GB are free, 29.73 GB are missing" in str(caught.value)
 
 
-def test_what_overflows_streams_from_ddr_and_is_slow() -> None:
+def test_overflowing_weights_stream_from_ddr_and_are_slow() -> None:
     deployment = Deployment(model("llama-3.1-70b"), sn40l(), 2, uses_ddr=True)
     shape = DecodeShape(1, 4096)
     placement = decode_placement(deployment, shape)

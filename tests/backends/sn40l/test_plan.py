@@ -37,7 +37,7 @@ def test_nothing_cheaper_was_overlooked() -> None:
         assert not any(level.is_met(option) for option in options(smaller, full(32768), 32768))
 
 
-def test_only_the_sockets_that_are_asked_for_are_tried() -> None:
+def test_only_the_requested_sockets_are_tried() -> None:
     ways = plan(default_deployment("llama-3.1-8b", "sn40l", 1), [12, 4], [full(4096)], 4096)
     assert [option.deployment.num_sockets for option in ways] == sorted(
         option.deployment.num_sockets for option in ways
@@ -61,7 +61,7 @@ def test_compression_multiplies_the_slots_of_deepseek_r1() -> None:
     assert most == {PolicyName.FULL: 16, PolicyName.SNAPSTREAM: 64}
 
 
-def test_a_sweep_has_every_combination_and_says_what_is_missing() -> None:
+def test_a_sweep_has_every_combination_and_reports_missing_ones() -> None:
     axes = SweepAxes(
         [1, 64],
         [8192, 131072],

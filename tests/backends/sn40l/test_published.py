@@ -50,7 +50,7 @@ def test_published_rates_are_those_of_the_table(files: Mapping[str, MachineFile]
     )
 
 
-def test_files_hold_what_the_fit_finds(files: Mapping[str, MachineFile]) -> None:
+def test_machine_files_have_the_fitted_values(files: Mapping[str, MachineFile]) -> None:
     figures = published_figures()
     fitted = fit(figures, files)
     for parameter in parameters(figures, files):
@@ -76,7 +76,7 @@ def test_a_figure_that_no_parameter_brings_out_is_an_error(files: Mapping[str, M
         fit((replace(impossible, low=1e7, high=1e7),), files)
 
 
-def test_without_the_two_assumptions_the_table_does_not_come_out(files: Mapping[str, MachineFile]) -> None:
+def test_without_the_two_assumptions_table_5_is_missed(files: Mapping[str, MachineFile]) -> None:
     assert not expected_experts(files).worst.is_met
     assert all(
         ours == 2 * published for ours, published in batches_without_reserve(files["sn40l"].machine).values()

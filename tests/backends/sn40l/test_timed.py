@@ -109,7 +109,7 @@ def test_faults_are_parsed(text: str, fault: Fault) -> None:
 @pytest.mark.parametrize(
     "text", ["", "slow-socket", "slow-socket=0.5", "failed-step=0", "stalled-link=5", "fire=1"]
 )
-def test_faults_that_cannot_be_are_refused(text: str) -> None:
+def test_invalid_faults_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is none of slow-socket=FACTOR"):
         parse_fault(text)
 

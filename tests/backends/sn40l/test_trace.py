@@ -23,7 +23,7 @@ def test_bandwidth_over_time_adds_up_to_the_bytes(
     assert max(series) <= deployment.num_sockets * deployment.machine.hbm_bandwidth * (1 + 1e-9)
 
 
-def test_gaps_between_layers_are_gone_with_looping() -> None:
+def test_looping_removes_gaps_between_layers() -> None:
     """Within the decoder: from the first layer's first byte to the last layer's last."""
     gaps = {}
     for execution in (Execution.FUSED, Execution.LOOPED):

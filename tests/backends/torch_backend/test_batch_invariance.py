@@ -54,7 +54,7 @@ def _answer(backend: TorchBackend, neighbours: int, slot: int) -> list[SampledTo
 
 @pytest.mark.parametrize("policy", [PolicyOptions(PolicyName.FULL), SNAPSTREAM], ids=["full", "snapstream"])
 @pytest.mark.parametrize(("architecture", "dtype", "is_compiled"), SUBJECTS)
-def test_every_bit_is_the_same_in_any_company(
+def test_every_bit_is_batch_invariant(
     tmp_path: Path,
     architecture: str,
     dtype: DtypeName,

@@ -231,7 +231,7 @@ def test_pools_share_the_scratches(llama: Subject, tmp_path: Path) -> None:
         (19, 3, 9),
     ],
 )
-def test_half_of_a_scratch_is_given_up_in_whole_chunks(capacity: int, chunk: int, num_dropped: int) -> None:
+def test_half_of_a_scratch_is_evicted_in_whole_chunks(capacity: int, chunk: int, num_dropped: int) -> None:
     kinds = [LayerKind(SIZES.resolve(MAX_MODEL_LEN), None)]
     assert scratch_layout(capacity, MAX_MODEL_LEN, chunk, kinds) == ScratchLayout(
         capacity, num_dropped, num_ahead=4

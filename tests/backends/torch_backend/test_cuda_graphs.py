@@ -93,7 +93,7 @@ def test_tokens_are_those_of_unrecorded_steps(
     assert recorder.num_replayed > 0
 
 
-def test_a_step_that_cannot_be_recorded_runs_as_it_is(
+def test_a_step_that_cannot_be_captured_runs_eagerly(
     checkpoints: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     class Refusal(ReplayRecorder):
@@ -142,7 +142,7 @@ def test_the_recorder_refuses_what_a_cuda_graph_would(waits: Callable[[], object
         ReplayRecorder()(step)
 
 
-def test_each_entry_is_read_once_where_it_lies(checkpoints: dict[str, str]) -> None:
+def test_each_entry_is_read_once_in_place(checkpoints: dict[str, str]) -> None:
     """A decode step makes one product of each layer's keys and one of its values, and no copy of them."""
     backend = _open(checkpoints["llama"], POLICIES["snapstream"], recorder := ReplayRecorder())
     for layer in backend.pools[0].cache.layers:

@@ -77,7 +77,7 @@ def expected(oracle: PreTrainedModel, prompt: list[int], pooling: PromptPooling)
     return hidden.mean(0) if pooling is PromptPooling.MEAN else hidden[-1]
 
 
-def test_equal_to_the_models_own(backend: Backend, path: Path) -> None:
+def test_equal_to_the_unmodified_model(backend: Backend, path: Path) -> None:
     oracle = load_oracle(path)
     prompts = {
         f"{pooling}-{length}": (pooling, random_prompt(length))

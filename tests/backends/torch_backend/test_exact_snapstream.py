@@ -91,7 +91,7 @@ def subject(
     subject.backend.close()
 
 
-def test_every_boundary_in_one_crowd(subject: Subject) -> None:
+def test_every_boundary_in_one_batch(subject: Subject) -> None:
     """All lengths at once: each slot is compared when its prompt is read, and again when its ring was overwritten twice."""
     driver = Driver(subject.backend, CHUNK)
     requests = [
@@ -173,7 +173,7 @@ def test_chunks_change_nothing(
     _check_pair(architecture, POLICY, (20, 37), tmp_path_factory, chunk)
 
 
-def test_prompt_after_one_that_was_given_up(subject: Subject) -> None:
+def test_a_prompt_after_an_aborted_one_is_exact(subject: Subject) -> None:
     """The votes and tokens of an unfinished prompt, left behind in slot and scratch, count for nothing."""
     driver = Driver(subject.backend, CHUNK)
     abandoned, request = (

@@ -88,7 +88,7 @@ def test_snapstream_is_the_references(
 
 
 @torch.no_grad()
-def test_full_is_transformers_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_full_equals_transformers(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = save_checkpoint("qwen3", tmp_path_factory.mktemp("checkpoint"))
     backend, model = open_backend(path, PolicyOptions(PolicyName.FULL), max_model_len=96), load_oracle(path)
     for add, scores, tokens in served(backend):

@@ -129,7 +129,7 @@ def test_slot_reuse_after_a_longer_request(subject: Subject) -> None:
         _assert_close(again.outputs[0], request.outputs[0])
 
 
-def test_score_only_leaves_the_slots_alone(subject: Subject) -> None:
+def test_scoring_does_not_change_slots(subject: Subject) -> None:
     driver = subject.driver
     request, alone = (Request(random_prompt(20, seed=4), sampling=OBSERVED) for _ in range(2))
     driver.run(alone, num_tokens=12)

@@ -110,7 +110,7 @@ def test_a_sliding_window_limits_what_is_read_directly(tmp_path: Path) -> None:
     assert [layer.kind.sliding_window for layer in never_outgrown.pools[0].cache.layers] == [None] * 3
 
 
-def test_a_model_is_not_asked_for_more_than_it_can(config: TorchBackendConfig) -> None:
+def test_limits_of_the_model_are_respected(config: TorchBackendConfig) -> None:
     with pytest.raises(ValueError, match=r"513 .*512"):
         TorchBackend(replace(config, max_model_len=513))
 

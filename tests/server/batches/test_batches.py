@@ -190,7 +190,7 @@ def test_a_wrong_input_fails_the_batch_with_the_numbers_of_its_lines(sdk: openai
         ({"extra_body": {"more": 1}}, "more"),
     ],
 )
-def test_what_is_refused_names_its_parameter(sdk: openai.OpenAI, options: dict[str, Any], param: str) -> None:
+def test_a_refusal_names_its_parameter(sdk: openai.OpenAI, options: dict[str, Any], param: str) -> None:
     file = sdk.files.create(file=("in", b""), purpose="batch")
     with pytest.raises(openai.BadRequestError) as refused:
         sdk.batches.create(

@@ -27,7 +27,7 @@ def upload(sdk: openai.OpenAI, content: bytes = b"x", name: str = "a.jsonl", **o
     return FileObject.model_validate_json(raw.content, strict=True)
 
 
-def test_what_goes_up_comes_down(sdk: openai.OpenAI) -> None:
+def test_gauges_return_to_zero(sdk: openai.OpenAI) -> None:
     file = upload(sdk, CONTENT, "mine.jsonl")
     assert file.id.startswith("file-")
     assert (file.object, file.bytes, file.filename, file.purpose, file.status) == (
@@ -138,7 +138,7 @@ def test_a_key_sees_nothing_of_anothers(client_of: Callable[[str], openai.OpenAI
         ({"file": ("x" * 256, b"")}, "file"),
     ],
 )
-def test_what_is_refused_names_its_parameter(sdk: openai.OpenAI, options: dict[str, Any], param: str) -> None:
+def test_a_refusal_names_its_parameter(sdk: openai.OpenAI, options: dict[str, Any], param: str) -> None:
     before = len(list(sdk.files.list()))
     with pytest.raises(openai.BadRequestError) as refused:
         upload(sdk, **options)
@@ -187,7 +187,7 @@ def small(renderer: Renderer, tmp_path: Path) -> Iterator[Keeping]:
         keeping.sdk.close()
 
 
-def test_a_file_may_have_so_many_bytes_and_no_more(small: Keeping) -> None:
+def test_a_file_above_the_limit_is_refused(small: Keeping) -> None:
     assert upload(small.sdk, b"x" * 1000).bytes == 1000
     with pytest.raises(openai.APIStatusError) as refused:
         upload(small.sdk, b"x" * 1001)
@@ -223,7 +223,7 @@ def test_a_body_without_an_end_is_refused_before_it_fills_anything(
     assert small.batches.files.quota.num_used == 0
 
 
-def test_all_files_together_may_have_so_many_bytes(small: Keeping) -> None:
+def test_files_above_the_total_limit_are_refused(small: Keeping) -> None:
     for _ in range(2):
         upload(small.sdk, b"x" * 1000)
     with pytest.raises(openai.APIStatusError) as refused:
@@ -235,7 +235,7 @@ def test_all_files_together_may_have_so_many_bytes(small: Keeping) -> None:
     upload(small.sdk, b"x" * 500)
 
 
-def test_there_may_be_so_many_files(small: Keeping) -> None:
+def test_the_number_of_files_is_limited(small: Keeping) -> None:
     for _ in range(4):
         upload(small.sdk)
     with pytest.raises(openai.APIStatusError) as refused:
@@ -243,7 +243,7 @@ def test_there_may_be_so_many_files(small: Keeping) -> None:
     assert (refused.value.status_code, refused.value.code) == (413, "file_limit_exceeded")
 
 
-def test_a_file_is_gone_when_its_time_is_over(small: Keeping) -> None:
+def test_an_expired_file_is_deleted(small: Keeping) -> None:
     file = upload(small.sdk, expires_after={"anchor": "created_at", "seconds": HOUR})
     assert file.expires_at == small.clock.time + HOUR
     small.clock.time += HOUR - 1
@@ -262,7 +262,7 @@ def half_an_upload(small: Keeping) -> socket.socket:
     return connection
 
 
-def test_an_upload_whose_sender_goes_away_leaves_nothing(small: Keeping) -> None:
+def test_an_aborted_upload_leaves_no_file(small: Keeping) -> None:
     with half_an_upload(small) as connection:
         connection.sendall(b'Content-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 500)
     small.server.observed.wait_until(lambda: len(small.server.observed.statuses) == 1)
@@ -270,7 +270,7 @@ def test_an_upload_whose_sender_goes_away_leaves_nothing(small: Keeping) -> None
     assert (small.batches.files.quota.num_used, small.batches.files.uploads.total()) == (0, 0)
 
 
-def test_so_many_uploads_at_once(small: Keeping) -> None:
+def test_concurrent_uploads_are_limited(small: Keeping) -> None:
     small.batches.files.uploads["other"] = small.batches.settings.max_uploads  # whose senders take their time
     with pytest.raises(openai.RateLimitError):
         upload(small.sdk)
@@ -306,7 +306,7 @@ def test_a_form_that_breaks_off_is_no_file(small: Keeping) -> None:
     assert small.kept == []
 
 
-def test_files_are_there_after_a_restart_and_nobody_else_may_read_them(
+def test_files_survive_a_restart_and_are_private(
     renderer: Renderer, tmp_path: Path
 ) -> None:
     with (
@@ -328,7 +328,7 @@ def test_files_are_there_after_a_restart_and_nobody_else_may_read_them(
     assert not (tmp_path / "kept" / "files" / "file-lost.draft").exists()
 
 
-def test_without_a_folder_there_are_none(running: RunningServer) -> None:
+def test_without_a_folder_batches_are_not_served(running: RunningServer) -> None:
     for method, path in (
         ("GET", "/v1/files"),
         ("GET", "/v1/files/x"),

@@ -64,7 +64,7 @@ GOOD = line("good")
         (line("other", background=True), "unsupported_parameter", "body.background"),
     ],
 )
-def test_a_wrong_line_is_told_with_its_number(
+def test_a_wrong_line_is_reported_with_its_number(
     tmp_path: Path, wrong: Any, code: str, param: str | None
 ) -> None:
     second = wrong + b"\n" if isinstance(wrong, bytes) else jsonl([wrong])
@@ -74,7 +74,7 @@ def test_a_wrong_line_is_told_with_its_number(
     error.message.encode()
 
 
-def test_all_wrong_lines_are_told_up_to_a_limit(tmp_path: Path) -> None:
+def test_wrong_lines_are_reported_up_to_a_limit(tmp_path: Path) -> None:
     found = inspect(tmp_path, b"x\n" * (2 * MAX_ERRORS), max_lines=4 * MAX_ERRORS)
     assert [error.line for error in found.errors] == list(range(1, MAX_ERRORS + 1))
 

@@ -30,7 +30,7 @@ def read(content_type: str, pieces: Iterable[bytes]) -> tuple[UploadForm, bytes]
     filename=st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "Zs")), min_size=1, max_size=20),
     size=st.integers(1, 64),
 )
-def test_every_cut_of_a_form_reads_the_same(content: bytes, filename: str, size: int) -> None:
+def test_every_split_of_a_form_gives_the_same(content: bytes, filename: str, size: int) -> None:
     content_type, body = encoded({"purpose": "batch"}, [("file", (filename, content))])
     form, read_content = read(
         content_type, (body[start : start + size] for start in range(0, len(body), size))
@@ -40,7 +40,7 @@ def test_every_cut_of_a_form_reads_the_same(content: bytes, filename: str, size:
 
 
 @pytest.mark.parametrize("name", ["../../etc/passwd", "a/b\\c.jsonl", "日本.jsonl"])
-def test_a_name_is_kept_as_it_is(name: str) -> None:
+def test_a_file_name_is_stored_unchanged(name: str) -> None:
     form, _ = read(*pieces(*encoded({}, [("file", (name, b"x"))])))
     assert form.filename == name
 

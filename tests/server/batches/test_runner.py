@@ -173,7 +173,7 @@ def test_usage_by_the_names_of_every_endpoint(told: dict[str, Any], usage: Usage
     assert Usage.of({"response": None, "error": {"code": "batch_expired"}}) == Usage()
 
 
-async def test_a_full_server_is_asked_again_and_is_no_answer(tmp_path: Path) -> None:
+async def test_a_request_refused_by_a_full_server_is_retried(tmp_path: Path) -> None:
     server = Server()
     server.statuses = {"Hello r1": [429, 503, 429], "Hello r2": [503]}
     with Batches(limits(tmp_path)) as batches:
@@ -185,7 +185,7 @@ async def test_a_full_server_is_asked_again_and_is_no_answer(tmp_path: Path) -> 
     assert (server.asked["Hello r1"], server.asked["Hello r2"], server.asked["Hello r0"]) == (4, 2, 1)
 
 
-async def test_so_many_lines_are_under_way_and_batches_take_turns(tmp_path: Path) -> None:
+async def test_running_lines_are_limited_and_batches_take_turns(tmp_path: Path) -> None:
     server = Server()
     server.may_answer.clear()
     with Batches(limits(tmp_path)) as batches:
@@ -275,7 +275,7 @@ async def test_a_death_at_any_moment_of_the_end_changes_nothing(
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-async def test_what_takes_longer_than_its_window_expires(tmp_path: Path, is_restarted: bool) -> None:
+async def test_a_batch_above_its_completion_window_expires(tmp_path: Path, is_restarted: bool) -> None:
     server, clock = Server(), Clock()
     with Batches(limits(tmp_path), clock.now) as batches:
         async with running(batches, server, num_lines=1) as (runner, _):
@@ -377,7 +377,7 @@ async def test_ended_batches_are_forgotten_beyond_a_number(tmp_path: Path) -> No
         assert [batch.id for batch in batches.store.of("")] == [batch.id for batch in made[-2:]]
 
 
-async def test_so_many_batches_may_be_under_way(tmp_path: Path) -> None:
+async def test_unfinished_batches_are_limited(tmp_path: Path) -> None:
     with Batches(limits(tmp_path, max_unfinished=2)) as batches:
         for _ in range(2):
             await create(batches, jsonl(LINES))
@@ -393,7 +393,7 @@ def test_a_folder_belongs_to_one_server(tmp_path: Path) -> None:
         pass
 
 
-def test_a_record_that_cannot_be_read_is_left_alone(tmp_path: Path) -> None:
+def test_an_unreadable_record_is_ignored(tmp_path: Path) -> None:
     with Batches(limits(tmp_path)) as batches:
         files, folder = batches.files.content_of("file-x"), batches.store.folder("batch_x")
         folder.mkdir()

@@ -54,7 +54,7 @@ async def test_every_choice_has_its_own_end() -> None:
     assert seen.num_generated == 88
 
 
-async def test_places_are_counted_once_and_given_back_once() -> None:
+async def test_places_are_taken_once_and_released_once() -> None:
     seen = Observations()
     async with running(seen, max_num_waiting=2) as engine:  # with 8 slots
         first, second = engine.reserve(7), engine.reserve(3)
@@ -84,7 +84,7 @@ async def test_a_tenant_has_its_share_of_the_places() -> None:
                 pass
 
 
-async def test_whoever_has_a_place_is_never_turned_away_by_the_scheduler() -> None:
+async def test_the_scheduler_never_refuses_an_admitted_request() -> None:
     """Requests come and are abandoned at random: those with a ticket are accepted, whatever was aborted a moment before."""
     seen, rng = Observations(), random.Random(5)
 
@@ -123,7 +123,7 @@ async def test_closing_a_stream_aborts_the_request() -> None:
     assert seen.finals[add.request_id, 0].reason is FinishReason.ABORT
 
 
-async def test_cancelling_who_waits_for_a_stream_aborts_the_request() -> None:
+async def test_cancelling_a_stream_reader_aborts_the_request() -> None:
     seen, gate = Observations(), Gate(is_open=False)
     async with running(seen, gate=gate) as engine:
         add = add_of(max_tokens=1000, num_choices=2)
@@ -175,7 +175,7 @@ async def test_finish_cuts_the_answer_at_its_stop_string(max_decode_steps: int, 
     assert len(tokens_of(outputs)) <= 3 + final.num_discarded_tokens
 
 
-async def test_loading_is_told_and_no_request_is_let_in() -> None:
+async def test_loading_is_reported_and_requests_are_refused() -> None:
     seen, may_load = Observations(), threading.Event()
 
     def load() -> Backend:
@@ -195,7 +195,7 @@ async def test_loading_is_told_and_no_request_is_let_in() -> None:
     await engine.close()
 
 
-async def test_a_failure_to_load_is_told() -> None:
+async def test_a_failure_to_load_is_reported() -> None:
     def load() -> Backend:
         raise OSError("no such model")
 
@@ -220,7 +220,7 @@ async def test_a_failed_step_ends_only_its_requests() -> None:
         assert engine.health().is_ready
 
 
-async def test_a_dead_engine_ends_every_stream_and_says_so() -> None:
+async def test_a_dead_engine_ends_every_stream_with_an_error() -> None:
     seen = Observations()
     async with running(seen, faults={3: BackendUnusableError("the device is gone")}) as engine:
         streams = await asyncio.gather(
@@ -236,7 +236,7 @@ async def test_a_dead_engine_ends_every_stream_and_says_so() -> None:
     assert len(seen.finals) == 17
 
 
-async def test_an_exception_nobody_foresaw_ends_every_stream_too() -> None:
+async def test_an_unexpected_exception_ends_every_stream() -> None:
     class BrokenGate(Gate):
         def step(self, _: Batch) -> float:
             raise ZeroDivisionError("a fault of ours")

@@ -154,7 +154,7 @@ async def test_stop_tokens_count_but_are_no_text(renderer: Renderer) -> None:
     assert included.text == text_of(TOKENIZER, [*before, stop_id], skip_special_tokens=True)
 
 
-async def test_the_models_own_end_has_no_stop_reason(renderer: Renderer) -> None:
+async def test_an_end_token_of_the_model_has_no_stop_reason(renderer: Renderer) -> None:
     end = id_of(TOKENIZER, "<|end|>")
     add = add_of(
         PROMPT, 50, sampling=replace(GREEDY, logit_bias=((end, 100.0),)), stop_token_ids=frozenset([end])
@@ -173,7 +173,7 @@ async def test_stop_strings_wait_for_min_tokens(renderer: Renderer) -> None:
     assert answer.text == text
 
 
-async def test_logprobs_come_with_their_text(renderer: Renderer) -> None:
+async def test_logprobs_are_returned_with_their_text(renderer: Renderer) -> None:
     add = add_of(PROMPT, 30, sampling=replace(GREEDY, num_logprobs=2), num_prompt_logprobs=1)
     async with running(Observations(), spec=SPEC, max_decode_steps=4) as engine:
         events = await events_of(engine, renderer, add, stop=("zzz",))
@@ -229,7 +229,7 @@ async def test_cancelling_a_reader_aborts_the_request(renderer: Renderer) -> Non
     assert [final.reason for final in seen.finals.values()] == [FinishReason.ABORT]
 
 
-async def test_many_generations_at_once_are_as_each_alone(renderer: Renderer) -> None:
+async def test_concurrent_generations_equal_single_ones(renderer: Renderer) -> None:
     adds = [add_of(PROMPT[: 1 + i % 5], 20 + i) for i in range(24)]
     async with running(Observations(), spec=SPEC, max_decode_steps=4) as engine:
         answers = await asyncio.gather(*(answers_of(engine, renderer, add) for add in adds))

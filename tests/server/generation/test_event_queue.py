@@ -68,7 +68,7 @@ def admitted(**options: Any) -> AdmittedAdd:
     return AdmittedAdd(add_of(**options))
 
 
-async def test_events_come_in_order_with_their_prompt_and_release_the_ticket_at_the_end() -> None:
+async def test_events_are_in_order_and_the_end_releases_the_ticket() -> None:
     adds = [admitted(), admitted()]
     setup = Setup(adds)
     with setup.queue:
@@ -103,7 +103,7 @@ async def test_the_last_delta_joins_the_one_before_it_if_that_is_still_unread() 
     assert finals == [True, False, True]
 
 
-async def test_a_failure_is_raised_after_what_came_before_it_and_ends_the_other_prompts() -> None:
+async def test_a_failure_is_raised_after_earlier_events_and_ends_other_prompts() -> None:
     adds = [admitted(), admitted()]
     setup = Setup(adds)
     with setup.queue:
@@ -153,7 +153,7 @@ async def test_prompts_beyond_the_limit_in_flight_are_submitted_as_others_end() 
         assert [prompt for prompt, _ in await setup.read()] == [0, 1, 2, 3, 4]
 
 
-async def test_leaving_abandons_only_what_was_submitted_and_has_not_ended() -> None:
+async def test_leaving_abandons_only_unfinished_requests() -> None:
     adds = [admitted() for _ in range(4)]
     setup = Setup(adds, max_in_flight=2)
     with setup.queue:

@@ -38,7 +38,7 @@ def wait_for_queue(server: RunningServer, num_waiting: int) -> None:
 
 
 @pytest.mark.parametrize("keys", [("heavy", "light"), ()])
-def test_a_light_tenant_goes_before_a_heavy_ones_queue(renderer: Renderer, keys: tuple[str, ...]) -> None:
+def test_a_light_tenant_is_admitted_before_a_heavy_ones_queue(renderer: Renderer, keys: tuple[str, ...]) -> None:
     """Tenants are keys, or users where there are no keys."""
 
     def ask(max_tokens: int, name: str) -> int:

@@ -89,7 +89,7 @@ def test_prompt_logprobs_have_vllms_shape(http: httpx.Client) -> None:
     ]
 
 
-def test_prompt_logprobs_of_a_chat_stand_beside_its_choices(http: httpx.Client) -> None:
+def test_prompt_logprobs_of_a_chat_are_beside_its_choices(http: httpx.Client) -> None:
     whole, parted = chat(http, prompt_logprobs=1), chat(http, prompt_logprobs=1, num_prefill_tokens=3)
     assert parted["prompt_logprobs"] == whole["prompt_logprobs"]
     assert len(whole["prompt_logprobs"]) == whole["usage"]["prompt_tokens"]

@@ -62,13 +62,13 @@ def policy_of(response: httpx.Response) -> str:
         (60, 5, "snapstream"),
     ],
 )
-def test_length_says_which_pool(
+def test_the_length_selects_the_pool(
     http: httpx.Client, num_prompt_tokens: int, max_tokens: int, policy: str
 ) -> None:
     assert policy_of(post(http, num_prompt_tokens, max_tokens)) == policy
 
 
-def test_an_answer_of_unsaid_length_counts_one_token(http: httpx.Client) -> None:
+def test_an_answer_without_a_limit_counts_one_token(http: httpx.Client) -> None:
     answer = post(http, 9, None)
     assert (policy_of(answer), answer.json()["usage"]["completion_tokens"]) == ("snapstream", 16)
 
@@ -82,7 +82,7 @@ def test_field_and_header_choose(http: httpx.Client, policy: str) -> None:
     assert policy_of(post(http, 20, 4, {"X-Cache-Pool": policy}, pool=policy, cache_policy=policy)) == policy
 
 
-def test_what_became_of_it_is_told(http: httpx.Client) -> None:
+def test_the_outcome_is_reported(http: httpx.Client) -> None:
     """Of 30 tokens and 9 more, the last one drawn is never written: 38, of which a slot of 18 entries is full."""
     answer = post(http, 30, 9, cache_policy="snapstream")
     cache = answer.json()["usage"]["cache"]
@@ -149,7 +149,7 @@ def test_prompts_of_one_request_may_go_to_different_pools(http: httpx.Client) ->
         (255, {}, {}, "prompt", ("256 tokens", "260")),
     ],
 )
-def test_what_no_slot_admits_is_refused(
+def test_a_request_above_every_slot_is_refused(
     http: httpx.Client,
     num_prompt_tokens: int,
     options: dict[str, Any],
@@ -164,7 +164,7 @@ def test_what_no_slot_admits_is_refused(
 
 
 @pytest.mark.parametrize(("num_forced", "room", "needed"), [(0, 4, 17), (3, 1, 20)])
-def test_a_refusal_says_how_large_a_slot_the_request_needs(
+def test_a_refusal_reports_the_required_slot_size(
     renderer: Renderer, num_forced: int, room: int, needed: int
 ) -> None:
     pools = (
@@ -198,7 +198,7 @@ def test_openais_client_chooses(sdk: openai.OpenAI) -> None:
     assert (chosen.usage.model_extra or {})["cache"]["policy"] == "exact"
 
 
-def test_pools_are_told_apart_in_metrics(renderer: Renderer) -> None:
+def test_metrics_have_a_label_for_each_pool(renderer: Renderer) -> None:
     with (
         serve(renderer, backend_spec=spec(pools=POOLS, max_model_len=256)) as server,
         httpx.Client(base_url=server.url, timeout=30) as http,
@@ -234,7 +234,7 @@ def test_pools_are_told_apart_in_metrics(renderer: Renderer) -> None:
         assert sample("snapserve:pool_cache_entries_evicted_total", label) == num_evicted
 
 
-def test_each_pool_has_a_queue_of_its_own(renderer: Renderer) -> None:
+def test_each_pool_has_its_own_queue(renderer: Renderer) -> None:
     """Three sequences are one too many for one slot and one that waits, not for two."""
     with (
         serve(

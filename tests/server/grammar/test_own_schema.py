@@ -71,16 +71,16 @@ def check(document: Any, operation: tuple[str, str], response: httpx.Response) -
 
 
 @pytest.mark.parametrize(("path", "body"), POSTS)
-def test_what_is_made(http: httpx.Client, document: Any, path: str, body: dict[str, Any]) -> None:
+def test_the_generated_requests(http: httpx.Client, document: Any, path: str, body: dict[str, Any]) -> None:
     check(document, (path, "post"), http.post(path, json=body))
 
 
 @pytest.mark.parametrize("path", GETS)
-def test_what_is_told(http: httpx.Client, document: Any, path: str) -> None:
+def test_reported_values(http: httpx.Client, document: Any, path: str) -> None:
     check(document, (path, "get"), http.get(path))
 
 
-def test_what_becomes_of_a_response(http: httpx.Client, document: Any) -> None:
+def test_the_life_of_a_response(http: httpx.Client, document: Any) -> None:
     made = http.post("/v1/responses", json={"input": "Hello", "max_output_tokens": 16}).json()
     path, template = f"/v1/responses/{made['id']}", "/v1/responses/{response_id}"
     assert check(document, (template, "get"), http.get(path)) == made

@@ -118,14 +118,14 @@ def test_completions_follow_a_schema_too(http: httpx.Client) -> None:
     jsonschema.validate(json.loads(choice["text"]), PERSON)
 
 
-def test_a_stream_says_what_the_whole_answer_says(http: httpx.Client) -> None:
+def test_a_stream_has_the_text_of_the_unstreamed_answer(http: httpx.Client) -> None:
     whole = text_of(http, guided_json=PERSON)
     with http.stream("POST", CHAT, json=BODY | {"guided_json": PERSON, "stream": True}) as response:
         deltas = [chunk["choices"][0]["delta"].get("content", "") for chunk in data(response)]
     assert "".join(deltas) == whole
 
 
-def test_choices_of_one_request_follow_the_grammar_each_on_its_own(http: httpx.Client) -> None:
+def test_each_choice_follows_the_grammar_independently(http: httpx.Client) -> None:
     response = http.post(CHAT, json=BODY | {"n": 12, "guided_json": PERSON}).json()
     texts = [choice["message"]["content"] for choice in response["choices"]]
     for text in texts:
@@ -133,7 +133,7 @@ def test_choices_of_one_request_follow_the_grammar_each_on_its_own(http: httpx.C
     assert len(set(texts)) > 6
 
 
-def test_a_grammar_that_is_complete_ends_the_answer_whatever_is_said_of_its_end(http: httpx.Client) -> None:
+def test_a_complete_grammar_ends_the_answer_even_with_ignore_eos(http: httpx.Client) -> None:
     for option in (
         {"ignore_eos": True},
         {"min_tokens": 200},
@@ -143,7 +143,7 @@ def test_a_grammar_that_is_complete_ends_the_answer_whatever_is_said_of_its_end(
         assert re.fullmatch("[a-f]{4}", text_of(http, guided_regex="[a-f]{4}", **option))
 
 
-def test_logprobs_come_with_a_form(http: httpx.Client) -> None:
+def test_logprobs_are_returned_with_structured_output(http: httpx.Client) -> None:
     choice = ask(http, guided_regex="[0-9]{4}", logprobs=True, top_logprobs=3)
     assert "".join(token["token"] for token in choice["logprobs"]["content"]) == choice["message"]["content"]
 
@@ -206,7 +206,7 @@ def test_the_sdk_streams_into_models(sdk: openai.OpenAI) -> None:
     ],
     ids=str,
 )
-def test_a_schema_that_cannot_be_supported_is_refused_by_the_keyword(
+def test_an_unsupported_schema_is_refused_naming_the_keyword(
     http: httpx.Client, schema: dict[str, Any], named: str
 ) -> None:
     response = http.post(CHAT, json=BODY | {"response_format": schema_format(schema)})
@@ -268,7 +268,7 @@ BOMBS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_hostile_structure_is_refused_and_the_server_goes_on(http: httpx.Client, name: str) -> None:
+def test_a_hostile_structure_is_refused_and_the_server_continues(http: httpx.Client, name: str) -> None:
     content = json.dumps(BODY | BOMBS[name])
     response = http.post(CHAT, content=content, headers={"Content-Type": "application/json"})
     assert response.status_code == 400, response.text
@@ -297,7 +297,7 @@ def test_hostile_structures_do_not_hold_the_event_loop_up(renderer: Renderer) ->
         assert max(waits) < 2
 
 
-def test_a_backend_that_takes_no_masks_refuses_by_the_parameter(renderer: Renderer) -> None:
+def test_a_backend_without_masks_refuses_naming_the_parameter(renderer: Renderer) -> None:
     options: list[tuple[dict[str, Any], str]] = [
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"guided_json": {}}, "guided_json"),

@@ -48,7 +48,7 @@ def test_every_key_opens(http: httpx.Client, key: str) -> None:
         "/HEALTH",
     ],
 )
-def test_whatever_is_not_open_is_denied(http: httpx.Client, path: str) -> None:
+def test_every_closed_path_is_denied(http: httpx.Client, path: str) -> None:
     response = http.get(path)
     assert response.status_code == 401
     assert response.headers["www-authenticate"] == "Bearer"
@@ -85,7 +85,7 @@ def test_the_scheme_may_be_written_in_any_case(http: httpx.Client) -> None:
     assert http.get("/v1/models", headers={"Authorization": "bearer first-key"}).status_code == 200
 
 
-def test_two_credentials_are_none(http: httpx.Client) -> None:
+def test_two_credentials_are_refused(http: httpx.Client) -> None:
     headers = [("Authorization", "Bearer first-key"), ("Authorization", "Bearer wrong")]
     assert http.get("/v1/models", headers=headers).status_code == 401
 
@@ -99,7 +99,7 @@ def test_an_answer_does_not_quote_the_key(http: httpx.Client) -> None:
     assert "wrong-key" not in http.get("/v1/models", headers=bearer("wrong-key")).text
 
 
-def test_metrics_are_open_if_the_operator_says_so(renderer: Renderer) -> None:
+def test_metrics_can_be_open(renderer: Renderer) -> None:
     with serve(renderer, settings(api_keys=KEYS, metrics_are_open=True)) as server:
         assert httpx.get(f"{server.url}/metrics").status_code == 200
         assert httpx.get(f"{server.url}/v1/models").status_code == 401

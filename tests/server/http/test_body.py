@@ -37,7 +37,7 @@ def chunked(content: bytes) -> Iterator[bytes]:
 
 @pytest.mark.parametrize(("size", "status"), [(LIMIT, 200), (LIMIT + 1, 413), (LIMIT * 50, 413)])
 @pytest.mark.parametrize("is_chunked", [False, True])
-def test_a_body_may_have_so_many_bytes_and_no_more(
+def test_a_body_above_the_limit_is_refused(
     http: httpx.Client, size: int, status: int, is_chunked: bool
 ) -> None:
     content = chunked(body(size)) if is_chunked else body(size)
@@ -73,7 +73,7 @@ def test_an_id_is_made_for_every_answer(http: httpx.Client) -> None:
     assert len(set(ids)) == 4
 
 
-def test_the_clients_own_id_comes_back(http: httpx.Client) -> None:
+def test_the_clients_request_id_is_returned(http: httpx.Client) -> None:
     assert http.get("/health", headers={"X-Request-ID": "mine-42"}).headers["x-request-id"] == "mine-42"
 
 
@@ -83,5 +83,5 @@ def test_an_id_that_could_do_harm_does_not(http: httpx.Client, given: str) -> No
     assert http.get("/health", headers=headers).headers["x-request-id"] != given
 
 
-def test_the_time_to_an_answers_beginning_is_told(http: httpx.Client) -> None:
+def test_the_time_to_first_token_is_reported(http: httpx.Client) -> None:
     assert http.get("/version").headers["openai-processing-ms"].isdigit()

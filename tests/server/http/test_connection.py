@@ -125,7 +125,7 @@ async def test_heads_of_an_ordinary_size_and_long_bodies_pass() -> None:
     assert text.count(b"HTTP/1.1 200 OK") == 2
 
 
-async def test_what_is_no_http_is_told_so_in_the_usual_shape() -> None:
+async def test_invalid_http_gets_an_error_in_the_usual_shape() -> None:
     async with server() as (address, _), connection(address) as (reader, writer):
         writer.write(b"hello?\r\n\r\n")
         text = await answer(reader)
@@ -134,7 +134,7 @@ async def test_what_is_no_http_is_told_so_in_the_usual_shape() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"G", GET[:-2], POST, POST + b"half", GET + b"P", GET + POST])
-async def test_a_request_that_does_not_arrive_whole_is_given_up(sent: bytes) -> None:
+async def test_an_incomplete_request_times_out(sent: bytes) -> None:
     async with (
         server(ConnectionLimits(read_timeout=0.2)) as (address, _),
         connection(address) as (reader, writer),
@@ -146,7 +146,7 @@ async def test_a_request_that_does_not_arrive_whole_is_given_up(sent: bytes) -> 
     assert error_of(text[text.index(b"HTTP/1.1 408") :])["code"] == "request_timeout"
 
 
-async def test_a_request_that_trickles_in_is_given_up_too() -> None:
+async def test_a_trickling_request_times_out() -> None:
     async with (
         server(ConnectionLimits(read_timeout=0.3)) as (address, _),
         connection(address) as (reader, writer),
@@ -159,7 +159,7 @@ async def test_a_request_that_trickles_in_is_given_up_too() -> None:
         assert (await reading).startswith(b"HTTP/1.1 408 ")
 
 
-async def test_a_body_that_nobody_wants_is_not_waited_for() -> None:
+async def test_an_unread_body_does_not_delay_the_answer() -> None:
     async with (
         server(ConnectionLimits(read_timeout=0.2)) as (address, _),
         connection(address) as (reader, writer),
@@ -171,7 +171,7 @@ async def test_a_body_that_nobody_wants_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("number", [2, 200])
-async def test_requests_may_be_sent_before_the_answers_to_earlier_ones(number: int) -> None:
+async def test_requests_can_be_pipelined(number: int) -> None:
     bodies = [b"x" * (size % 50) for size in range(number)]
     async with server() as (address, _), connection(address) as (reader, writer):
         for body in bodies:
@@ -184,7 +184,7 @@ async def test_requests_may_be_sent_before_the_answers_to_earlier_ones(number: i
     ]
 
 
-async def test_a_client_that_goes_with_requests_in_the_queue_ends_the_one_that_is_answered() -> None:
+async def test_a_disconnect_with_pipelined_requests_ends_the_running_one() -> None:
     async with server() as (address, streams), connection(address) as (_, writer):
         writer.write(WAIT + GET)
         await streams.is_waiting.wait()
@@ -207,7 +207,7 @@ async def test_requests_that_wait_for_their_turn_are_few() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"P", POST, b"no HTTP\r\n\r\n"])
-async def test_nothing_is_written_into_an_answer_that_is_under_way(sent: bytes) -> None:
+async def test_a_started_answer_is_not_overwritten(sent: bytes) -> None:
     async with (
         server(ConnectionLimits(read_timeout=0.3)) as (address, _),
         connection(address) as (reader, writer),
@@ -230,7 +230,7 @@ async def test_an_idle_connection_is_closed(sent: bytes) -> None:
     assert text.count(b"HTTP/1.1 200 OK") == sent.count(GET)
 
 
-async def test_connections_beyond_the_limit_are_told_so_and_those_far_beyond_it_are_not() -> None:
+async def test_connections_above_the_limit_get_a_503_and_far_above_it_are_closed() -> None:
     async with server(ConnectionLimits(max_connections=2)) as (address, _), AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(connection(address)) for _ in range(2 + MAX_REFUSED)]
         for reader, writer in streams[:2]:

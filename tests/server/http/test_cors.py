@@ -55,6 +55,6 @@ def test_without_the_option_no_page_may(http: httpx.Client) -> None:
     assert all(not name.startswith("access-control") for answer in answers for name in answer.headers)
 
 
-def test_all_sites_may_be_let_in(renderer: Renderer) -> None:
+def test_all_origins_can_be_allowed(renderer: Renderer) -> None:
     with serve(renderer, settings(allowed_origins=("*",))) as server:
         assert httpx.get(f"{server.url}/v1/models", headers={"Origin": SITE}).headers[ALLOWED] == "*"

@@ -74,7 +74,7 @@ def test_a_running_request_ends(server: RunningServer, stream: bool, n: int) -> 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_response_ends_with_its_client_and_is_not_kept(server: RunningServer, stream: bool) -> None:
+def test_a_response_ends_with_its_client_and_is_not_stored(server: RunningServer, stream: bool) -> None:
     body: dict[str, Any] = {"input": "Anna keeps", "max_output_tokens": 500, "ignore_eos": True}
     with sent(server, "/v1/responses", stream=stream, **body) as connection:
         step_until(server, 1, 1, 0)
@@ -91,7 +91,7 @@ def test_a_response_ends_with_its_client_and_is_not_kept(server: RunningServer, 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_queued_request_ends_and_the_running_one_goes_on(server: RunningServer, stream: bool) -> None:
+def test_a_queued_request_times_out_and_the_running_one_continues(server: RunningServer, stream: bool) -> None:
     with sent(server) as first:
         step_until(server, 1, 1, 0)
         with sent(server, stream=stream):

@@ -40,7 +40,7 @@ def test_unknown_urls_and_methods(http: httpx.Client, method: str, path: str, st
         assert response.headers["allow"]
 
 
-def test_a_failed_step_is_an_internal_error_that_tells_nothing(renderer: Renderer) -> None:
+def test_a_failed_step_is_an_internal_error_without_details(renderer: Renderer) -> None:
     with (
         serve(
             renderer, backend_spec=spec(max_decode_steps=1), faults={2: BackendError("secret 0x7f00")}
@@ -104,5 +104,5 @@ def test_the_ends_of_sequences_that_are_errors(reason: FinishReason, status: int
     assert (told.status, told.code) == (status, code)
 
 
-def test_a_message_may_quote_what_utf8_cannot_say() -> None:
+def test_a_message_can_quote_a_lone_surrogate() -> None:
     assert b"\\ud800" in ApiError(400, "unknown_parameter", "Unknown parameter: '\ud800'.").response().body

@@ -36,7 +36,7 @@ def test_requests_are_counted_by_route_and_timed_to_their_end() -> None:
     ]
 
 
-async def test_a_client_that_goes_away_is_counted_too() -> None:
+async def test_a_disconnected_client_is_counted() -> None:
     seen = Seen()
 
     async def app(*_: object) -> None:

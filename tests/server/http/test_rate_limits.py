@@ -24,7 +24,7 @@ PROMPT = {"prompt": "Anna keeps", "ignore_eos": True, "temperature": 0}
 
 
 @given(st.integers(1, 1000), st.lists(st.tuples(st.floats(0, 30), st.integers(1, 400)), max_size=60))
-def test_no_minute_sees_more_than_twice_the_limit_and_what_is_told_to_wait_suffices(
+def test_no_minute_exceeds_twice_the_limit_and_retry_after_suffices(
     limit: int, asks: list[tuple[float, int]]
 ) -> None:
     """A full bucket, and what flows in meanwhile."""
@@ -64,7 +64,7 @@ def test_tokens_are_reserved_and_settled_by_what_was_used() -> None:
     assert account.headers()["x-ratelimit-remaining-tokens"] == "550"
 
 
-def test_who_used_more_than_was_reserved_waits_for_it_before_any_work() -> None:
+def test_usage_above_the_reservation_delays_the_next_request() -> None:
     clock, record = VirtualClock(), RequestRecord("x")
     account = Account(RateLimit(requests=10, tokens=60), clock.now)
     quota = RateQuota(account, record)
@@ -98,7 +98,7 @@ def test_times_as_openai_writes_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_every_answer_tells_how_the_account_stands(renderer: Renderer) -> None:
+def test_every_answer_has_rate_limit_headers(renderer: Renderer) -> None:
     with (
         serve(renderer, settings(rate_limit=RateLimit(requests=3, tokens=10_000))) as server,
         httpx.Client(base_url=server.url, timeout=30) as http,
@@ -131,7 +131,7 @@ def test_every_answer_tells_how_the_account_stands(renderer: Renderer) -> None:
 @pytest.mark.parametrize(
     "body", [{"prompt": [5] * 800, "max_tokens": 1}, {"prompt": "Anna", "max_tokens": 800}]
 )
-def test_what_was_read_and_made_is_charged(renderer: Renderer, body: dict[str, Any]) -> None:
+def test_read_and_generated_tokens_are_charged(renderer: Renderer, body: dict[str, Any]) -> None:
     with (
         serve(renderer, settings(rate_limit=RateLimit(tokens=1000))) as server,
         httpx.Client(base_url=server.url, timeout=30) as http,
@@ -142,7 +142,7 @@ def test_what_was_read_and_made_is_charged(renderer: Renderer, body: dict[str, A
         assert int(left) < 700  # what flows in meanwhile is 17 a second
 
 
-def test_without_limits_nothing_is_told(http: httpx.Client) -> None:
+def test_without_limits_there_are_no_headers(http: httpx.Client) -> None:
     assert not any("ratelimit" in name for name in http.post("/v1/completions", json=PROMPT).headers)
 
 
@@ -158,7 +158,7 @@ def refusals(server: RunningServer) -> tuple[float, float]:
     return by_limit["requests"], by_limit["tokens"]
 
 
-def test_keys_have_accounts_of_their_own(renderer: Renderer) -> None:
+def test_keys_have_separate_rate_limits(renderer: Renderer) -> None:
     limits = {key_name("small"): RateLimit(requests=1)}
     with serve(renderer, settings(api_keys=("small", "free"), key_rate_limits=limits)) as server:
 
@@ -175,7 +175,7 @@ def test_keys_have_accounts_of_their_own(renderer: Renderer) -> None:
         assert refusals(server) == (1, 0)
 
 
-def test_what_a_request_may_cost_is_reserved_before_it_runs(renderer: Renderer) -> None:
+def test_a_request_reserves_its_cost_before_it_runs(renderer: Renderer) -> None:
     with (
         serve(renderer, settings(rate_limit=RateLimit(tokens=100))) as server,
         httpx.Client(base_url=server.url, timeout=30) as http,
@@ -191,7 +191,7 @@ def test_what_a_request_may_cost_is_reserved_before_it_runs(renderer: Renderer) 
         assert refusals(server) == (0, 2)
 
 
-def test_a_file_gives_keys_limits_of_their_own(tmp_path: Path) -> None:
+def test_a_key_file_sets_limits_for_each_key(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# keys\nplain\n\nsmall requests=5\n  both\ttokens=100 requests=7\n")
     assert read_key_file(str(path), RateLimit(tokens=9)) == {

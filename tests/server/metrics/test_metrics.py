@@ -115,7 +115,7 @@ async def test_a_load_of_nothing_but_plain_requests_is_counted_to_the_token() ->
     assert samples("snapserve:compression_ratio_count") == 3
 
 
-async def test_health_and_what_is_unfinished_are_asked_for_at_every_scrape() -> None:
+async def test_health_and_unfinished_sequences_are_read_at_every_scrape() -> None:
     metrics, gate = Metrics("tiny"), Gate(is_open=False)
     assert Samples(metrics)("snapserve:sequences_unfinished") == 0
     async with running(metrics, gate=gate, spec=SPEC) as engine:
@@ -166,7 +166,7 @@ def test_servers_do_not_share_counts() -> None:
     assert Samples(other)("vllm:generation_tokens_total") == 0
 
 
-def test_the_documented_table_is_what_is_exported() -> None:
+def test_the_documented_metrics_are_the_exported_ones() -> None:
     assert table() in (DOCS / "reference" / "metrics.md").read_text(), (
         "put what `python -m server.metrics.metrics` prints into the file"
     )

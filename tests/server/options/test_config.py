@@ -33,7 +33,7 @@ def test_defaults() -> None:
     assert not config.server.metrics_are_open
 
 
-def test_a_flag_stands_before_its_variable_and_that_before_the_default() -> None:
+def test_a_flag_overrides_its_variable_and_that_the_default() -> None:
     assert config_of().backend.config.pools[0].num_slots == 8
     assert config_of(SNAPSERVE_NUM_SLOTS="3").backend.config.pools[0].num_slots == 3
     assert config_of("--num-slots", "5", SNAPSERVE_NUM_SLOTS="3").backend.config.pools[0].num_slots == 5
@@ -212,7 +212,7 @@ def test_keys_are_not_shown() -> None:
         (("--api-key-file", "/does/not/exist"), "--api-key-file /does/not/exist cannot be read"),
     ],
 )
-def test_what_cannot_be_is_said_with_its_flag(flags: tuple[str, ...], message: str) -> None:
+def test_an_invalid_option_is_reported_with_its_flag(flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(OptionError, match="^" + re.escape(message)):
         config_of(*flags)
 
@@ -289,6 +289,6 @@ def test_several_pools() -> None:
         ),
     ],
 )
-def test_a_pool_that_cannot_be_is_said_with_its_flag(flags: tuple[str, ...], message: str) -> None:
+def test_an_invalid_pool_is_reported_with_its_flag(flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(OptionError, match="^" + re.escape(message)):
         config_of(*flags)

@@ -48,7 +48,7 @@ def test_options_make_a_simulation() -> None:
         (("--sockets", "0"), "--sockets must be a whole number of at least 1"),
     ],
 )
-def test_options_that_cannot_be_are_refused(flags: tuple[str, ...], message: str) -> None:
+def test_invalid_options_are_refused(flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         config_of(*flags)
 
@@ -107,6 +107,7 @@ def test_every_answer_is_marked(url: str) -> None:
         ("/nowhere", 404),
     ):
         answer = httpx.get(url + path, timeout=30)
+        assert answer.text.count('"simulated"') == 1
         assert (answer.status_code, answer.headers["x-simulated"], answer.json()["simulated"]) == (
             status,
             "true",
@@ -153,7 +154,7 @@ def test_clients_of_the_sdk_see_the_mark(url: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_simulated_is_said_before_anything_is_loaded(
+def test_impossible_simulations_are_refused_before_loading(
     flags: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(OptionError, match=message):

@@ -33,7 +33,7 @@ def read(parts: Sequence[str], *, is_open: bool) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("is_open", "text", "reasoning", "content"), CASES)
-def test_every_cut_in_two_tells_the_same(is_open: bool, text: str, reasoning: str, content: str) -> None:
+def test_every_split_in_two_gives_the_same(is_open: bool, text: str, reasoning: str, content: str) -> None:
     assert read(list(text), is_open=is_open) == (reasoning, content)
     for cut in range(len(text) + 1):
         assert read(split(text, [cut]), is_open=is_open) == (reasoning, content)
@@ -44,7 +44,7 @@ def test_every_cut_in_two_tells_the_same(is_open: bool, text: str, reasoning: st
     st.data(),
     st.booleans(),
 )
-def test_every_split_of_any_text_tells_the_same(parts: list[str], data: st.DataObject, is_open: bool) -> None:
+def test_every_split_of_any_text_gives_the_same_parts(parts: list[str], data: st.DataObject, is_open: bool) -> None:
     text = "".join(parts)
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=6))
     assert read(split(text, cuts), is_open=is_open) == read([text], is_open=is_open)

@@ -115,7 +115,7 @@ def split(text: str, cuts: Sequence[int]) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), TEXTS)
-def test_what_is_found(name: str, text: str, content: str, calls: list[Call]) -> None:
+def test_found_calls_equal_the_expected_ones(name: str, text: str, content: str, calls: list[Call]) -> None:
     assert calls_of(parse(name, [text])) == (content, calls)
 
 

@@ -93,7 +93,7 @@ async def test_calls_may_follow_a_preamble(renderer: Renderer) -> None:
     assert await follows(renderer, structure, "so</think>\n\n" + TOOL_FORMATS["hermes"].write(CALLS)) is True
 
 
-async def test_special_tokens_stand_in_a_grammar_by_their_ids(renderer: Renderer) -> None:
+async def test_special_tokens_are_ids_in_a_grammar(renderer: Renderer) -> None:
     special = {"<|user|>": renderer.info.added_tokens["<|user|>"]}
     structure = Structure(
         StructureKind.REGEX, "ab", "x", Preamble('"<"', f"<[{special['<|user|>']}]>", is_open=True)

@@ -84,7 +84,7 @@ def test_every_parameter_of_openai_is_a_field(theirs: Any, ours: type[BaseModel]
     assert theirs.__annotations__.keys() - known == set()
 
 
-def test_marks_of_a_prompts_cache_are_kept_from_the_template() -> None:
+def test_cache_markers_are_not_passed_to_the_template() -> None:
     part = {"type": "text", "text": "Hello"}
     marked = {"role": "user", "content": [{**part, "prompt_cache_breakpoint": {"mode": "explicit"}}]}
     assert SaidMessage.model_validate(marked).plain() == {"role": "user", "content": [part]}

@@ -9,7 +9,7 @@ from tests.server.responses.requests import HELLO, PATH, ask, stream, text_of
 from tests.server.serving import MODEL, serve, settings, spec
 
 
-def test_a_conversation_goes_on(http: httpx.Client) -> None:
+def test_a_conversation_continues(http: httpx.Client) -> None:
     first = ask(http, temperature=0)
     told = [
         {"role": "user", "content": HELLO["input"]},
@@ -60,7 +60,7 @@ def test_items_of_a_conversation_are_listed_in_pages(http: httpx.Client) -> None
     assert http.post(PATH, json=HELLO | {"input": [{"id": "msg_x_0"}]}).status_code == 404
 
 
-def test_a_kept_response_can_be_fetched_and_deleted(http: httpx.Client) -> None:
+def test_a_stored_response_can_be_fetched_and_deleted(http: httpx.Client) -> None:
     response = ask(http, metadata={"a": "b"})
     path = f"{PATH}/{response['id']}"
     assert http.get(path).json() == response
@@ -82,13 +82,13 @@ def test_a_kept_response_can_be_fetched_and_deleted(http: httpx.Client) -> None:
     assert http.get(f"{PATH}/{streamed['id']}").json() == streamed
 
 
-def test_what_is_not_to_be_kept_is_not(http: httpx.Client) -> None:
+def test_a_response_without_store_is_not_stored(http: httpx.Client) -> None:
     response = ask(http, store=False)
     assert response["store"] is False
     assert http.get(f"{PATH}/{response['id']}").status_code == 404
 
 
-def test_storage_is_bounded_and_nobody_elses(renderer: Renderer) -> None:
+def test_storage_is_limited_and_private(renderer: Renderer) -> None:
     limits = StorageLimits(max_responses=2)
     with serve(renderer, settings(storage=limits, api_keys=("one", "two"))) as server:
         one, two = (
@@ -109,7 +109,7 @@ def test_storage_is_bounded_and_nobody_elses(renderer: Renderer) -> None:
             assert two.get(f"{PATH}/{second['id']}").status_code == 200
 
 
-def test_what_is_too_large_to_be_kept_says_so(renderer: Renderer) -> None:
+def test_a_response_too_large_to_store_is_reported(renderer: Renderer) -> None:
     with (
         serve(renderer, settings(storage=StorageLimits(max_bytes=3000))) as server,
         httpx.Client(base_url=server.url, timeout=30) as http,

@@ -68,7 +68,7 @@ CALL_EVENTS = [
 ]
 
 
-def test_a_response_says_what_it_is(http: httpx.Client) -> None:
+def test_a_response_has_its_documented_fields(http: httpx.Client) -> None:
     response = ask(http, metadata={"a": "b"}, instructions="Be brief.", user="me")
     assert response["id"].startswith("resp_")
     assert (response["object"], response["model"], response["status"]) == ("response", MODEL, "incomplete")
@@ -89,7 +89,7 @@ def test_a_response_says_what_it_is(http: httpx.Client) -> None:
     }
 
 
-def test_what_asks_for_nothing_in_particular_changes_nothing(http: httpx.Client) -> None:
+def test_neutral_values_change_nothing(http: httpx.Client) -> None:
     """The values with which the published tests of OpenAI's library fill in what is optional."""
     inert: dict[str, Any] = {
         "access_programs": {"cyber": "standard"},
@@ -131,7 +131,7 @@ def test_an_answer_that_ends_is_completed(http: httpx.Client, renderer: Renderer
     assert text_of(response) == ""
 
 
-def test_the_same_words_are_the_same_prompt_as_in_chat(http: httpx.Client) -> None:
+def test_equal_messages_give_the_prompt_of_a_chat(http: httpx.Client) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is the lamp?"}]
     chat = http.post(
         "/v1/chat/completions",
@@ -147,7 +147,7 @@ def test_the_same_words_are_the_same_prompt_as_in_chat(http: httpx.Client) -> No
         assert response["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
 
 
-def test_a_stream_says_the_same_in_openais_order(http: httpx.Client) -> None:
+def test_a_stream_equals_the_unstreamed_answer_in_openais_order(http: httpx.Client) -> None:
     whole, events = ask(http, temperature=0, **LOGPROBS), stream(http, temperature=0, **LOGPROBS)
     assert names(events) == ["created", "in_progress", *TEXT_EVENTS, "incomplete"]
     assert same(events[-1]["response"]) == same(whole)
@@ -212,7 +212,7 @@ def test_structured_text(http: httpx.Client) -> None:
     assert json.loads(text_of(ask(http, max_output_tokens=300, text={"format": form}))).keys() == {"yes"}
 
 
-def test_reasoning_is_an_item_of_its_own(thinking: RunningServer) -> None:
+def test_reasoning_is_a_separate_item(thinking: RunningServer) -> None:
     body = {
         **HELLO,
         "reasoning": {"effort": "high", "summary": "auto"},
@@ -239,7 +239,7 @@ def test_reasoning_is_an_item_of_its_own(thinking: RunningServer) -> None:
         assert ask(http, body, previous_response_id=whole["id"], store=False)["status"] == "incomplete"
 
 
-def test_an_input_may_be_left_out(http: httpx.Client) -> None:
+def test_an_input_is_optional(http: httpx.Client) -> None:
     told = [{"role": "system", "content": "Say something."}]
     alone, as_item = (
         ask(http, temperature=0, **options)
@@ -349,7 +349,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("change", "param", "code"), REFUSED, ids=lambda value: str(value)[:60])
-def test_refusals(http: httpx.Client, change: dict[str, Any], param: str, code: str) -> None:
+def test_invalid_values_are_refused(http: httpx.Client, change: dict[str, Any], param: str, code: str) -> None:
     response = http.post(
         PATH, content=json.dumps(HELLO | change), headers={"Content-Type": "application/json"}
     )

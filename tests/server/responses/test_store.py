@@ -22,14 +22,14 @@ def kept(store: ResponseStore, owner: str, names: str) -> str:
     return "".join(name for name in names if store.get(owner, name) is not None)
 
 
-def test_the_oldest_goes_first() -> None:
+def test_the_oldest_is_evicted_first() -> None:
     store = ResponseStore(StorageLimits(max_responses=3))
     for name in "abcde":
         store.put("me", response(name))
     assert kept(store, "me", "abcde") == "cde"
 
 
-def test_bytes_are_bounded_and_nothing_larger_is_kept() -> None:
+def test_stored_bytes_are_limited() -> None:
     store = ResponseStore(StorageLimits(max_bytes=100))
     assert store.put("me", response("a", 60))
     assert not store.put("me", response("b", 101))
@@ -53,7 +53,7 @@ def test_age_is_bounded() -> None:
     assert not store.delete("me", "b")
 
 
-def test_nobody_sees_or_pushes_out_what_others_keep() -> None:
+def test_owners_cannot_read_or_evict_others_responses() -> None:
     store = ResponseStore(StorageLimits(max_responses=4))
     store.put("you", response("a"))
     for name in "bcdefgh":
@@ -65,7 +65,7 @@ def test_nobody_sees_or_pushes_out_what_others_keep() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 100)), max_size=60))
-def test_who_keeps_no_more_than_a_share_loses_nothing(puts: list[tuple[str, int]]) -> None:
+def test_an_owner_within_its_share_loses_nothing(puts: list[tuple[str, int]]) -> None:
     """Four keys, of 8 responses and 100 bytes: two responses of 25 bytes together stay, whatever the others put, small or large."""
     store = ResponseStore(StorageLimits(max_responses=8, max_bytes=100))
     store.put("modest", response("a", 24))
@@ -75,7 +75,7 @@ def test_who_keeps_no_more_than_a_share_loses_nothing(puts: list[tuple[str, int]
     assert kept(store, "modest", "ab") == "ab"
 
 
-def test_what_one_owner_alone_keeps_is_there_once_put() -> None:
+def test_a_single_owner_can_use_the_whole_store() -> None:
     store = ResponseStore(StorageLimits(max_responses=3, max_bytes=100))
     for number in range(1, 101):
         store.put("me", response("a", number))
@@ -83,7 +83,7 @@ def test_what_one_owner_alone_keeps_is_there_once_put() -> None:
         assert kept(store, "me", "b") == "b"
 
 
-def test_nothing_is_kept_where_nothing_may_be() -> None:
+def test_nothing_is_stored_with_a_limit_of_zero() -> None:
     store = ResponseStore(StorageLimits(max_responses=0))
     store.put("me", response("a"))
     assert store.num_responses == 0
@@ -98,7 +98,7 @@ STEPS = st.tuples(
 
 
 @given(st.lists(STEPS))
-def test_limits_hold_and_counts_are_true_whatever_is_done(steps: list[tuple[str, str, str, int]]) -> None:
+def test_limits_and_counts_hold_for_any_operations(steps: list[tuple[str, str, str, int]]) -> None:
     clock = Clock()
     store = ResponseStore(StorageLimits(max_responses=4, max_bytes=100, ttl=50), clock.now)
     for action, owner, name, number in steps:

@@ -71,7 +71,7 @@ def test_every_byte_of_a_stream_is_ascii(http: httpx.Client) -> None:
     assert body.isascii()
 
 
-def test_an_omitted_limit_means_all_that_there_is_room_for(http: httpx.Client) -> None:
+def test_an_omitted_limit_is_the_remaining_context(http: httpx.Client) -> None:
     answer = ask(http, max_tokens=None)
     assert answer["usage"]["total_tokens"] == 1024
     assert answer["choices"][0]["finish_reason"] == "length"
@@ -106,7 +106,7 @@ def test_a_stop_token_id_ends_an_answer_and_is_named(http: httpx.Client) -> None
     assert (choice["finish_reason"], choice["stop_reason"], choice["message"]["content"]) == ("stop", 77, "")
 
 
-def test_the_stop_string_is_kept_if_asked_for(http: httpx.Client) -> None:
+def test_the_stop_string_is_included_on_request(http: httpx.Client) -> None:
     text = ask(http, temperature=0)["choices"][0]["message"]["content"]
     stop = text[-4:]
     kept = ask(http, temperature=0, max_tokens=8, stop=stop, include_stop_str_in_output=True)["choices"][0]
@@ -163,7 +163,7 @@ def test_neutral_values_of_unsupported_fields_pass(http: httpx.Client) -> None:
     ask(http, chat_template_kwargs={"enable_thinking": False, "thinking": False})
 
 
-def test_every_answer_has_an_id_of_its_own(http: httpx.Client) -> None:
+def test_every_answer_has_a_different_id(http: httpx.Client) -> None:
     assert len({ask(http)["id"] for _ in range(3)}) == 3
 
 
@@ -197,7 +197,7 @@ def test_nothing_is_sent_before_the_engine_has_accepted(renderer: Renderer) -> N
         assert response.json()["error"]["code"] == "queue_timeout"
 
 
-def test_a_continued_message_is_echoed_if_that_is_asked_for(http: httpx.Client) -> None:
+def test_a_continued_message_is_echoed_on_request(http: httpx.Client) -> None:
     begun = [
         {"role": "user", "content": "Who?"},
         {"role": "assistant", "content": [{"type": "text", "text": "It is"}]},

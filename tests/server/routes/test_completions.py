@@ -66,7 +66,7 @@ def test_an_omitted_limit_never_errs_near_the_end_of_the_context(http: httpx.Cli
     assert ask(http, prompt=[5] * 1020, max_tokens=None)["usage"]["completion_tokens"] == 4
 
 
-def test_best_of_is_taken_when_it_chooses_nothing(http: httpx.Client) -> None:
+def test_best_of_is_accepted_if_it_has_no_effect(http: httpx.Client) -> None:
     assert len(ask(http, n=2, best_of=2)["choices"]) == 2
 
 
@@ -89,7 +89,7 @@ def test_logprobs_are_parallel_lists(http: httpx.Client) -> None:
         assert top[token] == logprob == max(top.values())
 
 
-def test_zero_logprobs_are_those_of_the_tokens_alone(http: httpx.Client) -> None:
+def test_zero_logprobs_are_those_of_the_tokens(http: httpx.Client) -> None:
     logprobs = ask(http, logprobs=0)["choices"][0]["logprobs"]
     assert [list(top) for top in logprobs["top_logprobs"]] == [[token] for token in logprobs["tokens"]]
 
@@ -124,7 +124,7 @@ def test_a_prompt_can_be_scored_without_generating(http: httpx.Client) -> None:
 @pytest.mark.parametrize("logprobs", [None, 2])
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("prompt", ["Anna", ["Anna", "Ben keeps"], [5, 6], [[5, 6], [7]]])
-def test_a_stream_says_the_same_as_the_whole_answer(
+def test_a_stream_equals_the_unstreamed_answer(
     http: httpx.Client, prompt: Any, n: int, logprobs: int | None, echo: bool
 ) -> None:
     options = {"prompt": prompt, "n": n, "logprobs": logprobs, "echo": echo, "seed": 1, "temperature": 1}
@@ -158,19 +158,19 @@ def test_the_scoring_requests_of_evaluation_harnesses(http: httpx.Client, render
     assert all(isinstance(top, dict) and top for top in choice["logprobs"]["top_logprobs"][num_context:-1])
 
 
-def test_the_reason_of_an_end_comes_with_the_end_of_the_text(http: httpx.Client) -> None:
+def test_the_finish_reason_is_in_the_last_text_delta(http: httpx.Client) -> None:
     for options in ({}, {"logprobs": 1}, {"max_tokens": 1}):
         pieces = [chunk["choices"][0] for chunk in stream(http, **options)]
         assert [piece["finish_reason"] for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
         assert all(piece["text"] for piece in pieces)
 
 
-def test_texts_and_token_ids_may_stand_in_one_list(http: httpx.Client) -> None:
+def test_texts_and_token_ids_can_be_mixed_in_a_list(http: httpx.Client) -> None:
     from_text, from_ids = ask(http, prompt=["Anna keeps", tokens_of(http, "Anna keeps")])["choices"]
     assert from_text["text"] == from_ids["text"]
 
 
-def test_what_ended_a_choice_is_told_in_both_ways(http: httpx.Client) -> None:
+def test_the_stop_reason_is_reported_in_both_fields(http: httpx.Client) -> None:
     text = ask(http)["choices"][0]["text"]
     [choice] = ask(http, stop=text[2])["choices"]
     assert (choice["stop_reason"], choice["matched_stop"]) == (text[2], text[2])

@@ -46,7 +46,7 @@ def test_texts(sdk: openai.OpenAI, renderer: Renderer) -> None:
     assert answer.model == MODEL
 
 
-def test_the_sdk_asks_for_base64_and_reads_it(sdk: openai.OpenAI, renderer: Renderer) -> None:
+def test_the_sdk_requests_base64_and_reads_it(sdk: openai.OpenAI, renderer: Renderer) -> None:
     answer = sdk.embeddings.create(model=MODEL, input=TEXTS[0])
     assert answer.data[0].embedding == pytest.approx(mean_of(tokens_of(renderer, TEXTS[0])), abs=1e-6)
 
@@ -65,7 +65,7 @@ def test_dimensions_are_the_first_ones_made_a_unit(http: httpx.Client) -> None:
     assert item["embedding"] == pytest.approx(unit(mean_of([5, 6, 7])[:3]))
 
 
-def test_the_last_token_alone(renderer: Renderer) -> None:
+def test_only_the_last_token_is_computed(renderer: Renderer) -> None:
     with serve(renderer, settings(embedding_pooling=PromptPooling.LAST)) as running:
         [item] = httpx.post(f"{running.url}/v1/embeddings", json={"input": [5, 6, 7]}).json()["data"]
     assert item["embedding"] == pytest.approx(unit(list(hidden_state(fold(0, [5, 6, 7]), SIZE))))
@@ -101,7 +101,7 @@ def test_more_inputs_than_places(sdk: openai.OpenAI, running: RunningServer) -> 
         ({"input": "a", "normalize": False}, "normalize", "not supported"),
     ],
 )
-def test_what_is_refused(http: httpx.Client, body: dict[str, Any], param: str, says: str) -> None:
+def test_invalid_values_are_refused(http: httpx.Client, body: dict[str, Any], param: str, says: str) -> None:
     answer = http.post("/v1/embeddings", json=body)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
@@ -109,7 +109,7 @@ def test_what_is_refused(http: httpx.Client, body: dict[str, Any], param: str, s
     assert says in error["message"]
 
 
-def test_inputs_may_be_of_both_kinds_and_cut(http: httpx.Client) -> None:
+def test_inputs_can_be_text_or_ids_and_truncated(http: httpx.Client) -> None:
     body = {
         "input": ["Hello", [5, 6, 7, 8], [7, 8]],
         "truncate_prompt_tokens": 2,

@@ -90,7 +90,7 @@ async def test_while_the_model_is_loaded_and_after(
     assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 200
 
 
-async def test_a_model_that_cannot_be_loaded(
+async def test_a_model_that_cannot_be_loaded_is_reported(
     http: httpx.AsyncClient, loading: Loading, engine: AsyncEngine
 ) -> None:
     loading.fails = True
@@ -100,7 +100,7 @@ async def test_a_model_that_cannot_be_loaded(
     assert "secret" not in (await http.get("/health")).text
 
 
-async def test_a_draining_server_ends_what_it_has_and_takes_no_more(
+async def test_a_draining_server_finishes_requests_and_refuses_new_ones(
     http: httpx.AsyncClient, loading: Loading, engine: AsyncEngine
 ) -> None:
     loading.gate = Gate(is_open=False)

@@ -67,7 +67,7 @@ def test_chat(sdk: openai.OpenAI) -> None:
     assert usage.prompt_tokens_details.cached_tokens == 0
 
 
-def test_streamed_chat_says_the_same_as_the_whole_answer(sdk: openai.OpenAI) -> None:
+def test_a_streamed_chat_equals_the_unstreamed_one(sdk: openai.OpenAI) -> None:
     whole = chat(sdk, seed=3, n=3, max_tokens=20, extra_body=LONG)
     chunks = stream_chat(
         sdk, seed=3, n=3, max_tokens=20, extra_body=LONG, stream_options={"include_usage": True}

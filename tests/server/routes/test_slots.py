@@ -10,12 +10,12 @@ from server.text.renderer import Renderer
 from tests.server.serving import RunningServer, serve, settings, spec
 
 
-def test_off_unless_asked_for(http: httpx.Client) -> None:
+def test_off_by_default(http: httpx.Client) -> None:
     answer = http.get("/slots")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "slots_disabled")
 
 
-def test_what_a_slot_does(renderer: Renderer) -> None:
+def test_each_slot_state_is_reported(renderer: Renderer) -> None:
     shown, config = settings(slots_are_shown=True), SchedulerConfig(reports_slots=True, max_decode_steps=1)
     with (
         serve(renderer, shown, spec(num_slots=2), config=config, is_open=False) as server,

@@ -27,7 +27,7 @@ def stream(http: httpx.Client, path: str, **options: Any) -> list[Any]:
         return list(data(response))
 
 
-def test_a_completion_tells_its_token_ids(http: httpx.Client, renderer: Renderer) -> None:
+def test_a_completion_returns_its_token_ids(http: httpx.Client, renderer: Renderer) -> None:
     prompt = http.post("/tokenize", json={"prompt": "Anna keeps 媽"}).json()["tokens"]
     for choice in ask(http, COMPLETIONS, return_token_ids=True, n=2)["choices"]:
         assert choice["prompt_token_ids"] == prompt
@@ -35,7 +35,7 @@ def test_a_completion_tells_its_token_ids(http: httpx.Client, renderer: Renderer
         assert renderer.vocabulary.decode(choice["token_ids"]) == choice["text"]
 
 
-def test_a_chat_tells_its_token_ids(http: httpx.Client) -> None:
+def test_a_chat_returns_its_token_ids(http: httpx.Client) -> None:
     prompt = http.post("/tokenize", json={"messages": TURNS}).json()["tokens"]
     answer = ask(http, CHAT, return_token_ids=True)
     assert (answer["prompt_token_ids"], len(answer["choices"][0]["token_ids"])) == (prompt, 6)
@@ -48,7 +48,7 @@ def test_a_stop_token_is_among_them(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"echo": True}, {"logprobs": 1}, {"n": 2}])
-def test_a_streamed_completion_tells_the_same_ids(http: httpx.Client, options: dict[str, Any]) -> None:
+def test_a_streamed_completion_returns_the_same_ids(http: httpx.Client, options: dict[str, Any]) -> None:
     whole = ask(http, COMPLETIONS, return_token_ids=True, **options)
     chunks = [chunk["choices"][0] for chunk in stream(http, COMPLETIONS, return_token_ids=True, **options)]
     for choice in whole["choices"]:
@@ -60,7 +60,7 @@ def test_a_streamed_completion_tells_the_same_ids(http: httpx.Client, options: d
 
 
 @pytest.mark.parametrize("options", [{}, {"logprobs": True}, {"n": 2}])
-def test_a_streamed_chat_tells_the_same_ids(http: httpx.Client, options: dict[str, Any]) -> None:
+def test_a_streamed_chat_returns_the_same_ids(http: httpx.Client, options: dict[str, Any]) -> None:
     whole = ask(http, CHAT, return_token_ids=True, **options)
     chunks = stream(http, CHAT, return_token_ids=True, **options)
     assert [chunk.get("prompt_token_ids") for chunk in chunks] == [whole["prompt_token_ids"]] + [None] * (
@@ -72,7 +72,7 @@ def test_a_streamed_chat_tells_the_same_ids(http: httpx.Client, options: dict[st
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
-def test_ids_that_were_not_asked_for_are_null(http: httpx.Client, path: str) -> None:
+def test_ids_are_null_unless_requested(http: httpx.Client, path: str) -> None:
     answer = ask(http, path)
     told = answer if path == CHAT else answer["choices"][0]
     assert (told["prompt_token_ids"], told["prompt_logprobs"], answer["choices"][0]["token_ids"]) == (
@@ -102,7 +102,7 @@ def test_log_probabilities_may_name_tokens_by_their_ids(http: httpx.Client) -> N
     ]
 
 
-def test_a_prompt_is_cut_at_the_side_that_was_asked_for(http: httpx.Client) -> None:
+def test_a_prompt_is_truncated_on_the_requested_side(http: httpx.Client) -> None:
     for side, kept in (
         ({}, [8, 9]),
         ({"truncation_side": "left"}, [8, 9]),
@@ -117,7 +117,7 @@ def test_a_prompt_is_cut_at_the_side_that_was_asked_for(http: httpx.Client) -> N
     assert ask(http, CHAT, truncate_prompt_tokens=3)["usage"]["prompt_tokens"] == 3
 
 
-def test_a_prompt_that_is_cut_may_be_longer_than_the_context(http: httpx.Client) -> None:
+def test_a_truncated_prompt_may_exceed_the_context(http: httpx.Client) -> None:
     assert (
         ask(http, COMPLETIONS, prompt=[5] * 3000, truncate_prompt_tokens=100)["usage"]["prompt_tokens"] == 100
     )

@@ -38,13 +38,13 @@ def test_messages(http: httpx.Client, tokenizer: Any) -> None:
     assert tokenize(http, messages=messages)["token_strs"] is None
 
 
-def test_what_is_tokenized_is_what_a_prompt_costs(http: httpx.Client) -> None:
+def test_tokenize_counts_as_a_prompt(http: httpx.Client) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": TEXT}]
     answer = http.post("/v1/chat/completions", json={"messages": messages, "max_tokens": 1}).json()
     assert answer["usage"]["prompt_tokens"] == tokenize(http, messages=messages)["count"]
 
 
-def test_tools_cost_what_they_cost_a_chat(http: httpx.Client) -> None:
+def test_tools_have_the_token_count_of_a_chat(http: httpx.Client) -> None:
     tool = {
         "type": "function",
         "function": {

@@ -110,7 +110,7 @@ def test_required_calls_are_made_in_every_format(renderer: Renderer, name: str) 
         )
 
 
-def test_a_stream_of_calls_says_what_the_whole_answer_says(http: httpx.Client) -> None:
+def test_streamed_calls_equal_the_unstreamed_answer(http: httpx.Client) -> None:
     whole = ask(http, seed=4, parallel_tool_calls=False)
     with http.stream(
         "POST", CHAT, json=BODY | {"seed": 4, "parallel_tool_calls": False, "stream": True}
@@ -202,7 +202,7 @@ def test_none_leaves_tools_out(http: httpx.Client) -> None:
     assert "tool_calls" not in none["choices"][0]["message"]
 
 
-def test_reasoning_comes_apart_and_the_form_begins_after_it(thinking: RunningServer) -> None:
+def test_reasoning_is_separate_and_the_grammar_starts_after_it(thinking: RunningServer) -> None:
     regex = {"guided_regex": "[0-9]{3}", "tools": None, "tool_choice": None}
     with httpx.Client(base_url=thinking.url, timeout=30) as http:
         choice = ask(
@@ -290,7 +290,7 @@ def test_a_template_gets_tools_calls_and_variables(thinking: RunningServer) -> N
     assert quiet.status_code == 200
 
 
-def test_a_template_without_tools_is_told_of_them_in_words() -> None:
+def test_a_template_without_tools_gets_them_as_text() -> None:
     chat_format = ChatFormat.of("{{ messages }}", settings())
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": "é"}}}
     turns: list[dict[str, Any]] = [

@@ -51,7 +51,7 @@ def ids_of(tokenizer: PreTrainedTokenizerFast) -> st.SearchStrategy[list[int]]:
 @pytest.mark.parametrize("skip_special_tokens", [True, False])
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, METASPACE])
 @given(data=st.data())
-def test_any_ids_give_the_text_of_the_whole(
+def test_incremental_text_equals_the_whole_text(
     tokenizer: PreTrainedTokenizerFast, skip_special_tokens: bool, data: st.DataObject
 ) -> None:
     ids = data.draw(ids_of(tokenizer))
@@ -81,7 +81,7 @@ def test_any_ids_with_byte_tokens(tokenizer: PreTrainedTokenizerFast, data: st.D
 
 @pytest.mark.parametrize("tokenizer", KINDS)
 @given(text=any_text)
-def test_a_text_comes_back_and_never_half_a_character(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+def test_text_round_trips_without_half_characters(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
     pieces = pieces_of(Detokenizer(vocabulary_of(tokenizer)), one_by_one(ids))
     assert "".join(pieces) == text_of(tokenizer, ids, skip_special_tokens=True)

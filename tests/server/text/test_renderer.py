@@ -142,7 +142,7 @@ async def test_long_texts_are_rendered_elsewhere(
     assert threads[1] == threading.current_thread().name
 
 
-async def test_what_cannot_be_rendered(byte_renderer: Renderer) -> None:
+async def test_unrenderable_prompts_are_refused(byte_renderer: Renderer) -> None:
     with pytest.raises(RenderError, match="half a surrogate pair at character 2"):
         await byte_renderer.encode("ab\ud800", add_special_tokens=False)
     with pytest.raises(RenderError, match="half a surrogate pair"):
@@ -201,7 +201,7 @@ async def test_a_model_without_a_template() -> None:
     renderer.close()
 
 
-def test_what_a_models_folder_says(tmp_path: Path) -> None:
+def test_a_models_folder_is_read(tmp_path: Path) -> None:
     byte_level().save_pretrained(tmp_path)
     own = id_of(byte_level(), "<|end|>")
     Path(tmp_path, "generation_config.json").write_text(

@@ -19,7 +19,7 @@ def first_match(text: str, strings: list[str]) -> tuple[int, str] | None:
 
 
 @given(texts, stops, st.integers(0, 30))
-def test_finds_what_a_search_of_the_whole_text_finds(text: str, strings: list[str], cut: int) -> None:
+def test_finds_the_same_as_a_search_of_the_whole_text(text: str, strings: list[str], cut: int) -> None:
     matcher = StopMatcher([StopString(string) for string in strings])
     found = matcher.feed(text[:cut])
     if found is None and (rest := matcher.feed(text[cut:])) is not None:
@@ -28,7 +28,7 @@ def test_finds_what_a_search_of_the_whole_text_finds(text: str, strings: list[st
 
 
 @given(texts, stops)
-def test_holds_just_what_may_be_a_beginning(text: str, strings: list[str]) -> None:
+def test_holds_back_only_a_possible_beginning(text: str, strings: list[str]) -> None:
     matcher = StopMatcher([StopString(string) for string in strings])
     if matcher.feed(text) is None:
         beginnings = [

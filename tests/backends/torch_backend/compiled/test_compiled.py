@@ -188,7 +188,7 @@ def test_many_slots_decode_as_few(config: TorchBackendConfig) -> None:
     assert answers[0] == answers[1]
 
 
-def test_a_pool_of_one_slot_has_graphs_of_its_own(
+def test_a_pool_of_one_slot_has_its_own_graphs(
     config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside a pool of several: both decode compiled, and as they do alone; their three layers are two stacks."""
@@ -248,7 +248,7 @@ def test_without_a_compiler_everything_else_works(
     Driver(backend, 32).run(Request(random_prompt(9)), num_tokens=3)
 
 
-def test_a_folder_that_cannot_be_written_is_done_without(
+def test_an_unwritable_folder_is_not_used(
     config: TorchBackendConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
@@ -277,7 +277,7 @@ def test_graphs_with_equal_text_are_one() -> None:
     )
 
 
-def test_a_chain_hands_each_link_its_own_and_what_is_shared() -> None:
+def test_a_chain_passes_own_and_shared_tensors_to_each_link() -> None:
     scaled = trace(lambda rows, factor, bias: rows * factor + bias, [ROWS, ROWS, InputSpec((4,), "float32")])
     rotated = trace(
         lambda rows, weight, bias: rows @ weight - bias,
@@ -306,12 +306,12 @@ def test_a_chain_hands_each_link_its_own_and_what_is_shared() -> None:
     ],
     ids=["value", "size", "constant"],
 )
-def test_what_is_no_static_graph_is_refused(function: object, message: str) -> None:
+def test_an_invalid_static_graph_is_refused(function: object, message: str) -> None:
     with pytest.raises(GraphError, match=message):
         trace(function, [ROWS])  # type: ignore[arg-type]
 
 
-def test_a_layer_that_asks_for_its_number_is_left_alone(
+def test_a_layer_that_uses_its_index_is_not_shared(
     config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = TorchBackend(config)

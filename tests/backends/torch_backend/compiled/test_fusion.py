@@ -259,7 +259,7 @@ def _broadcast(hidden: Tensor, norm: Tensor, up: Weight, down: Weight) -> Tensor
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_what_only_looks_alike_stays(
+def test_similar_patterns_are_not_fused(
     block: Function, expected: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
     """The rest of the graph is rewritten all the same, and the numbers are right."""

@@ -99,7 +99,7 @@ def test_a_prompt_whose_tokens_are_scored_is_read_whole(backend: TorchBackend, w
 
 
 @pytest.mark.parametrize(("pooling", "num_tokens"), [(PromptPooling.MEAN, CHUNK), (PromptPooling.LAST, 2)])
-def test_a_pooled_prompt_is_read_as_far_as_its_pooling_asks(
+def test_a_pooled_prompt_skips_layers_that_its_pooling_does_not_need(
     backend: TorchBackend, watch: Watch, pooling: PromptPooling, num_tokens: int
 ) -> None:
     row = PrefillRow("pooled", tuple(random_prompt(CHUNK)), 0, CHUNK, slots=(), scratch=0, pooling=pooling)
@@ -112,7 +112,7 @@ def test_a_pooled_prompt_is_read_as_far_as_its_pooling_asks(
     )
 
 
-def test_a_failing_layer_leaves_the_next_chunk_what_it_needs(
+def test_a_failing_layer_does_not_break_the_next_chunk(
     backend: TorchBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether it fails before it has written or after."""

@@ -83,7 +83,7 @@ def test_a_query_that_sees_nothing_is_finite() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_causal_step_needs_no_bias_for_what_came_before(
+def test_a_causal_step_needs_no_bias_for_earlier_tokens(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
     """The bias of the step's own tokens alone, and blocks that do not look past their last query, against torch's mask over everything."""
@@ -102,7 +102,7 @@ def test_a_causal_step_needs_no_bias_for_what_came_before(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_entries_that_nobody_sees_leave_every_bit(dtype: torch.dtype) -> None:
+def test_masked_entries_do_not_change_a_bit(dtype: torch.dtype) -> None:
     """How much of a slot is read depends on a batch's longest sequence; what the others get must not."""
     generator = torch.Generator().manual_seed(1)
     plane = torch.randn(2, ROWS, KV_HEADS, 2049, WIDTH, generator=generator).to(dtype)

@@ -126,7 +126,7 @@ def test_latents_are_read_where_they_lie_by_few_queries() -> None:
     assert not attention.absorbs(171)
 
 
-def test_a_token_takes_what_its_latent_does(tmp_path: Path) -> None:
+def test_a_token_takes_the_bytes_of_its_latent(tmp_path: Path) -> None:
     """576 values a token and layer for DeepSeek-R1 (arXiv 2412.19437: d_c 512, d_R 64), however many its heads."""
     latent = {
         name: DEEPSEEK_R1[name]

@@ -132,7 +132,7 @@ def test_untrained_layers_are_alike(architecture: str, tmp_path: Path) -> None:
     assert backend.spec.pools[0].policy.layer_kept == ()
 
 
-def test_scores_are_the_models_own_attention() -> None:
+def test_scores_equal_the_models_attention() -> None:
     """Against transformers' own weights of the same tokens; the sequence is shorter than usual."""
     register_attention()
     own, plain = (
@@ -168,7 +168,7 @@ def test_a_model_without_a_token_for_beginnings_is_read_too() -> None:
     assert measure_induction(model, 3, max_model_len=40)[1].matched > 0.9
 
 
-def test_who_looks_up_leads_and_not_who_rests() -> None:
+def test_induction_scores_separate_retrieval_from_resting_heads() -> None:
     layers = [LayerSpec(4, 2, (), None) for _ in range(3)]
     measured = [InductionScore(0.0, 1.0), InductionScore(0.5, 0.0), InductionScore(0.0, 0.0)]
     assert (

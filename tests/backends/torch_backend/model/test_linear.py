@@ -43,7 +43,7 @@ def test_a_reordered_layer_equals_the_layer(dtype: torch.dtype, has_bias: bool) 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_a_row_does_not_depend_on_its_company(dtype: torch.dtype) -> None:
+def test_a_row_is_batch_invariant(dtype: torch.dtype) -> None:
     linear, hidden = ReorderedLinear([_linear(40, dtype, has_bias=True)], Kernels()), _hidden(dtype, 64)
     whole = linear(hidden)
     for num_rows in (2, 4, 8, 16):

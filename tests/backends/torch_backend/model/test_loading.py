@@ -1,4 +1,4 @@
-"""Loading checkpoints from disk, and what is refused. The kinds of models that are refused by name are in `test_refusals`."""
+"""Loading checkpoints from disk, and what is refused. The kinds of models that are refused by name are in `test_invalid_values_are_refused`."""
 
 import json
 from collections.abc import Callable
@@ -92,7 +92,7 @@ def test_code_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("problem", ["missing", "shape"])
-def test_weights_must_be_whole(problem: str, tmp_path: Path) -> None:
+def test_incomplete_weights_are_refused(problem: str, tmp_path: Path) -> None:
     _save(LlamaConfig(**SIZES), tmp_path)
     name = "model.layers.1.mlp.up_proj.weight"
     _edit_weights(

@@ -132,7 +132,7 @@ def test_sums_of_int8_rows_stay_within_32_bits() -> None:
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_a_number_that_is_none_is_not_hidden(
+def test_a_number_that_is_not_finite_is_reported(
     kernels: Kernels, kind: type[QuantizedLinear], number: float
 ) -> None:
     hidden = torch.ones(2, 64)
@@ -170,7 +170,7 @@ class _Made(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("is_apart", [False, True], ids=["together", "apart"])
-def test_without_kernels_no_copy_of_the_whole_weight_is_made(is_apart: bool) -> None:
+def test_without_kernels_the_weight_is_converted_in_parts(is_apart: bool) -> None:
     """Of rows that lie apart either, such as the last ones of several chunks."""
     layer = _linear(64, 9000, torch.bfloat16)
     quantized, hidden = QuantizedLinear([layer], Kernels()), torch.randn(8, 5, 64).bfloat16()

@@ -382,7 +382,7 @@ def test_draws_equal_those_of_torch(dtype: torch.dtype, vocab_size: int, spread:
         assert alone[1] == found[slot]
 
 
-def test_filters_leave_the_same_tokens_as_torch() -> None:
+def test_filters_keep_the_same_tokens_as_torch() -> None:
     """4000 draws suffice for each token that the filters leave to be drawn."""
     num_draws, vocab_size = 4000, 30
     logits = _random(1, vocab_size, dtype=torch.float32).bfloat16()

@@ -35,7 +35,7 @@ def _kept(scores: Tensor, *filters: tuple[int, float, float]) -> Tensor:
     top_p=st.integers(1, 100).map(lambda percent: percent / 100),
     min_p=st.integers(0, 100).map(lambda percent: percent / 100),
 )
-def test_keeps_what_transformers_keeps(seed: int, top_k: int, top_p: float, min_p: float) -> None:
+def test_keeps_the_same_tokens_as_transformers(seed: int, top_k: int, top_p: float, min_p: float) -> None:
     scores = 3 * torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
     expected = _warped(scores, top_k, top_p, min_p) > -torch.inf
     assert torch.equal(_kept(scores, (top_k, top_p, min_p)), expected)

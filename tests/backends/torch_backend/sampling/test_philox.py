@@ -18,7 +18,7 @@ def _words(text: str) -> tuple[torch.Tensor, ...]:
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN_ANSWERS)
-def test_known_answers(counter: str, key: str, answer: str) -> None:
+def test_known_answer_vectors_are_met(counter: str, key: str, answer: str) -> None:
     c0, c1, c2, c3 = _words(counter)
     k0, k1 = _words(key)
     assert philox4x32((c0, c1, c2, c3), (k0, k1)) == _words(answer)

@@ -124,7 +124,7 @@ def test_a_seed_knows_no_neighbours(kernels: Kernels, neighbour: SamplingParams)
         assert _drawn(crowded, logits[[1, 2, 0, 3]], others | {2: mine})[2] == expected
 
 
-def test_several_steps_are_the_same_draws(sampler: Sampler) -> None:
+def test_several_steps_equal_single_steps(sampler: Sampler) -> None:
     logits = _logits()
     plan = sampler.plan({0: Draw(CHANCE, output_index=4)})
     together = [int(sampler.sample(logits, plan, number).token_ids[0]) for number in range(10)]
@@ -176,7 +176,7 @@ def test_a_new_sequence_has_no_past(sampler: Sampler) -> None:
     ] == first
 
 
-def test_logit_bias_comes_and_goes(sampler: Sampler) -> None:
+def test_logit_bias_applies_to_its_request_only(sampler: Sampler) -> None:
     logits = _logits()
     best = int(logits[0].argmax())
     biased = SamplingParams(temperature=0.0, logit_bias=((7, 100.0), (best, -100.0)))
@@ -222,7 +222,7 @@ def test_a_mask_and_a_ban_both_hold(sampler: Sampler) -> None:
     assert _drawn(sampler, _logits(), {1: draw})[1] == 4
 
 
-def test_masked_draws_follow_what_is_left_of_the_distribution(kernels: Kernels) -> None:
+def test_masked_draws_follow_the_remaining_distribution(kernels: Kernels) -> None:
     logits, allowed = _logits()[0], [2, 9, 17, 40]
     sampler = _sampler(kernels, 500)
     plan = sampler.plan(

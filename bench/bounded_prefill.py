@@ -1,8 +1,8 @@
 """Time to the first token and peak memory by prompt length, with a full and a bounded scratch, on one core.
 
-`python -m bench.bounded_prefill --out results/bounded-prefill` writes `.json` and `.png`. The model is a Llama
-of three layers with random weights, as speed and memory do not depend on their values. Of the last layer a
-prompt needs little more than keys and values.
+`python -m bench.bounded_prefill --out results/bounded-prefill` writes `.json` and `.png`. The model is a
+Llama of three layers with random weights, as speed and memory do not depend on their values. Of the last
+layer a prompt needs little more than keys and values.
 
 Each point is measured in another process. After a short prompt to warm up, the backend reads one prompt in
 chunks of 512 tokens into a slot of 2,048 entries. The scratch fits the prompt, as in a server for such

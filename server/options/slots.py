@@ -116,14 +116,18 @@ class SlotOptions(OptionGroup):
 def read_pools(
     slots: SlotOptions, pools: tuple[str, ...], max_model_len: int | None
 ) -> tuple[PoolOptions, ...]:
-    """Return the pools of `--pool`, or the only one. Raises `OptionError`, or ValueError that names a field."""
+    """Return the pools of `--pool`, or the only one.
+
+    Raises `OptionError`, or ValueError that names a field.
+    """
     longest = max_model_len or DEFAULT_MAX_MODEL_LEN
     if not pools:
         return (slots.pool("", longest),)
     for option in options_of(SlotOptions):
         if getattr(slots, option.key) != option.field.default:
             raise OptionError(
-                f"{option.flag} describes the slots of a single pool; with --pool, it is one of the pool's keys"
+                f"{option.flag} describes the slots of a single pool; with --pool, it is one of "
+                "the pool's keys"
             )
     read = tuple(_read_pool(written, longest) for written in pools)
     try:
@@ -175,9 +179,9 @@ class CacheOptions(OptionGroup):
         tuple[Text, ...],
         Shown("POLICY[:KEY=VALUE,…]", default="one, of the options for slots", separator=" "),
         Field(
-            description="Several pools instead of one: the policy of each, and by their names any of the options "
-            f"for slots (short: {', '.join(f'`{short}`' for short in _SHORT)}); `name` if two have one policy. "
-            "In the variable separated by spaces."
+            description="Several pools instead of one: the policy of each, and by their names any of the "
+            f"options for slots (short: {', '.join(f'`{short}`' for short in _SHORT)}); `name` if two have "
+            "one policy. In the variable separated by spaces."
         ),
     ] = ()
     num_scratch: Count = 2

@@ -1,7 +1,8 @@
-"""Tiny checkpoints of real architectures with random weights, written to disk as published ones are: a folder of config and safetensors.
+"""Tiny checkpoints of real architectures with random weights, as folders of a config and safetensors.
 
-The weights are drawn large enough that attention is far from uniform and that the best token leads by a healthy margin; norms and biases,
-which their architectures would leave at 1 and 0, are drawn too, so that a part that is left out shows.
+The weights are drawn large enough that attention is far from uniform and that the best token leads by a
+healthy margin; norms and biases, which their architectures would leave at 1 and 0, are drawn too, so that a
+part that is left out shows.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""What backends share: the folder where compiled code is kept, so that each graph is compiled once for all tests."""
+"""Fixtures of all backends: a folder for compiled code, so that each graph is compiled once for all tests."""
 
 import os
 from pathlib import Path

@@ -95,7 +95,7 @@ def _error(key: Tensor, value: Tensor, token: Token) -> float:
 
 
 def _rivals(layer: Layer, kv_head: int, token: Token) -> list[Token]:
-    """Return the other tokens in entries that the ring lends whose scores are the token's but for rounding: their order is open."""
+    """Return the other tokens in lent entries with equal scores but for rounding: their order is open."""
     lent = layer.slots[kv_head].lent
     if not any(each is token for each in lent):
         return []

@@ -1,4 +1,4 @@
-"""Drives a backend as a scheduler would, one step at a time and with no policy of its own: the test says what runs beside what."""
+"""Drives a backend one step at a time. Each test decides which requests share a batch."""
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,7 +40,10 @@ def open_backend(
     compile_cache: Path | None = None,
     quantization: Quantization = Quantization.NONE,
 ) -> TorchBackend:
-    """Load a checkpoint in float32 on the CPU, where numbers can be compared closely. With a `compile_cache`, decode is compiled."""
+    """Load a checkpoint in float32 on the CPU, where numbers can be compared closely.
+
+    With a `compile_cache`, decode is compiled.
+    """
     config = TorchBackendConfig(
         model=str(path),
         device=DeviceName.CPU,
@@ -91,7 +94,7 @@ class Request:
 
 
 class Driver:
-    """Reads prompts in chunks of `chunk` tokens and decodes, whatever requests each call names in one batch."""
+    """Reads prompts in chunks of `chunk` tokens and decodes. Each call names the requests of one batch."""
 
     def __init__(self, backend: Backend, chunk: int, pool: int = 0) -> None:
         self.backend = backend
@@ -119,7 +122,7 @@ class Driver:
                 self._prefill(chosen[first : first + limit])
 
     def decode(self, *requests: Request, num_steps: int = 1, steps_a_launch: int = 1) -> None:
-        """Decode `num_steps` tokens of every choice of every request, `steps_a_launch` of them in each batch."""
+        """Decode `num_steps` tokens of every choice of every request, `steps_a_launch` in each batch."""
         assert num_steps % steps_a_launch == 0
         choices = [(request, choice) for request in requests for choice in range(len(request.slots))]
         for _ in range(num_steps // steps_a_launch):

@@ -1,4 +1,4 @@
-"""What transformers itself says: greedy continuations, the logits along the way, and whether a backend's log-probabilities are theirs."""
+"""transformers' results: greedy continuations, logits, and the comparison of log-probabilities."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,10 @@ def random_prompt(num_tokens: int, seed: int = 0) -> list[int]:
 
 @dataclass(frozen=True)
 class Continuation:
-    """A greedy continuation; `logits` [token, vocabulary] are of all the sequence's tokens but the last, each given those before it."""
+    """A greedy continuation.
+
+    `logits` [token, vocabulary] are those of all tokens of the sequence but the last.
+    """
 
     tokens: list[int]
     prompt_logits: Tensor  # of the prompt's tokens from the second on

@@ -1,4 +1,4 @@
-"""A recorder for the CPU that keeps the rules of a CUDA graph: what is replayed are tensor operations, not the code that made them."""
+"""A CPU recorder with the rules of a CUDA graph: it replays tensor operations, not the Python code."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -61,7 +61,7 @@ class ReplayRecorder:
 
 
 def readers(operations: Sequence[Operation], tensor: Tensor) -> list[str]:
-    """Return the operations that make something of what lies in the tensor's memory: views of it and writes to it do not."""
+    """Return the operations that compute with the tensor's memory, without views of it and writes to it."""
     return [
         func.__name__
         for func, *arguments, result in operations

@@ -1,7 +1,7 @@
 """What every backend promises, asked of each through the real scheduler and engine.
 
-Greedy or seeded, a request's tokens depend on the request alone: not on its neighbours, its slot, who had the slot before, the chunks its
-prompt was read in or the steps of a launch.
+Greedy or seeded, a request's tokens depend on the request alone: not on its neighbours, its slot, who had the
+slot before, the chunks its prompt was read in or the steps of a launch.
 """
 
 import math
@@ -134,8 +134,8 @@ def ask(
     return Add(name, prompt(name, num_prompt_tokens), sampling, StopCriteria(max_tokens), 0.0, num_choices)
 
 
-# Prompts that fit a slot, that need several chunks, and that go through scratch; greedy, seeded, with penalties; of several choices;
-# and two of which decode reads a part.
+# Prompts that fit a slot, that need several chunks, and that go through scratch; greedy, seeded, with
+# penalties; of several choices; and two of which decode reads a part.
 CROWD = (
     ask("a", 1),
     ask("b", 9, sampling=SEEDED),
@@ -154,7 +154,7 @@ CROWD = (
 
 
 class ResidueMatcher:
-    """A grammar of numbers: the first token is a multiple of 3, the second is 1 modulo 3, the third 2, and so on."""
+    """A grammar of numbers: the first token is a multiple of 3, the second is 1 modulo 3, and so on."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size, self._num_tokens = vocab_size, 0
@@ -313,7 +313,7 @@ def test_alternatives_are_the_requested_number(backend: Backend) -> None:
 def test_prompt_logprobs_agree_with_greedy_decoding(
     backend: Backend, num_prompt_tokens: int, max_tokens: int
 ) -> None:
-    """One for each prompt token but the first; the last of a longer prompt leads where greedy decoding chose it."""
+    """One for each prompt token but the first. Greedy decoding chooses the likeliest token."""
     conversation = Conversation(backend)
     next_token = converse(backend, ask("a", num_prompt_tokens, 1))["a", 0][0]
     longer = replace(ask("a", num_prompt_tokens, max_tokens), num_prompt_logprobs=3)
@@ -334,7 +334,7 @@ def test_prompt_logprobs_agree_with_greedy_decoding(
 def test_tokens_read_by_decode_belong_to_the_prompt(
     backend: Backend, num_prefill_tokens: int, max_decode_steps: int
 ) -> None:
-    """Nothing is lost of these, so that the answer and all log-probabilities are those of a prompt that prefill reads."""
+    """Nothing of these is evicted: answer and log-probabilities equal those of a prompt read by prefill."""
     sampling = replace(GREEDY, repetition_penalty=1.5, frequency_penalty=0.5, num_logprobs=1)
     whole = replace(ask("a", 30, max_tokens=2, sampling=sampling), num_prompt_logprobs=3)
     placement = backend.spec.pools[0].policy.place(num_prefill_tokens)
@@ -438,7 +438,7 @@ def test_a_mask_applies_to_its_row_only(backend: Backend, sampling: SamplingPara
 
 @pytest.mark.parametrize("kind", ["fake", "torch"])
 def test_pools_know_nothing_of_each_other(kind: str, request: pytest.FixtureRequest) -> None:
-    """Each sequence is answered as by a backend that has its pool alone, whoever decodes and is read beside it, and aborted ones too."""
+    """Each sequence is answered as by a backend with its pool only, whatever else runs and is aborted."""
     adds = [replace(add, request_id=f"{add.request_id}{pool}", pool=pool) for add in CROWD for pool in (0, 1)]
     conversation = Conversation(opened(request, kind, TWO_POOLS))
     conversation.send(*adds)

@@ -1,4 +1,7 @@
-"""A server as this suite sees it: a base URL, a key, a model's name. Nothing here knows whose server it is."""
+"""A server as this suite sees it: a base URL, a key, a model's name.
+
+Nothing here knows whose server it is.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -15,7 +18,7 @@ HELLO: list[Any] = [{"role": "user", "content": "Say hello to the world."}]
 
 @dataclass(frozen=True)
 class Api:
-    """Sends requests and returns what came, or ends the test as unsupported where the server says that it does not do such a thing."""
+    """Sends requests and returns answers. Ends the test as unsupported if the server says so."""
 
     http: httpx.Client
     model: str
@@ -96,7 +99,7 @@ def says_unsupported(text: str) -> bool:
 
 
 def error_of(response: httpx.Response) -> Any:
-    """Return an error's details: an object with a message, a type, and `param` and `code`, which may be null."""
+    """Return an error's details: an object with a message, a type, and `param` and `code` or null."""
     error = response.json()["error"]
     assert isinstance(error["message"], str)
     assert error["message"]

@@ -1,8 +1,11 @@
-"""Conformance of any OpenAI-compatible server: `pytest tests/conformance --base-url URL [--api-key KEY] [--model NAME]`.
+"""Conformance of any OpenAI-compatible server.
 
-Each test stands for a feature and passes, fails, or finds it unsupported: refused openly, by a missing route or an error that says so. No
-test expects anything of a text's content, so that any model will do. At the end a table tells all features; `--conformance-json` writes it.
-Without a base URL the suite runs against this project's own server, where nothing may be unsupported.
+Usage: `pytest tests/conformance --base-url URL [--api-key KEY] [--model NAME]`.
+
+Each test stands for a feature and passes, fails, or finds it unsupported: refused openly, by a missing route
+or an error that says so. No test expects anything of a text's content, so that any model will do. At the end
+a table tells all features; `--conformance-json` writes it. Without a base URL the suite runs against this
+project's own server, where nothing may be unsupported.
 """
 
 import json

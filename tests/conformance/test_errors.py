@@ -58,7 +58,10 @@ def test_broken_json(api: Api) -> None:
 def test_not_a_number(api: Api) -> None:
     """errors: NaN and infinities are a 400"""
     for number in ("NaN", "Infinity", "1e999"):
-        text = f'{{"model": "{api.model}", "messages": [{{"role": "user", "content": "a"}}], "temperature": {number}}}'
+        text = (
+            f'{{"model": "{api.model}", "messages": [{{"role": "user", "content": "a"}}], '
+            f'"temperature": {number}}}'
+        )
         response = api.http.post(CHAT, content=text.encode(), headers={"content-type": "application/json"})
         assert response.status_code == 400, number
         error_of(response)

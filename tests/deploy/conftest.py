@@ -30,8 +30,8 @@ OVERLOADED = (
     "*",
 )
 FAILING = ("--fault", "failed-step=20", "--served-model-name", "failing", "*")
-# SnapserveStuck fires about 5 s after the link stalls, if every scrape succeeds. The stall timeout leaves time for
-# scrapes that a busy machine misses.
+# SnapserveStuck fires about 5 s after the link stalls, if every scrape succeeds. The stall timeout leaves
+# time for scrapes that a busy machine misses.
 HANGING = ("--fault", "stalled-link=20:3600", "--stall-timeout", "30", "--served-model-name", "hanging", "*")
 FAULTS = {
     "healthy": (HEALTHY, 8, mixed),

@@ -1,4 +1,4 @@
-"""What scheduler tests share: requests with short spellings, and an engine that is driven turn by turn on a virtual clock."""
+"""Helpers of scheduler tests: short forms of requests, and an engine on a virtual clock."""
 
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
@@ -37,7 +37,7 @@ def request(
     is_background: bool = False,
     tenant: str = "",
 ) -> AdmittedAdd:
-    """Return a request that is taken to be admitted; its prompt depends on its id, so mixed-up sequences show."""
+    """Return an admitted request. Its prompt depends on its id, so mixed-up sequences are detected."""
     base = sum(map(ord, request_id))
     add = Add(
         request_id=request_id,
@@ -81,7 +81,10 @@ def no_time(_batch: Batch) -> float:
 
 
 class Drive:
-    """An engine over the fake backend, with everything it said. Each turn checks that no slot or scratch is lost."""
+    """An engine over the fake backend, with everything it said.
+
+    Each turn checks that no slot or scratch is lost.
+    """
 
     def __init__(
         self,

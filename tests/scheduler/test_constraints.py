@@ -1,4 +1,4 @@
-"""Sequences that follow a grammar, here one of fixed token sequences: what they may draw, when they end, what is said when they cannot."""
+"""Sequences that follow a grammar of fixed token sequences: draws, ends and refusals."""
 
 from collections.abc import Sequence
 

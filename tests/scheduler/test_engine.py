@@ -1,4 +1,4 @@
-"""The loop in a thread of its own: every sequence ends once, whatever becomes of steps, backend and scheduler."""
+"""The engine's loop in a thread: every sequence ends once, whatever fails."""
 
 from dataclasses import replace
 from threading import Event, Thread
@@ -207,7 +207,10 @@ def test_the_heartbeat_distinguishes_idle_from_busy(num_messages: int) -> None:
 
 
 def test_forced_tokens_use_long_launches_even_if_others_wait() -> None:
-    """No slot can come free in them. The first of 21 tokens is yielded by prefill's draw, the answer comes one by one."""
+    """No slot can come free in them.
+
+    The first of 21 tokens is yielded by prefill's draw, the answer comes one by one.
+    """
     drive = Drive(fake_spec(num_slots=1, max_decode_steps=5))
     drive.run(request("a", 30, 3, num_prefill_tokens=9), request("b", 10, 1))
     assert [batch.num_steps for batch in drive.batches if batch.kind is StepKind.DECODE] == [

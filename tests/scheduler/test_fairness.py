@@ -113,10 +113,8 @@ def test_with_one_tenant_the_fair_order_is_first_come_first_served() -> None:
 @settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.sampled_from("abc"), sizes, min_size=2), st.integers(50, 150))
 @example({"a": (1, 1), "b": (11, 1)}, 132)  # the shortest requests: the most of them are served
-def test_backlogged_tenants_get_equal_service(
-    shapes: dict[str, tuple[int, int]], num_steps: int
-) -> None:
-    """The paper's theorem 4.4: between two such tenants, service differs by at most 2 × max(a prompt, a full batch's tokens), weighted."""
+def test_backlogged_tenants_get_equal_service(shapes: dict[str, tuple[int, int]], num_steps: int) -> None:
+    """Theorem 4.4 of the paper: two backlogged tenants differ by at most 2 × max(a prompt, a full batch)."""
     drive = drive_of()
     num_requests = NUM_SLOTS * (
         num_steps + 1

@@ -1,4 +1,4 @@
-"""Neither reading nor decoding starves: a bound on the time between two tokens, and progress of every prompt, on a virtual clock."""
+"""Neither prefill nor decode starves: a bound on the time between tokens, on a virtual clock."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -65,7 +65,10 @@ def test_live_sequences_get_their_tokens_within_the_bound(bound: float, max_deco
 
 @pytest.mark.parametrize(("bound", "num_decode_steps"), [(0.03, 625), (0.2, 57), (0.6, 18)])
 def test_the_bound_is_used_up(bound: float, num_decode_steps: int) -> None:
-    """Reading 20,000 tokens takes 10 s. Besides its decode step, each gap has room for 1, 11 and 36 chunks of 32 tokens."""
+    """Reading 20,000 tokens takes 10 s.
+
+    Besides its decode step, each gap has room for 1, 11 and 36 chunks of 32 tokens.
+    """
     engine = drive(bound)
     engine.send(request("stream", 10, max_tokens=2000))
     engine.step()
@@ -93,7 +96,7 @@ def test_the_bound_holds_nearly_while_the_context_grows() -> None:
 
 
 def test_estimates_follow_a_device_that_slows_down() -> None:
-    """At a third of its speed, chunks of 1,024 tokens no longer fit the bound: it is broken once, and then kept again."""
+    """At a third of its speed, chunks of 1,024 tokens exceed the bound once. Then it is kept again."""
 
     def slowing_time(batch: Batch) -> float:
         return step_time(batch) * (3 if engine.clock.now() > 5.0 else 1)
@@ -108,7 +111,7 @@ def test_estimates_follow_a_device_that_slows_down() -> None:
 
 
 def test_idle_time_is_no_gap() -> None:
-    """Nobody waited for a token before the first sequence went live, so the next prompt is read on before the first decode step."""
+    """No sequence waited for a token before the first went live, so the next prompt is read first."""
     engine = drive(0.6)
     engine.run(request("early", 10))
     engine.clock.elapse(100.0)
@@ -118,7 +121,7 @@ def test_idle_time_is_no_gap() -> None:
 
 
 def test_a_shape_never_timed_gets_a_trial() -> None:
-    """Four rows may be expected to take four times as long as one, but only until they have been tried with three."""
+    """Four rows are expected to take four times as long as one until three rows were measured."""
     engine = drive(1.0)
     engine.run(request("first", 30))
     engine.batches.clear()
@@ -127,7 +130,7 @@ def test_a_shape_never_timed_gets_a_trial() -> None:
 
 
 def test_a_slightly_slower_step_with_more_tokens_is_chosen() -> None:
-    """Steps' times scatter by as much: a shape that was slow by chance must not be left out for many steps."""
+    """Step times vary by as much. A shape that was slow by chance must not be avoided for many steps."""
     shapes = list[PrefillShape]()
 
     def scattering_time(batch: Batch) -> float:
@@ -188,7 +191,7 @@ def test_a_short_prompt_is_read_beside_a_long_one() -> None:
 
 
 def test_an_endless_stream_of_short_prompts_starves_no_long_one() -> None:
-    """The second long prompt waits for the only scratch; from then on nothing that came after it is admitted before it."""
+    """The second long prompt waits for the only scratch. From then on, no later one is admitted before it."""
     spec = fake_spec(policy=POLICY, max_model_len=32_768, prefill_shapes=SHAPES, num_slots=2, num_scratch=1)
     engine = Drive(spec, SchedulerConfig(max_num_waiting=10_000), step_time=step_time)
     engine.send(request("long", 20_000, max_tokens=40), request("long too", 20_000, max_tokens=2))

@@ -63,7 +63,8 @@ def test_a_cut_counts_the_discarded_tokens(cut_at: int, num_kept: int, num_disca
     assert (sequence.num_output_tokens, sequence.num_discarded_tokens) == (num_kept, num_discarded)
 
 
-# By hand: sinks 2, ring 8, kept 4. A prompt of 20 keeps 2 + 8 + 4 = 14 entries; one of 5 takes 5, and its ring wraps at the ninth entry.
+# By hand: sinks 2, ring 8, kept 4. A prompt of 20 keeps 2 + 8 + 4 = 14 entries; one of 5 takes 5, and its
+# ring wraps at the ninth entry.
 SMALL = snapstream(2, 8, 4, WindowScorer(observation_window=4))
 
 

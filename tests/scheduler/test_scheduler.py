@@ -170,7 +170,7 @@ def test_a_short_prompt_passes_a_long_one_that_waits_for_a_scratch() -> None:
 
 
 def test_a_prompt_that_waits_for_a_slot_keeps_its_scratch() -> None:
-    """Sequences that are only scored need no slot, but must not take the scratch from one that stands ahead."""
+    """Scored sequences need no slot. They must not take the scratch from an earlier sequence."""
     scheduler, _ = scheduler_of(snapstream_spec(num_slots=1))
     scheduler.add(request("short", 10, max_tokens=3))
     scheduler.add(request("long", 40, max_tokens=2))

@@ -1,4 +1,7 @@
-"""Anything may happen at any time: requests, hang-ups, stop strings, deadlines, failing steps. What was promised holds all the same."""
+"""Anything may happen at any time: requests, hang-ups, stop strings, deadlines, failing steps.
+
+What was promised holds all the same.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -237,7 +240,7 @@ class EngineMachine(RuleBasedStateMachine):
             )
 
     def check_order(self) -> None:
-        """Within the direct and the scratch line, those of one priority or one tenant are admitted as they came."""
+        """In the direct and the scratch line, requests of one priority or tenant are admitted in order."""
         lines: dict[tuple[int, bool, bool, int | str], list[float]] = {}
         limits = [pool.max_direct_tokens for pool in self.drive.spec.pools]
         for name, add in self.adds.items():

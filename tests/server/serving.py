@@ -1,4 +1,4 @@
-"""A real server in a thread: uvicorn on a free port, the engine's thread, and the fake backend, which a gate can hold."""
+"""A real server in a thread: uvicorn, the engine's thread, and the fake backend with a gate."""
 
 import asyncio
 import contextlib

@@ -76,14 +76,13 @@ def test_prompts_are_logged_on_request(renderer: Renderer, lines: Lines) -> None
     assert "Anna keeps" in prompt["prompt"]
 
 
-def test_an_incomplete_request_is_recorded_with_its_answer(
-    renderer: Renderer, lines: Lines
-) -> None:
+def test_an_incomplete_request_is_recorded_with_its_answer(renderer: Renderer, lines: Lines) -> None:
     with serve(renderer, settings(connections=ConnectionLimits(read_timeout=0.2))) as server:
         url = httpx.URL(server.url)
         with socket.create_connection((url.host, url.port or 80), timeout=30) as connection:
             connection.sendall(
-                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+                b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 9\r\n\r\n{"
             )
             assert connection.recv(65536).startswith(b"HTTP/1.1 408 ")
         server.observed.wait_until(lambda: server.observed.statuses == [408])

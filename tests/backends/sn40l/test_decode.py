@@ -74,7 +74,7 @@ def test_looping_is_never_slower_and_reads_the_same(which: Any, num_sockets: int
 
 
 def test_looping_streams_while_it_computes() -> None:
-    """Where streaming and computing take about as long, a loop over layers gains nearly two; the calls of a layer gain nothing from it."""
+    """If streaming and computing take equal time, a loop over layers is nearly twice as fast as calls."""
     machine = replace(roomy(), launch=0.0, drain=0.0, collective_latency=0.0)
     fused, looped = (
         decode_step(Deployment(model("qwen2.5-72b"), machine, 16, execution), DecodeShape(40, 1)).seconds
@@ -141,7 +141,7 @@ def test_a_smaller_cache_is_never_slower(
 @settings(deadline=None)
 @given(deployments(roomy()), st.integers(1, 300), st.integers(1, 100_000))
 def test_a_larger_batch_gives_no_faster_step(deployment: Deployment, batch: int, capacity: int) -> None:
-    """Batches of whole rounds of sockets: one sequence more may share the fill of a pipeline, and cost less than nothing."""
+    """Batches of whole rounds of sockets. One more sequence can share the fill of a pipeline for free."""
     num_sockets = deployment.num_sockets
     machine = replace(deployment.machine, pipeline_fill=0.0)
     plain = replace(deployment, machine=machine)

@@ -39,7 +39,8 @@ def test_a_custom_machine_is_a_file(tmp_path: Path) -> None:
 
 def test_incomplete_machines_are_refused(tmp_path: Path) -> None:
     (tmp_path / "half.toml").write_text(
-        'title = "half"\n[launch]\nvalue = 1\nsource = "nowhere in particular"\n[wings]\nvalue = 2\nsource = "x"\n'
+        'title = "half"\n[launch]\nvalue = 1\nsource = "nowhere in particular"\n[wings]\nvalue '
+        '= 2\nsource = "x"\n'
     )
     with pytest.raises(MachineFileError, match=r"missing \[.*'hbm_bandwidth'.*unknown \['wings'\]"):
         load_machine(str(tmp_path / "half.toml"))

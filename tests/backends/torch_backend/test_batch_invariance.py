@@ -1,4 +1,4 @@
-"""A request's numbers, to the last bit, do not depend on how many slots and entries its neighbours make a decode step read."""
+"""A request's bits do not depend on the number of slots and entries that a decode step reads."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,13 +25,14 @@ SNAPSTREAM = PolicyOptions(
 DTYPES = [DtypeName.FLOAT32]
 if onednn.supports(torch.bfloat16):
     DTYPES.append(DtypeName.BFLOAT16)
-# In float32, the products of very few rows with the matrices of latents and of experts round as the number of rows has it.
+# In float32, the products of very few rows with the matrices of latents and of experts round as the number of
+# rows has it.
 SUBJECTS = [("llama", dtype, is_compiled) for dtype in DTYPES for is_compiled in (False, True)]
 SUBJECTS += [("deepseek-v3", dtype, False) for dtype in DTYPES if dtype is DtypeName.BFLOAT16]
 
 
 def _answer(backend: TorchBackend, neighbours: int, slot: int) -> list[SampledToken]:
-    """Answer one short request, the prompts all read one by one, beside longer and longer ones in the slots around its own."""
+    """Answer one short request beside longer and longer ones in the neighbouring slots."""
     driver = Driver(backend, CHUNK)
     others = [other for other in range(neighbours + 1) if other != slot]
     request = Request(

@@ -1,4 +1,4 @@
-"""Prompts that outgrow their scratch: what is given up on the way, and what the slots hold at the end, are the plain reference's."""
+"""Prompts longer than their scratch: evictions and slots equal those of the plain reference."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -40,7 +40,8 @@ POLICIES = {
         PolicyName.SNAPKV, num_recent=14, num_kept=5, scorer=WindowScorer(3, pooling_size=3)
     ),
 }
-# With rounds of 20 tokens: one that fits just, one too many, just a round more, one above that, and many rounds.
+# With rounds of 20 tokens: one that fits just, one too many, just a round more, one above that, and many
+# rounds.
 LENGTHS = (40, 41, 60, 61, 183)
 
 
@@ -212,7 +213,7 @@ def test_the_scratch_does_not_grow_with_the_longest_prompt(tmp_path: Path) -> No
 
 
 def test_pools_share_the_scratches(llama: Subject, tmp_path: Path) -> None:
-    """What a smaller pool's prompt leaves behind is nothing to a larger one's; the scratch is wide enough for both."""
+    """A smaller pool's prompt leaves nothing for a larger one's. The scratch is wide enough for both."""
     backend = _open(save_checkpoint("llama", tmp_path), SIZES, replace(SIZES, num_recent=6, num_kept=3))
     assert backend.spec.scratch == llama.backend.spec.scratch
     alone, again = (Request(random_prompt(90, seed=8), sampling=OBSERVED) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Recorded decode steps draw what unrecorded ones do, and nothing in them needs the host: what a CUDA graph asks, shown on the CPU."""
+"""Captured decode steps draw what eager ones draw and never need the host. This is shown on the CPU."""
 
 import logging
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def _serve(backend: TorchBackend) -> list[Request]:
-    """Sequences join one after another until the largest shape is full, with every kind of draw; launches of one and of several steps."""
+    """Sequences join until the largest shape is full, with every kind of draw, in short and long launches."""
     driver = Driver(backend, 32)
     lengths = (3, 150, 20, 235, 60)
     requests = [

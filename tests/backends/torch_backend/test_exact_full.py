@@ -1,4 +1,4 @@
-"""Policy full is the model itself: tokens equal to transformers' own `generate`, log-probabilities within 1e-4, in every company."""
+"""Policy full equals transformers' `generate`, with log-probabilities within 1e-4, in every batch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -63,7 +63,7 @@ def test_alone(subject: Subject, length: int) -> None:
 
 
 def test_neighbours_join_and_leave(subject: Subject) -> None:
-    """Prompts of all lengths; each slot's second request is shorter than its first, and rows stand in no particular order."""
+    """Prompts of all lengths. Each slot's second request is shorter than its first. Rows are in any order."""
     driver = Driver(subject.backend, CHUNK)
     long, single, short, whole = (
         subject.request(random_prompt(n, seed=1), slot) for slot, n in enumerate((29, 1, 9, 16))
@@ -89,7 +89,7 @@ def test_neighbours_join_and_leave(subject: Subject) -> None:
 
 
 def test_longest_sequence(subject: Subject) -> None:
-    """The last token drawn is never written, so a sequence ends one token beyond a slot of `max_model_len` entries at most."""
+    """The last token is never written: a sequence can have one token more than its slot's entries."""
     request = subject.request(random_prompt(40, seed=3), slot=2)
     Driver(subject.backend, CHUNK).run(request, num_tokens=MAX_MODEL_LEN - 40)
     subject.check(request)
@@ -109,7 +109,7 @@ def test_prompt_logprobs_across_chunks(subject: Subject, length: int) -> None:
 
 
 def test_long_prompts(tmp_path: Path) -> None:
-    """Lengths at which more of a slot or a scratch begins to be read, straight and through scratch (the sliding window's)."""
+    """Lengths from which more of a slot or a scratch is read, directly and with a sliding window."""
     for architecture in ("llama", "gemma3"):
         path = save_checkpoint(architecture, tmp_path)
         subject = Subject(

@@ -1,4 +1,4 @@
-"""Policy snapstream is the published algorithm: tokens, log-probabilities and slot contents equal to the plain reference's."""
+"""Policy snapstream equals the plain reference: tokens, log-probabilities and slot contents."""
 
 import itertools
 from collections.abc import Iterator
@@ -29,11 +29,13 @@ POLICY = PolicyOptions(
     num_kept=K,
     scorer=WindowScorer(observation_window=4, pooling_size=3),
 )
-# Around the sinks, the window, the kept entries and the chunks; 20 and 26 have an observation window on both sides of a chunk's border.
+# Around the sinks, the window, the kept entries and the chunks; 20 and 26 have an observation window on both
+# sides of a chunk's border.
 LENGTHS = (1, 2, 3, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 26, 41)
 FEWER_LENGTHS = (2, 10, 11, 15, 16, 20, 41)
-# Four query heads on two KV heads, on one and on four, compressed layers beside sliding windows of 11 tokens, Gemma 2's with a softcap, and
-# latents, of which short chunks and decode read what is held and longer chunks make keys and values.
+# Four query heads on two KV heads, on one and on four, compressed layers beside sliding windows of 11 tokens,
+# Gemma 2's with a softcap, and latents, of which short chunks and decode read what is held and longer chunks
+# make keys and values.
 ARCHITECTURES = ("llama", "qwen2", "phi3", "gemma3", "gemma2", "deepseek-v2", "deepseek-v3")
 
 
@@ -92,7 +94,7 @@ def subject(
 
 
 def test_every_boundary_in_one_batch(subject: Subject) -> None:
-    """All lengths at once: each slot is compared when its prompt is read, and again when its ring was overwritten twice."""
+    """All lengths at once: each slot is compared after prefill, and after its ring was overwritten twice."""
     driver = Driver(subject.backend, CHUNK)
     requests = [
         Request(random_prompt(n), slots=(slot,), sampling=OBSERVED) for slot, n in enumerate(subject.lengths)
@@ -131,7 +133,7 @@ def test_scorer_options(
 def test_scorer_sizes(
     observation_window: int, pooling_size: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """From a single query to the whole window, over two chunks and more; a pooling window wider than the candidates are many."""
+    """From a single query to a whole window, over several chunks, and with a wide pooling window."""
     scorer = WindowScorer(observation_window, pooling_size=pooling_size)
     _check_pair("qwen3", replace(POLICY, scorer=scorer), (16, 38), tmp_path_factory)
 
@@ -141,7 +143,7 @@ def test_scorer_sizes(
 def test_selection_options(
     reduction: QueryReduction, selection_chunk: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Chunks of which several are kept, the last in part, and one that holds all candidates; windows over two chunks of the prompt."""
+    """Chunks of which several are kept, the last in part, one that has all candidates, and long windows."""
     scorer = WindowScorer(
         4, pooling_size=3, pooling_shift=1, query_reduction=reduction, selection_chunk=selection_chunk
     )
@@ -169,7 +171,7 @@ def test_slot_sizes(sizes: tuple[int, int, int], tmp_path_factory: pytest.TempPa
 def test_chunks_change_nothing(
     chunk: int, architecture: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Token by token, with borders inside the observation window, and in one piece (the longer one nearly so)."""
+    """Token by token, with borders inside the observation window, and nearly in one piece."""
     _check_pair(architecture, POLICY, (20, 37), tmp_path_factory, chunk)
 
 
@@ -190,7 +192,7 @@ def test_a_prompt_after_an_aborted_one_is_exact(subject: Subject) -> None:
 
 
 def test_long_prompts(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Slots and scratches of which only a part is read: prompts that fit, just and with room to spare, and one that does not."""
+    """Slots and scratches that are read in part: prompts that fit exactly, with room, and not at all."""
     policy = replace(POLICY, num_sink=4, num_recent=60, num_kept=250)
     _check_pair("llama", policy, (300, 330), tmp_path_factory, chunk=32, max_model_len=512)
     _check_pair("llama", policy, (60, 257), tmp_path_factory, chunk=32, max_model_len=512)

@@ -1,4 +1,4 @@
-"""The demo model on documents eight times as long as its slots: the published algorithm's answers, in memory that knows no lengths."""
+"""The demo model on documents eight times as long as its slots, against the published algorithm."""
 
 import gc
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a slot makes of the rest of a prompt, through the scheduler: the reference's log-probabilities; with `full`, transformers'."""
+"""Tokens read by decode have the reference's log-probabilities; with `full`, transformers'."""
 
 from collections.abc import Sequence as Items
 from dataclasses import replace
@@ -30,7 +30,8 @@ POLICY = PolicyOptions(
     num_kept=5,
     scorer=WindowScorer(observation_window=4, pooling_size=3),
 )
-# Prefill reads less than the sinks, fits the slot, goes through scratch; decode reads one token, some, and enough to overwrite the ring.
+# Prefill reads less than the sinks, fits the slot, goes through scratch; decode reads one token, some, and
+# enough to overwrite the ring.
 CASES = ((1, 30), (9, 10), (12, 40), (20, 21), (20, 26), (41, 60))
 
 

@@ -1,4 +1,4 @@
-"""What holds under every policy: exact until something is lost and not after; slots that keep apart; chance that knows no neighbours."""
+"""Properties of every policy: exact until the first eviction, separate slots, independent draws."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -82,7 +82,7 @@ def test_equal_to_the_reference(subject: Subject, length: int) -> None:
 
 @pytest.mark.parametrize("length", [1, 7, 10, 11, 15, 16, 37])
 def test_exact_until_something_is_lost_and_not_after(subject: Subject, length: int) -> None:
-    """The oracle's tokens are fed whatever the backend draws, so that the same sequence is judged at every step."""
+    """The oracle's tokens are fed instead of drawn ones, so every step sees the same sequence."""
     request = Request(random_prompt(length, seed=1), sampling=OBSERVED)
     expected = continue_greedily(subject.oracle, request.prompt, NUM_STEPS)
     placement = subject.backend.spec.pools[0].policy.place(length)
@@ -154,7 +154,7 @@ def _assert_close(output: list[SampledToken], expected: list[SampledToken]) -> N
 
 @pytest.mark.parametrize("steps_a_launch", [1, 5])
 def test_nan_in_spare_entries_and_idle_slots_changes_nothing(subject: Subject, steps_a_launch: int) -> None:
-    """Prompts of different lengths leave padding in chunks and rows; slots 1 and 3 are idle all along, slot 0 at the end."""
+    """Prompts of different lengths leave padding. Slots 1 and 3 are idle all the time, slot 0 at the end."""
 
     def outputs(poison: Callable[[], None]) -> list[list[SampledToken]]:
         requests = [
@@ -200,7 +200,7 @@ CHANCE = SamplingParams(
 
 
 def test_seeded_output_knows_no_neighbours(subject: Subject) -> None:
-    """The same seed alone, in a crowd of other seeds that come and go, in other slots and launches, and with the choices apart."""
+    """The same seed alone, beside other seeds, in other slots and launches, and with separate choices."""
     driver = subject.driver
     prompt = random_prompt(25, seed=6)
     alone = Request(prompt, slots=(0,), sampling=CHANCE)

@@ -1,4 +1,4 @@
-"""Models that slots cannot hold exactly are refused by name when they are loaded, not found out by their answers."""
+"""Models that slots cannot hold exactly are refused by name when they are loaded."""
 
 import json
 from pathlib import Path

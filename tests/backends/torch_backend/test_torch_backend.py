@@ -1,4 +1,7 @@
-"""The torch backend's limits, its failures, and what it leaves alone. That its tokens are right is shown in `test_exact_*`."""
+"""The torch backend's limits, its failures, and what it leaves alone.
+
+That its tokens are right is shown in `test_exact_*`.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace

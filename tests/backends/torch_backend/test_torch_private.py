@@ -36,7 +36,8 @@ REMOVED = (
     "torch.fx.experimental.proxy_tensor",
 )
 
-# Starts a backend, removes the named modules first and all of oneDNN's operators with them, and prints what it answers.
+# Starts a backend, removes the named modules first and all of oneDNN's operators with them, and prints what
+# it answers.
 START = """
 import json, logging, sys, types
 from pathlib import Path

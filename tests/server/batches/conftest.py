@@ -1,4 +1,4 @@
-"""A server that keeps files and runs batches, with three keys, for the tests that do not change its limits."""
+"""A server with files and batches and three keys, for tests that do not change its limits."""
 
 from collections.abc import Callable, Iterator
 

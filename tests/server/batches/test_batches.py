@@ -1,4 +1,4 @@
-"""`/v1/batches` by the real SDK: lines get what requests get, interactive traffic goes first, and no key sees another's."""
+"""`/v1/batches` with the real SDK: lines equal requests, interactive traffic is first, keys are separate."""
 
 import json
 from collections.abc import Callable

@@ -206,7 +206,10 @@ def test_a_file_above_the_limit_is_refused(small: Keeping) -> None:
 def test_a_body_without_an_end_is_refused_before_it_fills_anything(
     small: Keeping, part: str, status: int
 ) -> None:
-    head = "POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = (
+        "POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+        "Transfer-Encoding: chunked\r\n\r\n"
+    )
     port = int(small.server.url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(head.encode())
@@ -257,7 +260,10 @@ def test_an_expired_file_is_deleted(small: Keeping) -> None:
 def half_an_upload(small: Keeping) -> socket.socket:
     """Return a connection on which an upload has begun."""
     connection = socket.create_connection(("127.0.0.1", int(small.server.url.rpartition(":")[2])), timeout=30)
-    head = "POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: 900\r\n\r\n"
+    head = (
+        "POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+        "Content-Length: 900\r\n\r\n"
+    )
     connection.sendall(head.encode() + b"--b\r\n")
     return connection
 
@@ -306,9 +312,7 @@ def test_a_form_that_breaks_off_is_no_file(small: Keeping) -> None:
     assert small.kept == []
 
 
-def test_files_survive_a_restart_and_are_private(
-    renderer: Renderer, tmp_path: Path
-) -> None:
+def test_files_survive_a_restart_and_are_private(renderer: Renderer, tmp_path: Path) -> None:
     with (
         Batches(limits(tmp_path)) as batches,
         serve(renderer, batches=batches) as server,

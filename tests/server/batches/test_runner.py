@@ -1,4 +1,4 @@
-"""Batches from state to state over an application that answers as told: full, shutting down, failing, too late."""
+"""Batches from state to state over an application that is full, shuts down, fails or is late."""
 
 import asyncio
 import contextlib

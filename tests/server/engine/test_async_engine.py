@@ -85,7 +85,7 @@ async def test_a_tenant_has_its_share_of_the_places() -> None:
 
 
 async def test_the_scheduler_never_refuses_an_admitted_request() -> None:
-    """Requests come and are abandoned at random: those with a ticket are accepted, whatever was aborted a moment before."""
+    """Requests are added and abandoned at random. Those with a ticket are accepted after any abort."""
     seen, rng = Observations(), random.Random(5)
 
     async def client(engine: AsyncEngine) -> None:

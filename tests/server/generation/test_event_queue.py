@@ -1,4 +1,4 @@
-"""The queue between engine and client, fed by hand: order, ends, errors, lag, and how many prompts are in flight."""
+"""The queue between engine and client: order, ends, errors, lag, and the number of open prompts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

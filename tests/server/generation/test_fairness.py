@@ -26,7 +26,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 def wait_for_queue(server: RunningServer, num_waiting: int) -> None:
-    """Wait until so many requests have a place beside the one that runs, and let the device take steps until the engine has them too."""
+    """Wait until `num_waiting` more requests have a ticket, and step until the engine has them."""
     server.observed.wait_until(lambda: server.observed.num_reserved == num_waiting + 1)
     for _ in range(LONG - 1):
         last = server.observed.last_step
@@ -38,7 +38,9 @@ def wait_for_queue(server: RunningServer, num_waiting: int) -> None:
 
 
 @pytest.mark.parametrize("keys", [("heavy", "light"), ()])
-def test_a_light_tenant_is_admitted_before_a_heavy_ones_queue(renderer: Renderer, keys: tuple[str, ...]) -> None:
+def test_a_light_tenant_is_admitted_before_a_heavy_ones_queue(
+    renderer: Renderer, keys: tuple[str, ...]
+) -> None:
     """Tenants are keys, or users where there are no keys."""
 
     def ask(max_tokens: int, name: str) -> int:

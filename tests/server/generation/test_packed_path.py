@@ -1,4 +1,7 @@
-"""`num_prefill_tokens` and `prompt_logprobs` on the wire. The fake backend loses nothing: what decode reads is scored as prefill would."""
+"""`num_prefill_tokens` and `prompt_logprobs` on the wire.
+
+The fake backend loses nothing: what decode reads is scored as prefill would.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""One server with two pools: which of them a request takes a slot of, and what it is told of what became of it there."""
+"""A server with two pools: which one a request gets, and what its usage reports."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -83,7 +83,7 @@ def test_field_and_header_choose(http: httpx.Client, policy: str) -> None:
 
 
 def test_the_outcome_is_reported(http: httpx.Client) -> None:
-    """Of 30 tokens and 9 more, the last one drawn is never written: 38, of which a slot of 18 entries is full."""
+    """Of 30 tokens and 9 more, the last is never written: 38, which fill a slot of 18 entries."""
     answer = post(http, 30, 9, cache_policy="snapstream")
     cache = answer.json()["usage"]["cache"]
     assert (cache["kept_tokens"], cache["evicted_tokens"], cache["compression"]) == (

@@ -1,4 +1,4 @@
-"""Answers that must have a form: every way of asking for it, over a backend whose tokens are random but for the mask."""
+"""Structured output: every parameter for it, over a backend with random tokens under the mask."""
 
 import json
 import re

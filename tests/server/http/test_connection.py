@@ -1,4 +1,4 @@
-"""What one connection may cost, over real sockets: heads, slow requests, slow readers, idle connections, and how many there may be."""
+"""Limits of a connection over real sockets: heads, slow requests and readers, idle ones, and their number."""
 
 import asyncio
 import json
@@ -59,7 +59,7 @@ class Streams:
 
 @asynccontextmanager
 async def server(limits: ConnectionLimits = LIMITS) -> AsyncIterator[tuple[Address, Streams]]:
-    """Run a server whose routes `/` and `/early`, which reads no body, are answered; `/endless`, `/begun` and `/wait` do not end."""
+    """Run a server with short routes `/` and `/early`, and endless `/endless`, `/begun` and `/wait`."""
     app, streams = FastAPI(), Streams()
 
     async def read(request: Request) -> int:

@@ -1,4 +1,4 @@
-"""A client that goes away ends its request at the next step: streamed or not, running or queued; and no other request notices."""
+"""A disconnect ends its request at the next step, streamed or not, running or queued, and no other one."""
 
 import contextlib
 import json
@@ -32,7 +32,10 @@ def server(renderer: Renderer) -> Iterator[RunningServer]:
 def sent(server: RunningServer, path: str = "/v1/completions", **body: Any) -> Iterator[socket.socket]:
     """Send a request and leave without waiting for its answer."""
     content = json.dumps(LONG | body if path == "/v1/completions" else body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+        f"{len(content)}\r\n\r\n"
+    )
     address = urlsplit(server.url)
     with socket.create_connection((str(address.hostname), int(address.port or 0)), timeout=30) as connection:
         connection.sendall(head.encode() + content)
@@ -40,7 +43,7 @@ def sent(server: RunningServer, path: str = "/v1/completions", **body: Any) -> I
 
 
 def step_until(server: RunningServer, num_requests: int, num_running: int, num_waiting: int) -> None:
-    """Wait until so many requests have a place, then let the device take steps until so many sequences run and wait."""
+    """Wait until requests have a ticket, then step until this number of sequences runs and waits."""
     observed = server.observed
     observed.wait_until(lambda: observed.num_reserved == num_requests)
     for _ in range(100):
@@ -91,7 +94,9 @@ def test_a_response_ends_with_its_client_and_is_not_stored(server: RunningServer
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_queued_request_times_out_and_the_running_one_continues(server: RunningServer, stream: bool) -> None:
+def test_a_queued_request_times_out_and_the_running_one_continues(
+    server: RunningServer, stream: bool
+) -> None:
     with sent(server) as first:
         step_until(server, 1, 1, 0)
         with sent(server, stream=stream):
@@ -107,7 +112,7 @@ def test_a_queued_request_times_out_and_the_running_one_continues(server: Runnin
 
 
 def test_a_client_that_reads_nothing_gives_its_place_back(server: RunningServer) -> None:
-    """Its answer is larger than what sockets hold for it: the server can only wait, and must not hold a place meanwhile."""
+    """The answer is larger than the socket buffers: the server waits and must not hold a ticket."""
     with sent(server, stream=True, logprobs=20, n=2):
         server.gate.open()
         server.observed.wait_until(lambda: len(server.observed.finals) == 2)

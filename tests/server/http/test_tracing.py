@@ -90,5 +90,8 @@ def test_other_routes_are_not_traced(renderer: Renderer) -> None:
 
 
 def test_without_traces_the_sdk_is_not_imported() -> None:
-    code = "import sys, server.process, server.serve; sys.exit(any(name.startswith('opentelemetry.sdk') for name in sys.modules))"
+    code = (
+        "import sys, server.process, server.serve; "
+        "sys.exit(any(name.startswith('opentelemetry.sdk') for name in sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

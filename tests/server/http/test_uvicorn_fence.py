@@ -1,4 +1,4 @@
-"""A uvicorn without the internals that the connection limits need: the server still starts, warns and serves."""
+"""Without uvicorn's private interfaces, the server starts, warns and serves."""
 
 import os
 import signal
@@ -21,7 +21,11 @@ MISSING_NAME = """
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 del HttpToolsProtocol.send_400_response
 """
-SERVE = "\nimport sys; from commands.cli import main; sys.exit(main(['serve', '--backend', 'fake', '--port', '0']))"
+SERVE = """
+import sys
+from commands.cli import main
+sys.exit(main(['serve', '--backend', 'fake', '--port', '0']))
+"""
 
 
 @pytest.mark.parametrize("injected", [MISSING_MODULE, MISSING_NAME])

@@ -193,7 +193,10 @@ def test_keys_are_not_shown() -> None:
         (("--policy", "full", "--num-sink", "3"), "--num-sink is not an option of policy full"),
         (
             ("--slot-capacity", "3"),
-            "--slot-capacity must be at least 67 for policy snapstream with --num-sink 4, --observation-window 32",
+            (
+                "--slot-capacity must be at least 67 for policy snapstream with --num-sink 4, "
+                "--observation-window 32"
+            ),
         ),
         (
             ("--policy", "snapkv", "--num-recent", "32"),

@@ -21,10 +21,9 @@ from tests.server.options.test_config import config_of
 
 
 def test_options_make_a_simulation() -> None:
-    config = config_of(
-        "--backend", "sn40l", "--inner", "fake", "--sockets", "8", "--simulate-model", "llama-3.1-70b", "--no-looping",
-        "--time-scale", "2.5", "--fault", "slow-socket=2", "failed-step=9",
-    )  # fmt: skip
+    flags = "--backend sn40l --inner fake --sockets 8 --simulate-model llama-3.1-70b --no-looping"
+    pace = "--time-scale 2.5 --fault slow-socket=2 failed-step=9"
+    config = config_of(*flags.split(), *pace.split())
     faults = (SlowSocket(2.0), FailedStep(9))
     expected = SimulationConfig("llama-3.1-70b", num_sockets=8, loops=False, time_scale=2.5, faults=faults)
     assert config.backend.simulation == str(expected)
@@ -60,7 +59,9 @@ SCALE = 20
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     """A DeepSeek-R1 of 64 slots on 16 sockets, twenty times as fast."""
-    flags = f"--inner fake --simulate-model deepseek-r1 --num-slots 64 --max-model-len 8192 --policy full --time-scale {SCALE}".split()
+    model = "--inner fake --simulate-model deepseek-r1"
+    slots = "--num-slots 64 --max-model-len 8192 --policy full"
+    flags = f"{model} {slots} --time-scale {SCALE}".split()
     command = [sys.executable, "-m", "server", "serve", "--backend", "sn40l", "--port", "0", *flags]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
@@ -154,8 +155,6 @@ def test_clients_of_the_sdk_see_the_mark(url: str) -> None:
         ),
     ],
 )
-def test_impossible_simulations_are_refused_before_loading(
-    flags: tuple[str, ...], message: str
-) -> None:
+def test_impossible_simulations_are_refused_before_loading(flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         config_of(*flags)

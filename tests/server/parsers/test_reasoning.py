@@ -44,7 +44,9 @@ def test_every_split_in_two_gives_the_same(is_open: bool, text: str, reasoning: 
     st.data(),
     st.booleans(),
 )
-def test_every_split_of_any_text_gives_the_same_parts(parts: list[str], data: st.DataObject, is_open: bool) -> None:
+def test_every_split_of_any_text_gives_the_same_parts(
+    parts: list[str], data: st.DataObject, is_open: bool
+) -> None:
     text = "".join(parts)
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=6))
     assert read(split(text, cuts), is_open=is_open) == read([text], is_open=is_open)

@@ -20,7 +20,8 @@ TEXTS: list[tuple[str, str, str, list[Call]]] = [
     (
         "hermes",
         (
-            'Let me see.\n\n<tool_call>\n{"name": "f", "arguments": {"a": "}</tool_call>\\"{"}}\n</tool_call>\n'
+            'Let me see.\n\n<tool_call>\n{"name": "f", "arguments": {"a": '
+            '"}</tool_call>\\"{"}}\n</tool_call>\n'
             '<tool_call>{"arguments": {}, "name": "get_weather"}</tool_call>'
         ),
         "Let me see.",
@@ -64,7 +65,8 @@ TEXTS: list[tuple[str, str, str, list[Call]]] = [
         "deepseek_v3",
         (
             "Well.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
-            '{"a": "```"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{}\n```'
+            '{"a": "```"}\n```<｜tool▁call▁end｜>\n'
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n{}\n```"
             "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
         ),
         "Well.",

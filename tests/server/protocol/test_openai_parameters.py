@@ -1,4 +1,4 @@
-"""OpenAI's library says which parameters there are: each is a field here, taken or refused by name, and none is unknown."""
+"""Each parameter of OpenAI's library is a field here: supported or refused by name."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Values that no answer can honour: every one is refused with a status, a code and the parameter, and none costs the server anything."""
+"""Invalid values are refused with a status, a code and the parameter, before any work."""
 
 import json
 from typing import Any

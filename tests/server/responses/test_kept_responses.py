@@ -1,4 +1,4 @@
-"""`/v1/responses` that are kept: conversations that go on, what can be done with a response, bounds of the storage, the background."""
+"""Stored `/v1/responses`: conversations, operations on a response, limits, background."""
 
 import httpx
 from openai.types.responses import Response, ResponseItemList

@@ -349,7 +349,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("change", "param", "code"), REFUSED, ids=lambda value: str(value)[:60])
-def test_invalid_values_are_refused(http: httpx.Client, change: dict[str, Any], param: str, code: str) -> None:
+def test_invalid_values_are_refused(
+    http: httpx.Client, change: dict[str, Any], param: str, code: str
+) -> None:
     response = http.post(
         PATH, content=json.dumps(HELLO | change), headers={"Content-Type": "application/json"}
     )

@@ -66,7 +66,7 @@ def test_owners_cannot_read_or_evict_others_responses() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 100)), max_size=60))
 def test_an_owner_within_its_share_loses_nothing(puts: list[tuple[str, int]]) -> None:
-    """Four keys, of 8 responses and 100 bytes: two responses of 25 bytes together stay, whatever the others put, small or large."""
+    """Four keys, limits of 8 responses and 100 bytes: two responses of 25 bytes in total always stay."""
     store = ResponseStore(StorageLimits(max_responses=8, max_bytes=100))
     store.put("modest", response("a", 24))
     store.put("modest", response("b", 1))

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` on the wire: the order and the shape of chunks, headers, keepalive comments, what messages may be."""
+"""`/v1/chat/completions` on the wire: chunks, headers, keepalive comments and messages."""
 
 import json
 from typing import Any

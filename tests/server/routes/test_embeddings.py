@@ -72,7 +72,7 @@ def test_only_the_last_token_is_computed(renderer: Renderer) -> None:
 
 
 def test_more_inputs_than_places(sdk: openai.OpenAI, running: RunningServer) -> None:
-    """A request's inputs take turns, so that it holds few places however many they are; none keeps anything."""
+    """A request's inputs take turns: it holds few tickets for any number of inputs."""
     answer = sdk.embeddings.create(model=MODEL, input=[[number % VOCAB_SIZE, 1] for number in range(1000)])
     assert answer.data[999].embedding == pytest.approx(mean_of([999, 1]), abs=1e-6)
     running.observed.wait_until(

@@ -1,4 +1,4 @@
-"""`/health`, `/ready`, `/version` and `/metrics`, from before the model is there until after the last request."""
+"""`/health`, `/ready`, `/version` and `/metrics`, from before the model is loaded to the last request."""
 
 import asyncio
 import threading

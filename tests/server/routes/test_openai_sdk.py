@@ -1,4 +1,4 @@
-"""The real SDK against the real server: chat and completions, streamed and not, and its own exception classes."""
+"""The real SDK and the real server: chats and completions, streamed or not, and exceptions."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,4 +1,4 @@
-"""Answers held against OpenAI's published schema, where a copy of it is at hand: its path in SNAPSERVE_OPENAI_SCHEMA (JSON)."""
+"""Answers validated by OpenAI's published schema, the JSON file in SNAPSERVE_OPENAI_SCHEMA."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Prompts and answers as token ids: told beside the text (`return_token_ids`), in place of names, and prompts cut to so many of them."""
+"""Prompts and answers as token ids: beside text, in place of names, and truncated prompts."""
 
 from typing import Any
 

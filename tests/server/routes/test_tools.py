@@ -1,4 +1,4 @@
-"""Tools over HTTP and the SDK: calls that must be made are, in every format, streamed and not; what becomes of them in a conversation."""
+"""Tools over HTTP and the SDK: required calls in every format, streamed or not, and conversations."""
 
 import json
 from collections.abc import Iterator
@@ -47,11 +47,15 @@ NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 # A template that knows tools and reasoning, and shows all that it was given.
 TEMPLATE = (
-    "{% if tools %}<|system|>{{ tools | tojson }}{{ reasoning_effort }}{{ enable_thinking }}<tool_call>{% endif %}"
-    "{% for message in messages %}<|{{ message.role if message.role != 'tool' else 'user' }}|>{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments.city }}{% endfor %}"
+    "{% if tools %}<|system|>{{ tools | tojson }}{{ reasoning_effort }}{{ enable_thinking "
+    "}}<tool_call>{% endif %}"
+    "{% for message in messages %}<|{{ message.role if message.role != 'tool' else 'user' "
+    "}}|>{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function.name }}{{ "
+    "call.function.arguments.city }}{% endfor %}"
     "{{ message.reasoning_content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% if enable_thinking %}<think>\n{% endif %}{% endif %}{# </think> #}"
+    "{% if add_generation_prompt %}<|assistant|>{% if enable_thinking %}<think>\n{% endif %}{% "
+    "endif %}{# </think> #}"
 )
 
 

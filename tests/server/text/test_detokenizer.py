@@ -64,7 +64,7 @@ def test_incremental_text_equals_the_whole_text(
 @pytest.mark.parametrize("tokenizer", [SENTENCEPIECE, GEMMA_LIKE])
 @given(data=st.data())
 def test_any_ids_with_byte_tokens(tokenizer: PreTrainedTokenizerFast, data: st.DataObject) -> None:
-    """What is valid is as the tokenizer has it; of what is not, only the invalid bytes are lost, not the whole run that they stand in."""
+    """Valid text equals the tokenizer's. Of invalid text, only the invalid bytes are replaced."""
     ids = data.draw(ids_of(tokenizer))
     text = "".join(pieces_of(Detokenizer(vocabulary_of(tokenizer)), one_by_one(ids)))
     whole = text_of(tokenizer, ids, skip_special_tokens=True)

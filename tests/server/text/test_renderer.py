@@ -29,7 +29,11 @@ KINDS = [byte_level(), sentencepiece(), sentencepiece(strips_space=False), metas
 BENIGN: list[Messages] = [
     [{"role": "user", "content": text}] for text in TEXTS
 ] + [
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Hello\n"}, {"role": "assistant", "content": "again"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": " Hello\n"},
+        {"role": "assistant", "content": "again"},
+    ],
     [{"role": "user", "content": ""}],
 ]  # fmt: skip
 

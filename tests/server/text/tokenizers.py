@@ -20,7 +20,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 FLAT_TEMPLATE = (  # no control token between header and content: merges may cross its border
-    "{% for message in messages %}{{ '<|end|>' if not loop.first }}{{ message.role }}: {{ message.content }}{% endfor %}"
+    "{% for message in messages %}{{ '<|end|>' if not loop.first }}{{ message.role }}: {{ "
+    "message.content }}{% endfor %}"
     "{% if add_generation_prompt %}<|end|>assistant:{% endif %}"
 )
 

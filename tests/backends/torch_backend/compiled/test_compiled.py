@@ -1,4 +1,7 @@
-"""Compiled decode: how it comes about, when it is used, and how exact it is. That its tokens are right is shown in `test_exact_*`."""
+"""Compiled decode: how it comes about, when it is used, and how exact it is.
+
+That its tokens are right is shown in `test_exact_*`.
+"""
 
 import logging
 import os
@@ -102,7 +105,7 @@ def test_requests_are_served_while_code_is_compiled(
 
 
 def test_nothing_is_compiled_for_a_request(config: TorchBackendConfig) -> None:
-    """Neither the number of rows nor of entries nor of steps, nor how tokens are drawn, makes anything new."""
+    """The number of rows, entries or steps and the kind of draws compile nothing new."""
     backend = TorchBackend(config)
     backend.warmup()
     _compiled(backend).wait()
@@ -153,7 +156,7 @@ def test_the_models_that_ship_have_graphs(config: TorchBackendConfig, model: Pat
 def test_the_last_layer_attends_for_the_queries_that_count(
     config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a prompt of two chunks: two of the first, of which no row may be alone, and of the second those that vote."""
+    """A prompt of two chunks: two steps of the first without single rows, and a voting step of the second."""
     backend, seen, attend = TorchBackend(config), list[tuple[int, int]](), ModelCache.attend
     backend.warmup()
     _compiled(backend).wait()
@@ -168,7 +171,7 @@ def test_the_last_layer_attends_for_the_queries_that_count(
 
 
 def test_many_slots_decode_as_few(config: TorchBackendConfig) -> None:
-    """Forty sequences, which products take otherwise than up to 32: each has the tokens that it has beside one other, to the last bit."""
+    """Products treat forty sequences otherwise than up to 32. Each has the same bits as in a batch of two."""
     backend = TorchBackend(replace(config, pools=(PoolOptions(40, POLICY),)))
     backend.warmup()
     _compiled(backend).wait()
@@ -191,7 +194,7 @@ def test_many_slots_decode_as_few(config: TorchBackendConfig) -> None:
 def test_a_pool_of_one_slot_has_its_own_graphs(
     config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside a pool of several: both decode compiled, and as they do alone; their three layers are two stacks."""
+    """Beside a pool of several slots: both decode compiled, as they do alone, in two stacks of layers."""
     monkeypatch.setattr("backends.torch_backend.compiled.decode_step._LAYERS_PER_GRAPH", 2)
     pools = (PoolOptions(1, POLICY, "one"), PoolOptions(3, POLICY, "three"))
     answers = []

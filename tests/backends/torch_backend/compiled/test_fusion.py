@@ -1,4 +1,4 @@
-"""What is moved into the kernels: graphs with it and without give the same numbers, and what only looks alike stays where it is."""
+"""Fusion into the kernels: graphs with it give the same numbers, and similar patterns are not fused."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ def _fused(function: Function, inputs: Sequence[Tensor]) -> tuple[str, Function]
 
 
 def _assert_alike(actual: Tensor, expected: Tensor) -> None:
-    """Equal but for the last bits of what is summed up in another order: one step of bfloat16 here and there."""
+    """Equal but for sums in another order: one step of bfloat16 in few places."""
     assert actual.shape == expected.shape
     limit = 1e-5 if actual.dtype is torch.float32 else 2**-7
     torch.testing.assert_close(actual, expected, atol=limit / 8, rtol=limit)
@@ -140,7 +140,7 @@ def _rotated(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 def _attention_inputs(dtype: torch.dtype, width: int, num_angles: int) -> list[Tensor]:
-    """Queries, keys and values as a joint product leaves them, the angles, two planes, and the plan of a step."""
+    """Queries, keys and values of a joined product, the angles, two planes, and the plan of a step."""
     joint = _random(ROWS, 1, (HEADS + 2 * KV_HEADS) * width, dtype=dtype)
     angles = torch.arange(ROWS)[:, None, None] * torch.linspace(1, 0.01, num_angles // 2).repeat(2)
     planes = [_random(ROWS + 1, KV_HEADS, ENTRIES + 1, width, dtype=dtype, seed=seed) for seed in (1, 2)]

@@ -1,4 +1,7 @@
-"""How much of a prompt the last layer is asked for. What comes of it is compared in `test_exact_*` and `test_bounded_prefill`."""
+"""How much of a prompt the last layer is asked for.
+
+What comes of it is compared in `test_exact_*` and `test_bounded_prefill`.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,10 +22,9 @@ CHUNK, OBSERVED = 32, 6
 POLICY = PolicyOptions(
     PolicyName.SNAPSTREAM, num_sink=2, num_recent=20, num_kept=10, scorer=WindowScorer(OBSERVED)
 )
-WHOLE, END = (
-    [CHUNK],
-    [2],
-)  # tokens that a layer's feed-forward part reads of a chunk; one row of a product alone might round otherwise
+# Tokens of a chunk that a feed-forward part reads. The end has two: a single row could round otherwise.
+WHOLE = [CHUNK]
+END = [2]
 
 
 @pytest.fixture(scope="module", params=["llama", "deepseek-v3"])
@@ -32,7 +34,7 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 class Watch:
-    """How many tokens pass through the first and the last layer's feed-forward parts and through the output layer, chunk by chunk."""
+    """Count the tokens in the first and last feed-forward part and in the output layer, by chunk."""
 
     def __init__(self, backend: TorchBackend) -> None:
         self.first: list[int] = []

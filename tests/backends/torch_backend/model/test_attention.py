@@ -86,7 +86,7 @@ def test_a_query_that_sees_nothing_is_finite() -> None:
 def test_a_causal_step_needs_no_bias_for_earlier_tokens(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:
-    """The bias of the step's own tokens alone, and blocks that do not look past their last query, against torch's mask over everything."""
+    """The bias of the step's own tokens, in causal blocks, against torch's mask over all entries."""
     monkeypatch.setattr(attention, "_MAX_SCORES_CPU", 1)
     monkeypatch.setattr(attention, "_FEWEST_QUERIES", 16)
     query, key, value = (tensor.to(dtype) for tensor in _inputs()[:3])

@@ -127,7 +127,7 @@ def test_latents_are_read_where_they_lie_by_few_queries() -> None:
 
 
 def test_a_token_takes_the_bytes_of_its_latent(tmp_path: Path) -> None:
-    """576 values a token and layer for DeepSeek-R1 (arXiv 2412.19437: d_c 512, d_R 64), however many its heads."""
+    """576 values a token and layer for DeepSeek-R1 (arXiv 2412.19437: d_c 512, d_R 64), for any heads."""
     latent = {
         name: DEEPSEEK_R1[name]
         for name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")

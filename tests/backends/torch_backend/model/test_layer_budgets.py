@@ -1,7 +1,7 @@
-"""Layers that keep unlike numbers of tokens: who gets more, and that slots and tokens are the plain reference's.
+"""Layers that keep different numbers of tokens: their budgets, and slots equal to the plain reference's.
 
-Only a trained model has layers that differ: the evaluation model. One of its three layers looks things up, and the last one rests on the
-first token where it finds nothing.
+Only a trained model has layers that differ: the evaluation model. One of its three layers looks things up,
+and the last one rests on the first token where it finds nothing.
 """
 
 from collections.abc import Iterator
@@ -110,7 +110,10 @@ def test_slots_of_unlike_layers_take_no_more_memory() -> None:
 
 
 def test_no_layer_outgrows_a_scratch() -> None:
-    """Of 24 entries 20 are the longest slot's, whose rest are read ahead: 10 kept tokens beside sinks and ring. Others get the rest."""
+    """Of 24 entries, 20 are the longest slot's: 10 kept tokens beside sinks and ring, the rest is read ahead.
+
+    Others get the rest.
+    """
     backend = _open(EVAL_MODEL, scratch_capacity=24)
     assert backend.spec.pools[0].policy.layer_kept == (4, 10, 10)
 

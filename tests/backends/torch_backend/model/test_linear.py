@@ -1,4 +1,4 @@
-"""Replaced linear layers against those that they replace, and the independence of rows that batches of any size rest on."""
+"""Replaced linear layers against the originals, and the independence of rows that batch invariance needs."""
 
 import pytest
 import torch

@@ -1,4 +1,7 @@
-"""Loading checkpoints from disk, and what is refused. The kinds of models that are refused by name are in `test_invalid_values_are_refused`."""
+"""Loading checkpoints from disk, and what is refused.
+
+The kinds of models that are refused by name are in `test_invalid_values_are_refused`.
+"""
 
 import json
 from collections.abc import Callable
@@ -128,7 +131,7 @@ def test_refused_by_class(tmp_path: Path) -> None:
 
 
 def test_refused_by_watching(tmp_path: Path) -> None:
-    """This one says that it takes an attention function, but does not hand through what the function needs."""
+    """This model accepts an attention function and does not pass on its arguments."""
     model = load_model(_save(NemotronConfig(**SIZES), tmp_path), DeviceName.CPU, DtypeName.AUTO)
     with pytest.raises(UnsupportedModelError, match="NemotronForCausalLM does not run with a cache of slots"):
         probe_layers(model)

@@ -1,4 +1,4 @@
-"""Int8 weights, and rows: their products against float64 ones of the same whole numbers, and a model against transformers' with these."""
+"""Int8 weights and rows against float64 products of the same integers, and a model against transformers'."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -187,7 +187,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _oracle(path: Path, quantization: Quantization) -> PreTrainedModel:
-    """transformers' model, its weights, and what they are multiplied by, replaced by what their int8 stands for."""
+    """transformers' model with the numbers that the int8 weights and rows stand for."""
     model = load_oracle(path)
     for module in model.modules():
         if isinstance(module, nn.Linear):

@@ -1,4 +1,4 @@
-"""Drawing, with and without the kernels, against transformers' processors, torch's softmax and the statistics of many draws."""
+"""Sampling, with and without the kernels, against transformers' processors, softmax and statistics."""
 
 from collections.abc import Mapping
 from dataclasses import replace

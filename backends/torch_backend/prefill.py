@@ -59,7 +59,7 @@ class Prefill:
                 self._fill_slots(pool, row)
         if logits is None:
             return Outcome(nothing, nothing)
-        # Not strict: the logits have all rows of the batch's shape, and those after the last chunk are padding.
+        # Not strict: logits have all rows of the batch's shape. Those after the last chunk are padding.
         scores = tuple(
             self._scores(row, row_logits) for row, row_logits in zip(batch.rows, logits, strict=False)
         )
@@ -136,7 +136,8 @@ class Prefill:
         """Return the log-probabilities of a chunk's targets from right-aligned logits [token, vocabulary]."""
         if row.score is None:
             return ()
-        targets, num_top = row.score.target_ids, row.score.num_top
+        targets = row.score.target_ids
+        num_top = row.score.num_top
         logits = logits[logits.shape[0] - len(row.token_ids) :]
         scored: list[SampledToken] = []
         # A part at a time: the log-probabilities of a whole chunk over a large vocabulary would be gigabytes.

@@ -183,19 +183,24 @@ class FakeBackend:
 
     def _contents(self, row: PrefillRow, slots: dict[int, _Contents]) -> list[_Contents]:
         """Return where a chunk is written, emptied first if it is a prompt's first chunk."""
-        store, names = (slots, row.slots) if row.scratch is None else (self._scratches, (row.scratch,))
+        if row.scratch is None:
+            store = slots
+            indices = row.slots
+        else:
+            store = self._scratches
+            indices = (row.scratch,)
         if row.start == 0:
-            store.update({name: _Contents(row.num_prompt_tokens) for name in names})
-        assert all(name in store for name in names), f"a prompt goes on where it did not begin: {row}"
-        return [store[name] for name in names]
+            store.update({index: _Contents(row.num_prompt_tokens) for index in indices})
+        assert all(index in store for index in indices), f"a prompt continues where it did not begin: {row}"
+        return [store[index] for index in indices]
 
     def _score(self, row: PrefillRow, slots: dict[int, _Contents]) -> tuple[SampledToken, ...]:
         if row.score is None:
             return ()
-        state, scores = self._contents(row, slots)[0].state, list[SampledToken]()
-        for token_id, target in zip(
-            row.token_ids, row.score.target_ids, strict=False
-        ):  # the prompt's last token has no target
+        state = self._contents(row, slots)[0].state
+        scores: list[SampledToken] = []
+        # Not strict: the prompt's last token has no target.
+        for token_id, target in zip(row.token_ids, row.score.target_ids, strict=False):
             state = fold(state, (token_id,))
             scores.append(with_logprobs(state, target, row.score.num_top, self._spec.vocab_size))
         return tuple(scores)
@@ -203,13 +208,14 @@ class FakeBackend:
     def _pooled(self, row: PrefillRow, slots: dict[int, _Contents]) -> tuple[float, ...]:
         if row.pooling is None:
             return ()
-        state, vectors = self._contents(row, slots)[0].state, list[tuple[float, ...]]()
+        state = self._contents(row, slots)[0].state
+        vectors: list[tuple[float, ...]] = []
         for token_id in row.token_ids:
             state = fold(state, (token_id,))
             vectors.append(hidden_state(state, self._spec.embedding_size))
-        return (
-            vectors[-1] if row.pooling is PromptPooling.LAST else tuple(map(sum, zip(*vectors, strict=True)))
-        )
+        if row.pooling is PromptPooling.LAST:
+            return vectors[-1]
+        return tuple(map(sum, zip(*vectors, strict=True)))
 
     def _decode(self, batch: DecodeBatch, elapsed: float) -> BatchResult:
         assert 1 <= batch.num_steps <= self._spec.max_decode_steps, batch.num_steps
@@ -235,7 +241,8 @@ class FakeBackend:
             f"slot {row.slot} is over max_model_len"
         )
         held.write((row.token_id,))
-        tokens, draw = [held.sample(row.draw, self._spec.vocab_size)], row.draw
+        draw = row.draw
+        tokens = [held.sample(draw, self._spec.vocab_size)]
         for _ in range(num_steps - 1):
             draw = replace(
                 draw, output_index=draw.output_index + 1, forced_token_ids=draw.forced_token_ids[1:]

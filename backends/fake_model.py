@@ -123,18 +123,21 @@ def _adjusted_logits(
 
 
 def _allowed_tokens(mask: bytes) -> set[int]:
-    return {8 * place + bit for place, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1}
+    return {8 * index + bit for index, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1}
 
 
 def _truncated(weights: list[float], sampling: SamplingParams) -> list[float]:
     """Leave out, from falling weights, what top_k, top_p and min_p exclude."""
     if sampling.top_k > 0:
         weights = weights[: sampling.top_k]
-    total, mass, num_kept = sum(weights), 0.0, 0
+    total = sum(weights)
+    mass = 0.0
+    num_kept = 0
     for weight in weights:
         if num_kept > 0 and mass >= sampling.top_p * total:
             break
-        mass, num_kept = mass + weight, num_kept + 1
+        mass += weight
+        num_kept += 1
     return [weight for weight in weights[:num_kept] if weight >= sampling.min_p * weights[0]]
 
 

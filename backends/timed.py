@@ -111,7 +111,10 @@ class TimedBackend:
     def __init__(
         self, inner: Backend, cost_model: CostModel, clock: Clock, faults: Sequence[Fault] = ()
     ) -> None:
-        self._inner, self._cost_model, self._clock, self._faults = inner, cost_model, clock, tuple(faults)
+        self._inner = inner
+        self._cost_model = cost_model
+        self._clock = clock
+        self._faults = tuple(faults)
         self._spec = replace(inner.spec, simulated=True)
         self._num_steps = 0
         self._busy_until = clock.now()

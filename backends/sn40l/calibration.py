@@ -56,13 +56,17 @@ def fit(figures: tuple[Figure, ...], machine_files: Mapping[str, MachineFile]) -
     """Return the machines with the fitted parameters. Raises CalibrationError if there is no solution."""
     machines = {name: file.machine for name, file in machine_files.items()}
     fitted = parameters(figures, machine_files)
-    low, high = np.log([max(p.low, 1e-12) for p in fitted]), np.log([p.high for p in fitted])
+    # In logarithms, parameters and figures stay positive, and errors are relative. Ranges may begin at 0.
+    low = np.log([max(p.low, 1e-12) for p in fitted])
+    high = np.log([p.high for p in fitted])
     point = np.log([_get(machines[p.machine], p.name) for p in fitted])
     for _ in range(_MAX_ROUNDS):
         residuals = _residuals(fitted, machines, point)
         if np.abs(residuals).max(initial=0.0) < _CLOSE:
             return _moved(fitted, machines, point)
         steps = np.linalg.solve(_jacobian(fitted, machines, point, residuals), residuals)
+        # Far from the solution the derivatives mislead: no parameter changes by more than a factor of e^0.5
+        # in a round.
         point = np.clip(point - np.clip(steps, -0.5, 0.5), low, high)
     worst = int(np.abs(residuals).argmax())
     raise CalibrationError(
@@ -73,6 +77,7 @@ def fit(figures: tuple[Figure, ...], machine_files: Mapping[str, MachineFile]) -
 def _residuals(
     fitted: tuple[Parameter, ...], machines: Mapping[str, Machine], point: NDArray[np.float64]
 ) -> NDArray[np.float64]:
+    """Return each figure's logarithm of computed over published, at a point [parameter]."""
     moved = _moved(fitted, machines, point)
     return np.log([parameter.figure.compute(moved) / parameter.figure.low for parameter in fitted])
 
@@ -83,6 +88,7 @@ def _jacobian(
     point: NDArray[np.float64],
     residuals: NDArray[np.float64],
 ) -> NDArray[np.float64]:
+    """Return the derivatives [figure, parameter] of the residuals, by differences."""
     columns = [
         (_residuals(fitted, machines, point + _STEP * unit) - residuals) / _STEP
         for unit in np.eye(len(point))
@@ -93,6 +99,7 @@ def _jacobian(
 def _moved(
     fitted: tuple[Parameter, ...], machines: Mapping[str, Machine], point: NDArray[np.float64]
 ) -> dict[str, Machine]:
+    """Return the machines with the parameters of a point."""
     moved = dict(machines)
     for parameter, value in zip(fitted, np.exp(point), strict=True):
         change: dict[str, Any] = {parameter.name: float(value)}

@@ -35,12 +35,11 @@ class _DecodeGraph:
     """The calls of one step."""
 
     def __init__(self, deployment: Deployment, shape: DecodeShape, placement: Placement) -> None:
-        self._model, self._machine, self._num_sockets = (
-            deployment.model,
-            deployment.machine,
-            deployment.num_sockets,
-        )
-        self._execution, self._shape = deployment.execution, shape
+        self._model = deployment.model
+        self._machine = deployment.machine
+        self._num_sockets = deployment.num_sockets
+        self._execution = deployment.execution
+        self._shape = shape
         self._sockets_per_sequence = placement.sockets_per_sequence
         self._ddr_share = placement.ddr_weight_share
 
@@ -75,8 +74,11 @@ class _DecodeGraph:
 
     def _operators(self, layer: Layer) -> Iterator[Kernel]:
         """Yield the eleven calls of a layer without fusion."""
-        batch, hidden, sockets = self._shape.batch, self._model.hidden_size, self._num_sockets
-        attention, precision = layer.attention, self._model.precision
+        batch = self._shape.batch
+        hidden = self._model.hidden_size
+        sockets = self._num_sockets
+        attention = layer.attention
+        precision = self._model.precision
         row = 2.0 * batch * hidden
         scores = 2.0 * batch * attention.num_heads * attention.num_entries(self._shape.capacity) / sockets
         half = self._attention(layer)
@@ -155,13 +157,13 @@ class _DecodeGraph:
         )
 
     def _attention(self, layer: Layer) -> Kernel:
-        attention, shape, split = layer.attention, self._shape, self._sockets_per_sequence
+        attention = layer.attention
+        shape = self._shape
+        split = self._sockets_per_sequence
         entries = attention.num_entries(shape.capacity)
         share = slots_share(attention, shape, self._num_sockets, split)
-        sequences, heads = (
-            num_sequences(shape.batch, self._num_sockets, split),
-            -(-attention.num_heads // split),
-        )
+        sequences = num_sequences(shape.batch, self._num_sockets, split)
+        heads = -(-attention.num_heads // split)
         operations = 2.0 * sequences * heads * attention.decode_width * entries
         return Kernel(
             "attention",
@@ -198,9 +200,8 @@ class _DecodeGraph:
         """Return a tensor-parallel product of `params` weights with every token of the batch."""
         sockets = self._num_sockets
         num_collectives = num_collectives if sockets > 1 else 0
-        sent = (
-            2 * (sockets - 1) / sockets * 2.0 * self._shape.batch * self._model.hidden_size
-        )  # a ring all-reduce of 16 bits
+        # A ring all-reduce of 16-bit values: each socket sends them twice, but for its own share.
+        sent = 2 * (sockets - 1) / sockets * 2.0 * self._shape.batch * self._model.hidden_size
         return Kernel(
             name,
             weight_bytes=weight_bytes * (1 - self._ddr_share) / sockets,

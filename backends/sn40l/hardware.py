@@ -135,7 +135,8 @@ def _parse(name: str, text: str) -> MachineFile:
     title = str(data.pop("title", name))
     types = {field.name: field.type for field in fields(Machine)}
     if data.keys() != types.keys():
-        missing, unknown = types.keys() - data.keys(), data.keys() - types.keys()
+        missing = types.keys() - data.keys()
+        unknown = data.keys() - types.keys()
         raise MachineFileError(f"machine {name}: missing {sorted(missing)}, unknown {sorted(unknown)}")
     quantities = {key: _quantity(name, key, entry) for key, entry in data.items()}
     values: dict[str, Any] = {key: quantity.value for key, quantity in quantities.items()}

@@ -159,7 +159,8 @@ class Step:
 def run(calls: Iterable[Call], machine: Machine, num_sockets: int, call_seconds: float) -> Step:
     """Return the step that launches these calls one after another, each launch costing `call_seconds`."""
     events: list[Event] = []
-    now, num_calls = 0.0, 0
+    now = 0.0
+    num_calls = 0
     for call in calls:
         now = _append(events, "launch", now, call_seconds * call.num_launches, None)
         num_calls += call.num_launches

@@ -290,8 +290,12 @@ def _window(config: dict[str, Any], index: int) -> int | None:
 
 
 def _latent_attention(config: dict[str, Any]) -> Attention:
-    hidden, heads, rank = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
-    nope, rope, value = config["qk_nope_head_dim"], config["qk_rope_head_dim"], config["v_head_dim"]
+    hidden = config["hidden_size"]
+    heads = config["num_attention_heads"]
+    rank = config["kv_lora_rank"]
+    nope = config["qk_nope_head_dim"]
+    rope = config["qk_rope_head_dim"]
+    value = config["v_head_dim"]
     query_rank = config.get("q_lora_rank")
     query = query_rank * (hidden + heads * (nope + rope)) if query_rank else hidden * heads * (nope + rope)
     return Attention(

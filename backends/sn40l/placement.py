@@ -14,7 +14,10 @@ class DoesNotFitError(ValueError):
     """A tier is too small. `missing` is in bytes a socket."""
 
     def __init__(self, tier: str, needed: float, available: float, parts: str) -> None:
-        self.tier, self.needed, self.available, self.missing = tier, needed, available, needed - available
+        self.tier = tier
+        self.needed = needed
+        self.available = available
+        self.missing = needed - available
         super().__init__(
             f"does not fit into {tier}: {parts} need {needed / 1e9:.2f} GB a socket, "
             f"{available / 1e9:.2f} GB are free, "
@@ -73,7 +76,9 @@ def slot_bytes(model: Model, shape: DecodeShape, num_sockets: int, sockets_per_s
 
 def place(deployment: Deployment, shape: DecodeShape, sockets_per_sequence: int) -> Placement:
     """Return the placement. Raises DoesNotFitError."""
-    model, machine, num_sockets = deployment.model, deployment.machine, deployment.num_sockets
+    model = deployment.model
+    machine = deployment.machine
+    num_sockets = deployment.num_sockets
     activations = (
         2 * 2.0 * shape.batch * (model.hidden_size + model.vocab_size / num_sockets)
     )  # double-buffered, 16 bits
@@ -126,18 +131,21 @@ def max_batch(deployment: Deployment, capacity: int, limit: int = 4096) -> int:
 
     Static graphs have a power of two, as the published ones.
     """
-    best = 0
     if deployment.machine.is_static:
         candidates = [2**power for power in range(int(math.log2(limit)) + 1)]
         return max(
             (batch for batch in candidates if _fits(deployment, DecodeShape(batch, capacity))), default=0
         )
-    low, high = 0, limit
+    # Bisection: if a batch fits, so does every smaller one.
+    low = 0
+    high = limit
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if _fits(deployment, DecodeShape(middle, capacity)) else (low, middle - 1)
-        best = low
-    return best
+        if _fits(deployment, DecodeShape(middle, capacity)):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _fits(deployment: Deployment, shape: DecodeShape) -> bool:

@@ -63,7 +63,8 @@ def draw_sweep(path: Path, rows: Sequence[SweepRow]) -> Path:
 def draw_bandwidth(path: Path, steps: Mapping[Execution, Step], machine: Machine, title: str) -> Path:
     """Draw the HBM traffic of the first half millisecond of steps."""
     figure, axes = _subplots(9, 3.5)
-    interval, shown = 1e-6, 500e-6
+    interval = 1e-6
+    shown = 500e-6
     for execution, step in steps.items():
         series = [rate / 1e12 for rate in bandwidth(step, interval)][: int(shown / interval)]
         times = [index * interval * 1e6 for index in range(len(series))]

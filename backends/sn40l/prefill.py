@@ -57,12 +57,11 @@ class _PrefillGraph:
     """The calls of one chunk."""
 
     def __init__(self, deployment: Deployment, chunk: Chunk) -> None:
-        self._model, self._machine, self._num_sockets = (
-            deployment.model,
-            deployment.machine,
-            deployment.num_sockets,
-        )
-        self._execution, self._chunk = deployment.execution, chunk
+        self._model = deployment.model
+        self._machine = deployment.machine
+        self._num_sockets = deployment.num_sockets
+        self._execution = deployment.execution
+        self._chunk = chunk
         self._num_pairs = chunk.num_pairs(self._machine.attention_tile)
         self._activations = 2.0 * chunk.num_tokens * self._model.hidden_size
 
@@ -87,7 +86,8 @@ class _PrefillGraph:
             yield from (Call((kernel,)) for kernel in kernels)
 
     def _kernels(self, layer: Layer) -> Iterator[Kernel]:
-        attention, precision = layer.attention, self._model.precision
+        attention = layer.attention
+        precision = self._model.precision
         yield self._product("projections", attention.input_params, precision.attention, num_exchanges=1)
         compression = self._chunk.compression
         if compression and attention.window is None:

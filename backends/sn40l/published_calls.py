@@ -16,7 +16,8 @@ DATAFLOW = "successor of arXiv 2410.23668 (secondary)"
 
 
 def orchestration_figures() -> tuple[Figure, ...]:
-    source, names = f"{SN40L} figures 10 and 11", ("llama-3.1-8b", "llama-3.1-70b")
+    source = f"{SN40L} figures 10 and 11"
+    names = ("llama-3.1-8b", "llama-3.1-70b")
 
     def seconds(machine: Machine, name: str, execution: Execution, host: bool, prefill: bool) -> float:
         deployment = Deployment(model_of(name), machine, 8, execution, host_launched=host)
@@ -27,14 +28,17 @@ def orchestration_figures() -> tuple[Figure, ...]:
         ).seconds
 
     def gains(machines: Machines, prefill: bool) -> list[float]:
-        sn40l, fused = machines["sn40l"], Execution.FUSED
+        sn40l = machines["sn40l"]
+        fused = Execution.FUSED
         return [
             seconds(sn40l, name, fused, True, prefill) / seconds(sn40l, name, fused, False, prefill)
             for name in names
         ]
 
     def fusions(machines: Machines, prefill: bool) -> list[float]:
-        sn40l, unfused, fused = machines["sn40l"], Execution.OPERATORS, Execution.FUSED
+        sn40l = machines["sn40l"]
+        unfused = Execution.OPERATORS
+        fused = Execution.FUSED
         return [
             seconds(sn40l, name, unfused, True, prefill) / seconds(sn40l, name, fused, True, prefill)
             for name in names

@@ -26,7 +26,8 @@ _GIB = 2**30
 
 
 def model_figures() -> tuple[Figure, ...]:
-    source, context = f"{LOOPING} table 1", 4096
+    source = f"{LOOPING} table 1"
+    context = 4096
 
     def model() -> Model:
         return model_of("llama-3.1-8b")
@@ -65,7 +66,8 @@ def looping_figures() -> tuple[Figure, ...]:
 
     def over(machines: Machines) -> list[float]:
         names = ("llama-3.1-8b", "llama-3.1-70b", "qwen2.5-7b", "qwen2.5-72b", "mixtral-8x7b")
-        sn40l, h100 = machines["sn40l"], machines["dgx-h100"]
+        sn40l = machines["sn40l"]
+        h100 = machines["dgx-h100"]
         return [
             rate_of(sn40l, name, 16, Execution.LOOPED) / rate_of(h100, name, 8, Execution.FUSED)
             for name in names
@@ -189,7 +191,8 @@ def _fits_8(machine: Machine, name: str) -> bool:
 
 
 def decode_figures() -> tuple[Figure, ...]:
-    fused, looped = Execution.FUSED, Execution.LOOPED
+    fused = Execution.FUSED
+    looped = Execution.LOOPED
     sheet = "public decode sheet of 16 SN40L, MiniMax-M2.7 FP8 (secondary)"
 
     def minimax(machines: Machines, context: int) -> float:

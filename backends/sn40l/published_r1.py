@@ -52,7 +52,8 @@ def decode_figures() -> tuple[Figure, ...]:
 
 
 def prefill_figures() -> tuple[Figure, ...]:
-    source, ttft_source = f"{SNAPSTREAM} table 4", "arXiv 2603.02631 (secondary)"
+    source = f"{SNAPSTREAM} table 4"
+    ttft_source = "arXiv 2603.02631 (secondary)"
     shares = (  # published in percent of an expert layer's prefill at 128k
         ("projections", 4.10, None),
         ("attention", 69.40, None),

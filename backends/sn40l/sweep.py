@@ -36,13 +36,14 @@ class SweepRow:
 
 
 def sweep(deployment: Deployment, axes: SweepAxes) -> Iterator[SweepRow]:
-    """Yield a row a combination, `deployment` giving what the axes do not."""
+    """Yield a row for each combination of the axes. All else is that of `deployment`."""
     for execution, num_sockets, options, context, batch in itertools.product(
         axes.executions, axes.sockets, axes.policies, axes.contexts, axes.batches
     ):
         policy = options.resolve(context)
         sized = replace(deployment, num_sockets=num_sockets, execution=execution)
-        option, missing = None, 0.0
+        option = None
+        missing = 0.0
         try:
             option = evaluate(sized, policy, context, batch)
         except DoesNotFitError as error:

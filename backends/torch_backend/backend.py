@@ -1,4 +1,4 @@
-"""A transformers model on a device of torch's, decoding over SnapStream slots."""
+"""The torch backend: a transformers model on a CPU or a CUDA device, decoding over SnapStream slots."""
 
 import logging
 from collections.abc import Sequence
@@ -55,9 +55,7 @@ logger = logging.getLogger(__name__)
 
 
 class TorchBackend:
-    """Raises ModelLoadError for a model that cannot be served, ValueError for sizes that do not fit
-    together.
-    """
+    """Runs prefill and decode steps of one model, with one set of slots for each pool."""
 
     def __init__(
         self,
@@ -66,11 +64,14 @@ class TorchBackend:
         recorder: Recorder | None = None,
         model: PreTrainedModel | None = None,
     ) -> None:
-        """Decode steps are recorded by `recorder`; without one, as CUDA graphs if the config compiles for
-        CUDA.
+        """Load the model, adapt and probe it, build the pools, and prepare recorded or compiled decode.
 
-        A `model` that is given is not loaded again. It must have been loaded with `ATTENTION_NAME`, and is
-        changed.
+        A `recorder` records the decode steps. Without one they become CUDA graphs if the config compiles for
+        CUDA. With a `model`, no model is loaded: it must have been loaded with `ATTENTION_NAME`, and its
+        modules are replaced.
+
+        Raises ModelLoadError for a model that cannot be served, and ValueError for sizes that do not fit
+        together.
         """
         self._clock = clock or WallClock()
         self._model = model or load_model(config.model, config.device, config.dtype)
@@ -86,19 +87,19 @@ class TorchBackend:
         specs = tuple(pool.spec for pool in self.pools)
         self._spec = backend_spec(config, self._model.config, max_model_len, specs, scratch)
         self._prefill = Prefill(self._model, self._spec)
-        if recorder is None and config.compile and self._device.type == "cuda":
-            recorder = CudaRecorder(self._device)
-        self._recorder = recorder
+        self._recorder = recorder or _default_recorder(config, self._device)
         self._graphs: tuple[DecodeGraphs, ...] = ()
-        self.compiled = self._compiled_code(config) if self._device.type == "cpu" else None
+        self.compiled = self._compiled_code(config)
         # Last, so that it is the outermost of the modules that replace the last layer.
         shorten_last_layer(self._model)
 
     def _compiled_code(self, config: TorchBackendConfig) -> "CompiledCode | None":
-        """Return the code of compiled decode, if it is configured and possible.
+        """Return the code of compiled decode on a CPU, if it is configured and possible.
 
         Logs a warning if this torch lacks interfaces that the backend was written for.
         """
+        if self._device.type != "cpu":
+            return None
         may_compile = config.compile and kernels_are_supported()
         missing = missing_interfaces(for_compiling=may_compile)
         if missing:
@@ -145,7 +146,9 @@ class TorchBackend:
             self.compiled.start()
 
     def submit(self, batch: Batch) -> Pending:
-        """Start a step, which on a CPU ends here. All errors are raised by the pending step's `result`."""
+        """Start a step. On a CPU it also ends here. Any error is raised by the pending step's `result`."""
+        # A compiler process works beside the server. Between two steps is where its code may be taken over:
+        # no step then mixes compiled and uncompiled layers.
         if self.compiled is not None:
             self.compiled.poll()
         started = self._clock.now()
@@ -156,6 +159,8 @@ class TorchBackend:
                     output = self._prefill.run(self.pools[batch.pool], batch)
                 else:
                     output = self._decode(batch)
+                # Kernels of a CUDA step are only queued. The event lets the scheduler prepare the next step
+                # while they run, and wait for this step alone.
                 if self._device.type == "cuda":
                     ended = torch.cuda.Event()  # type: ignore[no-untyped-call]
                     ended.record(torch.cuda.current_stream(self._device))
@@ -173,7 +178,7 @@ class TorchBackend:
             torch.cuda.empty_cache()
 
     def _record(self, pool: TorchPool, recorder: Recorder) -> DecodeGraphs:
-        """Record the pool's decode steps."""
+        """Record the pool's decode steps, one graph for each of the shapes that a plan may have."""
         limits = pool.spec.num_slots, self._spec.max_model_len, self._spec.max_decode_steps
         plans = idle_plans(pool.kinds, *limits, self._device)
         graphs = DecodeGraphs(lambda plan: self._decode_logits(pool, plan), pool.sampler, plans)
@@ -181,6 +186,7 @@ class TorchBackend:
         return graphs
 
     def _decode(self, batch: DecodeBatch) -> DecodedSteps:
+        """Run the batch's steps, recorded ones if there are any for the plan's shape."""
         check_token_ids((row.token_id for row in batch.rows), self._spec.vocab_size)
         pool = self.pools[batch.pool]
         plan = decode_plan(batch, pool.kinds, pool.spec.num_slots, self._spec.max_model_len, self._device)
@@ -194,6 +200,7 @@ class TorchBackend:
     def _decode_unrecorded(
         self, pool_index: int, plan: DecodePlan, draw_plan: DrawPlan, num_steps: int
     ) -> list[Sampled]:
+        """Run decode steps with the compiled code of the pool if it is ready, else with the model itself."""
         pool = self.pools[pool_index]
         graphs = self.compiled.steps[pool_index] if self.compiled is not None else None
         steps: list[Sampled] = []
@@ -213,6 +220,11 @@ class TorchBackend:
         return logits[:, -1]
 
 
+def _default_recorder(config: TorchBackendConfig, device: torch.device) -> Recorder | None:
+    """Return the recorder of CUDA graphs if the config compiles for CUDA, else None."""
+    return CudaRecorder(device) if config.compile and device.type == "cuda" else None
+
+
 def _adapt_model(model: PreTrainedModel, quantization: Quantization, kernels: Kernels) -> None:
     """Replace the modules of a loaded model for which there are faster ones."""
     replace_latent_attention(model)
@@ -222,9 +234,7 @@ def _adapt_model(model: PreTrainedModel, quantization: Quantization, kernels: Ke
 def _resolve_policies(
     config: TorchBackendConfig, model: PreTrainedModel, layers: Sequence[LayerSpec], max_model_len: int
 ) -> list[CachePolicy]:
-    """Return each pool's policy, with layer budgets by the model's induction scores where these are
-    configured.
-    """
+    """Return each pool's policy, with layer budgets by the model's induction scores where configured."""
     policies = [options.policy.resolve(max_model_len) for options in config.pools]
     if not any(options.policy.measures_layers for options in config.pools):
         return policies

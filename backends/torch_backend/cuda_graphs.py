@@ -1,10 +1,9 @@
-"""One pool's decode steps as CUDA graphs: the model's for every shape of a batch, and the draws' for every
-kind.
+"""One pool's decode steps as CUDA graphs: the model's for every batch shape, the draws' for every kind.
 
-A captured step reads buffers that stay in place. A batch is copied there once. Each step reads the buffers,
-leaves its logits, draws, and advances the buffers to the next step: between the steps of a launch, the host
-only starts replays. Draws that need more than a slot's parameters (penalties, masks, log-probabilities and
-the like) are not captured; they run on the same logits.
+A captured step uses buffers at fixed addresses, into which a batch is copied once. Each step reads the
+buffers, writes its logits, draws, and advances the buffers to the next step. Between the steps of a launch,
+the host only starts replays. Draws that need more than a slot's parameters (penalties, masks,
+log-probabilities and the like) are not captured; they run on the same logits.
 """
 
 import logging
@@ -30,7 +29,10 @@ Forward = Callable[[DecodePlan], Tensor]  # returns the logits [slot, vocabulary
 
 
 class DecodeGraphs:
-    """`plans` are idle plans, one for each shape and the largest first, that share one input tensor."""
+    """The recorded steps of one pool.
+
+    `plans` are idle plans, one for each shape and the largest first. They share one input tensor.
+    """
 
     def __init__(self, forward: Forward, sampler: Sampler, plans: list[DecodePlan]) -> None:
         self._forward = forward
@@ -46,9 +48,7 @@ class DecodeGraphs:
         return len(self._forwards) + len(self._draws)
 
     def record(self, recorder: Recorder) -> None:
-        """Record all shapes and kinds; none is recorded later. A model that cannot be recorded runs as it
-        is.
-        """
+        """Record all shapes and kinds, none of them later. A model that cannot be recorded runs eagerly."""
         start = time.monotonic()
         try:
             with torch.inference_mode():
@@ -82,6 +82,8 @@ class DecodeGraphs:
         return steps
 
     def _record(self, recorder: Recorder) -> None:
+        # One buffer for all shapes, the first of which is the largest: a graph writes to the address that it
+        # was captured with.
         widest = next(iter(self._plans.values()))
         self._logits = torch.empty_like(self._forward(widest))
         for bucket, plan in self._plans.items():

@@ -18,7 +18,7 @@ from cache.slots import SlotCache
 
 @dataclass(frozen=True, slots=True)
 class TorchPool:
-    """Pools share nothing but the scratches, each of which holds one prompt at a time."""
+    """Slots of one policy. Pools share only the scratches, each of which holds one prompt at a time."""
 
     spec: SlotPoolSpec
     kinds: tuple[LayerKind, ...]
@@ -35,15 +35,14 @@ class TorchPool:
         vocab_size: int,
         kernels: Kernels,
     ) -> "TorchPool":
-        """Allocate the slots of a model. `layer_kinds`, `layers` and `scratches` have an item for each
-        layer.
-        """
+        """Allocate the slots of a model. The sequences have an item for each layer."""
         device = scratches[0].kept_index.device
         kinds = tuple(dict.fromkeys(layer_kinds))
         cache_layers = [
             CacheLayer(layer, kinds.index(kind), kind, spec.num_slots, scratch, device)
             for layer, kind, scratch in zip(layers, layer_kinds, scratches, strict=True)
         ]
+        # The leader's scores count in all full-attention layers after it. Those before it are independent.
         if spec.policy.leading_layer is not None:
             full_attention = [layer for layer in cache_layers if layer.kind.sliding_window is None]
             leader, *followers = full_attention[spec.policy.leading_layer :]
@@ -60,8 +59,6 @@ class TorchPool:
 def allocate_scratches(
     layout: ScratchLayout, num_scratch: int, layers: Sequence[LayerSpec], device: torch.device
 ) -> list[SlotCache]:
-    """Return each layer's scratches: slots that are all ring, so that entries are in the order of the
-    sequence.
-    """
+    """Return each layer's scratches: slots that are all ring, so that entries keep the sequence's order."""
     entries = SlotLayout(0, layout.num_entries, 0)
     return [SlotCache(entries, num_scratch, layer.num_kv_heads, layer.planes, device) for layer in layers]

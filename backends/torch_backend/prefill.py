@@ -1,6 +1,4 @@
-"""One prefill step: the chunks of a batch are read, complete prompts get their slots, and first tokens are
-drawn.
-"""
+"""One prefill step: read a batch's chunks, fill the slots of complete prompts, and draw first tokens."""
 
 import torch
 from torch import Tensor
@@ -50,7 +48,7 @@ class Prefill:
         pool.sampler.read_prompt(row.slots, row.token_ids)
 
     def _read(self, pool: TorchPool, batch: PrefillBatch) -> Outcome:
-        """Read the chunks; give prompts that end with them their slots, and draw their first tokens."""
+        """Read the chunks; fill the slots of prompts that end with them, and draw their first tokens."""
         forward_pass = prefill_pass(batch, pool.kinds, self._scratch, self._device)
         nothing: tuple[tuple[SampledToken, ...], ...] = ((),) * len(batch.rows)
         if batch.rows[0].pooling is not None:
@@ -61,6 +59,7 @@ class Prefill:
                 self._fill_slots(pool, row)
         if logits is None:
             return Outcome(nothing, nothing)
+        # Not strict: logits have all rows of the batch's shape. Those after the last chunk are padding.
         scores = tuple(
             self._scores(row, row_logits) for row, row_logits in zip(batch.rows, logits, strict=False)
         )
@@ -109,6 +108,8 @@ class Prefill:
         draws = {slot: draw for row in batch.rows for slot, draw in zip(row.slots, row.draws, strict=False)}
         if not draws:
             return ((),) * len(batch.rows)
+        # The sampler's state is by slot, so its logits are too. Idle slots take row 0, and their draws are
+        # dropped.
         row_of = [0] * pool.spec.num_slots
         for index, row in enumerate(batch.rows):
             for slot in row.slots:
@@ -121,9 +122,7 @@ class Prefill:
     def _pooled(
         self, pool: TorchPool, batch: PrefillBatch, forward_pass: ForwardPass
     ) -> tuple[tuple[float, ...], ...]:
-        """Return each row's hidden states after the last norm, their sum or the last: in float32, for long
-        sums.
-        """
+        """Return each row's pooled hidden state: a sum or the last one, in float32 since sums may be long."""
         output = self._model.base_model(**forward_pass.arguments(pool.cache))
         hidden = output.last_hidden_state.float()  # [row, token, hidden], chunks aligned to the right
         vectors = []
@@ -134,12 +133,11 @@ class Prefill:
         return tuple(vectors)
 
     def _scores(self, row: PrefillRow, logits: Tensor) -> tuple[SampledToken, ...]:
-        """Return the log-probabilities of a chunk's targets from logits [token, vocabulary], aligned
-        right.
-        """
+        """Return the log-probabilities of a chunk's targets from right-aligned logits [token, vocabulary]."""
         if row.score is None:
             return ()
-        targets, num_top = row.score.target_ids, row.score.num_top
+        targets = row.score.target_ids
+        num_top = row.score.num_top
         logits = logits[logits.shape[0] - len(row.token_ids) :]
         scored: list[SampledToken] = []
         # A part at a time: the log-probabilities of a whole chunk over a large vocabulary would be gigabytes.

@@ -32,9 +32,7 @@ def resolve_max_model_len(config: TorchBackendConfig, model: PreTrainedConfig) -
 def most_slot_entries(
     policies: Sequence[CachePolicy], max_model_len: int, scratch_capacity: int | None
 ) -> int:
-    """Return the most entries that a slot can fill: of the longest sequence, or of a scratch with
-    evictions.
-    """
+    """Return the most entries that a slot can fill from the longest sequence or from an evicting scratch."""
     if scratch_capacity is None or scratch_capacity >= max_model_len:
         return max_model_len
     windows = [policy.scorer.observation_window for policy in policies if policy.scorer is not None]
@@ -94,8 +92,7 @@ def _windows(layers: Sequence[LayerSpec], max_model_len: int) -> list[int | None
 
 
 def prefill_shapes(config: TorchBackendConfig, max_model_len: int) -> tuple[PrefillShape, ...]:
-    """Return a few shapes of at most the chunk's tokens: one long chunk, several short ones, or a shorter
-    one.
+    """Return a few shapes of at most the chunk's tokens: one long chunk, several short or one shorter one.
 
     A single chunk has the full length, or half of it, and so on down to a sixteenth. Behind a long context,
     the next smaller chunk then still fits the time that live sequences may wait, and small chunks are read at
@@ -110,8 +107,9 @@ def prefill_shapes(config: TorchBackendConfig, max_model_len: int) -> tuple[Pref
 def scratch_layout(
     capacity: int | None, max_model_len: int, chunk: int, kinds: Sequence[LayerKind]
 ) -> ScratchLayout:
-    """Return the layout of scratches of `capacity` entries. Raises ValueError when slots could not be filled
-    from it.
+    """Return the layout of scratches of `capacity` entries.
+
+    Raises ValueError if a slot could not be filled from a scratch of that capacity.
 
     Half of the entries are evicted at a time, in whole chunks where that is more than one. It is less where
     sinks and window take more than half, and at least as many as are read ahead. At the prompt's end the

@@ -1,8 +1,7 @@
-"""The process that builds the code of compiled decode: `python -m backends.torch_backend.compiled.build
-FOLDER`.
+"""The process that builds the code of compiled decode.
 
-It builds the kernels, and compiles every graph whose text is in the folder and that was not compiled before.
-It locks the folder while it works.
+`python -m backends.torch_backend.compiled.build FOLDER` builds the kernels. It compiles every graph
+whose text is in the folder and that was not compiled before. It locks the folder while it works.
 """
 
 import fcntl
@@ -42,6 +41,7 @@ def source_path(folder: Path, key: str) -> Path:
 
 
 def main(folder: Path) -> None:
+    """Build what the folder lacks, while other processes wait for its lock."""
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         kernels = folder / KERNELS

@@ -1,8 +1,7 @@
-"""A layer's work on a prompt's chunk as a list of few operators: traced and fused like a decode step, not
-compiled.
+"""A layer's work on a prompt's chunk as few operators: traced and fused like a decode step, but not compiled.
 
-Beside the kernels only views are left, for which a compiler would do nothing. The attention is left to the
-cache.
+Beside the kernels only views are left, for which a compiler would do nothing. The cache computes the
+attention.
 """
 
 from collections.abc import Callable
@@ -72,9 +71,7 @@ class ChunkAttention:
 
 
 def chunk_code(layer: LayerFunction, call: LayerCall) -> ChunkCode:
-    """Return the code of a call with a chunk [row, token, …] of any numbers of rows and tokens. Raises
-    GraphError.
-    """
+    """Return the code of a call with a chunk [row, token, …] of any size. Raises GraphError."""
     tensors = call.tensors()
     chunk = tensors[0].shape[:2]
     call_inputs = []

@@ -1,5 +1,4 @@
-"""A backend's kernels and graphs: loaded from the folder that keeps them, or first built by a process in the
-background.
+"""A backend's kernels and graphs, loaded from the compile cache or first built by a background process.
 
 A backend runs without them, only slower. The process that builds has the lowest priority, so that it hardly
 slows the requests that are served meanwhile.
@@ -62,8 +61,9 @@ class CompiledCode:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Trace the graphs, after the warm-up has run every kind of step, and load the code or start to
-        build it.
+        """Trace the graphs and load their code, or start to build it.
+
+        The warm-up must have run every kind of step before.
         """
         start = time.monotonic()
         sources = self._layers.trace()
@@ -124,7 +124,8 @@ class CompiledCode:
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         try:
-            # A step's threads that wake up preempt an idle process at once, and a merely nice one not.
+            # Waking threads of a step preempt a process of the idle class at once, but not one that is only
+            # nice.
             os.sched_setscheduler(self._process.pid, os.SCHED_IDLE, os.sched_param(0))
         except OSError:  # containers may forbid it
             os.setpriority(os.PRIO_PROCESS, self._process.pid, 19)
@@ -141,7 +142,8 @@ class CompiledCode:
         start = time.monotonic()
         try:
             self._load()
-        except Exception as error:  # torch reads files that another version or a full disk may have spoiled
+        # Any exception: torch reads files that another version or a full disk may have corrupted.
+        except Exception as error:
             logger.warning(
                 "decode runs uncompiled, since its code cannot be loaded: %s: %s", type(error).__name__, error
             )
@@ -151,7 +153,7 @@ class CompiledCode:
             logger.info(COMPILED_MESSAGE, self.times.trace, self.times.compile, self.times.load)
         else:
             logger.warning(
-                "no layer of the model has a graph: decode runs uncompiled, with the kernels' help"
+                "no layer of the model has a graph: decode runs uncompiled, but with the native kernels"
             )
 
     def _load(self) -> None:

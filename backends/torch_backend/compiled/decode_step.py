@@ -1,7 +1,6 @@
-"""A pool's decode step as static graphs: what precedes the layers, stacks of a few layers each, and what
-follows them.
+"""A pool's decode step as static graphs: one before the layers, stacks of a few layers each, and one after.
 
-The host then calls a handful of graphs, where the model's own code would call a hundred small operations.
+The host then calls a handful of graphs, where the model's code would call a hundred small operations.
 This works for models that hand each layer's output to the next one unchanged, and all of whose layers have
 graphs. Other models run their layers' graphs one by one.
 """
@@ -22,7 +21,6 @@ from backends.torch_backend.native.kernels import Kernels
 from backends.torch_backend.pool import TorchPool
 
 logger = logging.getLogger(__name__)
-
 
 # Layers in one graph. Each call of a graph costs the host some 40 µs; each layer of a graph takes the
 # compiler a second or more.
@@ -114,9 +112,7 @@ class DecodeStepGraphs:
             self._graphs = graphs
 
     def run(self, plan: DecodePlan) -> tuple[Tensor, Tensor]:
-        """Return the logits [slot, vocabulary] of a plan's next step and the most likely token of each
-        slot.
-        """
+        """Return the logits [slot, vocabulary] of a plan's next step and each slot's most likely token."""
         before, after = (self._graphs[key] for key in self._ends)
         lengths = [self._lengths[:length] for length in plan.read_lengths]
         hidden, *shared = before(plan.inputs, *lengths, *self._weights)
@@ -127,7 +123,7 @@ class DecodeStepGraphs:
         return logits, best
 
     def _stack(self) -> list[GraphSource]:
-        """Return the graphs of every few layers, and note their inputs."""
+        """Return the graphs of every few layers, and record their inputs."""
         sources = []
         self._stacks.clear()
         for first in range(0, len(self._layer_inputs), _LAYERS_PER_GRAPH):
@@ -141,7 +137,7 @@ class DecodeStepGraphs:
     def _trace_before(self) -> GraphSource:
         """Trace the model up to its first layer: what it computes there for the layers to share.
 
-        The layers are replaced by functions that note their calls. To see what is common to all of them, the
+        The layers are replaced by functions that record their calls. To see what is common to all of them, the
         model must call each one, with a placeholder for the output of the layer before it. The last layer
         returns hidden states again: the model computes logits of them, which nothing reads, so that they are
         not in the graph.
@@ -150,16 +146,19 @@ class DecodeStepGraphs:
         calls: list[DecodeCall] = []
         placeholder = object()  # can be passed to the next layer, and used for nothing else
 
-        def note(call: DecodeCall) -> object:
+        def record(call: DecodeCall) -> object:
             calls.append(call)
             return placeholder if len(calls) < len(self._layers) else calls[0].call.tensors()[0]
 
         def run(inputs: Tensor, *others: Tensor) -> object:
-            lengths, weights = others[:num_kinds], others[num_kinds:]
+            lengths = others[:num_kinds]
+            weights = others[num_kinds:]
             read_lengths = tuple(length.shape[0] for length in lengths)
-            self._call_model(inputs, read_lengths, weights, [note] * len(self._layers))
+            self._call_model(inputs, read_lengths, weights, [record] * len(self._layers))
             if len(calls) != len(self._layers):
-                raise GraphError("it does not call every layer once")
+                raise GraphError(
+                    f"the model must call its {len(self._layers)} layers once each, got {len(calls)} calls"
+                )
             return [tensor.contiguous() for tensor in self._assign_inputs(calls, placeholder)]
 
         plan_inputs = InputSpec((2 + 2 * num_kinds, self._num_rows), "int64")
@@ -167,7 +166,7 @@ class DecodeStepGraphs:
         return trace(run, [plan_inputs, *lengths, *map(InputSpec.of, self._weights)])
 
     def _assign_inputs(self, calls: Sequence[DecodeCall], placeholder: object) -> list[Tensor]:
-        """Note each layer's inputs; return the first layer's hidden states, then each shared tensor once."""
+        """Record each layer's inputs; return the first layer's hidden states, then each shared tensor."""
         hidden, *_ = calls[0].call.tensors()
         shared: dict[int, Tensor] = {}  # by identity: a traced tensor is one object wherever it is used
         self._layer_inputs.clear()
@@ -191,7 +190,7 @@ class DecodeStepGraphs:
         return [hidden, *shared.values()]
 
     def _trace_after(self) -> GraphSource:
-        """Trace what the model does with the last layer's output."""
+        """Trace the model after its last layer, up to the logits and each slot's most likely token."""
         last_call = self._layers[-1].calls[self._num_rows == 1]
         hidden = next(iter(last_call.call.tensors()))
 
@@ -199,6 +198,8 @@ class DecodeStepGraphs:
             num_inputs = 2 + 2 * len(self._pool.kinds)
             inputs = torch.zeros(num_inputs, output.shape[0], dtype=torch.int64)  # read by dead code alone
             read_lengths = (1,) * len(self._pool.kinds)
+            # Each layer passes its hidden states on, and the last returns the graph's input: the model's code
+            # before the layers then computes nothing that the logits depend on.
             passing: list[Replacement] = [lambda call: call.call.args[0]] * (len(self._layers) - 1)
             logits = self._call_model(inputs, read_lengths, weights, [*passing, lambda _: output])[:, -1]
             return [logits, logits.float().argmax(dim=-1)]
@@ -225,6 +226,7 @@ class DecodeStepGraphs:
 
 @contextmanager
 def _replaced(layers: Sequence[GraphedLayer], replacements: Sequence[Replacement]) -> Iterator[None]:
+    """Call these functions instead of the layers, for a time."""
     try:
         for layer, replacement in zip(layers, replacements, strict=True):
             layer.replacement = replacement

@@ -35,18 +35,14 @@ _SLICE_END = 2**63 - 1  # of a slice to a tensor's end
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A pattern, and the rewrite that is called with the last node of a match and the pattern's named
-    parts.
-    """
+    """A pattern, and its rewrite: called with the last node of a match and the pattern's named parts."""
 
     pattern: PatternExpr
     rewrite: Callable[..., None]
 
 
 def fuse(graph: Graph) -> None:
-    """Rewrite a graph of torch's operators and the kernels'. Its nodes know their values' shapes and
-    types.
-    """
+    """Rewrite a graph of torch's operators and the native kernels'. Its nodes have example values."""
     for rule in _RULES:
         for node in list(graph.nodes):
             match = rule.pattern.match(node)
@@ -80,7 +76,8 @@ def _gate_pattern() -> PatternExpr:
 
 def _rotary_pattern() -> PatternExpr:
     """Rotary embedding of heads whose two halves are the coordinates of rotations."""
-    heads, half = KeywordArg("heads"), KeywordArg("half")
+    heads = KeywordArg("heads")
+    half = KeywordArg("half")
     cosines, sines = (
         CallFunction(_aten.unsqueeze.default, KeywordArg(name), 1, _users=MULTIPLE)
         for name in ("cosines", "sines")
@@ -105,7 +102,7 @@ def _attention_pattern() -> PatternExpr:
 
 
 def _fuse_norm(node: Node, rows: Node, weight: Node, epsilon: float) -> None:
-    """Let the product that reads the normalised rows normalise them."""
+    """Make the norm a prologue of the product that reads the normalised rows."""
     users = list(node.users)
     if len(users) != 1 or not _can_take_epilogue(users[0]) or users[0].args[0] is not node:
         return
@@ -115,12 +112,16 @@ def _fuse_norm(node: Node, rows: Node, weight: Node, epsilon: float) -> None:
 
 
 def _fuse_gate(node: Node, linear: Node, sizes: list[int]) -> None:
+    """Make the gate an epilogue of its product, if no other node reads the product."""
     is_only_use = _can_take_epilogue(linear) and len(linear.users) == 1
+    # The kernel pairs whole blocks of the two halves.
     if is_only_use and sizes[0] == sizes[1] and sizes[0] % BLOCK == 0:
         _with_epilogue(node, linear, is_gated=True)
 
 
 def _fuse_residual(node: Node, left: Any, right: Any) -> None:
+    """Make a sum an epilogue of the product that is one of its operands."""
+    # Either operand may be the product. If both are, one of them stays a product that the other adds.
     for linear, residual in ((right, left), (left, right)):
         is_only_use = _can_take_epilogue(linear) and len(linear.users) == 1
         if is_only_use and isinstance(residual, Node) and _same_type(residual, linear):

@@ -15,8 +15,9 @@ _SIMPLE = (bool, int, float, str, type(None))
 
 
 class TracedCache:
-    """The cache of a layer while it is traced. Its update does nothing: the traced attention writes the
-    cache.
+    """The cache of a layer while it is traced.
+
+    Its update returns its arguments: the traced attention writes the cache.
     """
 
     def update(self, key: Tensor, value: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
@@ -76,9 +77,7 @@ class LayerFunction:
 
 
 class _UnusableIndex:
-    """A layer's index while it is traced. It can be passed on; any use raises, since other layers share
-    the graph.
-    """
+    """A layer's index while it is traced. It can be passed on, but not used: other layers share the graph."""
 
     def _refuse(self, *_: object) -> NoReturn:
         raise TypeError("the layer uses its index")

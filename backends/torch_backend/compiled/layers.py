@@ -1,8 +1,7 @@
-"""A model's decoder layers as static graphs. Once a layer has a graph, decode steps and prompt chunks run it
-instead.
+"""A model's decoder layers as static graphs, which decode steps and prompt chunks run instead of the layers.
 
-Layers that are built alike share one graph, which is traced and compiled once and called with each layer's
-weights and slots. A layer that cannot be traced stays as it is, for instance one that chooses experts by
+Layers of the same structure share one graph. It is traced and compiled once, and called with each layer's
+weights and slots. A layer that cannot be traced is not replaced, for instance one that chooses experts by
 value.
 """
 
@@ -77,8 +76,9 @@ class _SlotCache(TracedCache):
 
 
 class GraphedLayer(StandIn):
-    """A layer with its graphs. Pools of one slot have their own: torch has other operations for a single
-    row.
+    """A layer with its graphs.
+
+    Pools of one slot have graphs for themselves: torch chooses other operations for a single row.
     """
 
     def __init__(self, layer: nn.Module, index: int, kernels: Kernels) -> None:
@@ -90,8 +90,8 @@ class GraphedLayer(StandIn):
         self.calls: dict[bool, DecodeCall] = {}
         self.sources: dict[bool, GraphSource] = {}
         self.graphs: dict[bool, Compiled] = {}
-        # The chunk with the most rows so far: only with several rows it shows which inputs have a row for
-        # each.
+        # The chunk with the most rows so far. With several rows, the inputs that have one row each are known
+        # by their size.
         self.chunk_call: LayerCall | None = None
         self.chunk: ChunkCode | None = None
         # Called instead of the layer while the step around the layers is traced.
@@ -163,7 +163,7 @@ class LayerGraphs:
             layers[index] = layer
 
     def trace(self) -> dict[str, GraphSource]:
-        """Return the layers' different graphs by their keys.
+        """Return the layers' distinct graphs by their keys.
 
         A chunk of each shape must have been read, and a step decoded in each pool.
         """

@@ -1,5 +1,4 @@
-"""Static graphs: a function over tensors, traced once, kept as text, and compiled into a file by another
-process.
+"""Static graphs: a function over tensors, traced once, kept as text, and compiled by another process.
 
 A graph is known by its text: functions that trace to the same text share one compiled file, and no other can
 be mistaken for it. Sizes that differ from call to call have names, and a graph serves all of them, so that no
@@ -40,8 +39,9 @@ class InputSpec:
 
     @classmethod
     def of(cls, tensor: Tensor, names: Sequence[str | None] = ()) -> "InputSpec":
-        """Describe a tensor whose first sizes have `names`. A size of 1 stays fixed, since tensors
-        broadcast along it.
+        """Return the spec of a tensor whose first sizes have `names`.
+
+        A size of 1 is always fixed, since tensors broadcast along it.
         """
         padded = (*names, *(None,) * (tensor.dim() - len(names)))
         sizes = tuple(
@@ -53,9 +53,7 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class GraphSource:
-    """A graph as text: the code of a function `forward(self, …)` of torch's operators, and the specs of
-    its inputs.
-    """
+    """A graph as text: the code of a function `forward(self, …)` of torch's operators, and its inputs."""
 
     code: str
     inputs: tuple[InputSpec, ...]
@@ -83,7 +81,8 @@ def trace(function: Function, inputs: Sequence[InputSpec]) -> GraphSource:
     graph, _ = _trace(function, inputs)
     constants = [node.target for node in graph.graph.nodes if node.op == "get_attr"]
     if constants:
-        raise GraphError(f"it reads tensors that are not among its inputs: {', '.join(map(str, constants))}")
+        names = ", ".join(map(str, constants))
+        raise GraphError(f"the function reads tensors that are not among its inputs: {names}")
     fuse(graph.graph)
     graph.recompile()
     return GraphSource(graph.code, tuple(inputs))
@@ -99,6 +98,7 @@ def chain(links: Sequence[tuple[GraphSource, Sequence[int]]]) -> tuple[GraphSour
     """
     shared_specs: dict[int, InputSpec] = {}
     for source, shared in links:
+        # Not strict: after the tensor that is passed on and the shared ones come the link's own tensors.
         shared_specs |= dict(zip(shared, source.inputs[1:], strict=False))
     position_of = {index: position for position, index in enumerate(shared_specs)}
     distinct = list(dict.fromkeys(source for source, _ in links))
@@ -133,7 +133,7 @@ def _trace(function: Function, inputs: Sequence[InputSpec]) -> tuple[GraphModule
     for spec, example in zip(inputs, examples, strict=True):
         for name, size in zip(spec.sizes, example.shape, strict=True):
             if isinstance(name, str) and not inductor.is_symbolic(size):
-                raise GraphError(f"it works for only one number of {name}")
+                raise GraphError(f"the function must serve any number of {name}, got one for {size} only")
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph, examples

@@ -1,7 +1,7 @@
 """The cache that a transformers model writes to and attends over: slots, and scratches for long prompts.
 
-A `Step` of `forward.step` says where one forward pass writes and reads; `forward.plan` builds it. Nothing is
-decided here but which tokens of a long prompt are kept or evicted, and that by `cache.scoring`.
+A `Step` of `forward.step` describes where one forward pass writes and reads; `forward.plan` builds it. The
+only decision made here, by `cache.scoring`, is which tokens of a long prompt are kept or evicted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -97,7 +97,8 @@ class CacheLayer(CacheLayerMixin):
         options: AttentionOptions,
         reduction: Reduction,
     ) -> None:
-        scorer, policy = self.kind.scorer, self.kind.policy
+        scorer = self.kind.scorer
+        policy = self.kind.policy
         assert scorer is not None, "votes are for a scorer"
         row = observation.row
         votes = window_votes(
@@ -187,9 +188,7 @@ class CacheLayer(CacheLayerMixin):
         num_lent: int = 0,
         leader: "CacheLayer | None" = None,
     ) -> Tensor | None:
-        """Return the entries [kv_head, entry] of the candidates that `select` chooses; None without a
-        scorer.
-        """
+        """Return the entries [kv_head, entry] that `select` chooses; None without a scorer."""
         scorer = self.kind.scorer
         if scorer is None:
             return None
@@ -244,8 +243,8 @@ def _clear(cache: SlotCache, index: int) -> None:
 class ModelCache(Cache):
     """All layers of a pool.
 
-    A transformers model hands the cache to its layers and nothing else of ours. So the step that is under way
-    is an attribute, which `ForwardPass.arguments` sets, and the attention reads it here.
+    The cache is the only object of this backend that a transformers model passes to its layers. The step that
+    is under way is therefore an attribute of it. `ForwardPass.arguments` sets it, and the attention reads it.
     """
 
     layers: list[CacheLayer]  # type: ignore[assignment]
@@ -267,7 +266,7 @@ class ModelCache(Cache):
 
     @contextmanager
     def during(self, step: Step) -> Iterator[None]:
-        """Put another step in place of the one that is under way."""
+        """Replace the step that is under way for a time."""
         previous = self.step
         self.step = step
         try:
@@ -298,9 +297,7 @@ class ModelCache(Cache):
         return keys, values
 
     def store(self, layer: int, latents: Tensor) -> Tensor:
-        """Write a step's latents to a layer without keys and values; return those that its queries may
-        see.
-        """
+        """Write a step's latents to a layer, and return those that its queries may see."""
         return self._write_and_read(layer, latents)[0]
 
     def _write_and_read(self, layer: int, *values: Tensor) -> list[Tensor]:
@@ -313,25 +310,32 @@ class ModelCache(Cache):
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions
     ) -> Tensor:
         """Return the attention of a step's queries. The observing queries among them vote."""
-        step, cache_layer = self.current_step, self.layers[layer]
+        step = self.current_step
+        cache_layer = self.layers[layer]
         uses_kernels = self._kernels.are_used and takes_prompt(query)
         if isinstance(step, ScratchStep) and step.observations:
             reduction = observed_attention if uses_kernels else reduced_attention
             cache_layer.observe(step, query, key, options, reduction)
         kind = cache_layer.of_step(step)
-        scaling, softcap, sinks = options.scaling, options.softcap, options.sinks
+        # The kernel masks by the entry of each query's token, so it needs entries in the sequence's order.
         if uses_kernels and kind.last_seen is not None:
-            window = cache_layer.kind.sliding_window
             return prompt_attention(
-                query, key, value, kind.last_seen, window, scaling=scaling, softcap=softcap, sinks=sinks
+                query,
+                key,
+                value,
+                kind.last_seen,
+                cache_layer.kind.sliding_window,
+                scaling=options.scaling,
+                softcap=options.softcap,
+                sinks=options.sinks,
             )
         return grouped_attention(
             query,
             key,
             value,
             kind.bias,
-            scaling=scaling,
-            softcap=softcap,
-            sinks=sinks,
+            scaling=options.scaling,
+            softcap=options.softcap,
+            sinks=options.sinks,
             is_causal=kind.last_seen is not None,
         )

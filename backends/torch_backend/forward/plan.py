@@ -1,5 +1,4 @@
-"""From a batch's integers to the tensors of a forward pass: which tokens, where they are written, what they
-see.
+"""Builds the tensors of a forward pass from a batch: its tokens, where they are written, what they see.
 
 Chunks of a prefill are aligned to the right of their shape, so that the last token of each is in the last
 column. Padding before them, and slots without a row in a decode step, have index −1: these are written to the
@@ -89,7 +88,8 @@ def look_ahead_pass(
 
 def _right_aligned(batch: PrefillBatch, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the batch's tokens and their indices, [row, token]."""
-    num_rows, num_tokens = batch.shape.num_rows, batch.shape.num_tokens
+    num_rows = batch.shape.num_rows
+    num_tokens = batch.shape.num_tokens
     token_ids = [[0] * num_tokens for _ in range(num_rows)]
     index = [[-1] * num_tokens for _ in range(num_rows)]
     for i, row in enumerate(batch.rows):
@@ -169,7 +169,7 @@ def _must_choose(policy: CachePolicy, row: PrefillRow) -> bool:
 def _read_length(longest: int, limit: int) -> int:
     """Return how many entries to read for sequences of up to `longest` tokens: a power of two, or 3/4 of one.
 
-    So there are only two lengths an octave, and few shapes.
+    There are thus only two lengths in an octave, and few shapes.
     """
     octave = max(1 << (longest - 1).bit_length(), _MIN_READ)
     return min(octave * 3 // 4 if longest <= octave * 3 // 4 else octave, limit)
@@ -195,8 +195,9 @@ def _sequential_kind_step(
 
 
 def _direct_kind_step(kind: LayerKind, index: Tensor, rows: Sequence[PrefillRow]) -> KindStep:
-    """Return the step of layers whose slots hold all of these prompts: a query sees all tokens up to its
-    own.
+    """Return the step of layers whose slots hold these prompts completely.
+
+    A query sees all tokens up to its own.
     """
     layout = kind.policy.layout
     placements = [kind.policy.place(row.num_prompt_tokens) for row in rows]
@@ -252,7 +253,8 @@ class DecodePlan:
     def forward_pass(self) -> ForwardPass:
         """Return the next step's pass."""
         token_ids, index, *placements = self.inputs
-        window_starts, ring_sizes = placements[: len(self.kinds)], placements[len(self.kinds) :]
+        window_starts = placements[: len(self.kinds)]
+        ring_sizes = placements[len(self.kinds) :]
         is_live = self.is_live
         kind_steps = []
         for kind, window_start, ring_size, read_length in zip(
@@ -299,9 +301,11 @@ def decode_plan(
 def idle_plans(
     kinds: Sequence[LayerKind], num_slots: int, max_model_len: int, max_steps: int, device: torch.device
 ) -> list[DecodePlan]:
-    """Return a plan without rows for every shape of a decode batch, the largest first. All share one
-    tensor.
+    """Return a plan without rows for every shape of a decode batch, the largest first.
+
+    All share one input tensor.
     """
+    # The values of slots without a row: index −1, and a ring size of 1, by which indices are divided.
     inputs = torch.zeros(2 + 2 * len(kinds), num_slots, dtype=torch.int64, device=device)
     inputs[1] = -1
     inputs[2 + len(kinds) :] = 1
@@ -333,8 +337,9 @@ def _decode_read_length(kind: LayerKind, batch: DecodeBatch) -> int:
 
 
 def _entries_read(kind: LayerKind, longest: int, *, uses_kept: bool) -> int:
-    """Return how many entries to read for sequences of up to `longest` tokens; kept entries are a slot's
-    last.
+    """Return how many entries to read for sequences of up to `longest` tokens.
+
+    Kept entries are a slot's last, so that a step that uses them reads the whole slot.
     """
     layout = kind.policy.layout
     return layout.capacity if uses_kept and layout.num_kept > 0 else _read_length(longest, layout.capacity)

@@ -22,9 +22,7 @@ class LayerCall:
         return [tensor.contiguous() for tensor in _tensors((*self.args, *self.kwargs.values()))]
 
     def replaced(self, tensors: Sequence[Tensor], cache: object = None) -> "LayerCall":
-        """Return the call with other tensors, in the order of `tensors()`, and with another cache if there
-        is one.
-        """
+        """Return the call with other tensors, in the order of `tensors()`, and with `cache` unless None."""
         remaining = iter(tensors)
         args = _substituted(self.args, remaining, cache)
         values = _substituted(tuple(self.kwargs.values()), remaining, cache)
@@ -62,9 +60,7 @@ class StandIn(nn.Module):
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """Return the model's list of decoder layers, whose items may be replaced; an empty list if it has
-    none.
-    """
+    """Return the model's list of decoder layers, or an empty list. Its items may be replaced."""
     num_layers = model.config.num_hidden_layers
     return next(
         (m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == num_layers), nn.ModuleList()

@@ -15,8 +15,9 @@ from cache.scorer import WindowScorer
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """Layers that hold their tokens alike. `sliding_window` is the model's; None where a query sees all
-    tokens before it.
+    """Layers that hold their tokens alike.
+
+    `sliding_window` is the model's; None where a query sees all tokens before it.
     """
 
     policy: CachePolicy
@@ -30,9 +31,7 @@ class LayerKind:
 
 @dataclass(frozen=True, slots=True)
 class KindStep:
-    """A forward pass as the layers of one kind see it. It reads the first `read_length` entries of each
-    row.
-    """
+    """A forward pass for the layers of one kind. It reads the first `read_length` entries of each row."""
 
     entries: Tensor  # [row, token]: where each token is written
     # float32 [row, query, entry]: the mask of the last entries read, 0 where a query sees one and `MASKED`
@@ -89,14 +88,11 @@ class DecodeStep(Step):
 class PromptStep(Step):
     """Chunks of prompts."""
 
-    num_outputs: (
-        int | None
-    )  # the last tokens of each row whose outputs are read, beside the cache and the votes; None: all
+    # How many last tokens of each row have outputs that are read, beside the cache and the votes; None: all.
+    num_outputs: int | None
 
     def of_last(self, num_tokens: int) -> Self:
-        """Return the step of each row's last `num_tokens` tokens alone. What these write and how they vote
-        is the same.
-        """
+        """Return the step of each row's last `num_tokens` tokens alone, which write and vote as before."""
         return replace(self, kinds=tuple(kind.of_last(num_tokens) for kind in self.kinds))
 
 
@@ -107,8 +103,9 @@ class DirectStep(PromptStep):
 
 @dataclass(frozen=True, slots=True)
 class ScratchStep(PromptStep):
-    """Chunks of prompts that are read in scratches. `observations` are the rows whose queries vote in this
-    step.
+    """Chunks of prompts that are read in scratches.
+
+    `observations` are the rows whose queries vote in this step.
     """
 
     observations: tuple[Observation, ...]

@@ -105,12 +105,15 @@ def grouped_attention(
     num_open = entries - bias.shape[2]
     if key.device.type == "cpu" and key.dtype is not torch.float32:
         # oneDNN would transpose a strided view entry by entry. In float32, MKL reads the view directly.
-        key, value = key.contiguous(), value.contiguous()
+        key = key.contiguous()
+        value = value.contiguous()
     limit = _MAX_SCORES_CPU if query.device.type == "cpu" else _MAX_SCORES_GPU
     block = max(limit // (rows * heads * entries), _FEWEST_QUERIES)
     outputs = []
     for first in range(0, length, block):
         last = min(first + block, length)
+        # A block sees no entry that belongs to a later block. The lower bound keeps the bias's slice from a
+        # negative stop, which would count from its other end.
         reach = max(entries - (length - last), num_open + 1) if is_causal else entries
         seen = bias[:, first:last, : reach - num_open]
         outputs.append(
@@ -139,6 +142,7 @@ def _attend_block(
     rows, heads, length, width = query.shape
     kv_heads, entries = key.shape[1], key.shape[2]
     folded = query.reshape(rows * kv_heads, -1, width)
+    # With beta 0 the first argument is ignored. Unlike bmm, baddbmm scales without another pass.
     scores = torch.baddbmm(
         query.new_empty(1, 1, 1), folded, key.flatten(0, 1).transpose(1, 2), beta=0, alpha=scaling
     )

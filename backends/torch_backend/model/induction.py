@@ -40,7 +40,8 @@ def measure_induction(model: PreTrainedModel, num_layers: int, max_model_len: in
     The first token is the model's beginning of sequence, if it has one. A `max_model_len` of less than four
     tokens, or five with that one, gives zeros.
     """
-    bos, vocab_size = getattr(model.config, "bos_token_id", None), model.config.vocab_size
+    bos = getattr(model.config, "bos_token_id", None)
+    vocab_size = model.config.vocab_size
     first = [bos] if isinstance(bos, int) and 0 <= bos < vocab_size else []
     num_tokens = min(_NUM_TOKENS, (max_model_len - len(first)) // 2)
     if num_tokens < 2:

@@ -19,7 +19,7 @@ from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
 
 from backends.torch_backend.model.attention import AttentionCache, AttentionOptions
 
-# What transformers calls the models whose attention is replaced here.
+# The model types, in transformers' names, whose attention is replaced here.
 LATENT_MODEL_TYPES = frozenset({"deepseek_v2", "deepseek_v3"})
 
 _Rotation = Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]]
@@ -96,7 +96,9 @@ class LatentAttention(nn.Module):
     def _attend_absorbed(
         self, query: Tensor, rotary_query: Tensor, held: Tensor, cache: LatentCache
     ) -> Tensor:
-        """Return [row, token, head, value width]."""
+        """Attend to the latents; return [row, token, head, value width]."""
+        # Products are associative: (query · to_key) · latent equals query · (to_key · latent), the score with
+        # the expanded key. The value matrix is applied to the weighted sum of the latents likewise.
         weight = self.kv_b_proj.weight.view(self._num_heads, -1, self._rank)
         to_key, to_value = torch.split(weight, [self._key_width, self._value_width], dim=1)
         absorbed = torch.cat([torch.einsum("rhtk,hkl->rhtl", query, to_key), rotary_query], dim=-1)
@@ -106,11 +108,11 @@ class LatentAttention(nn.Module):
     def _attend_expanded(
         self, query: Tensor, rotary_query: Tensor, held: Tensor, cache: LatentCache
     ) -> Tensor:
+        """Attend to expanded keys and values; return [row, token, head, value width]."""
         latent, rotary_key = torch.split(held[:, 0], [self._rank, self._rope_width], dim=-1)
-        both = (
-            linear(latent, self.kv_b_proj.weight).view(*latent.shape[:2], self._num_heads, -1).transpose(1, 2)
-        )
-        key, value = torch.split(both, [self._key_width, self._value_width], dim=-1)
+        expanded = linear(latent, self.kv_b_proj.weight)
+        heads = expanded.view(*latent.shape[:2], self._num_heads, -1).transpose(1, 2)
+        key, value = torch.split(heads, [self._key_width, self._value_width], dim=-1)
         key = torch.cat([key, rotary_key[:, None].expand(-1, self._num_heads, -1, -1)], dim=-1)
         return self._attend(cache, torch.cat([query, rotary_query], dim=-1), key, value)
 

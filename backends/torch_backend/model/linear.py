@@ -87,7 +87,9 @@ class JoinedLinear:
         self._outputs: dict[int, Tensor] = {}
 
     def fetch(self, hidden: Tensor, part: int) -> Tensor:
-        """Return the output of layer number `part`."""
+        """Return the output of the layer at index `part`."""
+        # The input tensor's identity shows whether the outputs are this call's. A part that was already
+        # fetched shows that the tensor is reused, with new values.
         if hidden is not self._input or part not in self._outputs:
             self._input = hidden
             self._outputs = dict(enumerate(self.linear(hidden).split(self._sizes, dim=-1)))

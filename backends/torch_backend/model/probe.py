@@ -46,6 +46,7 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
                 logits_to_keep=1,
                 slot_cache=probe,
             ).logits
+    # The errors by which a model's code may fail with an unknown cache.
     except (
         ArithmeticError,
         AttributeError,
@@ -58,7 +59,7 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
         raise UnsupportedModelError(f"{name} does not run with a cache of slots: {error}") from error
     if logits.shape != (1, 1, vocab_size):
         raise UnsupportedModelError(
-            f"{name} gives logits of shape {tuple(logits.shape)}, expected (1, 1, {vocab_size})"
+            f"{name} returns logits of shape {tuple(logits.shape)}, expected (1, 1, {vocab_size})"
         )
     return tuple(probe.spec(layer, name) for layer in range(num_layers))
 
@@ -117,7 +118,8 @@ class _ProbeCache(Cache):
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
 
     def spec(self, layer: int, name: str) -> LayerSpec:
-        written, seen = self._probes[layer].written, self._seen[layer]
+        written = self._probes[layer].written
+        seen = self._seen[layer]
         if len(written) != 1 or len(seen) != 1:
             raise UnsupportedModelError(
                 f"layer {layer} of {name} must call its cache and its attention once each, "

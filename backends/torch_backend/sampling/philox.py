@@ -22,14 +22,16 @@ def philox4x32(
     for _ in range(_NUM_ROUNDS):
         # Products overflow at 2^64, which does not change their low bits. The mask removes the sign of the
         # shifted word.
-        low, high = x0 * _MULTIPLIERS[0], x2 * _MULTIPLIERS[1]
+        product0 = x0 * _MULTIPLIERS[0]
+        product2 = x2 * _MULTIPLIERS[1]
         x0, x1, x2, x3 = (
-            ((high >> 32) & _WORD) ^ x1 ^ k0,
-            high & _WORD,
-            ((low >> 32) & _WORD) ^ x3 ^ k1,
-            low & _WORD,
+            ((product2 >> 32) & _WORD) ^ x1 ^ k0,
+            product2 & _WORD,
+            ((product0 >> 32) & _WORD) ^ x3 ^ k1,
+            product0 & _WORD,
         )
-        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+        k0 = (k0 + _WEYL[0]) & _WORD
+        k1 = (k1 + _WEYL[1]) & _WORD
     return x0, x1, x2, x3
 
 
@@ -41,4 +43,5 @@ def uniform(seed: Tensor, choice: Tensor, output_index: Tensor) -> Tensor:
     zero = torch.zeros_like(seed)
     key = (seed & _WORD, (seed >> 32) & _WORD)
     first, second, _, _ = philox4x32((output_index & _WORD, choice & _WORD, zero, zero), key)
+    # 32 bits of the first word and 21 of the second: a float64 holds 53.
     return ((first << 21) | (second >> 11)).double() * 2.0**-53

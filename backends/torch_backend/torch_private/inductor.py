@@ -78,11 +78,11 @@ def trace_symbolically(
     """Return a function's graph of aten operators, and the example inputs that it was traced with.
 
     `inputs` are a tensor for each argument, of which only sizes and type count, and for each of its sizes
-    whether the graph must serve others too. Raises whatever the function raises, and where it looks at a
+    whether the graph must serve others too. Raises the errors of the function, and an error if it reads a
     tensor's values.
     """
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    examples = [_example(mode, index, *given) for index, given in enumerate(inputs)]
+    examples = [_example(mode, index, tensor, are_open) for index, (tensor, are_open) in enumerate(inputs)]
     with torch.no_grad(), _disabled(logging.getLogger("torch._subclasses.fake_tensor")):
         graph = make_fx(function, tracing_mode="symbolic")(*examples)
     return graph, examples

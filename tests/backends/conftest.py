@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all of pytest's processes: whoever compiles takes it for itself meanwhile."""
+    """One folder for all of pytest's processes. The process that compiles locks it."""
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled"
     folder.mkdir(exist_ok=True)

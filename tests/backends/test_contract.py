@@ -86,7 +86,7 @@ def open_torch(
         )
         backend = TorchBackend(
             config, VirtualClock()
-        )  # a clock that stands still: what is scheduled does not depend on the machine
+        )  # a clock that does not move: the schedule does not depend on the machine
         backend.warmup()
         if backend.compiled is not None:
             backend.compiled.wait()
@@ -348,10 +348,10 @@ def test_tokens_read_by_decode_belong_to_the_prompt(
         outputs.append(conversation.finish().outputs)
     (scores, tokens), (expected_scores, expected_tokens) = (
         [
-            [token for output in told for token in getattr(output, name)]
+            [token for output in outputs_of_choice for token in getattr(output, name)]
             for name in ("prompt_logprobs", "tokens")
         ]
-        for told in outputs
+        for outputs_of_choice in outputs
     )
     for found, expected in ((scores, expected_scores), (tokens, expected_tokens)):
         assert [token.token_id for token in found] == [token.token_id for token in expected]
@@ -409,7 +409,7 @@ def test_penalties_of_the_output_overcome_a_bias_that_would_repeat_one_token(
 
 
 def test_repetition_penalty_is_of_prompt_and_output(backend: Backend) -> None:
-    """Most of the vocabulary stands in the prompt."""
+    """Most of the vocabulary is in the prompt."""
     plain = replace(ask("a"), prompt_token_ids=tuple(range(0, 320, 3)) + tuple(range(1, 320, 3)))
     assert set(converse(backend, plain)["a", 0]) & set(plain.prompt_token_ids)
     tokens = converse(backend, replace(plain, sampling=replace(GREEDY, repetition_penalty=1e3)))["a", 0]

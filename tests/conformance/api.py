@@ -24,7 +24,7 @@ class Api:
     model: str
 
     def raw(self, path: str, body: Mapping[str, Any]) -> httpx.Response:
-        """Return the answer, whatever it is."""
+        """Return the answer, with any status."""
         return self.http.post(path, json=dict(body))
 
     def post(self, path: str, **body: Any) -> Any:

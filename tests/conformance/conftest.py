@@ -2,9 +2,9 @@
 
 Usage: `pytest tests/conformance --base-url URL [--api-key KEY] [--model NAME]`.
 
-Each test stands for a feature and passes, fails, or finds it unsupported: refused openly, by a missing route
+Each test checks a feature and passes, fails, or finds it unsupported: refused openly, by a missing route
 or an error that says so. No test expects anything of a text's content, so that any model will do. At the end
-a table tells all features; `--conformance-json` writes it. Without a base URL the suite runs against this
+a table lists all features; `--conformance-json` writes it. Without a base URL the suite runs against this
 project's own server, where nothing may be unsupported.
 """
 

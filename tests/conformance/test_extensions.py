@@ -49,7 +49,7 @@ def test_tokenize(api: Api) -> None:
 
 
 def test_context_length(api: Api) -> None:
-    """extensions: a model tells its max_model_len"""
+    """extensions: a model reports its max_model_len"""
     model = next(model for model in api.get("/v1/models")["data"] if model["id"] == api.model)
     if "max_model_len" not in model:
         pytest.skip("unsupported: no max_model_len")

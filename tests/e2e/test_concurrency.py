@@ -32,7 +32,7 @@ async def test_concurrent_answers_equal_sequential(
     prompts = [
         make_case(1000 + i, LENGTHS[i % len(LENGTHS)], count_tokens).prompt for i in range(num_clients)
     ]
-    # After so many chunks. A chunk may have four tokens.
+    # After this number of chunks. A chunk may have four tokens.
     disconnects = {i: random.Random(i).randrange(num_tokens // 8) for i in range(0, num_clients, 3)}
     async with AsyncOpenAI(
         base_url=f"{small_slot_server.url}/v1", api_key="none", max_retries=0, timeout=300

@@ -135,7 +135,7 @@ def test_refuses_an_undeclared_feature_by_name(missing: Feature) -> None:
         (200, 0, 56, 1),
         (200, 0, 57, 0),
         (1000, 0, 1, 0),
-        (1000, 0, 25, 0),  # nobody admits it: it is told what the first, with the most room, says
+        (1000, 0, 25, 0),  # no pool admits it: the refusal is the first pool's, which has the most room
         (30, 6, 1, 0),
         (64, 10, 1, 1),  # the slot is filled before its end
     ],

@@ -1,4 +1,4 @@
-"""The engine's loop in a thread: every sequence ends once, whatever fails."""
+"""The engine's loop in a thread: every sequence ends once, with any failure."""
 
 from dataclasses import replace
 from threading import Event, Thread

@@ -164,8 +164,8 @@ def test_a_prompt_is_charged_as_far_as_it_was_read() -> None:
     """Who gives up a long prompt early is not made to wait as if it had been read."""
     spec = fake_spec(num_slots=1, prefill_shapes=(PrefillShape(1, 16),))
     drive = Drive(spec, step_time=step_time)
-    drive.send(request("given up", 200, 5, tenant="a"), request("a1", 10, 5, tenant="a"))
+    drive.send(request("aborted", 200, 5, tenant="a"), request("a1", 10, 5, tenant="a"))
     drive.send(*(request(name, 100, 1, tenant="b") for name in ("b1", "b2")))
     drive.step()
-    drive.run(Abort("given up"))
-    assert admissions(drive) == ["given up", "b1", "a1", "b2"]
+    drive.run(Abort("aborted"))
+    assert admissions(drive) == ["aborted", "b1", "a1", "b2"]

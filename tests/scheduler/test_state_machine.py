@@ -27,7 +27,7 @@ SHAPES = (PrefillShape(1, 16), PrefillShape(3, 16), PrefillShape(2, 48))
 
 
 class Faults(Mapping[int, BackendError]):
-    """Fails the next step when told to."""
+    """Fails the next step on request."""
 
     def __init__(self) -> None:
         self.is_next = False

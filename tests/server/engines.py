@@ -43,13 +43,13 @@ class Gate:
         self._passes.release()
 
     async def wait_for_step(self) -> None:
-        """Wait until a step stands at the gate that was not seen there before."""
+        """Wait until a new step waits at the gate."""
         assert await asyncio.to_thread(self.arrived.acquire, timeout=30), "no step came"
 
 
 @dataclass
 class Observations:
-    """What an observer was told."""
+    """The events that an observer received."""
 
     num_refused: int = 0
     num_generated: int = 0
@@ -81,7 +81,7 @@ class Observations:
         self.num_generated += num_tokens
 
     def finished(self, add: Add, choice: int, final: Final) -> None:
-        assert (add.request_id, choice) not in self.finals, "told twice"
+        assert (add.request_id, choice) not in self.finals, "two finals"
         self.finals[add.request_id, choice] = final
         self.news.set()
 

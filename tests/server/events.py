@@ -8,7 +8,7 @@ import httpx
 
 
 def blocks(response: httpx.Response) -> Iterator[str]:
-    """Yield what stands between blank lines, without any knowledge of what it means."""
+    """Yield the text between blank lines, uninterpreted."""
     rest = ""
     for text in response.iter_text():
         rest += text

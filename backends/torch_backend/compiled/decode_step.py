@@ -137,8 +137,8 @@ class DecodeStepGraphs:
     def _trace_before(self) -> GraphSource:
         """Trace the model up to its first layer: what it computes there for the layers to share.
 
-        The layers are replaced by functions that record their calls. To see what is common to all of them, the
-        model must call each one, with a placeholder for the output of the layer before it. The last layer
+        The layers are replaced by functions that record their calls. To see what is common to all of them,
+        the model must call each one, with a placeholder for the output of the layer before it. The last layer
         returns hidden states again: the model computes logits of them, which nothing reads, so that they are
         not in the graph.
         """

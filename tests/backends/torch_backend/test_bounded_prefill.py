@@ -163,7 +163,7 @@ def test_a_prompt_that_fits_is_read_as_if_there_were_no_bound(llama: Subject, tm
 
 
 def test_a_scratch_forgets_its_last_prompt(llama: Subject) -> None:
-    """Read between others, some given up halfway, beside another or alone: to the last bit the same."""
+    """Read between others, some aborted halfway, beside another or alone: to the last bit the same."""
     driver = Driver(llama.backend, CHUNK)
     alone = Request(random_prompt(77, seed=3), sampling=OBSERVED)
     driver.run(alone, num_tokens=6)

@@ -49,7 +49,7 @@ def serve(backend: Backend, *adds: Add) -> dict[str, EngineOutput]:
     """Run requests together to their ends, and return the last output of each with all of its tokens."""
     scheduler = Scheduler(
         backend.spec, SchedulerConfig(max_inter_token_latency=60), VirtualClock()
-    )  # whatever else the machine does
+    )  # on a busy machine too
     for one in adds:
         scheduler.add(admit(one, backend.spec))
     most_slots = 0
@@ -85,20 +85,20 @@ def test_equal_to_the_unmodified_model(backend: Backend, path: Path) -> None:
         for length in (1, 7, 8, 9, 29, 50)
     }
     pooled = [add(name, prompt, pooling=pooling) for name, (pooling, prompt) in prompts.items()]
-    told = serve(
+    served = serve(
         backend,
         add("beside", random_prompt(20), max_tokens=5),
         *pooled,
         add("long", random_prompt(50), max_tokens=5),
     )
     for name, (pooling, prompt) in prompts.items():
-        final = told[name].final
+        final = served[name].final
         assert final is not None
         assert (final.reason, final.num_output_tokens) == (FinishReason.LENGTH, 0)
         own = expected(oracle, prompt, pooling)
         rounding = 1e-5 * own.abs().max().item()  # that of the vector, of which no number alone is exact
-        torch.testing.assert_close(torch.tensor(told[name].embedding), own, rtol=0, atol=rounding)
-    assert not told["beside"].embedding
+        torch.testing.assert_close(torch.tensor(served[name].embedding), own, rtol=0, atol=rounding)
+    assert not served["beside"].embedding
 
 
 def test_neighbours_are_not_disturbed(backend: Backend) -> None:

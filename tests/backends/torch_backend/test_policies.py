@@ -118,7 +118,7 @@ def test_several_slots_from_one_prompt(subject: Subject) -> None:
 
 
 def test_slot_reuse_after_a_longer_request(subject: Subject) -> None:
-    """Whatever the slot's last tenant left, wrapped ring and kept tokens, is not seen by the next."""
+    """The next sequence of a slot does not see the last one's ring and kept tokens."""
     for length in (1, 13, 18):
         request = Request(random_prompt(length, seed=3), slots=(1,), sampling=OBSERVED)
         subject.driver.run(request, num_tokens=12)

@@ -49,7 +49,7 @@ def ask(client: openai.OpenAI) -> None:
     except openai.BadRequestError as refused:
         why = str(refused)
     else:
-        raise AssertionError("a bad value was not told as such")
+        raise AssertionError("a bad value was not reported")
     assert "top_logprobs" in why, why
 
 

@@ -35,19 +35,19 @@ try:
 except litellm.ContextWindowExceededError:
     pass
 else:
-    raise AssertionError("a prompt that is too long was not told as such")
+    raise AssertionError("a prompt that is too long was not reported")
 
 try:
     litellm.completion(**(COMMON | {"model": "openai/another-model"}), messages=HELLO)
 except litellm.NotFoundError:
     pass
 else:
-    raise AssertionError("an unknown model was not told as such")
+    raise AssertionError("an unknown model was not reported")
 
 try:
     litellm.completion(**COMMON, messages=HELLO, temperature=9)
 except litellm.BadRequestError:
     pass
 else:
-    raise AssertionError("a bad value was not told as such")
+    raise AssertionError("a bad value was not reported")
 print("ok")

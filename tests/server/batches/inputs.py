@@ -15,7 +15,7 @@ DAY: Final = 24 * 3600
 
 
 class Clock:
-    """Unix seconds that pass when told to."""
+    """Unix seconds that pass on request."""
 
     def __init__(self) -> None:
         self.time = 1_700_000_000.0

@@ -238,7 +238,7 @@ def chat(url: str, **options: Any) -> httpx.Response:
 def test_interactive_requests_are_neither_refused_nor_held_up_by_batches(
     renderer: Renderer, tmp_path: Path
 ) -> None:
-    """Two slots and no place to wait: two requests are welcome, whatever batches do, and a third is not."""
+    """Two slots and no queue: two requests are admitted beside batches, and a third is refused."""
     config = SchedulerConfig(max_num_waiting=0, max_background_slots=1)
     with (
         Batches(limits(tmp_path)) as batches,

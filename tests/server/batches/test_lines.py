@@ -1,4 +1,4 @@
-"""The input of a batch: each line that may not be is told with its number."""
+"""The input of a batch: each invalid line is reported with its number."""
 
 import json
 from pathlib import Path

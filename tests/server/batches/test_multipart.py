@@ -1,4 +1,4 @@
-"""The form of an upload: the same whatever pieces it comes in, and nothing but what it should be."""
+"""The form of an upload: the same for any pieces, and refused if it is invalid."""
 
 from collections.abc import Iterable
 

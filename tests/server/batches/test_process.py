@@ -1,4 +1,4 @@
-"""A real server process in the middle of a batch: killed, started again, told to end, started again."""
+"""A real server process in the middle of a batch: killed, restarted, terminated, restarted."""
 
 import signal
 from pathlib import Path

@@ -139,7 +139,7 @@ async def test_a_batch_is_answered_line_by_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "usage"),
+    ("reported", "usage"),
     [
         ({}, Usage()),
         ({"prompt_tokens": 3, "total_tokens": 3}, Usage(3)),
@@ -164,8 +164,8 @@ async def test_a_batch_is_answered_line_by_line(tmp_path: Path) -> None:
         ({"prompt_tokens": 3, "completion_tokens": 4, "prompt_tokens_details": None}, Usage(3, 0, 4)),
     ],
 )
-def test_usage_by_the_names_of_every_endpoint(told: dict[str, Any], usage: Usage) -> None:
-    answer = {"response": {"body": {"usage": told}}}
+def test_usage_by_the_names_of_every_endpoint(reported: dict[str, Any], usage: Usage) -> None:
+    answer = {"response": {"body": {"usage": reported}}}
     assert Usage.of(answer) == usage
     assert Usage.of(answer) + usage == Usage(
         2 * usage.input_tokens, 2 * usage.cached_tokens, 2 * usage.output_tokens, 2 * usage.reasoning_tokens

@@ -42,7 +42,7 @@ class Streams:
             while True:
                 self.num_sent += len(PIECE)
                 yield PIECE
-                await asyncio.sleep(0)  # a server that sends into nothing would let nobody else run
+                await asyncio.sleep(0)  # let other tasks run
         finally:
             self.has_ended.set()
 
@@ -295,7 +295,7 @@ def _run(new_loop: Callable[[], asyncio.AbstractEventLoop], run: Callable[[], Aw
 
 
 def _read(client: socket.socket, num_bytes: int) -> int:
-    """Read so many bytes, or until the server ends the connection."""
+    """Read a number of bytes, or until the server closes the connection."""
     num_read = 0
     while num_read < num_bytes and (piece := client.recv(min(65536, num_bytes - num_read))):
         num_read += len(piece)

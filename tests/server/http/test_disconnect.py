@@ -20,7 +20,7 @@ LONG: dict[str, Any] = {"prompt": "Anna keeps", "max_tokens": 500, "ignore_eos":
 
 @pytest.fixture
 def server(renderer: Renderer) -> Iterator[RunningServer]:
-    """One slot, one place in the queue, and a device that takes its steps when it is told to."""
+    """One slot, one place in the queue, and a device whose steps the test starts."""
     config = SchedulerConfig(max_num_waiting=1)
     with serve(
         renderer, backend_spec=spec(num_slots=1, max_decode_steps=1), config=config, is_open=False

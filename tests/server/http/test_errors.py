@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape whatever their origin, and nothing in them that a client should not see."""
+"""Errors of any origin have OpenAI's shape, and contain nothing internal."""
 
 import httpx
 import pytest
@@ -83,9 +83,13 @@ def test_a_dead_engine_is_seen_by_everybody(renderer: Renderer) -> None:
     ],
 )
 def test_exceptions(error: Exception, status: int, code: str, retry_after: bool) -> None:
-    told = as_api_error(error)
-    assert (told.status, told.code, "Retry-After" in told.headers) == (status, code, retry_after)
-    assert "secret" not in told.message
+    api_error = as_api_error(error)
+    assert (api_error.status, api_error.code, "Retry-After" in api_error.headers) == (
+        status,
+        code,
+        retry_after,
+    )
+    assert "secret" not in api_error.message
 
 
 @pytest.mark.parametrize(
@@ -100,8 +104,8 @@ def test_exceptions(error: Exception, status: int, code: str, retry_after: bool)
     ],
 )
 def test_the_ends_of_sequences_that_are_errors(reason: FinishReason, status: int, code: str) -> None:
-    told = as_api_error(GenerationError(Final(reason, Timing(0.0, None, None, 1.0), 3, 0)))
-    assert (told.status, told.code) == (status, code)
+    api_error = as_api_error(GenerationError(Final(reason, Timing(0.0, None, None, 1.0), 3, 0)))
+    assert (api_error.status, api_error.code) == (status, code)
 
 
 def test_a_message_can_quote_a_lone_surrogate() -> None:

@@ -1,4 +1,4 @@
-"""Requests and tokens a minute: the buckets on a virtual clock, and what clients are told, over HTTP."""
+"""Requests and tokens a minute: the buckets on a virtual clock, and the headers of answers, over HTTP."""
 
 from pathlib import Path
 from typing import Any

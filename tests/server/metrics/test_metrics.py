@@ -122,9 +122,7 @@ async def test_health_and_unfinished_sequences_are_read_at_every_scrape() -> Non
         metrics.watch(engine)
         outputs = generate(engine, add_of(num_choices=3))
         reading = asyncio.ensure_future(anext(outputs))
-        await (
-            gate.wait_for_step()
-        )  # the engine is stuck in its first step: of its own accord it has told nothing yet
+        await gate.wait_for_step()  # the engine is stuck in its first step and has reported nothing yet
         samples = Samples(metrics)
         assert samples("snapserve:sequences_unfinished") == 3
         assert samples("snapserve:slots_in_use") == 0

@@ -1,4 +1,4 @@
-"""Reasoning between tags: what is told apart, and that no way of cutting the text changes it."""
+"""Reasoning between tags: it is separated from content, for any split of the text."""
 
 from collections.abc import Sequence
 

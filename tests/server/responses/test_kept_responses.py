@@ -11,7 +11,7 @@ from tests.server.serving import MODEL, serve, settings, spec
 
 def test_a_conversation_continues(http: httpx.Client) -> None:
     first = ask(http, temperature=0)
-    told = [
+    values = [
         {"role": "user", "content": HELLO["input"]},
         *first["output"],
         {"role": "user", "content": "And now?"},
@@ -19,7 +19,7 @@ def test_a_conversation_continues(http: httpx.Client) -> None:
     second = ask(
         http, temperature=0, input="And now?", previous_response_id=first["id"], instructions="Be brief."
     )
-    assert text_of(second) == text_of(ask(http, temperature=0, input=told, instructions="Be brief."))
+    assert text_of(second) == text_of(ask(http, temperature=0, input=values, instructions="Be brief."))
     assert second["previous_response_id"] == first["id"]
     assert (
         ask(http, input="And now?", previous_response_id=first["id"])["usage"]["input_tokens"]
@@ -119,10 +119,10 @@ def test_a_response_too_large_to_store_is_reported(renderer: Renderer) -> None:
         for response in (ask(http, metadata=large), stream(http, metadata=large)[-1]["response"]):
             assert response["store"] is False
             assert http.get(f"{PATH}/{response['id']}").status_code == 404
-        told = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines())
+        values = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines())
         labels = f'{{engine="0",model_name="{MODEL}"}}'
-        assert float(told[f"snapserve:stored_responses{labels}"]) == 1
-        assert 500 < float(told[f"snapserve:stored_response_bytes{labels}"]) <= 3000
+        assert float(values[f"snapserve:stored_responses{labels}"]) == 1
+        assert 500 < float(values[f"snapserve:stored_response_bytes{labels}"]) <= 3000
 
 
 def test_a_server_may_keep_nothing(renderer: Renderer) -> None:

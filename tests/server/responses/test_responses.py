@@ -240,10 +240,10 @@ def test_reasoning_is_a_separate_item(thinking: RunningServer) -> None:
 
 
 def test_an_input_is_optional(http: httpx.Client) -> None:
-    told = [{"role": "system", "content": "Say something."}]
+    found = [{"role": "system", "content": "Say something."}]
     alone, as_item = (
         ask(http, temperature=0, **options)
-        for options in ({"input": None, "instructions": "Say something."}, {"input": told})
+        for options in ({"input": None, "instructions": "Say something."}, {"input": found})
     )
     assert same(alone) == same(as_item)
     alone_again = ask(http, temperature=0, input=None, previous_response_id=alone["id"])
@@ -274,9 +274,9 @@ def test_a_failing_step_fails_its_response_only(renderer: Renderer) -> None:
         assert "0x7f00" not in json.dumps(events)
         assert http.get(f"{PATH}/{failed['id']}").json() == failed
         background = ask(http, background=True, max_output_tokens=50)
-        while (told := http.get(f"{PATH}/{background['id']}").json())["status"] in ("queued", "in_progress"):
+        while (found := http.get(f"{PATH}/{background['id']}").json())["status"] in ("queued", "in_progress"):
             pass
-        assert (told["status"], told["error"]["code"]) == ("failed", "server_error")
+        assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
         assert ask(http)["status"] == "incomplete"
 
 

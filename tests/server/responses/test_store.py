@@ -1,4 +1,4 @@
-"""What is kept of responses: bounded in number, bytes and age, and of nobody but its owner."""
+"""Stored responses: limited in number, bytes and age, and visible to their owner only."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -187,7 +187,7 @@ def test_comments_keep_an_idle_stream_open_and_show_the_prefill(renderer: Render
 
 
 def test_nothing_is_sent_before_the_engine_has_accepted(renderer: Renderer) -> None:
-    """A request that the queue's deadline ends has a status of its own although it asked for a stream."""
+    """A request that the queue's deadline ends has an error status, although a stream was requested."""
     with (
         serve(renderer, backend_spec=spec(num_slots=1)) as server,
         httpx.Client(base_url=server.url, timeout=30) as http,

@@ -23,7 +23,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
 
 
 class Loading:
-    """A model that is loaded when it is told to be."""
+    """A model that is loaded on request of the test."""
 
     def __init__(self) -> None:
         self.gate = Gate()

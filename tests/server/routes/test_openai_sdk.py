@@ -283,4 +283,4 @@ def test_an_error_inside_a_stream_is_raised_by_the_sdk(renderer: Renderer) -> No
             stream_chat(sdk, extra_body=LONG)
         assert caught.value.code == "internal_error"
         assert "0x7f00" not in str(caught.value.body)
-        assert chat(sdk).choices  # the failed step took nobody else with it
+        assert chat(sdk).choices  # the failed step ended no other request

@@ -1,4 +1,4 @@
-"""`GET /slots`: off unless asked for, and then true to each step."""
+"""`GET /slots`: off by default, and equal to the state of each step."""
 
 import threading
 from typing import Any

@@ -74,8 +74,8 @@ def test_a_streamed_chat_returns_the_same_ids(http: httpx.Client, options: dict[
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 def test_ids_are_null_unless_requested(http: httpx.Client, path: str) -> None:
     answer = ask(http, path)
-    told = answer if path == CHAT else answer["choices"][0]
-    assert (told["prompt_token_ids"], told["prompt_logprobs"], answer["choices"][0]["token_ids"]) == (
+    item = answer if path == CHAT else answer["choices"][0]
+    assert (item["prompt_token_ids"], item["prompt_logprobs"], answer["choices"][0]["token_ids"]) == (
         None,
         None,
         None,

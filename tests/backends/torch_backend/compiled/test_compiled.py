@@ -70,7 +70,7 @@ def _is_compiled(backend: TorchBackend) -> list[bool]:
 def test_requests_are_served_while_code_is_compiled(
     config: TorchBackendConfig, tmp_path: Path, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A first start compiles, a second one finds everything, and nobody waits."""
+    """A first start compiles, a second one finds all code, and no request waits."""
     folder = code_folder(tmp_path)
     folder.mkdir()
     shutil.copy(built_kernels, folder)  # they take the longest

@@ -1,4 +1,4 @@
-"""How much of a prompt the last layer is asked for.
+"""The tokens of a prompt that the last layer computes.
 
 What comes of it is compared in `test_exact_*` and `test_bounded_prefill`.
 """
@@ -76,7 +76,7 @@ def test_of_a_long_prompt_the_last_layer_reads_only_the_end(backend: TorchBacken
 
 def test_votes_that_straddle_two_chunks_are_all_cast(backend: TorchBackend, watch: Watch) -> None:
     Driver(backend, CHUNK).read(Request(random_prompt(2 * CHUNK + OBSERVED // 2)))
-    assert watch.last == [*END, OBSERVED, 4], "a part of the observation window lies in each of the last two"
+    assert watch.last == [*END, OBSERVED, 4], "a part of the observation window is in each of the last two"
 
 
 def test_prompts_that_fit_their_slots_are_shortened_too(backend: TorchBackend, watch: Watch) -> None:

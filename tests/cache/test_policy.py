@@ -36,6 +36,11 @@ def test_kept_entries_without_a_scorer_are_refused() -> None:
         CachePolicy(PolicyName.SNAPSTREAM, SlotLayout(1, 4, 2), 4, None, evicts=True)
 
 
+def test_the_layer_that_keeps_least_bounds_direct_prompts() -> None:
+    policy = replace(POLICIES["snapstream"], layer_kept=(1, 4, 4))
+    assert policy.max_direct_tokens == 2 + 5 + 1
+
+
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 def test_a_prompt_is_exact_up_to_the_longest_direct_one(policy: CachePolicy) -> None:
     assert simulate(policy, policy.max_direct_tokens).is_exact

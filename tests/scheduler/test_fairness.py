@@ -57,14 +57,30 @@ def test_an_empty_queue_is_no_occasion_to_start_over() -> None:
     assert counters["new"] == counters["b"] > 0
 
 
-def test_remembered_shapes_are_limited() -> None:
+def test_an_output_token_costs_as_much_as_two_input_tokens() -> None:
     counters = TokenCounters()
-    for number in range(2 * MAX_ABSENT):
-        counters.join(str(number))
-        counters.charge(str(number), num_input=1)
-        counters.leave(str(number))
-        counters.charge(str(number), num_output=1)  # still running
-    assert sum(counters[str(number)] > 0 for number in range(2 * MAX_ABSENT)) == MAX_ABSENT
+    counters.join("a")
+    counters.charge("a", num_output=5)
+    assert counters["a"] == 10
+
+
+def test_a_tenant_is_charged_for_requests_that_left_the_queue() -> None:
+    counters = TokenCounters()
+    counters.join("a")
+    counters.leave("a")
+    counters.charge("a", num_input=7)
+    assert counters["a"] == 7
+
+
+def test_the_tenants_that_left_first_are_forgotten() -> None:
+    counters = TokenCounters()
+    tenants = [str(index) for index in range(2 * MAX_ABSENT)]
+    for tenant in tenants:
+        counters.join(tenant)
+        counters.charge(tenant, num_input=1)
+        counters.leave(tenant)
+        counters.charge(tenant, num_output=1)  # still running
+    assert [counters[tenant] > 0 for tenant in tenants] == [False] * MAX_ABSENT + [True] * MAX_ABSENT
     assert sum(map(len, vars(counters).values())) <= 2 * MAX_ABSENT + 1
 
 

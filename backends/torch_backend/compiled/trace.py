@@ -133,7 +133,7 @@ def _trace(function: Function, inputs: Sequence[InputSpec]) -> tuple[GraphModule
     for spec, example in zip(inputs, examples, strict=True):
         for name, size in zip(spec.sizes, example.shape, strict=True):
             if isinstance(name, str) and not inductor.is_symbolic(size):
-                raise GraphError(f"the function must serve any number of {name}, got one for {size} only")
+                raise GraphError(f"the function works for only one number of {name}: {size}")
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph, examples

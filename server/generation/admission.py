@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 
-from backends.interface import BackendSpec, Feature
+from backends.interface import BackendSpec, Feature, SamplingParams
 from scheduler.admission import Refusal, RefusalReason, RefusedError, admit, max_output_tokens, route
 from scheduler.messages import Add, AdmittedAdd, StopCriteria
 from server.generation.task import Task
@@ -127,10 +127,14 @@ def _engine_request(
     stop_token_ids = frozenset(options.stop_token_ids or ())
     if not options.ignore_eos:
         stop_token_ids |= services.renderer.stop_token_ids
+    sampling = options.sampling_params(services.renderer.defaults, context.seed, task.num_logprobs)
+    if task.pooling is not None:
+        # An embedding draws no token, so the model's default penalties must not require a feature.
+        sampling = SamplingParams(temperature=0.0)
     add = Add(
         request_id=f"{task.id}-{index}",
         prompt_token_ids=prompt,
-        sampling=options.sampling_params(services.renderer.defaults, context.seed, task.num_logprobs),
+        sampling=sampling,
         stop=StopCriteria(max_tokens, min_tokens, stop_token_ids),
         arrival_time=context.arrival_time,
         num_choices=options.num_choices,

@@ -49,7 +49,7 @@ def _full(error: QueueFullError) -> ApiError:
         # A retry cannot help, so this is the client's error.
         return invalid_value(
             f"{error.num_sequences} sequences (prompts × n) are more than this server's "
-            f"{error.limit} places.",
+            f"limit of {error.limit}.",
             "n",
         )
     return overloaded(f"The server is full: {error}. Please try again.", RETRY_SOON)

@@ -16,6 +16,7 @@ from typing import Final
 
 from starlette.datastructures import Headers
 
+from backends.interface import Feature
 from scheduler.messages import AdmittedAdd
 from server.engine.client import Ticket
 from server.generation.admission import (
@@ -137,7 +138,7 @@ async def prepare(reserved: Reserved) -> Prepared:
         tenant=call.tenant,
         is_background=call.record.is_background,
         arrival_time=reserved.arrival_time,
-        pool=requested_pool(task.options, call.headers),
+        pool=None if task.pooling is not None else requested_pool(task.options, call.headers),
         seed=random.getrandbits(63),
         structure=rendered.structure,
         grammar=await _compile(rendered.structure, services),
@@ -192,9 +193,14 @@ async def accept(submitted: Submitted) -> Accepted:
 
 
 async def _compile(structure: Structure | None, services: Services) -> str | None:
-    """Return the grammar that the answers must follow."""
+    """Return the grammar that the answers must follow.
+
+    It is empty for a backend without token masks: admission refuses every grammar there.
+    """
     if structure is None:
         return None
+    if Feature.TOKEN_MASK not in services.client.spec.features:
+        return ""
     try:
         return await services.grammars.compile(structure)
     except StructureError as error:

@@ -6,6 +6,7 @@ which names the flag, or the variable if the value is from there. This module kn
 
 import argparse
 import enum
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from types import NoneType
@@ -16,7 +17,8 @@ from pydantic.fields import FieldInfo
 
 from backends.options import OptionGroup, Shown
 
-_BOOLEANS = "1, true, yes, on, 0, false, no, off"
+_BOOLEANS = ("1", "true", "yes", "on", "0", "false", "no", "off")
+_WHOLE_NUMBER = re.compile(r"\s*[+-]?\d+\s*")
 
 
 class OptionError(ValueError):
@@ -97,13 +99,22 @@ class Option:
         if own is not None:
             return own
         if self.is_switch:
-            return f"one of {_BOOLEANS}"
+            return f"one of {', '.join(_BOOLEANS)}"
         if self._choices:
             return f"one of {', '.join(self._choices)}"
         limits = {name: limit for item in self._metadata for name, limit in _limits(item)}
         if "le" in limits:
             return f"a whole number from {limits['ge']} to {limits['le']}"
         return f"a whole number of at least {limits['ge']}"
+
+    def accepts(self, text: str) -> bool:
+        """Return whether the text of one value has the form that `expected` names.
+
+        pydantic alone would accept "8.0" and "1_0" as whole numbers, and "y" for a switch.
+        """
+        if self.is_switch:
+            return text.strip().lower() in _BOOLEANS
+        return self._type is not int or _WHOLE_NUMBER.fullmatch(text) is not None
 
     def add_to(self, group: argparse._ArgumentGroup) -> None:
         text = f"{self.text} (default: {self.default_text}; {self.variable})".replace("%", "%%")
@@ -198,6 +209,11 @@ def read_options(
 
 def validated(group: type[Group], values: Mapping[str, Any], sources: Mapping[str, str]) -> Group:
     """Return a group of these values. Raises `OptionError`, which names the value's entry in `sources`."""
+    for key, value in values.items():
+        option = Option(key, group.model_fields[key], group.prefix)
+        for item in value if isinstance(value, list) else (value,):
+            if isinstance(item, str) and not option.accepts(item):
+                raise OptionError(f"{sources[key]} must be {option.expected}, got {item!r}")
     try:
         return group.model_validate(values)
     except ValidationError as error:

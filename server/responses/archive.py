@@ -10,7 +10,7 @@ from server.responses.store import ResponseStore, StoredResponse
 
 
 class OwnedArchive:
-    """The responses of one owner. Every method raises `ApiError` for an id that is not there."""
+    """The responses of one owner. Reading methods and `delete` raise `ApiError` for an unknown id."""
 
     def __init__(self, store: ResponseStore, background: BackgroundResponses, owner: str) -> None:
         self._store = store

@@ -301,6 +301,7 @@ def test_a_backend_without_masks_refuses_naming_the_parameter(renderer: Renderer
     options: list[tuple[dict[str, Any], str]] = [
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"guided_json": {}}, "guided_json"),
+        ({"guided_json": {"type": "nonsense"}}, "guided_json"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
     ]
     backend = spec(features=frozenset(Feature) - {Feature.TOKEN_MASK})

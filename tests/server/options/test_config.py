@@ -185,6 +185,8 @@ def test_keys_are_not_shown() -> None:
     [
         (("--batch-concurrency", "0"), "--batch-concurrency must be a whole number of at least 1, got '0'"),
         (("--num-slots", "0"), "--num-slots must be a whole number of at least 1, got '0'"),
+        (("--num-slots", "8.0"), "--num-slots must be a whole number of at least 1, got '8.0'"),
+        (("--port", "1_0"), "--port must be a whole number from 0 to 65535, got '1_0'"),
         (("--port", "70000"), "--port must be a whole number from 0 to 65535, got '70000'"),
         (("--policy", "lru"), "--policy must be one of full, streaming-llm, snapkv, snapstream, got 'lru'"),
         (("--queue-timeout", "-1"), "--queue-timeout must be a number of seconds of at least 0, got '-1'"),
@@ -223,6 +225,8 @@ def test_an_invalid_option_is_reported_with_its_flag(flags: tuple[str, ...], mes
 def test_a_wrong_variable_is_named() -> None:
     with pytest.raises(OptionError, match=r"^SNAPSERVE_PORT must be a whole number"):
         config_of(SNAPSERVE_PORT="http")
+    with pytest.raises(OptionError, match=r"^SNAPSERVE_METRICS_REQUIRE_KEY must be one of 1, true"):
+        config_of(SNAPSERVE_METRICS_REQUIRE_KEY="y")
 
 
 @pytest.mark.parametrize("value", ["", ",", "a,,b"])
@@ -274,6 +278,7 @@ def test_several_pools() -> None:
             ("--pool", "full:size=3"),
             "--pool full:size=3: there is no key 'size'; the keys are name, slots, capacity",
         ),
+        (("--pool", "full:slots=2.0"), "slots of --pool full:slots=2.0 must be a whole number of at least 1"),
         (("--pool", "full:slots"), "--pool full:slots: 'slots' must have a value"),
         (("--pool", "full:slots=1,slots=2"), "--pool full:slots=1,slots=2: 'slots' is given more than once"),
         (("--pool", "full:sink=2"), "--pool full:sink=2: num_sink is not an option of policy full"),

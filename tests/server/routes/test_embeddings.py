@@ -51,6 +51,14 @@ def test_the_sdk_requests_base64_and_reads_it(sdk: openai.OpenAI, renderer: Rend
     assert answer.data[0].embedding == pytest.approx(mean_of(tokens_of(renderer, TEXTS[0])), abs=1e-6)
 
 
+def test_an_embedding_needs_no_feature_of_sampling(renderer: Renderer) -> None:
+    with (
+        serve(renderer, backend_spec=spec(features=frozenset())) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
+        assert http.post("/v1/embeddings", json={"input": [5, 6, 7]}).status_code == 200
+
+
 def test_base64_is_little_endian_float32(http: httpx.Client) -> None:
     text = http.post("/v1/embeddings", json={"input": [5, 6, 7], "encoding_format": "base64"}).json()["data"][
         0
@@ -65,7 +73,7 @@ def test_dimensions_are_the_first_ones_made_a_unit(http: httpx.Client) -> None:
     assert item["embedding"] == pytest.approx(unit(mean_of([5, 6, 7])[:3]))
 
 
-def test_only_the_last_token_is_computed(renderer: Renderer) -> None:
+def test_last_pooling_returns_the_last_tokens_hidden_state(renderer: Renderer) -> None:
     with serve(renderer, settings(embedding_pooling=PromptPooling.LAST)) as running:
         [item] = httpx.post(f"{running.url}/v1/embeddings", json={"input": [5, 6, 7]}).json()["data"]
     assert item["embedding"] == pytest.approx(unit(list(hidden_state(fold(0, [5, 6, 7]), SIZE))))

@@ -87,7 +87,7 @@ def test_a_stop_inside_a_launch_discards_the_rest() -> None:
     )
 
 
-def test_shutdown_ends_open_and_later_connections() -> None:
+def test_shutdown_ends_open_and_later_requests() -> None:
     drive = Drive(fake_spec(num_slots=1))
     drive.send(request("running", num_choices=2), request("waiting"), Shutdown(), request("late"))
     running = run_to_the_end(drive)

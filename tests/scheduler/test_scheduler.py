@@ -98,7 +98,7 @@ def test_queue_is_bounded_beyond_the_free_slots() -> None:
     assert scheduler.stats().num_waiting == 3
 
 
-def test_background_requests_do_not_delay_others() -> None:
+def test_background_requests_take_no_place_in_the_queue() -> None:
     scheduler, _ = scheduler_of(
         fake_spec(num_slots=2), SchedulerConfig(max_num_waiting=1, max_background_slots=2)
     )

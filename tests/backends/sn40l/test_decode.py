@@ -189,7 +189,7 @@ def test_a_machine_that_runs_kernels_one_by_one_pays_for_each() -> None:
     assert bottleneck(step, load_machine("dgx-h100")) == "gaps"
 
 
-def test_an_unsupported_execution_is_refused() -> None:
+def test_an_unsupported_deployment_is_refused() -> None:
     with pytest.raises(DeploymentError, match="1 to 16 sockets, got 17"):
         Deployment(model("llama-3.1-8b"), roomy(), 17)
     with pytest.raises(DeploymentError, match="static graphs"):

@@ -105,7 +105,7 @@ def test_expected_experts_of_the_published_batches() -> None:
         ({"quantization_config": {"quant_method": "awq"}}, "'awq' is none of"),
     ],
 )
-def test_unknown_values_are_named(changes: dict[str, Any], message: str) -> None:
+def test_missing_and_unknown_values_are_named(changes: dict[str, Any], message: str) -> None:
     config = json.loads(Path("backends/sn40l/data/models/llama-3.1-8b.json").read_text()) | changes
     with pytest.raises(ModelConfigError, match=message):
         model_from_config("x", {key: value for key, value in config.items() if value is not None})

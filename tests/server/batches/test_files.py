@@ -27,7 +27,7 @@ def upload(sdk: openai.OpenAI, content: bytes = b"x", name: str = "a.jsonl", **o
     return FileObject.model_validate_json(raw.content, strict=True)
 
 
-def test_gauges_return_to_zero(sdk: openai.OpenAI) -> None:
+def test_an_uploaded_file_can_be_read_and_deleted(sdk: openai.OpenAI) -> None:
     file = upload(sdk, CONTENT, "mine.jsonl")
     assert file.id.startswith("file-")
     assert (file.object, file.bytes, file.filename, file.purpose, file.status) == (

@@ -149,7 +149,7 @@ def test_prompts_of_one_request_may_go_to_different_pools(http: httpx.Client) ->
         (255, {}, {}, "prompt", ("256 tokens", "260")),
     ],
 )
-def test_a_request_above_every_slot_is_refused(
+def test_a_request_that_its_pool_cannot_serve_is_refused(
     http: httpx.Client,
     num_prompt_tokens: int,
     options: dict[str, Any],

@@ -71,12 +71,14 @@ def check(document: Any, operation: tuple[str, str], response: httpx.Response) -
 
 
 @pytest.mark.parametrize(("path", "body"), POSTS)
-def test_the_generated_requests(http: httpx.Client, document: Any, path: str, body: dict[str, Any]) -> None:
+def test_generated_requests_follow_our_schema(
+    http: httpx.Client, document: Any, path: str, body: dict[str, Any]
+) -> None:
     check(document, (path, "post"), http.post(path, json=body))
 
 
 @pytest.mark.parametrize("path", GETS)
-def test_reported_values(http: httpx.Client, document: Any, path: str) -> None:
+def test_answers_follow_our_schema(http: httpx.Client, document: Any, path: str) -> None:
     check(document, (path, "get"), http.get(path))
 
 

@@ -83,5 +83,5 @@ def test_an_id_that_could_do_harm_does_not(http: httpx.Client, given: str) -> No
     assert http.get("/health", headers=headers).headers["x-request-id"] != given
 
 
-def test_the_time_to_first_token_is_reported(http: httpx.Client) -> None:
+def test_the_processing_time_is_reported(http: httpx.Client) -> None:
     assert http.get("/version").headers["openai-processing-ms"].isdigit()

@@ -94,7 +94,7 @@ def test_a_response_ends_with_its_client_and_is_not_stored(server: RunningServer
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_queued_request_times_out_and_the_running_one_continues(
+def test_a_queued_request_ends_with_its_client_and_the_running_one_continues(
     server: RunningServer, stream: bool
 ) -> None:
     with sent(server) as first:

@@ -191,6 +191,7 @@ def test_many_slots_decode_as_few(config: TorchBackendConfig) -> None:
     assert answers[0] == answers[1]
 
 
+@pytest.mark.long
 def test_a_pool_of_one_slot_has_its_own_graphs(
     config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,7 +171,7 @@ def test_a_model_without_a_token_for_beginnings_is_read_too() -> None:
     assert measure_induction(model, 3, max_model_len=40)[1].matched > 0.9
 
 
-def test_induction_scores_separate_retrieval_from_resting_heads() -> None:
+def test_the_layer_with_the_highest_induction_score_leads() -> None:
     layers = [LayerSpec(4, 2, (), None) for _ in range(3)]
     measured = [InductionScore(0.0, 1.0), InductionScore(0.5, 0.0), InductionScore(0.0, 0.0)]
     assert (

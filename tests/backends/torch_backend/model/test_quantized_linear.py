@@ -132,7 +132,7 @@ def test_sums_of_int8_rows_stay_within_32_bits() -> None:
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 @pytest.mark.parametrize("kind", KINDS)
 @torch.inference_mode()
-def test_a_number_that_is_not_finite_is_reported(
+def test_a_number_that_is_not_finite_reaches_the_output(
     kernels: Kernels, kind: type[QuantizedLinear], number: float
 ) -> None:
     hidden = torch.ones(2, 64)

@@ -233,6 +233,16 @@ def test_more_choices_than_there_are_places_can_never_be_served(renderer: Render
         assert len(chat(sdk, n=2).choices) == 2
 
 
+def test_a_request_cannot_extend_the_servers_time_limits(renderer: Renderer) -> None:
+    with (
+        serve(renderer, settings(request_timeout=1e-6)) as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=30) as sdk,
+        pytest.raises(openai.APIStatusError) as overdue,
+    ):
+        chat(sdk, extra_body={"request_timeout": 60})
+    assert (overdue.value.status_code, overdue.value.code) == (408, "request_timeout")
+
+
 def test_deadlines_raise_what_the_sdk_should_or_should_not_try_again(renderer: Renderer) -> None:
     with (
         serve(renderer, backend_spec=spec(num_slots=1)) as server,

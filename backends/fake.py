@@ -273,7 +273,7 @@ class FakeBackend:
         if row.scratch is None:
             assert row.num_prompt_tokens <= self._spec.pools[pool].max_direct_tokens, row
         else:
-            self._check_round(row, self._spec.scratch.layout)
+            self._check_round(row, self._spec.scratch.layout, pool)
         assert row.scratch is not None or row.slots, "a row with neither slot nor scratch"
         if row.start > 0:
             for held in self._contents(row, self._pools[pool]):
@@ -282,9 +282,13 @@ class FakeBackend:
                     row.num_prompt_tokens,
                 ), (row, held)
 
-    def _check_round(self, row: PrefillRow, layout: ScratchLayout) -> None:
+    def _check_round(self, row: PrefillRow, layout: ScratchLayout, pool: int) -> None:
         assert layout.admits(row.num_prompt_tokens), row
         end = row.start + len(row.token_ids)
         limit = layout.round_end(row.start, row.num_prompt_tokens)
         assert end <= limit, f"a chunk up to {end} where entries are evicted at {limit}"
-        assert len(row.ahead) == (layout.num_ahead if end == limit and not row.is_last else 0), row
+        evicts = end == limit and not row.is_last
+        assert len(row.ahead) == (layout.num_ahead if evicts else 0), row
+        num_echoed = self._spec.pools[pool].policy.num_echoed
+        assert len(row.echo) <= num_echoed, row
+        assert bool(row.echo) == (num_echoed > 0 and (evicts or (row.is_last and bool(row.slots)))), row

@@ -131,7 +131,9 @@ class PrefillRow:
     slots. `draws` has one entry for each slot in the last chunk, and none before.
 
     `ahead` are the prompt's last tokens, for a chunk that fills a scratch which is smaller than the prompt.
-    Their attention selects the entries that the scratch evicts after the chunk.
+    Their attention selects the entries that the scratch evicts after the chunk. `echo` are tokens of the
+    question, for such a chunk and for a last chunk that is packed. They are read again behind the prompt, and
+    vote too. Nothing of them is kept.
     """
 
     request_id: str
@@ -143,6 +145,7 @@ class PrefillRow:
     draws: tuple[Draw, ...] = ()
     score: PromptScore | None = None
     ahead: tuple[int, ...] = ()
+    echo: tuple[int, ...] = ()
     pooling: PromptPooling | None = None  # not None: return the chunk's hidden states
 
     @property

@@ -107,6 +107,7 @@ def _read_chunk(backend: TorchBackend, prompt: list[int], start: int) -> int:
         scratch=0,
         draws=(Draw(SamplingParams(temperature=0.0)),) if end == length else (),
         ahead=tuple(prompt[length - layout.num_ahead :]) if end == limit < length else (),
+        echo=tuple(prompt[: layout.num_echoed]) if end == limit else (),
     )
     shape = next(shape for shape in backend.spec.prefill_shapes if shape.num_tokens >= end - start)
     backend.submit(PrefillBatch((row,), shape)).result()

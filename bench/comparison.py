@@ -1,4 +1,4 @@
-"""Score every policy against the full cache, the published recipes and NVIDIA's kvpress.
+"""Score every policy against the full cache, the guessed recipe and NVIDIA's kvpress.
 
 All have the same model, cases, budgets and split. `docs/reports/comparison.md` describes the comparison.
 
@@ -38,8 +38,10 @@ from commands.eval.setting import Setting, model_id, split_options
 from commands.eval.statistics import bootstrap_interval, mean_interval, mean_of_means
 from server.options.command_line import OptionError, add_options, groups_of, read_options
 
-PAPER = (
-    "--layer-budgets equal --observation-half-life 0 --query-reduction sum "
+# SnapStream's recipe. The paper does not disclose the window, the pooling and the split: these are guesses.
+GUESSED = (
+    "--layer-budgets equal --observation-window 32 --num-echoed 0 --observation-half-life 0 --least-vote 0 "
+    "--softmax-domain candidates --query-reduction sum "
     "--pooling average --pooling-size 5 --pooling-shift 0 --pooling-half-life 0 --no-lend-ring"
 )
 FULL = "full"
@@ -64,7 +66,7 @@ class Theirs:
 SETTINGS: Mapping[str, Ours | Theirs] = {
     FULL: Ours(PolicyName.FULL),
     "snapstream": Ours(PolicyName.SNAPSTREAM),
-    "snapstream (paper)": Ours(PolicyName.SNAPSTREAM, PAPER),
+    "snapstream (guessed sizes)": Ours(PolicyName.SNAPSTREAM, GUESSED),
     "snapkv": Ours(PolicyName.SNAPKV),
     "snapkv (window 64)": Ours(PolicyName.SNAPKV, "--observation-window 64"),
     "streaming-llm": Ours(PolicyName.STREAMING_LLM),

@@ -9,6 +9,10 @@ from cache.budgets import share_kept
 from cache.layout import SlotLayout, SlotPlacement
 from cache.scorer import WindowScorer
 
+# The prompt's last tokens that a slot holds in any case. They are fewer than the tokens of a wide observation
+# window: the other ones vote, and are held only if their own score is high enough.
+HELD_WINDOW = 32
+
 
 class PolicyName(enum.StrEnum):
     FULL = "full"
@@ -46,12 +50,6 @@ class CachePolicy:
                 f"prompt_window must be from 1 to num_recent = {self.layout.num_recent}, "
                 f"got {self.prompt_window}"
             )
-        num_held = self.prompt_window - self.num_lent
-        if self.scorer is not None and self.scorer.observation_window > num_held:
-            raise ValueError(
-                f"observation_window must be at most the prompt window of {num_held}, "
-                f"got {self.scorer.observation_window}"
-            )
         if self.layout.num_kept > 0 and self.scorer is None:
             raise ValueError(f"num_kept = {self.layout.num_kept} needs a scorer")
 
@@ -59,6 +57,11 @@ class CachePolicy:
     def max_direct_tokens(self) -> int:
         """The longest prompt of which a slot loses nothing, in any layer."""
         return self.layout.num_sink + self.prompt_window + min(self.layer_kept, default=self.layout.num_kept)
+
+    @property
+    def num_echoed(self) -> int:
+        """Return how many tokens of a question are read again where the policy must choose."""
+        return 0 if self.scorer is None or self.layout.num_kept == 0 else self.scorer.num_echoed
 
     def with_layer_scores(
         self, scores: Sequence[float], most: int, leading_layer: int | None = None
@@ -128,6 +131,11 @@ class CachePolicy:
         return num_prompt_tokens + num_output_tokens - window_start + self.layout.num_kept
 
 
+def held_window(scorer: WindowScorer) -> int:
+    """Return how many of a prompt's last tokens are held with any score."""
+    return min(scorer.observation_window, HELD_WINDOW)
+
+
 def full(capacity: int) -> CachePolicy:
     """Hold everything, of sequences of up to `capacity` tokens."""
     layout = SlotLayout(0, capacity, 0)
@@ -159,12 +167,12 @@ def snapstream(
     """Hold sinks, a ring of the newest tokens, and the prompt's best tokens (SnapStream, arXiv 2511.03092).
 
     With `lend_ring`, three quarters of the ring hold more of the prompt's best tokens until decode overwrites
-    them; the observation window stays.
+    them; the prompt's last tokens stay.
     """
     layout = SlotLayout(num_sink, num_recent, num_kept)
     num_lent = 0
     if lend_ring and num_kept > 0:
-        num_lent = max(0, min(num_recent * 3 // 4, num_recent - scorer.observation_window))
+        num_lent = max(0, min(num_recent * 3 // 4, num_recent - held_window(scorer)))
     return CachePolicy(
         PolicyName.SNAPSTREAM, layout, num_recent, scorer, evicts=True, lend_kept=lend_kept, num_lent=num_lent
     )

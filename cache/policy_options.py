@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass
 
-from cache.policy import CachePolicy, PolicyName, full, snapkv, snapstream, streaming_llm
+from cache.policy import CachePolicy, PolicyName, full, held_window, snapkv, snapstream, streaming_llm
 from cache.scorer import Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 
 _DEFAULT_CAPACITY = 2048
@@ -17,17 +17,21 @@ class LayerBudgets(enum.StrEnum):
     MEASURED = "measured"  # by each layer's induction score, measured when the model is loaded
 
 
-# SnapKV's is as published. SnapStream's keeps each token that some query of the window attends to, and what
-# follows it.
+# SnapKV's is as published. SnapStream's keeps each token to which a query of the window or of the question
+# attends, and what follows it.
 DEFAULT_SCORERS = {
     PolicyName.SNAPKV: WindowScorer(softmax_domain=SoftmaxDomain.ALL),
     PolicyName.SNAPSTREAM: WindowScorer(
+        observation_window=128,
         observation_half_life=8,
+        least_vote=1 / 8,
+        softmax_domain=SoftmaxDomain.ALL,
         pooling=Pooling.MAXIMUM,
-        pooling_size=29,
-        pooling_shift=7,
-        pooling_half_life=6,
+        pooling_size=61,
+        pooling_shift=20,
+        pooling_half_life=14,
         query_reduction=QueryReduction.MAXIMUM,
+        num_echoed=64,
     ),
 }
 
@@ -109,14 +113,23 @@ class PolicyOptions:
             )
 
     @property
-    def _observation_window(self) -> int | None:
-        default = DEFAULT_SCORERS.get(self.name)
-        return None if default is None else (self.scorer or default).observation_window
+    def _limiting_window(self) -> int | None:
+        """The observation window where it sets the least size of the ring."""
+        scorer = self.scorer or DEFAULT_SCORERS.get(self.name)
+        if scorer is None:
+            return None
+        window = scorer.observation_window
+        return window if self.name is PolicyName.SNAPKV or window == held_window(scorer) else None
 
     @property
     def _least_recent(self) -> int:
-        """The smallest ring: the observation window and, as snapkv does not evict, a token of the answer."""
-        return (self._observation_window or 1) + (self.name is PolicyName.SNAPKV)
+        """The smallest ring: a prompt's last tokens; for snapkv, which never evicts, one more."""
+        scorer = self.scorer or DEFAULT_SCORERS.get(self.name)
+        if scorer is None:
+            return 1
+        if self.name is PolicyName.SNAPKV:
+            return scorer.observation_window + 1
+        return held_window(scorer)
 
     def _given_sizes(self) -> tuple[int, int | None, int | None]:
         """Return sinks, ring and kept entries; None for those that follow from the capacity."""
@@ -133,7 +146,7 @@ class PolicyOptions:
         num_sink, num_recent, num_kept = self._given_sizes()
         if num_recent is not None and num_recent < self._least_recent:
             raise self._too_small(
-                "num_recent", self._least_recent, num_recent, observation_window=self._observation_window
+                "num_recent", self._least_recent, num_recent, observation_window=self._limiting_window
             )
         if num_recent is not None and num_kept is not None:
             if self.slot_capacity not in (None, self.least_capacity):
@@ -165,7 +178,7 @@ class PolicyOptions:
             num_sink=num_sink or None,
             num_recent=self.num_recent,
             num_kept=self.num_kept,
-            observation_window=self._observation_window,
+            observation_window=self._limiting_window,
         )
 
     def _too_small(self, option: str, least: int, got: object, **others: int | None) -> ValueError:

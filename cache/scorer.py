@@ -46,11 +46,14 @@ class WindowScorer:
     - With a `selection_chunk` above 1, chunks of that many neighbours are kept whole, those with the highest
       mean score (ChunkKV, arXiv 2502.00299).
     - The vote of a token halves with every `observation_half_life` tokens of distance from the prompt's end,
-      since the question is more often near the end. 0: all votes count alike.
+      down to `least_vote`: instructions may follow the question. 0: all votes count alike.
+    - The first `num_echoed` tokens of the question are read again behind the prompt, and vote too. So a
+      question before a long text selects what is kept of it. 0: nothing is read again.
     """
 
     observation_window: int = 32
     observation_half_life: int = 0
+    least_vote: float = 0.0
     softmax_domain: SoftmaxDomain = SoftmaxDomain.CANDIDATES
     pooling: Pooling = Pooling.AVERAGE
     pooling_size: int = 5
@@ -59,6 +62,7 @@ class WindowScorer:
     head_reduction: HeadReduction = HeadReduction.MEAN
     query_reduction: QueryReduction = QueryReduction.SUM
     selection_chunk: int = 1
+    num_echoed: int = 0
 
     def __post_init__(self) -> None:
         self._check_at_least("observation_window", 1)
@@ -72,6 +76,9 @@ class WindowScorer:
             )
         self._check_at_least("pooling_half_life", 0)
         self._check_at_least("selection_chunk", 1)
+        if not 0 <= self.least_vote <= 1:
+            raise ValueError(f"least_vote must be from 0 to 1, got {self.least_vote}")
+        self._check_at_least("num_echoed", 0)
 
     def _check_at_least(self, name: str, least: int) -> None:
         value: int = getattr(self, name)

@@ -18,6 +18,10 @@ from torch.nn import functional
 
 from cache.scorer import HeadReduction, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 
+# What the vote of an echoed token counts. Where no question begins the prompt, the echo is of other text,
+# and its votes must not displace those of the prompt's end. Chosen on the evaluation models' `text2json`.
+_ECHO_STRENGTH = 0.25
+
 
 class Window(NamedTuple):
     """Observing queries, and the keys in [first, end) that they vote on.
@@ -65,30 +69,35 @@ def window_votes(
     candidates_end: Tensor | int,
     num_prompt_tokens: Tensor | int,
     softcap: float | None = None,
+    num_observing: int | None = None,
+    num_echoed: int = 0,
     reduction: Reduction = reduced_attention,
 ) -> Tensor:
     """Return the votes of one chunk's observing queries on each key: float32 [head, key].
 
     `query` is [head, query, width] and `key` [kv_head, key, width], with rotary positions applied. `key[:,
     i]` is the key of the token at index i. `query_index` [query] has the index of each query's token,
-    negative for padding. Queries outside the prompt's last `observation_window` tokens have no vote. Keys
-    that no query sees get none, and may be NaN. Shapes are static; the two lengths may be 0-d tensors, so
-    that one graph serves every prompt.
+    negative for padding. Only queries of the last `num_observing` tokens vote; None: of the scorer's
+    observation window. The first `num_echoed` of them are an echo of the question. Keys that no query sees
+    get no vote, and may be NaN. Shapes are static; the two lengths may be 0-d tensors, so that one graph
+    serves every prompt.
     """
-    size = scorer.observation_window
+    size = num_observing or scorer.observation_window
     is_read = (query_index >= 0) & (query_index < num_prompt_tokens)
     observes = is_read & (query_index >= num_prompt_tokens - size)
     # In most chunks nearly no query observes. The others are dropped before the product with the keys: of a
     # static shape, the chunk keeps as many queries as the window has, the observing ones first.
     index, rows = torch.where(observes, query_index, -1).topk(min(size, query_index.shape[0]))
     distance = (num_prompt_tokens - 1 - index).clamp(max=size)  # larger for padding, whose votes are zeros
-    half_life = scorer.observation_half_life or math.inf
+    strength = torch.exp2(-distance / (scorer.observation_half_life or math.inf)).clamp(min=scorer.least_vote)
+    if num_echoed:
+        strength = torch.where(distance >= size - num_echoed, _ECHO_STRENGTH, strength)
     over_candidates = scorer.softmax_domain is SoftmaxDomain.CANDIDATES
     window = Window(
         query[:, rows],
         key,
         last_seen=index,
-        strength=torch.exp2(-distance / half_life),
+        strength=strength,
         first=num_sink if over_candidates else 0,
         end=candidates_end if over_candidates else key.shape[1],
         scale=scale,

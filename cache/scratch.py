@@ -15,12 +15,13 @@ class ScratchLayout:
     """A scratch of `max_tokens` entries; `eviction_size` are evicted at a time. 0: no longer prompt is read.
 
     `num_ahead` of the prompt's last tokens are read ahead of each eviction: their attention selects the
-    entries to evict.
+    entries to evict. Up to `num_echoed` tokens of the question are read before them, and at the prompt's end.
     """
 
     max_tokens: int
     eviction_size: int = 0
     num_ahead: int = 0
+    num_echoed: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_ahead <= self.eviction_size < self.max_tokens:
@@ -31,8 +32,8 @@ class ScratchLayout:
 
     @property
     def num_entries(self) -> int:
-        """Entries of a scratch, with those of the tokens read ahead."""
-        return self.max_tokens + self.num_ahead
+        """Entries of a scratch, with those of the tokens read ahead and read again."""
+        return self.max_tokens + self.num_ahead + self.num_echoed
 
     def admits(self, num_prompt_tokens: int) -> bool:
         """Return whether a prompt of this length can be read."""

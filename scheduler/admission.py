@@ -109,6 +109,7 @@ def _token_refusals(add: Add, spec: BackendSpec) -> Iterator[Refusal]:
         "logit_bias": biased,
         "stop_token_ids": tuple(sorted(add.stop.stop_token_ids)),
         "prompt_token_ids": (min(prompt), max(prompt)),
+        "question_token_ids": add.question_token_ids,
     }
     for field, token_ids in checked.items():
         for token_id in token_ids:

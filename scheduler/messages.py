@@ -37,6 +37,9 @@ class Add:
     the prompt takes decode steps. These tokens are called forced, and their log-probabilities are computed
     from the slot.
 
+    `question_token_ids` are the beginning of the question, for policies that read it again behind a long
+    prompt. Without them, the prompt's own beginning is.
+
     `stop.max_tokens` 0 means that the prompt is only scored, or pooled. Timeouts are seconds from
     `arrival_time`, which is by the engine's clock. In a queue ordered by priority, lower `priority` values go
     first. A fair queue is fair between tenants.
@@ -56,6 +59,7 @@ class Add:
     timeout: float | None = None
     num_prompt_logprobs: int | None = None  # None: no log-probabilities of the prompt
     num_prefill_tokens: int | None = None
+    question_token_ids: tuple[int, ...] = ()
     pooling: PromptPooling | None = None  # how the prompt's hidden states become one vector; None: no vector
     pool: int = 0  # index of the pool whose slots it takes
     grammar: str | None = None  # of the answer, in the form that `scheduler.constraints.Constraints` reads

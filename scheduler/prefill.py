@@ -12,12 +12,13 @@ class Prefill:
     """A prompt that is read once for `requests`, all of them choices of one `Add`.
 
     `scratch` is the scratch, of layout `layout`, that it is read in; None: it is written straight into the
-    slots.
+    slots. Of its question, the pool's policy reads `num_echoed` tokens again.
     """
 
     requests: list[Request]
     scratch: int | None
     layout: ScratchLayout
+    num_echoed: int = 0
     prompt_logprobs: list[SampledToken] = field(default_factory=list)
     hidden: tuple[float, ...] = ()  # pooled so far: the sum over the tokens read, or the last token's
 
@@ -64,6 +65,7 @@ class Prefill:
         # A chunk that fills its scratch before the prompt's end is followed by an eviction, which the last
         # tokens decide on.
         evicts = end == self._round_end and not is_last
+        is_packed = has_draws and self.scratch is not None
         return PrefillRow(
             request_id=add.request_id,
             token_ids=add.prompt_token_ids[start:end],
@@ -74,8 +76,15 @@ class Prefill:
             draws=tuple(request.draw() for request in self.requests) if has_draws else (),
             score=self._score(start, end),
             ahead=add.prompt_token_ids[length - self.layout.num_ahead : length] if evicts else (),
+            echo=self._echo() if evicts or is_packed else (),
             pooling=add.pooling,
         )
+
+    def _echo(self) -> tuple[int, ...]:
+        """Return the tokens of the question that vote on what is kept of the prompt."""
+        add = self.requests[0].add
+        question = add.question_token_ids or add.prompt_token_ids[: self.requests[0].num_prefill_tokens]
+        return question[: self.num_echoed]
 
     def advance(
         self, num_tokens: int, prompt_logprobs: tuple[SampledToken, ...], hidden: tuple[float, ...]

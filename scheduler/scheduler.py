@@ -230,7 +230,9 @@ class Scheduler:
     def _admit(self) -> None:
         while (request := next(filter(self._has_room, self._waiting.heads()), None)) is not None:
             scratch = self._scratches.acquire(request.add.request_id) if request.needs_scratch else None
-            prefill = Prefill(self._with_siblings(request), scratch, self._spec.scratch.layout)
+            num_echoed = self._spec.pools[request.add.pool].policy.num_echoed
+            layout = self._spec.scratch.layout
+            prefill = Prefill(self._with_siblings(request), scratch, layout, num_echoed)
             for admitted in prefill.requests:
                 self._take_slot(admitted)
             self._waiting.charge(request.add, num_input=prefill.num_remaining_tokens)

@@ -31,7 +31,9 @@ class DeploymentCost:
     def seconds(self, batch: Batch) -> float:
         pool = self._pools[batch.pool]
         if isinstance(batch, PrefillBatch):
-            return sum(self._prefill(_chunk(row, batch.shape.num_tokens, pool.policy)) for row in batch.rows)
+            chunks = [_chunk(row, batch.shape.num_tokens, pool.policy) for row in batch.rows]
+            chunks += [_votes(row) for row in batch.rows if row.echo or row.ahead]
+            return sum(map(self._prefill, chunks))
         num_rows = pool.num_slots if self._deployment.machine.is_static else len(batch.rows)
         return batch.num_steps * self._decode(num_rows, pool.policy.layout.capacity)
 
@@ -45,6 +47,11 @@ class DeploymentCost:
 def _chunk(row: PrefillRow, num_tokens: int, policy: CachePolicy) -> Chunk:
     compresses = row.is_last and row.scratch is not None
     return Chunk(num_tokens, row.start, compression_of(policy) if compresses else None)
+
+
+def _votes(row: PrefillRow) -> Chunk:
+    """Return the tokens that are read only for their votes, as a chunk behind the prompt."""
+    return Chunk(len(row.echo) + len(row.ahead), row.num_prompt_tokens, None)
 
 
 def compression_of(policy: CachePolicy) -> Compression | None:

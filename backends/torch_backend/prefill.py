@@ -5,7 +5,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from backends.interface import BackendSpec, PrefillBatch, PrefillRow, PromptPooling, SampledToken
-from backends.torch_backend.forward.plan import ForwardPass, look_ahead_pass, prefill_pass
+from backends.torch_backend.forward.plan import ForwardPass, prefill_pass, voting_pass
 from backends.torch_backend.pending import Outcome
 from backends.torch_backend.pool import TorchPool
 from backends.torch_backend.sampling.logprobs import log_probabilities, steps_to_host
@@ -56,6 +56,8 @@ class Prefill:
         logits = self._logits(pool, batch, forward_pass)
         for row in batch.rows:
             if row.is_last and row.slots:
+                if row.echo:
+                    self._read_votes(pool, row)
                 self._fill_slots(pool, row)
         if logits is None:
             return Outcome(nothing, nothing)
@@ -91,15 +93,20 @@ class Prefill:
                 layer.pack(row.scratch, row.slots, row.num_prompt_tokens, num_evicted)
 
     def _evict(self, pool: TorchPool, row: PrefillRow) -> None:
-        """Read the prompt's last tokens ahead, and evict what they attend to least from the full scratch."""
+        """Read the tokens that vote, and evict what they attend to least from the full scratch."""
         assert row.scratch is not None, "only a scratch evicts"
         length = row.num_prompt_tokens
         end = row.start + len(row.token_ids)
         num_evicted = self._scratch.num_evicted(end, length) - self._scratch.num_evicted(row.start, length)
-        ahead = look_ahead_pass(row, pool.kinds, self._scratch, self._device)
-        self._model.base_model(**ahead.arguments(pool.cache))
+        self._read_votes(pool, row)
         for layer in pool.cache.layers:
             layer.evict(row.scratch, self._scratch.num_held(length), num_evicted, end)
+
+    def _read_votes(self, pool: TorchPool, row: PrefillRow) -> None:
+        """Read the row's echo and its tokens ahead, which vote on the tokens that its scratch holds."""
+        max_position = self._spec.max_model_len - 1
+        votes = voting_pass(row, pool.kinds, self._scratch, max_position, self._device)
+        self._model.base_model(**votes.arguments(pool.cache))
 
     def _first_tokens(
         self, pool: TorchPool, batch: PrefillBatch, logits: Tensor

@@ -10,7 +10,7 @@ from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.forward.step import LayerKind
 from backends.torch_backend.model.induction import InductionScore
 from backends.torch_backend.model.probe import LayerSpec
-from cache.policy import CachePolicy, streaming_llm
+from cache.policy import CachePolicy, held_window, streaming_llm
 from cache.pool_options import PoolOptions
 from cache.scratch import ScratchLayout
 
@@ -35,7 +35,7 @@ def most_slot_entries(
     """Return the most entries that a slot can fill from the longest sequence or from an evicting scratch."""
     if scratch_capacity is None or scratch_capacity >= max_model_len:
         return max_model_len
-    windows = [policy.scorer.observation_window for policy in policies if policy.scorer is not None]
+    windows = [held_window(policy.scorer) for policy in policies if policy.scorer is not None]
     return scratch_capacity - max(windows, default=1)
 
 
@@ -115,15 +115,17 @@ def scratch_layout(
     sinks and window take more than half, and at least as many as are read ahead. At the prompt's end the
     scratch is full again, so that it holds as many tokens as any slot.
     """
+    scorers = [kind.scorer for kind in kinds if kind.scorer is not None]
+    num_echoed = max((scorer.num_echoed for scorer in scorers), default=0)
     if capacity is None or capacity >= max_model_len:
-        return ScratchLayout(max_model_len)
+        return ScratchLayout(max_model_len, num_echoed=num_echoed)
     if any(not kind.policy.evicts and kind.policy.scorer is None for kind in kinds):
         raise ValueError("scratch_capacity is not an option of policy full, which evicts nothing")
     num_needed = max(kind.policy.layout.capacity for kind in kinds)
     num_fixed = max(
         kind.policy.layout.num_sink + kind.policy.prompt_window - kind.policy.num_lent for kind in kinds
     )
-    num_ahead = max((kind.scorer.observation_window for kind in kinds if kind.scorer is not None), default=1)
+    num_ahead = max(map(held_window, scorers), default=1)
     # A slot must be full at the prompt's end, when the tokens read ahead were read in addition. A scratch may
     # have to evict when it holds only capacity + 1 - num_ahead tokens, and then has num_ahead candidates
     # beside the fixed ones.
@@ -135,7 +137,7 @@ def scratch_layout(
     eviction_size = min(capacity // 2, capacity - num_fixed)
     if eviction_size > chunk:
         eviction_size = max(eviction_size - eviction_size % chunk, num_ahead)
-    return ScratchLayout(capacity, eviction_size, num_ahead)
+    return ScratchLayout(capacity, eviction_size, num_ahead, num_echoed)
 
 
 def pool_spec(

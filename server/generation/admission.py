@@ -4,7 +4,7 @@
 an error of the API, which names the parameter at fault.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from backends.interface import BackendSpec, Feature, SamplingParams
 from scheduler.admission import Refusal, RefusalReason, RefusedError, admit, max_output_tokens, route
 from scheduler.messages import Add, AdmittedAdd, StopCriteria
-from server.generation.task import Task
+from server.generation.task import Rendered, Task
 from server.grammar.structure import Structure
 from server.http.errors import ApiError, invalid_value, model_not_found, unsupported_parameter
 from server.options.settings import Limits, ServerSettings
@@ -102,16 +102,22 @@ class RequestContext:
 
 
 def engine_requests(
-    task: Task, prompts: Sequence[tuple[int, ...]], context: RequestContext, services: Services
+    task: Task, rendered: Rendered, context: RequestContext, services: Services
 ) -> tuple[AdmittedAdd, ...]:
     """Return one engine request for each prompt. Raises `ApiError` for one that it can never serve."""
     return tuple(
-        _engine_request(task, index, prompt, context, services) for index, prompt in enumerate(prompts)
+        _engine_request(task, index, prompt, rendered.question, context, services)
+        for index, prompt in enumerate(rendered.prompts)
     )
 
 
 def _engine_request(
-    task: Task, index: int, prompt: tuple[int, ...], context: RequestContext, services: Services
+    task: Task,
+    index: int,
+    prompt: tuple[int, ...],
+    question: tuple[int, ...],
+    context: RequestContext,
+    services: Services,
 ) -> AdmittedAdd:
     options = task.options
     settings = services.settings
@@ -143,6 +149,7 @@ def _engine_request(
         timeout=_shorter(options.request_timeout, settings.request_timeout),
         num_prompt_logprobs=task.num_prompt_logprobs,
         num_prefill_tokens=options.num_prefill_tokens,
+        question_token_ids=question,
         pooling=task.pooling,
         pool=pool,
         grammar=context.grammar,

@@ -47,6 +47,7 @@ def chat_task(request: ChatCompletionRequest, model: str, settings: ServerSettin
             stream=lambda: ChatStream(request, turn, envelope, PromptFields(request, prompts)),
             structure=turn.structure,
             kept_token_ids=turn.kept_token_ids,
+            question=turn.question,
         )
 
     return Task(

@@ -143,7 +143,7 @@ async def prepare(reserved: Reserved) -> Prepared:
         structure=rendered.structure,
         grammar=await _compile(rendered.structure, services),
     )
-    adds = engine_requests(task, rendered.prompts, context, services)
+    adds = engine_requests(task, rendered, context, services)
     if services.settings.log_prompts:
         await _log_prompts(adds, services)
     call.record.quota.reserve(sum(_max_cost(add, task) for add in adds))

@@ -107,6 +107,7 @@ class Turn:
     """A rendered turn: its prompt, the structure of its answer, and how the answer is read."""
 
     prompt: tuple[int, ...]
+    question: tuple[int, ...]  # the beginning of the last user message
     structure: Structure | None
     kept_token_ids: frozenset[int]  # special tokens that the parsers look for
     _tools: ToolUse
@@ -158,6 +159,7 @@ async def render_turn(request: TurnRequest, renderer: Renderer, settings: Server
     special_tokens = _special_tokens(request, chat_format, renderer)
     return Turn(
         prompt,
+        renderer.encode_question(request.messages),
         _structure(request, chat_format, special_tokens, begins_in_reasoning=begins_in_reasoning),
         frozenset(special_tokens.values()),
         request.tools,

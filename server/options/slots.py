@@ -59,6 +59,11 @@ class SlotOptions(OptionGroup):
     """Tokens at a prompt's end whose attention scores the others."""
     observation_half_life: Annotated[_Distance | None, _scorer_default("observation_half_life")] = None
     """Distance from the prompt's end at which such a token's vote counts half; 0: all count alike."""
+    least_vote: Annotated[
+        Annotated[float, Field(ge=0, le=1), Shown("SHARE", expected="a number from 0 to 1")] | None,
+        _scorer_default("least_vote"),
+    ] = None
+    """What the vote of a token counts at least, however far it is from the prompt's end."""
     softmax_domain: Annotated[SoftmaxDomain | None, _scorer_default("softmax_domain")] = None
     """Keys over which the scoring attention is normalised."""
     query_reduction: Annotated[QueryReduction | None, _scorer_default("query_reduction")] = None
@@ -75,6 +80,9 @@ class SlotOptions(OptionGroup):
     """How the scores of a KV head's query heads are reduced to one."""
     selection_chunk: Annotated[Tokens | None, _scorer_default("selection_chunk")] = None
     """Neighbouring tokens that are kept or dropped together."""
+    num_echoed: Annotated[CountOrZero | None, _scorer_default("num_echoed"), Shown("TOKENS")] = None
+    """Tokens of the question (the last user message, or a raw prompt) that are read again behind a long
+    prompt, to score its tokens too."""
     lend_kept: bool = False
     """Let unused kept entries lengthen the ring."""
     lend_ring: Annotated[bool | None, Shown(default="yes; no for other policies than snapstream")] = None

@@ -113,6 +113,7 @@ class ModelResponse:
             stream=lambda: ResponseStream(self, writer),
             structure=turn.structure,
             kept_token_ids=turn.kept_token_ids,
+            question=turn.question,
         )
 
     def _turn_request(self, source: ResponseInput) -> TurnRequest:

@@ -69,6 +69,13 @@ class Renderer:
 
         return await self._run(render, _num_chars(messages) + _num_chars(tools))
 
+    def encode_question(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """Return the beginning of the last user message as ordinary text; () without one.
+
+        Raises `RenderError`.
+        """
+        return self._tokenizer.encode_question(messages)
+
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Return the ids of a raw prompt, in which control tokens keep their meaning.
 

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+# A policy reads at most a few dozen tokens of a question again.
+_MAX_QUESTION_CHARS = 1024
+
+
 class RenderError(ValueError):
     """The messages or the text cannot be rendered; the message is fit for a client."""
 
@@ -151,6 +155,20 @@ class Tokenizer:
             # field.
             raise RenderError("the model's chat template does not take these messages") from error
         return tuple(ids)
+
+    def encode_question(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        """Return the beginning of the last user message as ordinary text; () without one.
+
+        Raises `RenderError`.
+        """
+        questions = [message for message in messages if message.get("role") == "user"]
+        if not questions:
+            return ()
+        content = _with_plain_content(questions[-1]).get("content")
+        if not isinstance(content, str):
+            return ()
+        beginning = content[:_MAX_QUESTION_CHARS]
+        return tuple(self._tokenizer.encode(beginning, add_special_tokens=False, split_special_tokens=True))
 
     def _with_known_role(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return a message whose role `developer` is replaced by its older name, `system`, if the template

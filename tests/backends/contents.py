@@ -33,6 +33,8 @@ def recipe_of(policy: CachePolicy) -> Recipe:
     return sizes.with_options(
         observation_window=scorer.observation_window,
         observation_half_life=scorer.observation_half_life,
+        least_vote=scorer.least_vote,
+        num_echoed=scorer.num_echoed,
         softmax_over=scorer.softmax_domain.value,
         pooling=scorer.pooling.value,
         pooling_size=scorer.pooling_size,

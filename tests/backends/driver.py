@@ -161,12 +161,19 @@ class Driver:
             if end == length
             else (),
             ahead=tuple(request.prompt[length - scratch.num_ahead :]) if end == limit < length else (),
+            echo=self._echo(request, num_read=end, limit=limit),
         )
         if request.num_prompt_logprobs is None:
             return row
         return replace(
             row, score=PromptScore(tuple(request.prompt[start + 1 : end + 1]), request.num_prompt_logprobs)
         )
+
+    def _echo(self, request: Request, num_read: int, limit: int) -> tuple[int, ...]:
+        """The prompt's beginning, where it is read in a scratch and its tokens must be chosen."""
+        is_chosen = self._needs_scratch(request) and request.slots and num_read == limit
+        num_echoed = self.backend.spec.pools[self.pool].policy.num_echoed
+        return tuple(request.prompt[:num_echoed]) if is_chosen else ()
 
     def _shape(self, rows: tuple[PrefillRow, ...]) -> PrefillShape:
         """The smallest shape that the rows fit."""

@@ -41,15 +41,18 @@ def test_comparison_continues_a_run_and_its_runs_can_be_paired(tmp_path: Path, k
         Comparer(config(), absent, tmp_path).measure(settings_of(["kvpress none"], (4.0,))).runs[0].mean == 0
     )
     result = Comparer(config(), kvpress, tmp_path).measure(
-        settings_of(["snapstream (paper)", "kvpress none"], (4.0,))
+        settings_of(["snapstream (guessed sizes)", "kvpress none"], (4.0,))
     )
-    assert [run.setting.label for run in result.runs] == ["kvpress none", "snapstream (paper) 4x"]
+    assert [run.setting.label for run in result.runs] == ["kvpress none", "snapstream (guessed sizes) 4x"]
     ours = json.loads((tmp_path / "comparison.json").read_text())["runs"][1]
     assert "--query-reduction sum" in " ".join(ours["serve_options"])
     assert ours["packed_share"] == 1
     path = f"{tmp_path}/comparison.json"
-    assert compare(f"{path}#kvpress none", f"{path}#snapstream (paper) 4x").differences["mean"].first == 0
-    assert "| 4× | kvpress none | snapstream (paper) |" in table(result)
+    assert (
+        compare(f"{path}#kvpress none", f"{path}#snapstream (guessed sizes) 4x").differences["mean"].first
+        == 0
+    )
+    assert "| 4× | kvpress none | snapstream (guessed sizes) |" in table(result)
 
 
 def test_new_cases_are_added_to_measured_ones(

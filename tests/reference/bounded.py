@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from tests.reference.recipe import Recipe
 from tests.reference.sequence import Layer, Sequence, read
 from tests.reference.slot import Slot, Token
-from tests.reference.votes import candidates, joint_votes, next_best, top
+from tests.reference.votes import attention_received, candidates, chunked, next_best, reduced, top
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class BoundedSequence(Sequence):
         self._bound = bound
         self._is_looking_ahead = False
         self._is_last = False
+        self._is_echoing = False  # the prompt is read, and its question is read again
+        self._window: dict[tuple[int, int], list[Voter]] = {}  # the prompt's last chunk, by layer and KV head
         self._num_evicted = 0
         self._length = len(prompt)
         super().__init__(model, recipe, prompt)
@@ -57,10 +59,15 @@ class BoundedSequence(Sequence):
             self._is_last = end == len(prompt)
             logits.append(self._forward(prompt[start:end], start))
             self._num_evicted = following - end  # as many as are read until it is full again
+            echo = prompt[: self._recipe.num_echoed]
             if not self._is_last:
+                ahead = prompt[-self._bound.num_ahead :]
                 self._is_looking_ahead = True
-                self._forward(prompt[-self._bound.num_ahead :], len(prompt) - self._bound.num_ahead)
+                self._forward(echo + ahead, len(prompt) - len(echo + ahead))
                 self._is_looking_ahead = False
+            elif echo:
+                self._is_echoing = True
+                self._forward(echo, len(prompt))
         return torch.cat(logits)
 
     def attend(
@@ -84,7 +91,8 @@ class BoundedSequence(Sequence):
             for kv_head in range(len(key))
         ]
         for head, rows in enumerate(query):
-            tokens, reach = held[head // group], window or self._length
+            tokens = held[head // group]
+            reach = window or len(tokens)
             ends = range(len(tokens) - num_new + 1, len(tokens) + 1)
             mixed = [
                 read(row, tokens[:end][-reach:], scaling, softcap)
@@ -98,11 +106,15 @@ class BoundedSequence(Sequence):
                 self._held[layer_index, kv_head] = self._survivors(
                     recipe, tokens, num_new, voters, scaling, softcap
                 )
+            elif self._is_echoing:
+                own = self._window[layer_index, kv_head]
+                self._fill_slot(layer, tokens[:-num_new], own, voters, scaling, softcap)
             else:
                 self._held[layer_index, kv_head] = tokens
-                if self._is_last:
-                    self._fill_slot(layer, tokens, voters, scaling, softcap)
-        if self._is_last:
+                self._window[layer_index, kv_head] = voters
+                if self._is_last and self._recipe.num_echoed == 0:
+                    self._fill_slot(layer, tokens, voters, [], scaling, softcap)
+        if self._is_echoing or (self._is_last and self._recipe.num_echoed == 0):
             self.layers[layer_index] = layer
         return torch.stack(outputs)
 
@@ -110,27 +122,40 @@ class BoundedSequence(Sequence):
         self,
         recipe: Recipe,
         tokens: list[Token],
-        num_ahead: int,
+        num_new: int,
         voters: list[Voter],
         scaling: float,
         softcap: float | None,
     ) -> list[Token]:
-        held = tokens[:-num_ahead]
+        held = tokens[:-num_new]
         num_sink = recipe.num_sink
         if recipe.num_kept == 0:
             return held[:num_sink] + held[num_sink + self._num_evicted :]
-        wider = recipe.with_options(prompt_window=recipe.prompt_window + num_ahead)
-        chosen = candidates(wider, len(tokens))
-        best = top(_scores(wider, voters, scaling, softcap), chosen, len(chosen) - self._num_evicted)
+        chosen = candidates(recipe, len(held))
+        votes = [_votes(recipe, each, scaling, softcap, num_new, recipe.num_echoed) for each in voters]
+        scores = chunked(recipe, reduced(recipe, votes))
+        best = top(scores, chosen, len(chosen) - self._num_evicted)
         return held[:num_sink] + [held[entry] for entry in best] + held[chosen.stop :]
 
     def _fill_slot(
-        self, layer: Layer, held: list[Token], voters: list[Voter], scaling: float, softcap: float | None
+        self,
+        layer: Layer,
+        held: list[Token],
+        voters: list[Voter],
+        echo: list[Voter],
+        scaling: float,
+        softcap: float | None,
     ) -> None:
         recipe = layer.recipe
         chosen, best, lent = candidates(recipe, len(held)), [], []
         if recipe.num_kept > 0:
-            scores = _scores(recipe, voters, scaling, softcap)
+            votes = [_votes(recipe, each, scaling, softcap) for each in voters]
+            if echo:
+                size = recipe.num_echoed
+                of_echo = [_votes(recipe, each, scaling, softcap, size, size) for each in echo]
+                join = torch.add if recipe.query_reduction == "sum" else torch.maximum
+                votes = [join(*pair) for pair in zip(votes, of_echo, strict=True)]
+            scores = chunked(recipe, reduced(recipe, votes))
             best = top(scores, chosen, recipe.num_kept)
             lent = next_best(scores, chosen, recipe.num_kept, recipe.num_lent)
             by_token = scores.new_full((self._length - recipe.num_sink,), -torch.inf)  # −∞ for evicted tokens
@@ -143,16 +168,20 @@ class BoundedSequence(Sequence):
         layer.slots.append(Slot(recipe, prompt, layer.kept[-1], [held[entry].index for entry in lent]))
 
 
-def _scores(recipe: Recipe, voters: list[Voter], scaling: float, softcap: float | None) -> Tensor:
-    """Return the candidates' scores. Only the last tokens held have queries; the others get zeros."""
-    queries = [
-        torch.cat([each.query.new_zeros(len(each.held) - len(each.query), each.query.shape[1]), each.query])
-        for each in voters
-    ]
-    return joint_votes(
-        recipe,
-        queries,
-        [torch.stack([token.key for token in each.held]) for each in voters],
-        scaling,
-        softcap,
-    )
+def _votes(
+    recipe: Recipe,
+    voter: Voter,
+    scaling: float,
+    softcap: float | None,
+    num_voting: int | None = None,
+    num_echoed: int = 0,
+) -> Tensor:
+    """Return one head's votes on the candidates. Only the last tokens have queries; the others get zeros.
+
+    With `num_voting`, that many tokens behind those held vote, the first `num_echoed` of them as an echo.
+    """
+    num_missing = len(voter.held) - len(voter.query)
+    queries = torch.cat([voter.query.new_zeros(num_missing, voter.query.shape[1]), voter.query])
+    keys = torch.stack([token.key for token in voter.held])
+    num_held = len(keys) - (num_voting or 0)
+    return attention_received(recipe, queries, keys, scaling, softcap, num_held, num_voting, num_echoed)

@@ -18,6 +18,7 @@ class Recipe:
     )
     observation_window: int = 1
     observation_half_life: int = 0  # distance from the prompt's end that halves a vote; 0: none
+    least_vote: float = 0.0  # what a vote counts at least
     softmax_over: Literal["candidates", "all"] = "candidates"
     pooling: Literal["average", "maximum"] = "average"
     pooling_size: int = 1
@@ -25,6 +26,7 @@ class Recipe:
     pooling_half_life: int = 0  # distance that halves a neighbour's score; 0: none
     head_reduction: Literal["mean", "maximum"] = "mean"
     query_reduction: Literal["sum", "maximum"] = "sum"
+    num_echoed: int = 0  # tokens of the question that are read again behind the prompt, and vote
     selection_chunk: int = 1  # how many neighbours are kept or dropped together
     layer_kept: tuple[int, ...] = ()  # how many tokens each layer keeps, where they differ
     leading_layer: int | None = None  # the layers after it also use its scores

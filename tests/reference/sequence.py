@@ -51,6 +51,7 @@ class Sequence:
         self.tokens: list[int] = []
         self._num_tokens = len(prompt)
         self._first_index = 0  # of the tokens under way
+        self._prompt_states: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by layer, while the echo is read
         self.prompt_logits = self._read_prompt(prompt)  # [token, vocabulary]
         self.logits = [self.prompt_logits[-1]]
 
@@ -79,7 +80,10 @@ class Sequence:
             self._num_tokens += 1
 
     def _read_prompt(self, prompt: list[int]) -> Tensor:
-        return self._forward(prompt, 0)
+        logits = self._forward(prompt, 0)
+        if self._recipe.num_echoed > 0:
+            self._forward(prompt[: self._recipe.num_echoed], len(prompt))
+        return logits
 
     @torch.no_grad()
     def _forward(self, token_ids: list[int], first_index: int) -> Tensor:
@@ -117,11 +121,25 @@ class Sequence:
         leader = (
             self.layers[leading] if leading is not None and layer_index > leading and window is None else None
         )
-        self.layers[layer_index] = _pack(recipe, query, key, value, scaling, softcap, has_latents, leader)
-        group = len(query) // len(key)
+        group, num_new = len(query) // len(key), query.shape[1]
+        if layer_index in self._prompt_states:
+            # The tokens under way are the echo, which sees the whole prompt.
+            prompt = self._prompt_states[layer_index]
+            query, key, value = (torch.cat(pair, 1) for pair in zip(prompt, (query, key, value), strict=True))
+            echo = num_new
+        else:
+            echo = 0
+        if self._recipe.num_echoed == 0 or echo > 0:
+            self.layers[layer_index] = _pack(
+                recipe, query, key, value, scaling, softcap, has_latents, leader, echo
+            )
+        else:
+            self._prompt_states[layer_index] = query, key, value
         return torch.stack(
             [
-                _causal(query[head], key[head // group], value[head // group], scaling, window, softcap)
+                _causal(query[head], key[head // group], value[head // group], scaling, window, softcap)[
+                    -num_new:
+                ]
                 for head in range(len(query))
             ]
         )
@@ -188,8 +206,9 @@ def _pack(
     softcap: float | None,
     has_latents: bool,
     leader: Layer | None,
+    num_echoed: int,
 ) -> Layer:
-    num_tokens, group = key.shape[1], len(query) // len(key)
+    num_tokens, group = key.shape[1] - num_echoed, len(query) // len(key)
     chosen = candidates(recipe, num_tokens)
     scores, kept, slots, received = [], [], [], []
     for kv_head in range(len(key)):
@@ -198,7 +217,7 @@ def _pack(
             voters = range(len(query)) if has_latents else range(kv_head * group, (kv_head + 1) * group)
             received.append(
                 [
-                    attention_received(recipe, query[head], key[head // group], scaling, softcap)
+                    _received(recipe, query[head], key[head // group], scaling, softcap, num_echoed)
                     for head in voters
                 ]
             )
@@ -215,6 +234,20 @@ def _pack(
         prompt = [Token(index, key[kv_head, index], value[kv_head, index]) for index in range(num_tokens)]
         slots.append(Slot(recipe, prompt, kept[-1], lent))
     return Layer(recipe, scores, kept, slots, received)
+
+
+def _received(
+    recipe: Recipe, query: Tensor, key: Tensor, scaling: float, softcap: float | None, num_echoed: int
+) -> Tensor:
+    """Return the attention that the prompt's window and the echo behind it pay to every candidate."""
+    length = len(key) - num_echoed
+    own = attention_received(recipe, query[:length], key[:length], scaling, softcap)
+    if num_echoed == 0:
+        return own
+    of_echo = attention_received(
+        recipe, query, key, scaling, softcap, length, num_voting=num_echoed, num_echoed=num_echoed
+    )
+    return own + of_echo if recipe.query_reduction == "sum" else torch.maximum(own, of_echo)
 
 
 def _resized(votes: Tensor, num_candidates: int) -> Tensor:

@@ -57,21 +57,43 @@ def _ranked(scores: Tensor, candidate_indices: range) -> list[int]:
     ]
 
 
+ECHO_STRENGTH = 0.25
+
+
 def attention_received(
-    recipe: Recipe, queries: Tensor, keys: Tensor, scaling: float, softcap: float | None
+    recipe: Recipe,
+    queries: Tensor,
+    keys: Tensor,
+    scaling: float,
+    softcap: float | None,
+    num_held: int | None = None,
+    num_voting: int | None = None,
+    num_echoed: int = 0,
 ) -> Tensor:
-    """Return the attention that one query head's observing tokens pay to every candidate."""
+    """Return the attention that one query head's observing tokens pay to every candidate.
+
+    The candidates are among the first `num_held` tokens (None: all). The last `num_voting` tokens observe
+    (None: the recipe's window). The first `num_echoed` of these echo the question.
+    """
     num_tokens = len(keys)
-    chosen = candidates(recipe, num_tokens)
+    num_voting = num_voting or recipe.observation_window
+    chosen = candidates(recipe, num_held or num_tokens)
     received = torch.zeros(len(chosen))
-    for position in range(num_tokens - recipe.observation_window, num_tokens):
-        domain = chosen if recipe.softmax_over == "candidates" else range(position + 1)
+    for position in range(max(num_tokens - num_voting, 0), num_tokens):
+        seen = range(chosen.start, min(chosen.stop, position + 1))
+        domain = seen if recipe.softmax_over == "candidates" else range(position + 1)
+        if not seen:
+            continue
         logits = keys[domain.start : domain.stop] @ queries[position] * scaling
         if softcap is not None:
             logits = softcap * torch.tanh(logits / softcap)
-        weights = logits.softmax(0)[chosen.start - domain.start : chosen.stop - domain.start]
-        if recipe.observation_half_life > 0:
-            weights = weights * 0.5 ** ((num_tokens - 1 - position) / recipe.observation_half_life)
+        weights = logits.softmax(0)[seen.start - domain.start : seen.stop - domain.start]
+        weights = torch.cat([weights, weights.new_zeros(len(chosen) - len(weights))])
+        if position < num_tokens - num_voting + num_echoed:
+            weights = weights * ECHO_STRENGTH
+        elif recipe.observation_half_life > 0:
+            fade = 0.5 ** ((num_tokens - 1 - position) / recipe.observation_half_life)
+            weights = weights * max(fade, recipe.least_vote)
         received = received + weights if recipe.query_reduction == "sum" else torch.maximum(received, weights)
     return received
 

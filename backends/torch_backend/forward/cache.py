@@ -111,6 +111,8 @@ class CacheLayer(CacheLayerMixin):
             candidates_end=policy.place(observation.num_held).candidates_end,
             num_prompt_tokens=observation.end,
             softcap=options.softcap,
+            num_observing=observation.num_queries,
+            num_echoed=observation.num_echoed,
             reduction=reduction,
         )
         join_votes(scorer, self._votes[observation.scratch, :, : votes.shape[1]], votes)

@@ -57,33 +57,40 @@ def prefill_pass(
     return ForwardPass(token_ids, index.clamp(min=0), step)
 
 
-def look_ahead_pass(
-    row: PrefillRow, kinds: Sequence[LayerKind], scratch: ScratchLayout, device: torch.device
+def voting_pass(
+    row: PrefillRow,
+    kinds: Sequence[LayerKind],
+    scratch: ScratchLayout,
+    max_position: int,
+    device: torch.device,
 ) -> ForwardPass:
-    """Return the pass that reads a prompt's last tokens ahead, so that they vote on what its scratch evicts.
+    """Return the pass that reads tokens only for their votes: `row.echo`, then `row.ahead`.
 
-    The tokens have their true positions, and are written behind the tokens that the scratch holds. No chunk
-    reads these entries: the prompt's next chunk overwrites them.
+    They are written behind the tokens that the scratch holds. No chunk reads these entries: the prompt's next
+    chunk overwrites them. The tokens ahead have their true positions, with the echo before them. At the
+    prompt's end, where none are ahead, the echo continues the prompt.
     """
-    assert row.scratch is not None, "only a scratch evicts"
+    assert row.scratch is not None, "a slot has no room behind its tokens"
     num_held = scratch.num_held(row.num_prompt_tokens)
-    end = num_held + len(row.ahead)
+    token_ids = row.echo + row.ahead
+    end = num_held + len(token_ids)
+    last = row.num_prompt_tokens if row.ahead else row.num_prompt_tokens + len(row.echo)
     entry = torch.arange(num_held, end, device=device)[None]
     kind_steps = tuple(
         _sequential_kind_step(kind, entry, num_held, scratch.num_entries, end) for kind in kinds
     )
     has_scorer = any(kind.scorer for kind in kinds)
-    observations = (Observation(0, row.scratch, num_held, end),) if has_scorer else ()
+    observation = Observation(0, row.scratch, num_held, end, len(token_ids), len(row.echo))
     step = ScratchStep(
         rows=torch.tensor([row.scratch], device=device),
         view=slice(row.scratch, row.scratch + 1),
         kinds=kind_steps,
         num_outputs=None,
-        observations=observations,
+        observations=(observation,) if has_scorer else (),
         query_entry=entry,
     )
-    positions = entry + (row.num_prompt_tokens - end)
-    return ForwardPass(torch.tensor([row.ahead], device=device), positions, step)
+    positions = (entry + (last - end)).clamp(max=max_position)
+    return ForwardPass(torch.tensor([token_ids], device=device), positions, step)
 
 
 def _right_aligned(batch: PrefillBatch, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -60,14 +60,17 @@ class KindStep:
 class Observation:
     """A row whose last queries vote on which tokens of its prompt are kept.
 
-    The sinks and the newest of the scratch's first `num_held` entries are kept anyway. The observation window
-    ends before entry `end`.
+    The sinks and the newest of the scratch's first `num_held` entries are kept anyway. The observing queries
+    are the last ones before entry `end`: `num_queries` of them, or as many as the scorer's window for None.
+    The first `num_echoed` of them echo the question.
     """
 
     row: int
     scratch: int
     num_held: int
     end: int
+    num_queries: int | None = None
+    num_echoed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

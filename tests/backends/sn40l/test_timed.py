@@ -158,9 +158,19 @@ def test_the_last_chunk_of_a_long_prompt_is_followed_by_its_compression() -> Non
         for start in (512, 576)
     ]
     middle, last = (cost.seconds(PrefillBatch((row,), SHAPE)) for row in rows)
-    assert compression_of(policy) == Compression(126, 126, 32)
+    assert compression_of(policy) == Compression(126, 126, 128)
     assert last > middle
     assert compression_of(full(4096)) is None
+
+
+def test_tokens_that_only_vote_take_time() -> None:
+    policy = PolicyOptions(slot_capacity=256).resolve(4096)
+    deployment = default_deployment("llama-3.1-8b", "sn40l", 16)
+    cost = DeploymentCost(deployment, fake_spec(policy=policy).pools[0])
+    last = PrefillRow("a", (0,) * 64, 576, 640, (0,), scratch=0, draws=(DRAW,))
+    echoing = replace(last, echo=(0,) * 64)
+    alone, with_echo = (cost.seconds(PrefillBatch((row,), SHAPE)) for row in (last, echoing))
+    assert alone < with_echo < 3 * alone
 
 
 def test_a_dynamic_machine_is_timed_for_its_live_rows() -> None:

@@ -32,7 +32,10 @@ SIZES = PolicyOptions(
 POLICIES = {
     "snapstream": SIZES,
     "default scorer": replace(
-        SIZES, scorer=replace(DEFAULT_SCORERS[PolicyName.SNAPSTREAM], observation_window=5)
+        SIZES, scorer=replace(DEFAULT_SCORERS[PolicyName.SNAPSTREAM], observation_window=5, num_echoed=0)
+    ),
+    "default scorer, with an echo": replace(
+        SIZES, scorer=replace(DEFAULT_SCORERS[PolicyName.SNAPSTREAM], observation_window=5, num_echoed=3)
     ),
     "chunks": replace(SIZES, scorer=WindowScorer(4, pooling_size=3, selection_chunk=3)),
     "streaming-llm": PolicyOptions(PolicyName.STREAMING_LLM, num_sink=2, num_recent=11),

@@ -150,8 +150,18 @@ def test_selection_options(
     _check_pair("qwen3", replace(POLICY, scorer=scorer), (20, 41), tmp_path_factory)
 
 
-def test_the_default_scorer(tmp_path_factory: pytest.TempPathFactory) -> None:
-    scorer = replace(DEFAULT_SCORERS[PolicyName.SNAPSTREAM], observation_window=4)
+@pytest.mark.parametrize("lend_ring", [False, True])
+def test_a_window_wider_than_the_ring_votes_on_its_own_tokens(
+    lend_ring: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    scorer = replace(DEFAULT_SCORERS[PolicyName.SNAPSTREAM], observation_window=70, num_echoed=5)
+    policy = replace(POLICY, num_recent=44, num_kept=12, scorer=scorer, lend_ring=lend_ring)
+    _check_pair("llama", policy, (90, 131), tmp_path_factory, chunk=32, max_model_len=256)
+
+
+@pytest.mark.parametrize("num_echoed", [0, 3, 16])
+def test_the_default_scorer(num_echoed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    scorer = replace(DEFAULT_SCORERS[PolicyName.SNAPSTREAM], observation_window=4, num_echoed=num_echoed)
     _check_pair("llama", replace(POLICY, scorer=scorer), (20, 61), tmp_path_factory)
 
 

@@ -1,14 +1,16 @@
 """Options from flags and variables, what they make, and what is said when they cannot be."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from backends.torch_backend.config import DtypeName, Quantization
+from bench.comparison import GUESSED
 from cache.layout import SlotLayout
 from cache.policy import PolicyName
-from cache.policy_options import DEFAULT_SCORERS
+from cache.policy_options import DEFAULT_SCORERS, LayerBudgets
 from cache.scorer import Pooling, SoftmaxDomain, WindowScorer
 from commands.cli import make_parser
 from scheduler.waiting import QueueOrder
@@ -116,25 +118,11 @@ def test_each_policy_has_its_own_scorer() -> None:
     assert config_of("--policy", "full").backend.config.pools[0].policy.scorer is None
 
 
-def test_the_papers_recipe() -> None:
-    scorer = (
-        config_of(
-            *("--observation-half-life", "0", "--query-reduction", "sum"),
-            *(
-                "--pooling",
-                "average",
-                "--pooling-size",
-                "5",
-                "--pooling-shift",
-                "0",
-                "--pooling-half-life",
-                "0",
-            ),
-        )
-        .backend.config.pools[0]
-        .policy.scorer
-    )
-    assert scorer == WindowScorer()
+def test_the_documented_recipe_with_guessed_sizes() -> None:
+    pool = config_of(*shlex.split(GUESSED)).backend.config.pools[0]
+    assert pool.policy.scorer == WindowScorer()
+    assert pool.policy.layer_budgets is LayerBudgets.EQUAL
+    assert pool.policy.lend_ring is False
 
 
 def test_files_and_batches(tmp_path: Path) -> None:
@@ -195,18 +183,15 @@ def test_keys_are_not_shown() -> None:
         (("--policy", "full", "--num-sink", "3"), "--num-sink is not an option of policy full"),
         (
             ("--slot-capacity", "3"),
-            (
-                "--slot-capacity must be at least 67 for policy snapstream with --num-sink 4, "
-                "--observation-window 32"
-            ),
+            ("--slot-capacity must be at least 67 for policy snapstream with --num-sink 4, got 3"),
         ),
         (
             ("--policy", "snapkv", "--num-recent", "32"),
             "--num-recent must be at least 33 for policy snapkv with --observation-window",
         ),
         (
-            ("--observation-window", "4096"),
-            "--slot-capacity must be at least 8195 for policy snapstream with --num-sink 4, --observation",
+            ("--policy", "snapkv", "--observation-window", "4096"),
+            "--slot-capacity must be at least 4097 for policy snapkv with --observation-window 4096, got",
         ),
         (("--scratch-capacity", "0"), "--scratch-capacity must be a whole number of at least 1, got '0'"),
         (("--model", ""), "--model must be a hub id or a folder that exists, got ''"),

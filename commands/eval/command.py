@@ -13,6 +13,7 @@ from commands.eval.options import (
     CompareOptions,
     FidelityOptions,
     JsonOptions,
+    ProseSuiteOptions,
     ReportOptions,
     RulerOptions,
 )
@@ -49,6 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
         match options:
             case RulerOptions():
                 _ruler(options)
+            case ProseSuiteOptions():
+                _prose(options)
             case FidelityOptions():
                 _fidelity(options)
             case BenchmarkOptions():
@@ -69,6 +72,13 @@ def _ruler(options: RulerOptions) -> None:
 
     result = asyncio.run(measure(ruler_config(options.served, options.cases), save=_saver(options.report)))
     _report_suite(options.report, result)
+
+
+def _prose(options: ProseSuiteOptions) -> None:
+    from commands.eval.prose.measure import measure_prose, prose_config
+
+    config = prose_config(options.served, options.cases)
+    _report_suite(options.report, asyncio.run(measure_prose(config, _saver(options.report))))
 
 
 def _benchmark(name: str, options: BenchmarkOptions) -> None:

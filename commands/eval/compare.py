@@ -13,6 +13,7 @@ from server.options.command_line import OptionError
 # Two runs have the same cases only if these facts are equal.
 _CASE_FACTS = (
     *("suite", "seed", "length", "num_cases", "pack", "chat_template"),
+    *("haystack_sha256", "question_position", "trailing_tokens", "turns", "answer_prefix"),  # of prose
     *("data_sha256", "max_tokens", "num_samples", "temperature", "top_p"),  # of published benchmarks
 )
 _MEAN = "mean"

@@ -14,6 +14,8 @@ from backends.options import Count, CountOrZero, Model, OptionGroup, Shown, Text
 from cache.policy import PolicyName
 from commands.eval.benchmarks.benchmark import Benchmark
 from commands.eval.benchmarks.suite import BENCHMARKS
+from commands.eval.prose.layout import QuestionPosition, Turns
+from commands.eval.prose.tasks import PROSE_TASKS
 from commands.eval.tasks.suite import TASKS
 from server.options.command_line import OptionSet, groups_of, options_table
 from server.options.types import ApiKey, JsonFile, Picture, Url
@@ -34,10 +36,17 @@ def _task_name(value: str) -> str:
     return value
 
 
+def _prose_task_name(value: str) -> str:
+    if value not in PROSE_TASKS:
+        raise ValueError(f"one of {', '.join(PROSE_TASKS)}")
+    return value
+
+
 _Compression = Annotated[
     float, Field(ge=1, allow_inf_nan=False), Shown("RATIO", expected="a number of at least 1")
 ]
 _Length = Annotated[int, Field(ge=128), Shown("TOKENS")]
+_Trailing = Annotated[int, Field(ge=0, le=250), Shown("TOKENS", expected="a number from 0 to 250")]
 _AtLeastTwo = Annotated[int, Field(ge=2), Shown("TOKENS")]
 
 
@@ -100,6 +109,27 @@ class CaseOptions(EvalGroup):
     """Where prefill ends and the slot is packed."""
     chat_template: bool = False
     """Send prompts through the model's chat template."""
+
+
+class ProseOptions(CaseOptions):
+    """The cases: facts in real prose."""
+
+    tasks: Annotated[
+        tuple[Annotated[str, AfterValidator(_prose_task_name)], ...], Shown("TASK", default="all")
+    ] = tuple(PROSE_TASKS)
+    """Tasks to run."""
+    chat_template: bool = True
+    """Send prompts through the model's chat template."""
+    haystack: Annotated[Text, Shown("TEXT")] = "prose"
+    """Text around the facts: `novel`, `jargon`, `prose` (one of both for each case), or a file."""
+    question_position: QuestionPosition = QuestionPosition.LAST
+    """Where the question is in the user's message."""
+    trailing_tokens: _Trailing = 0
+    """Tokens of instructions that end the user's message, cut at a sentence's end."""
+    turns: Turns = Turns.ONE
+    """With several, an unrelated exchange is between the document and the question."""
+    answer_prefix: bool = False
+    """End prompts with the first words of the answer."""
 
 
 class TextOptions(EvalGroup):
@@ -170,6 +200,13 @@ class RulerOptions:
 
 
 @dataclass(frozen=True)
+class ProseSuiteOptions:
+    served: ServedOptions
+    cases: ProseOptions
+    report: ReportOptions
+
+
+@dataclass(frozen=True)
 class FidelityOptions:
     measured: MeasuredOptions
     text: TextOptions
@@ -219,6 +256,11 @@ QUESTIONS = (
         "ruler",
         "Run made-up questions over long contexts, read the answers from packed slots, and score them.",
         RulerOptions,
+    ),
+    Question(
+        "prose",
+        "Request facts hidden in real prose, read the answers from packed slots, and score them.",
+        ProseSuiteOptions,
     ),
     Question(
         "fidelity",

@@ -53,7 +53,7 @@ class PromptWriter:
         max_tokens = int(_MAX_LENGTH_RATIO * self._count(case.answer)) + _EXTRA_TOKENS
         # Decode reads at least one token of the prompt: the token that prefill itself samples has not been
         # read from the packed slot.
-        num_prefill_tokens = min(_num_common(token_ids, self._encode(prefilled, "")), len(token_ids) - 1)
+        num_prefill_tokens = min(num_common(token_ids, self._encode(prefilled, "")), len(token_ids) - 1)
         return Prompt(array("i", token_ids), num_prefill_tokens, max_tokens, case)
 
     def _count(self, text: str) -> int:
@@ -76,6 +76,6 @@ def load_tokenizer(model: str) -> Tokenizer:
         raise EvalError(f"the tokenizer of {model} cannot be read: {error}") from error
 
 
-def _num_common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+def num_common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     """Return the length of the common prefix."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

@@ -2,10 +2,10 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from commands.eval.completer import Completion
 from commands.eval.options import CaseOptions, Pack, ServedOptions
@@ -21,6 +21,29 @@ from commands.shared.progress import ProgressLine
 from server.options.command_line import OptionError
 
 
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+AnyTask = TypeVar("AnyTask", bound=Named)
+
+
+class SuiteConfig(Protocol):
+    """A suite of tasks. `title` describes the cases for people, `facts` for JSON."""
+
+    @property
+    def suite(self) -> str: ...
+    @property
+    def target(self) -> Target: ...
+    @property
+    def settings(self) -> Sequence[Setting]: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def facts(self) -> dict[str, Any]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class RulerConfig:
     """The configuration of `snapserve eval ruler`. Prompts have `target.length` tokens."""
@@ -32,6 +55,10 @@ class RulerConfig:
     seed: int
     pack: Pack
     uses_chat_template: bool
+
+    @property
+    def suite(self) -> str:
+        return "ruler"
 
     @property
     def title(self) -> str:
@@ -64,14 +91,28 @@ async def measure(
     sized_by: Sequence[Prompt] = (),
     save: SaveResult = save_nothing,
 ) -> SuiteResult:
-    """Measure every setting on every case. `save` is called with the results so far after each setting.
+    """Measure every setting on every case, as `measure_prompts` does.
 
     `by_task` are the prompts of each task; None writes them. They may be a part of all prompts: then
-    `sized_by` has all, and the engines' slots are sized for those. Raises `EvalError` if a setting cannot be
-    measured, `OptionError` for sizes that do not fit.
+    `sized_by` has all, and the engines' slots are sized for those.
     """
     if by_task is None:
         by_task = await asyncio.to_thread(write_prompts, config)
+    return await measure_prompts(config, by_task, sized_by, save)
+
+
+async def measure_prompts(
+    config: SuiteConfig,
+    by_task: Mapping[str, Sequence[Prompt]],
+    sized_by: Sequence[Prompt] = (),
+    save: SaveResult = save_nothing,
+) -> SuiteResult:
+    """Measure every setting on these prompts of each task.
+
+    The engines' slots are sized for `sized_by`, or for the prompts. `save` is called with the results so far
+    after each setting. Raises `EvalError` if a setting cannot be measured, `OptionError` for sizes that do
+    not fit.
+    """
     prompts = [prompt for of_task in by_task.values() for prompt in of_task]
     # All options are checked before the first setting is measured.
     options_by_setting = [config.target.options(setting, sized_by or prompts) for setting in config.settings]
@@ -85,7 +126,7 @@ async def measure(
         }
         runs.append(Run(setting, options, tasks))
         name = shown_model(config.target, model)
-        result = SuiteResult("ruler", name, config.target.base_url, config.title, config.facts, runs)
+        result = SuiteResult(config.suite, name, config.target.base_url, config.title, config.facts, runs)
         save(result)
     return result
 
@@ -96,16 +137,31 @@ def write_prompts(config: RulerConfig) -> dict[str, list[Prompt]]:
     writer = PromptWriter(
         tokenizer, config.target.length, config.pack, uses_chat_template=config.uses_chat_template
     )
-    progress = ProgressLine(sys.stderr, "writing cases", len(config.tasks) * config.num_cases)
+    return write_cases(
+        config.tasks,
+        config.num_cases,
+        config.target.length,
+        lambda task, index: writer.write(task, config.seed, index),
+    )
+
+
+def write_cases(
+    tasks: Sequence[AnyTask], num_cases: int, length: int, write: Callable[[AnyTask, int], Prompt]
+) -> dict[str, list[Prompt]]:
+    """Return what `write` returns for each task and index of a case, by the task's name.
+
+    Raises `OptionError` for a length too short for a task.
+    """
+    progress = ProgressLine(sys.stderr, "writing cases", len(tasks) * num_cases)
     prompts: dict[str, list[Prompt]] = {}
     try:
-        for task in config.tasks:
+        for task in tasks:
             prompts[task.name] = []
-            for index in range(config.num_cases):
-                prompts[task.name].append(writer.write(task, config.seed, index))
+            for index in range(num_cases):
+                prompts[task.name].append(write(task, index))
                 progress(True)
     except LengthError as error:
-        raise OptionError(f"--length {config.target.length} is too short: {error}") from error
+        raise OptionError(f"--length {length} is too short: {error}") from error
     finally:
         progress.close()
     return prompts

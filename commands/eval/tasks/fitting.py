@@ -6,11 +6,23 @@ that narrows with each count.
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from commands.eval.tasks.case import Case, LengthError, TokenCounter
+from commands.eval.tasks.case import LengthError
 
 T = TypeVar("T")
+
+
+class Sized(Protocol):
+    """A case of some size."""
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def prompt(self) -> Any: ...
+
+
+Draft = TypeVar("Draft", bound=Sized)
 
 _PROBE = 8  # units by which the second case is larger than the smallest
 _MAX_GROWTH = 8  # a slope is extrapolated to at most this multiple of the size that it was measured over
@@ -31,11 +43,13 @@ class Supply(Generic[T]):
         return self._items[:count]
 
 
-def fit(write: Callable[[int], Case], num_tokens: int, count_tokens: TokenCounter, min_size: int = 0) -> Case:
+def fit(
+    write: Callable[[int], Draft], num_tokens: int, count_tokens: Callable[[Any], int], min_size: int = 0
+) -> Draft:
     """Return `write(size)` for nearly the largest size whose prompt has at most `num_tokens` tokens.
 
-    The number of tokens must grow with the size, from `min_size` on. Raises `LengthError` if even `min_size`
-    is too long.
+    `count_tokens` returns the tokens of a case's `prompt`. They must grow with the size, from `min_size` on.
+    Raises `LengthError` if even `min_size` is too long.
     """
     best = write(min_size)
     min_tokens = count_tokens(best.prompt)

@@ -191,7 +191,7 @@ def test_keys_are_not_shown() -> None:
         ),
         (
             ("--policy", "snapkv", "--observation-window", "4096"),
-            "--slot-capacity must be at least 4097 for policy snapkv with --observation-window 4096, got",
+            "--slot-capacity must be at least 8193 for policy snapkv with --observation-window 4096, got",
         ),
         (("--scratch-capacity", "0"), "--scratch-capacity must be a whole number of at least 1, got '0'"),
         (("--model", ""), "--model must be a hub id or a folder that exists, got ''"),

@@ -259,6 +259,7 @@ class BackendSpec:
     max_decode_steps: int = 1
     simulated: bool = False
     embedding_size: int = 0  # of a pooled prompt; 0: pooling is not supported
+    description: str = ""  # type, device and memory, for people
 
 
 class Pending(Protocol):

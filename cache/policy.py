@@ -98,6 +98,30 @@ class CachePolicy:
             layer.place(num_prompt_tokens).is_exact(num_tokens) for layer, _ in self._distinct_layers()
         )
 
+    def num_exact_tokens(self, max_model_len: int) -> int:
+        """Return up to how many tokens no admitted sequence loses any, for each length of its prompt."""
+        sizes = []
+        for layer, _ in self._distinct_layers():
+            layout = layer.layout
+            if layer.lend_kept:
+                sizes.append(layout.capacity)
+            elif layer.evicts:
+                sizes.append(layout.num_sink + layout.num_recent)
+            else:
+                sizes.append(layer.prompt_window + layout.num_kept)
+        return min(max_model_len, *sizes)
+
+    def exact_output_tokens(self, num_prompt_tokens: int, max_model_len: int) -> int:
+        """Return how many tokens may follow a prompt before one is evicted; negative if one already is."""
+        rooms = []
+        for layer, _ in self._distinct_layers():
+            placement = layer.place(num_prompt_tokens)
+            if not placement.is_exact(num_prompt_tokens):
+                return -1
+            # The last token drawn is never written.
+            rooms.append(placement.window_start + placement.ring_size + 1 - num_prompt_tokens)
+        return min(self.max_output_tokens(num_prompt_tokens, max_model_len), *rooms)
+
     def _distinct_layers(self) -> list[tuple["CachePolicy", int]]:
         """Return each different policy of a layer and how many layers have it. A deep model has few."""
         if not self.layer_kept:

@@ -49,7 +49,7 @@ class PolicyOptions:
     num_recent: int | None = None
     num_kept: int | None = None
     scorer: WindowScorer | None = None  # None: the policy's own, in `DEFAULT_SCORERS`
-    lend_kept: bool = False
+    lend_kept: bool | None = None  # None: only `snapstream` lends them
     lend_ring: bool | None = None  # None: only `snapstream` lends it
     layer_budgets: LayerBudgets | None = None  # None: measured for `snapstream`, equal for the others
     share_votes: bool | None = None  # None: where layers are measured
@@ -89,9 +89,10 @@ class PolicyOptions:
             return streaming_llm(num_sink, num_recent)
         scorer = self.scorer or DEFAULT_SCORERS[self.name]
         if self.name is PolicyName.SNAPSTREAM:
+            lend_kept = self.lend_kept is not False
             lend_ring = self.lend_ring is not False
             return snapstream(
-                num_sink, num_recent, num_kept, scorer, lend_kept=self.lend_kept, lend_ring=lend_ring
+                num_sink, num_recent, num_kept, scorer, lend_kept=lend_kept, lend_ring=lend_ring
             )
         return snapkv(num_recent - scorer.observation_window, num_kept, scorer)
 

@@ -14,6 +14,7 @@ class RefusalReason(enum.Enum):
     TOKEN_ID = "token_id"  # outside the vocabulary
     CONTEXT_LENGTH = "context_length"  # prompt and answer exceed `max_model_len`
     SLOT_ROOM = "slot_room"  # the pool's policy has no room for an answer of this length
+    NOT_EXACT = "not_exact"  # the slot would lose tokens, and the request forbids it
     FEATURE = "feature"  # the backend does not support a feature
     SCRATCH = "scratch"  # the prompt fits neither a slot nor a scratch
 
@@ -77,6 +78,13 @@ def max_output_tokens(num_prompt_tokens: int, num_forced_tokens: int, spec: Back
     return policy.max_output_tokens(num_prefill_tokens, spec.max_model_len) - num_forced_tokens
 
 
+def exact_output_tokens(num_prompt_tokens: int, num_forced_tokens: int, spec: BackendSpec, pool: int) -> int:
+    """Return how many tokens may follow a prompt before its slot loses any; negative if it already does."""
+    policy = spec.pools[pool].policy
+    num_prefill_tokens = num_prompt_tokens - num_forced_tokens
+    return policy.exact_output_tokens(num_prefill_tokens, spec.max_model_len) - num_forced_tokens
+
+
 def required_features(add: Add) -> frozenset[Feature]:
     """Return the features that the request requires of a backend beyond greedy decoding."""
     required = set(add.sampling.required_features())
@@ -94,6 +102,7 @@ def required_features(add: Add) -> frozenset[Feature]:
 def _refusals(add: Add, spec: BackendSpec) -> Iterator[Refusal]:
     yield from _token_refusals(add, spec)
     yield from _length_refusals(add, spec)
+    yield from _exactness_refusals(add, spec)
     yield from _feature_refusals(add, spec)
     if needs_scratch(add, spec):
         yield from _scratch_refusals(len(add.prompt_token_ids) - add.num_forced_tokens, spec)
@@ -139,6 +148,17 @@ def _length_refusals(add: Add, spec: BackendSpec) -> Iterator[Refusal]:
             RefusalReason.SLOT_ROOM,
             f"up to {max_tokens} tokens are requested, but policy {spec.pools[add.pool].policy.name} "
             f"admits at most {room} after {num_prompt} prompt tokens",
+        )
+
+
+def _exactness_refusals(add: Add, spec: BackendSpec) -> Iterator[Refusal]:
+    num_prompt = len(add.prompt_token_ids)
+    room = exact_output_tokens(num_prompt, add.num_forced_tokens, spec, add.pool)
+    if add.requires_exact and add.needs_slot and add.stop.max_tokens > room:
+        yield Refusal(
+            RefusalReason.NOT_EXACT,
+            f"a slot of pool {spec.pools[add.pool].name} would lose tokens of a prompt of {num_prompt} and "
+            f"{add.stop.max_tokens} more",
         )
 
 

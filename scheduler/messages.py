@@ -62,6 +62,7 @@ class Add:
     question_token_ids: tuple[int, ...] = ()
     pooling: PromptPooling | None = None  # how the prompt's hidden states become one vector; None: no vector
     pool: int = 0  # index of the pool whose slots it takes
+    requires_exact: bool = False  # refuse the request if the slot could lose a token of its sequence
     grammar: str | None = None  # of the answer, in the form that `scheduler.constraints.Constraints` reads
     is_background: bool = False
     tenant: str = ""  # an opaque name

@@ -145,11 +145,15 @@ class Process:
         host, port = self._listener.getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         seconds = WallClock().now() - self._start_time
-        slots = " and ".join(_described(pool) for pool in spec.pools)
+        slots = " and ".join(_described(pool, spec.max_model_len) for pool in spec.pools)
+        runs_on = f", {spec.description}" if spec.description else ""
         simulation = self._config.backend.simulation
         mark = "" if simulation is None else f", simulated: true ({simulation})"
         model = self._config.server.model_names[0]
-        return f"snapserve is ready at {url} after {seconds:.1f} s: {model}, {slots}{mark}"
+        context = f"sequences of up to {spec.max_model_len} tokens"
+        return (
+            f"snapserve is ready at {url} after {seconds:.1f} s: {model}{runs_on}, {context}, {slots}{mark}"
+        )
 
     def _exit_after_failed_load(self, health: Health) -> None:
         print(f"snapserve serve: {with_flags(health.detail)}", file=sys.stderr)
@@ -168,13 +172,15 @@ class Process:
         self._server.should_exit = True
 
 
-def _described(pool: SlotPoolSpec) -> str:
+def _described(pool: SlotPoolSpec, max_model_len: int) -> str:
     """Return a pool's part of the ready line."""
     name = "" if pool.name == pool.policy.name else f" ({pool.name})"
     kept = pool.policy.layer_kept
     by_layer = f" on average ({min(kept)} to {max(kept)} kept, by layer)" if kept else ""
     capacity = pool.policy.layout.capacity
-    return f"{pool.num_slots} slots of {capacity} entries{by_layer}, policy {pool.policy.name}{name}"
+    num_exact = pool.policy.num_exact_tokens(max_model_len)
+    slots = f"{pool.num_slots} slots of {capacity} entries{by_layer}, policy {pool.policy.name}{name}"
+    return f"{slots}, exact up to {num_exact} tokens"
 
 
 def run_process(config: Config, listener: socket.socket, batches: Batches | None) -> int:

@@ -76,6 +76,7 @@ class TorchBackend:
         self._clock = clock or WallClock()
         self._model = model or load_model(config.model, config.device, config.dtype)
         self._device = self._model.device
+        num_parameters = self._model.num_parameters()
         self._kernels = Kernels()
         _adapt_model(self._model, config.quantization, self._kernels)
         layers = probe_layers(self._model)
@@ -85,7 +86,8 @@ class TorchBackend:
             config, self._model, layers, policies, max_model_len, self._kernels
         )
         specs = tuple(pool.spec for pool in self.pools)
-        self._spec = backend_spec(config, self._model.config, max_model_len, specs, scratch)
+        description = _description(config, self._model, num_parameters, self.pools)
+        self._spec = backend_spec(config, self._model.config, max_model_len, specs, scratch, description)
         self._prefill = Prefill(self._model, self._spec)
         self._recorder = recorder or _default_recorder(config, self._device)
         self._graphs: tuple[DecodeGraphs, ...] = ()
@@ -218,6 +220,19 @@ class TorchBackend:
         """Return the logits [slot, vocabulary] of a plan's next step."""
         logits: Tensor = self._model(**plan.forward_pass().arguments(pool.cache), logits_to_keep=1).logits
         return logits[:, -1]
+
+
+def _description(
+    config: TorchBackendConfig, model: PreTrainedModel, num_parameters: int, pools: Sequence[TorchPool]
+) -> str:
+    """Return the size, the type and the device of a loaded model, and the memory of its slots."""
+    slots = sum(layer.slots.num_bytes for pool in pools for layer in pool.cache.layers) / 1e6
+    dtype = str(model.dtype).removeprefix("torch.")
+    decode = "compiled" if config.compile else "uncompiled"
+    return (
+        f"{num_parameters / 1e6:.0f} M parameters in {dtype} on {model.device.type}, {decode}, "
+        f"{slots:.0f} MB of slots"
+    )
 
 
 def _default_recorder(config: TorchBackendConfig, device: torch.device) -> Recorder | None:

@@ -154,6 +154,7 @@ def backend_spec(
     max_model_len: int,
     pools: tuple[SlotPoolSpec, ...],
     scratch: ScratchSpec,
+    description: str,
 ) -> BackendSpec:
     """Return the limits of a backend with these pools and scratches."""
     return BackendSpec(
@@ -165,4 +166,5 @@ def backend_spec(
         features=frozenset(Feature),
         max_decode_steps=MAX_DECODE_STEPS,
         embedding_size=model.hidden_size,
+        description=description,
     )

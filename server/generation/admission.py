@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 
 from backends.interface import BackendSpec, Feature, SamplingParams
-from scheduler.admission import Refusal, RefusalReason, RefusedError, admit, max_output_tokens, route
+from scheduler.admission import (
+    Refusal,
+    RefusalReason,
+    RefusedError,
+    admit,
+    exact_output_tokens,
+    max_output_tokens,
+    route,
+)
 from scheduler.messages import Add, AdmittedAdd, StopCriteria
 from server.generation.task import Rendered, Task
 from server.grammar.structure import Structure
@@ -128,6 +136,8 @@ def _engine_request(
         num_forced = max(num_prompt - options.num_prefill_tokens, 0)
     pool = _pool_index(task, num_prompt, num_forced, context.pool, spec)
     room = max_output_tokens(num_prompt, num_forced, spec, pool)
+    if options.require_exact:
+        room = min(room, exact_output_tokens(num_prompt, num_forced, spec, pool))
     max_tokens = task.max_tokens(max(room, 1))
     min_tokens = options.min_tokens or 0
     stop_token_ids = frozenset(options.stop_token_ids or ())
@@ -150,6 +160,7 @@ def _engine_request(
         num_prompt_logprobs=task.num_prompt_logprobs,
         num_prefill_tokens=options.num_prefill_tokens,
         question_token_ids=question,
+        requires_exact=bool(options.require_exact),
         pooling=task.pooling,
         pool=pool,
         grammar=context.grammar,
@@ -203,7 +214,8 @@ def _api_error(
         case RefusalReason.NO_TOKENS:
             return invalid_value(f"'{param}' has no tokens.", param)
         case RefusalReason.TOKEN_ID:
-            where = param if refusal.field == "prompt_token_ids" else str(refusal.field)
+            of_prompt = ("prompt_token_ids", "question_token_ids")
+            where = param if refusal.field in of_prompt else str(refusal.field)
             vocabulary = f"the vocabulary has {spec.vocab_size} tokens"
             return invalid_value(f"'{where}' has token id {refusal.token_id}, but {vocabulary}.", where)
         case RefusalReason.PREFILL_LENGTH:
@@ -217,6 +229,8 @@ def _api_error(
             return unsupported_parameter(feature_param, "is not supported by this server's backend")
         case RefusalReason.CONTEXT_LENGTH:
             return _context_length_exceeded(_too_long(add, spec, param), param)
+        case RefusalReason.NOT_EXACT:
+            return _context_length_exceeded(_not_exact(add, spec, param), "require_exact")
         case RefusalReason.SLOT_ROOM:
             return _context_length_exceeded(_no_room(add, spec, param), param)
         case _:
@@ -247,6 +261,24 @@ def _no_room(add: Add, spec: BackendSpec, param: str) -> str:
         f"{_context_limit(spec)}, and its cache policy admits at most {max(room, 0)} in the completion after "
         f"{num_prompt} in the {param}. However, you requested {max_tokens}, which needs a slot of at least "
         f"{num_needed} entries{kept}."
+    )
+
+
+def _not_exact(add: Add, spec: BackendSpec, param: str) -> str:
+    num_prompt = len(add.prompt_token_ids)
+    rooms = {
+        pool.name: exact_output_tokens(num_prompt, add.num_forced_tokens, spec, index)
+        for index, pool in enumerate(spec.pools)
+    }
+    best = max(rooms, key=lambda name: rooms[name])
+    if rooms[best] < 1:
+        longest = max(pool.policy.num_exact_tokens(spec.max_model_len) for pool in spec.pools)
+        remedy = f"No pool of this server holds all of it: the longest exact sequence has {longest} tokens"
+    else:
+        remedy = f"Pool {best} holds up to {rooms[best]} in the completion"
+    return (
+        f"'require_exact' is true, but pool {spec.pools[add.pool].name} would lose tokens: "
+        f"{num_prompt} are in the {param}, and {add.stop.max_tokens} in the completion. {remedy}."
     )
 
 

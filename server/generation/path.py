@@ -108,6 +108,8 @@ class Accepted:
             record.num_output_tokens = self.tally.num_output_tokens
             if isinstance(event, ChoiceDelta) and event.final is not None:
                 record.finals.append(event.final)
+                if event.final.cache is not None:
+                    record.num_evicted_tokens += event.final.cache.num_evicted
         return item
 
 

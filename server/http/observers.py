@@ -93,6 +93,7 @@ class AccessLog:
                     key=record.tenant or None,
                     prompt_tokens=record.num_prompt_tokens or None,
                     output_tokens=record.num_output_tokens or None,
+                    evicted_tokens=record.num_evicted_tokens or None,
                 ),
             )
 

@@ -60,6 +60,7 @@ class RequestRecord:
     headers: dict[str, str] = field(default_factory=dict)  # of the answer, also if it is an error
     num_prompt_tokens: int = 0  # that the engine accepted
     num_output_tokens: int = 0  # generated and received so far
+    num_evicted_tokens: int = 0  # from the slots of sequences that ended
     model: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None

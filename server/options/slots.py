@@ -83,8 +83,9 @@ class SlotOptions(OptionGroup):
     num_echoed: Annotated[CountOrZero | None, _scorer_default("num_echoed"), Shown("TOKENS")] = None
     """Tokens of the question (the last user message, or a raw prompt) that are read again behind a long
     prompt, to score its tokens too."""
-    lend_kept: bool = False
-    """Let unused kept entries lengthen the ring."""
+    lend_kept: Annotated[bool | None, Shown(default="yes; no for other policies than snapstream")] = None
+    """Let the ring use kept entries that a prompt leaves free: a slot then holds all of a sequence that fits
+    it."""
     lend_ring: Annotated[bool | None, Shown(default="yes; no for other policies than snapstream")] = None
     """Let three quarters of the ring hold more of a long prompt's best tokens instead of its newest, until
     the answer comes."""

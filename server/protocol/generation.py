@@ -89,6 +89,8 @@ class GenerationRequest(StructuredFields):
     # The name of the pool whose slots are used; left out, the request's length decides.
     pool: Text | None = None
     cache_policy: Text | None = None  # the older name of `pool`
+    # Whether the request is refused where no slot holds all of its tokens to the answer's end.
+    require_exact: bool | None = None
     # The longest wait for a slot, and the longest time of the whole request, in seconds.
     queue_timeout: Seconds | None = None
     request_timeout: Seconds | None = None

@@ -143,3 +143,26 @@ def test_layers_of_equal_scores_keep_equal_shares() -> None:
     assert policy.with_layer_scores([0.3, 0.3], most=100, leading_layer=0) == policy
     assert policy.with_layer_scores([0.0, 1.0], most=100).layer_kept == (2, 14)
     assert policy.with_layer_scores([0.0, 1.0], most=100, leading_layer=1).leading_layer == 1
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@given(num_prompt_tokens=st.integers(1, 20))
+def test_exact_output_tokens_are_as_many_as_a_slot_holds(policy: CachePolicy, num_prompt_tokens: int) -> None:
+    room = policy.exact_output_tokens(num_prompt_tokens, max_model_len=24)
+    if room < 0:
+        assert not policy.is_exact(num_prompt_tokens, num_prompt_tokens) or num_prompt_tokens > 24 - room
+        return
+    most = policy.max_output_tokens(num_prompt_tokens, 24)
+    # The last token drawn is not written.
+    assert room <= most
+    assert room == 0 or policy.is_exact(num_prompt_tokens, num_prompt_tokens + room - 1)
+    assert room == most or not policy.is_exact(num_prompt_tokens, num_prompt_tokens + room)
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_no_sequence_of_num_exact_tokens_loses_any(policy: CachePolicy) -> None:
+    num_exact = policy.num_exact_tokens(max_model_len=24)
+    rooms = [policy.exact_output_tokens(length, 24) for length in range(1, num_exact + 1)]
+    admitted = [policy.max_output_tokens(length, 24) for length in range(1, num_exact + 1)]
+    needed = [num_exact + 1 - length for length in range(1, num_exact + 1)]
+    assert all(room >= min(*pair) for room, *pair in zip(rooms, admitted, needed, strict=True))

@@ -68,6 +68,45 @@ def test_the_length_selects_the_pool(
     assert policy_of(post(http, num_prompt_tokens, max_tokens)) == policy
 
 
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "max_tokens", "pool"), [(9, 2, "snapstream"), (9, 3, "exact"), (60, 4, "exact")]
+)
+def test_an_exact_request_gets_a_pool_that_loses_nothing(
+    http: httpx.Client, num_prompt_tokens: int, max_tokens: int, pool: str
+) -> None:
+    answer = post(http, num_prompt_tokens, max_tokens, require_exact=True)
+    assert policy_of(answer) == pool
+    assert answer.json()["usage"]["cache"]["evicted_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "max_tokens", "pool", "remedy"),
+    [
+        (60, 5, None, "Pool exact holds up to 4 in the completion."),
+        (9, 3, "snapstream", "Pool exact holds up to 55 in the completion."),
+        (100, 1, None, "the longest exact sequence has 64 tokens"),
+    ],
+)
+def test_a_request_that_no_slot_holds_exactly_is_refused(
+    http: httpx.Client, num_prompt_tokens: int, max_tokens: int, pool: str | None, remedy: str
+) -> None:
+    named: dict[str, Any] = {} if pool is None else {"pool": pool}
+    answer = post(http, num_prompt_tokens, max_tokens, require_exact=True, **named)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (
+        400,
+        "context_length_exceeded",
+        "require_exact",
+    )
+    assert remedy in error["message"]
+
+
+def test_an_exact_answer_without_a_limit_ends_before_a_token_is_lost(http: httpx.Client) -> None:
+    usage = post(http, 9, None, require_exact=True, pool="snapstream").json()["usage"]
+    assert usage["completion_tokens"] == 2
+    assert usage["cache"]["evicted_tokens"] == 0
+
+
 def test_an_answer_without_a_limit_counts_one_token(http: httpx.Client) -> None:
     answer = post(http, 9, None)
     assert (policy_of(answer), answer.json()["usage"]["completion_tokens"]) == ("snapstream", 16)

@@ -10,6 +10,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from backends.checkpoint import is_hub_file
+
 
 class OptionGroup(BaseModel):
     """Options under one heading of the help.
@@ -51,8 +53,10 @@ def _text(value: str) -> str:
 
 
 def _existing_model(value: str) -> str:
-    if not value or (value.startswith(("/", ".", "~")) and not Path(value).is_dir()):
-        raise ValueError("a hub id or a folder that exists")
+    path = Path(value)
+    is_path = value.startswith(("/", ".", "~")) or (value.endswith(".gguf") and not is_hub_file(value))
+    if not value or (is_path and not path.is_dir() and not path.is_file()):
+        raise ValueError("a hub id, or a folder or GGUF file that exists")
     return value
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field
 
+from backends.checkpoint import model_id
 from backends.config import DEFAULT_MAX_MODEL_LEN, BackendConfig, ConfiguredBackend
 from backends.interface import PromptPooling
 from backends.options import Bytes, Count, CountOrZero, Model, OptionGroup, Seconds, Shown, Text, Tokens
@@ -72,10 +73,14 @@ class ModelOptions(OptionGroup):
     title: ClassVar[str] = "Model"
 
     model: Annotated[Model, Shown(default="the demo model")] = str(DEMO_MODEL)
-    """Local folder or hub id of a Hugging Face model."""
+    """Local folder or hub id of a Hugging Face model, or a GGUF file: a path, or owner/name/file.gguf on the
+    hub."""
     served_model_name: Annotated[
         tuple[Text, ...],
-        Shown("NAME", default=f"{DEMO_MODEL_NAME} for the demo model, otherwise what --model says"),
+        Shown(
+            "NAME",
+            default=f"{DEMO_MODEL_NAME} for the demo model, otherwise what --model says; a GGUF file's stem",
+        ),
     ] = ()
     """Names that requests may give; answers carry the first. `*` accepts any."""
     backend: Annotated[str, AfterValidator(_backend_name), Shown("|".join(BUILT_IN))] = "torch"
@@ -284,7 +289,7 @@ def _scheduler(options: ServeOptions, num_keys: int) -> SchedulerConfig:
 def _server(options: ServeOptions) -> ServerSettings:
     api = options.api
     model = options.model.model
-    own_name = DEMO_MODEL_NAME if model == str(DEMO_MODEL) else model
+    own_name = DEMO_MODEL_NAME if model == str(DEMO_MODEL) else model_id(model)
     names = options.model.served_model_name or (own_name,)
     rate_limit = RateLimit(api.rate_limit_requests, api.rate_limit_tokens)
     file_keys = {} if api.api_key_file is None else read_key_file(api.api_key_file, rate_limit)

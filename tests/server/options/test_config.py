@@ -209,10 +209,10 @@ def test_keys_are_not_shown() -> None:
             "--slot-capacity must be at least 8195 for policy snapstream with --num-sink 4, --observation",
         ),
         (("--scratch-capacity", "0"), "--scratch-capacity must be a whole number of at least 1, got '0'"),
-        (("--model", ""), "--model must be a hub id or a folder that exists, got ''"),
+        (("--model", ""), "--model must be a hub id, or a folder or GGUF file that exists, got ''"),
         (
             ("--model", "/does/not/exist"),
-            "--model must be a hub id or a folder that exists, got '/does/not/exist'",
+            "--model must be a hub id, or a folder or GGUF file that exists, got '/does/not/exist'",
         ),
         (("--api-key-file", "/does/not/exist"), "--api-key-file /does/not/exist cannot be read"),
     ],

@@ -5,12 +5,9 @@ field. This module declares. `server.options.command_line` reads.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-
-from backends.checkpoint import is_hub_file
 
 
 class OptionGroup(BaseModel):
@@ -52,16 +49,7 @@ def _text(value: str) -> str:
     return value
 
 
-def _existing_model(value: str) -> str:
-    path = Path(value)
-    is_path = value.startswith(("/", ".", "~")) or (value.endswith(".gguf") and not is_hub_file(value))
-    if not value or (is_path and not path.is_dir() and not path.is_file()):
-        raise ValueError("a hub id, or a folder or GGUF file that exists")
-    return value
-
-
 Text = Annotated[str, AfterValidator(_text), Shown("TEXT")]
-Model = Annotated[str, AfterValidator(_existing_model), Shown("MODEL")]
 Count = Annotated[int, Field(ge=1), Shown("N")]
 CountOrZero = Annotated[int, Field(ge=0), Shown("N")]
 Tokens = Annotated[int, Field(ge=1), Shown("TOKENS")]

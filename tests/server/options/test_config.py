@@ -13,7 +13,7 @@ from cache.scorer import Pooling, SoftmaxDomain, WindowScorer
 from commands.cli import make_parser
 from scheduler.waiting import QueueOrder
 from server.options.command_line import OptionError, options_table
-from server.options.serve import DEMO_MODEL, Config, read_config, serve_groups
+from server.options.serve import Config, read_config, serve_groups
 from server.options.settings import BatchSettings
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -25,8 +25,6 @@ def config_of(*flags: str, **environment: str) -> Config:
 
 def test_defaults() -> None:
     config = config_of()
-    assert config.backend.config.model == str(DEMO_MODEL)
-    assert config.server.model_names == ("snapserve-demo",)
     assert config.backend.config.pools[0].policy.name is PolicyName.SNAPSTREAM
     assert (config.process.host, config.process.port) == ("127.0.0.1", 8000)
     assert config.server.api_keys == ()
@@ -173,7 +171,10 @@ def test_names_and_keys(tmp_path: Path) -> None:
     assert config_of(SNAPSERVE_API_KEY="a, b").server.api_keys == ("a", "b")
     assert config_of("--served-model-name", "x", "y").server.model_names == ("x", "y")
     assert config_of("--model", "some/model").server.model_names == ("some/model",)
-    assert config_of("--served-model-name", "*").server.model_names == ("snapserve-demo", "*")
+    assert config_of("--model", "demo", "--served-model-name", "*").server.model_names == (
+        "snapserve-demo",
+        "*",
+    )
 
 
 def test_keys_are_not_shown() -> None:

@@ -28,7 +28,7 @@ from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
 from cache.scorer import WindowScorer
 from commands.eval.options import EVAL_MODEL
-from server.options.serve import DEMO_MODEL
+from server.options.models import DEMO_MODEL
 from tests.backends.checkpoints import load_oracle, save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request
 from tests.backends.oracle import random_prompt

@@ -29,6 +29,7 @@ from backends.torch_backend.config import Quantization
 from backends.torch_backend.errors import UnsupportedModelError
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
+from server.options.models import smollm2_file
 from server.text.tokenizer import Tokenizer
 from tests.backends.driver import Driver, Request, open_backend
 from tests.backends.oracle import continue_greedily
@@ -72,6 +73,29 @@ def test_greedy_tokens_equal_those_of_transformers(
     Driver(backend, chunk=16).run(request, num_tokens=NUM_TOKENS)
     backend.close()
     assert request.tokens == expected.tokens
+
+
+@pytest.mark.long
+def test_greedy_tokens_of_smollm2_equal_those_of_transformers(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = smollm2_file()
+    if file is None:
+        pytest.skip("SmolLM2 is not installed: scripts/setup-model")
+    folder = local_model(str(file), cache)
+    tokenizer = Tokenizer.load(folder)
+    assert (tokenizer.info.bos_token, tokenizer.info.eos_token) == ("<|im_start|>", "<|im_end|>")
+    assert tokenizer.decode(sorted(tokenizer.stop_token_ids)) == "<|im_end|>"
+    assert tokenizer.decode(tokenizer.encode("Hello there", add_special_tokens=True)) == "Hello there"
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.render_chat(question, add_generation_prompt=True, continue_final_message=False)
+    request = Request(list(prompt))
+    backend = open_backend(Path(folder), PolicyOptions(PolicyName.FULL), max_model_len=128)
+    Driver(backend, chunk=16).run(request, num_tokens=NUM_TOKENS)
+    backend.close()
+    expected = continue_greedily(read_by_transformers(file, monkeypatch), request.prompt, NUM_TOKENS)
+    assert request.tokens == expected.tokens
+    assert "Paris" in tokenizer.decode(request.tokens)
 
 
 @pytest.mark.parametrize("quantization", [Quantization.INT8, Quantization.W8A8])

@@ -35,7 +35,20 @@ def small_slot_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
 @pytest.fixture(scope="session")
 def smollm2_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """SmolLM2 with the default slots, as the README starts it."""
-    if smollm2_file() is None:
-        pytest.skip("SmolLM2 is not installed: scripts/setup-model")
+    _need_smollm2()
     with serve("--model", "smollm2", log=tmp_path_factory.mktemp("smollm2") / "log") as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def small_smollm2_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """SmolLM2 with the small slots of the README."""
+    _need_smollm2()
+    options = ("--model", "smollm2", "--slot-capacity", "540")
+    with serve(*options, log=tmp_path_factory.mktemp("small-smollm2") / "log") as server:
+        yield server
+
+
+def _need_smollm2() -> None:
+    if smollm2_file() is None:
+        pytest.skip("SmolLM2 is not installed: scripts/setup-model")

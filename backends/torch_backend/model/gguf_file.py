@@ -4,6 +4,7 @@ transformers reads the file, with its own mapping of names and its own tokenizer
 leaves out: the tokens that end a turn, the scaling of rotary embeddings, and errors that say what is wrong.
 """
 
+import functools
 import logging
 import math
 import shutil
@@ -11,11 +12,11 @@ import struct
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeVar
 
+import gguf
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
@@ -64,9 +65,10 @@ def convert(file: Path, folder: Path) -> None:
     )  # fmt: skip
     if not sys.stderr.isatty():
         disable_progress_bar()  # type: ignore[no-untyped-call]
-    config = _read(file, lambda: _config(file, metadata))
-    tokenizer = _read(file, lambda: AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name))
-    model = _load(file, config)
+    with _adapted_reader():
+        config = _read(file, lambda: _config(file, metadata))
+        tokenizer = _read(file, lambda: AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name))
+        model = _load(file, config)
     model.generation_config.eos_token_id = _end_tokens(metadata)
     try:
         model.save_pretrained(folder)
@@ -142,9 +144,7 @@ def _set_llama3_rope(file: Path, config: PreTrainedConfig) -> None:
     transformers ignores these divisors. The scaling's factor is the largest of them, and its other parameters
     have been the same in every release. Raises `UnsupportedModelError` if they do not give the divisors.
     """
-    from gguf import GGUFReader
-
-    tensors = GGUFReader(file).tensors
+    tensors = gguf.GGUFReader(str(file)).tensors
     divisors = torch.tensor(next(each.data for each in tensors if each.name == "rope_freqs.weight").copy())
     parameters = {
         **config.rope_parameters,
@@ -185,22 +185,24 @@ def _load(file: Path, config: PreTrainedConfig) -> Any:
             output_loading_info=True,
         )
 
-    with _adapted_reader():
-        model, report = _read(file, load)
+    model, report = _read(file, load)
     check_weights(str(file), report)
     return model
 
 
 @contextmanager
 def _adapted_reader() -> Iterator[None]:
-    """Adapt transformers' reader of weights in two ways.
+    """Adapt transformers' reader of GGUF files.
 
-    It only checks that the package accelerate is present, and does not use it. Its progress bar would fill a
-    log file.
+    It only checks that the package accelerate is present, and does not use it. It parses the file three
+    times, and makes the table of tensor names once for each module, which takes most of its time. Its
+    progress bar would fill a log file.
     """
     with (
         _replaced(modeling_utils, "is_accelerate_available", lambda *_: True),
-        _replaced(modeling_gguf_pytorch_utils, "tqdm", partial(tqdm, disable=None)),
+        _replaced(gguf, "GGUFReader", functools.cache(gguf.GGUFReader)),
+        _replaced(gguf, "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map)),
+        _replaced(modeling_gguf_pytorch_utils, "tqdm", functools.partial(tqdm, disable=None)),
     ):
         yield
 

@@ -5,7 +5,6 @@ field. This module declares. `server.options.command_line` reads.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -50,14 +49,7 @@ def _text(value: str) -> str:
     return value
 
 
-def _existing_model(value: str) -> str:
-    if not value or (value.startswith(("/", ".", "~")) and not Path(value).is_dir()):
-        raise ValueError("a hub id or a folder that exists")
-    return value
-
-
 Text = Annotated[str, AfterValidator(_text), Shown("TEXT")]
-Model = Annotated[str, AfterValidator(_existing_model), Shown("MODEL")]
 Count = Annotated[int, Field(ge=1), Shown("N")]
 CountOrZero = Annotated[int, Field(ge=0), Shown("N")]
 Tokens = Annotated[int, Field(ge=1), Shown("TOKENS")]

@@ -53,7 +53,7 @@ def _measure(parsed: argparse.Namespace, load: EngineLoad) -> int:
     config = read_config(parsed, os.environ)
     clock = config.backend.make_clock()
     start = time.perf_counter()
-    backend = config.backend.load(clock, load.vocab_size)
+    backend = config.backend.with_local_model().load(clock, load.vocab_size)
     backend.warmup()
     seconds_to_ready = time.perf_counter() - start
     compiled = getattr(backend, "compiled", None)

@@ -31,8 +31,8 @@ def convert(model: Path, target: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     writer = gguf.GGUFWriter(target, "llama")
-    _write_sizes(writer, config)
-    _write_tokenizer(writer, tokenizer, config)
+    write_sizes(writer, config)
+    write_tokenizer(writer, tokenizer, config)
     for name, tensor in tensors(load_file(model / "model.safetensors"), config):
         _write_tensor(writer, name, tensor)
     writer.write_header_to_file()
@@ -70,7 +70,7 @@ def interleaved(weight: Tensor, num_heads: int) -> Tensor:
     return halves.transpose(1, 2).reshape(-1, width)
 
 
-def _write_sizes(writer: Any, config: Mapping[str, Any]) -> None:
+def write_sizes(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_name("bench")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_BF16)
     writer.add_context_length(config["max_position_embeddings"])
@@ -85,7 +85,7 @@ def _write_sizes(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_vocab_size(config["vocab_size"])
 
 
-def _write_tokenizer(writer: Any, tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+def write_tokenizer(writer: Any, tokenizer: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
     control = {token["id"] for token in tokenizer["added_tokens"]}
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)

@@ -112,12 +112,13 @@ class Process:
         return self._status
 
     def _load(self) -> Backend:
-        """Load the tokenizer and the backend.
+        """Load the tokenizer and the backend, after the model's conversion if it is a new GGUF file.
 
         Runs in the engine's thread: the imports and the load take long, and would block the event loop.
         """
-        self._renderer.load(self._config.backend.config.model)
-        backend = self._config.backend.load(self._clock, len(self._renderer.vocabulary))
+        configured = self._config.backend.with_local_model()
+        self._renderer.load(configured.config.model)
+        backend = configured.load(self._clock, len(self._renderer.vocabulary))
         backend.warmup()
         return backend
 

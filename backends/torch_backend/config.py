@@ -1,17 +1,17 @@
 """What a torch backend is built from."""
 
 import enum
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator
 
+from backends.checkpoint import CACHE
 from backends.config import BackendConfig
 from backends.options import OptionGroup, Shown
 
-DEFAULT_COMPILE_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "snapserve"
+DEFAULT_COMPILE_CACHE = CACHE
 
 
 class DeviceName(enum.StrEnum):

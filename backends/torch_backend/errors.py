@@ -1,8 +1,8 @@
-"""What can go wrong while a model is loaded."""
+"""What can go wrong while this backend loads a model."""
 
+from backends.errors import ModelLoadError
 
-class ModelLoadError(Exception):
-    """A model cannot be loaded; the message says why."""
+__all__ = ["ModelLoadError", "UnsupportedModelError"]
 
 
 class UnsupportedModelError(ModelLoadError):

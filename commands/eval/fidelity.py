@@ -194,7 +194,7 @@ def _with_whole_cache(served: Config) -> ConfiguredBackend[TorchBackendConfig]:
 
 
 def _load(backend: ConfiguredBackend[Any]) -> Backend:
-    return backend.load(WallClock(), vocab_size=0)
+    return backend.with_local_model().load(WallClock(), vocab_size=0)
 
 
 def _compare(

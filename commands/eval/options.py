@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, create_model
 
-from backends.options import Count, CountOrZero, Model, OptionGroup, Shown, Text
+from backends.options import Count, CountOrZero, OptionGroup, Shown, Text
 from cache.policy import PolicyName
 from commands.eval.benchmarks.benchmark import Benchmark
 from commands.eval.benchmarks.suite import BENCHMARKS
@@ -18,6 +18,7 @@ from commands.eval.prose.layout import QuestionPosition, Turns
 from commands.eval.prose.tasks import PROSE_TASKS
 from commands.eval.tasks.suite import TASKS
 from server.options.command_line import OptionSet, groups_of, options_table
+from server.options.models import Model
 from server.options.types import ApiKey, JsonFile, Picture, Url
 
 EVAL_MODEL = Path(__file__).parent / "eval_model"
@@ -60,7 +61,7 @@ class MeasuredOptions(EvalGroup):
     title: ClassVar[str] = "Model and policies"
 
     model: Annotated[Model, Shown(default="the embedded evaluation model")] = str(EVAL_MODEL)
-    """Folder or hub id of the model that is served."""
+    """Folder, hub id or GGUF file of the model that is served; demo and smollm2 are names too."""
     policy: Annotated[tuple[PolicyName, ...], Shown(default="snapstream")] = ()
     """Policies to measure."""
     compression: Annotated[tuple[_Compression, ...], Shown(default="4")] = ()

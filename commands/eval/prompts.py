@@ -4,6 +4,8 @@ from array import array
 from dataclasses import dataclass
 from itertools import takewhile
 
+from backends.checkpoint import local_model
+from backends.errors import ModelLoadError
 from commands.eval.errors import EvalError
 from commands.eval.options import Pack
 from commands.eval.tasks.case import Case, Task
@@ -69,10 +71,10 @@ class PromptWriter:
 
 
 def load_tokenizer(model: str) -> Tokenizer:
-    """Read the tokenizer of a folder or hub id. Raises `EvalError`."""
+    """Read the tokenizer of a folder, hub id or GGUF file. Raises `EvalError`."""
     try:
-        return Tokenizer.load(model)
-    except (OSError, ValueError, KeyError) as error:
+        return Tokenizer.load(local_model(model))
+    except (OSError, ValueError, KeyError, ModelLoadError) as error:
         raise EvalError(f"the tokenizer of {model} cannot be read: {error}") from error
 
 

@@ -13,10 +13,10 @@ from commands.eval.prompts import TokenPrompt, load_tokenizer
 from commands.eval.setting import Setting, model_id, serve_config, settings_of, split_options
 from commands.shared.progress import ProgressLine
 from server.options.command_line import OptionError
-from server.options.serve import DEMO_MODEL, DEMO_MODEL_NAME
+from server.options.models import named_model
 from server.text.tokenizer import Tokenizer
 
-EMBEDDED = {DEMO_MODEL_NAME: str(DEMO_MODEL), EVAL_MODEL.name: str(EVAL_MODEL)}
+EMBEDDED = {EVAL_MODEL.name: str(EVAL_MODEL)}
 _GREEDY: Mapping[str, float] = {}
 
 
@@ -45,7 +45,7 @@ class Target:
             return load_tokenizer(self.tokenizer or self.model)
         name = self.served_model_name or asyncio.run(_first_model(self.base_url, self.api_key))
         try:
-            return load_tokenizer(EMBEDDED.get(name, name))
+            return load_tokenizer(EMBEDDED.get(name) or named_model(name) or name)
         except EvalError as error:
             raise EvalError(f"{error}: name one by --tokenizer") from error
 

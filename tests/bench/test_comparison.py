@@ -12,7 +12,7 @@ from commands.eval.compare import compare
 from commands.eval.options import CaseOptions, ServedOptions
 from commands.eval.ruler import RulerConfig, ruler_config
 from server.options.command_line import OptionError
-from server.options.serve import DEMO_MODEL
+from server.options.models import DEMO_MODEL
 from tests.bench.test_presses import ECHO
 
 

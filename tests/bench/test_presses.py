@@ -12,7 +12,7 @@ from bench.systems import MeasurementError
 from commands.eval.options import Pack
 from commands.eval.prompts import Prompt, PromptWriter, load_tokenizer
 from commands.eval.tasks.suite import TASKS
-from server.options.serve import DEMO_MODEL
+from server.options.models import DEMO_MODEL
 
 # Answers with the prompt's last tokens, and reports how many entries kvpress would hold.
 ECHO = """

@@ -8,7 +8,7 @@ from backends.torch_backend.compiled.code import COMPILED_MESSAGE
 from bench.start import COMPILING, ON_DISK, UNCOMPILED, FreshServer, table, wait_for_code
 from bench.systems import HttpServer, MeasurementError
 from commands.loadtest.config import Address, Load
-from server.options.serve import DEMO_MODEL
+from server.options.models import DEMO_MODEL
 
 UNREACHABLE = HttpServer(Address("http://127.0.0.1:9"), 1.0)
 

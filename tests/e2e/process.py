@@ -1,4 +1,4 @@
-"""A real `snapserve serve` process on a free loopback port, started as a user starts it."""
+"""A real `snapserve serve` process on a free loopback port, of the demo model unless a test names another."""
 
 import os
 import socket
@@ -56,7 +56,7 @@ def serve(*arguments: str, log: Path) -> Iterator[Server]:
     start = time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "server", "serve", "--port", str(port), *arguments],
+            [sys.executable, "-m", "server", "serve", "--model", "demo", "--port", str(port), *arguments],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,

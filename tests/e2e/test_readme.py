@@ -26,17 +26,29 @@ def _output(arguments: list[str]) -> str:
     return subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl_answers(small_slot_server: Server) -> None:
-    command = _block("sh", "curl").replace("http://127.0.0.1:8000", small_slot_server.url)
+def test_curl_answers(smollm2_server: Server) -> None:
+    command = _block("sh", "capital of France").replace("http://127.0.0.1:8000", smollm2_server.url)
 
-    assert '"content":"brave falcon"' in _output(["bash", "-c", command])
+    assert '"content":"The capital of France is Paris."' in _output(["bash", "-c", command])
 
 
-def test_the_openai_sdk_streams(small_slot_server: Server) -> None:
-    program = _block("python", "openai").replace("http://127.0.0.1:8000", small_slot_server.url)
+@pytest.mark.long
+def test_the_openai_sdk_streams(smollm2_server: Server) -> None:
+    program = _block("python", "openai").replace("http://127.0.0.1:8000", smollm2_server.url)
 
-    assert _output([sys.executable, "-c", program]) == "blue flute"
+    assert _output([sys.executable, "-c", program]) == "The capital of France is Paris."
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_a_long_text_is_answered_from_a_small_slot(small_smollm2_server: Server) -> None:
+    command = _block("sh", "secret code").replace("http://127.0.0.1:8000", small_smollm2_server.url)
+    answer = _output(["bash", "-c", command])
+
+    assert '"content":"The secret code is 482913."' in answer
+    assert _block("json", "cache").split("…")[0].strip().rstrip(",") in answer
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import httpx
 import openai
 import pytest
 
-from server.options.serve import DEMO_MODEL
+from server.options.models import DEMO_MODEL
 from server.text.renderer import Renderer
 from tests.server.serving import RunningServer, serve
 

@@ -8,7 +8,7 @@ graphs. Other models run their layers' graphs one by one.
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from backends.torch_backend.compiled.layers import DecodeCall, GraphedLayer
 from backends.torch_backend.compiled.trace import Compiled, GraphError, GraphSource, InputSpec, chain, trace
-from backends.torch_backend.forward.plan import DecodePlan
+from backends.torch_backend.forward.plan import DecodePlan, ForwardPass
 from backends.torch_backend.native.kernels import Kernels
 from backends.torch_backend.pool import TorchPool
 
@@ -154,7 +154,8 @@ class DecodeStepGraphs:
             lengths = others[:num_kinds]
             weights = others[num_kinds:]
             read_lengths = tuple(length.shape[0] for length in lengths)
-            self._call_model(inputs, read_lengths, weights, [record] * len(self._layers))
+            plan = DecodePlan(self._pool.kinds, inputs, read_lengths, self._max_position)
+            self._call_model(plan.forward_pass(), weights, [record] * len(self._layers))
             if len(calls) != len(self._layers):
                 raise GraphError(
                     f"the model must call its {len(self._layers)} layers once each, got {len(calls)} calls"
@@ -195,27 +196,28 @@ class DecodeStepGraphs:
         hidden = next(iter(last_call.call.tensors()))
 
         def run(output: Tensor, *weights: Tensor) -> object:
-            num_inputs = 2 + 2 * len(self._pool.kinds)
-            inputs = torch.zeros(num_inputs, output.shape[0], dtype=torch.int64)  # read by dead code alone
-            read_lengths = (1,) * len(self._pool.kinds)
+            # Dead code alone reads the plan, so one kind's masks serve all: tracing them takes long.
+            inputs = torch.zeros(4, output.shape[0], dtype=torch.int64)
+            plan = DecodePlan(self._pool.kinds[:1], inputs, (1,), self._max_position)
+            forward_pass = plan.forward_pass()
+            step = replace(forward_pass.step, kinds=forward_pass.step.kinds * len(self._pool.kinds))
+            forward_pass = replace(forward_pass, step=step)
             # Each layer passes its hidden states on, and the last returns the graph's input: the model's code
             # before the layers then computes nothing that the logits depend on.
             passing: list[Replacement] = [lambda call: call.call.args[0]] * (len(self._layers) - 1)
-            logits = self._call_model(inputs, read_lengths, weights, [*passing, lambda _: output])[:, -1]
+            logits = self._call_model(forward_pass, weights, [*passing, lambda _: output])[:, -1]
             return [logits, logits.float().argmax(dim=-1)]
 
         return trace(run, [InputSpec.of(hidden, ("rows",)), *map(InputSpec.of, self._weights)])
 
     def _call_model(
         self,
-        inputs: Tensor,
-        read_lengths: tuple[int, ...],
+        forward_pass: ForwardPass,
         weights: Sequence[Tensor],
         replacements: Sequence[Replacement],
     ) -> Tensor:
         """Return the logits [slot, 1, vocabulary] of the model with its layers replaced."""
-        plan = DecodePlan(self._pool.kinds, inputs, read_lengths, self._max_position)
-        arguments = plan.forward_pass().arguments(self._pool.cache) | {"logits_to_keep": 1}
+        arguments = forward_pass.arguments(self._pool.cache) | {"logits_to_keep": 1}
         with _replaced(self._layers, replacements):
             named = dict(zip(self._names, weights, strict=True))
             logits: Tensor = torch.func.functional_call(

@@ -33,7 +33,7 @@ class LayerFunction:
         self._names = list(named)
         self.weights = [weight.detach() for weight in named.values()]
 
-    def structure(self, inputs: Sequence[Tensor]) -> Hashable:
+    def structure(self, inputs: Sequence[InputSpec]) -> Hashable:
         """Return a value that is equal for layers with the same graph, if they are called with such inputs.
 
         Modules of the same types with the same simple attributes are taken to compute the same. The layer's
@@ -47,8 +47,8 @@ class LayerFunction:
                 if isinstance(value, _SIMPLE) and key != _LAYER_INDEX
             )
             modules.append((name, type(module), *attributes))
-        tensors = tuple((tensor.shape, tensor.dtype) for tensor in (*inputs, *self.weights))
-        return tuple(modules), tuple(self._names), tensors
+        specs = (*inputs, *map(InputSpec.of, self.weights))
+        return tuple(modules), tuple(self._names), specs
 
     def trace(
         self,

@@ -47,6 +47,24 @@ class DecodeCall:
             *self.planes,
         ]
 
+    def specs(self) -> tuple[list[InputSpec], list[InputSpec]]:
+        """Return the specs of the call's own tensors and of those of the cache.
+
+        Rows, slots and capacities have names, so that layers whose slots differ in size share a graph.
+        """
+        call_tensors = self.call.tensors()
+        num_rows = self.kind.entries.shape[0]
+        call_specs = [
+            InputSpec.of(tensor, _ROW_SIZES if tensor.shape[0] == num_rows else ()) for tensor in call_tensors
+        ]
+        entries, bias, *planes = self.inputs()[len(call_tensors) :]
+        cache_specs = [
+            InputSpec.of(entries, _ROW_SIZES),
+            InputSpec.of(bias, _BIAS_SIZES),
+            *(InputSpec.of(plane, _PLANE_SIZES) for plane in planes),
+        ]
+        return call_specs, cache_specs
+
 
 @dataclass(frozen=True, slots=True)
 class _SlotCache(TracedCache):
@@ -125,17 +143,7 @@ class GraphedLayer(StandIn):
         """Return the graph of a decode step's call. Raises GraphError."""
         if len(decode_call.planes) != 2:
             raise GraphError("its cache holds latents instead of keys and values")
-        num_rows = decode_call.kind.entries.shape[0]
-        call_tensors = decode_call.call.tensors()
-        entries, bias, *planes = decode_call.inputs()[len(call_tensors) :]
-        call_inputs = [
-            InputSpec.of(tensor, _ROW_SIZES if tensor.shape[0] == num_rows else ()) for tensor in call_tensors
-        ]
-        cache_inputs = [
-            InputSpec.of(entries, _ROW_SIZES),
-            InputSpec.of(bias, _BIAS_SIZES),
-            *(InputSpec.of(plane, _PLANE_SIZES) for plane in planes),
-        ]
+        call_inputs, cache_inputs = decode_call.specs()
 
         def cache(entries: Tensor, bias: Tensor, *planes: Tensor) -> _SlotCache:
             return _SlotCache(entries, bias, planes)
@@ -171,9 +179,9 @@ class LayerGraphs:
         by_structure: dict[Hashable, list[tuple[GraphedLayer, bool]]] = {}
         for layer in self.layers:
             for is_single, call in layer.calls.items():
-                by_structure.setdefault(layer.function.structure(call.inputs()), []).append(
-                    (layer, is_single)
-                )
+                call_specs, cache_specs = call.specs()
+                structure = layer.function.structure([*call_specs, *cache_specs])
+                by_structure.setdefault(structure, []).append((layer, is_single))
         sources: dict[str, GraphSource] = {}
         for users in by_structure.values():
             layer, is_single = users[0]
@@ -194,7 +202,7 @@ class LayerGraphs:
         for layer in self.layers:
             if layer.chunk_call is None:
                 continue
-            structure = layer.function.structure(layer.chunk_call.tensors())
+            structure = layer.function.structure([InputSpec.of(each) for each in layer.chunk_call.tensors()])
             if structure not in codes:
                 codes[structure] = layer.trace_chunk(layer.chunk_call)
             layer.chunk = codes[structure]

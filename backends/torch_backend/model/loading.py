@@ -28,7 +28,7 @@ def load_model(name: str, device: DeviceName, dtype: DtypeName) -> PreTrainedMod
     except (OSError, ValueError, KeyError) as error:
         raise ModelLoadError(f"{name} has no configuration that transformers can read: {error}") from error
     check_config(config)
-    model_class = _model_class(config)
+    model_class = decoder_class(config)
     target = resolve_device(device)
     register_attention()
     if not sys.stderr.isatty():
@@ -47,7 +47,7 @@ def load_model(name: str, device: DeviceName, dtype: DtypeName) -> PreTrainedMod
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelLoadError(f"{name} cannot be loaded: {error}") from error
     model, report = loaded
-    _check_weights(name, report)
+    check_weights(name, report)
     ready: PreTrainedModel = model.to(target).eval()
     return ready
 
@@ -84,7 +84,8 @@ def _rope_types(config: PreTrainedConfig) -> set[str]:
     return {group.get("rope_type", "default") for group in groups}
 
 
-def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+def decoder_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """Return the model's class. Raises UnsupportedModelError for one that cannot run on slots."""
     try:
         model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except KeyError as error:
@@ -103,7 +104,7 @@ def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     return chosen
 
 
-def _check_weights(name: str, report: dict[str, set[object]]) -> None:
+def check_weights(name: str, report: dict[str, set[object]]) -> None:
     """Raise ModelLoadError for missing weights. transformers would continue with random numbers."""
     broken = sorted(str(key) for problem in ("missing_keys", "mismatched_keys") for key in report[problem])
     if broken:

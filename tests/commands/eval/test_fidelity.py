@@ -14,7 +14,7 @@ from commands.cli import main
 from commands.eval.fidelity import FidelityConfig, measure_fidelity, read_windows
 from commands.eval.setting import Setting
 from examples.demo_model.corpus import make_case
-from server.options.serve import DEMO_MODEL
+from server.options.models import DEMO_MODEL
 from server.text.tokenizer import Tokenizer
 
 LENGTH, NUM_SCORED = 256, 24

@@ -5,7 +5,7 @@ import pytest
 from commands.eval.options import Pack
 from commands.eval.prompts import PromptWriter
 from commands.eval.tasks.suite import TASKS
-from server.options.serve import DEMO_MODEL
+from server.options.models import DEMO_MODEL
 from server.text.tokenizer import Tokenizer
 
 LENGTH = 700

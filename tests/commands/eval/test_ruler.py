@@ -22,7 +22,7 @@ from commands.eval.setting import settings_of
 from commands.eval.target import EMBEDDED, Target
 from commands.eval.tasks.case import Case, Scoring, TokenCounter
 from examples.demo_model.corpus import make_case
-from server.options.serve import DEMO_MODEL, DEMO_MODEL_NAME
+from server.options.models import DEMO_MODEL, DEMO_MODEL_NAME
 from server.text.renderer import Renderer
 from server.version import server_version
 from tests.commands.loadtest.scripted import Reply, scripted

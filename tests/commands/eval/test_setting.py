@@ -9,7 +9,7 @@ from cache.policy import CachePolicy, PolicyName
 from cache.pool_options import PoolOptions
 from commands.eval.setting import Setting, model_id, serve_config, settings_of, split_options
 from server.options.command_line import OptionError
-from server.options.serve import DEMO_MODEL
+from server.options.models import DEMO_MODEL
 
 LENGTH, NUM_DECODED, WINDOW = 4096, 60, 32
 

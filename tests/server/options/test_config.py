@@ -15,7 +15,7 @@ from cache.scorer import Pooling, SoftmaxDomain, WindowScorer
 from commands.cli import make_parser
 from scheduler.waiting import QueueOrder
 from server.options.command_line import OptionError, options_table
-from server.options.serve import DEMO_MODEL, Config, read_config, serve_groups
+from server.options.serve import Config, read_config, serve_groups
 from server.options.settings import BatchSettings
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -27,8 +27,6 @@ def config_of(*flags: str, **environment: str) -> Config:
 
 def test_defaults() -> None:
     config = config_of()
-    assert config.backend.config.model == str(DEMO_MODEL)
-    assert config.server.model_names == ("snapserve-demo",)
     assert config.backend.config.pools[0].policy.name is PolicyName.SNAPSTREAM
     assert (config.process.host, config.process.port) == ("127.0.0.1", 8000)
     assert config.server.api_keys == ()
@@ -161,7 +159,10 @@ def test_names_and_keys(tmp_path: Path) -> None:
     assert config_of(SNAPSERVE_API_KEY="a, b").server.api_keys == ("a", "b")
     assert config_of("--served-model-name", "x", "y").server.model_names == ("x", "y")
     assert config_of("--model", "some/model").server.model_names == ("some/model",)
-    assert config_of("--served-model-name", "*").server.model_names == ("snapserve-demo", "*")
+    assert config_of("--model", "demo", "--served-model-name", "*").server.model_names == (
+        "snapserve-demo",
+        "*",
+    )
 
 
 def test_keys_are_not_shown() -> None:
@@ -194,10 +195,10 @@ def test_keys_are_not_shown() -> None:
             "--slot-capacity must be at least 8193 for policy snapkv with --observation-window 4096, got",
         ),
         (("--scratch-capacity", "0"), "--scratch-capacity must be a whole number of at least 1, got '0'"),
-        (("--model", ""), "--model must be a hub id or a folder that exists, got ''"),
+        (("--model", ""), "--model must be a hub id, or a folder or GGUF file that exists, got ''"),
         (
             ("--model", "/does/not/exist"),
-            "--model must be a hub id or a folder that exists, got '/does/not/exist'",
+            "--model must be a hub id, or a folder or GGUF file that exists, got '/does/not/exist'",
         ),
         (("--api-key-file", "/does/not/exist"), "--api-key-file /does/not/exist cannot be read"),
     ],

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from transformers import AutoTokenizer
 
 from backends.interface import BackendError
-from server.options.serve import DEMO_MODEL
+from server.options.models import DEMO_MODEL
 from server.text.renderer import Renderer
 from server.text.tokenizer import Tokenizer
 from tests.server.responses.requests import HELLO, PATH, ask, names, same, stream, text_of

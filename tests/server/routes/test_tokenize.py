@@ -6,7 +6,7 @@ import httpx
 import pytest
 from transformers import AutoTokenizer
 
-from server.options.serve import DEMO_MODEL
+from server.options.models import DEMO_MODEL
 
 TEXT = "Anna keeps the lamp, naïvely: 日本語 \N{FAMILY}."
 

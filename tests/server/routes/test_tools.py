@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 from transformers import AutoTokenizer
 
 from server.generation.turn import ChatFormat
-from server.options.serve import DEMO_MODEL
+from server.options.models import DEMO_MODEL
 from server.options.settings import ToolParserName
 from server.parsers.tool_format import TOOL_FORMATS, tool_format_of
 from server.text.renderer import Renderer

@@ -8,6 +8,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,17 +19,19 @@ from torch._dynamo.utils import counters
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.compiled.build import code_folder
 from backends.torch_backend.compiled.code import CompiledCode
-from backends.torch_backend.compiled.layers import GraphedLayer
+from backends.torch_backend.compiled.layer_function import LayerFunction
+from backends.torch_backend.compiled.layers import DecodeCall, GraphedLayer
 from backends.torch_backend.compiled.trace import GraphError, GraphSource, InputSpec, chain, trace
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
 from backends.torch_backend.forward.cache import ModelCache
+from backends.torch_backend.forward.stand_in import LayerCall
 from backends.torch_backend.native.kernels import kernels_are_supported
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
 from cache.scorer import WindowScorer
 from commands.eval.options import EVAL_MODEL
-from server.options.serve import DEMO_MODEL
+from server.options.models import DEMO_MODEL
 from tests.backends.checkpoints import load_oracle, save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request
 from tests.backends.oracle import random_prompt
@@ -313,6 +316,22 @@ def test_a_chain_passes_own_and_shared_tensors_to_each_link() -> None:
 def test_an_invalid_static_graph_is_refused(function: object, message: str) -> None:
     with pytest.raises(GraphError, match=message):
         trace(function, [ROWS])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "are_equal"), [((8, 40), (8, 70), True), ((8, 40), (1, 40), False)]
+)
+def test_layers_whose_slots_differ_in_size_share_a_graph(
+    first: tuple[int, int], second: tuple[int, int], are_equal: bool
+) -> None:
+    function = LayerFunction(torch.nn.Linear(4, 4))
+    structures = []
+    for num_slots, capacity in (first, second):
+        kind: Any = SimpleNamespace(entries=torch.zeros(2, 1), bias=torch.zeros(2, 1, 32))
+        planes = (torch.zeros(num_slots, 3, capacity, 4),) * 2
+        call_specs, cache_specs = DecodeCall(LayerCall((torch.zeros(2, 4),), {}), kind, planes).specs()
+        structures.append(function.structure([*call_specs, *cache_specs]))
+    assert (structures[0] == structures[1]) is are_equal
 
 
 def test_a_layer_that_uses_its_index_is_not_shared(

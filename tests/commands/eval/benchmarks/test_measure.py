@@ -11,7 +11,7 @@ from commands.cli import main
 from commands.eval.benchmarks.measure import cut_in_the_middle
 from commands.eval.options import EVAL_MODEL
 from commands.eval.prompts import load_tokenizer
-from server.options.serve import DEMO_MODEL
+from server.options.models import DEMO_MODEL
 from tests.commands.eval.benchmarks.test_livecodebench import answer
 from tests.commands.eval.benchmarks.test_livecodebench import row as program_row
 from tests.commands.eval.benchmarks.test_questions import LONG

@@ -14,7 +14,7 @@ from commands.eval.tasks.case import Case, LengthError, Scoring, TokenCounter
 from commands.eval.tasks.suite import TASKS, case_source
 from commands.eval.tasks.values import Kind, draw, people, plain_words
 from commands.eval.tasks.words import ADJECTIVES, DEEDS, JOBS, NAMES, NOUNS, PLACES, THINGS, TIMES, TOWNS
-from server.options.serve import DEMO_MODEL
+from server.options.models import DEMO_MODEL
 
 LENGTH = 1500
 RULER = 13

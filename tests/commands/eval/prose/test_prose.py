@@ -16,7 +16,7 @@ from commands.eval.prose.layout import INSTRUCTIONS, QuestionPosition, Turns, cu
 from commands.eval.prose.prompts import ProsePromptWriter
 from commands.eval.prose.tasks import PROSE_TASKS
 from commands.eval.scoring import score
-from server.options.serve import DEMO_MODEL
+from server.options.models import DEMO_MODEL
 from server.text.tokenizer import Tokenizer
 
 LENGTH = 2000

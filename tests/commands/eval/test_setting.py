@@ -68,7 +68,7 @@ def test_a_slot_too_small_for_its_policy_is_refused_with_the_cause() -> None:
     options = ("--observation-window", "48", *setting.slot_options(600, NUM_DECODED, 48))
     message = (
         "--compression 16 at --length 600 leaves snapstream 37 entries: "
-        "--slot-capacity must be at least 99 for policy snapstream"
+        "--slot-capacity must be at least 67 for policy snapstream"
     )
     with pytest.raises(OptionError, match="^" + message):
         setting.check(options, 600)

@@ -142,6 +142,9 @@ class FakeBackend:
     def warmup(self) -> None:
         """Nothing here is slow at first."""
 
+    def use_idle_time(self) -> bool:
+        return False
+
     def close(self) -> None:
         """Forget everything."""
         for slots in self._pools:

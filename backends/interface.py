@@ -280,6 +280,13 @@ class Backend(Protocol):
         """Do the one-time work that would make the first requests slow."""
         ...
 
+    def use_idle_time(self) -> bool:
+        """Do a part of the work that waits until there is no request, within a second.
+
+        Returns whether there was any.
+        """
+        ...
+
     def submit(self, batch: Batch) -> Pending:
         """Start a step. Steps are run in the order in which they are submitted."""
         ...

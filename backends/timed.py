@@ -126,6 +126,9 @@ class TimedBackend:
     def warmup(self) -> None:
         self._inner.warmup()
 
+    def use_idle_time(self) -> bool:
+        return self._inner.use_idle_time()
+
     def close(self) -> None:
         self._inner.close()
 

@@ -69,6 +69,8 @@ class EngineCore:
         """Handle the messages that have arrived. Blocks only when there is nothing else to do."""
         if not self._scheduler.has_work:
             self.is_idle = True
+            while self._inbox.empty() and self._backend.use_idle_time():
+                pass
             message = self._inbox.get()
             self.last_step_time = self._clock.now()
             self.is_idle = False

@@ -1,8 +1,6 @@
 """The torch backend: a transformers model on a CPU or a CUDA device, decoding over SnapStream slots."""
 
-import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,6 +19,7 @@ from backends.interface import (
     SamplingParams,
     ScratchSpec,
 )
+from backends.torch_backend.compiled.code import CompiledCode
 from backends.torch_backend.config import Quantization, TorchBackendConfig
 from backends.torch_backend.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
 from backends.torch_backend.forward.last_layer import shorten_last_layer
@@ -45,13 +44,8 @@ from backends.torch_backend.spec import (
     scratch_layout,
     with_layer_budgets,
 )
-from backends.torch_backend.torch_private import missing_interfaces
+from backends.torch_backend.torch_private import lacks_interfaces
 from cache.policy import CachePolicy
-
-if TYPE_CHECKING:
-    from backends.torch_backend.compiled.code import CompiledCode
-
-logger = logging.getLogger(__name__)
 
 
 class TorchBackend:
@@ -95,27 +89,15 @@ class TorchBackend:
         # Last, so that it is the outermost of the modules that replace the last layer.
         shorten_last_layer(self._model)
 
-    def _compiled_code(self, config: TorchBackendConfig) -> "CompiledCode | None":
+    def _compiled_code(self, config: TorchBackendConfig) -> CompiledCode | None:
         """Return the code of compiled decode on a CPU, if it is configured and possible.
 
         Logs a warning if this torch lacks interfaces that the backend was written for.
         """
         if self._device.type != "cpu":
             return None
-        may_compile = config.compile and kernels_are_supported()
-        missing = missing_interfaces(for_compiling=may_compile)
-        if missing:
-            logger.warning(
-                "torch %s lacks private interfaces that the backend uses: %s. The backend runs without them, "
-                "and slower: linear layers may be torch's own, and decode is not compiled.",
-                torch.__version__,
-                "; ".join(missing),
-            )
-        if missing or not may_compile:
+        if lacks_interfaces(for_compiling=False) or not config.compile or not kernels_are_supported():
             return None
-        # Not at the top: this imports torch's compiler, which takes a second.
-        from backends.torch_backend.compiled.code import CompiledCode
-
         return CompiledCode(
             config.compile_cache, self._model, self.pools, self._spec.max_model_len - 1, self._kernels
         )
@@ -130,7 +112,9 @@ class TorchBackend:
         return sum(graphs.num_recorded for graphs in self._graphs)
 
     def warmup(self) -> None:
-        """Read a chunk of every shape and decode once in each pool, then record or compile decode.
+        """Read a chunk of every shape and decode once in each pool, then record decode.
+
+        Decode is compiled later, in idle time.
 
         No slot holds anything yet, and every prompt clears its slots first.
         """
@@ -146,6 +130,9 @@ class TorchBackend:
             self._graphs = tuple(self._record(pool, self._recorder) for pool in self.pools)
         if self.compiled is not None:
             self.compiled.start()
+
+    def use_idle_time(self) -> bool:
+        return self.compiled is not None and self.compiled.proceed()
 
     def submit(self, batch: Batch) -> Pending:
         """Start a step. On a CPU it also ends here. Any error is raised by the pending step's `result`."""

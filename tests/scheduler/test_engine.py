@@ -249,3 +249,30 @@ def test_pools_decode_in_turn_and_have_separate_queues() -> None:
     decoded = [batch.pool for batch in batches if isinstance(batch, DecodeBatch)]
     assert decoded[:10] == [0, 1] * 5
     assert [drive.tokens(add.request_id) for add in crowd] == [answer(add, drive.spec) for add in crowd]
+
+
+def test_postponed_work_yields_to_requests() -> None:
+    """A request that arrives during the first of three parts is served before the second."""
+    drive = Drive()
+    events: list[str] = []
+
+    def use_idle_time() -> bool:
+        if events.count("part") == 3:
+            drive.inbox.put(Shutdown())
+            return False
+        events.append("part")
+        if len(events) == 1:
+            drive.inbox.put(request("r", max_tokens=1))
+        return True
+
+    drive.backend.use_idle_time = use_idle_time  # type: ignore[method-assign]
+    running = Running(drive)
+    deliver = running.deliver
+
+    def note(outputs: list[EngineOutput], record: StepRecord) -> None:
+        events.extend("answer" for output in outputs if output.final is not None)
+        deliver(outputs, record)
+
+    drive.core.run(note)
+    assert events == ["part", "answer", "part", "part"]
+    assert running.reasons() == {("r", 0): FinishReason.LENGTH}

@@ -14,7 +14,7 @@ import torch
 
 from backends.torch_backend.compiled.trace import GraphSource, compile_graph
 from backends.torch_backend.native.kernels import SOURCES, build_kernels, load_kernels
-from backends.torch_backend.torch_private.inductor import OPTIONS
+from backends.torch_backend.torch_private.graph_code import OPTIONS
 
 KERNELS = "kernels.so"
 

@@ -16,7 +16,7 @@ from backends.torch_backend.compiled.trace import InputSpec
 from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.forward.stand_in import LayerCall
 from backends.torch_backend.model.attention import AttentionOptions
-from backends.torch_backend.torch_private.inductor import function_of
+from backends.torch_backend.torch_private.graph_code import function_of
 
 ChunkCode = Callable[..., Any]  # called with a `ChunkAttention` and a layer's tensors
 

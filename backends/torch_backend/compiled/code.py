@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,9 +20,12 @@ from backends.torch_backend.compiled.decode_step import DecodeStepGraphs
 from backends.torch_backend.compiled.layers import LayerGraphs
 from backends.torch_backend.native.kernels import Kernels, load_kernels
 from backends.torch_backend.pool import TorchPool
-from backends.torch_backend.torch_private.inductor import load_compiled
+from backends.torch_backend.torch_private import lacks_interfaces
 
 logger = logging.getLogger(__name__)
+
+# How long the work waits for the first moment without a request. Then it is done between steps.
+_PATIENCE = 10.0  # seconds
 
 # `bench.start` reads the times from the log.
 COMPILED_MESSAGE = "decode is compiled: traced in %.1f s, compiled in %.1f s, loaded in %.2f s"
@@ -56,24 +59,49 @@ class CompiledCode:
             DecodeStepGraphs(model, self._layers.layers, pool, max_position, kernels) for pool in pools
         )
         self._keys: tuple[str, ...] = ()
+        self._work: Iterator[None] = iter(())  # up to the load, or the start of the process that builds
+        self._work_begins = 0.0  # when it no longer waits for idle time
         self._is_pending = False
         self._build_started = 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Trace the graphs and load their code, or start to build it.
+        """Let `proceed` and `poll` do the work. The warm-up must have run every kind of step before."""
+        self._work = self._prepared()
+        self._work_begins = time.monotonic() + _PATIENCE
 
-        The warm-up must have run every kind of step before.
-        """
+    def proceed(self) -> bool:
+        """Do the next part of the work, which takes up to a second. Return whether there was one."""
+        try:
+            next(self._work)
+        except StopIteration:
+            return False
+        # Any exception: models' code is traced here, and without compiled code they are served all the same.
+        except Exception:
+            logger.warning("decode runs uncompiled, since it cannot be traced", exc_info=True)
+            self._work = iter(())
+        return True
+
+    def _prepared(self) -> Iterator[None]:
+        """Trace the graphs and load their code, or start to build it, in parts."""
+        start = time.monotonic()
+        if lacks_interfaces(for_compiling=True):  # this imports torch's compiler
+            return
+        self.times.trace += time.monotonic() - start
+        yield
         start = time.monotonic()
         sources = self._layers.trace()
+        self.times.trace += time.monotonic() - start
+        yield
+        start = time.monotonic()
         step_sources = [step.trace() for step in self.steps]
         if all(step_sources):
             sources = {}  # no step calls a layer's own graph
         for step_source in step_sources:
             sources |= step_source
         self._keys = tuple(sources)
-        self.times.trace = time.monotonic() - start
+        self.times.trace += time.monotonic() - start
+        yield
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             for key, source in sources.items():
@@ -88,13 +116,17 @@ class CompiledCode:
         self.poll()
 
     def poll(self) -> None:
-        """Load the code between two steps, if it has become ready."""
+        """Load the code between two steps if it has become ready, and do work that has waited long enough."""
         if self._is_pending and (self._process is None or self._process.poll() is not None):
             self._is_pending = False
             self._finish()
+        elif not self._is_pending and time.monotonic() > self._work_begins:
+            self.proceed()
 
     def wait(self) -> None:
-        """Wait for the code, and load it."""
+        """Do all of the work, wait for the code, and load it."""
+        while self.proceed():
+            pass
         if self._process is not None:
             self._process.wait()
         self.poll()
@@ -157,6 +189,9 @@ class CompiledCode:
             )
 
     def _load(self) -> None:
+        # Not at the top: this imports torch's compiler, which takes a second.
+        from backends.torch_backend.torch_private.inductor import load_compiled
+
         # A graph's file is unpacked into inductor's own folder.
         os.environ.update(_inductor_environment(self._folder))
         load_kernels(self._folder / KERNELS)

@@ -2,7 +2,8 @@
 
 A graph is known by its text: functions that trace to the same text share one compiled file, and no other can
 be mistaken for it. Sizes that differ from call to call have names, and a graph serves all of them, so that no
-call ever compiles. This module knows nothing of models.
+call ever compiles. This module knows nothing of models. Its functions import torch's tracer and compiler,
+which takes a second.
 """
 
 import hashlib
@@ -15,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from backends.torch_backend.compiled.fusion import fuse
-from backends.torch_backend.torch_private import inductor
+from backends.torch_backend.torch_private.graph_code import function_of
 
 Function = Callable[..., object]
 Compiled = Callable[..., Sequence[Tensor]]
@@ -78,6 +78,8 @@ def trace(function: Function, inputs: Sequence[InputSpec]) -> GraphSource:
     Raises GraphError where the function depends on values, fixes a named size, or reads other tensors than
     its inputs.
     """
+    from backends.torch_backend.compiled.fusion import fuse
+
     graph, _ = _trace(function, inputs)
     constants = [node.target for node in graph.graph.nodes if node.op == "get_attr"]
     if constants:
@@ -120,19 +122,23 @@ def chain(links: Sequence[tuple[GraphSource, Sequence[int]]]) -> tuple[GraphSour
 
 def compile_graph(source: GraphSource, target: Path) -> None:
     """Compile a graph into a file."""
-    forward = inductor.function_of(source.code)
+    from backends.torch_backend.torch_private.inductor import compile_to_file
+
+    forward = function_of(source.code)
     graph, examples = _trace(lambda *tensors: forward(None, *tensors), source.inputs)
-    inductor.compile_to_file(graph, examples, target)
+    compile_to_file(graph, examples, target)
 
 
 def _trace(function: Function, inputs: Sequence[InputSpec]) -> tuple[GraphModule, list[Tensor]]:
+    from backends.torch_backend.torch_private.inductor import is_symbolic, trace_symbolically
+
     try:
-        graph, examples = inductor.trace_symbolically(function, [_example(spec) for spec in inputs])
+        graph, examples = trace_symbolically(function, [_example(spec) for spec in inputs])
     except Exception as error:  # a model's code may raise anything
         raise GraphError(f"{type(error).__name__}: {error}") from error
     for spec, example in zip(inputs, examples, strict=True):
         for name, size in zip(spec.sizes, example.shape, strict=True):
-            if isinstance(name, str) and not inductor.is_symbolic(size):
+            if isinstance(name, str) and not is_symbolic(size):
                 raise GraphError(f"the function works for only one number of {name}: {size}")
     graph.graph.eliminate_dead_code()
     graph.recompile()

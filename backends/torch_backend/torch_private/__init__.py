@@ -4,7 +4,26 @@ torch moves such interfaces between minor versions. A backend runs without those
 layers are torch's own and decode is not compiled, which is slower and gives the same tokens.
 """
 
+import logging
+
+import torch
+
 from backends.torch_backend.torch_private import onednn
+
+logger = logging.getLogger(__name__)
+
+
+def lacks_interfaces(*, for_compiling: bool) -> bool:
+    """Return whether `missing_interfaces` finds any, after a warning that names them."""
+    missing = missing_interfaces(for_compiling=for_compiling)
+    if missing:
+        logger.warning(
+            "torch %s lacks private interfaces that the backend uses: %s. The backend runs without them, "
+            "and slower: linear layers may be torch's own, and decode is not compiled.",
+            torch.__version__,
+            "; ".join(missing),
+        )
+    return bool(missing)
 
 
 def missing_interfaces(*, for_compiling: bool) -> list[str]:

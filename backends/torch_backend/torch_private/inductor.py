@@ -6,7 +6,6 @@ Raises ImportError where this torch lacks one of them.
 """
 
 import logging
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,8 @@ from torch.fx.experimental.symbolic_shapes import (
     statically_known_true,
 )
 
+from backends.torch_backend.torch_private.graph_code import OPTIONS
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # of torch, to itself
     import torch._inductor.compile_fx
@@ -43,13 +44,11 @@ with warnings.catch_warnings():
 # What `compiled.fusion` builds its patterns of.
 __all__ = [
     "MULTIPLE",
-    "OPTIONS",
     "CallFunction",
     "Ignored",
     "KeywordArg",
     "PatternExpr",
     "compile_to_file",
-    "function_of",
     "is_match",
     "is_symbolic",
     "load_compiled",
@@ -59,17 +58,6 @@ __all__ = [
 ]
 
 to_copy = torch.ops.aten._to_copy.default
-
-# Of torch's inductor, when a graph is compiled and when it is loaded.
-OPTIONS = {
-    # Operators are called from C++, so that other threads may run Python meanwhile.
-    "cpp_wrapper": True,
-    # Small element-wise loops stay on one core: another would need longer to wake up.
-    "cpp.min_chunk_size": 1 << 16,
-    # A process that only loads a graph would precompile the headers too, for ten seconds, before torch finds
-    # that nothing is left to compile.
-    "cpp_cache_precompile_headers": False,
-}
 
 
 def trace_symbolically(
@@ -128,15 +116,3 @@ def load_compiled(path: Path) -> Callable[..., Sequence[Tensor]]:
     """
     with torch._inductor.config.patch(OPTIONS):
         return CompiledArtifact.load(path=str(path))
-
-
-def function_of(code: str) -> Callable[..., object]:
-    """Return the function `forward(self, …)` that a graph's code defines.
-
-    torch writes this code for exactly this use; the names in it are those that its own `GraphModule` defines.
-    """
-    scope: dict[str, object] = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan}
-    exec(code, scope)
-    forward = scope["forward"]
-    assert callable(forward), "a graph's code defines forward"
-    return forward

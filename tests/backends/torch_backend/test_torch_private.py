@@ -28,7 +28,7 @@ MAX_MODEL_LEN = 64
 NUM_TOKENS = 6
 
 # All that `torch_private.inductor` imports but the modules that torch needs itself to load a model.
-REMOVED = (
+COMPILER = (
     "torch._inductor.compile_fx",
     "torch._inductor.pattern_matcher",
     "torch._inductor.standalone_compile",
@@ -36,8 +36,9 @@ REMOVED = (
     "torch.fx.experimental.proxy_tensor",
 )
 
-# Starts a backend, removes the named modules first and all of oneDNN's operators with them, and prints what
-# it answers.
+OPERATORS = ("torch.ops.mkldnn",)
+
+# Removes oneDNN's operators or the named modules, starts a backend, lets it compile, and prints its answer.
 START = """
 import json, logging, sys, types
 from pathlib import Path
@@ -47,16 +48,19 @@ from tests.backends.driver import Driver, Request, open_backend
 from tests.backends.torch_backend.test_torch_private import MAX_MODEL_LEN, NUM_TOKENS, POLICY
 
 checkpoint, prompt, compile_cache, removed = json.loads(sys.argv[1])
-if removed:
+if "torch.ops.mkldnn" in removed:
     torch.ops.mkldnn = types.SimpleNamespace()
+else:
     sys.modules.update(dict.fromkeys(removed))
 logging.basicConfig(format="%(message)s")
 folder = None if compile_cache is None else Path(compile_cache)
 backend = open_backend(Path(checkpoint), POLICY, MAX_MODEL_LEN, compile_cache=folder)
 request = Request(prompt)
-backend.warmup()
+if folder is None:  # otherwise it is warm
+    backend.warmup()
 Driver(backend, 32).run(request, num_tokens=NUM_TOKENS)
-print(json.dumps([request.tokens, backend.compiled is not None, list(sys.modules)]))
+is_compiled = backend.compiled is not None and any(step.are_used for step in backend.compiled.steps)
+print(json.dumps([request.tokens, is_compiled, list(sys.modules)]))
 """
 
 
@@ -122,21 +126,26 @@ def test_a_backend_that_compiles_nothing_imports_no_compiler(checkpoint: Path) -
     start = _start(checkpoint)
     assert "backends.torch_backend.backend" in start.modules
     assert "torch._inductor.compile_fx" not in start.modules
-    assert not [name for name in start.modules if name.startswith("backends.torch_backend.compiled")]
+    assert "backends.torch_backend.compiled.fusion" not in start.modules
 
 
 @pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16")
-def test_without_private_interfaces_a_backend_starts_uncompiled(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("removed", "named"),
+    [(OPERATORS, "torch.ops.mkldnn._reorder_linear_weight"), (COMPILER, "torch._dynamo.source")],
+)
+def test_without_private_interfaces_a_backend_runs_uncompiled(
+    checkpoint: Path, tmp_path: Path, removed: tuple[str, ...], named: str
+) -> None:
     expected = Request(random_prompt(20))
     Driver(open_backend(checkpoint, POLICY, MAX_MODEL_LEN), 32).run(expected, num_tokens=NUM_TOKENS)
-    start = _start(checkpoint, tmp_path, REMOVED)
+    start = _start(checkpoint, tmp_path, removed)
     assert start.tokens == expected.tokens
     assert not start.is_compiled
     warnings = [line for line in start.log.splitlines() if "private interfaces" in line]
     assert len(warnings) == 1
     assert torch.__version__ in warnings[0]
-    assert "torch.ops.mkldnn._reorder_linear_weight" in warnings[0]
-    assert "torch._dynamo.source" in warnings[0]
+    assert named in warnings[0]
 
 
 def test_a_missing_module_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,12 @@ def _compiled(backend: TorchBackend) -> CompiledCode:
     return backend.compiled
 
 
+def _proceed(backend: TorchBackend) -> None:
+    """Do all the work that waits for idle time."""
+    while backend.use_idle_time():
+        pass
+
+
 def _is_compiled(backend: TorchBackend) -> list[bool]:
     """Return whether each pool's steps run as graphs."""
     return [step.are_used for step in _compiled(backend).steps]
@@ -99,6 +105,7 @@ def test_requests_are_served_while_code_is_compiled(
     monkeypatch.setattr("torch._inductor.codecache.CppWrapperCodeCache.cache", {})  # as in another process
     second = TorchBackend(replace(config, compile_cache=tmp_path))
     second.warmup()
+    _proceed(second)
     assert _is_compiled(second) == [True]
     assert _compiled(second).times.compile == 0
     layers = [text.count("def link") for text in map(Path.read_text, folder.glob("*.json"))]
@@ -150,6 +157,7 @@ def test_the_models_that_ship_have_graphs(config: TorchBackendConfig, model: Pat
     """One of the evaluation model's products has a number of inputs that its weight is filled up from."""
     backend = TorchBackend(replace(config, model=str(model), dtype=DtypeName.BFLOAT16))
     backend.warmup()
+    _proceed(backend)
     layers = [module for module in backend._model.modules() if isinstance(module, GraphedLayer)]
     assert layers
     assert all(layer.sources and layer.chunk for layer in layers)
@@ -260,13 +268,16 @@ def test_an_unwritable_folder_is_not_used(
 ) -> None:
     (tmp_path / "file").touch()
     with caplog.at_level(logging.WARNING):
-        TorchBackend(replace(config, compile_cache=tmp_path / "file")).warmup()
+        backend = TorchBackend(replace(config, compile_cache=tmp_path / "file"))
+        backend.warmup()
+        _proceed(backend)
     assert str(tmp_path / "file") in caplog.text
 
 
 def test_closing_ends_the_compiler(config: TorchBackendConfig, tmp_path: Path) -> None:
     backend = TorchBackend(replace(config, compile_cache=tmp_path))
     backend.warmup()
+    _proceed(backend)
     process = _compiled(backend)._process
     assert process is not None
     backend.close()
@@ -348,6 +359,7 @@ def test_a_layer_that_uses_its_index_is_not_shared(
     layer.factor = 2  # type: ignore[assignment]  # not built like the others
     with caplog.at_level(logging.INFO):
         backend.warmup()
+        _proceed(backend)
     assert "uses its index" in caplog.text
     _compiled(backend).wait()
     layers = [module for module in backend._model.modules() if isinstance(module, GraphedLayer)]

@@ -31,8 +31,9 @@ from commands.eval.errors import EvalError
 from commands.eval.options import RulerOptions
 from commands.eval.plot import plot_scores
 from commands.eval.prompts import Prompt, load_tokenizer
+from commands.eval.prose.measure import ProseConfig, write_prose_prompts
 from commands.eval.result import SuiteResult
-from commands.eval.ruler import RulerConfig, measure, ruler_config, write_prompts
+from commands.eval.ruler import RulerConfig, measure_prompts, ruler_config, write_prompts
 from commands.eval.run import Run, TaskScores
 from commands.eval.setting import Setting, model_id, split_options
 from commands.eval.statistics import bootstrap_interval, mean_interval, mean_of_means
@@ -74,6 +75,10 @@ SETTINGS: Mapping[str, Ours | Theirs] = {
     "kvpress SnapKV": Theirs("SnapKV"),
     "kvpress StreamingLLM": Theirs("StreamingLLM"),
     "kvpress ChunkKV": Theirs("ChunkKV"),
+    "kvpress AdaKV": Theirs("AdaKV"),
+    "kvpress KVzip": Theirs("KVzip"),
+    "kvpress TOVA": Theirs("TOVA"),
+    "kvpress Random": Theirs("Random"),
 }
 
 
@@ -81,25 +86,32 @@ class Comparer:
     """Measures one setting after another over the same prompts, and writes each result."""
 
     def __init__(
-        self, config: RulerConfig, kvpress: Kvpress | None, out: Path, earlier: Sequence[Path] = ()
+        self,
+        config: RulerConfig | ProseConfig,
+        kvpress: Kvpress | None,
+        out: Path,
+        earlier: Sequence[Path] = (),
     ) -> None:
         self._config = config
         self._kvpress = kvpress
         self._path = out / "comparison.json"
-        self._prompts = write_prompts(config)
+        self._prompts = (
+            write_prompts(config) if isinstance(config, RulerConfig) else write_prose_prompts(config)
+        )
+        self._num_cases: int = config.facts["num_cases"]
         self._weights = weights_digest(Path(config.target.model))
         self._runs: dict[str, Run] = {}
-        tasks = {task.name for task in config.tasks}
         own_results = [self._path] if self._path.exists() else []
         for path in (*earlier, *own_results):
-            for run in _read_runs(path, self._document(), tasks):
+            facts = config.facts.keys() - {"num_cases"}
+            for run in _read_runs(path, self._document(), facts, self._prompts.keys()):
                 if run.num_cases > self._num_done(run.setting.label):
                     self._runs[run.setting.label] = run
 
     def measure(self, settings: Sequence[NamedSetting]) -> SuiteResult:
         """Measure the missing cases. Raises `MeasurementError`, `EvalError`, `OptionError`."""
         for setting in settings:
-            while (num_done := self._num_done(setting.label)) < self._config.num_cases:
+            while (num_done := self._num_done(setting.label)) < self._num_cases:
                 start = time.monotonic()
                 batch = {
                     name: prompts[num_done : num_done + CASES_PER_WRITE]
@@ -109,7 +121,7 @@ class Comparer:
                 if num_done:
                     run = _joined(self._runs[setting.label], run)
                 self._runs[setting.label] = run
-                state = f"{run.mean:.1f} after {run.num_cases} of {self._config.num_cases} cases per task"
+                state = f"{run.mean:.1f} after {run.num_cases} of {self._num_cases} cases per task"
                 print(f"{setting.label}: {state} ({time.monotonic() - start:.0f} s)", file=sys.stderr)
                 self._write()
         self._write()  # also writes the runs of other calls where no case was missing
@@ -133,11 +145,13 @@ class Comparer:
         )
         ours = replace(config, target=target, settings=[Setting(entry.policy, setting.compression)])
         all_prompts = [prompt for of_task in self._prompts.values() for prompt in of_task]
-        return replace(asyncio.run(measure(ours, prompts, all_prompts)).runs[0], setting=setting)
+        return replace(asyncio.run(measure_prompts(ours, prompts, all_prompts)).runs[0], setting=setting)
 
     def _result(self, runs: Sequence[Run]) -> SuiteResult:
         config = self._config
-        return SuiteResult("ruler", model_id(config.target.model), None, config.title, config.facts, runs)
+        return SuiteResult(
+            config.suite, model_id(config.target.model), None, config.title, config.facts, runs
+        )
 
     def _write(self) -> None:
         partial = self._path.with_suffix(".new")
@@ -172,8 +186,8 @@ def _chosen_options(run: Run) -> tuple[str, ...]:
     return run.options[: run.options.index("--num-slots")] if "--num-slots" in run.options else run.options
 
 
-def _read_runs(path: Path, expected: Mapping[str, Any], tasks: Set[str]) -> list[Run]:
-    """Return the runs of an earlier call over the first of the same cases.
+def _read_runs(path: Path, expected: Mapping[str, Any], facts: Set[str], tasks: Set[str]) -> list[Run]:
+    """Return the runs of an earlier call over the first of the same cases: those with the same `facts`.
 
     Raises `OptionError` for a file without runs, and for runs of other cases or another model.
     """
@@ -181,10 +195,10 @@ def _read_runs(path: Path, expected: Mapping[str, Any], tasks: Set[str]) -> list
         document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise OptionError(f"{path} cannot be read: {error}") from error
-    for name in ("seed", "length", "pack", "chat_template", "model", "weights", "version"):
-        if document[name] != expected[name]:
+    for name in ("model", "weights", "version", *facts):
+        if document.get(name) != expected[name]:
             raise OptionError(
-                f"{path} has runs of another {name}: expected {expected[name]}, got {document[name]}"
+                f"{path} has runs of another {name}: expected {expected[name]}, got {document.get(name)}"
             )
     runs = [_read_run(run) for run in document["runs"]]
     for run in runs:

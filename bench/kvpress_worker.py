@@ -38,7 +38,21 @@ PRESSES = {
     "SnapKV": RecordingSnapKV,
     "StreamingLLM": kvpress.StreamingLLMPress,
     "ChunkKV": lambda: kvpress.ChunkKVPress(RecordingSnapKV()),
+    "AdaKV": lambda: kvpress.AdaKVPress(kvpress.SnapKVPress()),
+    "KVzip": kvpress.KVzipPress,
+    "TOVA": kvpress.TOVAPress,
+    "Random": lambda: kvpress.RandomPress(seed=0),
 }
+
+
+def skip_sliding_layers(press: Any) -> None:
+    """Let the press compress only the layers without a sliding window, as our slots do."""
+    compress = press.forward_hook
+
+    def hook(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        return output if getattr(module, "is_sliding", False) else compress(module, args, kwargs, output)
+
+    press.forward_hook = hook
 
 
 def answer(model: Any, press: Any, prompt: dict[str, Any]) -> list[int]:
@@ -47,23 +61,28 @@ def answer(model: Any, press: Any, prompt: dict[str, Any]) -> list[int]:
     eos = model.generation_config.eos_token_id
     stops = eos if isinstance(eos, list) else [eos]
     token_ids = torch.tensor([prompt["token_ids"]])
-    cache = transformers.DynamicCache()
+    cache = transformers.DynamicCache(config=model.config)
     with press(model) if press is not None else nullcontext():
         model.model(input_ids=token_ids[:, :num_read], past_key_values=cache)
     answer_ids: list[int] = []
-    inputs = token_ids[:, num_read:]
+    # One token at a time: where some layers are compressed and others not, the mask of several is wrong.
+    pending = prompt["token_ids"][num_read:]
     position = num_read
     while len(answer_ids) < prompt["max_tokens"]:
-        positions = torch.arange(position, position + inputs.shape[1])[None]
+        token = pending.pop(0)
         logits = model(
-            input_ids=inputs, past_key_values=cache, position_ids=positions, logits_to_keep=1
+            input_ids=torch.tensor([[token]]),
+            past_key_values=cache,
+            position_ids=torch.tensor([[position]]),
         ).logits
+        position += 1
+        if pending:
+            continue
         token = int(logits[0, -1].argmax())
         if token in stops:
             break
         answer_ids.append(token)
-        position += inputs.shape[1]
-        inputs = torch.tensor([[token]])
+        pending.append(token)
     return answer_ids
 
 
@@ -74,6 +93,8 @@ def main() -> None:
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(job["model"], dtype=job["dtype"])
     model.eval()
     press = None if job["press"] is None else PRESSES[job["press"]]()
+    if press is not None:
+        skip_sliding_layers(press)
     versions = [f"{name} {version(name)}" for name in ("kvpress", "transformers", "torch")]
     print(json.dumps({"press": str(press), "versions": versions}), flush=True)
     for prompt in job["prompts"]:

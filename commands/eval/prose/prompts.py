@@ -103,12 +103,18 @@ class ProsePromptWriter:
 
 
 def _hidden(sentences: Sequence[str], statements: Sequence[str], at_depths: Sequence[float]) -> list[str]:
-    """Return the sentences with each statement before the sentence at its depth. Depths ascend."""
+    """Return the sentences with each statement, as a paragraph, before the sentence at its depth.
+
+    Depths ascend.
+    """
     pieces: list[str] = []
     start = 0
     for statement, depth in zip(statements, at_depths, strict=True):
         end = int(depth * (len(sentences) + 1))
         pieces += sentences[start:end]
-        pieces.append(f"{statement} ")
+        if pieces:
+            pieces[-1] = pieces[-1].rstrip()
+            pieces.append("\n\n")
+        pieces.append(f"{statement}\n\n")
         start = end
     return [*pieces, *sentences[start:]]

@@ -1,0 +1,137 @@
+"""What cache policies and NVIDIA's kvpress lose on a real model, with the question in several places.
+
+Usage: `python -m bench.real_models --model smollm2 --out DIR [--kvpress-python .venv-kvpress/bin/python]
+[--layouts NAME …] [--settings NAME …]` and the options of `snapserve eval prose` for cases. Each layout has a
+folder in --out with `comparison.json`, as `bench.comparison` writes it. A call continues an interrupted one.
+`summary.md` has a row for each setting, a column for each layout, and the tables of each layout's tasks.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from backends.checkpoint import local_model
+from bench.comparison import FULL, SETTINGS, Comparer, settings_of, table
+from bench.presses import Kvpress
+from bench.systems import MeasurementError
+from cache.policy import PolicyName
+from commands.eval.errors import EvalError
+from commands.eval.options import Pack, ProseSuiteOptions
+from commands.eval.prose.layout import QuestionPosition, Turns
+from commands.eval.prose.measure import ProseConfig, prose_config
+from commands.eval.result import SuiteResult
+from commands.eval.statistics import mean_interval
+from server.options.command_line import OptionError, add_options, groups_of, read_options
+
+LAYOUTS: Mapping[str, Mapping[str, Any]] = {
+    "last": {},
+    "20-after": {"trailing_tokens": 20},
+    "200-after": {"trailing_tokens": 200},
+    "first": {"question_position": QuestionPosition.FIRST},
+    "middle": {"question_position": QuestionPosition.MIDDLE},
+    "unknown": {"pack": Pack.BEFORE_QUESTION},
+    "turns": {"turns": Turns.SEVERAL},
+}
+"""Where the question is. The instructions of `20-after` follow it; `unknown` packs the slot before it."""
+
+# Policies and presses with a published method, the whole caches, and random tokens: a control that must lose.
+DEFAULT_SETTINGS = (
+    FULL,
+    "snapstream",
+    "snapstream (guessed sizes)",
+    "streaming-llm",
+    "kvpress SnapKV",
+    "kvpress ChunkKV",
+    "kvpress AdaKV",
+    "kvpress KVzip",
+    "kvpress TOVA",
+    "kvpress Random",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The arguments of a call."""
+
+    out: Path
+    kvpress: Kvpress | None
+    settings: Sequence[str]
+    layouts: Sequence[str]
+    options: ProseSuiteOptions
+
+    def config(self, layout: str) -> ProseConfig:
+        """Return the configuration of one layout's cases. Raises `OptionError`."""
+        served = self.options.served.model_copy(update={"policy": (PolicyName.FULL,), "base_url": None})
+        return prose_config(served, self.options.cases.model_copy(update=LAYOUTS[layout]))
+
+    def measure(self) -> dict[str, SuiteResult]:
+        """Return each layout's result. Raises `MeasurementError`, `EvalError`, `OptionError`."""
+        settings = settings_of(self.settings, self.options.served.compression or (4.0,))
+        results = {}
+        for layout in self.layouts:
+            print(f"layout {layout}", file=sys.stderr)
+            folder = self.out / layout
+            folder.mkdir(parents=True, exist_ok=True)
+            results[layout] = Comparer(self.config(layout), self.kvpress, folder).measure(settings)
+            (self.out / "summary.md").write_text(summary(results))
+        return results
+
+
+def summary(results: Mapping[str, SuiteResult]) -> str:
+    """Return the mean scores as Markdown, with 95 % intervals, and each layout's table of tasks."""
+    first = next(iter(results.values()))
+    rows = ["| mean over tasks, % | " + " | ".join(results) + " |", "|---" * (len(results) + 1) + "|"]
+    for index, run in enumerate(first.runs):
+        cells = [_mean(result, index) for result in results.values()]
+        rows.append(f"| {run.setting.label} | " + " | ".join(cells) + " |")
+    tables = [f"## {layout}\n\n{result.title}\n\n{table(result)}" for layout, result in results.items()]
+    return "\n\n".join(["\n".join(rows), *tables])
+
+
+def _mean(result: SuiteResult, index: int) -> str:
+    run = result.runs[index]
+    low, high = mean_interval([task.scores for task in run.tasks.values()])
+    return f"{run.mean:.0f} ({low:.0f} to {high:.0f})"
+
+
+def _comparison() -> Comparison:
+    parser = argparse.ArgumentParser(prog="python -m bench.real_models", allow_abbrev=False)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--kvpress-python", help="Python with kvpress, as scripts/setup-kvpress installs it")
+    for name, known, default in (
+        ("--settings", SETTINGS, DEFAULT_SETTINGS),
+        ("--layouts", LAYOUTS, tuple(LAYOUTS)),
+    ):
+        parser.add_argument(
+            name, nargs="+", choices=known, default=default, metavar="NAME", help=", ".join(known)
+        )
+    add_options(parser, groups_of(ProseSuiteOptions))
+    arguments = parser.parse_args()
+    options = read_options(ProseSuiteOptions, arguments, {})
+    model = local_model(options.served.model)  # kvpress cannot read a GGUF file
+    served = options.served.model_copy(update={"model": model})
+    kvpress = None if arguments.kvpress_python is None else Kvpress(arguments.kvpress_python, model)
+    return Comparison(
+        arguments.out,
+        kvpress,
+        arguments.settings,
+        arguments.layouts,
+        ProseSuiteOptions(served, options.cases, options.report),
+    )
+
+
+def main() -> int:
+    try:
+        results = _comparison().measure()
+    except (EvalError, OptionError, MeasurementError) as error:
+        print(f"bench.real_models: {error}", file=sys.stderr)
+        return 1
+    print(summary(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

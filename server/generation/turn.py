@@ -159,7 +159,7 @@ async def render_turn(request: TurnRequest, renderer: Renderer, settings: Server
     special_tokens = _special_tokens(request, chat_format, renderer)
     return Turn(
         prompt,
-        renderer.encode_question(request.messages),
+        await renderer.encode_question(request.messages),
         _structure(request, chat_format, special_tokens, begins_in_reasoning=begins_in_reasoning),
         frozenset(special_tokens.values()),
         request.tools,

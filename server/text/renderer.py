@@ -7,7 +7,7 @@ does not depend on requests or streams.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from server.text.generation_config import GenerationDefaults
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-MAX_INLINE_CHARS = 4096  # about 2 ms of tokenizing; longer texts go to the worker thread, one after another
+MAX_INLINE_CHARS = 4096  # about 2 ms of tokenizing; longer texts go to the worker thread, one after another,
+# and so do short ones that come meanwhile
+_MAX_QUESTION_CHARS = 1024  # a policy reads at most a few dozen tokens of a question again
 
 
 class Renderer:
@@ -30,6 +32,7 @@ class Renderer:
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
         self._loaded = tokenizer
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="renderer")
+        self._pending: set[Future[Any]] = set()  # the worker's
 
     def load(self, model: str) -> None:
         """Read the tokenizer of a local folder or a hub id. Blocks for seconds.
@@ -69,12 +72,15 @@ class Renderer:
 
         return await self._run(render, _num_chars(messages) + _num_chars(tools))
 
-    def encode_question(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    async def encode_question(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         """Return the beginning of the last user message as ordinary text; () without one.
 
         Raises `RenderError`.
         """
-        return self._tokenizer.encode_question(messages)
+        tokenizer = self._tokenizer
+        return await self._run(
+            lambda: tokenizer.encode_question(messages, _MAX_QUESTION_CHARS), _MAX_QUESTION_CHARS
+        )
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Return the ids of a raw prompt, in which control tokens keep their meaning.
@@ -133,9 +139,14 @@ class Renderer:
         return self._loaded
 
     async def _run(self, work: Callable[[], _Result], size: int) -> _Result:
-        if size <= MAX_INLINE_CHARS:
+        # A tokenizer's state changes while it encodes: whether control tokens are ordinary text. So never two
+        # threads at once.
+        if size <= MAX_INLINE_CHARS and not self._pending:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+        future = self._worker.submit(work)
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)  # not after `await`, which a client may cancel
+        return await asyncio.wrap_future(future)
 
 
 def _num_chars(value: object) -> int:

@@ -23,10 +23,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-# A policy reads at most a few dozen tokens of a question again.
-_MAX_QUESTION_CHARS = 1024
-
-
 class RenderError(ValueError):
     """The messages or the text cannot be rendered; the message is fit for a client."""
 
@@ -156,8 +152,8 @@ class Tokenizer:
             raise RenderError("the model's chat template does not take these messages") from error
         return tuple(ids)
 
-    def encode_question(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        """Return the beginning of the last user message as ordinary text; () without one.
+    def encode_question(self, messages: Sequence[Mapping[str, Any]], max_chars: int) -> tuple[int, ...]:
+        """Return the last user message as ordinary text, up to a number of characters; () without one.
 
         Raises `RenderError`.
         """
@@ -167,7 +163,7 @@ class Tokenizer:
         content = _with_plain_content(questions[-1]).get("content")
         if not isinstance(content, str):
             return ()
-        beginning = content[:_MAX_QUESTION_CHARS]
+        beginning = content[:max_chars]
         return tuple(self._tokenizer.encode(beginning, add_special_tokens=False, split_special_tokens=True))
 
     def _with_known_role(self, message: dict[str, Any]) -> dict[str, Any]:

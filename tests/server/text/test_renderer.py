@@ -146,6 +146,25 @@ async def test_long_texts_are_rendered_elsewhere(
     assert threads[1] == threading.current_thread().name
 
 
+async def test_concurrent_texts_are_encoded_as_alone(byte_renderer: Renderer) -> None:
+    """Whether control tokens are ordinary text is a state of the tokenizer, which all calls share."""
+    long, short = (
+        [{"role": "user", "content": "a word " * count + "<|assistant|> typed"}] for count in (20_000, 5)
+    )
+    alone = (
+        await byte_renderer.render_chat(long),
+        await byte_renderer.encode_question(short),
+        await byte_renderer.render_chat(short),
+    )
+    for _ in range(5):
+        together = await asyncio.gather(
+            byte_renderer.render_chat(long),
+            byte_renderer.encode_question(short),
+            byte_renderer.render_chat(short),
+        )
+        assert tuple(together) == alone
+
+
 async def test_unrenderable_prompts_are_refused(byte_renderer: Renderer) -> None:
     with pytest.raises(RenderError, match="half a surrogate pair at character 2"):
         await byte_renderer.encode("ab\ud800", add_special_tokens=False)

@@ -23,6 +23,7 @@ class OptionGroup(BaseModel):
 
     title: ClassVar[str] = "Options"
     prefix: ClassVar[str] = "SNAPSERVE_"
+    is_hidden: ClassVar[bool] = False  # not in the help and not in tables
 
 
 @dataclass(frozen=True, slots=True)

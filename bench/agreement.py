@@ -97,8 +97,8 @@ def our_entries(model: str, dtype: str, prompts: Sequence[Prompt], num_entries: 
     slots = (
         "--policy",
         PolicyName.SNAPKV,
-        "--observation-window",
-        str(WINDOW),
+        "--selection-options",
+        f"observation-window={WINDOW}",
         "--num-kept",
         str(num_entries - WINDOW),
     )

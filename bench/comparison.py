@@ -39,12 +39,6 @@ from commands.eval.setting import Setting, model_id, split_options
 from commands.eval.statistics import bootstrap_interval, mean_interval, mean_of_means
 from server.options.command_line import OptionError, add_options, groups_of, read_options
 
-# SnapStream's recipe. The paper does not disclose the window, the pooling and the split: these are guesses.
-GUESSED = (
-    "--layer-budgets equal --observation-window 32 --num-echoed 0 --observation-half-life 0 --least-vote 0 "
-    "--softmax-domain candidates --query-reduction sum "
-    "--pooling average --pooling-size 5 --pooling-shift 0 --pooling-half-life 0 --no-lend-ring"
-)
 FULL = "full"
 CASES_PER_WRITE = 25  # of each task
 
@@ -67,9 +61,9 @@ class Theirs:
 SETTINGS: Mapping[str, Ours | Theirs] = {
     FULL: Ours(PolicyName.FULL),
     "snapstream": Ours(PolicyName.SNAPSTREAM),
-    "snapstream (guessed sizes)": Ours(PolicyName.SNAPSTREAM, GUESSED),
+    "snapstream (guessed sizes)": Ours(PolicyName.SNAPSTREAM, "--selection snapstream"),
     "snapkv": Ours(PolicyName.SNAPKV),
-    "snapkv (window 64)": Ours(PolicyName.SNAPKV, "--observation-window 64"),
+    "snapkv (window 64)": Ours(PolicyName.SNAPKV, "--selection-options observation-window=64"),
     "streaming-llm": Ours(PolicyName.STREAMING_LLM),
     "kvpress none": Theirs(None),
     "kvpress SnapKV": Theirs("SnapKV"),

@@ -1,7 +1,9 @@
 """A cache policy as users configure it, and the policy that it becomes for sequences of a given length."""
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from cache.policy import CachePolicy, PolicyName, full, held_window, snapkv, snapstream, streaming_llm
 from cache.scorer import Pooling, QueryReduction, SoftmaxDomain, WindowScorer
@@ -17,10 +19,28 @@ class LayerBudgets(enum.StrEnum):
     MEASURED = "measured"  # by each layer's induction score, measured when the model is loaded
 
 
+class SelectionName(enum.StrEnum):
+    """A published or own way to choose the tokens that are kept."""
+
+    DEFAULT = "default"  # the policy's own
+    SNAPSTREAM = (
+        "snapstream"  # SnapStream's recipe; its paper does not disclose the sizes, so we guessed them
+    )
+    SNAPKV = "snapkv"
+    CHUNKKV = "chunkkv"  # arXiv 2502.00299
+
+
+_SNAPKV = WindowScorer(softmax_domain=SoftmaxDomain.ALL)
+_SCORERS = {
+    SelectionName.SNAPSTREAM: WindowScorer(),
+    SelectionName.SNAPKV: _SNAPKV,
+    SelectionName.CHUNKKV: replace(_SNAPKV, selection_chunk=20),  # kvpress's default; the paper's is 10
+}
+
 # SnapKV's is as published. SnapStream's keeps each token to which a query of the window or of the question
 # attends, and what follows it.
 DEFAULT_SCORERS = {
-    PolicyName.SNAPKV: WindowScorer(softmax_domain=SoftmaxDomain.ALL),
+    PolicyName.SNAPKV: _SNAPKV,
     PolicyName.SNAPSTREAM: WindowScorer(
         observation_window=128,
         observation_half_life=8,
@@ -34,6 +54,18 @@ DEFAULT_SCORERS = {
         num_echoed=64,
     ),
 }
+
+
+def selection(name: SelectionName, policy: PolicyName) -> Mapping[str, Any]:
+    """Return a selection's fields of `PolicyOptions`; {} for a policy that selects nothing.
+
+    All but the default give each layer as many entries, and lend nothing of the ring.
+    """
+    if policy not in DEFAULT_SCORERS:
+        return {}
+    if name is SelectionName.DEFAULT:
+        return {"scorer": DEFAULT_SCORERS[policy]}
+    return {"scorer": _SCORERS[name], "lend_ring": False, "layer_budgets": LayerBudgets.EQUAL}
 
 
 @dataclass(frozen=True, slots=True)

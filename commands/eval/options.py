@@ -67,7 +67,7 @@ class MeasuredOptions(EvalGroup):
     compression: Annotated[tuple[_Compression, ...], Shown(default="4")] = ()
     """Prompt tokens for each entry of a slot; every policy but full is measured at each."""
     serve_options: Annotated[Text, Shown(default="none")] = ""
-    """More options of `snapserve serve`, as one text: `--serve-options="--pooling maximum"`."""
+    """More options of `snapserve serve`, as one text: `--serve-options="--selection snapkv"`."""
 
 
 class ServedOptions(MeasuredOptions):

@@ -116,8 +116,10 @@ class Option:
             return text.strip().lower() in _BOOLEANS
         return self._type is not int or _WHOLE_NUMBER.fullmatch(text) is not None
 
-    def add_to(self, group: argparse._ArgumentGroup) -> None:
+    def add_to(self, group: argparse._ArgumentGroup, *, is_hidden: bool) -> None:
         text = f"{self.text} (default: {self.default_text}; {self.variable})".replace("%", "%%")
+        if is_hidden:
+            text = argparse.SUPPRESS
         alone = self._shown("alone")
         if self.is_switch:
             group.add_argument(
@@ -183,7 +185,7 @@ def add_options(parser: argparse.ArgumentParser, groups: Iterable[type[OptionGro
     for group in filter(options_of, groups):
         arguments = parser.add_argument_group(group.title)
         for option in options_of(group):
-            option.add_to(arguments)
+            option.add_to(arguments, is_hidden=group.is_hidden)
 
 
 def read_group(group: type[Group], arguments: argparse.Namespace, environment: Mapping[str, str]) -> Group:
@@ -230,6 +232,8 @@ def options_table(groups: Iterable[type[OptionGroup]]) -> str:
     """Return the options as Markdown tables."""
     lines: list[str] = []
     for group in filter(options_of, groups):
+        if group.is_hidden:
+            continue
         lines += [f"### {group.title}", "", "| flag | variable | default | meaning |", "|---|---|---|---|"]
         for option in options_of(group):
             metavar = option.metavar.replace("|", "\\|") + " …" * (option.is_list and not option.is_joined)

@@ -49,7 +49,7 @@ from server.options.settings import (
     StorageLimits,
     ToolParserName,
 )
-from server.options.slots import CacheOptions, SlotOptions, read_pools
+from server.options.slots import CacheOptions, SelectionOptions, SlotOptions, read_pools
 from server.options.types import Origin
 
 TRACE_VARIABLES = frozenset({"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"})
@@ -201,6 +201,7 @@ class ServeOptions:
 
     model: ModelOptions
     slots: SlotOptions
+    selection: SelectionOptions
     cache: CacheOptions
     scheduling: SchedulingOptions
     process: ProcessOptions
@@ -262,15 +263,20 @@ def read_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -
 
 def with_flags(message: str) -> str:
     """Return a message of the floors below with the names of options as flags."""
-    dests = [option.dest for group in serve_groups() for option in options_of(group) if "_" in option.dest]
-    names = "|".join(sorted(dests, key=len, reverse=True))
-    return re.sub(rf"\b({names})\b", lambda match: "--" + match[0].replace("_", "-"), message)
+    flags = {
+        option.dest: f"--selection-options {option.name}" if group is SelectionOptions else option.flag
+        for group in serve_groups()
+        for option in options_of(group)
+        if "_" in option.dest
+    }
+    names = "|".join(sorted(flags, key=len, reverse=True))
+    return re.sub(rf"\b({names})\b", lambda match: flags[match[0]], message)
 
 
 def _backend(options: ServeOptions) -> BackendConfig:
     return BackendConfig(
         model=_model(options.model),
-        pools=read_pools(options.slots, options.cache.pool, options.model.max_model_len),
+        pools=read_pools(options.slots, options.selection, options.cache.pool, options.model.max_model_len),
         max_model_len=options.model.max_model_len,
         num_scratch=options.cache.num_scratch,
         scratch_capacity=options.cache.scratch_capacity,

@@ -1,15 +1,15 @@
 """The options of slots: of the only pool, or of each of several, written `--pool snapstream:slots=32`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from backends.config import DEFAULT_MAX_MODEL_LEN
 from backends.options import Count, CountOrZero, OptionGroup, Shown, Text, Tokens
 from cache.policy import PolicyName
-from cache.policy_options import DEFAULT_SCORERS, LayerBudgets, PolicyOptions
+from cache.policy_options import LayerBudgets, PolicyOptions, SelectionName, selection
 from cache.pool_options import PoolOptions, check_names
 from cache.scorer import HeadReduction, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 from server.options.command_line import OptionError, options_of, validated
@@ -24,15 +24,61 @@ _SHORT = {
 _HALF = Shown(default="half of the rest")
 
 
-def _scorer_default(name: str) -> Shown:
-    """Return the default of an option of the scorer, which depends on the policy."""
-    snapstream, snapkv = (
-        str(getattr(DEFAULT_SCORERS[policy], name)) for policy in (PolicyName.SNAPSTREAM, PolicyName.SNAPKV)
-    )
-    return Shown(default=snapstream if snapstream == snapkv else f"{snapstream}; {snapkv} for policy snapkv")
-
-
 _Distance = Annotated[int, Field(ge=0), Shown("TOKENS")]
+_Share = Annotated[float, Field(ge=0, le=1), Shown("SHARE", expected="a number from 0 to 1")]
+
+
+class SelectionOptions(OptionGroup):
+    """The numbers of a selection, for research. None is the selection's own.
+
+    They are keys of `--selection-options` and of `--pool`, and flags, as they were before there were
+    selections.
+    """
+
+    title: ClassVar[str] = "Selection"
+    is_hidden: ClassVar[bool] = True
+
+    observation_window: Tokens | None = None
+    """Tokens at a prompt's end whose attention scores the others."""
+    observation_half_life: _Distance | None = None
+    """Distance from the prompt's end at which such a token's vote counts half; 0: all count alike."""
+    least_vote: _Share | None = None
+    """What the vote of a token counts at least, however far it is from the prompt's end."""
+    softmax_domain: SoftmaxDomain | None = None
+    """Keys over which the scoring attention is normalised."""
+    query_reduction: QueryReduction | None = None
+    """How the scores of the observing tokens are reduced to one."""
+    pooling: Pooling | None = None
+    """How neighbouring scores are smoothed."""
+    pooling_size: Tokens | None = None
+    """Tokens over which they are smoothed; odd."""
+    pooling_shift: _Distance | None = None
+    """Tokens by which the smoothing is shifted, so that what follows a high score is kept."""
+    pooling_half_life: _Distance | None = None
+    """Tokens of distance at which a score counts half in its neighbours'; 0: all alike."""
+    head_reduction: HeadReduction | None = None
+    """How the scores of a KV head's query heads are reduced to one."""
+    selection_chunk: Tokens | None = None
+    """Neighbouring tokens that are kept or dropped together."""
+    num_echoed: Annotated[CountOrZero | None, Shown("TOKENS")] = None
+    """Tokens of the question (the last user message, or a raw prompt) that are read again behind a long
+    prompt, to score its tokens too."""
+    lend_ring: bool | None = None
+    """Let three quarters of the ring hold more of a long prompt's best tokens instead of its newest, until
+    the answer comes."""
+    layer_budgets: LayerBudgets | None = None
+    """How the layers share all kept entries: equally, or by each layer's induction score."""
+    share_votes: bool | None = None
+    """Let the layers behind the one with the highest induction score use its scores too."""
+
+    def policy_options(self, name: SelectionName, policy: PolicyName) -> Mapping[str, Any]:
+        """Return the fields of `PolicyOptions` for a selection with these numbers. Raises ValueError."""
+        chosen = {key: value for key, value in self if value is not None}
+        fields = dict(selection(name, policy))
+        numbers = {key: chosen.pop(key) for key in WindowScorer.__dataclass_fields__ if key in chosen}
+        if "scorer" in fields:
+            fields["scorer"] = replace(fields["scorer"], **numbers)
+        return fields | chosen
 
 
 class SlotOptions(OptionGroup):
@@ -55,48 +101,16 @@ class SlotOptions(OptionGroup):
     """Entries for its newest tokens."""
     num_kept: Annotated[CountOrZero | None, _HALF] = None
     """Entries for the prompt's best tokens."""
-    observation_window: Annotated[Tokens | None, _scorer_default("observation_window")] = None
-    """Tokens at a prompt's end whose attention scores the others."""
-    observation_half_life: Annotated[_Distance | None, _scorer_default("observation_half_life")] = None
-    """Distance from the prompt's end at which such a token's vote counts half; 0: all count alike."""
-    least_vote: Annotated[
-        Annotated[float, Field(ge=0, le=1), Shown("SHARE", expected="a number from 0 to 1")] | None,
-        _scorer_default("least_vote"),
-    ] = None
-    """What the vote of a token counts at least, however far it is from the prompt's end."""
-    softmax_domain: Annotated[SoftmaxDomain | None, _scorer_default("softmax_domain")] = None
-    """Keys over which the scoring attention is normalised."""
-    query_reduction: Annotated[QueryReduction | None, _scorer_default("query_reduction")] = None
-    """How the scores of the observing tokens are reduced to one."""
-    pooling: Annotated[Pooling | None, _scorer_default("pooling")] = None
-    """How neighbouring scores are smoothed."""
-    pooling_size: Annotated[Tokens | None, _scorer_default("pooling_size")] = None
-    """Tokens over which they are smoothed; odd."""
-    pooling_shift: Annotated[_Distance | None, _scorer_default("pooling_shift")] = None
-    """Tokens by which the smoothing is shifted, so that what follows a high score is kept."""
-    pooling_half_life: Annotated[_Distance | None, _scorer_default("pooling_half_life")] = None
-    """Tokens of distance at which a score counts half in its neighbours'; 0: all alike."""
-    head_reduction: Annotated[HeadReduction | None, _scorer_default("head_reduction")] = None
-    """How the scores of a KV head's query heads are reduced to one."""
-    selection_chunk: Annotated[Tokens | None, _scorer_default("selection_chunk")] = None
-    """Neighbouring tokens that are kept or dropped together."""
-    num_echoed: Annotated[CountOrZero | None, _scorer_default("num_echoed"), Shown("TOKENS")] = None
-    """Tokens of the question (the last user message, or a raw prompt) that are read again behind a long
-    prompt, to score its tokens too."""
     lend_kept: Annotated[bool | None, Shown(default="yes; no for other policies than snapstream")] = None
     """Let the ring use kept entries that a prompt leaves free: a slot then holds all of a sequence that fits
     it."""
-    lend_ring: Annotated[bool | None, Shown(default="yes; no for other policies than snapstream")] = None
-    """Let three quarters of the ring hold more of a long prompt's best tokens instead of its newest, until
-    the answer comes."""
-    layer_budgets: Annotated[
-        LayerBudgets | None, Shown(default="measured; equal for other policies than snapstream")
-    ] = None
-    """How the layers share all kept entries: equally, or by each layer's induction score."""
-    share_votes: Annotated[bool | None, Shown(default="yes where layer-budgets is measured")] = None
-    """Let the layers behind the one with the highest induction score use its scores too."""
+    selection: SelectionName = SelectionName.DEFAULT
+    """How policies snapstream and snapkv choose the tokens that they keep: as published, or by the policy's
+    own default (selection.md)."""
+    selection_options: Annotated[tuple[Text, ...], Shown("KEY=VALUE,…", is_joined=True)] = ()
+    """Single numbers of the selection, for research (selection.md)."""
 
-    def pool(self, name: str, max_model_len: int) -> PoolOptions:
+    def pool(self, name: str, numbers: SelectionOptions, max_model_len: int) -> PoolOptions:
         """Raise ValueError that names a field, for options that are invalid with every model."""
         policy = PolicyOptions(
             name=self.policy,
@@ -104,40 +118,31 @@ class SlotOptions(OptionGroup):
             num_sink=self.num_sink,
             num_recent=self.num_recent,
             num_kept=self.num_kept,
-            scorer=self._scorer(),
             lend_kept=self.lend_kept,
-            lend_ring=self.lend_ring,
-            layer_budgets=self.layer_budgets,
-            share_votes=self.share_votes,
+            **numbers.policy_options(self.selection, self.policy),
         )
         # A model can only shorten `max_model_len`: an error here is one with every model.
         policy.resolve(max_model_len)
         return PoolOptions(self.num_slots, policy, name)
 
-    def _scorer(self) -> WindowScorer | None:
-        default = DEFAULT_SCORERS.get(self.policy)
-        if default is None:
-            return None
-        chosen = {name: getattr(self, name) for name in WindowScorer.__dataclass_fields__}
-        return replace(default, **{name: value for name, value in chosen.items() if value is not None})
-
 
 def read_pools(
-    slots: SlotOptions, pools: tuple[str, ...], max_model_len: int | None
+    slots: SlotOptions, numbers: SelectionOptions, pools: tuple[str, ...], max_model_len: int | None
 ) -> tuple[PoolOptions, ...]:
-    """Return the pools of `--pool`, or the only one.
+    """Return the pools of `--pool`, or the only one. `numbers` are those of flags.
 
     Raises `OptionError`, or ValueError that names a field.
     """
     longest = max_model_len or DEFAULT_MAX_MODEL_LEN
     if not pools:
-        return (slots.pool("", longest),)
-    for option in options_of(SlotOptions):
-        if getattr(slots, option.key) != option.field.default:
-            raise OptionError(
-                f"{option.flag} describes the slots of a single pool; with --pool, it is one of "
-                "the pool's keys"
-            )
+        return (slots.pool("", _with_written(numbers, slots.selection_options), longest),)
+    for group in (slots, numbers):
+        for option in options_of(type(group)):
+            if getattr(group, option.key) != option.field.default:
+                raise OptionError(
+                    f"{option.flag} describes the slots of a single pool; with --pool, it is one of "
+                    "the pool's keys"
+                )
     read = tuple(_read_pool(written, longest) for written in pools)
     try:
         check_names(read)
@@ -146,37 +151,75 @@ def read_pools(
     return read
 
 
+def _with_written(numbers: SelectionOptions, written: tuple[str, ...]) -> SelectionOptions:
+    """Return the numbers with those of `--selection-options`. Raises `OptionError`."""
+    flag = "--selection-options"
+    options = {option.name: option for option in options_of(SelectionOptions)}
+    values = numbers.model_dump(exclude_none=True)
+    sources = {}
+    for name, value in _pairs(f"{flag} {','.join(written)}", written, "pooling=maximum").items():
+        option = options.get(name)
+        if option is None:
+            raise OptionError(f"{flag}: there is no key {name!r}; the keys are {', '.join(options)}")
+        if option.key in values:
+            raise OptionError(f"{flag}: {option.flag} gives {name!r} too: remove one of them")
+        values[option.key] = value
+        sources[option.key] = f"{name} of {flag}"
+    return validated(SelectionOptions, values, sources)
+
+
 def _read_pool(written: str, max_model_len: int) -> PoolOptions:
     policy, _, rest = written.partition(":")
-    pairs = {"policy": policy, **_pairs(written, rest)}
+    pairs = _pairs(f"--pool {written}", rest.split(","), "slots=8")
     name = pairs.pop("name", "")
-    keys = {option.name: option.key for option in options_of(SlotOptions)}
-    values = {}
-    sources = {}
+    known = {option.name: option.key for option in options_of(SlotOptions) if not option.is_list}
+    numbers = {option.name: option.key for option in options_of(SelectionOptions)}
+    values = {"policy": policy}
+    sources = {"policy": f"policy of --pool {written}"}
     for word, value in pairs.items():
-        key = keys.get(_SHORT.get(word, word))
+        key = (known | numbers).get(_SHORT.get(word, word))
         if key is None:
-            known = ", ".join((*_SHORT, *(name for name in keys if name not in _SHORT.values())))
-            raise OptionError(f"--pool {written}: there is no key {word!r}; the keys are name, {known}")
+            keys = ", ".join((*_SHORT, *(name for name in known if name not in _SHORT.values()), *numbers))
+            raise OptionError(f"--pool {written}: there is no key {word!r}; the keys are name, {keys}")
         values[key] = value
         sources[key] = f"{word} of --pool {written}"
+    own = {key: values.pop(key) for key in numbers.values() if key in values}
     slots = validated(SlotOptions, values, sources)
     try:
-        return slots.pool(name, max_model_len)
+        return slots.pool(name, validated(SelectionOptions, own, sources), max_model_len)
     except ValueError as error:
         raise OptionError(f"--pool {written}: {error}") from error
 
 
-def _pairs(written: str, rest: str) -> Mapping[str, str]:
+def _pairs(source: str, items: Sequence[str], example: str) -> dict[str, str]:
+    """Return the keys and values of an option that is named by `source`. Raises `OptionError`."""
     pairs: dict[str, str] = {}
-    for item in filter(None, rest.split(",")):
+    for item in filter(None, items):
         key, _, value = item.partition("=")
         if not value:
-            raise OptionError(f"--pool {written}: {key!r} must have a value, as in slots=8")
+            raise OptionError(f"{source}: {key!r} must have a value, as in {example}")
         if key in pairs:
-            raise OptionError(f"--pool {written}: {key!r} is given more than once")
+            raise OptionError(f"{source}: {key!r} is given more than once")
         pairs[key] = value
     return pairs
+
+
+def selection_table() -> str:
+    """Return the numbers of each selection as Markdown, for policy snapstream."""
+    lines = [f"| key | {' | '.join(SelectionName)} | meaning |", "|---" * (len(SelectionName) + 2) + "|"]
+    for option in options_of(SelectionOptions):
+        values = [_shown(name, option.key) for name in SelectionName]
+        lines.append(f"| `{option.name}` | {' | '.join(values)} | {option.text} |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(name: SelectionName, key: str) -> str:
+    fields = selection(name, PolicyName.SNAPSTREAM)
+    if key in WindowScorer.__dataclass_fields__:
+        return str(getattr(fields["scorer"], key))
+    if key == "layer_budgets":
+        return str(fields.get(key, LayerBudgets.MEASURED))
+    return "no" if fields.get("lend_ring") is False else "yes"
 
 
 class CacheOptions(OptionGroup):
@@ -189,8 +232,8 @@ class CacheOptions(OptionGroup):
         Shown("POLICY[:KEY=VALUE,…]", default="one, of the options for slots", separator=" "),
         Field(
             description="Several pools instead of one: the policy of each, and by their names any of the "
-            f"options for slots (short: {', '.join(f'`{short}`' for short in _SHORT)}); `name` if two have "
-            "one policy. In the variable separated by spaces."
+            f"options for slots (short: {', '.join(f'`{short}`' for short in _SHORT)}) and of the keys of "
+            "`--selection-options`; `name` if two have one policy. In the variable separated by spaces."
         ),
     ] = ()
     num_scratch: Count = 2
@@ -200,3 +243,7 @@ class CacheOptions(OptionGroup):
     evicted on the way."""
     prefill_chunk: Tokens = 512
     """Prompt tokens read in one step."""
+
+
+if __name__ == "__main__":
+    print(selection_table(), end="")

@@ -45,7 +45,7 @@ def test_comparison_continues_a_run_and_its_runs_can_be_paired(tmp_path: Path, k
     )
     assert [run.setting.label for run in result.runs] == ["kvpress none", "snapstream (guessed sizes) 4x"]
     ours = json.loads((tmp_path / "comparison.json").read_text())["runs"][1]
-    assert "--query-reduction sum" in " ".join(ours["serve_options"])
+    assert "--selection snapstream" in " ".join(ours["serve_options"])
     assert ours["packed_share"] == 1
     path = f"{tmp_path}/comparison.json"
     assert (

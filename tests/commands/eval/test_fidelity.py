@@ -91,7 +91,7 @@ def test_the_command_prints_and_plots_the_errors(
                 "--text",
                 str(text),
                 *sizes,
-                "--serve-options=--observation-window 8",
+                "--serve-options=--selection-options observation-window=8",
                 "--json",
                 "-",
             ]

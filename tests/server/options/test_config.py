@@ -1,13 +1,11 @@
 """Options from flags and variables, what they make, and what is said when they cannot be."""
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 
 from backends.torch_backend.config import DtypeName, Quantization
-from bench.comparison import GUESSED
 from cache.layout import SlotLayout
 from cache.policy import PolicyName
 from cache.policy_options import DEFAULT_SCORERS, LayerBudgets
@@ -17,6 +15,7 @@ from scheduler.waiting import QueueOrder
 from server.options.command_line import OptionError, options_table
 from server.options.serve import Config, read_config, serve_groups
 from server.options.settings import BatchSettings
+from server.options.slots import selection_table
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -116,11 +115,45 @@ def test_each_policy_has_its_own_scorer() -> None:
     assert config_of("--policy", "full").backend.config.pools[0].policy.scorer is None
 
 
-def test_the_documented_recipe_with_guessed_sizes() -> None:
-    pool = config_of(*shlex.split(GUESSED)).backend.config.pools[0]
-    assert pool.policy.scorer == WindowScorer()
-    assert pool.policy.layer_budgets is LayerBudgets.EQUAL
-    assert pool.policy.lend_ring is False
+GUESSED_RECIPE = (
+    "--layer-budgets equal --observation-window 32 --num-echoed 0 --observation-half-life 0 --least-vote 0 "
+    "--softmax-domain candidates --query-reduction sum "
+    "--pooling average --pooling-size 5 --pooling-shift 0 --pooling-half-life 0 --no-lend-ring"
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "former"),
+    [
+        ("--selection snapstream", GUESSED_RECIPE),
+        ("--selection snapkv", f"{GUESSED_RECIPE} --softmax-domain all"),
+        ("--selection chunkkv", f"{GUESSED_RECIPE} --softmax-domain all --selection-chunk 20"),
+        ("--selection default", ""),
+        ("--policy snapkv --selection default", "--policy snapkv"),
+        ("--selection-options pooling=average,num-echoed=3", "--pooling average --num-echoed 3"),
+        ("--selection-options lend-ring=no,share-votes=no", "--no-lend-ring --no-share-votes"),
+        ("--selection snapkv --pooling maximum", "--selection snapkv --selection-options pooling=maximum"),
+        ("--policy full --selection snapkv", "--policy full"),
+    ],
+)
+def test_a_selection_stands_for_its_numbers(flags: str, former: str) -> None:
+    """The former flags still work."""
+    assert config_of(*flags.split()).backend.config.pools == config_of(*former.split()).backend.config.pools
+
+
+def test_pools_have_selections() -> None:
+    pools = config_of("--pool", "snapstream:selection=chunkkv,pooling-size=7", "snapkv").backend.config.pools
+    assert pools[0].policy.scorer == WindowScorer(
+        softmax_domain=SoftmaxDomain.ALL, selection_chunk=20, pooling_size=7
+    )
+    assert pools[0].policy.layer_budgets is LayerBudgets.EQUAL
+    assert pools[1].policy.scorer == DEFAULT_SCORERS[PolicyName.SNAPKV]
+
+
+def test_the_documented_selections_are_current() -> None:
+    assert selection_table() in (DOCS / "reference" / "selection.md").read_text(), (
+        "put what `python -m server.options.slots` prints into the file"
+    )
 
 
 def test_files_and_batches(tmp_path: Path) -> None:
@@ -180,7 +213,30 @@ def test_keys_are_not_shown() -> None:
         (("--policy", "lru"), "--policy must be one of full, streaming-llm, snapkv, snapstream, got 'lru'"),
         (("--queue-timeout", "-1"), "--queue-timeout must be a number of seconds of at least 0, got '-1'"),
         (("--queue-timeout", "nan"), "--queue-timeout must be a number of seconds of at least 0, got 'nan'"),
-        (("--pooling-size", "4"), "--pooling-size must be odd and at least 1, got 4"),
+        (("--pooling-size", "4"), "--selection-options pooling-size must be odd and at least 1, got 4"),
+        (
+            ("--selection", "h2o"),
+            "--selection must be one of default, snapstream, snapkv, chunkkv, got 'h2o'",
+        ),
+        (("--selection-options", "size=4"), "--selection-options: there is no key 'size'; the keys are obs"),
+        (("--selection-options", "pooling"), "--selection-options pooling: 'pooling' must have a value"),
+        (
+            ("--selection-options", "pooling=sum"),
+            "pooling of --selection-options must be one of average, maximum, got 'sum'",
+        ),
+        (
+            ("--selection-options", "pooling=average,pooling=maximum"),
+            "--selection-options pooling=average,pooling=maximum: 'pooling' is given more than once",
+        ),
+        (
+            ("--selection-options", "pooling=average", "--pooling", "maximum"),
+            "--selection-options: --pooling gives 'pooling' too: remove one of them",
+        ),
+        (
+            ("--pool", "full", "--selection", "snapkv"),
+            "--selection describes the slots of a single pool",
+        ),
+        (("--pool", "full", "--pooling", "maximum"), "--pooling describes the slots of a single pool"),
         (("--policy", "full", "--num-sink", "3"), "--num-sink is not an option of policy full"),
         (
             ("--slot-capacity", "3"),
@@ -188,11 +244,11 @@ def test_keys_are_not_shown() -> None:
         ),
         (
             ("--policy", "snapkv", "--num-recent", "32"),
-            "--num-recent must be at least 33 for policy snapkv with --observation-window",
+            "--num-recent must be at least 33 for policy snapkv with --selection-options",
         ),
         (
             ("--policy", "snapkv", "--observation-window", "4096"),
-            "--slot-capacity must be at least 8193 for policy snapkv with --observation-window 4096, got",
+            "--slot-capacity must be at least 8193 for policy snapkv with --selection-options observation-wi",
         ),
         (("--scratch-capacity", "0"), "--scratch-capacity must be a whole number of at least 1, got '0'"),
         (("--model", ""), "--model must be a hub id, or a folder or GGUF file that exists, got ''"),

@@ -18,7 +18,9 @@ class BackendConfig:
 
     `model` is a local folder, a hub id or a GGUF file (`backends.checkpoint`). `max_model_len` None is the
     model's own limit, at most `DEFAULT_MAX_MODEL_LEN`. `prefill_chunk` is the number of tokens that one
-    prefill step reads, all rows together. `scratch_capacity` None means that a scratch holds any prompt.
+    prefill step reads, all rows together. `scratch_capacity` None means that a scratch holds any prompt. With
+    `fills_memory`, slots of policy snapstream without a size are as long as fit in memory; a backend that
+    has no memory of its own ignores it.
     """
 
     model: str
@@ -27,6 +29,7 @@ class BackendConfig:
     num_scratch: int = 2
     scratch_capacity: int | None = None
     prefill_chunk: int = 512
+    fills_memory: bool = False
 
     def __post_init__(self) -> None:
         check_names(self.pools)

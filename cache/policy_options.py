@@ -8,7 +8,7 @@ from typing import Any
 from cache.policy import CachePolicy, PolicyName, full, held_window, snapkv, snapstream, streaming_llm
 from cache.scorer import Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 
-_DEFAULT_CAPACITY = 2048
+DEFAULT_CAPACITY = 2048
 _DEFAULT_SINKS = 4
 
 
@@ -42,7 +42,7 @@ _SCORERS = {
 DEFAULT_SCORERS = {
     PolicyName.SNAPKV: _SNAPKV,
     PolicyName.SNAPSTREAM: WindowScorer(
-        observation_window=128,
+        observation_window=256,
         observation_half_life=8,
         least_vote=1 / 8,
         softmax_domain=SoftmaxDomain.ALL,
@@ -72,7 +72,8 @@ def selection(name: SelectionName, policy: PolicyName) -> Mapping[str, Any]:
 class PolicyOptions:
     """A size that is None follows from the others: 2,048 entries, 4 sinks, and halves of what is left.
 
-    The default capacity of `full` is the longest sequence's length.
+    The default capacity of `full` is the longest sequence's length. A backend that knows its memory may set
+    that of `snapstream` by `with_default_capacity`.
     """
 
     name: PolicyName = PolicyName.SNAPSTREAM
@@ -89,7 +90,25 @@ class PolicyOptions:
     @property
     def measures_layers(self) -> bool:
         """Whether the resolved policy needs its layers' scores."""
-        return self.name is PolicyName.SNAPSTREAM and self.layer_budgets is not LayerBudgets.EQUAL
+        has_choice = self.name is PolicyName.SNAPSTREAM and self.num_kept != 0
+        return has_choice and self.layer_budgets is not LayerBudgets.EQUAL
+
+    @property
+    def has_default_capacity(self) -> bool:
+        """Whether the policy is `snapstream` and none of its sizes is given."""
+        sizes = (self.slot_capacity, self.num_sink, self.num_recent, self.num_kept)
+        return self.name is PolicyName.SNAPSTREAM and all(size is None for size in sizes)
+
+    def with_default_capacity(self, capacity: int, max_model_len: int) -> "PolicyOptions":
+        """Return the options with this capacity if none of their sizes is given.
+
+        A slot for the longest sequence is all ring and sinks: there is nothing to choose.
+        """
+        if not self.has_default_capacity:
+            return self
+        return replace(
+            self, slot_capacity=capacity, num_kept=0 if capacity >= max_model_len else self.num_kept
+        )
 
     @property
     def has_leading_layer(self) -> bool:
@@ -198,9 +217,7 @@ class PolicyOptions:
         """Return the capacity, or its default. Raises ValueError if the given sizes do not fit it."""
         capacity = self.slot_capacity
         if capacity is None:
-            capacity = (
-                max_model_len if self.name is PolicyName.FULL else min(_DEFAULT_CAPACITY, max_model_len)
-            )
+            capacity = max_model_len if self.name is PolicyName.FULL else min(DEFAULT_CAPACITY, max_model_len)
         if capacity >= self.least_capacity:
             return capacity
         num_sink, _, _ = self._given_sizes()

@@ -1,6 +1,7 @@
 """The torch backend: a transformers model on a CPU or a CUDA device, decoding over SnapStream slots."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from backends.torch_backend.config import Quantization, TorchBackendConfig
 from backends.torch_backend.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
 from backends.torch_backend.forward.last_layer import shorten_last_layer
 from backends.torch_backend.forward.plan import DecodePlan, decode_plan, idle_plans
+from backends.torch_backend.memory import free_bytes, sized_pools
 from backends.torch_backend.model.induction import measure_induction
 from backends.torch_backend.model.latent import replace_latent_attention
 from backends.torch_backend.model.linear import KINDS, replace_all_linears
@@ -75,6 +77,9 @@ class TorchBackend:
         _adapt_model(self._model, config.quantization, self._kernels)
         layers = probe_layers(self._model)
         max_model_len = resolve_max_model_len(config, self._model.config)
+        if config.fills_memory:
+            pools = sized_pools(config, layers, max_model_len, free_bytes(self._device))
+            config = replace(config, pools=pools)
         policies = _resolve_policies(config, self._model, layers, max_model_len)
         self.pools, scratch = _build_pools(
             config, self._model, layers, policies, max_model_len, self._kernels

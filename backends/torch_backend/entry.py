@@ -23,6 +23,7 @@ def _configure(
         num_scratch=base.num_scratch,
         scratch_capacity=base.scratch_capacity,
         prefill_chunk=base.prefill_chunk,
+        fills_memory=base.fills_memory,
         device=options.device,
         dtype=options.dtype,
         quantization=options.quantization,

@@ -48,6 +48,11 @@ def served_name(model: str) -> str:
     return SMOLLM2_NAME if model == str(smollm2_file()) else model_id(model)
 
 
+def is_packaged(model: str) -> bool:
+    """Return whether a model is the embedded demo model or SmolLM2 from its package."""
+    return model in (str(DEMO_MODEL), str(smollm2_file()))
+
+
 def named_model(name: str) -> str | None:
     """Return the embedded or packaged model that clients see under this name; None for another model."""
     if name == DEMO_MODEL_NAME:

@@ -37,6 +37,7 @@ from server.options.models import (
     DEMO_MODEL_NAME,
     Model,
     default_model,
+    is_packaged,
     served_name,
 )
 from server.options.settings import (
@@ -277,6 +278,8 @@ def _backend(options: ServeOptions) -> BackendConfig:
     return BackendConfig(
         model=_model(options.model),
         pools=read_pools(options.slots, options.selection, options.cache.pool, options.model.max_model_len),
+        # The packaged models show what compression does, in small slots.
+        fills_memory=options.model.backend == "torch" and not is_packaged(_model(options.model)),
         max_model_len=options.model.max_model_len,
         num_scratch=options.cache.num_scratch,
         scratch_capacity=options.cache.scratch_capacity,

@@ -92,7 +92,10 @@ class SlotOptions(OptionGroup):
     """What a slot holds of its sequence."""
     slot_capacity: Annotated[
         Count | None,
-        Shown(default="2048, or the sum of the sizes given; with policy full the longest sequence"),
+        Shown(
+            default="the sum of the sizes given; else for snapstream what fits in memory, for full the "
+            "longest sequence, for other policies and for models demo and smollm2 2048"
+        ),
     ] = None
     """Entries of a slot."""
     num_sink: Annotated[CountOrZero | None, Shown(default="4")] = None

@@ -1,0 +1,108 @@
+"""Slots as long as fit in the free memory, where their size is not configured."""
+
+import logging
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from backends.torch_backend.config import TorchBackendConfig
+from backends.torch_backend.model.probe import LayerSpec
+from backends.torch_backend.pool import allocate_scratches
+from backends.torch_backend.spec import layer_kinds
+from cache.policy import HELD_WINDOW
+from cache.policy_options import DEFAULT_CAPACITY
+from cache.pool_options import PoolOptions
+from cache.scratch import ScratchLayout
+from cache.slots import SlotCache
+
+logger = logging.getLogger(__name__)
+
+# The rest is for activations, the allocator, and on a CPU for the other processes.
+_CPU_SHARE = 0.5
+_CUDA_SHARE = 0.8
+_STEP = 64  # entries
+
+
+def free_bytes(device: torch.device, root: Path = Path("/")) -> int | None:
+    """Return the memory that slots and scratches may take; None where it is unknown.
+
+    On a CPU it is half of what Linux calls available, within the limit of the control group.
+    """
+    if device.type == "cuda":
+        return int(_CUDA_SHARE * torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = (root / "proc/meminfo").read_text().splitlines()
+        free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
+    try:
+        group = root / "sys/fs/cgroup"
+        limit = int((group / "memory.max").read_text())
+        free = min(free, limit - int((group / "memory.current").read_text()))
+    except (OSError, ValueError):  # no control group, or "max"
+        pass
+    return int(_CPU_SHARE * max(free, 0))
+
+
+def slot_bytes(options: PoolOptions, layers: Sequence[LayerSpec], max_model_len: int) -> int:
+    """Return the memory of a pool's slots, with equal shares of kept entries."""
+    kinds = layer_kinds(options.policy.resolve(max_model_len), layers, max_model_len)
+    return sum(
+        SlotCache(kind.policy.layout, options.num_slots, layer.num_kv_heads, layer.planes, "meta").num_bytes
+        for kind, layer in zip(kinds, layers, strict=True)
+    )
+
+
+def sized_pools(
+    config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int, free: int | None
+) -> tuple[PoolOptions, ...]:
+    """Return the pools with a capacity for those that have none: as many entries as fit into `free` bytes.
+
+    It is at most `max_model_len` and at least the usual default, whether or not that fits. Pools without a
+    capacity share what the others and the scratches leave.
+    """
+    unsized = [options for options in config.pools if options.policy.has_default_capacity]
+    if free is None or not unsized:
+        return config.pools
+    sized = [options for options in config.pools if not options.policy.has_default_capacity]
+    scratch = ScratchLayout(min(config.scratch_capacity or max_model_len, max_model_len))
+    taken = sum(
+        each.num_bytes
+        for each in allocate_scratches(scratch, config.num_scratch, layers, torch.device("meta"))
+    )
+    taken += sum(slot_bytes(options, layers, max_model_len) for options in sized)
+    budget = (free - taken) // len(unsized)
+
+    def with_capacity(options: PoolOptions, capacity: int) -> PoolOptions:
+        return replace(options, policy=options.policy.with_default_capacity(capacity, max_model_len))
+
+    def needed(options: PoolOptions, capacity: int) -> int:
+        return slot_bytes(with_capacity(options, capacity), layers, max_model_len)
+
+    def fitted(options: PoolOptions) -> PoolOptions:
+        if not options.policy.has_default_capacity:
+            return options
+        # First, since slots that keep all tokens in order need no indices of those that they kept.
+        if scratch.max_tokens == max_model_len and needed(options, max_model_len) <= budget:
+            return with_capacity(options, max_model_len)
+        least = min(DEFAULT_CAPACITY, max_model_len)
+        # A slot that is filled from a scratch is smaller than that.
+        most = min(scratch.max_tokens - HELD_WINDOW, max_model_len - 1)
+        capacities = range(least, max(most, least) + 1, _STEP)
+        num_fitting = bisect_right(capacities, budget, key=lambda capacity: needed(options, capacity))
+        capacity = capacities[max(num_fitting - 1, 0)]
+        if num_fitting > 0:
+            logger.info(
+                "slots of pool %s have %d entries: %d of them fit into %.1f GB, but not slots of %d",
+                options.label,
+                capacity,
+                options.num_slots,
+                budget / 1e9,
+                max_model_len,
+            )
+        return with_capacity(options, capacity)
+
+    return tuple(map(fitted, config.pools))

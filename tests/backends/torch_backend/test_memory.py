@@ -1,0 +1,162 @@
+"""Slots whose size follows from the free memory."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from backends.config import BackendConfig
+from backends.torch_backend.backend import TorchBackend
+from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.memory import free_bytes, sized_pools, slot_bytes
+from backends.torch_backend.model.probe import LayerSpec
+from backends.torch_backend.spec import layer_kinds, scratch_layout
+from cache.policy import PolicyName
+from cache.policy_options import DEFAULT_CAPACITY, PolicyOptions
+from cache.pool_options import PoolOptions
+from cache.slots import PlaneSpec
+from tests.backends.checkpoints import save_checkpoint
+from tests.backends.driver import Driver, Request
+from tests.backends.oracle import random_prompt
+
+PLANES = (PlaneSpec("key", 8, torch.float32), PlaneSpec("value", 8, torch.float32))
+ENTRY = 2 * 2 * 8 * 4  # bytes of a layer
+FULL = LayerSpec(4, 2, PLANES, None)
+SLIDING = LayerSpec(4, 2, PLANES, 512)
+MAX_MODEL_LEN = 8192
+SCRATCH = 2 * (MAX_MODEL_LEN + 1) * ENTRY  # two of them, of a layer
+
+
+def sized(free: int, *pools: PoolOptions, layers: tuple[LayerSpec, ...] = (FULL,)) -> list[PolicyOptions]:
+    config = TorchBackendConfig("model", pools=pools or (PoolOptions(4),))
+    return [pool.policy for pool in sized_pools(config, layers, MAX_MODEL_LEN, free)]
+
+
+def test_a_slot_for_the_longest_sequence_loses_nothing() -> None:
+    [policy] = sized(SCRATCH + 4 * (MAX_MODEL_LEN + 1) * ENTRY)
+    resolved = policy.resolve(MAX_MODEL_LEN)
+    assert resolved.layout.capacity == resolved.num_exact_tokens(MAX_MODEL_LEN) == MAX_MODEL_LEN
+    assert not policy.measures_layers
+    assert resolved.max_direct_tokens >= MAX_MODEL_LEN, "a prompt needs no scratch"
+
+
+def test_slots_are_as_long_as_fit(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        [policy] = sized(SCRATCH + 4 * 5000 * ENTRY)
+    capacity = policy.resolve(MAX_MODEL_LEN).layout.capacity
+    assert f"slots of pool snapstream have {capacity} entries: 4 of them fit" in caplog.text
+    longer = replace(policy, slot_capacity=capacity + 64)
+    assert slot_bytes(PoolOptions(4, policy), (FULL,), MAX_MODEL_LEN) <= 4 * 5000 * ENTRY
+    assert slot_bytes(PoolOptions(4, longer), (FULL,), MAX_MODEL_LEN) > 4 * 5000 * ENTRY
+
+
+def test_slots_are_smaller_than_a_scratch_that_evicts() -> None:
+    config = TorchBackendConfig("model", pools=(PoolOptions(4),), scratch_capacity=4096)
+    [pool] = sized_pools(config, (FULL,), MAX_MODEL_LEN, 10**12)
+    policy = pool.policy.resolve(MAX_MODEL_LEN)
+    assert 4000 < policy.layout.capacity < 4096
+    kinds = layer_kinds(policy, (FULL,), MAX_MODEL_LEN)
+    assert scratch_layout(4096, MAX_MODEL_LEN, 512, kinds).max_tokens == 4096
+
+
+@pytest.mark.parametrize("free", [0, SCRATCH, SCRATCH + 4 * 1000 * ENTRY])
+def test_slots_are_never_shorter_than_the_usual_default(free: int) -> None:
+    [policy] = sized(free)
+    assert policy.resolve(MAX_MODEL_LEN).layout.capacity == DEFAULT_CAPACITY
+
+
+def test_layers_with_a_sliding_window_leave_the_memory_to_the_others() -> None:
+    free = 2 * SCRATCH + 4 * 9000 * ENTRY
+    [policy] = sized(free, layers=(FULL, SLIDING))
+    [both_full] = sized(free, layers=(FULL, FULL))
+    assert policy.resolve(MAX_MODEL_LEN).layout.capacity == MAX_MODEL_LEN
+    assert both_full.resolve(MAX_MODEL_LEN).layout.capacity < 4500
+
+
+def test_pools_without_a_size_share_what_the_others_leave() -> None:
+    given = PoolOptions(2, PolicyOptions(PolicyName.FULL, slot_capacity=3000), "given")
+    pools = (given, PoolOptions(2, name="a"), PoolOptions(4, name="b"))
+    policies = sized(SCRATCH + (2 * 3001 + 2 * 2 * 6200) * ENTRY, *pools)
+    capacities = [policy.resolve(MAX_MODEL_LEN).layout.capacity for policy in policies]
+    assert capacities[0] == 3000
+    assert 5800 < capacities[1] < 6200
+    assert 2800 < capacities[2] < 3100
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        PolicyOptions(slot_capacity=100),
+        PolicyOptions(num_sink=2),
+        PolicyOptions(PolicyName.SNAPKV),
+        PolicyOptions(PolicyName.STREAMING_LLM),
+        PolicyOptions(PolicyName.FULL),
+    ],
+)
+def test_other_policies_and_given_sizes_stay(policy: PolicyOptions) -> None:
+    assert sized(10**12, PoolOptions(4, policy)) == [policy]
+
+
+def test_the_computed_bytes_are_the_allocated_ones(tmp_path: Path) -> None:
+    config = TorchBackendConfig(
+        str(save_checkpoint("gemma2", tmp_path)),
+        device=DeviceName.CPU,
+        dtype=DtypeName.FLOAT32,
+        pools=(PoolOptions(3),),
+        max_model_len=128,
+        fills_memory=True,
+        compile=False,
+    )
+    backend = TorchBackend(config)
+    [pool] = backend.pools
+    allocated = sum(layer.slots.num_bytes for layer in pool.cache.layers)
+    assert pool.spec.policy.layout.capacity == 128
+    options = PoolOptions(3, PolicyOptions(slot_capacity=128, num_kept=0))
+    layers = [
+        LayerSpec(
+            0,
+            layer.num_kv_heads,
+            tuple(PlaneSpec("", plane.shape[-1], plane.dtype) for plane in layer.slots.planes),
+            layer.kind.sliding_window,
+        )
+        for layer in pool.cache.layers
+    ]
+    assert slot_bytes(options, layers, 128) == allocated
+
+
+def test_answers_are_those_of_policy_full(tmp_path: Path) -> None:
+    config = TorchBackendConfig(
+        str(save_checkpoint("llama", tmp_path)),
+        device=DeviceName.CPU,
+        dtype=DtypeName.FLOAT32,
+        max_model_len=128,
+        fills_memory=True,
+        compile=False,
+    )
+    answers = []
+    for policy in (PolicyOptions(), PolicyOptions(PolicyName.FULL)):
+        request = Request(random_prompt(90))
+        Driver(TorchBackend(replace(config, pools=(PoolOptions(2, policy),))), 32).run(request, num_tokens=38)
+        answers.append(request.tokens)
+    assert answers[0] == answers[1]
+
+
+def test_a_cpus_free_memory_is_half_of_what_the_control_group_leaves(tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    assert free_bytes(cpu, tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
+    assert free_bytes(cpu, tmp_path) == 2000 * 1024
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    assert free_bytes(cpu, tmp_path) == 2000 * 1024
+    (group / "memory.max").write_text(f"{3000 * 1024}\n")
+    (group / "memory.current").write_text(f"{1000 * 1024}\n")
+    assert free_bytes(cpu, tmp_path) == 1000 * 1024
+
+
+def test_other_backends_keep_the_usual_default() -> None:
+    assert not BackendConfig("model").fills_memory

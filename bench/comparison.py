@@ -121,6 +121,12 @@ class Comparer:
         self._write()  # also writes the runs of other calls where no case was missing
         return self._result([self._runs[setting.label] for setting in settings])
 
+    def all_runs(self) -> SuiteResult:
+        """Return every run of the cases so far, those of earlier calls included, in the order of SETTINGS."""
+        order = {name: index for index, name in enumerate(SETTINGS)}
+        runs = sorted(self._runs.values(), key=lambda run: order[str(run.setting.policy)])
+        return self._result(runs)
+
     def _num_done(self, label: str) -> int:
         run = self._runs.get(label)
         return 0 if run is None else run.num_cases

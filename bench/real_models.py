@@ -75,24 +75,27 @@ class Comparison:
             print(f"layout {layout}", file=sys.stderr)
             folder = self.out / layout
             folder.mkdir(parents=True, exist_ok=True)
-            results[layout] = Comparer(self.config(layout), self.kvpress, folder).measure(settings)
+            comparer = Comparer(self.config(layout), self.kvpress, folder)
+            comparer.measure(settings)
+            results[layout] = comparer.all_runs()
             (self.out / "summary.md").write_text(summary(results))
         return results
 
 
 def summary(results: Mapping[str, SuiteResult]) -> str:
     """Return the mean scores as Markdown, with 95 % intervals, and each layout's table of tasks."""
-    first = next(iter(results.values()))
     rows = ["| mean over tasks, % | " + " | ".join(results) + " |", "|---" * (len(results) + 1) + "|"]
-    for index, run in enumerate(first.runs):
-        cells = [_mean(result, index) for result in results.values()]
-        rows.append(f"| {run.setting.label} | " + " | ".join(cells) + " |")
+    for label in dict.fromkeys(run.setting.label for result in results.values() for run in result.runs):
+        cells = [_mean(result, label) for result in results.values()]
+        rows.append(f"| {label} | " + " | ".join(cells) + " |")
     tables = [f"## {layout}\n\n{result.title}\n\n{table(result)}" for layout, result in results.items()]
     return "\n\n".join(["\n".join(rows), *tables])
 
 
-def _mean(result: SuiteResult, index: int) -> str:
-    run = result.runs[index]
+def _mean(result: SuiteResult, label: str) -> str:
+    run = next((run for run in result.runs if run.setting.label == label), None)
+    if run is None:
+        return "–"
     low, high = mean_interval([task.scores for task in run.tasks.values()])
     return f"{run.mean:.0f} ({low:.0f} to {high:.0f})"
 

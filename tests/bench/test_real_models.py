@@ -1,0 +1,41 @@
+"""The comparison over layouts: one file for each, and a summary of all."""
+
+import json
+import sys
+from pathlib import Path
+
+from bench.presses import Kvpress
+from bench.real_models import LAYOUTS, Comparison
+from commands.eval.options import ProseOptions, ProseSuiteOptions, ReportOptions, ServedOptions
+from server.options.models import DEMO_MODEL
+from tests.bench.test_presses import ECHO
+
+
+def comparison(out: Path, settings: list[str], layouts: list[str]) -> Comparison:
+    worker = out / "worker.py"
+    worker.write_text(ECHO)
+    kvpress = Kvpress(sys.executable, str(DEMO_MODEL), worker=(str(worker),))
+    cases = ProseOptions(tasks=("code",), num_cases=1, length=700, chat_template=False)
+    options = ProseSuiteOptions(ServedOptions(model=str(DEMO_MODEL)), cases, ReportOptions())
+    return Comparison(out, kvpress, settings, layouts, options)
+
+
+def test_each_layout_has_its_cases_and_the_summary_has_all_settings(tmp_path: Path) -> None:
+    comparison(tmp_path, ["kvpress none"], ["last", "first"]).measure()
+    comparison(tmp_path, ["kvpress SnapKV"], ["first", "last", "200-after"]).measure()
+    documents = {
+        layout: json.loads((tmp_path / layout / "comparison.json").read_text())
+        for layout in ("last", "first", "200-after")
+    }
+    assert [len(document["runs"]) for document in documents.values()] == [2, 2, 1]
+    assert documents["first"]["question_position"] == "first"
+    assert documents["200-after"]["trailing_tokens"] == 200
+    summary = (tmp_path / "summary.md").read_text()
+    assert "| mean over tasks, % | first | last | 200-after |" in summary
+    assert "| kvpress none | 0 (0 to 79) | 0 (0 to 79) | – |" in summary
+    assert "## 200-after" in summary
+
+
+def test_every_layout_writes_cases(tmp_path: Path) -> None:
+    for layout in LAYOUTS.keys() - {"turns"}:  # it needs a chat template, which the model lacks
+        assert comparison(tmp_path, [], [layout]).config(layout).cases.length == 700

@@ -60,7 +60,7 @@ def answer(model: Any, press: Any, prompt: dict[str, Any]) -> list[int]:
     num_read = prompt["num_prefill_tokens"]
     eos = model.generation_config.eos_token_id
     stops = eos if isinstance(eos, list) else [eos]
-    token_ids = torch.tensor([prompt["token_ids"]])
+    token_ids = torch.tensor([prompt["token_ids"]], device=model.device)
     cache = transformers.DynamicCache(config=model.config)
     with press(model) if press is not None else nullcontext():
         model.model(input_ids=token_ids[:, :num_read], past_key_values=cache)
@@ -71,9 +71,9 @@ def answer(model: Any, press: Any, prompt: dict[str, Any]) -> list[int]:
     while len(answer_ids) < prompt["max_tokens"]:
         token = pending.pop(0)
         logits = model(
-            input_ids=torch.tensor([[token]]),
+            input_ids=torch.tensor([[token]], device=model.device),
             past_key_values=cache,
-            position_ids=torch.tensor([[position]]),
+            position_ids=torch.tensor([[position]], device=model.device),
         ).logits
         position += 1
         if pending:
@@ -91,7 +91,7 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call, unused-ignore]
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(job["model"], dtype=job["dtype"])
-    model.eval()
+    model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
     press = None if job["press"] is None else PRESSES[job["press"]]()
     if press is not None:
         skip_sliding_layers(press)

@@ -6,6 +6,7 @@ whose text is in the folder and that was not compiled before. It locks the folde
 
 import fcntl
 import hashlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,11 @@ def code_folder(cache: Path) -> Path:
     return cache / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
+def build_folder(folder: Path) -> Path:
+    """Return inductor's folder while graphs are compiled. `TORCHINDUCTOR_CACHE_DIR` must name it."""
+    return folder / "build"
+
+
 def graph_path(folder: Path, key: str) -> Path:
     """Return the file of a compiled graph."""
     return folder / f"{key}.graph"
@@ -44,6 +50,8 @@ def main(folder: Path) -> None:
     """Build what the folder lacks, while other processes wait for its lock."""
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        # Of a process that was killed: inductor would take its unfinished files for finished ones.
+        shutil.rmtree(build_folder(folder), ignore_errors=True)
         kernels = folder / KERNELS
         if not kernels.exists():
             build_kernels(kernels)

@@ -6,16 +6,24 @@ slows the requests that are served meanwhile.
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from backends.torch_backend.compiled.build import KERNELS, code_folder, graph_path, source_path
+from backends.torch_backend.compiled.build import (
+    KERNELS,
+    build_folder,
+    code_folder,
+    graph_path,
+    source_path,
+)
 from backends.torch_backend.compiled.decode_step import DecodeStepGraphs
 from backends.torch_backend.compiled.layers import LayerGraphs
 from backends.torch_backend.native.kernels import Kernels, load_kernels
@@ -138,6 +146,10 @@ class CompiledCode:
             self._process.wait()
 
     @property
+    def _unpacked(self) -> Path:
+        return self._folder / "inductor"
+
+    @property
     def _log(self) -> Path:
         return self._folder / "log"
 
@@ -148,9 +160,10 @@ class CompiledCode:
     def _build(self) -> None:
         logger.info("compiling decode in the background, into %s", self._folder)
         command = [sys.executable, "-m", "backends.torch_backend.compiled.build", str(self._folder)]
-        environment = (
-            os.environ | _inductor_environment(self._folder) | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        )
+        environment = os.environ | {
+            "TORCHINDUCTOR_CACHE_DIR": str(build_folder(self._folder)),
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        }
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -177,8 +190,12 @@ class CompiledCode:
         # Any exception: torch reads files that another version or a full disk may have corrupted.
         except Exception as error:
             logger.warning(
-                "decode runs uncompiled, since its code cannot be loaded: %s: %s", type(error).__name__, error
+                "decode runs uncompiled, since its code cannot be loaded; the next start compiles it again: "
+                "%s: %s",
+                type(error).__name__,
+                error,
             )
+            self._delete_code()
             return
         self.times.load = time.monotonic() - start
         if self._keys:
@@ -188,22 +205,24 @@ class CompiledCode:
                 "no layer of the model has a graph: decode runs uncompiled, but with the native kernels"
             )
 
+    def _delete_code(self) -> None:
+        with suppress(OSError):
+            for key in self._keys:
+                graph_path(self._folder, key).unlink(missing_ok=True)
+            shutil.rmtree(self._unpacked)
+
     def _load(self) -> None:
         # Not at the top: this imports torch's compiler, which takes a second.
         from backends.torch_backend.torch_private.inductor import load_compiled
 
         # A graph's file is unpacked into inductor's own folder.
-        os.environ.update(_inductor_environment(self._folder))
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self._unpacked)
         load_kernels(self._folder / KERNELS)
         graphs = {key: load_compiled(graph_path(self._folder, key)) for key in self._keys}
         self._layers.use(graphs)
         for step in self.steps:
             step.use(graphs)
         self._kernels.use()
-
-
-def _inductor_environment(folder: Path) -> dict[str, str]:
-    return {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
 
 
 def _write(path: Path, text: str) -> None:

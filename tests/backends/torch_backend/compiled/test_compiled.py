@@ -83,6 +83,9 @@ def test_requests_are_served_while_code_is_compiled(
     folder = code_folder(tmp_path)
     folder.mkdir()
     shutil.copy(built_kernels, folder)  # they take the longest
+    unfinished = folder / "build" / "unfinished.so"  # of a process that was killed
+    unfinished.parent.mkdir()
+    unfinished.touch()
     backend = TorchBackend(replace(config, compile_cache=tmp_path))
     backend.warmup()
     sampling = replace(GREEDY, temperature=0.9, top_p=0.8, seed=1)
@@ -94,6 +97,7 @@ def test_requests_are_served_while_code_is_compiled(
     Driver(backend, 32).run(late, num_tokens=12)
     Driver(TorchBackend(replace(config, compile=False)), 32).run(plain, num_tokens=12)
     assert early.tokens == late.tokens == plain.tokens
+    assert not unfinished.exists()
     times = _compiled(backend).times
     assert times.trace > 0 < times.load
     assert times.compile > 0
@@ -112,6 +116,14 @@ def test_requests_are_served_while_code_is_compiled(
     assert sorted(layers) == [0, 0, 1], (
         "before the layers, after them, and one graph of the layers, which are alike"
     )
+
+    for graph in folder.glob("*.graph"):
+        graph.write_bytes(b"broken")
+    third = TorchBackend(replace(config, compile_cache=tmp_path))
+    third.warmup()
+    _proceed(third)
+    assert _is_compiled(third) == [False]
+    assert not list(folder.glob("*.graph")), "the next start compiles them again"
 
 
 def test_nothing_is_compiled_for_a_request(config: TorchBackendConfig) -> None:

@@ -26,6 +26,7 @@ from server.http.errors import ApiError, invalid_value, model_not_found, unsuppo
 from server.options.settings import Limits, ServerSettings
 from server.protocol.generation import GenerationRequest
 from server.services import Services
+from server.text.question import first_paragraph
 
 POOL_HEADER = "x-cache-pool"
 CACHE_POLICY_HEADER = "x-cache-policy"  # the older name
@@ -159,7 +160,9 @@ def _engine_request(
         timeout=_shorter(options.request_timeout, settings.request_timeout),
         num_prompt_logprobs=task.num_prompt_logprobs,
         num_prefill_tokens=options.num_prefill_tokens,
-        question_token_ids=question,
+        question_token_ids=first_paragraph(
+            question or prompt, services.renderer.vocabulary, spec.pools[pool].policy.num_echoed
+        ),
         requires_exact=bool(options.require_exact),
         pooling=task.pooling,
         pool=pool,

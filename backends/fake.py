@@ -22,10 +22,13 @@ from backends.interface import (
     PrefillBatch,
     PrefillRow,
     PrefillShape,
+    PrefixSpec,
     PromptPooling,
     SampledToken,
     ScratchSpec,
     SlotPoolSpec,
+    SlotStore,
+    StoredBlock,
 )
 from cache.policy import CachePolicy, full
 from cache.scratch import ScratchLayout
@@ -51,6 +54,7 @@ def fake_spec(
     max_decode_steps: int = 4,
     features: frozenset[Feature] = frozenset(Feature),
     embedding_size: int = 8,
+    prefixes: PrefixSpec | None = None,
 ) -> BackendSpec:
     """Return a spec for the fake backend, with these pools or one of `policy`, by default `full`."""
     policy = policy if policy is not None else full(max_model_len)
@@ -63,6 +67,7 @@ def fake_spec(
         features=features,
         max_decode_steps=max_decode_steps,
         embedding_size=embedding_size,
+        prefixes=prefixes,
     )
 
 
@@ -134,6 +139,7 @@ class FakeBackend:
         self.num_submitted = 0  # batches so far
         self._pools: tuple[dict[int, _Contents], ...] = tuple({} for _ in self._spec.pools)
         self._scratches: dict[int, _Contents] = {}
+        self._blocks: dict[int, tuple[int, ...]] = {}  # of the prefix store, the tokens of each number
 
     @property
     def spec(self) -> BackendSpec:
@@ -150,6 +156,7 @@ class FakeBackend:
         for slots in self._pools:
             slots.clear()
         self._scratches.clear()
+        self._blocks.clear()
 
     def submit(self, batch: Batch) -> Done:
         elapsed = self._step_time(batch)
@@ -157,7 +164,10 @@ class FakeBackend:
         self.num_submitted += 1
         fault = self._faults.get(self.num_submitted - 1)
         if fault is not None:
+            self._spoil_blocks(batch)
             return Done(fault)
+        for store in batch.slot_stores:
+            self._store_slot(store)
         return Done(
             self._prefill(batch, elapsed) if isinstance(batch, PrefillBatch) else self._decode(batch, elapsed)
         )
@@ -165,6 +175,9 @@ class FakeBackend:
     def _prefill(self, batch: PrefillBatch, elapsed: float) -> BatchResult:
         self._check_prefill(batch)
         slots = self._pools[batch.pool]
+        for row in batch.rows:
+            if row.is_first:
+                self._begin(row, slots)
         scores = tuple(self._score(row, slots) for row in batch.rows)  # before the chunk is written
         hidden = tuple(self._pooled(row, slots) for row in batch.rows)
         return BatchResult(tuple(self._read(row, slots) for row in batch.rows), elapsed, scores, hidden)
@@ -174,6 +187,8 @@ class FakeBackend:
         contents = self._contents(row, slots)
         for held in contents:
             held.write(row.token_ids)
+        for block in row.stored_blocks:
+            self._store_block(block, contents[0].token_ids)
         if not row.is_last:
             return ()
         if row.scratch is not None:
@@ -185,17 +200,48 @@ class FakeBackend:
         )
 
     def _contents(self, row: PrefillRow, slots: dict[int, _Contents]) -> list[_Contents]:
-        """Return where a chunk is written, emptied first if it is a prompt's first chunk."""
-        if row.scratch is None:
-            store = slots
-            indices = row.slots
-        else:
-            store = self._scratches
-            indices = (row.scratch,)
-        if row.start == 0:
-            store.update({index: _Contents(row.num_prompt_tokens) for index in indices})
+        """Return where a chunk is written."""
+        store, indices = self._target(row, slots)
         assert all(index in store for index in indices), f"a prompt continues where it did not begin: {row}"
         return [store[index] for index in indices]
+
+    def _target(
+        self, row: PrefillRow, slots: dict[int, _Contents]
+    ) -> tuple[dict[int, _Contents], tuple[int, ...]]:
+        return (slots, row.slots) if row.scratch is None else (self._scratches, (row.scratch,))
+
+    def _begin(self, row: PrefillRow, slots: dict[int, _Contents]) -> None:
+        """Empty what a prompt is read into, and restore its stored blocks."""
+        restored = [token_id for number in row.restored_blocks for token_id in self._blocks[number]]
+        assert tuple(restored) == row.restored_token_ids, "the blocks hold other tokens"
+        store, indices = self._target(row, slots)
+        for index in indices:
+            store[index] = _Contents(row.num_prompt_tokens)
+            store[index].write(restored)
+
+    def _store_slot(self, store: SlotStore) -> None:
+        held = self._pools[store.pool][store.slot]
+        assert held.num_prompt_tokens == store.num_prompt_tokens, (store, held)
+        assert tuple(held.token_ids[: len(store.token_ids)]) == store.token_ids, (store, held)
+        for block in store.blocks:
+            self._store_block(block, held.token_ids)
+
+    def _store_block(self, block: StoredBlock, token_ids: Sequence[int]) -> None:
+        assert self._spec.prefixes is not None, "this backend stores no blocks"
+        size = self._spec.prefixes.block_tokens
+        assert 0 <= block.number < self._spec.prefixes.num_blocks, block
+        tokens = tuple(token_ids[block.index * size : (block.index + 1) * size])
+        assert len(tokens) == size, (block, "the block's tokens are not all written")
+        self._blocks[block.number] = tokens
+
+    def _spoil_blocks(self, batch: Batch) -> None:
+        """Let what a failed step was to store hold nothing, so that a later restore of it is noticed."""
+        stored = [store.blocks for store in batch.slot_stores]
+        if isinstance(batch, PrefillBatch):
+            stored += [row.stored_blocks for row in batch.rows]
+        for blocks in stored:
+            for block in blocks:
+                self._blocks.pop(block.number, None)
 
     def _score(self, row: PrefillRow, slots: dict[int, _Contents]) -> tuple[SampledToken, ...]:
         if row.score is None:
@@ -278,7 +324,7 @@ class FakeBackend:
         else:
             self._check_round(row, self._spec.scratch.layout, pool)
         assert row.scratch is not None or row.slots, "a row with neither slot nor scratch"
-        if row.start > 0:
+        if not row.is_first:
             for held in self._contents(row, self._pools[pool]):
                 assert (len(held.token_ids), held.num_prompt_tokens) == (
                     row.start,

@@ -122,6 +122,25 @@ class PromptScore:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredBlock:
+    """A block that is written to the prefix store: its number there, and its index in the sequence."""
+
+    number: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStore:
+    """Blocks to store of a sequence that has ended. Its slot still holds all of its tokens."""
+
+    pool: int
+    slot: int
+    num_prompt_tokens: int
+    token_ids: tuple[int, ...]  # of the sequence, up to the last block's end
+    blocks: tuple[StoredBlock, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillRow:
     """A chunk of one prompt.
 
@@ -134,6 +153,10 @@ class PrefillRow:
     Their attention selects the entries that the scratch evicts after the chunk. `echo` are tokens of the
     question, for such a chunk and for a last chunk that is packed. They are read again behind the prompt, and
     vote too. Nothing of them is kept.
+
+    A prompt's first chunk begins where its `restored_blocks` end: these numbers of the prefix store hold the
+    tokens before it, `restored_token_ids`. `stored_blocks` end with this chunk or before, and are stored
+    after it is read, and before the scratch evicts.
     """
 
     request_id: str
@@ -147,6 +170,13 @@ class PrefillRow:
     ahead: tuple[int, ...] = ()
     echo: tuple[int, ...] = ()
     pooling: PromptPooling | None = None  # not None: return the chunk's hidden states
+    restored_token_ids: tuple[int, ...] = ()
+    restored_blocks: tuple[int, ...] = ()
+    stored_blocks: tuple[StoredBlock, ...] = ()
+
+    @property
+    def is_first(self) -> bool:
+        return self.start == len(self.restored_token_ids)
 
     @property
     def is_last(self) -> bool:
@@ -158,12 +188,13 @@ class PrefillBatch:
     """Chunks of different prompts, read in one step of shape `shape`.
 
     Either all rows have a scratch or none has. Either all are pooled or none is; pooled rows have no scores
-    and draws.
+    and draws. `slot_stores` are stored before anything else, then all rows are restored, then read.
     """
 
     rows: tuple[PrefillRow, ...]
     shape: "PrefillShape"
     pool: int = 0
+    slot_stores: tuple[SlotStore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +211,15 @@ class DecodeRow:
 
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
-    """`num_steps` decode steps of every row. Each step adds one to `Draw.output_index`."""
+    """`num_steps` decode steps of every row. Each step adds one to `Draw.output_index`.
+
+    `slot_stores` are stored first.
+    """
 
     rows: tuple[DecodeRow, ...]
     num_steps: int = 1
     pool: int = 0
+    slot_stores: tuple[SlotStore, ...] = ()
 
 
 Batch: TypeAlias = PrefillBatch | DecodeBatch
@@ -247,6 +282,15 @@ class ScratchSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixSpec:
+    """The store of uncompressed blocks of prompts, of `block_tokens` tokens each, from the first one on."""
+
+    num_blocks: int
+    block_tokens: int
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class BackendSpec:
     """The limits and features of a backend, fixed when it is built."""
 
@@ -259,6 +303,7 @@ class BackendSpec:
     max_decode_steps: int = 1
     simulated: bool = False
     embedding_size: int = 0  # of a pooled prompt; 0: pooling is not supported
+    prefixes: PrefixSpec | None = None  # None: nothing of a prompt is stored for later ones
     description: str = ""  # type, device and memory, for people
 
 

@@ -115,7 +115,8 @@ class TimedBackend:
         self._cost_model = cost_model
         self._clock = clock
         self._faults = tuple(faults)
-        self._spec = replace(inner.spec, simulated=True)
+        # No cost model knows what it takes to restore a block, so a simulated machine stores none.
+        self._spec = replace(inner.spec, simulated=True, prefixes=None)
         self._num_steps = 0
         self._busy_until = clock.now()
 

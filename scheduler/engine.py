@@ -11,7 +11,16 @@ from typing import TypeAlias
 
 from backends.clock import Clock
 from backends.interface import Backend, BackendError, BackendUnusableError, Batch
-from scheduler.messages import Abort, Add, EngineInput, EngineOutput, Finish, FinishReason, Shutdown
+from scheduler.messages import (
+    Abort,
+    Add,
+    EngineInput,
+    EngineOutput,
+    Finish,
+    FinishReason,
+    ResetPrefixes,
+    Shutdown,
+)
 from scheduler.scheduler import Scheduler
 from scheduler.stats import BatchRecord, StepRecord
 
@@ -86,6 +95,8 @@ class EngineCore:
                 self._scheduler.finish(message)
             case Abort():
                 self._scheduler.abort(message)
+            case ResetPrefixes():
+                self._scheduler.reset_prefixes()
             case Shutdown():
                 self._is_shutting_down = True
 
@@ -107,8 +118,8 @@ class EngineCore:
         self._deliver_outputs(deliver)
         self.is_idle = True
         while not (self._is_shutting_down and self._inbox.empty()):
-            # `Finish` and `Abort` are dropped: they name sequences that `fail_all` or `refuse` has ended, and
-            # a second final output would break the promise of exactly one.
+            # The others are dropped. `Finish` and `Abort` name sequences that `fail_all` or `refuse` has
+            # ended, and a second final output would break the promise of exactly one.
             match self._inbox.get():
                 case Add() as add:
                     self._scheduler.refuse(add, reason, message)

@@ -66,6 +66,7 @@ class Add:
     grammar: str | None = None  # of the answer, in the form that `scheduler.constraints.Constraints` reads
     is_background: bool = False
     tenant: str = ""  # an opaque name
+    cache_salt: str = ""  # only prompts with the same salt share stored blocks
 
     @property
     def num_forced_tokens(self) -> int:
@@ -115,11 +116,16 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class ResetPrefixes:
+    """Forget all stored blocks of prompts."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """End the engine: every open choice gets a final output, then the loop returns."""
 
 
-EngineInput: TypeAlias = AdmittedAdd | Finish | Abort | Shutdown
+EngineInput: TypeAlias = AdmittedAdd | Finish | Abort | ResetPrefixes | Shutdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +166,7 @@ class Final:
     num_prompt_tokens: int
     num_output_tokens: int  # with the stop token, which is in no output's `tokens`
     num_packed_prompt_tokens: int = 0  # prompt tokens whose log-probabilities were computed from the slot
+    num_cached_tokens: int = 0  # of the prompt, restored from stored blocks instead of read
     num_prefill_output_tokens: int = 0  # 1 if prefill, not decode, sampled the first token of the output
     num_discarded_tokens: int = 0  # generated beyond the end, never counted in usage
     cache: CacheUse | None = None  # None when no slot ever held the whole prompt

@@ -21,6 +21,9 @@ class Prefill:
     num_echoed: int = 0
     prompt_logprobs: list[SampledToken] = field(default_factory=list)
     hidden: tuple[float, ...] = ()  # pooled so far: the sum over the tokens read, or the last token's
+    block_keys: tuple[bytes, ...] = ()  # of the prompt's blocks that may be stored
+    restored_blocks: tuple[int, ...] = ()  # their numbers; final once `has_begun`
+    has_begun: bool = False  # its first chunk was scheduled
 
     @property
     def pool(self) -> int:
@@ -54,6 +57,19 @@ class Prefill:
         length = self.requests[0].num_prefill_tokens
         return length if self.scratch is None else self.layout.round_end(self.num_computed_tokens, length)
 
+    def restore(self, blocks: tuple[int, ...], block_tokens: int) -> None:
+        """Begin the prompt behind these stored blocks. Only before its first chunk."""
+        assert not self.has_begun, "a prompt continues where it was read to"
+        self.restored_blocks = blocks
+        for request in self.requests:
+            request.num_computed_tokens = len(blocks) * block_tokens
+
+    def begin(self) -> None:
+        """Note that its first chunk is scheduled, and that what precedes this chunk is restored."""
+        self.has_begun = True
+        for request in self.requests:
+            request.num_cached_tokens = request.num_computed_tokens
+
     def row(self, max_tokens: int) -> PrefillRow:
         """Return the prompt's next chunk, of at most `max_tokens` tokens."""
         add = self.requests[0].add
@@ -78,6 +94,8 @@ class Prefill:
             ahead=add.prompt_token_ids[length - self.layout.num_ahead : length] if evicts else (),
             echo=self._echo() if evicts or is_packed else (),
             pooling=add.pooling,
+            restored_token_ids=() if self.has_begun else add.prompt_token_ids[:start],
+            restored_blocks=() if self.has_begun else self.restored_blocks,
         )
 
     def _echo(self) -> tuple[int, ...]:

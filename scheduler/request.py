@@ -36,10 +36,11 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     slot: int | None = None
     num_computed_tokens: int = 0  # tokens written into the cache: the index of the next one to be written
+    num_cached_tokens: int = 0  # of these, restored from stored blocks
     num_forced_left: int = field(init=False)  # forced tokens that decode has yet to read
     prompt_logprobs: list[SampledToken] = field(default_factory=list)  # until they are complete and emitted
     embedding: tuple[float, ...] = ()  # of a prompt that was pooled, at its end
-    num_output_tokens: int = 0
+    output_token_ids: list[int] = field(default_factory=list)
     num_discarded_tokens: int = 0
     last_token_id: int = -1
     finish_reason: FinishReason | None = None
@@ -73,6 +74,16 @@ class Request:
         if self.status <= RequestStatus.PREFILL:
             return self.num_computed_tokens
         return self.num_prompt_tokens - self.num_forced_left
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_token_ids)
+
+    @property
+    def written_token_ids(self) -> tuple[int, ...]:
+        """The sequence's tokens that were written into its slot, without those discarded."""
+        token_ids = (*self.add.prompt_token_ids, *self.output_token_ids)
+        return token_ids[: self.num_computed_tokens]
 
     @property
     def is_finished(self) -> bool:
@@ -154,7 +165,7 @@ class Request:
             self.finish_reason = FinishReason.STOP  # also before `min_tokens`: nothing may follow
         elif self.num_output_tokens + len(kept) == self.add.stop.max_tokens:
             self.finish_reason = FinishReason.LENGTH
-        self.num_output_tokens += len(kept)
+        self.output_token_ids += (token.token_id for token in kept)
         self.num_discarded_tokens += len(drawn) - len(kept)
         return kept[:stop_index]
 
@@ -193,7 +204,7 @@ class Request:
         """End the answer after its first `num_tokens` tokens."""
         num_kept = min(num_tokens, self.num_output_tokens)
         self.num_discarded_tokens += self.num_output_tokens - num_kept
-        self.num_output_tokens = num_kept
+        del self.output_token_ids[num_kept:]
 
     def final(
         self, reason: FinishReason, now: float, policy: CachePolicy, message: str | None = None
@@ -204,6 +215,7 @@ class Request:
             timing=Timing(self.add.arrival_time, self.admitted_time, self.first_token_time, now),
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self.num_output_tokens,
+            num_cached_tokens=self.num_cached_tokens,
             num_packed_prompt_tokens=max(self.add.num_forced_tokens - self.num_forced_left - 1, 0),
             num_prefill_output_tokens=int(self.num_output_tokens > 0 and self.add.num_forced_tokens == 0),
             num_discarded_tokens=self.num_discarded_tokens,

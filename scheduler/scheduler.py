@@ -14,9 +14,18 @@ soon as both are free.
 import heapq
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from backends.clock import Clock
-from backends.interface import BackendSpec, Batch, BatchResult, DecodeBatch, PrefillBatch, SampledToken
+from backends.interface import (
+    BackendSpec,
+    Batch,
+    BatchResult,
+    DecodeBatch,
+    PrefillBatch,
+    PrefillRow,
+    SampledToken,
+)
 from cache.free_list import FreeList
 from scheduler.admission import needs_scratch
 from scheduler.config import SchedulerConfig
@@ -26,6 +35,7 @@ from scheduler.messages import Abort, Add, AdmittedAdd, EngineOutput, Final, Fin
 from scheduler.pacing import Pacing
 from scheduler.pool_state import PoolState
 from scheduler.prefill import Prefill
+from scheduler.prefix_reuse import PrefixReuse
 from scheduler.request import Request, RequestStatus
 from scheduler.stats import PoolStats, SchedulerStats, SlotUse
 from scheduler.waiting import WaitingQueue
@@ -48,6 +58,7 @@ class Scheduler:
         self._pools = tuple(PoolState(index, pool) for index, pool in enumerate(spec.pools))
         self._rotation = DecodeRotation(self._pools, min(spec.max_decode_steps, config.max_decode_steps))
         self._scratches = FreeList(spec.scratch.num_scratch)
+        self._prefixes = PrefixReuse(spec)
         self._pacing = Pacing(spec.prefill_shapes, config.max_inter_token_latency)
         self._waiting = WaitingQueue(config.order)
         self._reading: list[Prefill] = []  # in the order of admission
@@ -100,12 +111,15 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """Admit the sequences for which there is room and return the next step; None: no sequence is left."""
         self._admit()
-        batch = None if self._rotation.is_under_way else self._prefill_batch()
-        return batch or self._rotation.next_batch(self._waiting, self._pacing, self._clock.now())
+        batch = self._next_batch()
+        if batch is None:
+            return None
+        return replace(batch, slot_stores=self._prefixes.take_slot_stores())
 
     def update(self, batch: Batch, result: BatchResult) -> None:
         """Apply a step's result to its sequences."""
         now = self._clock.now()
+        self._prefixes.update()
         if isinstance(batch, PrefillBatch):
             self._update_prefill(batch, result, now)
         else:
@@ -114,6 +128,7 @@ class Scheduler:
 
     def fail(self, batch: Batch, error: Exception) -> None:
         """End the sequences of a step that failed."""
+        self._prefixes.fail()
         if isinstance(batch, PrefillBatch):
             failed = [request for prefill in self._in_flight for request in prefill.requests]
         else:
@@ -134,6 +149,10 @@ class Scheduler:
         for pool in self._pools:
             pool.decoding.clear()
         self._waiting = WaitingQueue(self._config.order)
+
+    def reset_prefixes(self) -> None:
+        """Forget all stored blocks of prompts."""
+        self._prefixes.reset()
 
     def refuse(self, add: Add, reason: FinishReason, message: str) -> None:
         """Give each choice of a request its final output without queueing it."""
@@ -167,6 +186,7 @@ class Scheduler:
             num_unread_prompt_tokens=sum(prefill.num_remaining_tokens for prefill in self._reading),
             num_discarded_tokens=self._num_discarded_tokens,
             pools=pools,
+            prefixes=self._prefixes.stats(),
             slots=tuple(self._slot_uses()) if self._config.reports_slots else (),
         )
 
@@ -181,6 +201,7 @@ class Scheduler:
         for pool in self._pools:
             slots = [request.slot for request in requests if request.add.pool == pool.index]
             _check_held(pool.slots, slots, f"slots of pool {pool.index}")
+        self._prefixes.check_integrity()
         _check_held(self._scratches, [prefill.scratch for prefill in self._reading], "scratches")
         num_open = sum(len(choices) for choices in self._open.values())
         assert len(requests) + len(self._waiting) == num_open, (len(requests), len(self._waiting), num_open)
@@ -236,6 +257,7 @@ class Scheduler:
             for admitted in prefill.requests:
                 self._take_slot(admitted)
             self._waiting.charge(request.add, num_input=prefill.num_remaining_tokens)
+            self._prefixes.admit(prefill)
             self._reading.append(prefill)
 
     def _has_room(self, request: Request) -> bool:
@@ -272,6 +294,10 @@ class Scheduler:
 
     # Steps
 
+    def _next_batch(self) -> Batch | None:
+        batch = None if self._rotation.is_under_way else self._prefill_batch()
+        return batch or self._rotation.next_batch(self._waiting, self._pacing, self._clock.now())
+
     def _prefill_batch(self) -> PrefillBatch | None:
         """Return a batch with the oldest prompt or the one with the fewest tokens left, and others that fit.
 
@@ -281,6 +307,7 @@ class Scheduler:
         """
         if not self._reading:
             return None
+        self._prefixes.match(self._reading)
         first = self._reading[0]
         if not self._reads_oldest:
             first = min(self._reading, key=lambda prefill: prefill.num_remaining_tokens)
@@ -291,8 +318,16 @@ class Scheduler:
         if shape is None:
             return None
         self._in_flight = tuple(prompts[: shape.num_rows])
-        rows = tuple(prefill.row(shape.num_tokens) for prefill in self._in_flight)
+        rows = tuple(self._prefill_row(prefill, shape.num_tokens) for prefill in self._in_flight)
         return PrefillBatch(rows, shape, first.pool)
+
+    def _prefill_row(self, prefill: Prefill, max_tokens: int) -> PrefillRow:
+        row = prefill.row(max_tokens)
+        if not prefill.has_begun:
+            # Admission charged the whole prompt: refund the part that is restored.
+            self._prefixes.begin(prefill)
+            self._waiting.charge(prefill.requests[0].add, num_input=-prefill.num_computed_tokens)
+        return replace(row, stored_blocks=self._prefixes.store(prefill, row.start + len(row.token_ids)))
 
     def _update_prefill(self, batch: PrefillBatch, result: BatchResult, now: float) -> None:
         self._reads_oldest = not self._reads_oldest
@@ -376,6 +411,8 @@ class Scheduler:
             del self._open[request.add.request_id]
         self._emit(request, tokens, final)
         self._num_discarded_tokens += request.num_discarded_tokens
+        if reason is not FinishReason.ERROR:  # after which the slot's contents are unknown
+            self._prefixes.store_answer(request)
         self._release(request)
         request.status = RequestStatus.FINISHED
 
@@ -399,8 +436,10 @@ class Scheduler:
         prefill.requests.remove(request)
         if not prefill.requests:
             self._reading.remove(prefill)
-            # Admission charged the whole prompt: refund the part that was not read.
-            num_unread = request.num_prefill_tokens - request.num_computed_tokens
+            # Admission charged the whole prompt: refund the part that was neither read nor restored.
+            num_unread = request.num_prefill_tokens
+            if prefill.has_begun:
+                num_unread -= request.num_computed_tokens
             self._waiting.charge(request.add, num_input=-num_unread)
             if prefill.scratch is not None:
                 self._scratches.release(prefill.scratch)

@@ -57,6 +57,16 @@ class SlotUse:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixStats:
+    """The use of stored prefixes, in tokens and blocks since the start; `num_blocks` now."""
+
+    num_queried_tokens: int = 0  # of prompts whose reading began
+    num_hit_tokens: int = 0  # of these, restored
+    num_evicted_blocks: int = 0
+    num_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SchedulerStats:
     """The scheduler's state at one moment. Sequences are choices."""
 
@@ -67,6 +77,7 @@ class SchedulerStats:
     num_unread_prompt_tokens: int  # of the prompts that prefill reads now
     num_discarded_tokens: int  # since the start, of the sequences that have ended
     pools: tuple[PoolStats, ...]  # in the backend's order
+    prefixes: PrefixStats = PrefixStats()
     slots: tuple[SlotUse, ...] = ()  # the held slots, if `SchedulerConfig.reports_slots`
 
 

@@ -35,6 +35,7 @@ from backends.torch_backend.native.kernels import Kernels, kernels_are_supported
 from backends.torch_backend.pending import DecodedSteps, Finished, Output, Running, failure
 from backends.torch_backend.pool import TorchPool, allocate_scratches
 from backends.torch_backend.prefill import Prefill
+from backends.torch_backend.prefix_store import PrefixStore, prefix_spec
 from backends.torch_backend.sampling.logprobs import Sampled
 from backends.torch_backend.sampling.sampler import DrawPlan, check_token_ids
 from backends.torch_backend.spec import (
@@ -86,8 +87,12 @@ class TorchBackend:
         )
         specs = tuple(pool.spec for pool in self.pools)
         description = _description(config, self._model, num_parameters, self.pools)
-        self._spec = backend_spec(config, self._model.config, max_model_len, specs, scratch, description)
-        self._prefill = Prefill(self._model, self._spec)
+        prefixes = prefix_spec(config.prefix_cache_bytes or 0, layers)
+        self.prefixes = PrefixStore(prefixes, layers, self._device) if prefixes is not None else None
+        self._spec = backend_spec(
+            config, self._model.config, max_model_len, specs, scratch, prefixes, description
+        )
+        self._prefill = Prefill(self._model, self._spec, self.prefixes)
         self._recorder = recorder or _default_recorder(config, self._device)
         self._graphs: tuple[DecodeGraphs, ...] = ()
         self.compiled = self._compiled_code(config)
@@ -148,6 +153,9 @@ class TorchBackend:
         started = self._clock.now()
         try:
             with torch.inference_mode():
+                for store in batch.slot_stores:
+                    if self.prefixes is not None:
+                        self.prefixes.store_slot(self.pools[store.pool], store)
                 output: Output
                 if isinstance(batch, PrefillBatch):
                     output = self._prefill.run(self.pools[batch.pool], batch)
@@ -167,7 +175,7 @@ class TorchBackend:
         """Free the device's memory."""
         if self.compiled is not None:
             self.compiled.close()
-        del self._model, self._prefill, self.pools, self._graphs, self._recorder
+        del self._model, self._prefill, self.prefixes, self.pools, self._graphs, self._recorder
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

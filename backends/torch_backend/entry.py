@@ -24,6 +24,7 @@ def _configure(
         scratch_capacity=base.scratch_capacity,
         prefill_chunk=base.prefill_chunk,
         fills_memory=base.fills_memory,
+        prefix_cache_bytes=base.prefix_cache_bytes,
         device=options.device,
         dtype=options.dtype,
         quantization=options.quantization,

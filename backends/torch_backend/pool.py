@@ -25,6 +25,10 @@ class TorchPool:
     cache: ModelCache
     sampler: Sampler
 
+    @property
+    def device(self) -> torch.device:
+        return self.cache.layers[0].slots.kept_index.device
+
     @classmethod
     def build(
         cls,

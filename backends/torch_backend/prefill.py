@@ -8,6 +8,7 @@ from backends.interface import BackendSpec, PrefillBatch, PrefillRow, PromptPool
 from backends.torch_backend.forward.plan import ForwardPass, prefill_pass, voting_pass
 from backends.torch_backend.pending import Outcome
 from backends.torch_backend.pool import TorchPool
+from backends.torch_backend.prefix_store import PrefixStore
 from backends.torch_backend.sampling.logprobs import log_probabilities, steps_to_host
 from backends.torch_backend.sampling.sampler import check_token_ids
 
@@ -17,8 +18,9 @@ _SCORED_AT_ONCE = 64  # prompt tokens whose log-probabilities are in memory toge
 class Prefill:
     """Reads batches of chunks for all pools of a backend."""
 
-    def __init__(self, model: PreTrainedModel, spec: BackendSpec) -> None:
+    def __init__(self, model: PreTrainedModel, spec: BackendSpec, prefixes: PrefixStore | None) -> None:
         self._model = model
+        self._prefixes = prefixes
         self._device = model.device
         self._spec = spec
         self._scratch = spec.scratch.layout
@@ -32,19 +34,27 @@ class Prefill:
             self._begin_chunk(pool, row)
         outcome = self._read(pool, batch)
         for row in batch.rows:
+            if row.stored_blocks and self._prefixes is not None:
+                self._prefixes.store(pool, row)
             if row.ahead:
                 self._evict(pool, row)
         return outcome
 
     def _begin_chunk(self, pool: TorchPool, row: PrefillRow) -> None:
-        """Clear the slots and the scratch of a new prompt; count the chunk's tokens for the penalties."""
-        if row.start == 0:
+        """Clear the slots and the scratch of a new prompt, and restore its stored blocks.
+
+        Counts the chunk's tokens, and those restored, for the penalties.
+        """
+        if row.is_first:
             pool.sampler.begin(row.slots)
             for layer in pool.cache.layers:
                 if row.scratch is None:
                     layer.clear_slot(row.slots[0])
                 else:
                     layer.clear_scratch(row.scratch)
+            if row.restored_blocks and self._prefixes is not None:
+                self._prefixes.restore(pool, row)
+                pool.sampler.read_prompt(row.slots, row.restored_token_ids)
         pool.sampler.read_prompt(row.slots, row.token_ids)
 
     def _read(self, pool: TorchPool, batch: PrefillBatch) -> Outcome:

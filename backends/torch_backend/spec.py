@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedConfig
 
 from backends.config import DEFAULT_MAX_MODEL_LEN
-from backends.interface import BackendSpec, Feature, PrefillShape, ScratchSpec, SlotPoolSpec
+from backends.interface import BackendSpec, Feature, PrefillShape, PrefixSpec, ScratchSpec, SlotPoolSpec
 from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.forward.step import LayerKind
 from backends.torch_backend.model.induction import InductionScore
@@ -154,9 +154,10 @@ def backend_spec(
     max_model_len: int,
     pools: tuple[SlotPoolSpec, ...],
     scratch: ScratchSpec,
+    prefixes: PrefixSpec | None,
     description: str,
 ) -> BackendSpec:
-    """Return the limits of a backend with these pools and scratches."""
+    """Return the limits of a backend with these pools, scratches and stored prefixes."""
     return BackendSpec(
         vocab_size=model.vocab_size,
         max_model_len=max_model_len,
@@ -166,5 +167,6 @@ def backend_spec(
         features=frozenset(Feature),
         max_decode_steps=MAX_DECODE_STEPS,
         embedding_size=model.hidden_size,
+        prefixes=prefixes,
         description=description,
     )

@@ -6,7 +6,7 @@ from queue import SimpleQueue
 from backends.clock import VirtualClock
 from backends.fake import FakeBackend
 from backends.fake_model import expected_tokens
-from backends.interface import BackendError, BackendSpec, Batch, SamplingParams
+from backends.interface import Backend, BackendError, BackendSpec, Batch, PromptPooling, SamplingParams
 from scheduler.config import SchedulerConfig
 from scheduler.constraints import Constraints
 from scheduler.engine import EngineCore
@@ -36,12 +36,16 @@ def request(
     grammar: str | None = None,
     is_background: bool = False,
     tenant: str = "",
+    prompt_token_ids: tuple[int, ...] | None = None,
+    pooling: PromptPooling | None = None,
+    cache_salt: str = "",
 ) -> AdmittedAdd:
     """Return an admitted request. Its prompt depends on its id, so mixed-up sequences are detected."""
     base = sum(map(ord, request_id))
     add = Add(
         request_id=request_id,
-        prompt_token_ids=tuple((base + 7 * index) % 500 for index in range(num_prompt_tokens)),
+        prompt_token_ids=prompt_token_ids
+        or tuple((base + 7 * index) % 500 for index in range(num_prompt_tokens)),
         sampling=sampling,
         stop=StopCriteria(max_tokens, min_tokens, stop_token_ids),
         arrival_time=arrival_time,
@@ -54,6 +58,8 @@ def request(
         grammar=grammar,
         is_background=is_background,
         tenant=tenant,
+        pooling=pooling,
+        cache_salt=cache_salt,
     )
     return AdmittedAdd(add)
 
@@ -91,13 +97,15 @@ class Drive:
         spec: BackendSpec | None = None,
         config: SchedulerConfig | None = None,
         *,
-        backend: FakeBackend | None = None,
+        backend: Backend | None = None,
         step_time: Callable[[Batch], float] = no_time,
         faults: Mapping[int, BackendError] | None = None,
         constraints: Constraints | None = None,
     ) -> None:
         self.clock = VirtualClock()
-        self.backend = backend or FakeBackend(spec, clock=self.clock, step_time=step_time, faults=faults)
+        self.backend: Backend = backend or FakeBackend(
+            spec, clock=self.clock, step_time=step_time, faults=faults
+        )
         self.spec = self.backend.spec
         self.scheduler = Scheduler(
             self.spec, config if config is not None else SchedulerConfig(), self.clock, constraints

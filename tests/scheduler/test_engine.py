@@ -12,6 +12,7 @@ from backends.interface import (
     Batch,
     BatchResult,
     DecodeBatch,
+    Pending,
     PrefillShape,
     SamplingParams,
 )
@@ -234,7 +235,7 @@ def test_pools_decode_in_turn_and_have_separate_queues() -> None:
     batches: list[Batch] = []
     submit = drive.backend.submit
 
-    def watch(batch: Batch) -> Done:
+    def watch(batch: Batch) -> Pending:
         batches.append(batch)
         return submit(batch)
 

@@ -11,12 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from backends.fake import fake_spec, slot_pool
 from backends.fake_model import expected_tokens
-from backends.interface import BackendError, Batch, DecodeBatch, PrefillShape, SamplingParams
+from backends.interface import BackendError, Batch, DecodeBatch, PrefillShape, PrefixSpec, SamplingParams
 from cache.policy import full, snapstream
 from cache.scorer import WindowScorer
 from cache.scratch import ScratchLayout
 from scheduler.config import SchedulerConfig
-from scheduler.messages import Abort, Add, AdmittedAdd, Finish, FinishReason
+from scheduler.messages import Abort, Add, AdmittedAdd, Finish, FinishReason, ResetPrefixes
 from scheduler.waiting import QueueOrder
 from tests.scheduler.drive import GREEDY, Drive, Key, answer, request
 
@@ -57,6 +57,7 @@ class EngineMachine(RuleBasedStateMachine):
         scratch=st.sampled_from([ScratchLayout(256), ScratchLayout(48, 10, 4)]),
         max_num_waiting=st.integers(0, 8),
         latency=st.sampled_from([0.0, 0.05, 1.0]),
+        num_blocks=st.sampled_from([0, 5, 40]),
     )
     def start(
         self,
@@ -66,6 +67,7 @@ class EngineMachine(RuleBasedStateMachine):
         scratch: ScratchLayout,
         max_num_waiting: int,
         latency: float,
+        num_blocks: int,
     ) -> None:
         self.order = order
         self.faults = Faults()
@@ -76,6 +78,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_model_len=256,
             vocab_size=16,  # so that stop tokens come up
             prefill_shapes=SHAPES,
+            prefixes=PrefixSpec(num_blocks, block_tokens=8, block_bytes=64),
         )
         config = SchedulerConfig(
             order=order, max_num_waiting=max_num_waiting, max_inter_token_latency=latency
@@ -98,6 +101,7 @@ class EngineMachine(RuleBasedStateMachine):
         pool=st.sampled_from([0, 0, 1]),
         prefill_share=st.none() | st.floats(0.0, 1.0),
         tenant=st.sampled_from("ab"),
+        prefix=st.sampled_from(["", "", "first", "next turn"]),
     )
     def add(
         self,
@@ -114,6 +118,7 @@ class EngineMachine(RuleBasedStateMachine):
         pool: int,
         prefill_share: float | None,
         tenant: str,
+        prefix: str,
     ) -> None:
         name = f"r{len(self.adds)}"
         base = request(
@@ -131,6 +136,10 @@ class EngineMachine(RuleBasedStateMachine):
             num_prompt_logprobs=num_prompt_logprobs,
         )
         prompt = tuple(token_id % 16 for token_id in base.prompt_token_ids)
+        if prefix and self.adds:
+            earlier = next(iter(self.adds.values())) if prefix == "first" else list(self.adds.values())[-1]
+            answered = answer(earlier, self.drive.spec) if prefix == "next turn" else []
+            prompt = (*earlier.prompt_token_ids, *answered, *prompt)[: max(num_prompt_tokens, 1)]
         self.adds[name] = Add(
             name,
             prompt,
@@ -148,6 +157,7 @@ class EngineMachine(RuleBasedStateMachine):
             is_background=is_background,
             tenant=tenant,
             pool=pool,
+            cache_salt=tenant,
         )
         self.drive.send(AdmittedAdd(self.adds[name]))
 
@@ -170,6 +180,10 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(num_steps):
             self.drive.step()
             self.check_background()
+
+    @rule()
+    def reset_prefixes(self) -> None:
+        self.drive.send(ResetPrefixes())
 
     @rule()
     def next_step_fails(self) -> None:
@@ -209,6 +223,9 @@ class EngineMachine(RuleBasedStateMachine):
             self.drive.final(add.request_id, choice),
             self.drive.tokens(add.request_id, choice),
         )
+        assert final.num_cached_tokens % 8 == 0
+        assert final.num_cached_tokens < max(1, len(add.prompt_token_ids) - add.num_forced_tokens)
+        assert final.num_cached_tokens == 0 or add.num_prompt_logprobs is None
         whole = answer(add, self.drive.spec, choice)
         assert tokens == whole[: len(tokens)]
         if final.reason is FinishReason.LENGTH:

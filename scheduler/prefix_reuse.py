@@ -1,0 +1,157 @@
+"""Which blocks of a prompt are restored instead of read, and which are stored for later prompts.
+
+The backend holds the blocks; here they are numbers. A prompt's stored blocks are looked up anew for each step
+until its first chunk is scheduled, and that step restores them. So nothing has to be pinned: within a step,
+answers are stored first, then blocks are restored, then chunks are read and stored.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from backends.interface import (
+    BackendSpec,
+    PrefixSpec,
+    PromptPooling,
+    SlotStore,
+    StoredBlock,
+)
+from cache.prefix_index import PrefixIndex, block_keys
+from scheduler.prefill import Prefill
+from scheduler.request import Request
+from scheduler.stats import PrefixStats
+
+_NOTHING = PrefixSpec(num_blocks=0, block_tokens=1, block_bytes=0)
+
+
+class PrefixReuse:
+    """The stored blocks of a backend. Without a store, nothing is found or stored."""
+
+    def __init__(self, spec: BackendSpec) -> None:
+        self._pools = spec.pools
+        self._scratch = spec.scratch.layout
+        prefixes = spec.prefixes or _NOTHING
+        self._block_tokens = prefixes.block_tokens
+        self._is_on = prefixes.num_blocks > 0
+        self._index = PrefixIndex(prefixes.num_blocks)
+        self._slot_stores: list[SlotStore] = []
+        # What the step under way writes. If it fails, these blocks hold nothing that can be relied on.
+        self._writing: set[bytes] = set()
+        self._num_queried_tokens = 0
+        self._num_hit_tokens = 0
+
+    def admit(self, prefill: Prefill) -> None:
+        """Find out which blocks the prompt has."""
+        if self._is_on:
+            request = prefill.requests[0]
+            end = self._storable_end(prefill)
+            token_ids = request.add.prompt_token_ids[:end]
+            prefill.block_keys = block_keys(request.add.cache_salt, token_ids, self._block_tokens)
+
+    def match(self, prefills: Iterable[Prefill]) -> None:
+        """Let each prompt that has not begun begin behind its stored blocks."""
+        if not self._is_on:
+            return
+        for prefill in prefills:
+            if not prefill.has_begun:
+                num_blocks = self._restorable_tokens(prefill) // self._block_tokens
+                prefill.restore(self._index.match(prefill.block_keys[:num_blocks]), self._block_tokens)
+
+    def begin(self, prefill: Prefill) -> None:
+        """Note that a prompt's first chunk is scheduled."""
+        prefill.begin()
+        if self._is_on:
+            self._num_queried_tokens += prefill.requests[0].num_prefill_tokens
+            self._num_hit_tokens += prefill.num_computed_tokens
+
+    def store(self, prefill: Prefill, end: int) -> tuple[StoredBlock, ...]:
+        """Return the blocks to store of a prompt's first `end` tokens, once they are read.
+
+        All rows of a batch must have been matched before.
+        """
+        if end > self._storable_end(prefill):
+            return ()  # the scratch has evicted entries, so the others are no longer in order
+        return self._store(prefill.block_keys[: end // self._block_tokens])
+
+    def store_answer(self, request: Request) -> None:
+        """Store what a sequence that ends has in its slot, if it still holds every token.
+
+        The next step does so, before anything else can be written to the slot.
+        """
+        if not self._is_on or request.slot is None or not self._holds_all(request):
+            return
+        token_ids = request.written_token_ids
+        keys = block_keys(request.add.cache_salt, token_ids, self._block_tokens)
+        blocks = self._store(keys)
+        if blocks:
+            end = (blocks[-1].index + 1) * self._block_tokens
+            self._slot_stores.append(
+                SlotStore(request.add.pool, request.slot, request.num_prefill_tokens, token_ids[:end], blocks)
+            )
+
+    def take_slot_stores(self) -> tuple[SlotStore, ...]:
+        """Return what the next step stores of slots."""
+        stores = tuple(self._slot_stores)
+        self._slot_stores.clear()
+        return stores
+
+    def update(self) -> None:
+        """Note that the step under way has written its blocks."""
+        self._writing.clear()
+
+    def fail(self) -> None:
+        """Forget the blocks that the step under way was to write."""
+        self._index.forget(self._writing)
+        self._writing.clear()
+        self._slot_stores.clear()
+
+    def reset(self) -> None:
+        """Forget all blocks. Prompts that have begun go on."""
+        self._index.clear()
+        self._slot_stores.clear()
+        self._writing.clear()
+
+    def stats(self) -> PrefixStats:
+        return PrefixStats(
+            self._num_queried_tokens, self._num_hit_tokens, self._index.num_evicted, self._index.num_used
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every number is free or one block's."""
+        self._index.check_integrity()
+
+    def _store(self, keys: Sequence[bytes]) -> tuple[StoredBlock, ...]:
+        numbers = self._index.store(keys)
+        self._writing.update(keys[index] for index in numbers)
+        return tuple(StoredBlock(number, index) for index, number in numbers.items())
+
+    def _storable_end(self, prefill: Prefill) -> int:
+        """Return up to where a prompt's keys and values depend on nothing behind them."""
+        length = prefill.requests[0].num_prefill_tokens
+        if prefill.scratch is None:
+            return length
+        # What is read after an eviction sees a context that the prompt's end has chosen.
+        return self._scratch.num_held(length)
+
+    def _restorable_tokens(self, prefill: Prefill) -> int:
+        """Return how many of a prompt's first tokens need not be read."""
+        request = prefill.requests[0]
+        add = request.add
+        length = request.num_prefill_tokens
+        if add.num_prompt_logprobs is not None or add.pooling is PromptPooling.MEAN:
+            return 0  # these need the hidden states of all tokens
+        if prefill.scratch is None:
+            return length - 1
+        scorer = self._pools[add.pool].policy.scorer
+        num_observing = scorer.observation_window if scorer is not None and add.needs_slot else 1
+        num_held = self._scratch.num_held(length)
+        # The last tokens' queries vote on what is kept, and a full scratch evicts behind a chunk.
+        return max(0, min(length - num_observing, length - 1 if num_held == length else num_held - 1))
+
+    def _holds_all(self, request: Request) -> bool:
+        """Return whether the slot holds every token of the sequence, in each layer."""
+        pool = self._pools[request.add.pool]
+        num_tokens = request.num_computed_tokens
+        return (
+            num_tokens >= request.num_prefill_tokens  # the prompt was read
+            and num_tokens <= pool.max_direct_tokens  # layers with a sliding window hold no more
+            and pool.policy.is_exact(request.num_prefill_tokens, num_tokens)
+        )

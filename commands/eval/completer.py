@@ -60,7 +60,7 @@ class Completion:
 class Completer:
     """Completes prompts on one server, or on one `pool` of it. Use `open`.
 
-    `packs` says whether the server supports the extension `num_prefill_tokens` and reports slot usage.
+    `packs` says whether the server supports our extensions and reports slot usage.
     """
 
     def __init__(self, http: httpx.AsyncClient, base_url: str, model: str, pool: str | None) -> None:
@@ -92,9 +92,11 @@ class Completer:
 
     async def complete(self, prompt: TokenPrompt, sampling: Mapping[str, float]) -> Completion:
         """Return the answer, greedy unless `sampling` has other fields of the request. Raises `EvalError`."""
-        extension = {"num_prefill_tokens": prompt.num_prefill_tokens} if self.packs else {}
+        extensions: dict[str, Any] = {}
+        if self.packs:
+            extensions = {"num_prefill_tokens": prompt.num_prefill_tokens, "question": prompt.question}
         answer = await self._post(
-            {"prompt": prompt.token_ids.tolist(), "max_tokens": prompt.max_tokens, **sampling, **extension}
+            {"prompt": prompt.token_ids.tolist(), "max_tokens": prompt.max_tokens, **sampling, **extensions}
         )
         text = answer["choices"][0]["text"]
         usage = answer["usage"]

@@ -174,8 +174,7 @@ def read_windows(config: FidelityConfig) -> list[tuple[int, ...]]:
 
 
 def _options(config: FidelityConfig, setting: Setting) -> tuple[str, ...]:
-    scorer = serve_config(config.serve_options).backend.config.pools[0].policy.scorer
-    window = 0 if scorer is None else scorer.observation_window
+    window = setting.observation_window(config.serve_options)
     slots = setting.slot_options(config.length, config.num_scored, window)
     max_model_len = str(config.length + config.num_scored)
     sizes = ("--num-slots", "1", "--num-scratch", "1", "--max-model-len", max_model_len)

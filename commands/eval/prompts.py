@@ -1,7 +1,7 @@
 """Prompts as token ids, with the position at which prefill ends and the slot is packed."""
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 from backends.checkpoint import local_model
@@ -19,11 +19,16 @@ _EXTRA_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Token ids, the number of them that prefill reads, and the limit of the answer's tokens."""
+    """Token ids, the number of them that prefill reads, and the limit of the answer's tokens.
+
+    `question` is the last message of a chat whose template is in the token ids. A server that renders chats
+    knows it.
+    """
 
     token_ids: "array[int]"
     num_prefill_tokens: int
     max_tokens: int
+    question: str | None = field(default=None, kw_only=True)
 
     @property
     def num_decoded(self) -> int:
@@ -56,7 +61,10 @@ class PromptWriter:
         # Decode reads at least one token of the prompt: the token that prefill itself samples has not been
         # read from the packed slot.
         num_prefill_tokens = min(num_common(token_ids, self._encode(prefilled, "")), len(token_ids) - 1)
-        return Prompt(array("i", token_ids), num_prefill_tokens, max_tokens, case)
+        # A question that is unknown when the slot is packed must not help to pack it.
+        is_known = self._uses_chat_template and self._pack is Pack.BEFORE_ANSWER
+        question = case.context + case.question if is_known else None
+        return Prompt(array("i", token_ids), num_prefill_tokens, max_tokens, case, question=question)
 
     def _count(self, text: str) -> int:
         return len(self._tokenizer.encode(text, add_special_tokens=False))

@@ -35,6 +35,12 @@ class Setting:
             return self.pool or "as served"
         return str(self.policy) if self.compression is None else f"{self.policy} {self.compression:g}x"
 
+    def observation_window(self, serve_options: Sequence[str]) -> int:
+        """Return how many of a prompt's last tokens the policy observes. Raises `OptionError`."""
+        policy = () if self.policy is None else ("--policy", self.policy)
+        scorer = serve_config((*serve_options, *policy)).backend.config.pools[0].policy.scorer
+        return 0 if scorer is None else scorer.observation_window
+
     def slot_options(self, length: int, num_decoded: int, observation_window: int) -> tuple[str, ...]:
         """Return the options that size the slots for prompts of `length` tokens.
 

@@ -57,9 +57,8 @@ class Target:
         if self.base_url is not None:
             return ()
         base = (*self.serve_options, "--num-slots", str(self.concurrency))
-        scorer = serve_config(base).backend.config.pools[0].policy.scorer
-        window = 0 if scorer is None else scorer.observation_window
-        slots = setting.slot_options(self.length, max(prompt.num_decoded for prompt in prompts), window)
+        num_decoded = max(prompt.num_decoded for prompt in prompts)
+        slots = setting.slot_options(self.length, num_decoded, setting.observation_window(base))
         max_model_len = max(len(prompt.token_ids) + prompt.max_tokens for prompt in prompts)
         options = (*base, *slots, "--max-model-len", str(max_model_len))
         setting.check(options, self.length)

@@ -26,11 +26,13 @@ def completion_task(request: CompletionRequest, model: str) -> Task:
         encoded = await _encode(request, renderer)
         prompts = tuple(map(request.truncated, encoded))
         echoes = await _echoes(request, encoded, renderer) if request.echo else None
+        question = [{"role": "user", "content": request.question}] if request.question else []
         return Rendered(
             prompts,
             body=lambda: CompletionBody(request, envelope, _Echo(echoes, PromptFields(request, prompts))),
             stream=lambda: CompletionStream(request, envelope, _Echo(echoes, PromptFields(request, prompts))),
             structure=request.structure,
+            question=await renderer.encode_question(question),
         )
 
     return Task(

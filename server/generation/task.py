@@ -64,7 +64,7 @@ class Rendered:
     stream: Callable[[], StreamFormatter] | None = None  # None: the family has no streams
     structure: Structure | None = None
     kept_token_ids: frozenset[int] = frozenset()  # special tokens whose text the formatters need
-    question: tuple[int, ...] = ()  # the beginning of a chat's last user message
+    question: tuple[int, ...] = ()  # the beginning of a chat's last user message, or as a completion names it
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ class CompletionRequest(ChoicesRequest):
     best_of: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
     suffix: Annotated[object, AfterValidator(only(""))] = None
     add_special_tokens: bool | None = None
+    question: Text | None = None
     prompt_embeds: Unsupported = None
 
     @model_validator(mode="after")

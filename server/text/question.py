@@ -15,6 +15,7 @@ def first_paragraph(token_ids: Sequence[int], vocabulary: Vocabulary, max_tokens
     beginning, which resembles itself most.
     """
     text = ""
+    max_tokens = max_tokens if all(0 <= token_id < len(vocabulary) for token_id in token_ids) else 0
     for index, token_id in enumerate(token_ids[:max_tokens]):
         piece = vocabulary.token_text(token_id)
         text += piece

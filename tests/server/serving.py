@@ -55,6 +55,7 @@ class Observed(Metrics):
 
     def __init__(self) -> None:
         super().__init__(MODEL)
+        self.adds: list[Add] = []
         self.finals: list[Final] = []
         self.statuses: list[
             int
@@ -89,6 +90,7 @@ class Observed(Metrics):
     def finished(self, add: Add, choice: int, final: Final) -> None:
         super().finished(add, choice, final)
         with self._changed:
+            self.adds.append(add)
             self.finals.append(final)
             self._changed.notify_all()
 

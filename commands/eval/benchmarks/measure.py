@@ -153,10 +153,11 @@ def _prompts(config: BenchmarkConfig) -> list[TokenPrompt]:
 
 def _prompt(config: BenchmarkConfig, tokenizer: Tokenizer, question: Question) -> TokenPrompt:
     max_prompt_tokens = config.target.length - config.max_tokens
-    token_ids = _encode(tokenizer, question, question.prompt, config.uses_chat_template)
+    text = question.prompt
+    token_ids = _encode(tokenizer, question, text, config.uses_chat_template)
     if len(token_ids) > max_prompt_tokens and question.may_be_cut:
         num_fixed = len(_encode(tokenizer, question, "", config.uses_chat_template))
-        text = cut_in_the_middle(tokenizer, question.prompt, max(max_prompt_tokens - num_fixed, 0))
+        text = cut_in_the_middle(tokenizer, text, max(max_prompt_tokens - num_fixed, 0))
         token_ids = _encode(tokenizer, question, text, config.uses_chat_template)
     if not 1 < len(token_ids) <= max_prompt_tokens:
         raise OptionError(
@@ -165,7 +166,8 @@ def _prompt(config: BenchmarkConfig, tokenizer: Tokenizer, question: Question) -
         )
     # Decode takes the last token of the prompt, so that the answer's first token comes from the packed slot
     # too.
-    return TokenPrompt(array("i", token_ids), len(token_ids) - 1, config.max_tokens)
+    asked = text if config.uses_chat_template else None
+    return TokenPrompt(array("i", token_ids), len(token_ids) - 1, config.max_tokens, question=asked)
 
 
 def _encode(tokenizer: Tokenizer, question: Question, text: str, uses_chat_template: bool) -> tuple[int, ...]:

@@ -81,7 +81,12 @@ class ProsePromptWriter:
             facts.references,
             facts.scoring,
         )
-        return Prompt(array("i", token_ids), num_prefill_tokens, self._max_tokens(facts), case)
+        # A question that is unknown when the slot is packed must not help to pack it.
+        is_known = options.chat_template and options.pack is Pack.BEFORE_ANSWER
+        question = draft.prompt[-1]["content"] if is_known else None
+        return Prompt(
+            array("i", token_ids), num_prefill_tokens, self._max_tokens(facts), case, question=question
+        )
 
     def _max_tokens(self, facts: Facts) -> int:
         sentence = f"{facts.answer_prefix} {facts.answer}"

@@ -37,6 +37,8 @@ def test_prefill_ends_at_the_requested_token(
     assert (prompt.case.question.strip() in read) == (pack is Pack.BEFORE_ANSWER)
     assert (prompt.case.question.strip() in rest) == (pack is Pack.BEFORE_QUESTION)
     assert prompt.case.context.strip() in read
+    is_known = uses_chat_template and pack is Pack.BEFORE_ANSWER
+    assert prompt.question == (prompt.case.context + prompt.case.question if is_known else None)
 
 
 def test_max_tokens_exceed_the_perfect_answer(tokenizer: Tokenizer) -> None:

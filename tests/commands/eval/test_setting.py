@@ -1,13 +1,16 @@
 """Policies and compressions as options of the server."""
 
 import re
+from array import array
 from pathlib import Path
 
 import pytest
 
 from cache.policy import CachePolicy, PolicyName
 from cache.pool_options import PoolOptions
+from commands.eval.prompts import TokenPrompt
 from commands.eval.setting import Setting, model_id, serve_config, settings_of, split_options
+from commands.eval.target import Target
 from server.options.command_line import OptionError
 from server.options.models import DEMO_MODEL
 
@@ -36,6 +39,19 @@ def test_snapkv_keeps_capacity_entries_and_has_room_for_decode() -> None:
     resolved = policy_of(Setting(PolicyName.SNAPKV, 4.0))
     assert resolved.prompt_window + resolved.layout.num_kept == LENGTH // 4
     assert resolved.max_output_tokens(LENGTH, LENGTH + NUM_DECODED) == NUM_DECODED
+
+
+@pytest.mark.parametrize("compression", [2.0, 4.0])
+@pytest.mark.parametrize("policy", [PolicyName.SNAPKV, PolicyName.SNAPSTREAM])
+def test_policies_hold_equally_many_tokens_of_a_prompt(policy: PolicyName, compression: float) -> None:
+    """With the server's own options: the policies' default observation windows differ."""
+    setting = Setting(policy, compression)
+    prompt = TokenPrompt(array("i", [5] * 2000), 1999, 10)
+    target = Target("demo", 2000, concurrency=1)
+    pool = serve_config(target.options(setting, [prompt])).backend.config.pools[0]
+    resolved = pool.policy.resolve(2010)
+    held = resolved.layout.num_kept + resolved.prompt_window + resolved.layout.num_sink
+    assert held == 2000 // compression
 
 
 def test_the_control_keeps_nothing() -> None:

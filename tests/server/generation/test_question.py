@@ -52,7 +52,7 @@ def test_a_chats_question_is_its_last_message(
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        ({"prompt": f"What does Ben keep?\n\n{TEXT}"}, "What does Ben keep?\n\n"),
+        ({"prompt": f"What does Ben keep?\n\n{TEXT}"}, "<|bos|>What does Ben keep?\n\n"),
         (
             {"prompt": f"{TEXT}\n\nWhat does Ben keep?", "question": "What does Ben keep?"},
             "What does Ben keep?",

@@ -8,7 +8,9 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +25,7 @@ SUFFIX: Final = ".gguf"
 _FORMAT_VERSION = 1  # of converted folders; a change of it converts every file again
 _HEAD_BYTES = 32 * 2**20  # covers the metadata of every usual file
 _NUM_SAMPLES = 64
+_ABANDONED_AFTER = 3600  # seconds without a new file
 _SAMPLE_BYTES = 2**16
 _NUM_HUB_PARTS = 3  # owner/name/file.gguf
 
@@ -125,6 +128,10 @@ def _write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     temporary: Path | None = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        for abandoned in folder.parent.glob("partial-*"):  # by a conversion that was killed
+            with suppress(OSError):  # another server was faster
+                if time.time() - abandoned.stat().st_mtime > _ABANDONED_AFTER:
+                    shutil.rmtree(abandoned)
         temporary = Path(tempfile.mkdtemp(prefix="partial-", dir=folder.parent))
         write(temporary)
         temporary.rename(folder)

@@ -58,7 +58,7 @@ def convert(file: Path, folder: Path) -> None:
     the folder cannot be written.
     """
     metadata = _read(file, lambda: _metadata(file))
-    _check_space(file, folder)
+    _check_space(folder, _read(file, lambda: _num_weights(file)))
     logger.info(
         "converting %s (%.0f MB) to bfloat16 weights in %s: once, later starts read these",
         file, file.stat().st_size / 1e6, folder.parent,
@@ -104,15 +104,16 @@ def _metadata(file: Path) -> Mapping[str, Any]:
     return {**metadata, "tensors": names}
 
 
-def _check_space(file: Path, folder: Path) -> None:
-    """Raise OSError if the disk cannot hold the converted model.
+def _num_weights(file: Path) -> int:
+    return sum(int(tensor.n_elements) for tensor in gguf.GGUFReader(str(file)).tensors)
 
-    Weights have 4 bits at least in most files, so the size is a lower bound in practice.
-    """
+
+def _check_space(folder: Path, num_weights: int) -> None:
+    """Raise OSError if the disk cannot hold the converted model."""
     free = shutil.disk_usage(folder).free
-    needed = file.stat().st_size
+    needed = 2 * num_weights  # bfloat16
     if free < needed:
-        raise OSError(f"{free / 1e6:.0f} MB are free, at least {needed / 1e6:.0f} MB are needed")
+        raise OSError(f"{free / 1e6:.0f} MB are free, and {needed / 1e6:.0f} MB are needed")
 
 
 def _config(file: Path, metadata: Mapping[str, Any]) -> PreTrainedConfig:
@@ -133,9 +134,28 @@ def _config(file: Path, metadata: Mapping[str, Any]) -> PreTrainedConfig:
         raise UnsupportedModelError(
             f"{file}: transformers does not read rope scaling of type {scaling!r} from GGUF files"
         )
+    if any(name.startswith("rope_factors_") for name in metadata["tensors"]):
+        raise UnsupportedModelError(
+            f"{file}: transformers does not read rope_factors_long and rope_factors_short from GGUF files"
+        )
+    _check_rotary_width(file, config, metadata.get(f"{architecture}.rope.dimension_count"))
     if "rope_freqs.weight" in metadata["tensors"]:
         _set_llama3_rope(file, config)
     return config
+
+
+def _check_rotary_width(file: Path, config: PreTrainedConfig, width: int | None) -> None:
+    """Raise `UnsupportedModelError` where the file rotates another part of a head than the config says."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    # Without a theta of their own: parameters for each type of layer, or no rotary positions.
+    if width is None or "rope_theta" not in parameters or hasattr(config, "kv_lora_rank"):
+        return
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    if width != int(head_dim * parameters.get("partial_rotary_factor", 1.0)):
+        raise UnsupportedModelError(
+            f"{file}: rotary positions turn {width} of a head's {head_dim} numbers, "
+            "and transformers does not read that from GGUF files"
+        )
 
 
 def _set_llama3_rope(file: Path, config: PreTrainedConfig) -> None:

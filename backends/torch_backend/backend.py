@@ -86,16 +86,16 @@ class TorchBackend:
             config, self._model, layers, policies, max_model_len, self._kernels
         )
         specs = tuple(pool.spec for pool in self.pools)
-        description = _description(config, self._model, num_parameters, self.pools)
         prefixes = prefix_spec(config.prefix_cache_bytes or 0, layers)
         self.prefixes = PrefixStore(prefixes, layers, self._device) if prefixes is not None else None
-        self._spec = backend_spec(
-            config, self._model.config, max_model_len, specs, scratch, prefixes, description
-        )
+        self._spec = backend_spec(config, self._model.config, max_model_len, specs, scratch, prefixes)
         self._prefill = Prefill(self._model, self._spec, self.prefixes)
         self._recorder = recorder or _default_recorder(config, self._device)
         self._graphs: tuple[DecodeGraphs, ...] = ()
         self.compiled = self._compiled_code(config)
+        is_compiled = self.compiled is not None or self._recorder is not None
+        description = _description(self._model, num_parameters, self.pools, is_compiled=is_compiled)
+        self._spec = replace(self._spec, description=description)
         # Last, so that it is the outermost of the modules that replace the last layer.
         shorten_last_layer(self._model)
 
@@ -223,12 +223,12 @@ class TorchBackend:
 
 
 def _description(
-    config: TorchBackendConfig, model: PreTrainedModel, num_parameters: int, pools: Sequence[TorchPool]
+    model: PreTrainedModel, num_parameters: int, pools: Sequence[TorchPool], *, is_compiled: bool
 ) -> str:
     """Return the size, the type and the device of a loaded model, and the memory of its slots."""
     slots = sum(layer.slots.num_bytes for pool in pools for layer in pool.cache.layers) / 1e6
     dtype = str(model.dtype).removeprefix("torch.")
-    decode = "compiled" if config.compile else "uncompiled"
+    decode = "compiled" if is_compiled else "uncompiled"
     return (
         f"{num_parameters / 1e6:.0f} M parameters in {dtype} on {model.device.type}, {decode}, "
         f"{slots:.0f} MB of slots"

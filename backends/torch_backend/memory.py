@@ -41,7 +41,10 @@ def free_bytes(device: torch.device, root: Path = Path("/")) -> int | None:
     try:
         group = root / "sys/fs/cgroup"
         limit = int((group / "memory.max").read_text())
-        free = min(free, limit - int((group / "memory.current").read_text()))
+        used = int((group / "memory.current").read_text())
+        # Pages of files that were read, such as the weights', are given up when memory is needed.
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        free = min(free, limit - used + int(stat.get("inactive_file", 0)))
     except (OSError, ValueError):  # no control group, or "max"
         pass
     return int(_CPU_SHARE * max(free, 0))
@@ -88,9 +91,11 @@ def sized_pools(
         # First, since slots that keep all tokens in order need no indices of those that they kept.
         if scratch.max_tokens == max_model_len and needed(options, max_model_len) <= budget:
             return with_capacity(options, max_model_len)
-        least = min(DEFAULT_CAPACITY, max_model_len)
         # A slot that is filled from a scratch is smaller than that.
         most = min(scratch.max_tokens - HELD_WINDOW, max_model_len - 1)
+        least = min(DEFAULT_CAPACITY, max_model_len)
+        if scratch.max_tokens < max_model_len:
+            least = max(min(least, most), 1)
         capacities = range(least, max(most, least) + 1, _STEP)
         num_fitting = bisect_right(capacities, budget, key=lambda capacity: needed(options, capacity))
         capacity = capacities[max(num_fitting - 1, 0)]

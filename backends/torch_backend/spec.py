@@ -155,7 +155,6 @@ def backend_spec(
     pools: tuple[SlotPoolSpec, ...],
     scratch: ScratchSpec,
     prefixes: PrefixSpec | None,
-    description: str,
 ) -> BackendSpec:
     """Return the limits of a backend with these pools, scratches and stored prefixes."""
     return BackendSpec(
@@ -168,5 +167,4 @@ def backend_spec(
         max_decode_steps=MAX_DECODE_STEPS,
         embedding_size=model.hidden_size,
         prefixes=prefixes,
-        description=description,
     )

@@ -209,6 +209,7 @@ class CompiledCode:
         with suppress(OSError):
             for key in self._keys:
                 graph_path(self._folder, key).unlink(missing_ok=True)
+            (self._folder / KERNELS).unlink(missing_ok=True)
             shutil.rmtree(self._unpacked)
 
     def _load(self) -> None:

@@ -61,6 +61,16 @@ def test_slots_are_smaller_than_a_scratch_that_evicts() -> None:
     assert scratch_layout(4096, MAX_MODEL_LEN, 512, kinds).max_tokens == 4096
 
 
+@pytest.mark.parametrize("scratch_capacity", [300, 1000, 2000])
+def test_slots_fit_a_small_scratch(scratch_capacity: int) -> None:
+    config = TorchBackendConfig("model", pools=(PoolOptions(4),), scratch_capacity=scratch_capacity)
+    [pool] = sized_pools(config, (FULL,), MAX_MODEL_LEN, 10**12)
+    policy = pool.policy.resolve(MAX_MODEL_LEN)
+    kinds = layer_kinds(policy, (FULL,), MAX_MODEL_LEN)
+    assert scratch_layout(scratch_capacity, MAX_MODEL_LEN, 512, kinds).max_tokens == scratch_capacity
+    assert policy.layout.capacity > scratch_capacity // 2
+
+
 @pytest.mark.parametrize("free", [0, SCRATCH, SCRATCH + 4 * 1000 * ENTRY])
 def test_slots_are_never_shorter_than_the_usual_default(free: int) -> None:
     [policy] = sized(free)
@@ -155,7 +165,8 @@ def test_a_cpus_free_memory_is_half_of_what_the_control_group_leaves(tmp_path: P
     assert free_bytes(cpu, tmp_path) == 2000 * 1024
     (group / "memory.max").write_text(f"{3000 * 1024}\n")
     (group / "memory.current").write_text(f"{1000 * 1024}\n")
-    assert free_bytes(cpu, tmp_path) == 1000 * 1024
+    (group / "memory.stat").write_text(f"anon {600 * 1024}\ninactive_file {400 * 1024}\n")
+    assert free_bytes(cpu, tmp_path) == 1200 * 1024, "pages of files are given up"
 
 
 def test_other_backends_keep_the_usual_default() -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.presses import Kvpress, NamedSetting
-from bench.systems import MeasurementError
+from bench.systems import ROOT, MeasurementError
 from cache.policy import PolicyName
 from commands.eval.completer import SlotUsage
 from commands.eval.errors import EvalError
@@ -124,7 +124,7 @@ class Comparer:
     def all_runs(self) -> SuiteResult:
         """Return every run of the cases so far, those of earlier calls included, in the order of SETTINGS."""
         order = {name: index for index, name in enumerate(SETTINGS)}
-        runs = sorted(self._runs.values(), key=lambda run: order[str(run.setting.policy)])
+        runs = sorted(self._runs.values(), key=lambda run: order.get(str(run.setting.policy), len(order)))
         return self._result(runs)
 
     def _num_done(self, label: str) -> int:
@@ -160,7 +160,8 @@ class Comparer:
 
     def _document(self) -> dict[str, Any]:
         result = self._result(list(self._runs.values()))
-        return {**result.as_json(), "weights": self._weights, "machine": machine()}
+        facts = {"weights": self._weights, "selection_code": selection_digest(), "machine": machine()}
+        return {**result.as_json(), **facts}
 
 
 def settings_of(names: Sequence[str], compressions: Sequence[float]) -> list[NamedSetting]:
@@ -201,6 +202,12 @@ def _read_runs(path: Path, expected: Mapping[str, Any], facts: Set[str], tasks: 
                 f"{path} has runs of another {name}: expected {expected[name]}, got {document.get(name)}"
             )
     runs = [_read_run(run) for run in document["runs"]]
+    if document.get("selection_code") != expected["selection_code"]:
+        stale = [run for run in runs if _selects(run)]
+        runs = [run for run in runs if not _selects(run)]
+        labels = ", ".join(run.setting.label for run in stale)
+        if stale:
+            print(f"{path}: {labels} came from other code that selects tokens, so not used", file=sys.stderr)
     for run in runs:
         if run.tasks.keys() != tasks:
             raise OptionError(
@@ -213,6 +220,12 @@ def _read_runs(path: Path, expected: Mapping[str, Any], facts: Set[str], tasks: 
                 f"expected at most {expected['num_cases']}, as requested"
             )
     return runs
+
+
+def _selects(run: Run) -> bool:
+    """Return whether a run's answers depend on this project's selection of tokens."""
+    entry = SETTINGS.get(str(run.setting.policy))
+    return isinstance(entry, Ours) and entry.policy in (PolicyName.SNAPSTREAM, PolicyName.SNAPKV)
 
 
 def _read_run(run: Mapping[str, Any]) -> Run:
@@ -235,6 +248,12 @@ def _read_held(cache: Mapping[str, Any] | None) -> SlotUsage | None:
         if cache is None
         else SlotUsage(tuple(cache["pools"]), cache["kept_tokens"], cache["evicted_tokens"])
     )
+
+
+def selection_digest() -> str:
+    """Return a digest of the code that selects which tokens of a prompt are kept."""
+    files = [*sorted((ROOT / "cache").glob("*.py")), ROOT / "server" / "text" / "question.py"]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def weights_digest(model: Path) -> str:

@@ -45,12 +45,20 @@ PRESSES = {
 }
 
 
+def is_sliding(module: Any) -> bool:
+    """Return whether an attention layer has a sliding window. Few model classes say so themselves."""
+    layer_types = getattr(module.config, "layer_types", None)
+    if layer_types is not None:
+        return bool(layer_types[module.layer_idx] == "sliding_attention")
+    return getattr(module.config, "sliding_window", None) is not None
+
+
 def skip_sliding_layers(press: Any) -> None:
     """Let the press compress only the layers without a sliding window, as our slots do."""
     compress = press.forward_hook
 
     def hook(module: Any, args: Any, kwargs: Any, output: Any) -> Any:
-        return output if getattr(module, "is_sliding", False) else compress(module, args, kwargs, output)
+        return output if is_sliding(module) else compress(module, args, kwargs, output)
 
     press.forward_hook = hook
 

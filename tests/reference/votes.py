@@ -57,6 +57,9 @@ def _ranked(scores: Tensor, candidate_indices: range) -> list[int]:
     ]
 
 
+ECHO_STRENGTH = 0.25
+
+
 def attention_received(
     recipe: Recipe,
     queries: Tensor,
@@ -86,8 +89,9 @@ def attention_received(
             logits = softcap * torch.tanh(logits / softcap)
         weights = logits.softmax(0)[seen.start - domain.start : seen.stop - domain.start]
         weights = torch.cat([weights, weights.new_zeros(len(chosen) - len(weights))])
-        is_echo = position < num_tokens - num_voting + num_echoed
-        if recipe.observation_half_life > 0 and not is_echo:
+        if position < num_tokens - num_voting + num_echoed:
+            weights = weights * ECHO_STRENGTH
+        elif recipe.observation_half_life > 0:
             fade = 0.5 ** ((num_tokens - 1 - position) / recipe.observation_half_life)
             weights = weights * max(fade, recipe.least_vote)
         received = received + weights if recipe.query_reduction == "sum" else torch.maximum(received, weights)

@@ -19,8 +19,8 @@ from torch.nn import functional
 from cache.scorer import HeadReduction, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 
 # What the vote of an echoed token counts, at any distance. A first paragraph is not always the question, and
-# where it is not, its votes must not displace those of the prompt's end. On SmolLM2, 0.25, 0.5 and 1 differ by
-# less than chance; on the evaluation Qwen's records and two-step questions, 0.25 is best.
+# where it is not, its votes must not displace those of the prompt's end. On SmolLM2, 0.25, 0.5 and 1 differ
+# by less than chance; on the evaluation Qwen's records and two-step questions, 0.25 is best.
 _ECHO_STRENGTH = 0.25
 
 
@@ -79,8 +79,9 @@ def window_votes(
     `query` is [head, query, width] and `key` [kv_head, key, width], with rotary positions applied. `key[:,
     i]` is the key of the token at index i. `query_index` [query] has the index of each query's token,
     negative for padding. Only queries of the last `num_observing` tokens vote; None: of the scorer's
-    observation window. The first `num_echoed` of them are an echo of the question. Keys that no query sees get no vote, and may be NaN. Shapes are static; the two lengths may
-    be 0-d tensors, so that one graph serves every prompt.
+    observation window. The first `num_echoed` of them are an echo of the question. Keys that no query sees
+    get no vote, and may be NaN. Shapes are static; the two lengths may be 0-d tensors, so that one graph
+    serves every prompt.
     """
     size = num_observing or scorer.observation_window
     is_read = (query_index >= 0) & (query_index < num_prompt_tokens)

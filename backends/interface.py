@@ -152,7 +152,7 @@ class PrefillRow:
     `ahead` are the prompt's last tokens, for a chunk that fills a scratch which is smaller than the prompt.
     Their attention selects the entries that the scratch evicts after the chunk. `echo` are tokens of the
     question, for such a chunk and for a last chunk that is packed. They are read again behind the prompt, and
-    vote too. Nothing of them is kept.
+    vote too, with `echo_weight` of the vote of the prompt's last token. Nothing of them is kept.
 
     A prompt's first chunk begins where its `restored_blocks` end: these numbers of the prefix store hold the
     tokens before it, `restored_token_ids`. `stored_blocks` end with this chunk or before, and are stored
@@ -169,6 +169,7 @@ class PrefillRow:
     score: PromptScore | None = None
     ahead: tuple[int, ...] = ()
     echo: tuple[int, ...] = ()
+    echo_weight: float = 1.0
     pooling: PromptPooling | None = None  # not None: return the chunk's hidden states
     restored_token_ids: tuple[int, ...] = ()
     restored_blocks: tuple[int, ...] = ()

@@ -18,11 +18,6 @@ from torch.nn import functional
 
 from cache.scorer import HeadReduction, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 
-# What the vote of an echoed token counts, at any distance. A first paragraph is not always the question, and
-# where it is not, its votes must not displace those of the prompt's end. On SmolLM2, 0.25, 0.5 and 1 differ
-# by less than chance; on the evaluation Qwen's records and two-step questions, 0.25 is best.
-_ECHO_STRENGTH = 0.25
-
 
 class Window(NamedTuple):
     """Observing queries, and the keys in [first, end) that they vote on.
@@ -72,6 +67,7 @@ def window_votes(
     softcap: float | None = None,
     num_observing: int | None = None,
     num_echoed: int = 0,
+    echo_weight: float = 1.0,
     reduction: Reduction = reduced_attention,
 ) -> Tensor:
     """Return the votes of one chunk's observing queries on each key: float32 [head, key].
@@ -79,9 +75,9 @@ def window_votes(
     `query` is [head, query, width] and `key` [kv_head, key, width], with rotary positions applied. `key[:,
     i]` is the key of the token at index i. `query_index` [query] has the index of each query's token,
     negative for padding. Only queries of the last `num_observing` tokens vote; None: of the scorer's
-    observation window. The first `num_echoed` of them are an echo of the question. Keys that no query sees
-    get no vote, and may be NaN. Shapes are static; the two lengths may be 0-d tensors, so that one graph
-    serves every prompt.
+    observation window. The first `num_echoed` of them are an echo of the question, whose votes count
+    `echo_weight` at any distance. Keys that no query sees get no vote, and may be NaN. Shapes are static; the
+    two lengths may be 0-d tensors, so that one graph serves every prompt.
     """
     size = num_observing or scorer.observation_window
     is_read = (query_index >= 0) & (query_index < num_prompt_tokens)
@@ -92,7 +88,7 @@ def window_votes(
     distance = (num_prompt_tokens - 1 - index).clamp(max=size)  # larger for padding, whose votes are zeros
     strength = torch.exp2(-distance / (scorer.observation_half_life or math.inf)).clamp(min=scorer.least_vote)
     if num_echoed:
-        strength = torch.where(distance >= size - num_echoed, _ECHO_STRENGTH, strength)
+        strength = torch.where(distance >= size - num_echoed, echo_weight, strength)
     over_candidates = scorer.softmax_domain is SoftmaxDomain.CANDIDATES
     window = Window(
         query[:, rows],

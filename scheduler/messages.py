@@ -38,7 +38,8 @@ class Add:
     from the slot.
 
     `question_token_ids` are the beginning of the question, for policies that read it again behind a long
-    prompt. Without them, the prompt's own beginning is.
+    prompt. Without them, the prompt's own beginning is. A vote of theirs on what is kept counts
+    `question_weight` of that of the prompt's last token.
 
     `stop.max_tokens` 0 means that the prompt is only scored, or pooled. Timeouts are seconds from
     `arrival_time`, which is by the engine's clock. In a queue ordered by priority, lower `priority` values go
@@ -60,6 +61,7 @@ class Add:
     num_prompt_logprobs: int | None = None  # None: no log-probabilities of the prompt
     num_prefill_tokens: int | None = None
     question_token_ids: tuple[int, ...] = ()
+    question_weight: float = 1.0
     pooling: PromptPooling | None = None  # how the prompt's hidden states become one vector; None: no vector
     pool: int = 0  # index of the pool whose slots it takes
     requires_exact: bool = False  # refuse the request if the slot could lose a token of its sequence

@@ -93,6 +93,7 @@ class Prefill:
             score=self._score(start, end),
             ahead=add.prompt_token_ids[length - self.layout.num_ahead : length] if evicts else (),
             echo=self._echo() if evicts or is_packed else (),
+            echo_weight=add.question_weight,
             pooling=add.pooling,
             restored_token_ids=() if self.has_begun else add.prompt_token_ids[:start],
             restored_blocks=() if self.has_begun else self.restored_blocks,

@@ -148,6 +148,9 @@ def _engine_request(
     if task.pooling is not None:
         # An embedding draws no token, so the model's default penalties must not require a feature.
         sampling = SamplingParams(temperature=0.0)
+    paragraph = first_paragraph(
+        question or prompt, services.renderer.vocabulary, spec.pools[pool].policy.num_echoed
+    )
     add = Add(
         request_id=f"{task.id}-{index}",
         prompt_token_ids=prompt,
@@ -160,9 +163,8 @@ def _engine_request(
         timeout=_shorter(options.request_timeout, settings.request_timeout),
         num_prompt_logprobs=task.num_prompt_logprobs,
         num_prefill_tokens=options.num_prefill_tokens,
-        question_token_ids=first_paragraph(
-            question or prompt, services.renderer.vocabulary, spec.pools[pool].policy.num_echoed
-        ),
+        question_token_ids=paragraph.token_ids,
+        question_weight=paragraph.weight,
         requires_exact=bool(options.require_exact),
         pooling=task.pooling,
         pool=pool,

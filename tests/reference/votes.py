@@ -57,7 +57,7 @@ def _ranked(scores: Tensor, candidate_indices: range) -> list[int]:
     ]
 
 
-ECHO_STRENGTH = 0.25
+ECHO_WEIGHT = 0.25
 
 
 def attention_received(
@@ -90,7 +90,7 @@ def attention_received(
         weights = logits.softmax(0)[seen.start - domain.start : seen.stop - domain.start]
         weights = torch.cat([weights, weights.new_zeros(len(chosen) - len(weights))])
         if position < num_tokens - num_voting + num_echoed:
-            weights = weights * ECHO_STRENGTH
+            weights = weights * ECHO_WEIGHT
         elif recipe.observation_half_life > 0:
             fade = 0.5 ** ((num_tokens - 1 - position) / recipe.observation_half_life)
             weights = weights * max(fade, recipe.least_vote)

@@ -113,6 +113,7 @@ class CacheLayer(CacheLayerMixin):
             softcap=options.softcap,
             num_observing=observation.num_queries,
             num_echoed=observation.num_echoed,
+            echo_weight=observation.echo_weight,
             reduction=reduction,
         )
         join_votes(scorer, self._votes[observation.scratch, :, : votes.shape[1]], votes)

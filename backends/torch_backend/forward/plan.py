@@ -80,7 +80,7 @@ def voting_pass(
         _sequential_kind_step(kind, entry, num_held, scratch.num_entries, end) for kind in kinds
     )
     has_scorer = any(kind.scorer for kind in kinds)
-    observation = Observation(0, row.scratch, num_held, end, len(token_ids), len(row.echo))
+    observation = Observation(0, row.scratch, num_held, end, len(token_ids), len(row.echo), row.echo_weight)
     step = ScratchStep(
         rows=torch.tensor([row.scratch], device=device),
         view=slice(row.scratch, row.scratch + 1),

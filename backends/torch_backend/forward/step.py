@@ -62,7 +62,7 @@ class Observation:
 
     The sinks and the newest of the scratch's first `num_held` entries are kept anyway. The observing queries
     are the last ones before entry `end`: `num_queries` of them, or as many as the scorer's window for None.
-    The first `num_echoed` of them echo the question.
+    The first `num_echoed` of them echo the question, and their votes count `echo_weight`.
     """
 
     row: int
@@ -71,6 +71,7 @@ class Observation:
     end: int
     num_queries: int | None = None
     num_echoed: int = 0
+    echo_weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

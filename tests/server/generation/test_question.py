@@ -27,7 +27,9 @@ def question_of(running: RunningServer, renderer: Renderer, path: str, **body: A
     """Return what the engine got as the question of a request."""
     response = httpx.post(f"{running.url}{path}", json={"model": MODEL, "max_tokens": 1} | body)
     assert response.status_code == 200, response.text
-    return renderer._tokenizer.decode(running.observed.adds[-1].question_token_ids)
+    add = running.observed.adds[-1]
+    assert add.question_weight == (1.0 if "?" in body.get("question", "?") else 0.25)
+    return renderer._tokenizer.decode(add.question_token_ids)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,11 @@ from backends.clock import Clock
 from backends.config import DEFAULT_MAX_MODEL_LEN, BackendConfig, ConfiguredBackend
 from backends.entry import BackendEntry, OtherBackend
 from backends.fake import FakeBackend, fake_spec, slot_pool
+from backends.interface import PrefixSpec
 from backends.options import OptionGroup
+
+_BLOCK_TOKENS = 128
+_BLOCK_BYTES = 8 * _BLOCK_TOKENS  # a token id takes 8
 
 
 class FakeOptions(OptionGroup):
@@ -26,6 +30,7 @@ def _create(config: BackendConfig, clock: Clock, vocab_size: int) -> FakeBackend
         pools=pools,
         num_scratch=config.num_scratch,
         vocab_size=vocab_size,
+        prefixes=PrefixSpec(config.prefix_cache_bytes // _BLOCK_BYTES, _BLOCK_TOKENS, _BLOCK_BYTES),
     )
     return FakeBackend(spec, clock=clock)
 

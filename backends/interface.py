@@ -242,13 +242,14 @@ class BatchResult:
     `tokens[row]` has one token for each draw (prefill) or step (decode). `prompt_logprobs[row]` (prefill) has
     one for each requested target. `hidden[row]` (prefill of pooled rows) has `BackendSpec.embedding_size`
     numbers: the sum of the chunk's hidden states after the last layer's norm, or the last token's. `elapsed`
-    is in seconds of the backend's clock.
+    is in seconds of the backend's clock, and includes `restore_time`, that of restoring stored blocks.
     """
 
     tokens: tuple[tuple[SampledToken, ...], ...]
     elapsed: float
     prompt_logprobs: tuple[tuple[SampledToken, ...], ...] = ()
     hidden: tuple[tuple[float, ...], ...] = ()
+    restore_time: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,14 @@ class BatchRecord:
     num_tokens: int  # prompt tokens read, or tokens drawn for live sequences, also those discarded later
     num_steps: int  # decode steps of the launch; 1 for a prefill
     elapsed: float  # seconds by the backend's clock
+    restore_time: float = 0.0  # of these, restoring stored blocks
 
     @classmethod
     def of(cls, batch: Batch, result: BatchResult) -> "BatchRecord":
         num_rows = len(batch.rows)
         if isinstance(batch, PrefillBatch):
             num_tokens = sum(len(row.token_ids) for row in batch.rows)
-            return cls(StepKind.PREFILL, num_rows, num_tokens, 1, result.elapsed)
+            return cls(StepKind.PREFILL, num_rows, num_tokens, 1, result.elapsed, result.restore_time)
         return cls(StepKind.DECODE, num_rows, num_rows * batch.num_steps, batch.num_steps, result.elapsed)
 
 

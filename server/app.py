@@ -26,6 +26,7 @@ from server.routes import (
     embeddings,
     files,
     models,
+    prefixes,
     responses,
     slots,
     status,
@@ -52,6 +53,7 @@ def create_app(services: Services) -> FastAPI:
             files,
             batches,
             slots,
+            prefixes,
             status,
         )
     ]

@@ -98,8 +98,12 @@ class SimulationOptions(OptionGroup):
 
 
 def _configure(
-    _base: BackendConfig, options: SimulationOptions, other: OtherBackend
+    base: BackendConfig, options: SimulationOptions, other: OtherBackend
 ) -> ConfiguredBackend[Any]:
+    if base.prefix_cache_bytes:
+        raise ValueError(
+            "prefix_cache_bytes must be 0 with backend sn40l, which does not model restoring what was stored"
+        )
     inner = other(options.inner)
     simulation = options.simulation()
 

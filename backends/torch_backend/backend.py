@@ -25,7 +25,7 @@ from backends.torch_backend.config import Quantization, TorchBackendConfig
 from backends.torch_backend.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
 from backends.torch_backend.forward.last_layer import shorten_last_layer
 from backends.torch_backend.forward.plan import DecodePlan, decode_plan, idle_plans
-from backends.torch_backend.memory import free_bytes, sized_pools
+from backends.torch_backend.memory import available_bytes, check_prefix_bytes, free_bytes, sized_pools
 from backends.torch_backend.model.induction import measure_induction
 from backends.torch_backend.model.latent import replace_latent_attention
 from backends.torch_backend.model.linear import KINDS, replace_all_linears
@@ -78,15 +78,18 @@ class TorchBackend:
         _adapt_model(self._model, config.quantization, self._kernels)
         layers = probe_layers(self._model)
         max_model_len = resolve_max_model_len(config, self._model.config)
+        check_prefix_bytes(config.prefix_cache_bytes, available_bytes())
         if config.fills_memory:
-            pools = sized_pools(config, layers, max_model_len, free_bytes(self._device))
-            config = replace(config, pools=pools)
+            free = free_bytes(self._device)
+            if free is not None and self._device.type == "cpu":
+                free -= config.prefix_cache_bytes
+            config = replace(config, pools=sized_pools(config, layers, max_model_len, free))
         policies = _resolve_policies(config, self._model, layers, max_model_len)
         self.pools, scratch = _build_pools(
             config, self._model, layers, policies, max_model_len, self._kernels
         )
         specs = tuple(pool.spec for pool in self.pools)
-        prefixes = prefix_spec(config.prefix_cache_bytes or 0, layers)
+        prefixes = prefix_spec(config.prefix_cache_bytes, layers)
         self.prefixes = PrefixStore(prefixes, layers, self._device) if prefixes is not None else None
         self._spec = backend_spec(config, self._model.config, max_model_len, specs, scratch, prefixes)
         self._prefill = Prefill(self._model, self._spec, self.prefixes)
@@ -94,7 +97,10 @@ class TorchBackend:
         self._graphs: tuple[DecodeGraphs, ...] = ()
         self.compiled = self._compiled_code(config)
         is_compiled = self.compiled is not None or self._recorder is not None
-        description = _description(self._model, num_parameters, self.pools, is_compiled=is_compiled)
+        num_prefix_bytes = self.prefixes.num_bytes if self.prefixes is not None else 0
+        description = _description(
+            self._model, num_parameters, self.pools, num_prefix_bytes, is_compiled=is_compiled
+        )
         self._spec = replace(self._spec, description=description)
         # Last, so that it is the outermost of the modules that replace the last layer.
         shorten_last_layer(self._model)
@@ -223,15 +229,21 @@ class TorchBackend:
 
 
 def _description(
-    model: PreTrainedModel, num_parameters: int, pools: Sequence[TorchPool], *, is_compiled: bool
+    model: PreTrainedModel,
+    num_parameters: int,
+    pools: Sequence[TorchPool],
+    num_prefix_bytes: int,
+    *,
+    is_compiled: bool,
 ) -> str:
     """Return the size, the type and the device of a loaded model, and the memory of its slots."""
     slots = sum(layer.slots.num_bytes for pool in pools for layer in pool.cache.layers) / 1e6
     dtype = str(model.dtype).removeprefix("torch.")
     decode = "compiled" if is_compiled else "uncompiled"
+    stored = f", {num_prefix_bytes / 1e6:.0f} MB for stored prompts" if num_prefix_bytes else ""
     return (
         f"{num_parameters / 1e6:.0f} M parameters in {dtype} on {model.device.type}, {decode}, "
-        f"{slots:.0f} MB of slots"
+        f"{slots:.0f} MB of slots{stored}"
     )
 
 

@@ -29,10 +29,24 @@ _STEP = 64  # entries
 def free_bytes(device: torch.device, root: Path = Path("/")) -> int | None:
     """Return the memory that slots and scratches may take; None where it is unknown.
 
-    On a CPU it is half of what Linux calls available, within the limit of the control group.
+    On a CPU it is half of what is available.
     """
     if device.type == "cuda":
         return int(_CUDA_SHARE * torch.cuda.mem_get_info(device)[0])
+    available = available_bytes(root)
+    return None if available is None else int(_CPU_SHARE * available)
+
+
+def check_prefix_bytes(num_bytes: int, available: int | None) -> None:
+    """Raise ValueError if stored prompts would not fit into the available host memory."""
+    if available is not None and num_bytes > available:
+        raise ValueError(
+            f"prefix_cache_bytes must be at most the {available} bytes that are free, got {num_bytes}"
+        )
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Return what Linux calls available memory, within the control group's limit; None if unknown."""
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
         free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
@@ -47,7 +61,7 @@ def free_bytes(device: torch.device, root: Path = Path("/")) -> int | None:
         free = min(free, limit - used + int(stat.get("inactive_file", 0)))
     except (OSError, ValueError):  # no control group, or "max"
         pass
-    return int(_CPU_SHARE * max(free, 0))
+    return max(free, 0)
 
 
 def slot_bytes(options: PoolOptions, layers: Sequence[LayerSpec], max_model_len: int) -> int:

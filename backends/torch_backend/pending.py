@@ -18,12 +18,13 @@ class Outcome:
     tokens: tuple[tuple[SampledToken, ...], ...]
     prompt_logprobs: tuple[tuple[SampledToken, ...], ...] = ()
     hidden: tuple[tuple[float, ...], ...] = ()
+    restore_time: float = 0.0
 
     def collect(self) -> "Outcome":
         return self
 
     def result(self, elapsed: float) -> BatchResult:
-        return BatchResult(self.tokens, elapsed, self.prompt_logprobs, self.hidden)
+        return BatchResult(self.tokens, elapsed, self.prompt_logprobs, self.hidden, self.restore_time)
 
 
 @dataclass(frozen=True, slots=True)

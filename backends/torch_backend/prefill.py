@@ -1,5 +1,8 @@
 """One prefill step: read a batch's chunks, fill the slots of complete prompts, and draw first tokens."""
 
+import time
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -30,9 +33,8 @@ class Prefill:
         for row in batch.rows:
             targets = row.score.target_ids if row.score is not None else ()
             check_token_ids(row.token_ids + targets, self._spec.vocab_size)
-        for row in batch.rows:
-            self._begin_chunk(pool, row)
-        outcome = self._read(pool, batch)
+        restore_time = sum(self._begin_chunk(pool, row) for row in batch.rows)
+        outcome = replace(self._read(pool, batch), restore_time=restore_time)
         for row in batch.rows:
             if row.stored_blocks and self._prefixes is not None:
                 self._prefixes.store(pool, row)
@@ -40,11 +42,13 @@ class Prefill:
                 self._evict(pool, row)
         return outcome
 
-    def _begin_chunk(self, pool: TorchPool, row: PrefillRow) -> None:
+    def _begin_chunk(self, pool: TorchPool, row: PrefillRow) -> float:
         """Clear the slots and the scratch of a new prompt, and restore its stored blocks.
 
-        Counts the chunk's tokens, and those restored, for the penalties.
+        Counts the chunk's tokens, and those restored, for the penalties. Returns the seconds of restoring; on
+        a GPU those of launching the copies.
         """
+        restore_time = 0.0
         if row.is_first:
             pool.sampler.begin(row.slots)
             for layer in pool.cache.layers:
@@ -53,9 +57,12 @@ class Prefill:
                 else:
                     layer.clear_scratch(row.scratch)
             if row.restored_blocks and self._prefixes is not None:
+                start = time.perf_counter()
                 self._prefixes.restore(pool, row)
+                restore_time = time.perf_counter() - start
                 pool.sampler.read_prompt(row.slots, row.restored_token_ids)
         pool.sampler.read_prompt(row.slots, row.token_ids)
+        return restore_time
 
     def _read(self, pool: TorchPool, batch: PrefillBatch) -> Outcome:
         """Read the chunks; fill the slots of prompts that end with them, and draw their first tokens."""

@@ -27,6 +27,7 @@ from scheduler.messages import (
     Final,
     Finish,
     FinishReason,
+    ResetPrefixes,
     Shutdown,
     Timing,
 )
@@ -196,6 +197,9 @@ class AsyncEngine:
 
     def abort(self, request_id: str) -> None:
         self._inbox.put(Abort(request_id))
+
+    def reset_prefixes(self) -> None:
+        self._inbox.put(ResetPrefixes())
 
     def health(self) -> Health:
         if self._failure is not None:

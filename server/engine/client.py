@@ -123,6 +123,10 @@ class EngineClient(Protocol):
         """
         ...
 
+    def reset_prefixes(self) -> None:
+        """Forget all stored prompts before the next step."""
+        ...
+
     def health(self) -> Health:
         """Return the current state of the engine."""
         ...

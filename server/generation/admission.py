@@ -4,6 +4,7 @@
 an error of the API, which names the parameter at fault.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -102,6 +103,7 @@ class RequestContext:
     """What holds for all prompts of a request."""
 
     tenant: str
+    cache_salt: str  # separates stored prompts, beside the request's own salt
     is_background: bool
     arrival_time: float  # by the engine's clock
     pool: RequestedPool | None
@@ -170,6 +172,7 @@ def _engine_request(
         pool=pool,
         grammar=context.grammar,
         tenant=context.tenant,
+        cache_salt=json.dumps([context.cache_salt, options.cache_salt or ""]),
         is_background=context.is_background,
     )
     try:

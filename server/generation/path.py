@@ -37,6 +37,7 @@ from server.http.errors import invalid_value
 from server.http.rate_limits import DEFAULT_MAX_TOKENS
 from server.http.record import RequestRecord
 from server.logs import fields
+from server.options.settings import PrefixSharing
 from server.services import Services
 from server.text.renderer import RenderError
 
@@ -138,6 +139,8 @@ async def prepare(reserved: Reserved) -> Prepared:
         raise invalid_value(str(error), task.prompt_param) from error
     context = RequestContext(
         tenant=call.tenant,
+        # Not the field `user`, which nobody checks.
+        cache_salt=call.record.tenant if services.settings.prefix_sharing is PrefixSharing.KEY else "",
         is_background=call.record.is_background,
         arrival_time=reserved.arrival_time,
         pool=None if task.pooling is not None else requested_pool(task.options, call.headers),

@@ -102,6 +102,7 @@ async def collect(accepted: Accepted) -> Payload:
     if accepted.call.task.pooling is None:
         cache = accepted.tally.cache
         accepted.call.record.headers |= {
+            "x-cache-hit-tokens": str(accepted.tally.num_cached_tokens),
             "x-cache-kept-tokens": str(cache["kept_tokens"]),
             "x-cache-evicted-tokens": str(cache["evicted_tokens"]),
             "x-cache-compression": f"{cache['compression']:g}",

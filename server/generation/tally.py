@@ -10,6 +10,7 @@ from server.protocol.usage import CacheUsage, Usage, usage
 @dataclass(slots=True)
 class ChoiceCounts:
     num_tokens: int = 0
+    num_cached_tokens: int = 0
     num_packed_prompt_tokens: int = 0
     num_packed_tokens: int = 0
     cache: CacheUse | None = None
@@ -20,6 +21,7 @@ class ChoiceCounts:
         if final is not None:
             self.num_tokens = final.num_output_tokens
             self.cache = final.cache
+            self.num_cached_tokens = final.num_cached_tokens
             self.num_packed_prompt_tokens = final.num_packed_prompt_tokens
             self.num_packed_tokens = self.num_tokens - min(final.num_prefill_output_tokens, self.num_tokens)
 
@@ -54,6 +56,11 @@ class Tally:
         return prompt * self.num_choices + delta.choice
 
     @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that were not read again. The prompt of several choices counts once."""
+        return sum(choice.num_cached_tokens for choice in self._choices[:: self.num_choices])
+
+    @property
     def num_output_tokens(self) -> int:
         return sum(choice.num_tokens for choice in self._choices)
 
@@ -80,7 +87,13 @@ class Tally:
         }
 
     def usage(self, num_reasoning_tokens: int = 0) -> Usage:
-        return usage(sum(self.num_prompt_tokens), self.num_output_tokens, num_reasoning_tokens, self.cache)
+        return usage(
+            sum(self.num_prompt_tokens),
+            self.num_cached_tokens,
+            self.num_output_tokens,
+            num_reasoning_tokens,
+            self.cache,
+        )
 
     @property
     def progress(self) -> str:

@@ -146,6 +146,12 @@ class Instruments:
         self.prompt_tokens = make.counter(
             "vllm:prompt_tokens", "Tokens of completely read prompts; the prompt of n choices counts once."
         )
+        self.prefix_queries = make.counter(
+            "vllm:prefix_cache_queries", "Prompt tokens looked up in the store of prompts."
+        )
+        self.prefix_hits = make.counter(
+            "vllm:prefix_cache_hits", "Prompt tokens restored from the store instead of read."
+        )
         self.generation_tokens = make.counter(
             "vllm:generation_tokens", "Tokens of answers, as counted in usage."
         )
@@ -216,6 +222,16 @@ class Instruments:
         )
         self.unread_prompt_tokens = make.gauge(
             "snapserve:unread_prompt_tokens", "Unread tokens of the prompts that are being read."
+        )
+        self.prefix_bytes = make.gauge("snapserve:prefix_cache_bytes", "Bytes of stored prompts.")
+        self.prefix_capacity = make.gauge(
+            "snapserve:prefix_cache_capacity_bytes", "Bytes that the store of prompts can hold."
+        )
+        self.prefix_evictions = make.counter(
+            "snapserve:prefix_cache_evicted_bytes", "Bytes of stored prompts evicted to store others."
+        )
+        self.restore_time = make.counter(
+            "snapserve:prefix_cache_restore_seconds", "Time of restoring stored prompts."
         )
         self.entries_kept = make.counter(
             "snapserve:cache_entries_kept", "Entries in the slots of sequences when they ended."

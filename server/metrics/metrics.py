@@ -14,7 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from backends.interface import BackendSpec
 from scheduler.messages import Add, CacheUse, Final, FinishReason, Timing
-from scheduler.stats import StepRecord
+from scheduler.stats import PrefixStats, StepRecord
 from server.batches.batch import BatchStatus
 from server.engine.client import Health, HealthStatus
 from server.metrics.instruments import ENGINE, Instruments
@@ -56,6 +56,8 @@ class Metrics:
         self._instruments = Instruments(self._registry, model_name)
         ProcessCollector(registry=self._registry)  # memory, CPU time and open files
         self._num_slots = 0
+        self._block_bytes = 0
+        self._prefixes = PrefixStats()  # after the last step
         self._pools: tuple[str, ...] = ()
 
     def render(self) -> bytes:
@@ -117,6 +119,9 @@ class Metrics:
                 family.labels(*labels)
         instruments.scratch_total.set(spec.scratch.num_scratch)
         instruments.simulated.set(spec.simulated)
+        if spec.prefixes is not None:
+            self._block_bytes = spec.prefixes.block_bytes
+            instruments.prefix_capacity.set(spec.prefixes.num_blocks * spec.prefixes.block_bytes)
         first_pool = spec.pools[0]
         layout = first_pool.policy.layout
         instruments.slot_capacity.set(layout.capacity)
@@ -148,10 +153,12 @@ class Metrics:
         for name, pool in zip(self._pools, stats.pools, strict=True):
             instruments.pool_slots_in_use.labels(self._model_name, ENGINE, name).set(pool.num_slots_in_use)
             instruments.pool_waiting.labels(self._model_name, ENGINE, name).set(pool.num_waiting)
+        self._observe_prefixes(stats.prefixes)
         if record.batch is not None:
             instruments.steps[record.batch.kind].inc()
             instruments.step_time[record.batch.kind].observe(record.batch.elapsed)
             instruments.step_tokens.observe(record.batch.num_tokens)
+            instruments.restore_time.inc(record.batch.restore_time)
 
     def read_prompt(self, add: Add) -> None:
         self._instruments.prompt_tokens.inc(len(add.prompt_token_ids))
@@ -183,6 +190,16 @@ class Metrics:
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             instruments.request_generation_tokens.observe(final.num_output_tokens)
             self._observe_times(final.timing, final.num_output_tokens)
+
+    def _observe_prefixes(self, stats: PrefixStats) -> None:
+        instruments = self._instruments
+        instruments.prefix_bytes.set(stats.num_blocks * self._block_bytes)
+        before = self._prefixes
+        instruments.prefix_queries.inc(stats.num_queried_tokens - before.num_queried_tokens)
+        instruments.prefix_hits.inc(stats.num_hit_tokens - before.num_hit_tokens)
+        num_evicted = stats.num_evicted_blocks - before.num_evicted_blocks
+        instruments.prefix_evictions.inc(num_evicted * self._block_bytes)
+        self._prefixes = stats
 
     def _observe_request(self, add: Add) -> None:
         self._instruments.request_prompt_tokens.observe(len(add.prompt_token_ids))

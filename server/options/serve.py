@@ -284,6 +284,7 @@ def _backend(options: ServeOptions) -> BackendConfig:
         num_scratch=options.cache.num_scratch,
         scratch_capacity=options.cache.scratch_capacity,
         prefill_chunk=options.cache.prefill_chunk,
+        prefix_cache_bytes=options.cache.prefix_cache_bytes,
     )
 
 
@@ -328,6 +329,7 @@ def _server(options: ServeOptions) -> ServerSettings:
         request_timeout=options.scheduling.request_timeout,
         tool_call_parser=api.tool_call_parser,
         reasoning_parser=api.reasoning_parser,
+        prefix_sharing=options.cache.prefix_sharing,
         embedding_pooling=api.embedding_pooling,
         log_prompts=api.log_prompts,
         limits=Limits(max_body_bytes=api.max_body_size),

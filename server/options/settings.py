@@ -108,6 +108,11 @@ class StorageLimits(OptionGroup):
     """Time for which a response is stored."""
 
 
+class PrefixSharing(enum.StrEnum):
+    KEY = "key"  # prompts of one API key
+    ALL = "all"
+
+
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """Settings of the API.
@@ -133,6 +138,7 @@ class ServerSettings:
     tool_call_parser: ToolParserName = ToolParserName.AUTO
     reasoning_parser: ReasoningParserName = ReasoningParserName.AUTO
     embedding_pooling: PromptPooling = PromptPooling.MEAN
+    prefix_sharing: PrefixSharing = PrefixSharing.KEY
     log_prompts: bool = False
     limits: Limits = Limits()
     batches: BatchSettings | None = None  # None: files and batches are not served

@@ -13,6 +13,7 @@ from cache.policy_options import LayerBudgets, PolicyOptions, SelectionName, sel
 from cache.pool_options import PoolOptions, check_names
 from cache.scorer import HeadReduction, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 from server.options.command_line import OptionError, options_of, validated
+from server.options.settings import PrefixSharing
 
 _SHORT = {
     "slots": "num-slots",
@@ -61,8 +62,8 @@ class SelectionOptions(OptionGroup):
     selection_chunk: Tokens | None = None
     """Neighbouring tokens that are kept or dropped together."""
     num_echoed: Annotated[CountOrZero | None, Shown("TOKENS")] = None
-    """Tokens of the question (the last user message, or a raw prompt) that are read again behind a long
-    prompt, to score its tokens too."""
+    """Tokens of the question (the first paragraph of the last user message, or of a raw prompt) that are read
+    again behind a long prompt, to score its tokens too."""
     lend_ring: bool | None = None
     """Let three quarters of the ring hold more of a long prompt's best tokens instead of its newest, until
     the answer comes."""
@@ -246,6 +247,11 @@ class CacheOptions(OptionGroup):
     evicted on the way."""
     prefill_chunk: Tokens = 512
     """Prompt tokens read in one step."""
+    prefix_cache_bytes: Annotated[CountOrZero, Shown("BYTES")] = 0
+    """Host memory for keys and values of prompts, so that later prompts with the same beginning need not read
+    it again; 0 for none."""
+    prefix_sharing: PrefixSharing = PrefixSharing.KEY
+    """Which requests share stored prompts: those of one API key, or all."""
 
 
 if __name__ == "__main__":

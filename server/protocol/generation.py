@@ -29,7 +29,7 @@ Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh",
 
 
 class PromptCacheOptions(RequestBody):
-    """OpenAI's options of prompt caching. This server caches no prompt."""
+    """OpenAI's options of prompt caching. Prompts are cached without them, as long as there is room."""
 
     mode: Inert = None
     ttl: Inert = None
@@ -101,7 +101,7 @@ class GenerationRequest(StructuredFields):
     prompt_cache_key: Inert = None
     prompt_cache_retention: Inert = None
     prompt_cache_options: PromptCacheOptions | None = None
-    cache_salt: Inert = None
+    cache_salt: Text | None = None  # only requests with the same salt share stored prompts
 
     logits_processors: Unsupported = None
     allowed_token_ids: Unsupported = None

@@ -39,13 +39,17 @@ class Usage(TypedDict):
 
 
 def usage(
-    num_prompt_tokens: int, num_output_tokens: int, num_reasoning_tokens: int, cache: CacheUsage
+    num_prompt_tokens: int,
+    num_cached_tokens: int,
+    num_output_tokens: int,
+    num_reasoning_tokens: int,
+    cache: CacheUsage,
 ) -> Usage:
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
         "total_tokens": num_prompt_tokens + num_output_tokens,
-        "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
         "cache": cache,
     }

@@ -300,7 +300,10 @@ def _error_code(error: ApiError) -> str:
 def _usage(counts: Usage) -> ResponseUsage:
     return {
         "input_tokens": counts["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": counts["prompt_tokens_details"]["cached_tokens"],
+            "cache_write_tokens": 0,
+        },
         "output_tokens": counts["completion_tokens"],
         "output_tokens_details": {
             "reasoning_tokens": counts["completion_tokens_details"]["reasoning_tokens"]

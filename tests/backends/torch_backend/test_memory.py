@@ -10,7 +10,7 @@ import torch
 from backends.config import BackendConfig
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
-from backends.torch_backend.memory import free_bytes, sized_pools, slot_bytes
+from backends.torch_backend.memory import check_prefix_bytes, free_bytes, sized_pools, slot_bytes
 from backends.torch_backend.model.probe import LayerSpec
 from backends.torch_backend.spec import layer_kinds, scratch_layout
 from cache.policy import PolicyName
@@ -167,6 +167,14 @@ def test_a_cpus_free_memory_is_half_of_what_the_control_group_leaves(tmp_path: P
     (group / "memory.current").write_text(f"{1000 * 1024}\n")
     (group / "memory.stat").write_text(f"anon {600 * 1024}\ninactive_file {400 * 1024}\n")
     assert free_bytes(cpu, tmp_path) == 1200 * 1024, "pages of files are given up"
+
+
+def test_stored_prompts_must_fit_into_the_free_memory() -> None:
+    check_prefix_bytes(4000, None)
+    check_prefix_bytes(4000, 4000)
+    message = "prefix_cache_bytes must be at most the 4000 bytes that are free, got 4001"
+    with pytest.raises(ValueError, match=message):
+        check_prefix_bytes(4001, 4000)
 
 
 def test_other_backends_keep_the_usual_default() -> None:

@@ -196,6 +196,7 @@ def test_the_store_has_the_bytes_that_it_may_have(tmp_path: Path) -> None:
     assert drive.backend.prefixes is not None
     assert drive.backend.prefixes.num_bytes == prefixes.num_blocks * prefixes.block_bytes <= 100_000
     assert drive.backend.prefixes.num_bytes + prefixes.block_bytes > 100_000
+    assert drive.spec.description.endswith(", 0 MB for stored prompts")
     for seed in range(8):
         ask(drive, f"r{seed}", prompt_of(60, seed))
     stats = drive.scheduler.stats().prefixes

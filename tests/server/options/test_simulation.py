@@ -20,6 +20,11 @@ from server.options.command_line import OptionError
 from tests.server.options.test_config import config_of
 
 
+def test_a_simulated_machine_stores_no_prompts() -> None:
+    with pytest.raises(OptionError, match=r"^--prefix-cache-bytes must be 0 with backend sn40l"):
+        config_of("--backend", "sn40l", "--prefix-cache-bytes", "1000")
+
+
 def test_options_make_a_simulation() -> None:
     flags = "--backend sn40l --inner fake --sockets 8 --simulate-model llama-3.1-70b --no-looping"
     pace = "--time-scale 2.5 --fault slow-socket=2 failed-step=9"

@@ -183,41 +183,44 @@ class FakeBackend:
         return BatchResult(tuple(self._read(row, slots) for row in batch.rows), elapsed, scores, hidden)
 
     def _read(self, row: PrefillRow, slots: dict[int, _Contents]) -> tuple[SampledToken, ...]:
-        """Write a chunk; pack it and draw the first tokens when it is the last."""
-        contents = self._contents(row, slots)
-        for held in contents:
-            held.write(row.token_ids)
+        """Write a chunk; fill all slots and draw the first tokens when it is the last."""
+        held = self._contents(row, slots)
+        held.write(row.token_ids)
         for block in row.stored_blocks:
-            self._store_block(block, contents[0].token_ids)
+            self._check_uncompressed(row)
+            self._store_block(block, held.token_ids)
         if not row.is_last:
             return ()
         if row.scratch is not None:
             del self._scratches[row.scratch]
-            slots.update({slot: contents[0].copy() for slot in row.slots})
+        slots.update({slot: held.copy() for slot in row.slots})
         return tuple(
             slots[slot].sample(draw, self._spec.vocab_size)
             for slot, draw in zip(row.slots, row.draws, strict=True)
         )
 
-    def _contents(self, row: PrefillRow, slots: dict[int, _Contents]) -> list[_Contents]:
-        """Return where a chunk is written."""
-        store, indices = self._target(row, slots)
-        assert all(index in store for index in indices), f"a prompt continues where it did not begin: {row}"
-        return [store[index] for index in indices]
+    def _contents(self, row: PrefillRow, slots: dict[int, _Contents]) -> _Contents:
+        """Return where a chunk is written: a scratch, or the first of its slots."""
+        store, index = self._target(row, slots)
+        assert index in store, f"a prompt continues where it did not begin: {row}"
+        return store[index]
 
-    def _target(
-        self, row: PrefillRow, slots: dict[int, _Contents]
-    ) -> tuple[dict[int, _Contents], tuple[int, ...]]:
-        return (slots, row.slots) if row.scratch is None else (self._scratches, (row.scratch,))
+    def _target(self, row: PrefillRow, slots: dict[int, _Contents]) -> tuple[dict[int, _Contents], int]:
+        return (slots, row.slots[0]) if row.scratch is None else (self._scratches, row.scratch)
 
     def _begin(self, row: PrefillRow, slots: dict[int, _Contents]) -> None:
         """Empty what a prompt is read into, and restore its stored blocks."""
         restored = [token_id for number in row.restored_blocks for token_id in self._blocks[number]]
         assert tuple(restored) == row.restored_token_ids, "the blocks hold other tokens"
-        store, indices = self._target(row, slots)
-        for index in indices:
-            store[index] = _Contents(row.num_prompt_tokens)
-            store[index].write(restored)
+        store, index = self._target(row, slots)
+        store[index] = _Contents(row.num_prompt_tokens)
+        store[index].write(restored)
+
+    def _check_uncompressed(self, row: PrefillRow) -> None:
+        """A scratch that has evicted entries no longer has the prompt's tokens in their order."""
+        end = row.start + len(row.token_ids)
+        limit = self._spec.scratch.layout.num_held(row.num_prompt_tokens)
+        assert row.scratch is None or end <= limit, (row, limit)
 
     def _store_slot(self, store: SlotStore) -> None:
         held = self._pools[store.pool][store.slot]
@@ -246,7 +249,7 @@ class FakeBackend:
     def _score(self, row: PrefillRow, slots: dict[int, _Contents]) -> tuple[SampledToken, ...]:
         if row.score is None:
             return ()
-        state = self._contents(row, slots)[0].state
+        state = self._contents(row, slots).state
         scores: list[SampledToken] = []
         # Not strict: the prompt's last token has no target.
         for token_id, target in zip(row.token_ids, row.score.target_ids, strict=False):
@@ -257,7 +260,7 @@ class FakeBackend:
     def _pooled(self, row: PrefillRow, slots: dict[int, _Contents]) -> tuple[float, ...]:
         if row.pooling is None:
             return ()
-        state = self._contents(row, slots)[0].state
+        state = self._contents(row, slots).state
         vectors: list[tuple[float, ...]] = []
         for token_id in row.token_ids:
             state = fold(state, (token_id,))
@@ -325,11 +328,9 @@ class FakeBackend:
             self._check_round(row, self._spec.scratch.layout, pool)
         assert row.scratch is not None or row.slots, "a row with neither slot nor scratch"
         if not row.is_first:
-            for held in self._contents(row, self._pools[pool]):
-                assert (len(held.token_ids), held.num_prompt_tokens) == (
-                    row.start,
-                    row.num_prompt_tokens,
-                ), (row, held)
+            held = self._contents(row, self._pools[pool])
+            expected = row.start, row.num_prompt_tokens
+            assert (len(held.token_ids), held.num_prompt_tokens) == expected, (row, held)
 
     def _check_round(self, row: PrefillRow, layout: ScratchLayout, pool: int) -> None:
         assert layout.admits(row.num_prompt_tokens), row

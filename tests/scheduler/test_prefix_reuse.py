@@ -3,10 +3,19 @@
 The fake backend checks that restored blocks hold the prompt's tokens, and its answers depend on all of them.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from backends.fake import fake_spec, slot_pool
-from backends.interface import BackendError, BackendSpec, PrefillShape, PrefixSpec, PromptPooling
+from backends.interface import (
+    BackendError,
+    BackendSpec,
+    PrefillShape,
+    PrefixSpec,
+    PromptPooling,
+    SlotPoolSpec,
+)
 from cache.policy import CachePolicy, full, snapstream
 from cache.scorer import WindowScorer
 from cache.scratch import ScratchLayout
@@ -196,3 +205,41 @@ def test_tenants_are_not_charged_for_restored_tokens() -> None:
     )
     # A hit costs 4 tokens read and 5 generated, a miss 100 and 5: all hits go before the second miss.
     assert "".join(name[0] for _, name in admitted[:5]).count("b") == 4
+
+
+def next_turn(drive: Drive, name: str, tokens: tuple[int, ...]) -> int:
+    """Ask again with a request's prompt and answer before a new prompt; return the restored tokens."""
+    return asks(drive, f"{name}-next", (*tokens, *drive.tokens(name), *prompt(40, seed=3)))
+
+
+def test_an_answer_is_stored_only_while_its_slot_holds_every_token() -> None:
+    """The ring of 16 holds what follows two sinks: 27 tokens do not fit, though a prompt of 27 would."""
+    drive = Drive(spec(PACKED))
+    drive.run(request("short", prompt_token_ids=prompt(10), max_tokens=9))
+    assert next_turn(drive, "short", prompt(10)) == 16
+    drive.run(ResetPrefixes(), request("long", prompt_token_ids=prompt(10), max_tokens=18))
+    assert next_turn(drive, "long", prompt(10)) == 8
+
+
+def test_an_answer_that_a_sliding_window_outgrew_is_not_stored() -> None:
+    pools = (SlotPoolSpec(4, DIRECT, max_direct_tokens=32, name="windows"),)
+    drive = Drive(replace(spec(), pools=pools))
+    drive.run(request("long", prompt_token_ids=prompt(24), max_tokens=20))
+    assert next_turn(drive, "long", prompt(24)) == 24
+
+
+def test_the_answer_of_a_failed_step_is_not_stored() -> None:
+    drive = Drive(spec(), faults={4: BackendError("a fault")})  # two chunks, then decode
+    drive.run(request("failed", prompt_token_ids=prompt(40), max_tokens=60))
+    assert drive.final("failed").reason is FinishReason.ERROR
+    assert len(drive.tokens("failed")) > 8
+    assert next_turn(drive, "failed", prompt(40)) == 40
+
+
+def test_a_prompt_that_ends_before_all_its_slots_are_filled_stores_none_of_them() -> None:
+    drive = Drive(spec())
+    drive.send(request("aborted", prompt_token_ids=prompt(100), num_choices=2))
+    drive.step()
+    drive.send(ResetPrefixes(), Abort("aborted"))
+    drive.run()
+    assert drive.scheduler.stats().prefixes.num_blocks == 0

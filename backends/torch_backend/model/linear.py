@@ -5,6 +5,9 @@ a kernel that is slower for fewer rows. oneDNN's product takes a weight in its o
 the kernel in `native/` is compiled, which reads the same layout. That kernel runs at nearly the memory's rate
 for few rows and at oneDNN's speed for many, with fused prologues and epilogues. Layers with the same input
 are joined into one product.
+
+oneDNN promises no layout: it depends on the processor. Where it is not the kernel's, the weight is packed
+here, and torch multiplies by the plain weight until the kernel is used.
 """
 
 import itertools
@@ -18,7 +21,13 @@ from transformers import PreTrainedModel
 from backends.torch_backend.config import Quantization
 from backends.torch_backend.errors import UnsupportedModelError
 from backends.torch_backend.model.quantized_linear import QuantizedLinear, QuantizedProduct
-from backends.torch_backend.native.kernels import Kernels, packed_linear, packed_weight
+from backends.torch_backend.native.kernels import (
+    Kernels,
+    in_blocks,
+    packed_linear,
+    packed_weight,
+    takes_weight,
+)
 from backends.torch_backend.torch_private import onednn
 
 logger = logging.getLogger(__name__)
@@ -39,7 +48,8 @@ class ReorderedLinear(nn.Module):
     A row's output does not depend on the other rows.
 
     For oneDNN, this was measured on x86-64 in float32 and bfloat16: the bits are equal from 2 rows on. A
-    single row uses another kernel.
+    single row uses another kernel. torch's product, used until the kernels are where oneDNN has another
+    layout, promises nothing of the kind.
     """
 
     packed: Tensor | None
@@ -52,9 +62,19 @@ class ReorderedLinear(nn.Module):
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
         self._kernels = kernels
         self._num_outputs = weight.shape[0]
-        self._weight = onednn.reorder(weight, _ROWS)
-        self.register_buffer("packed", packed_weight(self._weight, weight), persistent=False)
+        self._weight: Tensor | None = onednn.reorder(weight, _ROWS)
+        self._plain: Tensor | None = None
+        packed = packed_weight(self._weight, weight)
+        must_pack = packed is None and takes_weight(weight)
+        if must_pack:
+            self._weight = None
+            self._plain = weight
+            blocks = in_blocks(weight, weight.dtype)
+            packed = torch.empty_like(blocks, memory_format=torch.contiguous_format)
+        self.register_buffer("packed", packed, persistent=False)
         self.register_buffer("bias", torch.cat(biases) if biases else None, persistent=False)
+        if must_pack:
+            kernels.when_used(self._pack)
 
     @staticmethod
     def fits(linear: nn.Linear) -> bool:
@@ -63,7 +83,16 @@ class ReorderedLinear(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         if self._kernels.are_used and self.packed is not None:
             return packed_linear(hidden, self.packed, self.bias, self._num_outputs)
+        if self._plain is not None:
+            return nn.functional.linear(hidden, self._plain, self.bias)
+        assert self._weight is not None
         return onednn.linear(hidden, self._weight, self.bias)
+
+    def _pack(self) -> None:
+        assert self.packed is not None
+        assert self._plain is not None
+        self.packed.copy_(in_blocks(self._plain, self._plain.dtype))
+        self._plain = None
 
 
 LinearKind = type[ReorderedLinear] | type[QuantizedLinear]

@@ -264,19 +264,21 @@ def in_blocks(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return padded.view(-1, BLOCK, weight.shape[1] // pack, pack).transpose(1, 2)
 
 
+def takes_weight(weight: Tensor) -> bool:
+    """Return whether `packed_linear` takes a weight [output, input] of this type and number of inputs."""
+    is_paired = weight.shape[1] % (4 // weight.dtype.itemsize) == 0
+    return kernels_are_supported() and weight.dtype in _DTYPES and is_paired
+
+
 def packed_weight(reordered: Tensor, weight: Tensor) -> Tensor | None:
     """Return the memory of a `weight` [output, input] that oneDNN has reordered, or None if it is not packed.
 
-    The tensor shares the memory of `reordered`, and is valid as long as `reordered` is. oneDNN promises no
-    layout, so each weight is compared with that of `in_blocks`, its inputs padded to 64 bytes.
+    The tensor shares the memory of `reordered`. oneDNN promises no layout, so each weight is compared with
+    that of `in_blocks`, its inputs padded to 64 bytes.
     """
-    if not kernels_are_supported() or weight.dtype not in _DTYPES:
+    if not takes_weight(weight):
         return None
-    num_inputs = weight.shape[1]
-    size = weight.dtype.itemsize
-    if num_inputs % (4 // size):
-        return None
-    num_zeros = -num_inputs % (PADDING_BYTES // size)
+    num_zeros = -weight.shape[1] % (PADDING_BYTES // weight.dtype.itemsize)
     expected = in_blocks(torch.nn.functional.pad(weight, (0, num_zeros)), weight.dtype)
     memory = onednn.memory(reordered)
     if memory.nbytes != expected.nbytes:

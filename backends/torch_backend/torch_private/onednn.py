@@ -1,6 +1,7 @@
 """oneDNN's linear layer, with a weight that is reordered once instead of in every call."""
 
 import ctypes
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,8 @@ def linear(rows: Tensor, reordered: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def memory(reordered: Tensor) -> Tensor:
-    """Return the bytes of a reordered weight: uint8, valid as long as `reordered` is."""
+    """Return the bytes of a reordered weight: uint8, in the same memory."""
     num_bytes: int = torch.ops.mkldnn._nbytes(reordered)
-    buffer = (ctypes.c_char * num_bytes).from_address(torch.ops.mkldnn.data_ptr(reordered))
+    buffer: Any = (ctypes.c_char * num_bytes).from_address(torch.ops.mkldnn.data_ptr(reordered))
+    buffer.owner = reordered  # the tensor keeps the buffer alive, and the buffer the memory
     return torch.frombuffer(buffer, dtype=torch.uint8)

@@ -24,6 +24,7 @@ from backends.torch_backend.native.kernels import (
 )
 from backends.torch_backend.sampling.filtering import score_threshold
 from backends.torch_backend.sampling.sampler import Sampler
+from backends.torch_backend.torch_private import onednn
 from cache.scoring import Window, reduced_attention
 
 pytestmark = pytest.mark.skipif(
@@ -52,9 +53,8 @@ def test_linear_equals_float64_and_is_batch_invariant(
 ) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(*sizes, bias=has_bias, dtype=dtype)
-    reordered = ReorderedLinear([layer], Kernels())
-    packed = reordered.packed
-    assert packed is not None, "oneDNN has the layout that the kernel expects"
+    packed = ReorderedLinear([layer], Kernels(are_used=True)).packed
+    assert packed is not None
     hidden = _random(550, sizes[0], dtype=dtype)  # two passes of rows, the second one incomplete
     batch = packed_linear(hidden, packed, layer.bias, sizes[1])
     expected = nn.functional.linear(
@@ -71,7 +71,8 @@ def test_linear_equals_float64_and_is_batch_invariant(
 @torch.inference_mode()
 def test_a_weight_of_another_number_of_inputs_is_refused(num_inputs: int) -> None:
     """A weight of 96 inputs accepts rows of 96, and of the sizes that oneDNN pads to 96."""
-    packed = ReorderedLinear([nn.Linear(96, 64, dtype=torch.bfloat16)], Kernels()).packed
+    layer = nn.Linear(96, 64, dtype=torch.bfloat16)
+    packed = ReorderedLinear([layer], Kernels(are_used=True)).packed
     assert packed is not None
     with pytest.raises(RuntimeError, match="inputs"):
         packed_linear(torch.zeros(3, num_inputs, dtype=torch.bfloat16), packed, None, 64)
@@ -91,8 +92,27 @@ def test_rotary_embedding_equals_torch(dtype: torch.dtype, width: int) -> None:
     torch.testing.assert_close(rotated, expected, atol=1e-6, rtol=0 if dtype is torch.bfloat16 else 1e-6)
 
 
+@pytest.mark.parametrize("sizes", [(96, 100), (400, 288)])
+@pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_weights_of_another_layout_are_multiplied_by_onednn() -> None:
+def test_a_weight_that_onednn_lays_out_otherwise_is_packed_when_kernels_are_used(
+    dtype: torch.dtype, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another processor's layout: here, oneDNN's memory of other values."""
+    memory = onednn.memory
+    monkeypatch.setattr(onednn, "memory", lambda reordered: memory(reordered).clone().fill_(1))
+    layer = nn.Linear(*sizes, dtype=dtype)
+    kernels = Kernels()
+    linear = ReorderedLinear([layer], kernels)
+    hidden = _random(3, sizes[0], dtype=dtype)
+    expected = layer(hidden)
+    assert torch.equal(linear(hidden), expected)  # torch's own product of the plain weight
+    kernels.use()
+    torch.testing.assert_close(linear(hidden), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@torch.inference_mode()
+def test_weights_of_unpaired_inputs_are_multiplied_by_onednn() -> None:
     layer = nn.Linear(33, 64, dtype=torch.bfloat16)  # 33 inputs are no pairs
     reordered = ReorderedLinear([layer], Kernels(are_used=True))
     assert reordered.packed is None

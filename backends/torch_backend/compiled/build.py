@@ -1,7 +1,7 @@
 """The process that builds the code of compiled decode.
 
-`python -m backends.torch_backend.compiled.build FOLDER` builds the kernels. It compiles every graph
-whose text is in the folder and that was not compiled before. It locks the folder while it works.
+`python -m backends.torch_backend.compiled.build FOLDER KEY…` builds the kernels and the graphs with these
+keys, whose text is in the folder, unless they were built before. It locks the folder while it works.
 """
 
 import fcntl
@@ -9,6 +9,7 @@ import hashlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -46,24 +47,26 @@ def source_path(folder: Path, key: str) -> Path:
     return folder / f"{key}.json"
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, keys: Sequence[str]) -> None:
     """Build what the folder lacks, while other processes wait for its lock."""
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         # Of a process that was killed: inductor would take its unfinished files for finished ones.
         shutil.rmtree(build_folder(folder), ignore_errors=True)
+        for partial in folder.glob(f"{Path(KERNELS).stem}.[0-9]*"):
+            partial.unlink()
         kernels = folder / KERNELS
         if not kernels.exists():
             build_kernels(kernels)
         load_kernels(kernels)
-        for source in sorted(folder.glob("*.json")):
-            target = graph_path(folder, source.stem)
+        for key in keys:
+            target = graph_path(folder, key)
             if not target.exists():
-                compile_graph(GraphSource.from_json(source.read_text()), target)
+                compile_graph(GraphSource.from_json(source_path(folder, key).read_text()), target)
 
 
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]))
+        main(Path(sys.argv[1]), sys.argv[2:])
     except subprocess.CalledProcessError as error:
         sys.exit(f"{error}\n{error.stderr}")

@@ -159,7 +159,8 @@ class CompiledCode:
 
     def _build(self) -> None:
         logger.info("compiling decode in the background, into %s", self._folder)
-        command = [sys.executable, "-m", "backends.torch_backend.compiled.build", str(self._folder)]
+        module = "backends.torch_backend.compiled.build"
+        command = [sys.executable, "-m", module, str(self._folder), *self._keys]
         environment = os.environ | {
             "TORCHINDUCTOR_CACHE_DIR": str(build_folder(self._folder)),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",

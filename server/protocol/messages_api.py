@@ -414,7 +414,7 @@ class _Conversation:
                 self.say("user", text)
 
     def _add_assistant(self, message: Message) -> None:
-        self.say("assistant", "")  # also an answer without text is a turn
+        self.say("assistant", "", separator="")  # also an answer without text is a turn
         turn = self.turns[-1]
         for block in message.blocks:
             match block:

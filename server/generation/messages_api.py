@@ -1,6 +1,5 @@
 """Anthropic's messages: a request's prompt, and its answer as blocks, whole or as the events of a stream."""
 
-import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -9,7 +8,7 @@ from server.generation.choice_reader import ChoiceReader
 from server.generation.events import ChoiceDelta, Event
 from server.generation.tally import Tally
 from server.generation.task import Payload, Rendered, Task
-from server.generation.turn import ChatFormat, Turn, TurnRequest, render_turn
+from server.generation.turn import ChatFormat, Turn, TurnRequest, call_arguments, render_turn
 from server.http.error_shapes import anthropic_error
 from server.http.errors import ApiError
 from server.http.streams import PingedEventStream
@@ -29,8 +28,6 @@ from server.protocol.usage import Usage
 from server.text.renderer import Renderer
 
 StreamEvent: TypeAlias = dict[str, Any]
-
-_SWITCHES = ("enable_thinking", "thinking")  # variables of chat templates
 
 
 def message_task(request: MessagesRequest, model: str, settings: ServerSettings) -> Task:
@@ -70,7 +67,6 @@ async def render_message(request: MessageFields, renderer: Renderer, settings: S
     turns = request.turns
     continues = _continues(turns)
     chat_format = ChatFormat.of(renderer.info.chat_template or "", settings)
-    switches = {} if request.wants_thinking is None else dict.fromkeys(_SWITCHES, request.wants_thinking)
     turn = TurnRequest(
         turns,
         request.tool_use,
@@ -78,7 +74,7 @@ async def render_message(request: MessageFields, renderer: Renderer, settings: S
         # Hints: a model whose template has no such variable does what it always does.
         effort=request.effort if chat_format.uses("reasoning_effort") else None,
         effort_param="output_config.effort",
-        template_options={name: value for name, value in switches.items() if chat_format.uses(name)},
+        template_options=chat_format.thinking_options(request.wants_thinking),
         adds_generation_prompt=not continues,
         continues_final_message=continues,
     )
@@ -151,16 +147,7 @@ class _ToolUse(_Text):
         return [{"type": "input_json_delta", "partial_json": text}]
 
     def whole(self) -> BlockContent:
-        return {"type": "tool_use", "id": self._id, "name": self._name, "input": _object(self.text)}
-
-
-def _object(text: str) -> dict[str, Any]:
-    """Return a call's arguments. JSON that is broken or unfinished is wrapped, as Anthropic advises."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {"INVALID_JSON": text}
+        return {"type": "tool_use", "id": self._id, "name": self._name, "input": call_arguments(self.text)}
 
 
 class BlockWriter:

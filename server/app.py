@@ -14,6 +14,7 @@ from server.generation.failures import as_api_error
 from server.http.aliases import Aliases
 from server.http.auth import KeyGuard, KeyRing
 from server.http.body import BodyGuard
+from server.http.error_shapes import error_response
 from server.http.errors import ApiError
 from server.http.observers import AccessLog
 from server.http.rate_limits import RateLimits, RateObserver
@@ -25,7 +26,9 @@ from server.routes import (
     completions,
     embeddings,
     files,
+    messages_api,
     models,
+    ollama,
     prefixes,
     responses,
     slots,
@@ -47,8 +50,10 @@ def create_app(services: Services) -> FastAPI:
             chat,
             completions,
             responses,
+            messages_api,
             embeddings,
             models,
+            ollama,
             tokens,
             files,
             batches,
@@ -102,5 +107,5 @@ def guarded(app: ASGIApp, settings: ServerSettings, observer: RateObserver) -> A
     return RequestId(guarded)
 
 
-async def _error_response(_: Request, error: Exception) -> Response:
-    return as_api_error(error).response()
+async def _error_response(request: Request, error: Exception) -> Response:
+    return error_response(as_api_error(error), request.scope)

@@ -142,6 +142,8 @@ def _engine_request(
     if options.require_exact:
         room = min(room, exact_output_tokens(num_prompt, num_forced, spec, pool))
     max_tokens = task.max_tokens(max(room, 1))
+    if task.shrinks_to_room:
+        max_tokens = min(max_tokens, max(room, 1))
     min_tokens = options.min_tokens or 0
     stop_token_ids = frozenset(options.stop_token_ids or ())
     if not options.ignore_eos:

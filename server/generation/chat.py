@@ -17,6 +17,7 @@ from server.generation.tally import Tally
 from server.generation.task import Payload, Rendered, Task
 from server.generation.turn import Turn, TurnRequest, render_turn
 from server.http.errors import ApiError
+from server.http.streams import EventStream
 from server.options.settings import ServerSettings
 from server.parsers.parts import CallArguments, CallStart, Content, Part, Reasoning
 from server.protocol.chat import (
@@ -171,7 +172,7 @@ class _StreamedChoice:
 class ChatStream:
     """Makes the chunks of a streamed answer."""
 
-    names_events = False
+    stream_type = EventStream
 
     def __init__(
         self, request: ChatCompletionRequest, turn: Turn, envelope: Envelope, prompt_fields: PromptFields

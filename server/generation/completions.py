@@ -8,6 +8,7 @@ from server.generation.events import ChoiceDelta, Event, PromptLogprobs
 from server.generation.tally import Tally
 from server.generation.task import Payload, Rendered, Task
 from server.http.errors import ApiError
+from server.http.streams import EventStream
 from server.protocol.completions import CompletionChoice, CompletionLogprobs, CompletionRequest
 from server.text.logprobs import TokenLogprob, finite
 from server.text.renderer import Renderer
@@ -140,7 +141,7 @@ class CompletionBody:
 class CompletionStream:
     """Makes the chunks of a streamed answer."""
 
-    names_events = False
+    stream_type = EventStream
 
     def __init__(self, request: CompletionRequest, envelope: Envelope, echo: _Echo) -> None:
         self._request = request

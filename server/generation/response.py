@@ -15,7 +15,7 @@ from server.generation.task import Payload, StreamFormatter, Task
 from server.http.disconnect import run_until_disconnect
 from server.http.json_response import json_response
 from server.http.record import RequestRecord
-from server.http.sse import EventStream
+from server.http.streams import EventStream
 from server.services import Services
 
 logger: Final = logging.getLogger(__name__)
@@ -41,21 +41,21 @@ class GenerationResponse(Response):
                 accepted = await accept(submitted)
                 make_stream = accepted.rendered.stream
                 if self._task.options.stream and make_stream is not None:
-                    await self._stream(accepted, make_stream(), EventStream(send))
+                    await self._stream(accepted, make_stream(), send)
                     return
                 body = await collect(accepted)
         await json_response(body)(scope, receive, send)
 
-    async def _stream(self, accepted: Accepted, formatter: StreamFormatter, stream: EventStream) -> None:
+    async def _stream(self, accepted: Accepted, formatter: StreamFormatter, send: Send) -> None:
         """Send events as they come. A failure from here on can only be reported inside the stream."""
+        stream = formatter.stream_type(send)
         sender = _Sender(stream, formatter)
         await stream.start()
         try:
             await sender.send(formatter.opening())
             await self._send_events(accepted, sender)
             await sender.send(formatter.closing(accepted.tally))
-            if not formatter.names_events:
-                await stream.done()
+            await stream.done()
         except Exception as error:
             failure = as_api_error(error)
             if failure.status == 500:
@@ -71,7 +71,7 @@ class GenerationResponse(Response):
             try:
                 item = await accepted.next(last_sent + interval)
             except TimeoutError:
-                await sender.stream.comment(accepted.tally.progress)
+                await sender.stream.keep_alive(accepted.tally.progress)
                 last_sent = clock()
                 continue
             if item is None:
@@ -83,7 +83,7 @@ class GenerationResponse(Response):
 
 
 class _Sender:
-    """Writes a family's events to a stream, under their names where it names them."""
+    """Writes a family's events to a stream."""
 
     def __init__(self, stream: EventStream, formatter: StreamFormatter) -> None:
         self.stream = stream
@@ -91,7 +91,7 @@ class _Sender:
 
     async def send(self, payloads: Sequence[Payload]) -> None:
         for payload in payloads:
-            await self.stream.data(payload, str(payload["type"]) if self.formatter.names_events else None)
+            await self.stream.data(payload)
 
 
 async def collect(accepted: Accepted) -> Payload:

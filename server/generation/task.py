@@ -13,6 +13,7 @@ from server.generation.events import Event
 from server.generation.tally import Tally
 from server.grammar.structure import Structure
 from server.http.errors import ApiError
+from server.http.streams import EventStream
 from server.protocol.generation import GenerationRequest
 from server.text.renderer import Renderer
 
@@ -35,8 +36,10 @@ class BodyFormatter(Protocol):
 class StreamFormatter(Protocol):
     """Turns engine events into the events of a family's stream. It keeps only text that it needs again."""
 
-    # Whether events have their type as the name of a server-sent event. Such a stream has no end marker.
-    names_events: bool
+    @property
+    def stream_type(self) -> type[EventStream]:
+        """How the events are written."""
+        ...
 
     def opening(self) -> Sequence[Payload]:
         """Return the events that a stream begins with, once the engine has accepted the request."""
@@ -87,6 +90,7 @@ class Task:
     continues_prompt: bool = False  # the answer's text goes on where the prompt's ends
     pooling: PromptPooling | None = None  # an embedding is requested, and no text
     max_in_flight: int | None = None
+    shrinks_to_room: bool = False  # an answer whose limit exceeds the room gets what room there is
 
     @property
     def num_in_flight(self) -> int:

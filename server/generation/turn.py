@@ -66,6 +66,12 @@ class ChatFormat:
         """Return whether the template mentions a variable."""
         return variable in self.chat_template
 
+    def thinking_options(self, wants_thinking: bool | None) -> dict[str, object]:
+        """Return the template's variables that switch reasoning on or off; None leaves it to the template."""
+        if wants_thinking is None:
+            return {}
+        return {name: wants_thinking for name in ("enable_thinking", "thinking") if self.uses(name)}
+
     def with_tools(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, object]]
     ) -> list[Mapping[str, Any]]:
@@ -232,6 +238,15 @@ def _template_variables(request: TurnRequest, chat_format: ChatFormat) -> Mappin
             param = f"chat_template_kwargs.{name}" if is_option else request.effort_param
             raise unsupported_parameter(param, "is not supported by this model's chat template")
     return variables
+
+
+def call_arguments(text: str) -> dict[str, Any]:
+    """Return a call's arguments. JSON that is broken or unfinished is wrapped, as Anthropic advises."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": text}
 
 
 def _json(arguments: object) -> str:

@@ -5,7 +5,7 @@ from typing import Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 # Families of routes that are also served without their /v1.
-_FAMILIES: Final = frozenset({"chat", "completions", "responses", "embeddings", "models"})
+_FAMILIES: Final = frozenset({"chat", "completions", "responses", "messages", "embeddings", "models"})
 _ALIASES: Final = {
     "/ping": "/health",
     "/v1/health": "/health",

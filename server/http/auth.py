@@ -5,12 +5,14 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from server.http.error_shapes import error_response
 from server.http.errors import invalid_api_key
 from server.http.record import RequestRecord
 from server.options.keys import digest_name, key_digest
 
 MISSING_KEY = (
-    "You did not provide an API key. Send it in an Authorization header: 'Authorization: Bearer YOUR_KEY'."
+    "You did not provide an API key. Send it in a header: 'Authorization: Bearer YOUR_KEY' "
+    "or 'x-api-key: YOUR_KEY'."
 )
 WRONG_KEY = "Incorrect API key provided."
 
@@ -45,22 +47,29 @@ class KeyGuard:
         if scope["type"] == "lifespan" or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
-        key = _bearer(scope)
-        name = None if key is None else self._keys.name_of(key)
-        if name is not None:
-            RequestRecord.of(scope).tenant = name
+        keys = _keys(scope)
+        names = [name for key in keys if (name := self._keys.name_of(key)) is not None]
+        if names:
+            RequestRecord.of(scope).tenant = names[0]
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            await invalid_api_key(MISSING_KEY if key is None else WRONG_KEY).response()(scope, receive, send)
+            error = invalid_api_key(WRONG_KEY if keys else MISSING_KEY)
+            await error_response(error, scope)(scope, receive, send)
 
 
-def _bearer(scope: Scope) -> bytes | None:
-    """Return the key of the request's only Authorization header, or None. Several headers count as none."""
-    values = [value for name, value in scope["headers"] if name == b"authorization"]
-    if len(values) != 1:
-        return None
-    scheme, _, key = values[0].strip().partition(b" ")
-    key = key.strip()
-    return key if scheme.lower() == b"bearer" and key else None
+def _keys(scope: Scope) -> list[bytes]:
+    """Return the keys of the request: OpenAI's `Authorization` first, then Anthropic's `x-api-key`.
+
+    Several headers of one name count as none.
+    """
+    scheme, _, bearer = _only_header(scope, b"authorization").partition(b" ")
+    keys = (bearer.strip() if scheme.lower() == b"bearer" else b"", _only_header(scope, b"x-api-key"))
+    return [key for key in keys if key]
+
+
+def _only_header(scope: Scope, wanted: bytes) -> bytes:
+    """Return the value of a header; nothing if there is none, or several."""
+    values = [value for name, value in scope["headers"] if name == wanted]
+    return values[0].strip() if len(values) == 1 else b""

@@ -8,6 +8,7 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.http.error_shapes import error_response
 from server.http.errors import ApiError
 
 UPLOADS: Final = frozenset({"/v1/files"})
@@ -35,7 +36,7 @@ class BodyGuard:
             _check_content_type(Headers(scope=scope))
             body = await self._read(Headers(scope=scope), receive)
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         if body is not None:
             await self._app(scope, _replay(body, receive), send)

@@ -104,8 +104,8 @@ class RequestRecord:
 class RequestId:
     """Middleware that starts the record of each request, and the log lines' `request_id`.
 
-    It adds the record's headers, `x-request-id` (the client's own if it sent one) and `openai-processing-ms`
-    to the answer.
+    It adds the record's headers, `x-request-id` (the client's own if it sent one), Anthropic's name for it,
+    `request-id`, and `openai-processing-ms` to the answer.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -124,7 +124,7 @@ class RequestId:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(record.headers)
-                headers["x-request-id"] = record.request_id
+                headers["x-request-id"] = headers["request-id"] = record.request_id
                 headers["openai-processing-ms"] = str(round((time.monotonic() - start) * 1000))
             await send(message)
 

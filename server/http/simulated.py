@@ -27,7 +27,7 @@ class _MarkedSend:
         self._send = send
         self._marks_bodies = marks_bodies
         self._start: Message | None = None
-        self._is_stream = False
+        self._is_stream = self._is_lines = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -35,12 +35,15 @@ class _MarkedSend:
             headers[HEADER] = "true"
             kind = headers.get("content-type", "") if self._marks_bodies else ""
             self._is_stream = kind.startswith("text/event-stream")
+            self._is_lines = kind.startswith("application/x-ndjson")
             if kind.startswith("application/json"):
                 # Held back until the body is marked, since the content length depends on the marked body.
                 self._start = message
                 return
         elif self._start is not None:
             message = await self._send_start(self._start, message)
+        elif self._is_lines:
+            message = {**message, "body": _marked(message.get("body", b""))}
         elif self._is_stream:
             # `EventStream` sends each event in one message.
             name, prefix, payload = message.get("body", b"").partition(b"data: ")

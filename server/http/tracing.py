@@ -23,6 +23,9 @@ from server.version import server_version
 _OPERATIONS: Final = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
+    "/v1/messages": "chat",
+    "/api/chat": "chat",
+    "/api/generate": "text_completion",
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }

@@ -15,6 +15,7 @@ from server.generation.tally import Tally
 from server.generation.task import Payload, Rendered, Task
 from server.generation.turn import TurnRequest, render_turn
 from server.http.errors import ApiError, invalid_value
+from server.http.streams import NamedEventStream
 from server.options.settings import ServerSettings
 from server.protocol.response_items import (
     FunctionCallItem,
@@ -238,7 +239,7 @@ class ResponseBody:
 class ResponseStream:
     """Makes the events of a streamed response, numbered in order."""
 
-    names_events = True
+    stream_type = NamedEventStream
 
     def __init__(self, response: ModelResponse, writer: OutputWriter) -> None:
         self._response = response

@@ -1,5 +1,7 @@
 """`GET /v1/models` and `GET /v1/models/{id}`."""
 
+from datetime import UTC, datetime
+
 from fastapi import APIRouter
 
 from server.generation.admission import served_model
@@ -10,8 +12,10 @@ from server.services import Services
 def router(services: Services) -> APIRouter:
     routes = APIRouter()
     settings = services.settings
+    created_at = datetime.fromtimestamp(settings.created, UTC).isoformat()
 
     def model(name: str) -> Model:
+        max_model_len = services.client.spec.max_model_len
         return {
             "id": name,
             "object": "model",
@@ -19,12 +23,25 @@ def router(services: Services) -> APIRouter:
             "owned_by": "snapserve",
             "root": settings.model_names[0],
             "parent": None,
-            "max_model_len": services.client.spec.max_model_len,
+            "max_model_len": max_model_len,
+            "type": "model",
+            "display_name": name,
+            "created_at": created_at,
+            "lifecycle": "active",
+            "max_input_tokens": max_model_len,
+            "max_tokens": max_model_len,
         }
 
     @routes.get("/v1/models")
     async def list_models() -> ModelList:
-        return {"object": "list", "data": [model(name) for name in settings.model_names if name != "*"]}
+        names = [name for name in settings.model_names if name != "*"]
+        return {
+            "object": "list",
+            "data": [model(name) for name in names],
+            "has_more": False,
+            "first_id": names[0] if names else None,
+            "last_id": names[-1] if names else None,
+        }
 
     @routes.get("/v1/models/{name:path}")
     async def retrieve_model(name: str) -> Model:

@@ -90,6 +90,16 @@ def test_two_credentials_are_refused(http: httpx.Client) -> None:
     assert http.get("/v1/models", headers=headers).status_code == 401
 
 
+def test_a_key_may_be_in_anthropics_header(http: httpx.Client) -> None:
+    def status(*headers: tuple[str, str]) -> int:
+        return http.get("/v1/models", headers=list(headers)).status_code
+
+    key, wrong = ("x-api-key", "first-key"), ("x-api-key", "wrong")
+    assert status(key) == status(key, ("Authorization", "Bearer any")) == 200
+    assert status(wrong, ("Authorization", "Bearer first-key")) == 200
+    assert status(wrong) == status(("x-api-key", "")) == status(key, wrong) == 401
+
+
 @pytest.mark.parametrize("host", ["localhost/health?", "x/health#", "evil.example/version"])
 def test_the_host_header_decides_nothing(http: httpx.Client, host: str) -> None:
     assert http.get("/v1/models", headers={"Host": host}).status_code in (400, 401)

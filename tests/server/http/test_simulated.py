@@ -1,9 +1,12 @@
 """The mark of simulated answers."""
 
+import json
+
 import httpx
 from starlette.types import Receive, Scope, Send
 
 from server.http.simulated import SimulatedMark
+from server.http.streams import LineStream
 
 
 async def test_body_without_members_or_in_pieces_is_not_changed() -> None:
@@ -22,3 +25,18 @@ async def test_body_without_members_or_in_pieces_is_not_changed() -> None:
     async with httpx.AsyncClient(transport=transport, base_url="http://simulated") as client:
         answer = await client.get("/")
     assert (answer.json(), answer.headers["x-simulated"]) == ({}, "true")
+
+
+async def test_every_line_of_a_stream_is_marked() -> None:
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        stream = LineStream(send)
+        await stream.start()
+        for number in range(2):
+            await stream.data({"number": number})
+        await stream.close()
+
+    transport = httpx.ASGITransport(SimulatedMark(app))
+    async with httpx.AsyncClient(transport=transport, base_url="http://simulated") as client:
+        answer = await client.get("/")
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    assert lines == [{"simulated": True, "number": 0}, {"simulated": True, "number": 1}]

@@ -1,0 +1,46 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`: Anthropic's API."""
+
+from fastapi import APIRouter, Response
+
+from server.generation.admission import check_count, served_model
+from server.generation.messages_api import message_task, render_message
+from server.generation.response import GenerationResponse
+from server.http.errors import invalid_value
+from server.protocol.messages_api import (
+    CountTokensRequest,
+    MessageFields,
+    MessageObject,
+    MessagesRequest,
+    TokenCount,
+)
+from server.services import Services
+from server.text.renderer import RenderError
+
+PATH = "/v1/messages"
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter()
+    settings = services.settings
+
+    def checked_model(body: MessageFields) -> str:
+        check_count("messages", len(body.messages), settings.limits.max_messages)
+        check_count("tools", len(body.tools or ()), settings.limits.max_tools)
+        return served_model(body.model, settings)
+
+    @routes.post(PATH, response_model=MessageObject)
+    async def create_message(body: MessagesRequest) -> Response:
+        return GenerationResponse(services, message_task(body, checked_model(body), settings))
+
+    @routes.post(PATH + "/count_tokens")
+    async def count_tokens(body: CountTokensRequest) -> TokenCount:
+        checked_model(body)
+        # A ticket for 0 sequences takes no place in the queue, but fails while the model is not loaded.
+        with services.client.reserve(0):
+            try:
+                turn = await render_message(body, services.renderer, settings)
+            except RenderError as error:
+                raise invalid_value(str(error), "messages") from error
+        return {"input_tokens": len(turn.prompt)}
+
+    return routes

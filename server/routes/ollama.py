@@ -1,0 +1,103 @@
+"""`/api/chat`, `/api/generate`, `/api/tags`, `/api/show` and `/api/version`: what Ollama's clients ask."""
+
+from datetime import UTC, datetime
+
+from fastapi import APIRouter, Response
+
+from server.generation.admission import check_count, served_model
+from server.generation.ollama import Request, loaded, ollama_task
+from server.generation.response import GenerationResponse
+from server.generation.turn import ChatFormat
+from server.http.json_response import json_response
+from server.protocol.ollama import (
+    OllamaAnswer,
+    OllamaChatRequest,
+    OllamaDetails,
+    OllamaGenerateRequest,
+    OllamaModels,
+    ShownModel,
+    ShowRequest,
+)
+from server.services import Services
+from server.version import server_version
+
+_DETAILS: OllamaDetails = {
+    "parent_model": "",
+    "format": "",
+    "family": "",
+    "families": [],
+    "parameter_size": "",
+    "quantization_level": "",
+}
+_DEFAULT_TAG = ":latest"  # which Ollama's clients add to names without a tag
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter()
+    settings = services.settings
+    modified_at = datetime.fromtimestamp(settings.created, UTC).isoformat()
+
+    def model_of(name: str | None) -> str:
+        if name is not None and name not in settings.model_names:
+            name = name.removesuffix(_DEFAULT_TAG)
+        return served_model(name, settings)
+
+    def respond(body: Request) -> Response:
+        model = model_of(body.model)
+        if body.is_empty:
+            with services.client.reserve(0):  # fails while the model is not loaded
+                return json_response(loaded(body, model))
+        return GenerationResponse(services, ollama_task(body, model, settings))
+
+    @routes.post("/api/chat", response_model=OllamaAnswer)
+    async def chat(body: OllamaChatRequest) -> Response:
+        check_count("messages", len(body.messages or ()), settings.limits.max_messages)
+        check_count("tools", len(body.tools or ()), settings.limits.max_tools)
+        body.tool_use.check()
+        return respond(body)
+
+    @routes.post("/api/generate", response_model=OllamaAnswer)
+    async def generate(body: OllamaGenerateRequest) -> Response:
+        return respond(body)
+
+    @routes.get("/api/tags")
+    async def list_models() -> OllamaModels:
+        return {
+            "models": [
+                {
+                    "name": name,
+                    "model": name,
+                    "modified_at": modified_at,
+                    "size": 0,
+                    "digest": "",
+                    "details": _DETAILS,
+                }
+                for name in settings.model_names
+                if name != "*"
+            ]
+        }
+
+    @routes.post("/api/show")
+    async def show_model(body: ShowRequest) -> ShownModel:
+        model_of(body.model if body.model is not None else body.name)
+        with services.client.reserve(0):
+            template = services.renderer.info.chat_template or ""
+        reasons = ChatFormat.of(template, settings).reasoning is not None
+        return {
+            "modelfile": "",
+            "parameters": "",
+            "template": template,
+            "modified_at": modified_at,
+            "details": _DETAILS,
+            "model_info": {
+                "general.architecture": "snapserve",
+                "snapserve.context_length": services.client.spec.max_model_len,
+            },
+            "capabilities": ["completion", "tools", *(["thinking"] if reasons else [])],
+        }
+
+    @routes.get("/api/version")
+    async def version() -> dict[str, str]:
+        return {"version": server_version()}
+
+    return routes

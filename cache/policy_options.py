@@ -1,9 +1,7 @@
 """A cache policy as users configure it, and the policy that it becomes for sequences of a given length."""
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from cache.policy import CachePolicy, PolicyName, full, held_window, snapkv, snapstream, streaming_llm
 from cache.scorer import Pooling, QueryReduction, SoftmaxDomain, WindowScorer
@@ -56,18 +54,6 @@ DEFAULT_SCORERS = {
 }
 
 
-def selection(name: SelectionName, policy: PolicyName) -> Mapping[str, Any]:
-    """Return a selection's fields of `PolicyOptions`; {} for a policy that selects nothing.
-
-    All but the default give each layer as many entries, and lend nothing of the ring.
-    """
-    if policy not in DEFAULT_SCORERS:
-        return {}
-    if name is SelectionName.DEFAULT:
-        return {"scorer": DEFAULT_SCORERS[policy]}
-    return {"scorer": _SCORERS[name], "lend_ring": False, "layer_budgets": LayerBudgets.EQUAL}
-
-
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
     """A size that is None follows from the others: 2,048 entries, 4 sinks, and halves of what is left.
@@ -86,6 +72,17 @@ class PolicyOptions:
     lend_ring: bool | None = None  # None: only `snapstream` lends it
     layer_budgets: LayerBudgets | None = None  # None: measured for `snapstream`, equal for the others
     share_votes: bool | None = None  # None: where layers are measured
+
+    def with_selection(self, name: SelectionName) -> "PolicyOptions":
+        """Return the options with this selection; unchanged for a policy that selects nothing.
+
+        All but the default give each layer as many entries, and lend nothing of the ring.
+        """
+        if self.name not in DEFAULT_SCORERS:
+            return self
+        if name is SelectionName.DEFAULT:
+            return replace(self, scorer=DEFAULT_SCORERS[self.name])
+        return replace(self, scorer=_SCORERS[name], lend_ring=False, layer_budgets=LayerBudgets.EQUAL)
 
     @property
     def measures_layers(self) -> bool:

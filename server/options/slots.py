@@ -1,15 +1,15 @@
 """The options of slots: of the only pool, or of each of several, written `--pool snapstream:slots=32`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from backends.config import DEFAULT_MAX_MODEL_LEN
 from backends.options import Count, CountOrZero, OptionGroup, Shown, Text, Tokens
 from cache.policy import PolicyName
-from cache.policy_options import LayerBudgets, PolicyOptions, SelectionName, selection
+from cache.policy_options import LayerBudgets, PolicyOptions, SelectionName
 from cache.pool_options import PoolOptions, check_names
 from cache.scorer import HeadReduction, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 from server.options.command_line import OptionError, options_of, validated
@@ -72,14 +72,16 @@ class SelectionOptions(OptionGroup):
     share_votes: bool | None = None
     """Let the layers behind the one with the highest induction score use its scores too."""
 
-    def policy_options(self, name: SelectionName, policy: PolicyName) -> Mapping[str, Any]:
-        """Return the fields of `PolicyOptions` for a selection with these numbers. Raises ValueError."""
+    def applied_to(self, policy: PolicyOptions) -> PolicyOptions:
+        """Return the policy with these numbers. Raises ValueError.
+
+        A policy without a scorer has no use for a scorer's numbers.
+        """
         chosen = {key: value for key, value in self if value is not None}
-        fields = dict(selection(name, policy))
         numbers = {key: chosen.pop(key) for key in WindowScorer.__dataclass_fields__ if key in chosen}
-        if "scorer" in fields:
-            fields["scorer"] = replace(fields["scorer"], **numbers)
-        return fields | chosen
+        if policy.scorer is not None:
+            chosen["scorer"] = replace(policy.scorer, **numbers)
+        return replace(policy, **chosen)
 
 
 class SlotOptions(OptionGroup):
@@ -123,8 +125,8 @@ class SlotOptions(OptionGroup):
             num_recent=self.num_recent,
             num_kept=self.num_kept,
             lend_kept=self.lend_kept,
-            **numbers.policy_options(self.selection, self.policy),
         )
+        policy = numbers.applied_to(policy.with_selection(self.selection))
         # A model can only shorten `max_model_len`: an error here is one with every model.
         policy.resolve(max_model_len)
         return PoolOptions(self.num_slots, policy, name)
@@ -218,12 +220,12 @@ def selection_table() -> str:
 
 
 def _shown(name: SelectionName, key: str) -> str:
-    fields = selection(name, PolicyName.SNAPSTREAM)
+    policy = PolicyOptions(PolicyName.SNAPSTREAM).with_selection(name)
     if key in WindowScorer.__dataclass_fields__:
-        return str(getattr(fields["scorer"], key))
+        return str(getattr(policy.scorer, key))
     if key == "layer_budgets":
-        return str(fields.get(key, LayerBudgets.MEASURED))
-    return "no" if fields.get("lend_ring") is False else "yes"
+        return str(policy.layer_budgets or LayerBudgets.MEASURED)
+    return "no" if policy.lend_ring is False else "yes"
 
 
 class CacheOptions(OptionGroup):

@@ -45,6 +45,7 @@ def test_omitted_sizes_follow_from_the_others(
         (PolicyOptions(), 766),
         (PolicyOptions(lend_ring=False), 0),
         (PolicyOptions(num_recent=40, num_kept=60), 8),  # the observation window stays
+        (PolicyOptions(num_recent=32, num_kept=60), 0),
         (PolicyOptions(num_recent=40, num_kept=0), 0),
         (PolicyOptions(PolicyName.SNAPKV), 0),
         (PolicyOptions(PolicyName.STREAMING_LLM), 0),
@@ -55,6 +56,12 @@ def test_three_quarters_of_a_ring_are_lent_where_there_are_kept_entries(
     options: PolicyOptions, expected: int
 ) -> None:
     assert options.resolve(max_model_len=8192).num_lent == expected
+
+
+@pytest.mark.parametrize("lend_kept", [None, True, False])
+def test_snapstream_lends_kept_entries_unless_it_is_switched_off(lend_kept: bool | None) -> None:
+    policy = PolicyOptions(lend_kept=lend_kept).resolve(max_model_len=8192)
+    assert policy.lend_kept is (lend_kept is not False)
 
 
 def test_the_default_capacity_is_at_most_the_longest_sequence() -> None:

@@ -72,7 +72,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Tell all features in a table."""
+    """Print a table of all features."""
     results = config.stash[_results]
     width = max(map(len, results), default=0)
     terminalreporter.section("conformance")

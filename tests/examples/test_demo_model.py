@@ -125,8 +125,7 @@ def test_equal_arguments_make_equal_cases() -> None:
     assert make_case(7, 300, count_words) != make_case(8, 300, count_words)
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("num_tokens", [40, 300, 2000])
+@pytest.mark.parametrize(("seed", "num_tokens"), [(seed, (40, 300, 2000)[seed % 3]) for seed in range(12)])
 def test_fact_in_question_occurs_exactly_once(seed: int, num_tokens: int) -> None:
     case = make_case(seed, num_tokens, count_words)
     assert num_tokens - 20 < count_words(case.document) <= num_tokens

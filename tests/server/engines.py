@@ -1,4 +1,4 @@
-"""Engines in real threads over the fake backend, which a gate can hold, and what they tell."""
+"""Engines in real threads over the fake backend, which a gate can hold, with a record of what they report."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""Traces tell of a step what the step itself does."""
+"""The trace of a step has the times and bytes of the step itself."""
 
 import itertools
 

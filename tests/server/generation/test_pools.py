@@ -108,7 +108,8 @@ def test_an_exact_answer_without_a_limit_ends_before_a_token_is_lost(http: httpx
 
 
 def test_an_answer_without_a_limit_counts_one_token(http: httpx.Client) -> None:
-    answer = post(http, 9, None)
+    assert policy_of(post(http, 10, 2)) == "exact"
+    answer = post(http, 10, None)
     assert (policy_of(answer), answer.json()["usage"]["completion_tokens"]) == ("snapstream", 16)
 
 

@@ -1,12 +1,15 @@
 """Without uvicorn's private interfaces, the server starts, warns and serves."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 
 import httpx
 import pytest
+
+from tests.paths import ROOT
 
 MISSING_MODULE = """
 import builtins
@@ -26,6 +29,16 @@ import sys
 from commands.cli import main
 sys.exit(main(['serve', '--backend', 'fake', '--port', '0']))
 """
+
+
+def test_only_the_bounded_protocol_imports_modules_of_uvicorn() -> None:
+    users = {
+        path.relative_to(ROOT).as_posix()
+        for package in ("bench", "commands", "server")
+        for path in (ROOT / package).rglob("*.py")
+        if re.search(r"^ *(from|import) uvicorn\.", path.read_text(), re.MULTILINE)
+    }
+    assert users == {"server/http/bounded_protocol.py"}
 
 
 @pytest.mark.parametrize("injected", [MISSING_MODULE, MISSING_NAME])

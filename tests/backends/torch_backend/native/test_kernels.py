@@ -26,6 +26,7 @@ from backends.torch_backend.sampling.filtering import score_threshold
 from backends.torch_backend.sampling.sampler import Sampler
 from backends.torch_backend.torch_private import onednn
 from cache.scoring import Window, reduced_attention
+from tests.pairs import pairwise_cases
 
 pytestmark = pytest.mark.skipif(
     not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16"
@@ -120,20 +121,19 @@ def test_weights_of_unpaired_inputs_are_multiplied_by_onednn() -> None:
     torch.testing.assert_close(reordered(hidden), layer(hidden))
 
 
-@pytest.mark.parametrize("softcap", [None, 1.5])
-@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "width", "value_width"),
-    [(4, 2, 16, 16), (7, 1, 40, 24), (6, 2, 64, 128), (5, 5, 7, 9)],
+    ("dtype", "sizes", "has_sinks", "softcap"),
+    pairwise_cases(
+        DTYPES,
+        [(4, 2, 16, 16), (7, 1, 40, 24), (6, 2, 64, 128), (5, 5, 7, 9)],
+        [False, True],
+        [None, 1.5],
+    ),
 )
-@pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
 def test_slot_attention_equals_float64_and_is_batch_invariant(
     dtype: torch.dtype,
-    heads: int,
-    kv_heads: int,
-    width: int,
-    value_width: int,
+    sizes: tuple[int, int, int, int],
     has_sinks: bool,
     softcap: float | None,
 ) -> None:
@@ -141,6 +141,7 @@ def test_slot_attention_equals_float64_and_is_batch_invariant(
 
     Masked entries hold NaN or infinity.
     """
+    heads, kv_heads, width, value_width = sizes
     rows, capacity, read = 3, 61, 50
     keys, values = (
         _random(4, kv_heads, capacity, size, dtype=dtype, seed=size) for size in (width, value_width)
@@ -216,21 +217,20 @@ def _attention(
     )
 
 
-@pytest.mark.parametrize("softcap", [None, 1.5])
-@pytest.mark.parametrize("has_sinks", [False, True])
-@pytest.mark.parametrize("sliding_window", [None, 50])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "width", "value_width"),
-    [(4, 2, 16, 16), (7, 1, 40, 25), (6, 2, 64, 128), (2, 2, 6, 3)],
+    ("dtype", "sizes", "sliding_window", "has_sinks", "softcap"),
+    pairwise_cases(
+        DTYPES,
+        [(4, 2, 16, 16), (7, 1, 40, 25), (6, 2, 64, 128), (2, 2, 6, 3)],
+        [None, 50],
+        [False, True],
+        [None, 1.5],
+    ),
 )
-@pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
 def test_prompt_attention_equals_float64_and_is_batch_invariant(
     dtype: torch.dtype,
-    heads: int,
-    kv_heads: int,
-    width: int,
-    value_width: int,
+    sizes: tuple[int, int, int, int],
     sliding_window: int | None,
     has_sinks: bool,
     softcap: float | None,
@@ -239,6 +239,7 @@ def test_prompt_attention_equals_float64_and_is_batch_invariant(
 
     Entries after a row's last one in sight hold NaN or infinity.
     """
+    heads, kv_heads, width, value_width = sizes
     rows, tokens, read = 3, 70, 301
     keys, values = (
         _random(rows, kv_heads, read, size, dtype=dtype, seed=size) for size in (width, value_width)
@@ -277,10 +278,10 @@ def test_prompt_attention_equals_float64_and_is_batch_invariant(
         assert torch.equal(alone[0], output[row])
 
 
-@pytest.mark.parametrize("sliding_window", [None, 40])
-@pytest.mark.parametrize("sink", [None, -torch.inf, 0.0, 40.0])
-@pytest.mark.parametrize("rise", [-900.0, -40.0, 40.0, 900.0])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "rise", "sink", "sliding_window"),
+    pairwise_cases(DTYPES, [-900.0, -40.0, 40.0, 900.0], [None, -torch.inf, 0.0, 40.0], [None, 40]),
+)
 @torch.inference_mode()
 def test_prompt_attention_rescales_when_scores_rise_and_fall(
     dtype: torch.dtype, rise: float, sink: float | None, sliding_window: int | None
@@ -313,23 +314,24 @@ def test_prompt_attention_rescales_when_scores_rise_and_fall(
         assert torch.equal(alone[0, 0], output[0, token]), "a query does not depend on those beside it"
 
 
-@pytest.mark.parametrize("is_sum", [False, True])
-@pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "width", "queries"), [(4, 2, 16, 32), (7, 1, 40, 5), (6, 2, 64, 100), (2, 2, 6, 64)]
+    ("dtype", "sizes", "softcap", "is_sum"),
+    pairwise_cases(
+        DTYPES,
+        [(4, 2, 16, 32), (7, 1, 40, 5), (6, 2, 64, 100), (2, 2, 6, 64)],
+        [None, 1.5],
+        [False, True],
+    ),
 )
-@pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
 def test_observed_attention_equals_torch_and_is_independent_of_other_heads(
     dtype: torch.dtype,
-    heads: int,
-    kv_heads: int,
-    width: int,
-    queries: int,
+    sizes: tuple[int, int, int, int],
     softcap: float | None,
     is_sum: bool,
 ) -> None:
     """All keys and ranges of them, with queries that see none. Keys that no query sees hold NaN."""
+    heads, kv_heads, width, queries = sizes
     entries = 301
     key = _random(kv_heads, entries, width, dtype=dtype, seed=width)
     query = _random(queries, heads, width, dtype=dtype, seed=9).transpose(0, 1)

@@ -44,3 +44,13 @@ def test_uniform_follows_each_argument(changed: dict[str, int]) -> None:
         return float(uniform(torch.tensor([seed]), torch.tensor([choice]), torch.tensor([output_index])))
 
     assert number(**changed) != number()
+
+
+@pytest.mark.parametrize("seed", [0x299F31D0A4093822, -2, 2**40])
+def test_uniform_has_the_first_53_bits_for_a_seed_of_64(seed: int) -> None:
+    choice, output_index = 0x85A308D3, 0x243F6A88
+    arguments = [torch.tensor([number]) for number in (seed, choice, output_index)]
+    c0, c1, zero = (torch.tensor([number]) for number in (output_index, choice, 0))
+    key = tuple(torch.tensor([word]) for word in (seed % 2**32, seed % 2**64 >> 32))
+    first, second, *_ = (int(word) for word in philox4x32((c0, c1, zero, zero), (key[0], key[1])))
+    assert float(uniform(*arguments)) == ((first << 32 | second) >> 11) / 2**53

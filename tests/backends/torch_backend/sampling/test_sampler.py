@@ -135,18 +135,20 @@ def test_several_steps_equal_single_steps(sampler: Sampler) -> None:
 
 
 def test_repetition_penalty_is_that_of_transformers(sampler: Sampler) -> None:
-    logits, prompt = _logits()[:1].repeat(NUM_SLOTS, 1), [3, 9, 9, 31]
-    params = SamplingParams(temperature=0.0, repetition_penalty=1.7)
+    logits = _logits()[:1].repeat(NUM_SLOTS, 1)
+    first, second, *_ = logits[0].topk(2).indices.tolist()  # only the penalty keeps them from being drawn
+    prompt = [first, 9, 9, second]
+    params = SamplingParams(temperature=0.0, repetition_penalty=2.5)
     sampler.begin([2])
     sampler.read_prompt([2], prompt[:2])
     sampler.read_prompt([2], prompt[2:])
-    processor, seen = RepetitionPenaltyLogitsProcessor(1.7), prompt
+    processor, seen = RepetitionPenaltyLogitsProcessor(2.5), prompt
     for number in range(8):
         ids: torch.LongTensor = torch.tensor([seen])  # type: ignore[assignment]
         expected = int(processor(ids, logits[:1].clone()).argmax())
         assert _drawn(sampler, logits, {2: Draw(params, output_index=number)}) == {2: expected}
         seen = [*seen, expected]
-    assert len(set(seen[len(prompt) :])) > 1
+    assert first != seen[len(prompt)] != second
 
 
 def test_frequency_and_presence_penalties_count_the_output(sampler: Sampler) -> None:
@@ -170,10 +172,33 @@ def test_frequency_and_presence_penalties_count_the_output(sampler: Sampler) -> 
 def test_a_new_sequence_has_no_past(sampler: Sampler) -> None:
     logits, params = _logits(), SamplingParams(temperature=0.0, frequency_penalty=2.0, repetition_penalty=2.0)
     first = [_drawn(sampler, logits, {1: Draw(params, output_index=number)})[1] for number in range(5)]
+    sampler.read_prompt([1], first)
     sampler.begin([1])
     assert [
         _drawn(sampler, logits, {1: Draw(params, output_index=number)})[1] for number in range(5)
     ] == first
+
+
+def test_forced_tokens_count_as_prompt(sampler: Sampler) -> None:
+    logits = torch.zeros(NUM_SLOTS, VOCAB_SIZE)
+    logits[:, :3] = torch.tensor([3.0, 2.0, 1.6])
+    draws = {
+        0: SamplingParams(temperature=0.0, repetition_penalty=2.0),
+        1: SamplingParams(temperature=0.0, frequency_penalty=5.0),
+        2: GREEDY,
+    }
+    forced = {slot: Draw(params, forced_token_ids=(0, 1)) for slot, params in draws.items() if slot < 2}
+    plan = sampler.plan(forced | {2: Draw(GREEDY)})
+    steps = [sampler.sample(logits, plan, step).token_ids.tolist()[:3] for step in range(3)]
+    assert steps == [[0, 0, 0], [1, 1, 0], [2, 0, 0]]
+
+
+def test_steps_with_forced_tokens_keep_the_prompts_of_idle_slots(sampler: Sampler) -> None:
+    logits = torch.zeros(NUM_SLOTS, VOCAB_SIZE)
+    logits[:, :2] = torch.tensor([3.0, 2.0])
+    sampler.read_prompt([3], [0])
+    sampler.sample(logits, sampler.plan({0: Draw(GREEDY, forced_token_ids=(5,))}))
+    assert _drawn(sampler, logits, {3: Draw(replace(GREEDY, repetition_penalty=2.0))}) == {3: 1}
 
 
 def test_logit_bias_applies_to_its_request_only(sampler: Sampler) -> None:

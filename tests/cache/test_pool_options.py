@@ -1,0 +1,34 @@
+"""Pools as users configure them: their labels, and what is refused."""
+
+import pytest
+
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
+from cache.pool_options import PoolOptions, check_names
+
+
+def test_a_pool_without_a_name_is_called_by_its_policy() -> None:
+    full = PolicyOptions(PolicyName.FULL)
+    assert [PoolOptions().label, PoolOptions(1, full).label] == ["snapstream", "full"]
+    assert PoolOptions(1, full, "exact").label == "exact"
+
+
+def test_labels_must_differ() -> None:
+    check_names((PoolOptions(), PoolOptions(name="other")))
+    with pytest.raises(ValueError, match="2 pools have the name snapstream"):
+        check_names((PoolOptions(), PoolOptions(name="snapstream")))
+    with pytest.raises(ValueError, match="at least one pool is needed"):
+        check_names(())
+
+
+@pytest.mark.parametrize("name", ["a b", "x" * 65, "é"])
+def test_invalid_names_are_refused(name: str) -> None:
+    PoolOptions(name="x" * 64)
+    with pytest.raises(ValueError, match="name must be up to 64 letters"):
+        PoolOptions(name=name)
+
+
+def test_a_pool_has_a_slot() -> None:
+    PoolOptions(1)
+    with pytest.raises(ValueError, match="num_slots must be at least 1, got 0"):
+        PoolOptions(0)

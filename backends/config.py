@@ -21,7 +21,7 @@ class BackendConfig:
     prefill step reads, all rows together. `scratch_capacity` None means that a scratch holds any prompt. With
     `fills_memory`, slots of policy snapstream without a size are as long as fit in memory; a backend that
     has no memory of its own ignores it. Stored blocks of prompts take up to `prefix_cache_bytes` of host
-    memory; 0 stores none.
+    memory; None is `host_memory.prefix_bytes` of what is available, 0 stores none.
     """
 
     model: str
@@ -31,7 +31,7 @@ class BackendConfig:
     scratch_capacity: int | None = None
     prefill_chunk: int = 512
     fills_memory: bool = False
-    prefix_cache_bytes: int = 0
+    prefix_cache_bytes: int | None = 0
 
     def __post_init__(self) -> None:
         check_names(self.pools)

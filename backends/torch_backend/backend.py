@@ -25,7 +25,7 @@ from backends.torch_backend.config import Quantization, TorchBackendConfig
 from backends.torch_backend.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
 from backends.torch_backend.forward.last_layer import shorten_last_layer
 from backends.torch_backend.forward.plan import DecodePlan, decode_plan, idle_plans
-from backends.torch_backend.memory import available_bytes, check_prefix_bytes, free_bytes, sized_pools
+from backends.torch_backend.memory import with_sizes
 from backends.torch_backend.model.induction import measure_induction
 from backends.torch_backend.model.latent import replace_latent_attention
 from backends.torch_backend.model.linear import KINDS, replace_all_linears
@@ -78,18 +78,13 @@ class TorchBackend:
         _adapt_model(self._model, config.quantization, self._kernels)
         layers = probe_layers(self._model)
         max_model_len = resolve_max_model_len(config, self._model.config)
-        check_prefix_bytes(config.prefix_cache_bytes, available_bytes())
-        if config.fills_memory:
-            free = free_bytes(self._device)
-            if free is not None and self._device.type == "cpu":
-                free -= config.prefix_cache_bytes
-            config = replace(config, pools=sized_pools(config, layers, max_model_len, free))
+        config = with_sizes(config, layers, max_model_len, self._device)
         policies = _resolve_policies(config, self._model, layers, max_model_len)
         self.pools, scratch = _build_pools(
             config, self._model, layers, policies, max_model_len, self._kernels
         )
         specs = tuple(pool.spec for pool in self.pools)
-        prefixes = prefix_spec(config.prefix_cache_bytes, layers)
+        prefixes = prefix_spec(config.prefix_cache_bytes or 0, layers)
         self.prefixes = PrefixStore(prefixes, layers, self._device) if prefixes is not None else None
         self._spec = backend_spec(config, self._model.config, max_model_len, specs, scratch, prefixes)
         self._prefill = Prefill(self._model, self._spec, self.prefixes)

@@ -247,7 +247,9 @@ class CacheOptions(OptionGroup):
     evicted on the way."""
     prefill_chunk: Tokens = 512
     """Prompt tokens read in one step."""
-    prefix_cache_bytes: Annotated[CountOrZero, Shown("BYTES")] = 0
+    prefix_cache_bytes: Annotated[
+        CountOrZero | None, Shown("BYTES", default="a tenth of what is available, at most 4 GiB")
+    ] = None
     """Host memory for keys and values of prompts, so that later prompts with the same beginning need not read
     it again; 0 for none."""
     prefix_sharing: PrefixSharing = PrefixSharing.KEY

@@ -40,6 +40,8 @@ def _create(config: BackendConfig, clock: Clock, vocab_size: int) -> FakeBackend
 def _configure(
     base: BackendConfig, _options: FakeOptions, _other: OtherBackend
 ) -> ConfiguredBackend[BackendConfig]:
+    if base.prefix_cache_dir is not None:
+        raise ValueError("prefix_cache_dir needs backend torch: the fake backend writes no blocks")
     return ConfiguredBackend(base, _create)
 
 

@@ -162,6 +162,10 @@ class TimedBackend:
     def spec(self) -> BackendSpec:
         return self._spec
 
+    @property
+    def prefix_archive(self) -> None:
+        """No cost model has a disk."""
+
     def warmup(self) -> None:
         self._inner.warmup()
 

@@ -100,6 +100,8 @@ class SimulationOptions(OptionGroup):
 def _configure(
     base: BackendConfig, options: SimulationOptions, other: OtherBackend
 ) -> ConfiguredBackend[Any]:
+    if base.prefix_cache_dir is not None:
+        raise ValueError("prefix_cache_dir needs backend torch: the simulated machine has no disk")
     inner = other(options.inner)
     simulation = options.simulation()
 

@@ -7,21 +7,25 @@ from openai.types.chat import ChatCompletionMessageParam
 from tests.e2e.process import Server
 
 BLOCK = 128
-DOCUMENT = " ".join(f"Room {number} of the house is kept by person {number * 7 % 100}." for number in range(40))
+DOCUMENT = " ".join(
+    f"Room {number} of the house is kept by person {number * 7 % 100}." for number in range(40)
+)
 
 
 def check_conversation(server: Server, num_turns: int = 3) -> None:
     """Talk for some turns. All tokens of a turn's history are restored, but for a part of a block.
 
-    The answer's last token is sampled and never written, and the template may render the end of a turn in
-    other tokens than it was generated in. So at most one block more is read.
+    The answer's last token is sampled and never written, and its end may be rendered in other tokens than it
+    was generated in. So up to one more block may be read.
     """
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
-    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": f"{DOCUMENT} Who keeps room 3?"}]
+    messages: list[ChatCompletionMessageParam] = [
+        {"role": "user", "content": f"{DOCUMENT} Tell me a story about room 3."}
+    ]
     history = 0
     for turn in range(num_turns):
         answer = client.chat.completions.create(
-            model="*", messages=messages, max_tokens=150, temperature=0, extra_body={"ignore_eos": True}
+            model=client.models.list().data[0].id, messages=messages, max_tokens=200, temperature=0
         )
         usage = answer.usage
         assert usage is not None
@@ -31,7 +35,7 @@ def check_conversation(server: Server, num_turns: int = 3) -> None:
         assert cached % BLOCK == 0
         history = usage.prompt_tokens + usage.completion_tokens
         messages.append({"role": "assistant", "content": answer.choices[0].message.content})
-        messages.append({"role": "user", "content": f"And who keeps room {turn + 10}?"})
+        messages.append({"role": "user", "content": f"And now a story about room {turn + 10}."})
 
 
 @pytest.mark.long

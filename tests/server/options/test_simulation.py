@@ -22,16 +22,8 @@ from tests.server.options.test_config import config_of
 
 
 def test_a_machine_without_a_second_memory_stores_no_prompts() -> None:
-    flags = ("--backend", "sn40l", "--inner", "fake", "--sockets", "1", "--num-slots", "1")
-    cpu = (
-        "--simulate-machine",
-        "cpu",
-        "--simulate-model",
-        str(DEMO_MODEL),
-        "--no-looping",
-        "--num-slots",
-        "1",
-    )
+    flags = ["--backend", "sn40l", "--inner", "fake", "--sockets", "1", "--num-slots", "1", "--no-looping"]
+    cpu = ("--simulate-machine", "cpu", "--simulate-model", str(DEMO_MODEL))
     backend = config_of(*flags, *cpu).backend.load(VirtualClock(), vocab_size=512)
     assert backend.spec.prefixes is None
     configured = config_of(*flags, *cpu, "--prefix-cache-bytes", "1000000000")

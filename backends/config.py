@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Generic, Self, TypeVar
 
 from backends.checkpoint import local_model
@@ -10,6 +11,7 @@ from backends.interface import Backend
 from cache.pool_options import PoolOptions, check_names
 
 DEFAULT_MAX_MODEL_LEN = 16384
+DEFAULT_DISK_BYTES = 8 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +23,8 @@ class BackendConfig:
     prefill step reads, all rows together. `scratch_capacity` None means that a scratch holds any prompt. With
     `fills_memory`, slots of policy snapstream without a size are as long as fit in memory; a backend that
     has no memory of its own ignores it. Stored blocks of prompts take up to `prefix_cache_bytes` of host
-    memory; 0 stores none.
+    memory; None is `host_memory.prefix_bytes` of what is available, 0 stores none. They are also written to
+    `prefix_cache_dir`, up to `prefix_cache_disk_bytes`.
     """
 
     model: str
@@ -31,7 +34,9 @@ class BackendConfig:
     scratch_capacity: int | None = None
     prefill_chunk: int = 512
     fills_memory: bool = False
-    prefix_cache_bytes: int = 0
+    prefix_cache_bytes: int | None = 0
+    prefix_cache_dir: Path | None = None
+    prefix_cache_disk_bytes: int = DEFAULT_DISK_BYTES
 
     def __post_init__(self) -> None:
         check_names(self.pools)

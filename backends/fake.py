@@ -22,6 +22,7 @@ from backends.interface import (
     PrefillBatch,
     PrefillRow,
     PrefillShape,
+    PrefixArchive,
     PrefixSpec,
     PromptPooling,
     SampledToken,
@@ -140,6 +141,7 @@ class FakeBackend:
         self._pools: tuple[dict[int, _Contents], ...] = tuple({} for _ in self._spec.pools)
         self._scratches: dict[int, _Contents] = {}
         self._blocks: dict[int, tuple[int, ...]] = {}  # of the prefix store, the tokens of each number
+        self.prefix_archive: PrefixArchive | None = None
 
     @property
     def spec(self) -> BackendSpec:
@@ -245,6 +247,14 @@ class FakeBackend:
         for blocks in stored:
             for block in blocks:
                 self._blocks.pop(block.number, None)
+
+    def block(self, number: int) -> tuple[int, ...]:
+        """Return the tokens of a stored block."""
+        return self._blocks[number]
+
+    def put_block(self, number: int, token_ids: tuple[int, ...]) -> None:
+        """Overwrite a stored block."""
+        self._blocks[number] = token_ids
 
     def _score(self, row: PrefillRow, slots: dict[int, _Contents]) -> tuple[SampledToken, ...]:
         if row.score is None:

@@ -6,6 +6,7 @@ from backends.clock import Clock
 from backends.config import DEFAULT_MAX_MODEL_LEN, BackendConfig, ConfiguredBackend
 from backends.entry import BackendEntry, OtherBackend
 from backends.fake import FakeBackend, fake_spec, slot_pool
+from backends.host_memory import available_bytes, prefix_bytes
 from backends.interface import PrefixSpec
 from backends.options import OptionGroup
 
@@ -25,12 +26,13 @@ def _create(config: BackendConfig, clock: Clock, vocab_size: int) -> FakeBackend
         slot_pool(pool.num_slots, pool.policy.resolve(max_model_len), max_model_len, pool.label)
         for pool in config.pools
     ]
+    num_bytes = prefix_bytes(config.prefix_cache_bytes, available_bytes())
     spec = fake_spec(
         max_model_len=max_model_len,
         pools=pools,
         num_scratch=config.num_scratch,
         vocab_size=vocab_size,
-        prefixes=PrefixSpec(config.prefix_cache_bytes // _BLOCK_BYTES, _BLOCK_TOKENS, _BLOCK_BYTES),
+        prefixes=PrefixSpec(num_bytes // _BLOCK_BYTES, _BLOCK_TOKENS, _BLOCK_BYTES),
     )
     return FakeBackend(spec, clock=clock)
 
@@ -38,6 +40,8 @@ def _create(config: BackendConfig, clock: Clock, vocab_size: int) -> FakeBackend
 def _configure(
     base: BackendConfig, _options: FakeOptions, _other: OtherBackend
 ) -> ConfiguredBackend[BackendConfig]:
+    if base.prefix_cache_dir is not None:
+        raise ValueError("prefix_cache_dir needs backend torch: the fake backend writes no blocks")
     return ConfiguredBackend(base, _create)
 
 

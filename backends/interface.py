@@ -309,6 +309,22 @@ class BackendSpec:
     description: str = ""  # type, device and memory, for people
 
 
+class PrefixArchive(Protocol):
+    """Stored blocks that outlive the prefix store, by key. Used between steps."""
+
+    def load(self, key: bytes, number: int) -> bool:
+        """Copy a block to this number of the prefix store; return False if it is not there."""
+        ...
+
+    def save(self, key: bytes, number: int) -> None:
+        """Keep the block that has this number now. It may be dropped."""
+        ...
+
+    def reset(self) -> None:
+        """Forget all blocks."""
+        ...
+
+
 class Pending(Protocol):
     """A step that was submitted."""
 
@@ -322,6 +338,9 @@ class Backend(Protocol):
 
     @property
     def spec(self) -> BackendSpec: ...
+
+    @property
+    def prefix_archive(self) -> PrefixArchive | None: ...
 
     def warmup(self) -> None:
         """Do the one-time work that would make the first requests slow."""

@@ -9,13 +9,44 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from backends.clock import Clock
-from backends.interface import Backend, BackendError, BackendSpec, Batch, BatchResult, Pending
+from backends.interface import (
+    Backend,
+    BackendError,
+    BackendSpec,
+    Batch,
+    BatchResult,
+    Pending,
+    PrefillBatch,
+    PrefixSpec,
+)
 
 
 class CostModel(Protocol):
     """The time of a step on the simulated machine."""
 
     def seconds(self, batch: Batch) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedStore:
+    """The stored blocks of prompts on the simulated machine, which copies `bandwidth` bytes a second."""
+
+    spec: PrefixSpec
+    bandwidth: float
+
+    def restore_time(self, batch: Batch) -> float:
+        """Return the seconds of copying a step's restored blocks."""
+        rows = batch.rows if isinstance(batch, PrefillBatch) else ()
+        return self._copy_time(sum(len(row.restored_blocks) for row in rows))
+
+    def store_time(self, batch: Batch) -> float:
+        """Return the seconds of copying the blocks that a step stores."""
+        rows = batch.rows if isinstance(batch, PrefillBatch) else ()
+        num_blocks = sum(len(row.stored_blocks) for row in rows)
+        return self._copy_time(num_blocks + sum(len(store.blocks) for store in batch.slot_stores))
+
+    def _copy_time(self, num_blocks: int) -> float:
+        return num_blocks * self.spec.block_bytes / self.bandwidth
 
 
 class Fault(Protocol):
@@ -87,11 +118,12 @@ class _TimedStep:
     clock: Clock
     start: float
     end: float
+    restore_time: float
 
     def result(self) -> BatchResult:
         result = self.inner.result()
         self.clock.elapse(max(0.0, self.end - self.clock.now()))
-        return replace(result, elapsed=self.end - self.start)
+        return replace(result, elapsed=self.end - self.start, restore_time=self.restore_time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,24 +137,34 @@ class _FailedStep:
 class TimedBackend:
     """`inner` with the time of `cost_model` on `clock`.
 
-    A step starts when it is submitted, or when the previous one ends.
+    A step starts when it is submitted, or when the previous one ends. `inner` must have room for the blocks
+    of `store`; without one, no prompts are stored.
     """
 
     def __init__(
-        self, inner: Backend, cost_model: CostModel, clock: Clock, faults: Sequence[Fault] = ()
+        self,
+        inner: Backend,
+        cost_model: CostModel,
+        clock: Clock,
+        faults: Sequence[Fault] = (),
+        store: SimulatedStore | None = None,
     ) -> None:
         self._inner = inner
         self._cost_model = cost_model
         self._clock = clock
         self._faults = tuple(faults)
-        # No cost model knows what it takes to restore a block, so a simulated machine stores none.
-        self._spec = replace(inner.spec, simulated=True, prefixes=None)
+        self._store = store
+        self._spec = replace(inner.spec, simulated=True, prefixes=store.spec if store is not None else None)
         self._num_steps = 0
         self._busy_until = clock.now()
 
     @property
     def spec(self) -> BackendSpec:
         return self._spec
+
+    @property
+    def prefix_archive(self) -> None:
+        """No cost model has a disk."""
 
     def warmup(self) -> None:
         self._inner.warmup()
@@ -135,7 +177,9 @@ class TimedBackend:
 
     def submit(self, batch: Batch) -> Pending:
         self._num_steps += 1
-        seconds = self._cost_model.seconds(batch)
+        restore_time = self._store.restore_time(batch) if self._store is not None else 0.0
+        store_time = self._store.store_time(batch) if self._store is not None else 0.0
+        seconds = restore_time + self._cost_model.seconds(batch) + store_time
         try:
             for fault in self._faults:
                 seconds = fault.seconds(self._num_steps, seconds)
@@ -143,4 +187,4 @@ class TimedBackend:
             return _FailedStep(error)
         start = max(self._clock.now(), self._busy_until)
         self._busy_until = start + seconds
-        return _TimedStep(self._inner.submit(batch), self._clock, start, self._busy_until)
+        return _TimedStep(self._inner.submit(batch), self._clock, start, self._busy_until, restore_time)

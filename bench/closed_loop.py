@@ -101,7 +101,9 @@ def run_engine(
 ) -> Run:
     """Run an engine until all prompts have outcomes."""
     inbox: SimpleQueue[EngineInput] = SimpleQueue()
-    core = EngineCore(Scheduler(backend.spec, config, clock), backend, clock, inbox)
+    core = EngineCore(
+        Scheduler(backend.spec, config, clock, archive=backend.prefix_archive), backend, clock, inbox
+    )
     start = time.perf_counter()
     loop = ClosedLoop(prompts, max_concurrency or len(prompts), inbox, clock, backend.spec)
     core.run(loop.deliver)

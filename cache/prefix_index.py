@@ -72,6 +72,10 @@ class PrefixIndex:
         self._use(keys[: num_stored + len(new)])
         return new
 
+    def holds(self, key: bytes, number: int) -> bool:
+        """Return whether a block is stored under this number."""
+        return self._numbers.get(key) == number
+
     def forget(self, keys: Iterable[bytes]) -> None:
         """Free the numbers of blocks, where they have any."""
         for key in keys:

@@ -23,6 +23,7 @@ class Prefill:
     hidden: tuple[float, ...] = ()  # pooled so far: the sum over the tokens read, or the last token's
     block_keys: tuple[bytes, ...] = ()  # of the prompt's blocks that may be stored
     restored_blocks: tuple[int, ...] = ()  # their numbers; final once `has_begun`
+    num_sought_blocks: int = 0  # of its first blocks, those that an archive was searched for
     has_begun: bool = False  # its first chunk was scheduled
 
     @property

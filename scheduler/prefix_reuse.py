@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from backends.interface import (
     BackendSpec,
+    PrefixArchive,
     PrefixSpec,
     PromptPooling,
     SlotStore,
@@ -19,22 +20,27 @@ from scheduler.prefill import Prefill
 from scheduler.request import Request
 from scheduler.stats import PrefixStats
 
+# Bytes of an archive that one turn of the engine's loop loads. They delay decode by some 30 ms.
+_LOADED_AT_ONCE = 32 << 20
 _NOTHING = PrefixSpec(num_blocks=0, block_tokens=1, block_bytes=0)
 
 
 class PrefixReuse:
     """The stored blocks of a backend. Without a store, nothing is found or stored."""
 
-    def __init__(self, spec: BackendSpec) -> None:
+    def __init__(self, spec: BackendSpec, archive: PrefixArchive | None = None) -> None:
+        self._archive = archive
         self._pools = spec.pools
         self._scratch = spec.scratch.layout
         prefixes = spec.prefixes or _NOTHING
         self._block_tokens = prefixes.block_tokens
+        self._max_loads = max(_LOADED_AT_ONCE // max(prefixes.block_bytes, 1), 1)
         self._is_on = prefixes.num_blocks > 0
         self._index = PrefixIndex(prefixes.num_blocks)
         self._slot_stores: list[SlotStore] = []
-        # What the step under way writes. If it fails, these blocks hold nothing that can be relied on.
-        self._writing: set[bytes] = set()
+        # The numbers of what the step under way or the next one writes. If it fails, these blocks hold
+        # nothing that can be relied on.
+        self._writing: dict[bytes, int] = {}
         self._num_queried_tokens = 0
         self._num_hit_tokens = 0
 
@@ -46,14 +52,20 @@ class PrefixReuse:
             token_ids = request.add.prompt_token_ids[:end]
             prefill.block_keys = block_keys(request.add.cache_salt, token_ids, self._block_tokens)
 
-    def match(self, prefills: Iterable[Prefill]) -> None:
-        """Let each prompt that has not begun begin behind its stored blocks."""
+    def match(self, prefills: Sequence[Prefill]) -> list[Prefill]:
+        """Let each prompt that has not begun begin behind its stored blocks.
+
+        Returns the prompts that can be read on now. The others have more blocks in the archive, some of which
+        each call loads.
+        """
         if not self._is_on:
-            return
-        for prefill in prefills:
-            if not prefill.has_begun:
-                num_blocks = self._restorable_tokens(prefill) // self._block_tokens
-                prefill.restore(self._index.match(prefill.block_keys[:num_blocks]), self._block_tokens)
+            return list(prefills)
+        new = [prefill for prefill in prefills if not prefill.has_begun]
+        loading = self._load(new) if self._archive is not None else []
+        # After all loads, which may evict blocks.
+        for prefill in new:
+            prefill.restore(self._index.match(self._restorable_keys(prefill)), self._block_tokens)
+        return [prefill for prefill in prefills if prefill not in loading]
 
     def begin(self, prefill: Prefill) -> None:
         """Note that a prompt's first chunk is scheduled."""
@@ -95,6 +107,10 @@ class PrefixReuse:
 
     def update(self) -> None:
         """Note that the step under way has written its blocks."""
+        if self._archive is not None:
+            for key, number in self._writing.items():
+                if self._index.holds(key, number):
+                    self._archive.save(key, number)
         self._writing.clear()
 
     def fail(self) -> None:
@@ -106,6 +122,8 @@ class PrefixReuse:
     def reset(self) -> None:
         """Forget all blocks. Prompts that have begun go on."""
         self._index.clear()
+        if self._archive is not None:
+            self._archive.reset()
         self._slot_stores.clear()
         self._writing.clear()
 
@@ -120,8 +138,44 @@ class PrefixReuse:
 
     def _store(self, keys: Sequence[bytes]) -> tuple[StoredBlock, ...]:
         numbers = self._index.store(keys)
-        self._writing.update(keys[index] for index in numbers)
+        self._writing |= {keys[index]: number for index, number in numbers.items()}
         return tuple(StoredBlock(number, index) for index, number in numbers.items())
+
+    def _load(self, prefills: Iterable[Prefill]) -> list[Prefill]:
+        """Load some blocks of the archive; return the prompts that may have more there.
+
+        Each block of a prompt is looked for once, so that prompts that evict each other's blocks go on.
+        """
+        num_left = self._max_loads
+        loading = []
+        for prefill in prefills:
+            keys = self._restorable_keys(prefill)
+            start = max(prefill.num_sought_blocks, len(self._index.match(keys)))
+            prefill.num_sought_blocks = start
+            while prefill.num_sought_blocks < len(keys) and num_left > 0:
+                index = prefill.num_sought_blocks
+                is_loaded = self._load_block(keys[: index + 1])
+                prefill.num_sought_blocks = index + 1 if is_loaded else len(keys)
+                num_left -= is_loaded
+            if prefill.num_sought_blocks < len(keys):
+                loading.append(prefill)
+        return loading
+
+    def _load_block(self, keys: Sequence[bytes]) -> bool:
+        """Load a sequence's last block, behind those in memory; return whether it is there now."""
+        assert self._archive is not None
+        numbers = self._index.store(keys)
+        # No number that the next step writes: it would overwrite what is loaded.
+        has_room = list(numbers) == [len(keys) - 1] and not set(numbers.values()) & set(
+            self._writing.values()
+        )
+        if has_room and self._archive.load(keys[-1], numbers[len(keys) - 1]):
+            return True
+        self._index.forget(keys[index] for index in numbers)
+        return False
+
+    def _restorable_keys(self, prefill: Prefill) -> tuple[bytes, ...]:
+        return prefill.block_keys[: self._restorable_tokens(prefill) // self._block_tokens]
 
     def _storable_end(self, prefill: Prefill) -> int:
         """Return up to where a prompt's keys and values depend on nothing behind them."""

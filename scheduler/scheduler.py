@@ -24,6 +24,7 @@ from backends.interface import (
     DecodeBatch,
     PrefillBatch,
     PrefillRow,
+    PrefixArchive,
     SampledToken,
 )
 from cache.free_list import FreeList
@@ -49,7 +50,12 @@ class Scheduler:
     """
 
     def __init__(
-        self, spec: BackendSpec, config: SchedulerConfig, clock: Clock, constraints: Constraints | None = None
+        self,
+        spec: BackendSpec,
+        config: SchedulerConfig,
+        clock: Clock,
+        constraints: Constraints | None = None,
+        archive: PrefixArchive | None = None,
     ) -> None:
         self._spec = spec
         self._config = config
@@ -58,7 +64,7 @@ class Scheduler:
         self._pools = tuple(PoolState(index, pool) for index, pool in enumerate(spec.pools))
         self._rotation = DecodeRotation(self._pools, min(spec.max_decode_steps, config.max_decode_steps))
         self._scratches = FreeList(spec.scratch.num_scratch)
-        self._prefixes = PrefixReuse(spec)
+        self._prefixes = PrefixReuse(spec, archive)
         self._pacing = Pacing(spec.prefill_shapes, config.max_inter_token_latency)
         self._waiting = WaitingQueue(config.order)
         self._reading: list[Prefill] = []  # in the order of admission
@@ -305,14 +311,14 @@ class Scheduler:
         advances. Prompts of equal length are read one after another, not chunk by chunk in turn, so the first
         is not delayed by the others.
         """
-        if not self._reading:
+        ready = self._prefixes.match(self._reading)
+        if not ready:
             return None
-        self._prefixes.match(self._reading)
-        first = self._reading[0]
+        first = ready[0]
         if not self._reads_oldest:
-            first = min(self._reading, key=lambda prefill: prefill.num_remaining_tokens)
+            first = min(ready, key=lambda prefill: prefill.num_remaining_tokens)
         key = first.batch_key
-        others = [prefill for prefill in self._reading if prefill is not first and prefill.batch_key == key]
+        others = [prefill for prefill in ready if prefill is not first and prefill.batch_key == key]
         prompts = [first, *others]
         shape = self._pacing.choose_shape(prompts, self._clock.now(), self._rotation.decoding())
         if shape is None:

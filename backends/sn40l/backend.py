@@ -1,14 +1,15 @@
 """The SN40L as a backend: an inner backend's tokens with a deployment's time."""
 
+import math
 from dataclasses import dataclass
 
 from backends.clock import Clock, PacedClock, VirtualClock
-from backends.interface import Backend
+from backends.interface import Backend, PrefixSpec
 from backends.sn40l.cost_model import DeploymentCost
 from backends.sn40l.deployment import Deployment, Execution
 from backends.sn40l.hardware import load_machine
 from backends.sn40l.model_config import load_model
-from backends.timed import Fault, TimedBackend
+from backends.timed import Fault, SimulatedStore, TimedBackend
 
 
 def default_deployment(
@@ -21,6 +22,21 @@ def default_deployment(
     described = load_machine(machine)
     execution = Execution.LOOPED if loops and described.is_static else Execution.FUSED
     return Deployment(load_model(model), described, num_sockets, execution, uses_ddr=uses_ddr)
+
+
+def simulated_store(deployment: Deployment, held: PrefixSpec) -> SimulatedStore | None:
+    """Return a store in the machine's DDR, of as many bytes as `held` and of the simulated model's blocks.
+
+    Each socket copies its share of a block. None where the machine has no DDR, or no block has room.
+    """
+    block_bytes = math.ceil(deployment.model.cache_bytes(held.block_tokens))
+    num_sockets, machine = deployment.num_sockets, deployment.machine
+    room = min(held.num_blocks * held.block_bytes, int(num_sockets * machine.ddr_capacity))
+    num_blocks = min(held.num_blocks, room // block_bytes)
+    if num_blocks == 0:
+        return None
+    spec = PrefixSpec(num_blocks, held.block_tokens, block_bytes)
+    return SimulatedStore(spec, num_sockets * machine.ddr_bandwidth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +65,11 @@ class SimulationConfig:
         deployment = default_deployment(
             self.model, self.machine, self.num_sockets, loops=self.loops, uses_ddr=self.uses_ddr
         )
-        return TimedBackend(inner, DeploymentCost(deployment, *inner.spec.pools), clock, self.faults)
+        held = inner.spec.prefixes
+        return TimedBackend(
+            inner,
+            DeploymentCost(deployment, *inner.spec.pools),
+            clock,
+            self.faults,
+            simulated_store(deployment, held) if held is not None else None,
+        )

@@ -100,15 +100,20 @@ class SimulationOptions(OptionGroup):
 def _configure(
     base: BackendConfig, options: SimulationOptions, other: OtherBackend
 ) -> ConfiguredBackend[Any]:
-    if base.prefix_cache_bytes:
-        raise ValueError(
-            "prefix_cache_bytes must be 0 with backend sn40l, which does not model restoring what was stored"
-        )
+    if base.prefix_cache_dir is not None:
+        raise ValueError("prefix_cache_dir needs backend torch: the simulated machine has no disk")
     inner = other(options.inner)
     simulation = options.simulation()
 
     def create(config: Any, clock: Clock, vocab_size: int) -> Backend:
-        return simulation.backend(inner.create(config, clock, vocab_size), clock)
+        backend = simulation.backend(inner.create(config, clock, vocab_size), clock)
+        if base.prefix_cache_bytes and backend.spec.prefixes is None:
+            backend.close()
+            raise ValueError(
+                "prefix_cache_bytes must be 0 or hold a block of the simulated model, on a machine with a "
+                f"second memory, got {base.prefix_cache_bytes}"
+            )
+        return backend
 
     return ConfiguredBackend(
         inner.config, create, simulation.clock, simulation.time_scale or 1.0, str(simulation)

@@ -25,7 +25,8 @@ from backends.torch_backend.config import Quantization, TorchBackendConfig
 from backends.torch_backend.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
 from backends.torch_backend.forward.last_layer import shorten_last_layer
 from backends.torch_backend.forward.plan import DecodePlan, decode_plan, idle_plans
-from backends.torch_backend.memory import available_bytes, check_prefix_bytes, free_bytes, sized_pools
+from backends.torch_backend.memory import with_sizes
+from backends.torch_backend.model.fingerprint import fingerprint
 from backends.torch_backend.model.induction import measure_induction
 from backends.torch_backend.model.latent import replace_latent_attention
 from backends.torch_backend.model.linear import KINDS, replace_all_linears
@@ -35,7 +36,8 @@ from backends.torch_backend.native.kernels import Kernels, kernels_are_supported
 from backends.torch_backend.pending import DecodedSteps, Finished, Output, Running, failure
 from backends.torch_backend.pool import TorchPool, allocate_scratches
 from backends.torch_backend.prefill import Prefill
-from backends.torch_backend.prefix_store import PrefixStore, prefix_spec
+from backends.torch_backend.prefix_archive import FileArchive
+from backends.torch_backend.prefix_store import BLOCK_TOKENS, PrefixStore, prefix_spec
 from backends.torch_backend.sampling.logprobs import Sampled
 from backends.torch_backend.sampling.sampler import DrawPlan, check_token_ids
 from backends.torch_backend.spec import (
@@ -74,23 +76,22 @@ class TorchBackend:
         self._model = model or load_model(config.model, config.device, config.dtype)
         self._device = self._model.device
         num_parameters = self._model.num_parameters()
+        # Of the weights as they were loaded, which the next lines replace.
+        is_archived = config.prefix_cache_dir is not None
+        name = fingerprint(self._model, config.quantization, BLOCK_TOKENS) if is_archived else ""
         self._kernels = Kernels()
         _adapt_model(self._model, config.quantization, self._kernels)
         layers = probe_layers(self._model)
         max_model_len = resolve_max_model_len(config, self._model.config)
-        check_prefix_bytes(config.prefix_cache_bytes, available_bytes())
-        if config.fills_memory:
-            free = free_bytes(self._device)
-            if free is not None and self._device.type == "cpu":
-                free -= config.prefix_cache_bytes
-            config = replace(config, pools=sized_pools(config, layers, max_model_len, free))
+        config = with_sizes(config, layers, max_model_len, self._device)
         policies = _resolve_policies(config, self._model, layers, max_model_len)
         self.pools, scratch = _build_pools(
             config, self._model, layers, policies, max_model_len, self._kernels
         )
         specs = tuple(pool.spec for pool in self.pools)
-        prefixes = prefix_spec(config.prefix_cache_bytes, layers)
+        prefixes = prefix_spec(config.prefix_cache_bytes or 0, layers)
         self.prefixes = PrefixStore(prefixes, layers, self._device) if prefixes is not None else None
+        self._archive = self._open_archive(config, name)
         self._spec = backend_spec(config, self._model.config, max_model_len, specs, scratch, prefixes)
         self._prefill = Prefill(self._model, self._spec, self.prefixes)
         self._recorder = recorder or _default_recorder(config, self._device)
@@ -126,6 +127,20 @@ class TorchBackend:
     def num_recorded(self) -> int:
         """How many functions of decode steps were recorded; none are after the warm-up."""
         return sum(graphs.num_recorded for graphs in self._graphs)
+
+    @property
+    def prefix_archive(self) -> FileArchive | None:
+        return self._archive
+
+    def _open_archive(self, config: TorchBackendConfig, fingerprint: str) -> FileArchive | None:
+        """Raises ValueError if there is a folder for blocks, but no memory or no right to write."""
+        if config.prefix_cache_dir is None:
+            return None
+        if self.prefixes is None:
+            raise ValueError("prefix_cache_dir needs prefix_cache_bytes for at least one block")
+        return FileArchive(
+            config.prefix_cache_dir, config.prefix_cache_disk_bytes, fingerprint, self.prefixes
+        )
 
     def warmup(self) -> None:
         """Read a chunk of every shape and decode once in each pool, then record decode.
@@ -181,7 +196,9 @@ class TorchBackend:
         """Free the device's memory."""
         if self.compiled is not None:
             self.compiled.close()
-        del self._model, self._prefill, self.prefixes, self.pools, self._graphs, self._recorder
+        if self._archive is not None:
+            self._archive.close()
+        del self._model, self._prefill, self._archive, self.prefixes, self.pools, self._graphs, self._recorder
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

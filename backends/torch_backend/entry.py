@@ -25,6 +25,8 @@ def _configure(
         prefill_chunk=base.prefill_chunk,
         fills_memory=base.fills_memory,
         prefix_cache_bytes=base.prefix_cache_bytes,
+        prefix_cache_dir=base.prefix_cache_dir,
+        prefix_cache_disk_bytes=base.prefix_cache_disk_bytes,
         device=options.device,
         dtype=options.dtype,
         quantization=options.quantization,

@@ -1,4 +1,7 @@
-"""Slots as long as fit in the free memory, where their size is not configured."""
+"""What slots, scratches and stored prompts take of the memory.
+
+Without a configured size, slots are as long as fit, and stored prompts take a share.
+"""
 
 import logging
 from bisect import bisect_right
@@ -8,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from backends.host_memory import available_bytes, fitting_prefix_bytes, prefix_bytes
 from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.model.probe import LayerSpec
 from backends.torch_backend.pool import allocate_scratches
@@ -37,33 +41,6 @@ def free_bytes(device: torch.device, root: Path = Path("/")) -> int | None:
     return None if available is None else int(_CPU_SHARE * available)
 
 
-def check_prefix_bytes(num_bytes: int, available: int | None) -> None:
-    """Raise ValueError if stored prompts would not fit into the available host memory."""
-    if available is not None and num_bytes > available:
-        raise ValueError(
-            f"prefix_cache_bytes must be at most the {available} bytes that are free, got {num_bytes}"
-        )
-
-
-def available_bytes(root: Path = Path("/")) -> int | None:
-    """Return what Linux calls available memory, within the control group's limit; None if unknown."""
-    try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-        free = next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        return None
-    try:
-        group = root / "sys/fs/cgroup"
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-        # Pages of files that were read, such as the weights', are given up when memory is needed.
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        free = min(free, limit - used + int(stat.get("inactive_file", 0)))
-    except (OSError, ValueError):  # no control group, or "max"
-        pass
-    return max(free, 0)
-
-
 def slot_bytes(options: PoolOptions, layers: Sequence[LayerSpec], max_model_len: int) -> int:
     """Return the memory of a pool's slots, with equal shares of kept entries."""
     kinds = layer_kinds(options.policy.resolve(max_model_len), layers, max_model_len)
@@ -71,6 +48,26 @@ def slot_bytes(options: PoolOptions, layers: Sequence[LayerSpec], max_model_len:
         SlotCache(kind.policy.layout, options.num_slots, layer.num_kv_heads, layer.planes, "meta").num_bytes
         for kind, layer in zip(kinds, layers, strict=True)
     )
+
+
+def with_sizes(
+    config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int, device: torch.device
+) -> TorchBackendConfig:
+    """Return the config with a size for each pool and for the stored prompts, all of which fit together.
+
+    Raises ValueError if the configured bytes for stored prompts do not fit.
+    """
+    is_cpu = device.type == "cpu"  # else slots are in other memory than stored prompts
+    available = available_bytes()
+    if config.fills_memory:
+        free = free_bytes(device)
+        if free is not None and is_cpu:
+            free -= prefix_bytes(config.prefix_cache_bytes, available)
+        config = replace(config, pools=sized_pools(config, layers, max_model_len, free))
+    taken = _scratch_bytes(config, layers, max_model_len) if is_cpu else 0
+    taken += sum(slot_bytes(options, layers, max_model_len) for options in config.pools if is_cpu)
+    num_bytes = fitting_prefix_bytes(config.prefix_cache_bytes, available, taken)
+    return replace(config, prefix_cache_bytes=num_bytes)
 
 
 def sized_pools(
@@ -85,11 +82,8 @@ def sized_pools(
     if free is None or not unsized:
         return config.pools
     sized = [options for options in config.pools if not options.policy.has_default_capacity]
-    scratch = ScratchLayout(min(config.scratch_capacity or max_model_len, max_model_len))
-    taken = sum(
-        each.num_bytes
-        for each in allocate_scratches(scratch, config.num_scratch, layers, torch.device("meta"))
-    )
+    scratch = _scratch(config, max_model_len)
+    taken = _scratch_bytes(config, layers, max_model_len)
     taken += sum(slot_bytes(options, layers, max_model_len) for options in sized)
     budget = (free - taken) // len(unsized)
 
@@ -125,3 +119,14 @@ def sized_pools(
         return with_capacity(options, capacity)
 
     return tuple(map(fitted, config.pools))
+
+
+def _scratch(config: TorchBackendConfig, max_model_len: int) -> ScratchLayout:
+    """Return a scratch of the config's size. The tokens that it reads ahead are few, and left out."""
+    return ScratchLayout(min(config.scratch_capacity or max_model_len, max_model_len))
+
+
+def _scratch_bytes(config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int) -> int:
+    layout = _scratch(config, max_model_len)
+    caches = allocate_scratches(layout, config.num_scratch, layers, torch.device("meta"))
+    return sum(cache.num_bytes for cache in caches)

@@ -34,6 +34,7 @@ class PrefixStore:
 
     def __init__(self, spec: PrefixSpec, layers: Sequence[LayerSpec], device: torch.device) -> None:
         self._block_tokens = spec.block_tokens
+        self.block_bytes = spec.block_bytes
         self._blocks = [
             [
                 torch.empty(
@@ -52,6 +53,23 @@ class PrefixStore:
     @property
     def num_bytes(self) -> int:
         return sum(plane.nbytes for planes in self._blocks for plane in planes)
+
+    def dump(self, number: int) -> bytes:
+        """Return a block's bytes. No step may be under way."""
+        return b"".join(part.numpy().tobytes() for part in self._parts(number))
+
+    def fill(self, number: int, data: memoryview) -> None:
+        """Overwrite a block by the bytes that `dump` returned. No step may be under way."""
+        start = 0
+        for part in self._parts(number):
+            part.copy_(torch.frombuffer(data, dtype=torch.uint8, count=len(part), offset=start))
+            start += len(part)
+
+    def _parts(self, number: int) -> Iterator[Tensor]:
+        """Yield a block's planes as bytes."""
+        for planes in self._blocks:
+            for plane in planes:
+                yield plane[number].reshape(-1).view(torch.uint8)
 
     def restore(self, pool: TorchPool, row: PrefillRow) -> None:
         """Copy a row's restored blocks to where its prompt is read, which is empty."""

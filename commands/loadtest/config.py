@@ -25,6 +25,11 @@ class PromptFormat(StrEnum):
     TEXT = "text"
 
 
+class DatasetName(StrEnum):
+    RANDOM = "random"
+    PREFIX_REPETITION = "prefix_repetition"  # prompts that share their beginnings
+
+
 def _path(value: str) -> str:
     is_path = value.startswith("/") and value.endswith("completions")
     if not is_path or " " in value or not is_printable(value):
@@ -94,6 +99,16 @@ class Load(BenchGroup):
     """Random token ids are drawn from 256 up to this one."""
     prompt_format: PromptFormat = PromptFormat.AUTO
     """How random prompts are sent; auto is as token ids where the servers take them, otherwise as words."""
+    dataset_name: DatasetName = DatasetName.RANDOM
+    """Prompts: random ones, or groups of random ones with the same beginning."""
+    repeated_len: Annotated[Tokens, Shown(flag="prefix-repetition-prefix-len")] = 256
+    """Tokens of a beginning that prompts share."""
+    suffix_len: Annotated[Tokens, Shown(flag="prefix-repetition-suffix-len")] = 256
+    """Tokens of a prompt behind it."""
+    num_prefixes: Annotated[Count, Shown(flag="prefix-repetition-num-prefixes")] = 10
+    """Beginnings, each shared by an equal part of the prompts."""
+    repetition_output_len: Annotated[Tokens, Shown(flag="prefix-repetition-output-len")] = 128
+    """Most tokens of an answer to them."""
     dataset_path: AnyFile | None = None
     """File of prompts to send instead of random ones: one a line, or a .jsonl file of objects with a
     `prompt`."""

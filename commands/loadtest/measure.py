@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from commands.loadtest.arrivals import arrival_times
 from commands.loadtest.comparison import Comparison
-from commands.loadtest.config import BenchConfig, Load
+from commands.loadtest.config import BenchConfig, DatasetName, Load
 from commands.loadtest.probe import probe
 from commands.loadtest.prompts import Form, make_prompts
 from commands.loadtest.report import Report, make_report
@@ -78,7 +78,8 @@ async def _run(target: Target, form: Form, load: Load, seed: str, count: int, ra
 def _prompt_kind(load: Load, form: Form) -> str:
     if load.dataset_path is not None:
         return "file"
-    return "random tokens" if form is None else "random words"
+    kind = "random tokens" if form is None else "random words"
+    return kind if load.dataset_name is DatasetName.RANDOM else f"{load.dataset_name} of {kind}"
 
 
 def _describe(config: BenchConfig, targets: Sequence[Target], forms: Sequence[Form]) -> dict[str, object]:
@@ -99,6 +100,13 @@ def _describe(config: BenchConfig, targets: Sequence[Target], forms: Sequence[Fo
         "ignore_eos": load.ignore_eos,
         "seed": load.seed,
     }
+    if load.dataset_name is DatasetName.PREFIX_REPETITION:
+        description |= {
+            "prefix_repetition_prefix_len": load.repeated_len,
+            "prefix_repetition_suffix_len": load.suffix_len,
+            "prefix_repetition_num_prefixes": load.num_prefixes,
+            "prefix_repetition_output_len": load.repetition_output_len,
+        }
     if config.compare is not None:
         description |= {"compare_url": config.compare.base_url, "compare_model_id": targets[1].model}
     return description

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from commands.loadtest.config import Load
+from commands.loadtest.config import DatasetName, Load
 from server.options.command_line import OptionError
 
 FIRST_TOKEN_ID = 256  # below it many vocabularies keep control tokens and single bytes
@@ -66,7 +66,43 @@ def make_prompts(load: Load, form: Form, seed: str, count: int) -> list[Prompt]:
         texts = read_texts(load.dataset_path)
         random.Random(seed).shuffle(texts)
         return [Prompt(texts[index % len(texts)], load.output_len) for index in range(count)]
+    if load.dataset_name is DatasetName.PREFIX_REPETITION:
+        return _repetitions(load, form, seed, count)
     return [_random_prompt(load, form, random.Random(f"{seed}/{index}")) for index in range(count)]
+
+
+def _repetitions(load: Load, form: Form, seed: str, count: int) -> list[Prompt]:
+    """Return prompts of `num_prefixes` groups, in random order; those of a group have the same beginning.
+
+    As in vLLM, groups are equal, but none of the `count` prompts is left out if they cannot be.
+    """
+    prefixes = [
+        _random_content(load.repeated_len, load, form, random.Random(f"{seed}/prefix {index}"))
+        for index in range(load.num_prefixes)
+    ]
+    suffixes = [
+        _random_content(load.suffix_len, load, form, random.Random(f"{seed}/{index}"), is_whole=False)
+        for index in range(count)
+    ]
+    contents = [_joined(prefixes[index % len(prefixes)], suffix) for index, suffix in enumerate(suffixes)]
+    random.Random(seed).shuffle(contents)
+    return [Prompt(content, load.repetition_output_len) for content in contents]
+
+
+def _random_content(
+    num_tokens: int, load: Load, form: Form, source: random.Random, *, is_whole: bool = True
+) -> str | tuple[int, ...]:
+    """Return random content; one that is not a whole prompt has no overhead of its own."""
+    if form is None:
+        return random_token_ids(num_tokens, load.vocab_size, source)
+    scale = form if is_whole else WordScale(0.0, form.tokens_per_word)
+    return random_words(scale.num_words(num_tokens), source)
+
+
+def _joined(prefix: str | tuple[int, ...], suffix: str | tuple[int, ...]) -> str | tuple[int, ...]:
+    if isinstance(prefix, str):
+        return f"{prefix} {suffix}"
+    return (*prefix, *suffix)
 
 
 def random_words(count: int, source: random.Random) -> str:
@@ -96,9 +132,7 @@ def read_texts(path: Path) -> list[str]:
 def _random_prompt(load: Load, form: Form, source: random.Random) -> Prompt:
     num_tokens = _vary(load.input_len, load.range_ratio, source)
     max_tokens = _vary(load.output_len, load.range_ratio, source)
-    if form is None:
-        return Prompt(random_token_ids(num_tokens, load.vocab_size, source), max_tokens)
-    return Prompt(random_words(form.num_words(num_tokens), source), max_tokens)
+    return Prompt(_random_content(num_tokens, load, form, source), max_tokens)
 
 
 def _vary(length: int, ratio: float, source: random.Random) -> int:

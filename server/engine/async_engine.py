@@ -239,7 +239,9 @@ class AsyncEngine:
         failure = "loading failed"
         try:
             backend = self._load()
-            scheduler = Scheduler(backend.spec, self._config, self._clock, self._constraints)
+            scheduler = Scheduler(
+                backend.spec, self._config, self._clock, self._constraints, backend.prefix_archive
+            )
             core = EngineCore(scheduler, backend, self._clock, self._inbox)
             self._post(self._accept_core, core, backend.spec)
             failure = "the engine has stopped"

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from backends.config import DEFAULT_MAX_MODEL_LEN
-from backends.options import Count, CountOrZero, OptionGroup, Shown, Text, Tokens
+from backends.config import DEFAULT_DISK_BYTES, DEFAULT_MAX_MODEL_LEN
+from backends.options import Bytes, Count, CountOrZero, OptionGroup, Shown, Text, Tokens
 from cache.policy import PolicyName
 from cache.policy_options import LayerBudgets, PolicyOptions, SelectionName
 from cache.pool_options import PoolOptions, check_names
@@ -249,9 +249,15 @@ class CacheOptions(OptionGroup):
     evicted on the way."""
     prefill_chunk: Tokens = 512
     """Prompt tokens read in one step."""
-    prefix_cache_bytes: Annotated[CountOrZero, Shown("BYTES")] = 0
+    prefix_cache_bytes: Annotated[
+        CountOrZero | None, Shown("BYTES", default="a tenth of what is available, at most 4 GiB")
+    ] = None
     """Host memory for keys and values of prompts, so that later prompts with the same beginning need not read
     it again; 0 for none."""
+    prefix_cache_dir: Annotated[Text | None, Shown("DIR", default="none: they are lost at the end")] = None
+    """Folder for stored prompts, which a restarted server and others of this host find again."""
+    prefix_cache_disk_bytes: Bytes = DEFAULT_DISK_BYTES
+    """Most bytes of stored prompts in it."""
     prefix_sharing: PrefixSharing = PrefixSharing.KEY
     """Which requests share stored prompts: those of one API key, or all."""
 

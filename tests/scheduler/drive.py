@@ -108,7 +108,11 @@ class Drive:
         )
         self.spec = self.backend.spec
         self.scheduler = Scheduler(
-            self.spec, config if config is not None else SchedulerConfig(), self.clock, constraints
+            self.spec,
+            config if config is not None else SchedulerConfig(),
+            self.clock,
+            constraints,
+            self.backend.prefix_archive,
         )
         self.inbox: SimpleQueue[EngineInput] = SimpleQueue()
         self.core = EngineCore(self.scheduler, self.backend, self.clock, self.inbox)

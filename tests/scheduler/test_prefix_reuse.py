@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from backends.fake import fake_spec, slot_pool
+from backends.fake import FakeBackend, fake_spec, slot_pool
 from backends.interface import (
     BackendError,
     BackendSpec,
@@ -19,6 +19,7 @@ from backends.interface import (
 from cache.policy import CachePolicy, full, snapstream
 from cache.scorer import WindowScorer
 from cache.scratch import ScratchLayout
+from scheduler import prefix_reuse
 from scheduler.config import SchedulerConfig
 from scheduler.messages import Abort, FinishReason, ResetPrefixes
 from scheduler.stats import StepKind
@@ -243,3 +244,110 @@ def test_a_prompt_that_ends_before_all_its_slots_are_filled_stores_none_of_them(
     drive.send(ResetPrefixes(), Abort("aborted"))
     drive.run()
     assert drive.scheduler.stats().prefixes.num_blocks == 0
+
+
+class Archive:
+    """Blocks of fake backends, in a dictionary that outlives them."""
+
+    def __init__(self, held: dict[bytes, tuple[int, ...]]) -> None:
+        self.held = held
+        self.backend: FakeBackend | None = None
+        self.num_loaded = 0
+
+    def load(self, key: bytes, number: int) -> bool:
+        assert self.backend is not None
+        if key not in self.held:
+            return False
+        self.num_loaded += 1
+        self.backend.put_block(number, self.held[key])
+        return True
+
+    def save(self, key: bytes, number: int) -> None:
+        assert self.backend is not None
+        self.held[key] = self.backend.block(number)
+
+    def reset(self) -> None:
+        self.held.clear()
+
+
+def archived(held: dict[bytes, tuple[int, ...]], *, num_blocks: int = 64, num_slots: int = 4) -> Drive:
+    backend = FakeBackend(spec(num_blocks=num_blocks, num_slots=num_slots))
+    archive = Archive(held)
+    archive.backend = backend
+    backend.prefix_archive = archive
+    return Drive(backend=backend)
+
+
+@pytest.fixture
+def two_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One turn of the loop loads two blocks."""
+    monkeypatch.setattr(prefix_reuse, "_LOADED_AT_ONCE", 2 * 64)
+
+
+@pytest.mark.usefixtures("two_loads")
+def test_a_restarted_server_loads_what_was_archived() -> None:
+    held: dict[bytes, tuple[int, ...]] = {}
+    asks(archived(held), "cold", prompt(100))
+    drive = archived(held)
+    assert asks(drive, "hit", prompt(100)) == 96
+    assert asks(drive, "again", prompt(100)) == 96
+    assert isinstance(drive.backend.prefix_archive, Archive)
+    assert drive.backend.prefix_archive.num_loaded == 12
+
+
+@pytest.mark.usefixtures("two_loads")
+def test_decode_goes_on_while_a_prompt_is_loaded() -> None:
+    held: dict[bytes, tuple[int, ...]] = {}
+    asks(archived(held), "cold", prompt(100))
+    drive = archived(held)
+    drive.send(request("decoding", prompt_token_ids=prompt(10, seed=9), max_tokens=100))
+    drive.step()
+    drive.step()
+    drive.send(request("hit", prompt_token_ids=prompt(100)))
+    num_before = len(drive.tokens("decoding"))
+    for _ in range(5):
+        drive.step()
+    assert len(drive.tokens("decoding")) >= num_before + 5
+    assert drive.tokens("hit") == []
+    drive.run()
+    assert drive.final("hit").num_cached_tokens == 96
+
+
+@pytest.mark.usefixtures("two_loads")
+@pytest.mark.parametrize("num_blocks", [1, 3, 13, 20])
+def test_prompts_that_evict_each_others_loaded_blocks_end(num_blocks: int) -> None:
+    """The fake backend checks that what is restored is the prompt's."""
+    held: dict[bytes, tuple[int, ...]] = {}
+    prompts = [prompt(100, seed=seed) for seed in range(6)]
+    warm = archived(held)
+    for seed, tokens in enumerate(prompts):
+        asks(warm, f"cold{seed}", tokens, max_tokens=30)
+    drive = archived(held, num_blocks=num_blocks, num_slots=3)
+    adds = [
+        request(f"r{seed}", prompt_token_ids=tokens, max_tokens=30) for seed, tokens in enumerate(prompts)
+    ]
+    for add in adds:
+        drive.send(add)
+        drive.step()
+    drive.run()
+    assert [drive.tokens(add.request_id) for add in adds] == [answer(add, drive.spec) for add in adds]
+
+
+def test_a_reset_empties_the_archive() -> None:
+    held: dict[bytes, tuple[int, ...]] = {}
+    drive = archived(held)
+    asks(drive, "cold", prompt(100))
+    assert len(held) == 12
+    drive.run(ResetPrefixes())
+    assert held == {}
+    assert asks(drive, "again", prompt(100)) == 0
+
+
+def test_a_failed_step_archives_nothing() -> None:
+    held: dict[bytes, tuple[int, ...]] = {}
+    backend = FakeBackend(spec(), faults={1: BackendError("a fault")})
+    archive = Archive(held)
+    archive.backend = backend
+    backend.prefix_archive = archive
+    Drive(backend=backend).run(request("failed", prompt_token_ids=prompt(100)))
+    assert len(held) == 4

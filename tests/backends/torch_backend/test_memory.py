@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from backends import host_memory
 from backends.config import BackendConfig
+from backends.host_memory import fitting_prefix_bytes, prefix_bytes
+from backends.torch_backend import memory
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
-from backends.torch_backend.memory import check_prefix_bytes, free_bytes, sized_pools, slot_bytes
+from backends.torch_backend.memory import free_bytes, sized_pools, slot_bytes, with_sizes
 from backends.torch_backend.model.probe import LayerSpec
 from backends.torch_backend.spec import layer_kinds, scratch_layout
 from cache.policy import PolicyName
@@ -169,12 +172,39 @@ def test_a_cpus_free_memory_is_half_of_what_the_control_group_leaves(tmp_path: P
     assert free_bytes(cpu, tmp_path) == 1200 * 1024, "pages of files are given up"
 
 
-def test_stored_prompts_must_fit_into_the_free_memory() -> None:
-    check_prefix_bytes(4000, None)
-    check_prefix_bytes(4000, 4000)
-    message = "prefix_cache_bytes must be at most the 4000 bytes that are free, got 4001"
+def test_stored_prompts_take_a_tenth_of_the_memory_and_at_most_4_gib() -> None:
+    assert prefix_bytes(None, 5000) == 500
+    assert prefix_bytes(None, 10**12) == 4 << 30
+    assert prefix_bytes(None, None) == 0
+    assert prefix_bytes(700, 5000) == 700
+
+
+def test_stored_prompts_fit_beside_slots_and_scratches() -> None:
+    assert fitting_prefix_bytes(4000, None, 0) == 4000
+    assert fitting_prefix_bytes(4000, 5000, 1000) == 4000
+    assert fitting_prefix_bytes(None, 5000, 4800) == 200, "the default takes what is left"
+    assert fitting_prefix_bytes(None, 5000, 6000) == 0
+    message = "prefix_cache_bytes must be at most 4000: 5000 bytes are available, and slots and"
     with pytest.raises(ValueError, match=message):
-        check_prefix_bytes(4001, 4000)
+        fitting_prefix_bytes(4001, 5000, 1000)
+
+
+def test_slots_and_stored_prompts_do_not_overcommit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slots that fill the memory leave the store's bytes, and slots of a given size may not."""
+    available = 2 * (SCRATCH + 4 * 5000 * ENTRY)
+    for module in (memory, host_memory):
+        monkeypatch.setattr(module, "available_bytes", lambda *_: available)
+    cpu = torch.device("cpu")
+    config = TorchBackendConfig("model", pools=(PoolOptions(4),), fills_memory=True, prefix_cache_bytes=None)
+    sized = with_sizes(config, (FULL,), MAX_MODEL_LEN, cpu)
+    assert sized.prefix_cache_bytes == available // 10
+    taken = SCRATCH + slot_bytes(sized.pools[0], (FULL,), MAX_MODEL_LEN)
+    assert taken + available // 10 <= available // 2
+    given = replace(config, fills_memory=False, pools=(PoolOptions(4, PolicyOptions(PolicyName.FULL)),))
+    room = available - SCRATCH - slot_bytes(given.pools[0], (FULL,), MAX_MODEL_LEN)
+    assert with_sizes(replace(given, prefix_cache_bytes=room), (FULL,), MAX_MODEL_LEN, cpu)
+    with pytest.raises(ValueError, match=f"prefix_cache_bytes must be at most {room}: "):
+        with_sizes(replace(given, prefix_cache_bytes=room + 1), (FULL,), MAX_MODEL_LEN, cpu)
 
 
 def test_other_backends_keep_the_usual_default() -> None:

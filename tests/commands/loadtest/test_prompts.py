@@ -1,11 +1,12 @@
 """Prompts of a load: lengths, seeds, and files."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from commands.loadtest.config import Load
+from commands.loadtest.config import DatasetName, Load
 from commands.loadtest.prompts import WordScale, make_prompts
 from server.options.command_line import OptionError
 
@@ -43,6 +44,33 @@ def test_number_of_words_follows_the_scale() -> None:
     (prompt,) = make_prompts(LOAD, scale, "0", 1)
     assert isinstance(prompt.content, str)
     assert len(prompt.content.split()) == 45
+
+
+REPETITION = LOAD.model_copy(
+    update={
+        "dataset_name": DatasetName.PREFIX_REPETITION,
+        "repeated_len": 30,
+        "suffix_len": 7,
+        "num_prefixes": 4,
+        "repetition_output_len": 9,
+    }
+)
+
+
+def test_prompts_of_a_group_share_their_beginning_only() -> None:
+    prompts = make_prompts(REPETITION, None, "0", 20)
+    assert {(len(prompt.content), prompt.max_tokens) for prompt in prompts} == {(37, 9)}
+    assert Counter(Counter(prompt.content[:30] for prompt in prompts).values()) == {5: 4}
+    assert len({prompt.content[30:] for prompt in prompts}) == 20
+    others = make_prompts(REPETITION, None, "1", 20)
+    assert not {prompt.content[:30] for prompt in prompts} & {prompt.content[:30] for prompt in others}
+
+
+def test_repetitions_of_words_follow_the_scale() -> None:
+    prompts = make_prompts(REPETITION, WordScale(10, 2), "0", 8)
+    beginnings = Counter(tuple(str(prompt.content).split()[:10]) for prompt in prompts)
+    assert sorted(beginnings.values()) == [2, 2, 2, 2]
+    assert all(len(str(prompt.content).split()) == 10 + 4 for prompt in prompts), "3.5 is rounded to even"
 
 
 def test_a_template_longer_than_the_prompt_leaves_one_word() -> None:

@@ -17,12 +17,18 @@ from backends.clock import PacedClock, VirtualClock
 from backends.sn40l.backend import SimulationConfig
 from backends.timed import FailedStep, SlowSocket, TimedBackend
 from server.options.command_line import OptionError
+from server.options.models import DEMO_MODEL
 from tests.server.options.test_config import config_of
 
 
-def test_a_simulated_machine_stores_no_prompts() -> None:
-    with pytest.raises(OptionError, match=r"^--prefix-cache-bytes must be 0 with backend sn40l"):
-        config_of("--backend", "sn40l", "--prefix-cache-bytes", "1000")
+def test_a_machine_without_a_second_memory_stores_no_prompts() -> None:
+    flags = ["--backend", "sn40l", "--inner", "fake", "--sockets", "1", "--num-slots", "1", "--no-looping"]
+    cpu = ("--simulate-machine", "cpu", "--simulate-model", str(DEMO_MODEL))
+    backend = config_of(*flags, *cpu).backend.load(VirtualClock(), vocab_size=512)
+    assert backend.spec.prefixes is None
+    configured = config_of(*flags, *cpu, "--prefix-cache-bytes", "1000000000")
+    with pytest.raises(ValueError, match=r"^prefix_cache_bytes must be 0"):
+        configured.backend.load(VirtualClock(), vocab_size=512)
 
 
 def test_options_make_a_simulation() -> None:

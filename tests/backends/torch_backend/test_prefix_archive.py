@@ -1,0 +1,227 @@
+"""Blocks of prompts as files: found again after a restart, and never trusted."""
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from backends.torch_backend import prefix_archive, prefix_store
+from backends.torch_backend.backend import TorchBackend
+from backends.torch_backend.config import DeviceName, DtypeName, Quantization, TorchBackendConfig
+from backends.torch_backend.model.probe import LayerSpec
+from backends.torch_backend.prefix_archive import FileArchive
+from backends.torch_backend.prefix_store import PrefixStore
+from cache.pool_options import PoolOptions
+from cache.slots import PlaneSpec
+from scheduler.messages import ResetPrefixes
+from tests.backends.checkpoints import save_checkpoint
+from tests.backends.torch_backend.test_prefix_store import (
+    BLOCK,
+    SNAPSTREAM,
+    ask,
+    prompt_of,
+    small_blocks,  # noqa: F401 — a fixture
+)
+from tests.scheduler.drive import Drive
+
+LENGTH = 60
+NUM_BLOCKS = LENGTH // BLOCK
+Serve = Callable[..., Drive]
+
+
+@pytest.fixture
+def serve_from(tmp_path: Path) -> Serve:
+    """Return a function that starts a server with an archive in `tmp_path`/blocks."""
+    config = TorchBackendConfig(
+        str(save_checkpoint("llama", tmp_path / "model")),
+        device=DeviceName.CPU,
+        dtype=DtypeName.BFLOAT16,
+        pools=(PoolOptions(2, SNAPSTREAM),),
+        max_model_len=256,
+        prefill_chunk=BLOCK,
+        prefix_cache_bytes=1 << 20,
+        prefix_cache_dir=tmp_path / "blocks",
+    )
+    return lambda **changes: Drive(backend=TorchBackend(replace(config, **changes)))
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "blocks").glob("*/*.block"))
+
+
+def fill(serve_from: Serve, **changes: object) -> list[object]:
+    """Ask once and stop the server; return the answer."""
+    drive = serve_from(**changes)
+    with closing(drive.backend):
+        return list(ask(drive, "cold", prompt_of(LENGTH), max_tokens=4).tokens[0])
+
+
+def num_cached(serve_from: Serve, **changes: object) -> int:
+    drive = serve_from(**changes)
+    with closing(drive.backend):
+        return ask(drive, "again", prompt_of(LENGTH), max_tokens=4).final.num_cached_tokens
+
+
+def test_a_restarted_server_finds_its_blocks(serve_from: Serve, tmp_path: Path) -> None:
+    cold = fill(serve_from)
+    assert len(files(tmp_path)) == NUM_BLOCKS
+    assert {path.stat().st_mode & 0o777 for path in files(tmp_path)} == {0o600}
+    drive = serve_from()
+    with closing(drive.backend):
+        hit = ask(drive, "hit", prompt_of(LENGTH), max_tokens=4)
+    assert hit.final.num_cached_tokens == 56
+    assert hit.tokens[0] == cold
+
+
+def test_servers_share_a_folder(serve_from: Serve, tmp_path: Path) -> None:
+    first, second = serve_from(), serve_from()
+    with closing(first.backend), closing(second.backend):
+        ask(first, "cold", prompt_of(LENGTH))
+        end = time.monotonic() + 10
+        while len(files(tmp_path)) < NUM_BLOCKS:
+            assert time.monotonic() < end, files(tmp_path)
+            time.sleep(0.01)
+        assert ask(second, "hit", prompt_of(LENGTH)).final.num_cached_tokens == 56
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data[:-9] + bytes([data[-9] ^ 1]) + data[-8:],
+        lambda data: bytes([data[0] ^ 1]) + data[1:],
+        lambda data: data + b"x",
+        lambda _data: b"",
+    ],
+    ids=["cut", "flipped bit", "other format", "longer", "empty"],
+)
+def test_a_broken_file_is_a_miss(
+    serve_from: Serve, tmp_path: Path, damage: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    cold = fill(serve_from)
+    for path in files(tmp_path):
+        path.write_bytes(damage(path.read_bytes()))
+    drive = serve_from()
+    with closing(drive.backend):
+        again = ask(drive, "again", prompt_of(LENGTH), max_tokens=4)
+    assert again.final.num_cached_tokens == 0
+    assert again.tokens[0] == cold
+    assert "is broken" in caplog.text
+    assert num_cached(serve_from) == 56, "it was written again"
+
+
+def test_a_file_of_another_block_is_a_miss(serve_from: Serve, tmp_path: Path) -> None:
+    fill(serve_from)
+    first, second, *_ = files(tmp_path)
+    content = first.read_bytes()
+    for path in files(tmp_path):
+        path.write_bytes(content if path != first else second.read_bytes())
+    assert num_cached(serve_from) == 0
+
+
+def test_another_models_blocks_are_not_found(serve_from: Serve, tmp_path: Path) -> None:
+    fill(serve_from)
+    other = str(save_checkpoint("qwen3", tmp_path / "other"))
+    assert num_cached(serve_from, model=other) == 0
+    assert num_cached(serve_from, dtype=DtypeName.FLOAT32) == 0
+    assert num_cached(serve_from, quantization=Quantization.INT8) == 0
+    assert num_cached(serve_from) == 56
+
+
+def test_a_reset_deletes_the_files(serve_from: Serve, tmp_path: Path) -> None:
+    drive = serve_from()
+    with closing(drive.backend):
+        ask(drive, "cold", prompt_of(LENGTH))
+        drive.run(ResetPrefixes())
+        assert files(tmp_path) == []
+    assert files(tmp_path) == []
+
+
+def test_a_full_disk_turns_writing_off(
+    serve_from: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    fill(serve_from)
+    monkeypatch.setattr(Path, "replace", full)
+    drive = serve_from()
+    with closing(drive.backend), caplog.at_level(logging.WARNING):
+        ask(drive, "other", prompt_of(LENGTH, seed=1))
+        assert ask(drive, "hit", prompt_of(LENGTH)).final.num_cached_tokens == 56, "reading goes on"
+    assert "stored prompts are no longer written" in caplog.text
+    assert "No space left on device" in caplog.text
+    assert len(list((tmp_path / "blocks").glob("*/*"))) == NUM_BLOCKS
+
+
+def test_a_folder_that_cannot_be_made_is_refused(serve_from: Serve, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="prefix_cache_dir must be a folder that can be written"):
+        serve_from(prefix_cache_dir=tmp_path / "file")
+    with pytest.raises(ValueError, match="prefix_cache_dir needs prefix_cache_bytes"):
+        serve_from(prefix_cache_bytes=0)
+    with pytest.raises(ValueError, match="prefix_cache_disk_bytes must be at least"):
+        serve_from(prefix_cache_disk_bytes=5)
+
+
+def store_of(num_blocks: int) -> PrefixStore:
+
+    layers = (
+        LayerSpec(2, 1, (PlaneSpec("key", 4, torch.bfloat16), PlaneSpec("value", 2, torch.float32)), None),
+    )
+    described = prefix_store.prefix_spec(num_blocks * 128, layers)
+    assert described is not None
+    assert described.num_blocks == num_blocks
+    return PrefixStore(described, layers, torch.device("cpu"))
+
+
+def key_of(index: int) -> bytes:
+    return index.to_bytes(32, "big")
+
+
+def test_the_limit_holds_and_the_oldest_go_first(tmp_path: Path) -> None:
+    store = store_of(1)
+    store.fill(0, memoryview(bytearray(range(128))))
+    limit = 2000
+    archive = FileArchive(tmp_path, limit, "model", store)
+    for index in range(40):
+        archive.save(key_of(index), 0)
+        end = time.monotonic() + 10
+        while not (tmp_path / "model" / f"{key_of(index).hex()}.block").exists():
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        os.utime(tmp_path / "model" / f"{key_of(index).hex()}.block", (index, index))
+        assert sum(path.stat().st_size for path in tmp_path.glob("*/*")) <= limit
+    archive.close()
+    held = [archive.load(key_of(index), 0) for index in range(40)]
+    assert held[-8:] == [True] * 8
+    assert not any(held[:25])
+    assert store.dump(0) == bytes(range(128))
+
+
+def test_what_a_killed_server_left_unfinished_is_deleted(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / ".123-4").write_bytes(b"half")
+    os.utime(folder / ".123-4", (0, 0))
+    (folder / ".123-5").write_bytes(b"under way")
+    (folder / "notes.txt").write_text("not ours")
+    FileArchive(tmp_path, 1000, "model", store_of(1)).close()
+    assert sorted(path.name for path in folder.iterdir()) == [".123-5", "notes.txt"]
+
+
+def test_too_many_waiting_blocks_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_archive, "_MAX_QUEUED_BYTES", 500)
+    archive = FileArchive(tmp_path, 10**6, "model", store_of(1))
+    with archive._file_lock:
+        for index in range(10):
+            archive.save(key_of(index), 0)
+    archive.close()
+    assert len(list(tmp_path.glob("*/*.block"))) == 2

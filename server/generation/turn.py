@@ -13,17 +13,19 @@ from typing import Any
 
 from server.generation.choice_reader import ChoiceReader
 from server.grammar.structure import Preamble, Structure, StructureKind
-from server.http.errors import invalid_value, unsupported_parameter
+from server.http.errors import invalid_value
+from server.http.ignored import ignore
 from server.options.settings import ReasoningParserName, ServerSettings, ToolParserName
 from server.parsers.answer_reader import AnswerReader
 from server.parsers.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningParser
 from server.parsers.tool_calls import ToolCallParser
 from server.parsers.tool_format import TOOL_FORMATS, ToolFormat, tool_format_of
 from server.parsers.tool_grammar import NO_PARAMETERS, ToolGrammar, literal
-from server.protocol.generation import Effort
+from server.protocol.generation import Effort, Verbosity
 from server.protocol.tools import FunctionDefinition, ToolUse
 from server.text.renderer import Renderer
 
+_REASONING_SWITCHES = ("enable_thinking", "thinking")  # variables of chat templates
 _MAX_TAIL = 16  # tokens at a prompt's end in which an opening reasoning tag is looked for
 
 
@@ -36,6 +38,8 @@ class TurnRequest:
     structure: Structure | None
     effort: Effort | None = None
     effort_param: str = "reasoning_effort"  # the parameter's name in the request
+    verbosity: Verbosity | None = None
+    verbosity_param: str = "verbosity"
     template_options: Mapping[str, object] = field(default_factory=dict)
     adds_generation_prompt: bool = True
     continues_final_message: bool = False
@@ -215,23 +219,37 @@ def _special_tokens(request: TurnRequest, chat_format: ChatFormat, renderer: Ren
 
 
 def _template_variables(request: TurnRequest, chat_format: ChatFormat) -> Mapping[str, object]:
-    """Return the template's variables beside the messages. Raises `ApiError` for one that it ignores.
+    """Return the template's variables beside the messages. Those that it does not use are reported."""
+    hints: dict[str, object] = {}
+    if request.effort is not None:
+        hints |= _effort_variables(request.effort, request.effort_param, chat_format)
+    if request.verbosity is not None:
+        if chat_format.uses("verbosity"):
+            hints["verbosity"] = request.verbosity
+        elif request.verbosity != "medium":
+            ignore(request.verbosity_param)
+    for name in request.template_options:
+        if not chat_format.uses(name):
+            ignore(f"chat_template_kwargs.{name}")
+    return {**hints, **request.template_options}
 
-    The effort "none" is dropped if the template ignores it: a model without reasoning satisfies it already.
+
+def _effort_variables(effort: Effort, param: str, chat_format: ChatFormat) -> Mapping[str, object]:
+    """Return how the template is asked for an effort of reasoning: by degrees, or by a switch.
+
+    The effort "none" is no variable if the template lacks one: a model without reasoning satisfies it
+    already.
     """
-    effort = request.effort
-    variables: dict[str, object] = {}
-    if effort == "none" and chat_format.reasoning is not None:
-        variables = {"enable_thinking": False}
-    elif effort not in (None, "none"):
-        variables = {"reasoning_effort": effort}
-    variables |= request.template_options
-    for name in [name for name in variables if not chat_format.uses(name)]:
-        if variables.pop(name) is not False or chat_format.reasoning is not None:
-            is_option = name in request.template_options
-            param = f"chat_template_kwargs.{name}" if is_option else request.effort_param
-            raise unsupported_parameter(param, "is not supported by this model's chat template")
-    return variables
+    switch = next((name for name in _REASONING_SWITCHES if chat_format.uses(name)), None)
+    if effort == "none" and switch is not None:
+        return {switch: False}
+    if effort != "none" and chat_format.uses("reasoning_effort"):
+        return {"reasoning_effort": effort}
+    if effort != "none" and switch is not None:
+        return {switch: True}
+    if effort != "none" or chat_format.reasoning is not None:
+        ignore(param)
+    return {}
 
 
 def _json(arguments: object) -> str:

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from server.grammar.structure import Structure, StructureKind
 from server.http.errors import invalid_value
-from server.protocol.fields import Inert, RequestBody, Text, Unsupported, few, only
+from server.protocol.fields import Hint, Inert, RequestBody, Text, Unsupported, few, only
 
 Schema: TypeAlias = dict[str, Any]
 Choices: TypeAlias = Annotated[
@@ -72,7 +72,7 @@ class StructuredFields(RequestBody):
     guided_regex: Annotated[Text, Field(min_length=1)] | None = None
     guided_choice: Choices | None = None
     guided_grammar: Annotated[Text, Field(min_length=1)] | None = None
-    guided_decoding_backend: Unsupported = None
+    guided_decoding_backend: Hint = None
     guided_whitespace_pattern: Unsupported = None
 
     # The same in the words of SGLang and llama.cpp.

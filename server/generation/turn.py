@@ -4,6 +4,7 @@ Chats and responses share it, and it knows no route. `render_turn` returns the a
 the end of the prompt decides whether the answer begins inside reasoning.
 """
 
+import dataclasses
 import json
 import secrets
 import string
@@ -13,7 +14,6 @@ from typing import Any
 
 from server.generation.choice_reader import ChoiceReader
 from server.grammar.structure import Preamble, Structure, StructureKind
-from server.http.errors import invalid_value
 from server.http.ignored import ignore
 from server.options.settings import ReasoningParserName, ServerSettings, ToolParserName
 from server.parsers.answer_reader import AnswerReader
@@ -141,10 +141,6 @@ async def render_turn(request: TurnRequest, renderer: Renderer, settings: Server
     """Render the prompt. Raises `RenderError`, and `ApiError` for features that the template lacks."""
     chat_format = ChatFormat.of(renderer.info.chat_template or "", settings)
     offered = request.tools.offered
-    if offered and not request.tools.enforced and request.structure is not None:
-        raise invalid_value(
-            f"'{request.structure.param}' cannot be combined with tools that may be called or not.", "tools"
-        )
     messages = list(request.messages)
     tools = [function.plain() for function in offered]
     if not chat_format.uses("tools"):
@@ -184,18 +180,30 @@ def _structure(
     tools = request.tools
     structure = request.structure
 
-    def calls(functions: tuple[FunctionDefinition, ...], *, is_optional: bool) -> Structure:
+    def calls(
+        functions: tuple[FunctionDefinition, ...],
+        *,
+        is_optional: bool = False,
+        alternative: Structure | None = None,
+    ) -> Structure:
         schemas = tuple(
             (function.name, NO_PARAMETERS if function.parameters is None else function.parameters)
             for function in functions
         )
         grammar = ToolGrammar(
-            chat_format.tool_format, schemas, not tools.is_one_call, is_optional, special_tokens
+            chat_format.tool_format,
+            schemas,
+            not tools.is_one_call,
+            is_optional,
+            special_tokens,
+            frozenset(function.name for function in functions if function.strict),
         )
-        return Structure(StructureKind.CALLS, grammar, "tools")
+        return Structure(StructureKind.CALLS, grammar, "tools", alternative=alternative)
 
     if tools.enforced:
-        structure = calls(tools.enforced, is_optional=False)
+        structure = calls(tools.enforced)
+    elif tools.offered and structure is not None:
+        structure = calls(tools.offered, alternative=structure)
     elif any(function.strict for function in tools.offered):
         structure = calls(tools.offered, is_optional=True)
     tags = chat_format.reasoning
@@ -204,7 +212,7 @@ def _structure(
     preamble = Preamble(
         literal(tags.start, special_tokens), literal(tags.end, special_tokens), begins_in_reasoning
     )
-    return Structure(structure.kind, structure.value, structure.param, preamble)
+    return dataclasses.replace(structure, preamble=preamble)
 
 
 def _special_tokens(request: TurnRequest, chat_format: ChatFormat, renderer: Renderer) -> Mapping[str, int]:

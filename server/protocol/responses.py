@@ -212,9 +212,9 @@ class ResponsesRequest(GenerationRequest):
     def _formats(self) -> Iterator[Structure]:
         match None if self.text is None else self.text.format:
             case JsonObjectFormat(structure=schema):
-                yield Structure(StructureKind.JSON, schema, "text.format")
-            case JsonSchemaText(schema_=schema):
-                yield Structure(StructureKind.JSON, schema, "text.format")
+                yield Structure(StructureKind.JSON, schema, "text.format", is_strict=False)
+            case JsonSchemaText(schema_=schema, strict=strict):
+                yield Structure(StructureKind.JSON, schema, "text.format", is_strict=strict is True)
 
     def echo(self) -> dict[str, Any]:
         """Return the members of a response that repeat its request."""

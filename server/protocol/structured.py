@@ -31,7 +31,7 @@ class JsonObjectFormat(RequestBody):
 
 
 class NamedSchema(RequestBody):
-    """A schema is followed whether `strict` or not."""
+    """A schema is followed whether `strict` or not. Strict, each of its keywords must be."""
 
     name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
     description: Text | None = None
@@ -125,10 +125,13 @@ class ResponseFormatFields(StructuredFields):
 
     def _formats(self) -> Iterator[Structure]:
         if isinstance(self.response_format, JsonObjectFormat):
-            yield Structure(StructureKind.JSON, self.response_format.structure, "response_format")
+            yield Structure(
+                StructureKind.JSON, self.response_format.structure, "response_format", is_strict=False
+            )
         if isinstance(self.response_format, JsonSchemaFormat):
-            schema = self.response_format.json_schema.schema_
-            yield Structure(StructureKind.JSON, ANY_OBJECT if schema is None else schema, "response_format")
+            named = self.response_format.json_schema
+            schema = ANY_OBJECT if named.schema_ is None else named.schema_
+            yield Structure(StructureKind.JSON, schema, "response_format", is_strict=named.strict is True)
 
 
 def _of(

@@ -148,10 +148,11 @@ def serve(
     is_open: bool = True,
     batches: Batches | None = None,
     wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    make_backend: type[FakeBackend] = FakeBackend,
 ) -> Iterator[RunningServer]:
     """Run a server until the block ends. Steps wait at its gate unless `is_open`."""
     gate, observed, listener = Gate(is_open=is_open), Observed(), socket.create_server(("127.0.0.1", 0))
-    backend = FakeBackend(backend_spec or spec(), step_time=gate.step, faults=faults)
+    backend = make_backend(backend_spec or spec(), step_time=gate.step, faults=faults)
     grammars = Grammars(renderer)
     scheduling = config or SchedulerConfig()
     engine = ObservedEngine(

@@ -168,10 +168,11 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
         "tool_choice.allowed_tools.mode",
         "invalid_value",
     ),
-    ({"tools": [FUNCTION], "response_format": {"type": "json_object"}}, "tools", "invalid_value"),
     (
         {
-            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"not": {}}}}],
+            "tools": [
+                {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"not": {}}}}
+            ],
             "tool_choice": "required",
         },
         "tools",

@@ -305,14 +305,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": {"type": "function", "name": "f"}, "tools": [TIME]}, "tool_choice", "invalid_value"),
     ({"tool_choice": {"type": "web_search_preview"}, "tools": [TIME]}, "tool_choice.type", "invalid_value"),
     ({"tools": [{**TIME, "parameters": {"const": float("nan")}}]}, "", "invalid_value"),
-    ({"tools": [TIME], "text": {"format": {"type": "json_object"}}}, "tools", "invalid_value"),
     (
         {"text": {"format": {"type": "json_schema", "name": "x"}}},
         "text.format.schema",
         "missing_required_parameter",
     ),
     (
-        {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}},
+        {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}, "strict": True}}},
         "text.format",
         "invalid_value",
     ),

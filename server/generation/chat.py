@@ -69,6 +69,7 @@ def chat_task(
         num_logprobs=request.num_logprobs,
         num_prompt_logprobs=request.prompt_logprobs,
         continues_prompt=bool(request.continue_final_message),
+        truncates=request.truncate_prompt_tokens is not None,
     )
 
 

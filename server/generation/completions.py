@@ -48,6 +48,7 @@ def completion_task(request: CompletionRequest, model: str, spec: BackendSpec) -
         num_logprobs=request.logprobs,
         num_prompt_logprobs=max(requested, default=None),
         continues_prompt=True,
+        truncates=request.truncate_prompt_tokens is not None,
     )
 
 

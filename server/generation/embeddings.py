@@ -52,6 +52,7 @@ def embedding_task(
         render=render,
         pooling=settings.embedding_pooling,
         max_in_flight=MAX_IN_FLIGHT,
+        truncates=request.truncate_prompt_tokens is not None,
     )
 
 

@@ -87,6 +87,7 @@ class Task:
     continues_prompt: bool = False  # the answer's text goes on where the prompt's ends
     pooling: PromptPooling | None = None  # an embedding is requested, and no text
     max_in_flight: int | None = None
+    truncates: bool = False  # prompts that are too long are cut
 
     @property
     def num_in_flight(self) -> int:

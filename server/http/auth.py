@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.http.errors import invalid_api_key
-from server.http.record import RequestRecord
+from server.http.record import RequestRecord, tenant
 from server.options.keys import digest_name, key_digest
 
 MISSING_KEY = (
@@ -49,6 +49,7 @@ class KeyGuard:
         name = None if key is None else self._keys.name_of(key)
         if name is not None:
             RequestRecord.of(scope).tenant = name
+            tenant.set(name)
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})

@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +19,9 @@ from scheduler.messages import Final
 from server.logs import request_id
 
 _KEY = "snapserve.record"
+
+# The tenant of the current request, as in its record.
+tenant: ContextVar[str] = ContextVar("tenant", default="")
 
 
 class Quota(Protocol):

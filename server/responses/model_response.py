@@ -106,6 +106,7 @@ class ModelResponse:
             max_tokens=lambda room: room if limit is None else limit,
             render=self._render,
             num_logprobs=self._request.num_logprobs,
+            truncates=self._request.truncation == "auto",
         )
 
     async def _render(self, renderer: Renderer) -> Rendered:

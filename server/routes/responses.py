@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from server.generation.admission import check_count, served_model
-from server.generation.path import Call
+from server.generation.path import Call, without_generation
 from server.generation.response import GenerationResponse
 from server.http.errors import invalid_value, unsupported_parameter
 from server.http.json_response import ascii_json, json_response
@@ -69,12 +69,10 @@ def _add_creation_routes(
     @routes.post(PATH + "/input_tokens")
     async def count_input_tokens(request: Request, body: ResponsesRequest) -> InputTokens:
         task = response_of(request, body).task()
-        # A ticket for 0 sequences takes no place in the queue, but fails while the model is not loaded.
-        with services.client.reserve(0):
-            try:
-                rendered = await task.render(services.renderer)
-            except RenderError as error:
-                raise invalid_value(str(error), task.prompt_param) from error
+        try:
+            rendered = await without_generation(request, services, lambda: task.render(services.renderer))
+        except RenderError as error:
+            raise invalid_value(str(error), task.prompt_param) from error
         (prompt,) = rendered.prompts
         return {"object": "response.input_tokens", "input_tokens": len(prompt)}
 

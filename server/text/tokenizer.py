@@ -4,6 +4,7 @@ Wraps a `transformers` tokenizer. Chat templates come with the model and are ren
 sandbox. Text from clients is never used as a template. The module does not depend on requests or streams.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -16,7 +17,7 @@ from server.text.generation_config import (
     generation_defaults,
     read_generation_config,
 )
-from server.text.vocabulary import Vocabulary
+from server.text.vocabulary import Vocabulary, longest_token
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -53,6 +54,15 @@ class RenderError(ValueError):
     """The messages or the text cannot be rendered; the message is fit for a client."""
 
 
+class PromptTooLongError(RenderError):
+    """A prompt has so many characters that it certainly has more tokens than a sequence may have."""
+
+    def __init__(self, num_chars: int, max_tokens: int) -> None:
+        super().__init__(f"{num_chars} characters are more than {max_tokens} tokens")
+        self.num_chars = num_chars
+        self.max_tokens = max_tokens
+
+
 class UnsupportedTokenizerError(Exception):
     """Grammars cannot use the tokenizer: its tokens' bytes are unknown, or it has no special stop token."""
 
@@ -79,6 +89,7 @@ class Tokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self.vocabulary = Vocabulary(tokenizer)
+        self.max_token_chars = longest_token(tokenizer)
         self.defaults: GenerationDefaults = generation_defaults(generation_config or {})
         eos = frozenset() if tokenizer.eos_token_id is None else frozenset([tokenizer.eos_token_id])
         self.stop_token_ids = eos | eos_token_ids(generation_config or {})
@@ -94,6 +105,12 @@ class Tokenizer:
         return cls(
             AutoTokenizer.from_pretrained(model, trust_remote_code=False), read_generation_config(model)
         )
+
+    def copy(self) -> Self:
+        """Return a tokenizer that another thread can use, with the same vocabulary. Takes up to a second."""
+        other = copy.copy(self)
+        other._tokenizer = copy.deepcopy(self._tokenizer)
+        return other
 
     @property
     def info(self) -> TokenizerInfo:

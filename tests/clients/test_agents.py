@@ -99,6 +99,8 @@ def test_opencode(tmp_path: Path) -> None:
             "autoupdate": False,
             "share": "disabled",
             "model": f"local/{MODEL}",
+            "small_model": f"local/{MODEL}",
+            "enabled_providers": ["local"],
             "provider": {
                 "local": {
                     "npm": "@ai-sdk/openai-compatible",
@@ -118,7 +120,7 @@ def test_opencode(tmp_path: Path) -> None:
             text=True,
             timeout=TIME_LIMIT,
             cwd=folder,
-            env=os.environ | homes | {"OPENCODE_DISABLE_MODELS_FETCH": "1"},
+            env=os.environ | homes | {"PWD": str(folder), "OPENCODE_DISABLE_MODELS_FETCH": "1"},
             check=False,
         )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"

@@ -21,6 +21,7 @@ from server.http.rate_limits import RateLimits, RateObserver
 from server.http.record import RequestId
 from server.options.settings import RateLimit, ServerSettings, UnknownParameters
 from server.routes import (
+    absent,
     batches,
     chat,
     completions,
@@ -56,6 +57,7 @@ def create_app(services: Services) -> FastAPI:
             slots,
             prefixes,
             status,
+            absent,
         )
     ]
     for router in routers:

@@ -258,6 +258,15 @@ def _too_long(add: Add, spec: BackendSpec, param: str) -> str:
     )
 
 
+def prompt_too_long(num_chars: int, spec: BackendSpec, param: str) -> ApiError:
+    """Return the error about a prompt that was not even tokenized."""
+    message = (
+        f"{_context_limit(spec)}. However, the {param} has {num_chars} characters, which are more "
+        f"tokens. Please reduce the length of the {param}."
+    )
+    return _context_length_exceeded(message, param)
+
+
 def _no_room(add: Add, spec: BackendSpec, param: str) -> str:
     policy = spec.pools[add.pool].policy
     num_prompt = len(add.prompt_token_ids)

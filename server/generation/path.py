@@ -10,11 +10,12 @@ requests.
 import contextlib
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 
 from backends.interface import Feature
 from scheduler.messages import AdmittedAdd
@@ -25,6 +26,7 @@ from server.generation.admission import (
     RequestContext,
     check_limits,
     engine_requests,
+    prompt_too_long,
     requested_pool,
 )
 from server.generation.decoder import Decoder, TextOptions
@@ -33,13 +35,16 @@ from server.generation.events import ChoiceDelta, Event
 from server.generation.tally import Tally
 from server.generation.task import Rendered, Task
 from server.grammar.structure import Structure, StructureError
+from server.http.disconnect import unless_disconnected
 from server.http.errors import invalid_value
 from server.http.rate_limits import DEFAULT_MAX_TOKENS
 from server.http.record import RequestRecord
 from server.logs import fields
 from server.options.settings import PrefixSharing
 from server.services import Services
-from server.text.renderer import RenderError
+from server.text.renderer import PromptTooLongError, Renderer, RenderError
+
+Result = TypeVar("Result")
 
 logger: Final = logging.getLogger(__name__)
 
@@ -128,13 +133,33 @@ def reserve(call: Call) -> Reserved:
     return Reserved(call, ticket, arrival_time)
 
 
+async def without_generation(
+    request: Request, services: Services, work: Callable[[], Awaitable[Result]]
+) -> Result:
+    """Return what `work` makes of texts, as tokens and their numbers.
+
+    It counts as a request in its key's limits and in the queue, and ends when the client disconnects. Raises
+    as `reserve` does.
+    """
+
+    async def worked() -> Result:
+        return await work()
+
+    record = RequestRecord.of(request.scope)
+    record.quota.admit()
+    with services.client.reserve(1, record.tenant):
+        return await unless_disconnected(request.receive, worked())
+
+
 async def prepare(reserved: Reserved) -> Prepared:
     """Render the prompts and make the engine's requests of them. Raises `ApiError`."""
     call = reserved.call
     task = call.task
     services = call.services
     try:
-        rendered = await task.render(services.renderer)
+        rendered = await task.render(_renderer(task, services))
+    except PromptTooLongError as error:
+        raise prompt_too_long(error.num_chars, services.client.spec, task.prompt_param) from error
     except RenderError as error:
         raise invalid_value(str(error), task.prompt_param) from error
     context = RequestContext(
@@ -197,6 +222,13 @@ async def accept(submitted: Submitted) -> Accepted:
     return Accepted(prepared.call, prepared.rendered, prepared.tally, submitted.queue)
 
 
+def _renderer(task: Task, services: Services) -> Renderer:
+    """Return the renderer of a task. It tokenizes no prompt that is certainly too long, unless it is cut."""
+    if task.truncates:
+        return services.renderer
+    return services.renderer.limited(services.client.spec.max_model_len)
+
+
 async def _compile(structure: Structure | None, services: Services) -> str | None:
     """Return the grammar that the answers must follow.
 
@@ -209,7 +241,8 @@ async def _compile(structure: Structure | None, services: Services) -> str | Non
     try:
         return await services.grammars.compile(structure)
     except StructureError as error:
-        raise invalid_value(f"'{structure.param}' cannot be followed: {error}.", structure.param) from error
+        param = error.param or structure.param
+        raise invalid_value(f"'{param}' cannot be followed: {error}.", param.partition("[")[0]) from error
 
 
 async def _log_prompts(adds: tuple[AdmittedAdd, ...], services: Services) -> None:

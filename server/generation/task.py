@@ -91,6 +91,7 @@ class Task:
     pooling: PromptPooling | None = None  # an embedding is requested, and no text
     max_in_flight: int | None = None
     shrinks_to_room: bool = False  # an answer whose limit exceeds the room gets what room there is
+    truncates: bool = False  # prompts that are too long are cut
 
     @property
     def num_in_flight(self) -> int:

@@ -29,6 +29,8 @@ class Aliases:
 
 
 def canonical_path(path: str) -> str:
-    """Return the path of the route that serves `path`."""
+    """Return the path of the route that serves `path`, which may end with a slash."""
+    if len(path) > 1 and path.endswith("/"):
+        path = path[:-1]
     family = path[1:].partition("/")[0]
     return f"/v1{path}" if family in _FAMILIES else _ALIASES.get(path, path)

@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.http.error_shapes import error_response
 from server.http.errors import invalid_api_key
-from server.http.record import RequestRecord
+from server.http.record import RequestRecord, tenant
 from server.options.keys import digest_name, key_digest
 
 MISSING_KEY = (
@@ -51,6 +51,7 @@ class KeyGuard:
         names = [name for key in keys if (name := self._keys.name_of(key)) is not None]
         if names:
             RequestRecord.of(scope).tenant = names[0]
+            tenant.set(names[0])
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})

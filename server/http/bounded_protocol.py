@@ -180,7 +180,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         It cannot in the middle of another answer, nor after the answer to the refused request itself.
         """
         is_in_body = self._arriving_since is not None and not self._is_in_head
-        if is_in_body and self.cycle.response_complete:
+        # A request whose target cannot be read has no cycle.
+        if is_in_body and self.cycle is not None and self.cycle.response_complete:
             return False
         return (
             self._answering is None

@@ -2,8 +2,12 @@
 
 import asyncio
 from collections.abc import Coroutine
+from typing import TypeVar
 
+from starlette.exceptions import HTTPException
 from starlette.types import Receive
+
+_Result = TypeVar("_Result")
 
 
 async def run_until_disconnect(receive: Receive, work: Coroutine[None, None, None]) -> None:
@@ -18,6 +22,22 @@ async def run_until_disconnect(receive: Receive, work: Coroutine[None, None, Non
         working.cancel()
         disconnected.cancel()
         await asyncio.gather(working, disconnected, return_exceptions=True)
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[None, None, _Result]) -> _Result:
+    """Return what `work` returns, or cancel it as soon as the client disconnects.
+
+    Nobody reads the answer then.
+    """
+    results: list[_Result] = []
+
+    async def keep_result() -> None:
+        results.append(await work)
+
+    await run_until_disconnect(receive, keep_result())
+    if not results:
+        raise HTTPException(499, "The client disconnected.")
+    return results[0]
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +19,9 @@ from scheduler.messages import Final
 from server.logs import request_id
 
 _KEY = "snapserve.record"
+
+# The tenant of the current request, as in its record.
+tenant: ContextVar[str] = ContextVar("tenant", default="")
 
 
 class Quota(Protocol):
@@ -61,6 +65,7 @@ class RequestRecord:
     num_prompt_tokens: int = 0  # that the engine accepted
     num_output_tokens: int = 0  # generated and received so far
     num_evicted_tokens: int = 0  # from the slots of sequences that ended
+    ignored: list[str] = field(default_factory=list)  # parameters that changed nothing
     model: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 
 from server.generation.admission import check_count, served_model
-from server.generation.path import Call
+from server.generation.path import Call, without_generation
 from server.generation.response import GenerationResponse
 from server.http.errors import invalid_value, unsupported_parameter
 from server.http.json_response import ascii_json, json_response
@@ -51,7 +51,8 @@ def _add_creation_routes(
 ) -> None:
     def response_of(request: Request, body: ResponsesRequest) -> ModelResponse:
         model = served_model(body.model, services.settings)
-        return ModelResponse(body, model, services.settings, archive_of(request))
+        spec = services.client.spec
+        return ModelResponse(body, model, services.settings, archive_of(request), spec)
 
     @routes.post(PATH, response_model=ResponseObject)
     async def create_response(request: Request, body: ResponsesRequest) -> Response:
@@ -68,12 +69,10 @@ def _add_creation_routes(
     @routes.post(PATH + "/input_tokens")
     async def count_input_tokens(request: Request, body: ResponsesRequest) -> InputTokens:
         task = response_of(request, body).task()
-        # A ticket for 0 sequences takes no place in the queue, but fails while the model is not loaded.
-        with services.client.reserve(0):
-            try:
-                rendered = await task.render(services.renderer)
-            except RenderError as error:
-                raise invalid_value(str(error), task.prompt_param) from error
+        try:
+            rendered = await without_generation(request, services, lambda: task.render(services.renderer))
+        except RenderError as error:
+            raise invalid_value(str(error), task.prompt_param) from error
         (prompt,) = rendered.prompts
         return {"object": "response.input_tokens", "input_tokens": len(prompt)}
 
@@ -117,7 +116,7 @@ def _add_stored_routes(routes: APIRouter, archive_of: Callable[[Request], OwnedA
 def _check(body: ResponsesRequest, services: Services) -> None:
     """Check limits and the server's support of `store` and `background`. Raises `ApiError`."""
     stores_responses = services.settings.storage.max_responses > 0
-    check_count("tools", len(body.tools or ()), services.settings.limits.max_tools)
+    check_count("tools", len(body.functions), services.settings.limits.max_tools)
     for param, is_requested in (("store", body.store), ("background", body.background)):
         if is_requested and not stores_responses:
             raise unsupported_parameter(param, "is not supported: this server does not store responses")

@@ -1,15 +1,15 @@
 """`POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`.
 
-Each reserves a ticket for 0 sequences: it takes no place in the queue, but fails until the tokenizer is
-loaded.
+The first two count as requests in limits and in the queue. All fail until the tokenizer is loaded.
 """
 
 import dataclasses
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from server.generation.admission import served_model
+from server.generation.path import without_generation
 from server.generation.turn import TurnRequest, render_turn
 from server.http.errors import invalid_value
 from server.protocol.tokens import (
@@ -29,29 +29,27 @@ def router(services: Services) -> APIRouter:
     renderer = services.renderer
 
     @routes.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> TokenizeAnswer:
+    async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeAnswer:
         served_model(body.model, services.settings)
-        with client.reserve(0):
-            token_ids = await _encode(body, services)
-            token_strs = None
-            if body.return_token_strs:
-                token_strs = [renderer.token_text(token_id) for token_id in token_ids]
-            max_model_len = client.spec.max_model_len
+        token_ids = await without_generation(request, services, lambda: _encode(body, services))
+        token_strs = None
+        if body.return_token_strs:
+            token_strs = [renderer.token_text(token_id) for token_id in token_ids]
         return {
             "count": len(token_ids),
-            "max_model_len": max_model_len,
+            "max_model_len": client.spec.max_model_len,
             "tokens": list(token_ids),
             "token_strs": token_strs,
         }
 
     @routes.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> DetokenizeAnswer:
+    async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeAnswer:
         served_model(body.model, services.settings)
-        with client.reserve(0):
-            try:
-                return {"prompt": await renderer.decode(body.tokens)}
-            except RenderError as error:
-                raise invalid_value(str(error), "tokens") from error
+        try:
+            text = await without_generation(request, services, lambda: renderer.decode(body.tokens))
+        except RenderError as error:
+            raise invalid_value(str(error), "tokens") from error
+        return {"prompt": text}
 
     @routes.get("/tokenizer_info")
     async def tokenizer_info() -> dict[str, Any]:
@@ -73,7 +71,8 @@ async def _encode(body: TokenizeRequest, services: Services) -> tuple[int, ...]:
             adds_generation_prompt=body.adds_generation_prompt,
             continues_final_message=bool(body.continue_final_message),
         )
-        return (await render_turn(turn, services.renderer, services.settings)).prompt
+        prompt = (await render_turn(turn, services.renderer, services.settings)).prompt
+        return await services.renderer.with_special_tokens(prompt) if body.add_special_tokens else prompt
     except RenderError as error:
         param = "prompt" if isinstance(body, TokenizeTextRequest) else "messages"
         raise invalid_value(str(error), param) from error

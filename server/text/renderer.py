@@ -6,23 +6,40 @@ does not depend on requests or streams.
 """
 
 import asyncio
+import bisect
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
+from server.http.record import tenant
 from server.text.generation_config import GenerationDefaults
-from server.text.tokenizer import RenderError, Tokenizer, TokenizerInfo, UnsupportedTokenizerError
+from server.text.lanes import Lane
+from server.text.tokenizer import (
+    PromptTooLongError,
+    RenderError,
+    Tokenizer,
+    TokenizerInfo,
+    UnsupportedTokenizerError,
+)
 from server.text.vocabulary import Vocabulary
 
-__all__ = ["GenerationDefaults", "RenderError", "Renderer", "TokenizerInfo", "UnsupportedTokenizerError"]
+__all__ = [
+    "GenerationDefaults",
+    "PromptTooLongError",
+    "RenderError",
+    "Renderer",
+    "TokenizerInfo",
+    "UnsupportedTokenizerError",
+]
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 _Result = TypeVar("_Result")
 
-MAX_INLINE_CHARS = 4096  # about 2 ms of tokenizing; longer texts go to the worker thread, one after another,
-# and so do short ones that come meanwhile
+MAX_INLINE_CHARS = 4096  # about 2 ms of tokenizing; longer texts go to the lane of their size, and so do
+# short ones while the first lane is at work
+LANE_CHARS: Final = (32_768, 524_288)  # longest texts of all lanes but the last; about 20 ms and 0.3 s
 _MAX_QUESTION_CHARS = 1024  # a policy reads at most a few dozen tokens of a question again
 
 
@@ -31,8 +48,13 @@ class Renderer:
 
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
         self._loaded = tokenizer
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="renderer")
-        self._pending: set[Future[Any]] = set()  # the worker's
+        self._max_tokens: int | None = None
+        # A tokenizer's state changes while it encodes: whether control tokens are ordinary text. So never two
+        # threads at once, and each lane but the first has a copy.
+        self._lanes = [
+            Lane(f"renderer-{index}", self._own_tokenizer if index == 0 else self._copied_tokenizer)
+            for index in range(len(LANE_CHARS) + 1)
+        ]
 
     def load(self, model: str) -> None:
         """Read the tokenizer of a local folder or a hub id. Blocks for seconds.
@@ -42,7 +64,16 @@ class Renderer:
         self._loaded = Tokenizer.load(model)
 
     def close(self) -> None:
-        self._worker.shutdown(cancel_futures=True)
+        for lane in self._lanes:
+            lane.close()
+
+    def limited(self, max_tokens: int) -> Self:
+        """Return this renderer with a limit on prompts: it raises `PromptTooLongError` before it tokenizes
+        a text whose length alone shows that it is longer.
+        """
+        other = copy.copy(self)
+        other._max_tokens = max_tokens
+        return other
 
     async def render_chat(
         self,
@@ -56,12 +87,11 @@ class Renderer:
         """Return the prompt of a conversation.
 
         `messages` are those of the OpenAI API, whose content is a string or a list of text parts. `variables`
-        are passed to the template; their names never come from a client. Control tokens typed in a message
+        are passed to the template; none is in `RESERVED_VARIABLES`. Control tokens typed in a message
         become ordinary text. Raises `RenderError`.
         """
-        tokenizer = self._tokenizer
 
-        def render() -> tuple[int, ...]:
+        def render(tokenizer: Tokenizer) -> tuple[int, ...]:
             return tokenizer.render_chat(
                 messages,
                 add_generation_prompt=add_generation_prompt,
@@ -70,16 +100,17 @@ class Renderer:
                 variables=variables,
             )
 
-        return await self._run(render, _num_chars(messages) + _num_chars(tools))
+        num_chars = _num_chars(messages) + _num_chars(tools)
+        self._check_length(num_chars)
+        return await self._run(render, num_chars)
 
     async def encode_question(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         """Return the beginning of the last user message as ordinary text; () without one.
 
         Raises `RenderError`.
         """
-        tokenizer = self._tokenizer
         return await self._run(
-            lambda: tokenizer.encode_question(messages, _MAX_QUESTION_CHARS), _MAX_QUESTION_CHARS
+            lambda tokenizer: tokenizer.encode_question(messages, _MAX_QUESTION_CHARS), _MAX_QUESTION_CHARS
         )
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
@@ -87,18 +118,21 @@ class Renderer:
 
         Raises `RenderError`.
         """
-        tokenizer = self._tokenizer
+        self._check_length(len(text))
         return await self._run(
-            lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text)
+            lambda tokenizer: tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text)
         )
+
+    async def with_special_tokens(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a prompt with the special tokens that the tokenizer adds around a text."""
+        return await self._run(lambda tokenizer: tokenizer.with_special_tokens(prompt), 0)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, with the special ones.
 
         Raises `RenderError` for ids outside the vocabulary.
         """
-        tokenizer = self._tokenizer
-        return await self._run(lambda: tokenizer.decode(token_ids), len(token_ids))
+        return await self._run(lambda tokenizer: tokenizer.decode(token_ids), len(token_ids))
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the UTF-8 bytes that a token adds to a text. They may be a part of a character."""
@@ -138,15 +172,22 @@ class Renderer:
         assert self._loaded is not None, "used without a ticket: the tokenizer is not loaded"
         return self._loaded
 
-    async def _run(self, work: Callable[[], _Result], size: int) -> _Result:
-        # A tokenizer's state changes while it encodes: whether control tokens are ordinary text. So never two
-        # threads at once.
-        if size <= MAX_INLINE_CHARS and not self._pending:
-            return work()
-        future = self._worker.submit(work)
-        self._pending.add(future)
-        future.add_done_callback(self._pending.discard)  # not after `await`, which a client may cancel
-        return await asyncio.wrap_future(future)
+    def _check_length(self, num_chars: int) -> None:
+        longest = self._tokenizer.max_token_chars
+        if self._max_tokens is not None and longest is not None and num_chars > self._max_tokens * longest:
+            raise PromptTooLongError(num_chars, self._max_tokens)
+
+    def _own_tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    def _copied_tokenizer(self) -> Tokenizer:
+        return self._tokenizer.copy()
+
+    async def _run(self, work: Callable[[Tokenizer], _Result], size: int) -> _Result:
+        if size <= MAX_INLINE_CHARS and self._lanes[0].is_idle:
+            return work(self._tokenizer)
+        lane = self._lanes[bisect.bisect_left(LANE_CHARS, size)]
+        return await asyncio.wrap_future(lane.submit(tenant.get(), work))
 
 
 def _num_chars(value: object) -> int:

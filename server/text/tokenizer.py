@@ -4,9 +4,10 @@ Wraps a `transformers` tokenizer. Chat templates come with the model and are ren
 sandbox. Text from clients is never used as a template. The module does not depend on requests or streams.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from jinja2 import TemplateError
 
@@ -16,15 +17,50 @@ from server.text.generation_config import (
     generation_defaults,
     read_generation_config,
 )
-from server.text.vocabulary import Vocabulary
+from server.text.vocabulary import Vocabulary, longest_token
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
     from transformers import PreTrainedTokenizerBase
 
 
+# Names of chat template variables that clients cannot set: they are arguments of `apply_chat_template`.
+RESERVED_VARIABLES: Final = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "conversations",
+        "documents",
+        "generation_indices",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "self",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
+
+
 class RenderError(ValueError):
     """The messages or the text cannot be rendered; the message is fit for a client."""
+
+
+class PromptTooLongError(RenderError):
+    """A prompt has so many characters that it certainly has more tokens than a sequence may have."""
+
+    def __init__(self, num_chars: int, max_tokens: int) -> None:
+        super().__init__(f"{num_chars} characters are more than {max_tokens} tokens")
+        self.num_chars = num_chars
+        self.max_tokens = max_tokens
 
 
 class UnsupportedTokenizerError(Exception):
@@ -53,6 +89,7 @@ class Tokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self.vocabulary = Vocabulary(tokenizer)
+        self.max_token_chars = longest_token(tokenizer)
         self.defaults: GenerationDefaults = generation_defaults(generation_config or {})
         eos = frozenset() if tokenizer.eos_token_id is None else frozenset([tokenizer.eos_token_id])
         self.stop_token_ids = eos | eos_token_ids(generation_config or {})
@@ -68,6 +105,12 @@ class Tokenizer:
         return cls(
             AutoTokenizer.from_pretrained(model, trust_remote_code=False), read_generation_config(model)
         )
+
+    def copy(self) -> Self:
+        """Return a tokenizer that another thread can use, with the same vocabulary. Takes up to a second."""
+        other = copy.copy(self)
+        other._tokenizer = copy.deepcopy(self._tokenizer)
+        return other
 
     @property
     def info(self) -> TokenizerInfo:
@@ -103,6 +146,15 @@ class Tokenizer:
         """
         _check_unicode(text)
         return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
+
+    def with_special_tokens(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a prompt with the special tokens that the tokenizer adds around a text."""
+        plain = self.encode("a", add_special_tokens=False)
+        whole = self.encode("a", add_special_tokens=True)
+        starts = [at for at in range(len(whole)) if whole[at : at + len(plain)] == plain]
+        if not starts:
+            return prompt  # the tokenizer does not add, but changes
+        return (*whole[: starts[0]], *prompt, *whole[starts[0] + len(plain) :])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, with the special ones.

@@ -5,9 +5,10 @@ which its text alone does not show. The bytes come from the tokenizer's own deco
 the spelling of a lone byte depends on the kind of tokenizer.
 """
 
+import json
 import re
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -76,6 +77,36 @@ class Vocabulary:
     def _anchor(self) -> list[int]:
         """A token to decode before another one, so that this one is not at the start of a text."""
         return list(self._tokenizer.encode("a", add_special_tokens=False))[-1:]
+
+
+def longest_token(tokenizer: "PreTrainedTokenizerBase") -> int | None:
+    """Return the most characters of a text that one token can stand for, or None if that is not known.
+
+    It is known where a tokenizer drops nothing: byte pairs of all bytes, and no normalizer but one that
+    replaces characters.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    added = tokenizer.added_tokens_decoder.values()
+    if backend is None or any(token.lstrip or token.rstrip for token in added):
+        return None
+    parts = json.loads(backend.to_str())
+    model = parts["model"]
+    has_all_bytes = bool(model.get("byte_fallback")) or '"ByteLevel"' in json.dumps(parts["pre_tokenizer"])
+    if model["type"] != "BPE" or not has_all_bytes or not _keeps_length(parts["normalizer"]):
+        return None
+    return max(len(token) for token in tokenizer.get_vocab())
+
+
+def _keeps_length(normalizer: dict[str, Any] | None) -> bool:
+    """Return whether a normalizer makes no text shorter."""
+    match normalizer:
+        case None | {"type": "Prepend"}:
+            return True
+        case {"type": "Sequence", "normalizers": list(several)}:
+            return all(map(_keeps_length, several))
+        case {"type": "Replace", "pattern": {"String": str(pattern)}, "content": str(content)}:
+            return len(content) >= len(pattern)
+    return False
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -54,3 +54,23 @@ def test_another_name_is_as_guarded(renderer: Renderer) -> None:
             401,
         ]
         assert httpx.post(f"{server.url}/v1/tokenize", json={"prompt": "a"}).status_code == 401
+
+
+def test_a_slash_at_the_end_changes_nothing(http: httpx.Client) -> None:
+    assert http.get("/v1/models/").json() == http.get("/v1/models").json()
+    body = {"messages": MESSAGES, "max_tokens": 2}
+    assert http.post("/v1/chat/completions/", json=body).status_code == 200
+    assert http.get("/").status_code == 404
+
+
+def test_probes_answer_head(http: httpx.Client) -> None:
+    for path in ("/health", "/ready", "/ping"):
+        answer = http.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/pooling"])
+def test_a_route_that_is_not_served_names_what_is(http: httpx.Client, path: str) -> None:
+    answer = http.post(path, json={"query": "a", "documents": ["b"]})
+    assert answer.status_code == 404
+    assert "/v1/embeddings" in answer.json()["error"]["message"]

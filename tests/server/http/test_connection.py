@@ -300,3 +300,22 @@ def _read(client: socket.socket, num_bytes: int) -> int:
     while num_read < num_bytes and (piece := client.recv(min(65536, num_bytes - num_read))):
         num_read += len(piece)
     return num_read
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "CONNECT a:1",
+        "CONNECT a",
+        "CONNECT [::1]:99999",
+        "GET http://a:99999/",
+        "GET http://a:b/",
+        "GET http://",
+        "GET foo",
+    ],
+)
+async def test_an_invalid_target_is_a_400(line: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with server() as (address, _), connection(address) as (reader, writer):
+        writer.write(f"{line} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert (await answer(reader)).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert "Traceback" not in caplog.text

@@ -111,7 +111,7 @@ def test_every_answer_has_rate_limit_headers(renderer: Renderer) -> None:
         assert first.headers["x-ratelimit-limit-tokens"] == "10000"
         assert first.headers["x-ratelimit-remaining-tokens"] == str(10_000 - used)
         assert first.headers["x-ratelimit-reset-requests"].endswith("s")
-        refused = http.post("/v1/completions", json=PROMPT | {"max_tokens": -1})
+        refused = http.post("/v1/completions", json=PROMPT | {"max_tokens": -2})
         assert (refused.status_code, refused.headers["x-ratelimit-remaining-requests"]) == (400, "2")
         with http.stream("POST", "/v1/completions", json=PROMPT | {"stream": True}) as stream:
             assert stream.headers["x-ratelimit-remaining-requests"] == "1"
@@ -212,3 +212,20 @@ def test_a_wrong_line_is_named_and_its_key_is_not(tmp_path: Path, line: str, mes
         read_key_file(str(path), RateLimit())
     assert "line 2" in str(error.value)
     assert "secret-key" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "Anna"}),
+        ("/detokenize", {"tokens": [5]}),
+        ("/v1/responses/input_tokens", {"input": "Anna"}),
+    ],
+)
+def test_tokenizing_counts_as_a_request(renderer: Renderer, path: str, body: dict[str, object]) -> None:
+    with (
+        serve(renderer, settings(rate_limit=RateLimit(requests=2))) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
+        statuses = [http.post(path, json=body).status_code for _ in range(3)]
+    assert statuses == [200, 200, 429]

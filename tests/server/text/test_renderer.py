@@ -10,7 +10,7 @@ import pytest
 from jinja2 import Environment
 from transformers import PreTrainedTokenizerFast
 
-from server.text.renderer import MAX_INLINE_CHARS, Renderer, RenderError
+from server.text.renderer import MAX_INLINE_CHARS, PromptTooLongError, Renderer, RenderError
 from server.text.tokenizer import Tokenizer
 from tests.server.text.tokenizers import (
     CONTROL,
@@ -252,3 +252,38 @@ def test_without_a_generation_config(tmp_path: Path) -> None:
 
 def test_a_model_that_is_to_be_decoded_greedily() -> None:
     assert Tokenizer(byte_level(), {"do_sample": False, "eos_token_id": 3}).defaults.temperature == 0.0
+
+
+async def test_a_prompt_that_is_certainly_too_long_is_not_tokenized(
+    byte_renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = byte_renderer._tokenizer.max_token_chars
+    assert longest is not None
+    limited = byte_renderer.limited(100)
+    text = "a" * (100 * longest)
+    assert len(await limited.encode(text, add_special_tokens=False)) >= 100
+    monkeypatch.setattr(Tokenizer, "encode", None)
+    monkeypatch.setattr(Tokenizer, "render_chat", None)
+    with pytest.raises(PromptTooLongError, match="more than 100 tokens"):
+        await limited.encode(text + "a", add_special_tokens=False)
+    with pytest.raises(PromptTooLongError):
+        await limited.render_chat([{"role": "user", "content": text + "a"}])
+
+
+async def test_no_token_stands_for_more_characters(
+    inner: PreTrainedTokenizerFast, renderer: Renderer
+) -> None:
+    longest = renderer._tokenizer.max_token_chars
+    if longest is None:
+        assert '"Unigram"' in inner.backend_tokenizer.to_str(), "others drop nothing"
+        return
+    for text in ("word " * 50, " " * 300, "naïve 日本語 \N{FAMILY}" * 9, "\n" * 100, "<|end|>" * 40):
+        assert len(await renderer.encode(text, add_special_tokens=False)) * longest >= len(text)
+
+
+async def test_a_short_text_does_not_wait_for_a_long_one(renderer: Renderer) -> None:
+    long = asyncio.create_task(renderer.encode("some words " * 200_000, add_special_tokens=False))
+    await asyncio.sleep(0)
+    assert len(await renderer.encode("some words " * 1000, add_special_tokens=False)) > 1000
+    assert not long.done()
+    assert len(await long) > 200_000

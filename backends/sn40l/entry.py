@@ -104,6 +104,8 @@ def _configure(
         raise ValueError(
             "prefix_cache_bytes must be 0 with backend sn40l, which does not model restoring what was stored"
         )
+    if any(pool.in_int8 for pool in base.pools):
+        raise ValueError("kv_cache_dtype must be auto with backend sn40l, which models slots in bfloat16")
     inner = other(options.inner)
     simulation = options.simulation()
 

@@ -20,9 +20,11 @@ from server.options.command_line import OptionError
 from tests.server.options.test_config import config_of
 
 
-def test_a_simulated_machine_stores_no_prompts() -> None:
+def test_a_simulated_machine_has_neither_stored_prompts_nor_slots_in_8_bits() -> None:
     with pytest.raises(OptionError, match=r"^--prefix-cache-bytes must be 0 with backend sn40l"):
         config_of("--backend", "sn40l", "--prefix-cache-bytes", "1000")
+    with pytest.raises(OptionError, match=r"^--kv-cache-dtype must be auto with backend sn40l"):
+        config_of("--backend", "sn40l", "--kv-cache-dtype", "int8")
 
 
 def test_options_make_a_simulation() -> None:

@@ -266,13 +266,17 @@ class SlotPoolSpec:
 
     Prompts of up to `max_direct_tokens` are written into their slot, longer ones into a scratch.
     The pools of a backend have different names, by which requests select them. `policy` is that of the
-    model's full-attention layers. Other layers can hold less, which `max_direct_tokens` accounts for.
+    model's full-attention layers. Other layers can hold less, which `max_direct_tokens` accounts for. With
+    `in_int8`, slots hold keys and values in 8 bits; scratches never do. A slot takes `slot_bytes` of the
+    device's memory; 0 where it takes none.
     """
 
     num_slots: int
     policy: CachePolicy
     max_direct_tokens: int
     name: str
+    in_int8: bool = False
+    slot_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

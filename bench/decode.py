@@ -2,7 +2,8 @@
 
 Figures are medians over rounds. Each round also measures the memory bandwidth, because on a shared machine
 only ratios from the same moment are meaningful. Slots hold zeros; no time depends on their values. The
-backend has the options of `snapserve serve`.
+backend has the options of `snapserve serve`. With `--compare-int8`, a second pool has the same slots in 8
+bits, and its decode steps are timed in turns with the first one's.
 
 Usage: `GOMP_SPINCOUNT=5000 python -m bench.decode --model DIR [--decode 8x256 1x256 4x2048] [--prefill 128x8
 2048x1 8192x1] [--temperature 1 --top-p 0.9] [--rounds 7] [--json FILE]`.
@@ -26,6 +27,7 @@ from backends.interface import Batch, DecodeBatch, DecodeRow, Draw, PrefillBatch
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import Quantization, TorchBackendConfig
 from bench.floor import Floors, Machine, decode_floors, measure_machine, prefill_floors, synchronise, work_of
+from cache.pool_options import KVCacheDtype
 from server.options.command_line import OptionError
 from server.options.serve import add_serve_options, read_config
 
@@ -38,14 +40,19 @@ BUFFER_BYTES = 2**28  # much larger than any cache, and fast to sum
 
 
 def decode_batch(
-    num_rows: int, num_tokens: int, num_steps: int = 1, num_prompt_tokens: int = 1, draw: Draw = GREEDY
+    num_rows: int,
+    num_tokens: int,
+    num_steps: int = 1,
+    num_prompt_tokens: int = 1,
+    draw: Draw = GREEDY,
+    pool: int = 0,
 ) -> DecodeBatch:
     """Return a launch of `num_rows` sequences that hold `num_tokens` tokens at its end."""
     rows = tuple(
         DecodeRow(f"row {slot}", slot, 7, num_tokens - num_steps, num_prompt_tokens, draw)
         for slot in range(num_rows)
     )
-    return DecodeBatch(rows, num_steps)
+    return DecodeBatch(rows, num_steps, pool=pool)
 
 
 def prefill_batches(backend: TorchBackend, num_tokens: int, num_prompts: int) -> list[PrefillBatch]:
@@ -149,6 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--temperature", type=float, default=0.0, help="of the decode steps' draws")
     parser.add_argument("--top-p", type=float, default=1.0, help="of the decode steps' draws")
+    parser.add_argument("--compare-int8", action="store_true", help="time slots in 8 bits too")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, help="file for the figures")
     add_serve_options(parser)
@@ -161,7 +169,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"bench.decode: {error}", file=sys.stderr)
         return 2
     draw = Draw(SamplingParams(temperature=parsed.temperature, top_p=parsed.top_p))
-    document = measure(config, parsed.decode, parsed.prefill, parsed.rounds, parsed.num_steps, draw)
+    document = measure(
+        config,
+        parsed.decode,
+        parsed.prefill,
+        parsed.rounds,
+        parsed.num_steps,
+        draw,
+        compares_int8=parsed.compare_int8,
+    )
     print(_table(document))
     if parsed.json is not None:
         parsed.json.write_text(json.dumps(document, indent=2) + "\n")
@@ -175,10 +191,15 @@ def measure(
     rounds: int,
     num_steps: int,
     draw: Draw = GREEDY,
+    *,
+    compares_int8: bool = False,
 ) -> dict[str, Any]:
     """Return the figures in the form of the JSON document."""
     first, *others = config.pools
-    pools = (replace(first, num_slots=max(first.num_slots, *(rows for rows, _ in decode))), *others)
+    first = replace(first, num_slots=max(first.num_slots, *(rows for rows, _ in decode)))
+    if compares_int8:
+        others = [replace(first, name="int8", kv_cache_dtype=KVCacheDtype.INT8)]
+    pools = (first, *others)
     backend = TorchBackend(replace(config, pools=pools))
     try:
         start = time.perf_counter()
@@ -190,8 +211,11 @@ def measure(
         steps: dict[Launch, Sequence[Batch]] = {
             launch: [decode_batch(*launch, draw=draw)] * 5 for launch in launches
         }
+        rounded: dict[Launch, Sequence[Batch]] = {
+            launch: [decode_batch(*launch, draw=draw, pool=1)] * 5 for launch in launches if compares_int8
+        }
         reads: dict[Pair, Sequence[Batch]] = {case: prefill_batches(backend, *case) for case in prefill}
-        return _figures(backend, config, steps, reads, rounds) | {
+        return _figures(backend, config, steps, rounded, reads, rounds) | {
             "temperature": draw.sampling.temperature,
             "top_p": draw.sampling.top_p,
             "seconds_to_warm": seconds_to_warm,
@@ -205,14 +229,17 @@ def _figures(
     backend: TorchBackend,
     config: TorchBackendConfig,
     decode: Mapping[Launch, Sequence[Batch]],
+    decode_int8: Mapping[Launch, Sequence[Batch]],
     prefill: Mapping[Pair, Sequence[Batch]],
     rounds: int,
 ) -> dict[str, Any]:
-    plane = backend.pools[0].cache.layers[0].slots.planes[0]
+    plane = backend.pools[0].cache.layers[0].scratch.planes[0]  # of the model's type
+    capacity = backend.pools[0].cache.layers[0].slots.layout.capacity
     bytes_per_weight = plane.element_size() if config.quantization is Quantization.NONE else 1
     work = work_of(AutoConfig.from_pretrained(config.model), plane.element_size(), bytes_per_weight)
     scoring = ScoringClock(backend)
     steps: dict[Launch, list[Timed]] = {case: [] for case in decode}
+    int8_shares: dict[Launch, list[float]] = {case: [] for case in decode_int8}
     reads: dict[Pair, list[Timed]] = {case: [] for case in prefill}
     shares: dict[Pair, list[float]] = {case: [] for case in prefill}
     machines: list[Machine] = []
@@ -220,8 +247,11 @@ def _figures(
         machine = measure_machine(plane.device, plane.dtype, BUFFER_BYTES, (1024,), seconds=0.1)
         machines.append(machine)
         for launch, batches in decode.items():
-            floors = decode_floors(work, machine, launch[0], min(launch[1], plane.shape[2] - 1))
-            steps[launch].append((run(backend, batches) / len(batches) / launch[2], floors))
+            floors = decode_floors(work, machine, launch[0], min(launch[1], capacity))
+            seconds = run(backend, batches)
+            steps[launch].append((seconds / len(batches) / launch[2], floors))
+            if launch in decode_int8:
+                int8_shares[launch].append(run(backend, decode_int8[launch]) / seconds)
         for case, batches in prefill.items():
             scoring.seconds = 0.0
             elapsed = run(backend, batches)
@@ -233,12 +263,14 @@ def _figures(
         "dtype": str(plane.dtype).removeprefix("torch."),
         "quantization": config.quantization,
         "num_threads": torch.get_num_threads(),
+        "slot_bytes": [pool.spec.slot_bytes for pool in backend.pools],
         "bandwidth": statistics.median(machine.bandwidth for machine in machines[1:]),
         "matrix_rate": statistics.median(machine.matrix_rate for machine in machines[1:]),
         "decode": [
             {"rows": rows, "entries": entries, "steps_a_launch": num_steps}
             | _medians(steps[rows, entries, num_steps][1:])
             | {"saved_seconds": _saved(steps[rows, entries, 1][1:], steps[rows, entries, num_steps][1:])}
+            | _int8_share(int8_shares.get((rows, entries, num_steps)))
             for rows, entries, num_steps in decode
         ],
         "prefill": [
@@ -252,6 +284,11 @@ def _figures(
             for tokens, prompts in prefill
         ],
     }
+
+
+def _int8_share(shares: Sequence[float] | None) -> dict[str, float]:
+    """Return the median of the rounds' ratios, slots in 8 bits over the others, if there are any."""
+    return {} if shares is None else {"int8_share": statistics.median(shares[1:])}
 
 
 def _saved(single: Sequence[Timed], shared: Sequence[Timed]) -> float:
@@ -284,12 +321,26 @@ def _table(document: dict[str, Any]) -> str:
         lines.append(
             f"| {name} | {_times(row)} | {row['tokens_per_second']:.0f} | | {row['scoring_share']:.1%} |"
         )
+    lines += _int8_lines(document)
     if document["compiled"] is not None:
         lines.append(
             "\ncompiled code: "
             + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in document["compiled"].items())
         )
     return "\n".join(lines)
+
+
+def _int8_lines(document: dict[str, Any]) -> list[str]:
+    """Return the ratios of slots in 8 bits over the others, if they were timed."""
+    timed = [row for row in document["decode"] if "int8_share" in row]
+    if not timed:
+        return []
+    exact, rounded = document["slot_bytes"]
+    shares = [
+        f"{row['rows']} × {row['entries']}, {row['steps_a_launch']} per launch: {row['int8_share']:.2f}"
+        for row in timed
+    ]
+    return [f"\nint8 over {document['dtype']}: bytes {rounded / exact:.3f}; time {'; '.join(shares)}"]
 
 
 def _times(row: Mapping[str, float]) -> str:

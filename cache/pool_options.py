@@ -1,9 +1,17 @@
 """A pool of slots as users configure it."""
 
+import enum
 import re
 from dataclasses import dataclass, field
 
 from cache.policy_options import PolicyOptions
+
+
+class KVCacheDtype(enum.StrEnum):
+    """The type of a slot's keys and values."""
+
+    AUTO = "auto"  # the model's
+    INT8 = "int8"  # with a scale for each token and KV head
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +21,7 @@ class PoolOptions:
     num_slots: int = 8
     policy: PolicyOptions = field(default_factory=PolicyOptions)
     name: str = ""
+    kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO
 
     def __post_init__(self) -> None:
         if self.num_slots < 1:
@@ -26,6 +35,10 @@ class PoolOptions:
     def label(self) -> str:
         """The name by which requests choose the pool."""
         return self.name or self.policy.name
+
+    @property
+    def in_int8(self) -> bool:
+        return self.kv_cache_dtype is KVCacheDtype.INT8
 
 
 def check_names(pools: tuple[PoolOptions, ...]) -> None:

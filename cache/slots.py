@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cache.layout import SlotLayout, SlotPlacement
+from cache.quantization import SCALE_DTYPE, dequantize, quantize
 
 
 def decode_entries(layout: SlotLayout, index: Tensor, ring_size: Tensor | int) -> Tensor:
@@ -96,9 +97,10 @@ class SlotCache:
     """The slots of one layer.
 
     `planes` are [slot, kv_head, capacity + 1, width], in the order of their specs. The last entry is a spare
-    one, which idle rows and padding write to: readers take `[:, :, :capacity]`. `kept_index` [slot, kv_head,
-    num_kept] has the indices of the tokens that `pack` kept, ascending in its used part. A prompt written
-    straight into its slot keeps all its candidates, in order, and leaves `kept_index` alone.
+    one, which idle rows and padding write to: readers take `[:, :, :capacity]`. With `in_int8`, they hold the
+    codes of `cache.quantization`, and as many planes of width 1 with the scales follow. `kept_index` [slot,
+    kv_head, num_kept] has the indices of the tokens that `pack` kept, ascending in its used part. A prompt
+    written straight into its slot keeps all its candidates, in order, and leaves `kept_index` alone.
     """
 
     def __init__(
@@ -108,14 +110,19 @@ class SlotCache:
         num_kv_heads: int,
         planes: Sequence[PlaneSpec],
         device: torch.device | str,
+        *,
+        in_int8: bool = False,
     ) -> None:
         self.layout = layout
+        self.in_int8 = in_int8
+        self._dtypes = tuple(plane.dtype for plane in planes)
+        stored = [(plane.width, plane.dtype) for plane in planes]
+        if in_int8:
+            stored = [(plane.width, torch.int8) for plane in planes] + [(1, SCALE_DTYPE)] * len(planes)
         # Zeros: attention multiplies entries that are not live by a weight of zero, so they must be finite.
         self.planes = tuple(
-            torch.zeros(
-                num_slots, num_kv_heads, layout.capacity + 1, plane.width, dtype=plane.dtype, device=device
-            )
-            for plane in planes
+            torch.zeros(num_slots, num_kv_heads, layout.capacity + 1, width, dtype=dtype, device=device)
+            for width, dtype in stored
         )
         self.kept_index = torch.zeros(
             num_slots, num_kv_heads, layout.num_kept, dtype=torch.int64, device=device
@@ -136,8 +143,26 @@ class SlotCache:
 
     def write(self, slots: Tensor, entries: Tensor, values: Sequence[Tensor]) -> None:
         """Write tokens: `slots` [row], `entries` [row, token], `values` [row, kv_head, token, width]."""
-        for plane, value in zip(self.planes, values, strict=True):
+        for plane, value in zip(self.planes, self._stored(values), strict=True):
             plane[slots[:, None], :, entries] = value.transpose(1, 2)
+
+    def read(self, slots: Tensor | slice, num_entries: int) -> list[Tensor]:
+        """Return the first entries of some slots in the dtypes of the specs: [row, kv_head, entry, width]."""
+        parts = [plane[:, :, :num_entries][slots] for plane in self.planes]
+        if not self.in_int8:
+            return parts
+        num_planes = len(self._dtypes)
+        return [
+            dequantize(codes, scales, dtype)
+            for codes, scales, dtype in zip(parts[:num_planes], parts[num_planes:], self._dtypes, strict=True)
+        ]
+
+    def _stored(self, values: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return what the planes hold of values: themselves, or their codes and then their scales."""
+        if not self.in_int8:
+            return values
+        codes, scales = zip(*map(quantize, values), strict=True)
+        return *codes, *scales
 
     def pack(
         self,
@@ -177,9 +202,13 @@ class SlotCache:
         lent_entries = decode_entries(self.layout, lent_index, placement.ring_size)
         kept_entries = torch.arange(placement.kept_start, self.layout.capacity, device=device)
         chosen_entries = torch.cat([kept_entries, lent_entries])
-        for plane, source in zip(self.planes, sources, strict=True):
-            plane[slot][:, entries] = source[:, source_entries]
-            plane[slot][:, chosen_entries] = source.gather(1, kept[..., None].expand(-1, -1, source.shape[2]))
+        shared = self._stored([source[:, source_entries] for source in sources])
+        chosen = self._stored(
+            [source.gather(1, kept[..., None].expand(-1, -1, source.shape[2])) for source in sources]
+        )
+        for plane, shared_part, chosen_part in zip(self.planes, shared, chosen, strict=True):
+            plane[slot][:, entries] = shared_part
+            plane[slot][:, chosen_entries] = chosen_part
         self.kept_index[slot, :, :num_used] = kept[:, :num_used]
 
     def copy(self, source: int, targets: Sequence[int]) -> None:

@@ -46,7 +46,7 @@ class PrefixReuse:
 
     def admit(self, prefill: Prefill) -> None:
         """Find out which blocks the prompt has."""
-        if self._is_on:
+        if self._is_on and not self._reads_int8(prefill):
             request = prefill.requests[0]
             end = self._storable_end(prefill)
             token_ids = request.add.prompt_token_ids[:end]
@@ -79,7 +79,7 @@ class PrefixReuse:
 
         All rows of a batch must have been matched before.
         """
-        if end > self._storable_end(prefill):
+        if end > self._storable_end(prefill) or self._reads_int8(prefill):
             return ()  # the scratch has evicted entries, so the others are no longer in order
         return self._store(prefill.block_keys[: end // self._block_tokens])
 
@@ -177,6 +177,10 @@ class PrefixReuse:
     def _restorable_keys(self, prefill: Prefill) -> tuple[bytes, ...]:
         return prefill.block_keys[: self._restorable_tokens(prefill) // self._block_tokens]
 
+    def _reads_int8(self, prefill: Prefill) -> bool:
+        """Return whether the prompt is read in a slot in 8 bits: blocks hold what is exact."""
+        return prefill.scratch is None and self._pools[prefill.requests[0].add.pool].in_int8
+
     def _storable_end(self, prefill: Prefill) -> int:
         """Return up to where a prompt's keys and values depend on nothing behind them."""
         length = prefill.requests[0].num_prefill_tokens
@@ -205,7 +209,8 @@ class PrefixReuse:
         pool = self._pools[request.add.pool]
         num_tokens = request.num_computed_tokens
         return (
-            num_tokens >= request.num_prefill_tokens  # the prompt was read
+            not pool.in_int8
+            and num_tokens >= request.num_prefill_tokens  # the prompt was read
             and num_tokens <= pool.max_direct_tokens  # layers with a sliding window hold no more
             and pool.policy.is_exact(request.num_prefill_tokens, num_tokens)
         )

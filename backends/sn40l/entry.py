@@ -102,6 +102,8 @@ def _configure(
 ) -> ConfiguredBackend[Any]:
     if base.prefix_cache_dir is not None:
         raise ValueError("prefix_cache_dir needs backend torch: the simulated machine has no disk")
+    if any(pool.in_int8 for pool in base.pools):
+        raise ValueError("kv_cache_dtype must be auto with backend sn40l, which models slots in bfloat16")
     inner = other(options.inner)
     simulation = options.simulation()
 

@@ -82,6 +82,7 @@ class TorchBackend:
         self._kernels = Kernels()
         _adapt_model(self._model, config.quantization, self._kernels)
         layers = probe_layers(self._model)
+        _check_cache_dtypes(config, layers, self._model.config.model_type)
         max_model_len = resolve_max_model_len(config, self._model.config)
         config = with_sizes(config, layers, max_model_len, self._device)
         policies = _resolve_policies(config, self._model, layers, max_model_len)
@@ -273,6 +274,18 @@ def _adapt_model(model: PreTrainedModel, quantization: Quantization, kernels: Ke
     """Replace the modules of a loaded model for which there are faster ones."""
     replace_latent_attention(model)
     replace_all_linears(model, kernels, KINDS[quantization])
+
+
+def _check_cache_dtypes(config: TorchBackendConfig, layers: Sequence[LayerSpec], model_type: str) -> None:
+    """Raise ValueError for latents in 8 bits.
+
+    A latent and its rotary key differ in size by far, and would share a scale.
+    """
+    has_latents = any(len(layer.planes) == 1 for layer in layers)
+    if has_latents and any(options.in_int8 for options in config.pools):
+        raise ValueError(
+            f"kv_cache_dtype must be auto for a model that caches latents ({model_type}), got int8"
+        )
 
 
 def _resolve_policies(

@@ -45,7 +45,14 @@ def slot_bytes(options: PoolOptions, layers: Sequence[LayerSpec], max_model_len:
     """Return the memory of a pool's slots, with equal shares of kept entries."""
     kinds = layer_kinds(options.policy.resolve(max_model_len), layers, max_model_len)
     return sum(
-        SlotCache(kind.policy.layout, options.num_slots, layer.num_kv_heads, layer.planes, "meta").num_bytes
+        SlotCache(
+            kind.policy.layout,
+            options.num_slots,
+            layer.num_kv_heads,
+            layer.planes,
+            "meta",
+            in_int8=options.in_int8,
+        ).num_bytes
         for kind, layer in zip(kinds, layers, strict=True)
     )
 

@@ -1,7 +1,7 @@
 """One pool of slots on the device: the cache of its sequences, and the sampler of their tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -43,7 +43,7 @@ class TorchPool:
         device = scratches[0].kept_index.device
         kinds = tuple(dict.fromkeys(layer_kinds))
         cache_layers = [
-            CacheLayer(layer, kinds.index(kind), kind, spec.num_slots, scratch, device)
+            CacheLayer(layer, kinds.index(kind), kind, spec.num_slots, scratch, device, in_int8=spec.in_int8)
             for layer, kind, scratch in zip(layers, layer_kinds, scratches, strict=True)
         ]
         # The leader's scores count in all full-attention layers after it. Those before it are independent.
@@ -52,8 +52,9 @@ class TorchPool:
             leader, *followers = full_attention[spec.policy.leading_layer :]
             for layer in followers:
                 layer.leader = leader
+        slot_bytes = sum(layer.slots.num_bytes for layer in cache_layers) // spec.num_slots
         return cls(
-            spec,
+            replace(spec, slot_bytes=slot_bytes),
             kinds,
             ModelCache(cache_layers, kernels),
             Sampler(spec.num_slots, vocab_size, device, kernels),

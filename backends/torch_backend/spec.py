@@ -145,7 +145,7 @@ def pool_spec(
 ) -> SlotPoolSpec:
     """Return the limits of a pool whose layers are of these kinds."""
     limits = [policy.max_direct_tokens, max_model_len, *(kind.policy.max_direct_tokens for kind in kinds)]
-    return SlotPoolSpec(options.num_slots, policy, min(limits), options.label)
+    return SlotPoolSpec(options.num_slots, policy, min(limits), options.label, options.in_int8)
 
 
 def backend_spec(

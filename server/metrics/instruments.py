@@ -300,6 +300,9 @@ class Instruments:
         self.pool_slot_capacity = make.gauges(
             "snapserve:pool_slot_capacity", "Entries in a slot of one pool.", by_pool
         )
+        self.pool_slot_bytes = make.gauges(
+            "snapserve:pool_slot_bytes", "Memory of one slot of one pool; 0 without a real model.", by_pool
+        )
         self.pool_waiting = make.gauges(
             "snapserve:pool_sequences_waiting", "Sequences that wait for a slot of one pool.", by_pool
         )

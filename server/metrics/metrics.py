@@ -118,6 +118,7 @@ class Metrics:
             labels = (self._model_name, ENGINE, pool.name)
             instruments.pool_slots_total.labels(*labels).set(pool.num_slots)
             instruments.pool_slot_capacity.labels(*labels).set(pool.policy.layout.capacity)
+            instruments.pool_slot_bytes.labels(*labels).set(pool.slot_bytes)
             # `labels` creates the series, so that the counters are exported from 0 on.
             for family in (instruments.pool_sequences, instruments.pool_kept, instruments.pool_evicted):
                 family.labels(*labels)

@@ -55,3 +55,11 @@ def test_every_figure_is_reported(config: TorchBackendConfig) -> None:
         )
     assert document["prefill"][0]["scoring_share"] == 0  # a prompt that fits its slot is not scored
     assert 0 < document["prefill"][1]["scoring_share"] < 1
+
+
+def test_slots_in_8_bits_are_timed_beside_the_others(config: TorchBackendConfig) -> None:
+    document = measure(config, [(2, 40)], [(8, 1)], rounds=1, num_steps=1, compares_int8=True)
+    [row] = document["decode"]
+    assert row["int8_share"] > 0
+    exact, rounded = document["slot_bytes"]
+    assert 0.25 < rounded / exact < 0.75

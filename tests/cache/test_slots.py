@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cache.layout import SlotLayout, SlotPlacement
+from cache.quantization import dequantize, quantize
 from cache.slots import PlaneSpec, SlotCache, decode_entries, direct_entries, direct_index, live_mask
 from tests.cache.simulation import Case, cases, layouts
 
@@ -297,6 +298,44 @@ def test_copies_are_equal_and_independent() -> None:
         [[1, 4], [2, 6]],
         [[1, 4], [2, 6]],
     ]
+
+
+def test_slots_in_8_bits_hold_the_codes_of_what_is_written_packed_and_copied() -> None:
+    layout = SlotLayout(1, 4, 2)
+    exact = SlotCache(layout, 3, NUM_KV_HEADS, PLANES, "cpu")
+    rounded = SlotCache(layout, 3, NUM_KV_HEADS, PLANES, "cpu", in_int8=True)
+    values = sources(14, 14, seed=0)
+    for cache in (exact, rounded):
+        cache.pack(0, values, layout.place(12, 4), 12, torch.tensor([[2, 5], [3, 6]]))
+        for index in (12, 13):
+            entries = decode_entries(layout, torch.tensor([[index]]), torch.tensor([[4]]))
+            cache.write(torch.tensor([0]), entries, [value[None, :, index : index + 1] for value in values])
+        cache.copy(0, [2])
+    assert torch.equal(rounded.kept_index, exact.kept_index)
+    for slots in (slice(0, 3), torch.tensor([2, 0])):
+        for found, expected in zip(rounded.read(slots, 7), exact.read(slots, 7), strict=True):
+            assert found.dtype is expected.dtype
+            assert torch.equal(found, dequantize(*quantize(expected), expected.dtype))
+
+
+def test_nan_in_spare_entries_of_8_bits_is_not_read() -> None:
+    cache = SlotCache(SlotLayout(1, 3, 1), 2, NUM_KV_HEADS, PLANES, "cpu", in_int8=True)
+    spare = torch.full((2, 1), cache.spare_entry)
+    cache.write(
+        torch.arange(2), spare, [torch.full((2, NUM_KV_HEADS, 1, p.width), torch.nan) for p in PLANES]
+    )
+    assert cache.planes[2][:, :, cache.spare_entry].isnan().all()
+    assert all(not values.any() for values in cache.read(slice(0, 2), cache.spare_entry))
+
+
+def test_num_bytes_in_8_bits_has_a_scale_for_each_token_and_head() -> None:
+    """66 bytes of the 128 of a row of 64 values in bfloat16."""
+    planes = [PlaneSpec(name, 64, torch.bfloat16) for name in ("key", "value")]
+    sizes = [
+        SlotCache(SlotLayout(0, 9, 0), 3, 2, planes, "cpu", in_int8=in_int8).num_bytes
+        for in_int8 in (True, False)
+    ]
+    assert sizes == [3 * 2 * 10 * 2 * 66, 3 * 2 * 10 * 2 * 128]
 
 
 def test_num_bytes_is_the_memory_of_all_entries() -> None:

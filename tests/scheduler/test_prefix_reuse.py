@@ -229,6 +229,16 @@ def test_an_answer_that_a_sliding_window_outgrew_is_not_stored() -> None:
     assert next_turn(drive, "long", prompt(24)) == 24
 
 
+@pytest.mark.parametrize(("length", "expected"), [(32, 0), (100, 80)])
+def test_what_a_slot_in_8_bits_holds_is_neither_stored_nor_restored(length: int, expected: int) -> None:
+    pools = (replace(spec(PACKED).pools[0], in_int8=True),)
+    drive = Drive(replace(spec(PACKED), pools=pools))
+    assert asks(drive, "cold", prompt(length)) == 0
+    assert asks(drive, "hit", prompt(length)) == expected
+    drive.run(ResetPrefixes(), request("short", prompt_token_ids=prompt(10), max_tokens=9))
+    assert drive.scheduler.stats().prefixes.num_blocks == 0
+
+
 def test_the_answer_of_a_failed_step_is_not_stored() -> None:
     drive = Drive(spec(), faults={4: BackendError("a fault")})  # two chunks, then decode
     drive.run(request("failed", prompt_token_ids=prompt(40), max_tokens=60))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from backends.torch_backend.compiled.layers import DecodeCall, GraphedLayer
+from backends.torch_backend.compiled.layers import DecodeCall, GraphedLayer, variant_of
 from backends.torch_backend.compiled.trace import Compiled, GraphError, GraphSource, InputSpec, chain, trace
 from backends.torch_backend.forward.plan import DecodePlan, ForwardPass
 from backends.torch_backend.native.kernels import Kernels
@@ -181,18 +181,18 @@ class DecodeStepGraphs:
             ]
             shared |= {id(tensor): tensor for tensor in tensors}
             positions = list(shared)
-            source = layer.sources.get(self._num_rows == 1)
+            slots = self._pool.cache.layers[index].slots
+            source = layer.sources.get(variant_of(slots))
             if source is None:
                 raise GraphError(f"layer {index} has no graph")
-            planes = self._pool.cache.layers[index].slots.planes
             shared_indices = tuple(positions.index(id(tensor)) for tensor in tensors)
-            own = (*planes, *layer.function.weights)
+            own = (*slots.planes, *layer.function.weights)
             self._layer_inputs.append(_LayerInputs(source, shared_indices, own))
         return [hidden, *shared.values()]
 
     def _trace_after(self) -> GraphSource:
         """Trace the model after its last layer, up to the logits and each slot's most likely token."""
-        last_call = self._layers[-1].calls[self._num_rows == 1]
+        last_call = self._layers[-1].calls[variant_of(self._pool.cache.layers[-1].slots)]
         hidden = next(iter(last_call.call.tensors()))
 
         def run(output: Tensor, *weights: Tensor) -> object:

@@ -98,7 +98,7 @@ def _attention_pattern() -> PatternExpr:
         CallFunction(_rotate, KeywordArg(name), KeywordArg("cosines"), KeywordArg("sines"))
         for name in ("query", "key")
     )
-    return CallFunction(_slot_attention, query, key, *[Ignored() for _ in range(8)])
+    return CallFunction(_slot_attention, query, key, *[Ignored() for _ in range(10)])
 
 
 def _fuse_norm(node: Node, rows: Node, weight: Node, epsilon: float) -> None:

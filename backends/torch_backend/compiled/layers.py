@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -21,6 +22,7 @@ from backends.torch_backend.forward.stand_in import LayerCall, StandIn, decoder_
 from backends.torch_backend.forward.step import DecodeStep, KindStep
 from backends.torch_backend.model.attention import AttentionOptions
 from backends.torch_backend.native.kernels import Kernels, slot_attention
+from cache.slots import SlotCache
 
 logger = logging.getLogger(__name__)
 
@@ -93,21 +95,27 @@ class _SlotCache(TracedCache):
         )
 
 
-class GraphedLayer(StandIn):
-    """A layer with its graphs.
+# Pools with the same variant share graphs: whether they have a single slot, for which torch chooses other
+# operations, and the type of their planes.
+Variant = tuple[bool, torch.dtype]
 
-    Pools of one slot have graphs for themselves: torch chooses other operations for a single row.
-    """
+
+def variant_of(slots: SlotCache) -> Variant:
+    return slots.num_slots == 1, slots.planes[0].dtype
+
+
+class GraphedLayer(StandIn):
+    """A layer with its graphs."""
 
     def __init__(self, layer: nn.Module, index: int, kernels: Kernels) -> None:
         super().__init__(layer)
         self.function = LayerFunction(layer)
         self._index = index
         self._kernels = kernels
-        # By whether the pool has a single slot: the last call, the graph's text, and the graph.
-        self.calls: dict[bool, DecodeCall] = {}
-        self.sources: dict[bool, GraphSource] = {}
-        self.graphs: dict[bool, Compiled] = {}
+        # By the pool's variant: the last call, the graph's text, and the graph.
+        self.calls: dict[Variant, DecodeCall] = {}
+        self.sources: dict[Variant, GraphSource] = {}
+        self.graphs: dict[Variant, Compiled] = {}
         # The chunk with the most rows so far. With several rows, the inputs that have one row each are known
         # by their size.
         self.chunk_call: LayerCall | None = None
@@ -124,10 +132,10 @@ class GraphedLayer(StandIn):
         decode_call = DecodeCall(call, cache_layer.of_step(cache.step), cache_layer.slots.planes)
         if self.replacement is not None:
             return self.replacement(decode_call)
-        is_single = cache_layer.slots.num_slots == 1
-        graph = self.graphs.get(is_single)
+        variant = variant_of(cache_layer.slots)
+        graph = self.graphs.get(variant)
         if graph is None:
-            self.calls[is_single] = decode_call
+            self.calls[variant] = decode_call
             return self.layer(*args, **kwargs)
         return graph(*decode_call.inputs(), *self.function.weights)[0]
 
@@ -141,7 +149,7 @@ class GraphedLayer(StandIn):
 
     def trace(self, decode_call: DecodeCall) -> GraphSource:
         """Return the graph of a decode step's call. Raises GraphError."""
-        if len(decode_call.planes) != 2:
+        if len(decode_call.planes) == 1:
             raise GraphError("its cache holds latents instead of keys and values")
         call_inputs, cache_inputs = decode_call.specs()
 
@@ -176,24 +184,24 @@ class LayerGraphs:
         A chunk of each shape must have been read, and a step decoded in each pool.
         """
         self._trace_chunks()
-        by_structure: dict[Hashable, list[tuple[GraphedLayer, bool]]] = {}
+        by_structure: dict[Hashable, list[tuple[GraphedLayer, Variant]]] = {}
         for layer in self.layers:
-            for is_single, call in layer.calls.items():
+            for variant, call in layer.calls.items():
                 call_specs, cache_specs = call.specs()
                 structure = layer.function.structure([*call_specs, *cache_specs])
-                by_structure.setdefault(structure, []).append((layer, is_single))
+                by_structure.setdefault(structure, []).append((layer, variant))
         sources: dict[str, GraphSource] = {}
         for users in by_structure.values():
-            layer, is_single = users[0]
+            layer, variant = users[0]
             try:
-                source = layer.trace(layer.calls[is_single])
+                source = layer.trace(layer.calls[variant])
             except GraphError as error:
                 reason = str(error).splitlines()[0]
                 logger.info("%d of %d layers have no graph: %s", len(users), len(self.layers), reason)
                 continue
             sources[source.key] = source
-            for layer, is_single in users:
-                layer.sources[is_single] = source
+            for layer, variant in users:
+                layer.sources[variant] = source
         return sources
 
     def _trace_chunks(self) -> None:
@@ -211,7 +219,7 @@ class LayerGraphs:
         """Run these graphs from the next step on."""
         for layer in self.layers:
             layer.graphs |= {
-                is_single: graphs[source.key]
-                for is_single, source in layer.sources.items()
+                variant: graphs[source.key]
+                for variant, source in layer.sources.items()
                 if source.key in graphs
             }

@@ -35,11 +35,15 @@ class CacheLayer(CacheLayerMixin):
         num_slots: int,
         scratch: SlotCache,
         device: torch.device,
+        *,
+        in_int8: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kind_index = kind_index
         self.kind = kind
-        self.slots = SlotCache(kind.policy.layout, num_slots, spec.num_kv_heads, spec.planes, device)
+        self.slots = SlotCache(
+            kind.policy.layout, num_slots, spec.num_kv_heads, spec.planes, device, in_int8=in_int8
+        )
         self.scratch = scratch
         self.leader: CacheLayer | None = None  # an earlier layer, whose scores count here too
         num_votes = scratch.layout.capacity if kind.scorer else 0
@@ -68,8 +72,7 @@ class CacheLayer(CacheLayerMixin):
     def read(self, step: Step) -> list[Tensor]:
         """Return the part of each plane that a step's queries may see, [row, kv_head, entry, width]."""
         rows = step.rows if step.view is None else step.view
-        read_length = self.of_step(step).read_length
-        return [plane[:, :, :read_length][rows] for plane in self._target(step).planes]
+        return self._target(step).read(rows, self.of_step(step).read_length)
 
     def _target(self, step: Step) -> SlotCache:
         return self.scratch if isinstance(step, ScratchStep) else self.slots

@@ -41,8 +41,8 @@ for _schema in (
     ),
     (
         "slot_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, "
-        "Tensor entries, Tensor bias, float scaling, float softcap, Tensor? sinks, *, "
-        "Tensor? cosines=None, Tensor? sines=None) -> Tensor"
+        "Tensor(c!)? key_scales, Tensor(d!)? value_scales, Tensor entries, Tensor bias, "
+        "float scaling, float softcap, Tensor? sinks, *, Tensor? cosines=None, Tensor? sines=None) -> Tensor"
     ),
     "rotate(Tensor heads, Tensor cosines, Tensor sines) -> Tensor",
     (
@@ -180,12 +180,25 @@ def slot_attention(
     """Write each row's new token to its slot, then attend over its entries: [row, 1, head, value width].
 
     Row i has slot i. `query`, `key` and `value` are [row, head, 1, width]. `planes` are the slots' keys and
-    values [slot, kv_head, entry, width], of which `entries` [row, 1] are written. `bias` [row, 1, entry],
-    float32, is added to the scores: an entry below -1e30 is masked.
+    values [slot, kv_head, entry, width], and for int8 both planes' scales [slot, kv_head, entry, 1]. Their
+    `entries` [row, 1] are written. `bias` [row, 1, entry], float32, is added to the scores: an entry below
+    -1e30 is masked.
     """
     sinks = None if sinks is None else sinks.to(query.dtype)
+    keys, values, key_scales, value_scales = planes if len(planes) == 4 else (*planes, None, None)
     output: Tensor = torch.ops.snapserve.slot_attention(
-        query, key, value, *planes, entries, bias, scaling, softcap or 0.0, sinks
+        query,
+        key,
+        value,
+        keys,
+        values,
+        key_scales,
+        value_scales,
+        entries,
+        bias,
+        scaling,
+        softcap or 0.0,
+        sinks,
     )
     return output
 

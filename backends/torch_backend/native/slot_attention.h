@@ -1,5 +1,9 @@
 // Attention of a decode step. Each row's new token is written to its slot and attends over the entries that
 // its bias does not mask. Blocks of 16 masked entries are not read.
+//
+// A slot's planes have the rows' type, or they are int8 with a scale for each entry, as cache/quantization.py
+// rounds. Int8 keys are multiplied as they are. For that, the query is rounded to 16 bits: no element changes
+// by more than 2^-16 of the largest one. Scales are applied to scores and weights instead of elements.
 
 #pragma once
 
@@ -7,6 +11,7 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 #include <optional>
 #include <type_traits>
@@ -20,17 +25,28 @@ namespace {
 
 constexpr float kMaskedBias = -1e30f;  // an entry is masked if its bias is below
 
-// The query heads of one row that share a KV head, and the entries that they attend over.
-template <typename T>
+template <typename P>
+constexpr bool kIsInt8 = std::is_same_v<P, int8_t>;
+
+// The type of queries that are multiplied with keys of type P.
+template <typename P>
+using Query = std::conditional_t<kIsInt8<P>, int16_t, P>;
+
+// The query heads of one row that share a KV head, and the entries that they attend over. Rows have the
+// type T, keys and values the type P.
+template <typename T, typename P>
 struct HeadGroup {
-  const T* query;        // [head, width]
-  const T* key;          // [entry, width]
-  const T* value;        // [entry, value width]
-  const T* next_key;     // [entry, width], of the group that the thread computes next
-  const float* bias;     // [entry]
-  const T* sinks;        // [head] or null
-  T* output;             // [head, value width]
-  int64_t query_stride;  // elements from a head to the next one
+  const Query<P>* query;         // [head, width]
+  const P* key;                  // [entry, width]
+  const P* value;                // [entry, value width]
+  const P* next_key;             // [entry, width], of the group that the thread computes next
+  const float* query_scales;     // [head], null without int8 planes, as the next two
+  const BFloat16* key_scales;    // [entry]
+  const BFloat16* value_scales;  // [entry]
+  const float* bias;             // [entry]
+  const T* sinks;                // [head] or null
+  T* output;                     // [head, value width]
+  int64_t query_stride;          // elements from a head to the next one
   int64_t num_heads;
   int64_t num_entries;
   int64_t width;
@@ -39,8 +55,14 @@ struct HeadGroup {
   float softcap;  // 0: none
 };
 
-// Load `kLanes * kPack<T>` elements of a head, zeros past its end. `is_aligned`: the width is a multiple of
-// that many, so that no mask is computed.
+// Return the mask of the first `count` lanes of 32.
+template <bool is_aligned>
+inline __mmask32 first_pairs(int64_t count) {
+  return is_aligned || count >= 32 ? 0xffffffffu : (1u << count) - 1;
+}
+
+// Load as many elements of a head as fill a vector of `Query<T>`, zeros past its end. `is_aligned`: the width
+// is a multiple of that many, so that no mask is computed.
 template <bool is_aligned>
 inline __m512i load_packed(const float* source, int64_t count) {
   return _mm512_maskz_loadu_epi32(is_aligned ? 0xffff : first_lanes(count), source);
@@ -48,7 +70,17 @@ inline __m512i load_packed(const float* source, int64_t count) {
 
 template <bool is_aligned>
 inline __m512i load_packed(const BFloat16* source, int64_t count) {
-  return _mm512_maskz_loadu_epi16(is_aligned || count >= 32 ? 0xffffffffu : (1u << count) - 1, source);
+  return _mm512_maskz_loadu_epi16(first_pairs<is_aligned>(count), source);
+}
+
+template <bool is_aligned>
+inline __m512i load_packed(const int16_t* source, int64_t count) {
+  return _mm512_maskz_loadu_epi16(first_pairs<is_aligned>(count), source);
+}
+
+template <bool is_aligned>
+inline __m512i load_packed(const int8_t* source, int64_t count) {
+  return _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(first_pairs<is_aligned>(count), source));
 }
 
 inline __m512 multiply_add(__m512 sums, __m512i left, __m512i right, float) {
@@ -57,6 +89,17 @@ inline __m512 multiply_add(__m512 sums, __m512i left, __m512i right, float) {
 
 inline __m512 multiply_add(__m512 sums, __m512i left, __m512i right, BFloat16) {
   return _mm512_dpbf16_ps(sums, (__m512bh)left, (__m512bh)right);
+}
+
+// Sums of integers are int32 in the registers of float32 sums. They are exact up to a width of 8,192.
+inline __m512 multiply_add(__m512 sums, __m512i left, __m512i right, int16_t) {
+  return _mm512_castsi512_ps(_mm512_dpwssd_epi32(_mm512_castps_si512(sums), left, right));
+}
+
+template <typename Q>
+inline __m512 as_floats(__m512 sums) {
+  if constexpr (std::is_same_v<Q, int16_t>) return _mm512_cvtepi32_ps(_mm512_castps_si512(sums));
+  return sums;
 }
 
 // Call `work` for tiles of up to `kTileRows` heads, with the number of heads as a constant: their
@@ -116,8 +159,8 @@ inline void prefetch_entries(const T* plane, const T* next_plane, int64_t first,
 }
 
 // Write the scores [head, 16] of up to 16 entries, and raise `largest` [head] to the largest of each head.
-template <bool is_aligned, typename T>
-void score_block(const HeadGroup<T>& group, int64_t first, int64_t count, float* scores, float* largest) {
+template <bool is_aligned, typename T, typename P>
+void score_block(const HeadGroup<T, P>& group, int64_t first, int64_t count, float* scores, float* largest) {
   prefetch_entries(group.key, group.value, first, group.num_entries, group.width);
   for_heads(group.num_heads, [&](auto heads, int64_t g) {
     constexpr int64_t tile_heads = decltype(heads)::value;
@@ -125,18 +168,20 @@ void score_block(const HeadGroup<T>& group, int64_t first, int64_t count, float*
     // adds all of them, instead of one horizontal sum per entry.
     alignas(64) float partial_sums[tile_heads][kLanes][kLanes];
     for (int64_t e = 0; e < count; ++e) {
-      const T* entry_key = group.key + (first + e) * group.width;
+      const P* entry_key = group.key + (first + e) * group.width;
       __m512 sums[tile_heads];
       UNROLL for (int64_t h = 0; h < tile_heads; ++h) { sums[h] = _mm512_setzero_ps(); }
-      for (int64_t d = 0; d < group.width; d += kLanes * kPack<T>) {
+      for (int64_t d = 0; d < group.width; d += kLanes * kPack<Query<P>>) {
         const __m512i key = load_packed<is_aligned>(entry_key + d, group.width - d);
         UNROLL for (int64_t h = 0; h < tile_heads; ++h) {
-          const T* head_query = group.query + (g + h) * group.query_stride;
+          const Query<P>* head_query = group.query + (g + h) * group.query_stride;
           const __m512i query = load_packed<is_aligned>(head_query + d, group.width - d);
-          sums[h] = multiply_add(sums[h], query, key, T());
+          sums[h] = multiply_add(sums[h], query, key, Query<P>());
         }
       }
-      UNROLL for (int64_t h = 0; h < tile_heads; ++h) { _mm512_store_ps(partial_sums[h][e], sums[h]); }
+      UNROLL for (int64_t h = 0; h < tile_heads; ++h) {
+        _mm512_store_ps(partial_sums[h][e], as_floats<Query<P>>(sums[h]));
+      }
     }
     for (int64_t e = count; e < kLanes; ++e) {
       UNROLL for (int64_t h = 0; h < tile_heads; ++h) {
@@ -146,6 +191,9 @@ void score_block(const HeadGroup<T>& group, int64_t first, int64_t count, float*
     const __mmask16 lanes = first_lanes(count);
     for (int64_t h = 0; h < tile_heads; ++h) {
       Vec row = Vec(horizontal_sums(partial_sums[h])) * Vec(group.scaling);
+      if constexpr (kIsInt8<P>) {
+        row = row * (Vec(load(group.key_scales + first, lanes)) * Vec(group.query_scales[g + h]));
+      }
       if (group.softcap > 0) row = Vec(group.softcap) * (row / Vec(group.softcap)).tanh();
       row = row + Vec(_mm512_maskz_loadu_ps(lanes, group.bias + first));
       store(scores + (g + h) * kLanes, row);
@@ -156,8 +204,8 @@ void score_block(const HeadGroup<T>& group, int64_t first, int64_t count, float*
 
 // Turn the scores [head, 16] of up to 16 entries into the softmax's weights, add these to `totals` [head],
 // and add the weighted values to `sums` [head, value width].
-template <bool is_aligned, typename T>
-void accumulate_values(const HeadGroup<T>& group, int64_t first, int64_t count, float* scores,
+template <bool is_aligned, typename T, typename P>
+void accumulate_values(const HeadGroup<T, P>& group, int64_t first, int64_t count, float* scores,
                        const float* largest, float* totals, float* sums) {
   prefetch_entries(group.value, group.next_key, first, group.num_entries, group.value_width);
   const __mmask16 lanes = first_lanes(count);
@@ -165,7 +213,7 @@ void accumulate_values(const HeadGroup<T>& group, int64_t first, int64_t count, 
     float* row = scores + g * kLanes;
     const __m512 weights = _mm512_maskz_mov_ps(lanes, (Vec(load(row)) - Vec(largest[g])).exp());
     totals[g] += _mm512_reduce_add_ps(weights);
-    store(row, weights);
+    store(row, kIsInt8<P> ? _mm512_mul_ps(weights, load(group.value_scales + first, lanes)) : weights);
   }
   for_heads(group.num_heads, [&](auto heads, int64_t g) {
     constexpr int64_t tile_heads = decltype(heads)::value;
@@ -192,8 +240,8 @@ void accumulate_values(const HeadGroup<T>& group, int64_t first, int64_t count, 
 // Attend in two passes: all scores first, then the values. The softmax subtracts the largest score of all, so
 // nothing is rescaled. Entries are added in ascending order by one thread: the order depends on neither the
 // other rows nor the number of threads. A masked block adds nothing, so skipping it changes nothing.
-template <bool is_aligned, typename T>
-void attend(const HeadGroup<T>& group) {
+template <bool is_aligned, typename T, typename P>
+void attend(const HeadGroup<T, P>& group) {
   thread_local Buffer<float> buffer;
   const int64_t num_heads = group.num_heads;
   const int64_t num_blocks = (group.num_entries + kLanes - 1) / kLanes;
@@ -234,60 +282,116 @@ void attend(const HeadGroup<T>& group) {
   }
 }
 
-template <typename T>
+inline void store(int8_t* target, __m512i integers, __mmask16 lanes) {
+  _mm512_mask_cvtsepi32_storeu_epi8(target, lanes, integers);
+}
+
+inline void store(int16_t* target, __m512i integers, __mmask16 lanes) {
+  _mm512_mask_cvtsepi32_storeu_epi16(target, lanes, integers);
+}
+
+// Round a row to integers; return the scale by which they are to be multiplied.
+template <typename Scale, typename Integer, typename T>
+Scale quantize_row(Integer* integers, const T* row, int64_t width) {
+  // A NaN is the largest magnitude of its row, and then its scale: see `quantize` in linear.h.
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  __m512i largest = _mm512_setzero_si512();
+  for (int64_t d = 0; d < width; d += kLanes) {
+    const __m512i bits = _mm512_castps_si512(load(row + d, first_lanes(width - d)));
+    largest = _mm512_max_epi32(largest, _mm512_and_si512(bits, magnitude));
+  }
+  const Scale scale =
+      std::bit_cast<float>(_mm512_reduce_max_epi32(largest)) / std::numeric_limits<Integer>::max();
+  const __m512 divisor = _mm512_set1_ps(scale);
+  const __mmask16 is_positive = scale > 0 ? 0xffff : 0;
+  for (int64_t d = 0; d < width; d += kLanes) {
+    const __mmask16 lanes = first_lanes(width - d);
+    const __m512 quotients = _mm512_maskz_div_ps(is_positive, load(row + d, lanes), divisor);
+    store(integers + d, _mm512_cvtps_epi32(quotients), lanes);
+  }
+  return scale;
+}
+
+// The keys or the values of all slots.
+template <typename P>
+struct Planes {
+  P* rows;           // [slot, kv_head, entry, width]
+  BFloat16* scales;  // [slot, kv_head, entry] or null
+  int64_t capacity;
+  int64_t width;
+
+  P* plane(int64_t index) const { return rows + index * capacity * width; }
+  BFloat16* plane_scales(int64_t index) const {
+    return scales == nullptr ? nullptr : scales + index * capacity;
+  }
+
+  template <typename T>
+  void write(int64_t index, int64_t entry, const T* row) const {
+    P* target = plane(index) + entry * width;
+    if constexpr (kIsInt8<P>) {
+      plane_scales(index)[entry] = quantize_row<BFloat16>(target, row, width);
+    } else {
+      std::copy_n(row, width, target);
+    }
+  }
+};
+
+template <typename T, typename P>
 void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, const Tensor& value,
-                      Tensor& keys, Tensor& values, const Tensor& entries, const Tensor& bias, double scaling,
-                      double softcap, const std::optional<Tensor>& sinks, const T* cosines, const T* sines) {
+                      const Planes<P>& keys, const Planes<P>& values, const Tensor& entries,
+                      const Tensor& bias, double scaling, double softcap, const std::optional<Tensor>& sinks,
+                      const T* cosines, const T* sines) {
   const int64_t num_rows = query.size(0);
   const int64_t num_heads = query.size(1);
   const int64_t num_kv_heads = key.size(1);
   const int64_t group_size = num_heads / num_kv_heads;
-  const int64_t capacity = keys.size(2);
-  const int64_t width = query.size(3);
-  const int64_t value_width = value.size(3);
+  const int64_t width = keys.width;
+  const int64_t value_width = values.width;
   const int64_t num_entries = bias.size(2);
   const int64_t* entry = entries.const_data_ptr<int64_t>();
-  const bool is_aligned = width % (kLanes * kPack<T>) == 0 && value_width % kLanes == 0;
+  const bool is_aligned = width % (kLanes * kPack<Query<P>>) == 0 && value_width % kLanes == 0;
   const int64_t elements = std::max<int64_t>(1, num_entries * (width + value_width));
   const int64_t groups_per_thread = std::max<int64_t>(1, kGrain / 4 / elements);
   // The rows of one KV head come before those of the next. Long and idle rows thus go to all threads alike.
   const auto plane_of = [&](int64_t i) { return i % num_rows * num_kv_heads + i / num_rows; };
   at::parallel_for(0, num_rows * num_kv_heads, groups_per_thread, [&](int64_t begin, int64_t end) {
-    thread_local Buffer<T> rotated;
-    rotated.resize(group_size * width);
+    thread_local Buffer<T> rotated;  // the query heads, then the key
+    thread_local Buffer<Query<P>> rounded;
+    thread_local Buffer<float> query_scales;
+    rotated.resize((group_size + 1) * width);
+    rounded.resize(group_size * width);
+    query_scales.resize(group_size);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t row = i % num_rows;
       const int64_t kv_head = i / num_rows;
       const int64_t first_head = kv_head * group_size;
       const int64_t plane = plane_of(i);
       const int64_t next_plane = plane_of(std::min(i + 1, end - 1));
-      T* key_plane = keys.data_ptr<T>() + plane * capacity * width;
-      T* value_plane = values.data_ptr<T>() + plane * capacity * value_width;
       const T* new_key = key.const_data_ptr<T>() + row * key.stride(0) + kv_head * key.stride(1);
       const T* new_value = value.const_data_ptr<T>() + row * value.stride(0) + kv_head * value.stride(1);
       const T* queries = query.const_data_ptr<T>() + row * query.stride(0) + first_head * query.stride(1);
-      if (cosines == nullptr) {
-        std::copy_n(new_key, width, key_plane + entry[row] * width);
-      } else {
-        const auto rotate_head = [&](T* target, const T* source) {
-          rotate(target, source, cosines + row * width, sines + row * width, width);
+      int64_t query_stride = query.stride(1);
+      if (cosines != nullptr) {
+        const auto rotate_head = [&](int64_t target, const T* source) {
+          rotate(&rotated[target * width], source, cosines + row * width, sines + row * width, width);
         };
-        rotate_head(key_plane + entry[row] * width, new_key);
-        for (int64_t g = 0; g < group_size; ++g) {
-          rotate_head(&rotated[g * width], queries + g * query.stride(1));
-        }
+        for (int64_t g = 0; g < group_size; ++g) rotate_head(g, queries + g * query_stride);
+        rotate_head(group_size, new_key);
         queries = rotated.data();
+        new_key = &rotated[group_size * width];
+        query_stride = width;
       }
-      std::copy_n(new_value, value_width, value_plane + entry[row] * value_width);
-      const HeadGroup<T> group{
-          .query = queries,
-          .key = key_plane,
-          .value = value_plane,
-          .next_key = keys.const_data_ptr<T>() + next_plane * capacity * width,
+      keys.write(plane, entry[row], new_key);
+      values.write(plane, entry[row], new_value);
+      HeadGroup<T, P> group{
+          .key = keys.plane(plane),
+          .value = values.plane(plane),
+          .next_key = keys.plane(next_plane),
+          .key_scales = keys.plane_scales(plane),
+          .value_scales = values.plane_scales(plane),
           .bias = bias.const_data_ptr<float>() + row * num_entries,
           .sinks = sinks ? sinks->const_data_ptr<T>() + first_head : nullptr,
           .output = output.data_ptr<T>() + (row * num_heads + first_head) * value_width,
-          .query_stride = cosines == nullptr ? query.stride(1) : width,
           .num_heads = group_size,
           .num_entries = num_entries,
           .width = width,
@@ -295,13 +399,26 @@ void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, co
           .scaling = static_cast<float>(scaling),
           .softcap = static_cast<float>(softcap),
       };
-      is_aligned ? attend<true, T>(group) : attend<false, T>(group);
+      if constexpr (kIsInt8<P>) {
+        for (int64_t g = 0; g < group_size; ++g) {
+          query_scales[g] = quantize_row<float>(&rounded[g * width], queries + g * query_stride, width);
+        }
+        group.query = rounded.data();
+        group.query_scales = query_scales.data();
+        group.query_stride = width;
+      } else {
+        group.query = queries;
+        group.query_stride = query_stride;
+      }
+      is_aligned ? attend<true>(group) : attend<false>(group);
     }
   });
 }
 
 inline void check_slot_arguments(const Tensor& query, const Tensor& key, const Tensor& value,
-                                 const Tensor& keys, const Tensor& values, const Tensor& entries,
+                                 const Tensor& keys, const Tensor& values,
+                                 const std::optional<Tensor>& key_scales,
+                                 const std::optional<Tensor>& value_scales, const Tensor& entries,
                                  const Tensor& bias) {
   const at::ScalarType dtype = query.scalar_type();
   check_row_dtype("query", query);
@@ -323,8 +440,16 @@ inline void check_slot_arguments(const Tensor& query, const Tensor& key, const T
     check_dtype(name, heads, dtype);
     check_last_stride(name, heads);
   }
-  check("keys", keys, dtype, {num_slots, num_kv_heads, capacity, width});
-  check("values", values, dtype, {num_slots, num_kv_heads, capacity, value.size(3)});
+  TORCH_CHECK(key_scales.has_value() == value_scales.has_value(),
+              "key_scales and value_scales must both be given or both be None, got ",
+              key_scales ? "key_scales" : "value_scales", " alone");
+  const at::ScalarType plane_dtype = key_scales ? at::kChar : dtype;
+  check("keys", keys, plane_dtype, {num_slots, num_kv_heads, capacity, width});
+  check("values", values, plane_dtype, {num_slots, num_kv_heads, capacity, value.size(3)});
+  if (key_scales) {
+    check("key_scales", *key_scales, at::kBFloat16, {num_slots, num_kv_heads, capacity, 1});
+    check("value_scales", *value_scales, at::kBFloat16, {num_slots, num_kv_heads, capacity, 1});
+  }
   check("entries", entries, at::kLong, {num_rows, 1});
   check("bias", bias, at::kFloat, {num_rows, 1, bias.size(2)});
   TORCH_CHECK(num_rows <= num_slots, "query must have at most one row per slot, ", num_slots, ", got ",
@@ -342,10 +467,11 @@ inline void check_slot_arguments(const Tensor& query, const Tensor& key, const T
 // The operator `slot_attention`: see kernels.py. With `cosines` and `sines` [row, 1, width], query and key
 // are rotated first.
 Tensor slot_attention(const Tensor& query, const Tensor& key, const Tensor& value, Tensor& keys,
-                      Tensor& values, const Tensor& entries, const Tensor& bias, double scaling,
-                      double softcap, const std::optional<Tensor>& sinks,
+                      Tensor& values, const std::optional<Tensor>& key_scales,
+                      const std::optional<Tensor>& value_scales, const Tensor& entries, const Tensor& bias,
+                      double scaling, double softcap, const std::optional<Tensor>& sinks,
                       const std::optional<Tensor>& cosines, const std::optional<Tensor>& sines) {
-  check_slot_arguments(query, key, value, keys, values, entries, bias);
+  check_slot_arguments(query, key, value, keys, values, key_scales, value_scales, entries, bias);
   const at::ScalarType dtype = query.scalar_type();
   const int64_t num_rows = query.size(0);
   const int64_t num_heads = query.size(1);
@@ -360,12 +486,21 @@ Tensor slot_attention(const Tensor& query, const Tensor& key, const Tensor& valu
     check("sines", *sines, dtype, {num_rows, 1, width});
   }
   Tensor output = at::empty({num_rows, 1, num_heads, value.size(3)}, query.options());
-  const auto run = [&](auto type) {
-    using T = decltype(type);
-    write_and_attend<T>(output, query, key, value, keys, values, entries, bias, scaling, softcap, sinks,
-                        data_or_null<T>(cosines), data_or_null<T>(sines));
+  const auto run = [&](auto row_type, auto plane_type) {
+    using T = decltype(row_type);
+    using P = decltype(plane_type);
+    const auto planes = [&](Tensor& rows, const std::optional<Tensor>& scales) {
+      return Planes<P>{rows.data_ptr<P>(), scales ? scales->data_ptr<BFloat16>() : nullptr, rows.size(2),
+                       rows.size(3)};
+    };
+    write_and_attend<T, P>(output, query, key, value, planes(keys, key_scales),
+                           planes(values, value_scales), entries, bias, scaling, softcap, sinks,
+                           data_or_null<T>(cosines), data_or_null<T>(sines));
   };
-  dtype == at::kBFloat16 ? run(BFloat16()) : run(float());
+  const auto run_rows = [&](auto row_type) {
+    key_scales ? run(row_type, int8_t()) : run(row_type, row_type);
+  };
+  dtype == at::kBFloat16 ? run_rows(BFloat16()) : run_rows(float());
   return output;
 }
 

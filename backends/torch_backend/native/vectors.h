@@ -83,6 +83,10 @@ inline __m512 load(const BFloat16* source, __mmask16 lanes) {
   return widen(_mm256_maskz_loadu_epi16(lanes, source));
 }
 
+inline __m512 load(const int8_t* source, __mmask16 lanes) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(lanes, source)));
+}
+
 inline void store(float* target, __m512 values, __mmask16 lanes) {
   _mm512_mask_storeu_ps(target, lanes, values);
 }

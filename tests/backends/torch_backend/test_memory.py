@@ -18,7 +18,7 @@ from backends.torch_backend.model.probe import LayerSpec
 from backends.torch_backend.spec import layer_kinds, scratch_layout
 from cache.policy import PolicyName
 from cache.policy_options import DEFAULT_CAPACITY, PolicyOptions
-from cache.pool_options import PoolOptions
+from cache.pool_options import KVCacheDtype, PoolOptions
 from cache.slots import PlaneSpec
 from tests.backends.checkpoints import save_checkpoint
 from tests.backends.driver import Driver, Request
@@ -98,6 +98,16 @@ def test_pools_without_a_size_share_what_the_others_leave() -> None:
     assert 2800 < capacities[2] < 3100
 
 
+def test_slots_in_8_bits_are_longer() -> None:
+    """A token takes 20 bytes of a head instead of 64: keys and values of 8 float32."""
+    free = SCRATCH + 4 * 2200 * ENTRY
+    exact, rounded = (
+        sized(free, PoolOptions(4, kv_cache_dtype=kv_cache_dtype))[0].resolve(MAX_MODEL_LEN).layout.capacity
+        for kv_cache_dtype in KVCacheDtype
+    )
+    assert 2.5 * exact < rounded < 3.2 * exact
+
+
 @pytest.mark.parametrize(
     "policy",
     [
@@ -112,12 +122,13 @@ def test_other_policies_and_given_sizes_stay(policy: PolicyOptions) -> None:
     assert sized(10**12, PoolOptions(4, policy)) == [policy]
 
 
-def test_the_computed_bytes_are_the_allocated_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv_cache_dtype", KVCacheDtype)
+def test_the_computed_bytes_are_the_allocated_ones(tmp_path: Path, kv_cache_dtype: KVCacheDtype) -> None:
     config = TorchBackendConfig(
         str(save_checkpoint("gemma2", tmp_path)),
         device=DeviceName.CPU,
         dtype=DtypeName.FLOAT32,
-        pools=(PoolOptions(3),),
+        pools=(PoolOptions(3, kv_cache_dtype=kv_cache_dtype),),
         max_model_len=128,
         fills_memory=True,
         compile=False,
@@ -126,12 +137,13 @@ def test_the_computed_bytes_are_the_allocated_ones(tmp_path: Path) -> None:
     [pool] = backend.pools
     allocated = sum(layer.slots.num_bytes for layer in pool.cache.layers)
     assert pool.spec.policy.layout.capacity == 128
-    options = PoolOptions(3, PolicyOptions(slot_capacity=128, num_kept=0))
+    assert pool.spec.slot_bytes * 3 == allocated
+    options = PoolOptions(3, PolicyOptions(slot_capacity=128, num_kept=0), kv_cache_dtype=kv_cache_dtype)
     layers = [
         LayerSpec(
             0,
             layer.num_kv_heads,
-            tuple(PlaneSpec("", plane.shape[-1], plane.dtype) for plane in layer.slots.planes),
+            tuple(PlaneSpec("", plane.shape[-1], plane.dtype) for plane in layer.scratch.planes),
             layer.kind.sliding_window,
         )
         for layer in pool.cache.layers

@@ -17,7 +17,7 @@ from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, Quantization, TorchBackendConfig
 from cache.policy import PolicyName
 from cache.policy_options import DEFAULT_SCORERS, PolicyOptions
-from cache.pool_options import PoolOptions
+from cache.pool_options import KVCacheDtype, PoolOptions
 from cache.scorer import WindowScorer
 from scheduler.messages import Final
 from tests.backends.checkpoints import save_checkpoint
@@ -70,13 +70,14 @@ def open_drive(
     quantization: Quantization = Quantization.NONE,
     scratch_capacity: int | None = None,
     prefix_cache_bytes: int = 1 << 20,
+    kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO,
 ) -> Drive:
     config = TorchBackendConfig(
         str(save_checkpoint(architecture, folder)),
         device=DeviceName.CPU,
         dtype=dtype,
         quantization=quantization,
-        pools=(PoolOptions(2, policy),),
+        pools=(PoolOptions(2, policy, kv_cache_dtype=kv_cache_dtype),),
         max_model_len=256,
         prefill_chunk=BLOCK,
         scratch_capacity=scratch_capacity,
@@ -142,6 +143,13 @@ def test_every_kind_of_attention(tmp_path: Path, architecture: str, length: int)
 def test_quantised_weights(tmp_path: Path, quantization: Quantization) -> None:
     drive = open_drive(tmp_path, SNAPSTREAM, dtype=DtypeName.BFLOAT16, quantization=quantization)
     check_hit(drive, prompt_of(60), 56)
+
+
+@pytest.mark.parametrize(("length", "num_cached"), [(31, 0), (60, 56)])
+def test_slots_in_8_bits(tmp_path: Path, length: int, num_cached: int) -> None:
+    """Only prompts that are read in a scratch are stored: exactly, whatever slot they are packed into."""
+    drive = open_drive(tmp_path, SNAPSTREAM, kv_cache_dtype=KVCacheDtype.INT8)
+    check_hit(drive, prompt_of(length), num_cached)
 
 
 @pytest.mark.parametrize(("length", "num_cached"), [(40, 32), (183, 32)])

@@ -15,9 +15,13 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from backends.torch_backend.backend import TorchBackend
+from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
 from backends.torch_backend.errors import UnsupportedModelError
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
+from cache.pool_options import KVCacheDtype, PoolOptions
+from tests.backends.checkpoints import save_checkpoint
 from tests.backends.driver import open_backend
 
 _SIZES: dict[str, Any] = {
@@ -78,3 +82,18 @@ def test_refused_by_name(kind: str, tmp_path: Path) -> None:
         )
     with pytest.raises(UnsupportedModelError, match=f"(?i){kind}"):
         open_backend(tmp_path, PolicyOptions(PolicyName.FULL), max_model_len=32)
+
+
+@pytest.mark.parametrize("architecture", ["deepseek-v2", "deepseek-v3"])
+def test_latents_in_8_bits_are_refused(tmp_path: Path, architecture: str) -> None:
+    config = TorchBackendConfig(
+        str(save_checkpoint(architecture, tmp_path)),
+        device=DeviceName.CPU,
+        dtype=DtypeName.FLOAT32,
+        pools=(PoolOptions(), PoolOptions(name="small", kv_cache_dtype=KVCacheDtype.INT8)),
+        max_model_len=64,
+    )
+    with pytest.raises(
+        ValueError, match=r"kv_cache_dtype must be auto for a model that caches latents .*int8"
+    ):
+        TorchBackend(config)

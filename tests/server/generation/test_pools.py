@@ -264,6 +264,7 @@ def test_metrics_have_a_label_for_each_pool(renderer: Renderer) -> None:
         label = f'pool="{name}"'
         assert sample("snapserve:pool_slots_total", label) == num_slots
         assert sample("snapserve:pool_slot_capacity", label) == capacity
+        assert sample("snapserve:pool_slot_bytes", label) == 0  # the fake backend's
         assert (
             sample("snapserve:pool_slots_in_use", label)
             == sample("snapserve:pool_sequences_waiting", label)

@@ -311,6 +311,15 @@ def test_several_pools() -> None:
     assert written[1].policy.resolve(512).layout.capacity == 512
 
 
+def test_the_type_of_keys_and_values_is_one_of_a_pool() -> None:
+    [auto] = config_of().backend.config.pools
+    [single] = config_of("--kv-cache-dtype", "int8").backend.config.pools
+    pools = config_of("--pool", "snapstream:kv-cache-dtype=int8", "full").backend.config.pools
+    assert [pool.in_int8 for pool in (auto, single, *pools)] == [False, True, True, False]
+    with pytest.raises(OptionError, match="--kv-cache-dtype must be one of auto, int8, got 'fp8'"):
+        config_of("--kv-cache-dtype", "fp8")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

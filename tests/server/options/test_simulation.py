@@ -31,6 +31,11 @@ def test_a_machine_without_a_second_memory_stores_no_prompts() -> None:
         configured.backend.load(VirtualClock(), vocab_size=512)
 
 
+def test_a_simulated_machine_has_no_slots_in_8_bits() -> None:
+    with pytest.raises(OptionError, match=r"^--kv-cache-dtype must be auto with backend sn40l"):
+        config_of("--backend", "sn40l", "--kv-cache-dtype", "int8")
+
+
 def test_options_make_a_simulation() -> None:
     flags = "--backend sn40l --inner fake --sockets 8 --simulate-model llama-3.1-70b --no-looping"
     pace = "--time-scale 2.5 --fault slow-socket=2 failed-step=9"

@@ -139,6 +139,8 @@ def _slot_arguments() -> dict[str, Any]:
         "value": torch.zeros(2, 2, 1, 6),
         "keys": torch.zeros(3, 2, 10, 8),
         "values": torch.zeros(3, 2, 10, 6),
+        "key_scales": None,
+        "value_scales": None,
         "entries": torch.zeros(2, 1, dtype=torch.int64),
         "bias": torch.zeros(2, 1, 9),
         "scaling": 1.0,
@@ -167,6 +169,23 @@ def _slot_arguments() -> dict[str, Any]:
         (
             {"keys": torch.zeros(2, 3, 10, 8).transpose(0, 1)},
             "keys must be contiguous, got shape [3, 2, 10, 8]",
+        ),
+        (
+            {"key_scales": torch.zeros(3, 2, 10, 1)},
+            "key_scales and value_scales must both be given or both be None, got key_scales alone",
+        ),
+        (
+            {name: torch.zeros(3, 2, 10, 1).bfloat16() for name in ("key_scales", "value_scales")},
+            "keys must have dtype Char, got Float",
+        ),
+        (
+            {
+                "keys": torch.zeros(3, 2, 10, 8).char(),
+                "values": torch.zeros(3, 2, 10, 6).char(),
+                "key_scales": torch.zeros(3, 2, 10, 1).bfloat16(),
+                "value_scales": torch.zeros(3, 2, 10).bfloat16(),
+            },
+            "value_scales must have shape [3, 2, 10, 1], got [3, 2, 10]",
         ),
         ({"entries": torch.zeros(2, 1).int()}, "entries must have dtype Long, got Int"),
         ({"entries": torch.tensor([[0], [10]])}, "entries must be in [0, 10), got 10 in row 1"),

@@ -25,6 +25,7 @@ from backends.torch_backend.native.kernels import (
 from backends.torch_backend.sampling.filtering import score_threshold
 from backends.torch_backend.sampling.sampler import Sampler
 from backends.torch_backend.torch_private import onednn
+from cache.quantization import dequantize, quantize
 from cache.scoring import Window, reduced_attention
 from tests.pairs import pairwise_cases
 
@@ -192,6 +193,92 @@ def test_slot_attention_equals_float64_and_is_batch_invariant(
             sinks=sinks,
         )
         assert torch.equal(alone[0], output[row])
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("has_sinks", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width", "value_width"),
+    [(4, 2, 16, 16), (7, 1, 40, 24), (6, 2, 64, 128), (5, 5, 7, 9)],
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_slot_attention_in_8_bits_equals_float64_and_is_batch_invariant(
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    value_width: int,
+    has_sinks: bool,
+    softcap: float | None,
+) -> None:
+    """As above, with codes and scales in place of keys and values. Masked entries have a scale of NaN."""
+    rows, capacity, read = 3, 61, 50
+    exact = [_random(4, kv_heads, capacity, size, dtype=dtype, seed=size) for size in (width, value_width)]
+    query, key, value = (
+        _random(rows, 1, num_heads, size, dtype=dtype, seed=7 + size).transpose(1, 2)
+        for num_heads, size in ((heads, width), (kv_heads, width), (kv_heads, value_width))
+    )
+    entries = torch.tensor([[20], [3], [capacity - 1]])
+    bias = torch.full((rows, 1, read), MASKED)
+    bias[0, 0, :30] = bias[0, 0, 37:41] = bias[1, 0, 3] = 0
+    sinks = _random(heads, dtype=dtype, seed=3) if has_sinks else None
+    codes, scales = zip(*map(quantize, exact), strict=True)
+    planes = tuple(plane.clone() for plane in (*codes, *scales))
+    for plane in planes[2:]:
+        plane[0, :, 48:] = plane[1, :, 16:] = plane[2:] = torch.nan
+
+    output = slot_attention(
+        query, key, value, planes, entries, bias, scaling=0.3, softcap=softcap, sinks=sinks
+    )
+
+    for plane, new in zip(exact, (key, value), strict=True):
+        plane[torch.arange(rows)[:, None], :, entries] = new.transpose(1, 2)
+    codes, scales = zip(*map(quantize, exact), strict=True)
+    for kept, expected_plane in zip(planes, (*codes, *scales), strict=True):
+        assert torch.equal(kept[0, :, :41], expected_plane[0, :, :41]), "as `quantize` rounds, bit for bit"
+        assert torch.equal(kept[2, :, capacity - 1], expected_plane[2, :, capacity - 1])
+    keys, values = map(dequantize, codes, scales, (torch.float64,) * 2)
+    expected = grouped_attention(
+        query.double(),
+        keys[:rows, :, :read],
+        values[:rows, :, :read],
+        bias.double(),
+        scaling=0.3,
+        softcap=softcap,
+        sinks=None if sinks is None else sinks.double(),
+    )
+    tolerance = max(TOLERANCE[dtype], 1e-4)  # queries have 16 bits
+    torch.testing.assert_close(output[:2].double(), expected[:2], atol=tolerance, rtol=tolerance)
+    assert not output[2].any(), "a row that sees nothing is zero"
+    for row in range(2):
+        alone = slot_attention(
+            query[row : row + 1],
+            key[row : row + 1],
+            value[row : row + 1],
+            tuple(plane[row : row + 1].clone() for plane in planes),
+            entries[row : row + 1],
+            bias[row : row + 1, :, : 41 if row == 0 else 17].contiguous(),
+            scaling=0.3,
+            softcap=softcap,
+            sinks=sinks,
+        )
+        assert torch.equal(alone[0], output[row])
+
+
+@torch.inference_mode()
+def test_slot_attention_rounds_rows_of_any_size_as_torch_does() -> None:
+    rows = torch.cat([_random(6, 64, dtype=torch.float32) * 10.0**power for power in (-30, -3, 0, 9, 30)])
+    rows[0] = 0
+    heads = rows.view(-1, 1, 1, 64)
+    planes = [torch.zeros(len(rows), 1, 2, size, dtype=torch.int8) for size in (64, 64)]
+    planes += [torch.zeros(len(rows), 1, 2, 1, dtype=torch.bfloat16) for _ in planes]
+    entries = torch.zeros(len(rows), 1, dtype=torch.int64)
+    bias = torch.full((len(rows), 1, 1), MASKED)
+    slot_attention(heads, heads, heads, tuple(planes), entries, bias, scaling=1.0, softcap=None, sinks=None)
+    codes, scales = quantize(rows)
+    for plane, expected in zip(planes, (codes, codes, scales, scales), strict=True):
+        assert torch.equal(plane[:, 0, 0], expected)
 
 
 def _attention(

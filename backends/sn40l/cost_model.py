@@ -3,9 +3,9 @@
 from functools import lru_cache
 
 from backends.interface import Batch, PrefillBatch, PrefillRow, SlotPoolSpec
-from backends.sn40l.decode import decode_step
+from backends.sn40l.decode import decode_seconds
 from backends.sn40l.deployment import DecodeShape, Deployment
-from backends.sn40l.prefill import Chunk, Compression, prefill_step
+from backends.sn40l.prefill import Chunk, Compression, prefill_seconds
 from cache.policy import CachePolicy
 
 
@@ -38,10 +38,10 @@ class DeploymentCost:
         return batch.num_steps * self._decode(num_rows, pool.policy.layout.capacity)
 
     def _decode_seconds(self, batch: int, capacity: int) -> float:
-        return decode_step(self._deployment, DecodeShape(batch, capacity)).seconds
+        return decode_seconds(self._deployment, DecodeShape(batch, capacity))
 
     def _prefill_seconds(self, chunk: Chunk) -> float:
-        return prefill_step(self._deployment, chunk).seconds
+        return prefill_seconds(self._deployment, chunk)
 
 
 def _chunk(row: PrefillRow, num_tokens: int, policy: CachePolicy) -> Chunk:

@@ -171,6 +171,25 @@ def run(calls: Iterable[Call], machine: Machine, num_sockets: int, call_seconds:
     return Step(tuple(events), num_sockets, num_calls)
 
 
+def total_seconds(calls: Iterable[Call], machine: Machine, call_seconds: float) -> float:
+    """Return the seconds of `run` without its events. A call that is repeated is timed once."""
+    seconds: dict[int, tuple[float, Call]] = {}  # by identity; the call is kept so that none gets its number
+    total = 0.0
+    for call in calls:
+        timed = seconds.get(id(call))
+        if timed is None:
+            timed = seconds[id(call)] = (_call_seconds(call, machine, call_seconds), call)
+        total += timed[0]
+    return total
+
+
+def _call_seconds(call: Call, machine: Machine, call_seconds: float) -> float:
+    is_loop = call.is_loop
+    drains = sum(kernel.awaits_router for kernel in call.kernels) if is_loop else 0
+    kernels = sum(kernel.seconds(machine, is_looped=is_loop) for kernel in call.kernels)
+    return call_seconds * call.num_launches + drains * machine.drain + kernels
+
+
 def bottleneck(step: Step, machine: Machine) -> str:
     """Return the largest part of the step's time: a resource, links' latency, or gaps between calls."""
     spent: dict[str, float] = {"gaps": step.gap_seconds}

@@ -6,6 +6,7 @@ module knows no machines and no time.
 """
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -103,6 +104,17 @@ class Model:
     is_tied: bool
     layers: tuple[Layer, ...]
     precision: Precision
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[Layer, int], ...]:
+        """The different layers, with the number of layers of each."""
+        return tuple(Counter(self.layers).items())
+
+    @cached_property
+    def layer_kinds(self) -> tuple[int, ...]:
+        """The index in `kinds` of each layer."""
+        indices = {layer: index for index, (layer, _) in enumerate(self.kinds)}
+        return tuple(indices[layer] for layer in self.layers)
 
     @property
     def num_params(self) -> int:

@@ -66,10 +66,11 @@ def slots_share(
 def slot_bytes(model: Model, shape: DecodeShape, num_sockets: int, sockets_per_sequence: int) -> float:
     """Return the bytes of slots on the busiest socket."""
     entries = sum(
-        layer.attention.num_entries(shape.capacity)
+        count
+        * layer.attention.num_entries(shape.capacity)
         * layer.attention.cache_width
         * slots_share(layer.attention, shape, num_sockets, sockets_per_sequence)
-        for layer in model.layers
+        for layer, count in model.kinds
     )
     return entries * model.precision.cache * shape.batch
 

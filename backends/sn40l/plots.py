@@ -6,7 +6,8 @@ from typing import Any
 
 from backends.sn40l.decode import decode_step
 from backends.sn40l.deployment import DecodeShape, Deployment, Execution
-from backends.sn40l.figures import Comparison, Machines, Role
+from backends.sn40l.evidence import Evidence, Kind
+from backends.sn40l.figures import Machines
 from backends.sn40l.hardware import Machine
 from backends.sn40l.kernels import Step
 from backends.sn40l.measures import DENSE_MODELS, TABLE_5, attained, expert_layer_shares, table_5_rate
@@ -27,7 +28,7 @@ _TABLE_4 = {
 }
 
 
-def draw_figures(folder: Path, machines: Machines, comparisons: Sequence[Comparison]) -> tuple[Path, ...]:
+def draw_figures(folder: Path, machines: Machines, evidence: Sequence[Evidence]) -> tuple[Path, ...]:
     """Draw every picture of the docs into a folder and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     return (
@@ -35,7 +36,7 @@ def draw_figures(folder: Path, machines: Machines, comparisons: Sequence[Compari
         _table_5(folder / "table5.png", machines),
         _prefill(folder / "prefill.png", machines),
         _looping(folder / "looping.png", machines),
-        _residuals(folder / "residuals.png", comparisons),
+        _residuals(folder / "residuals.png", evidence),
     )
 
 
@@ -138,23 +139,23 @@ def _looping(path: Path, machines: Machines) -> Path:
     return _save(figure, axes, path, "Decode at batch 1 and 4k on 16 sockets")
 
 
-def _residuals(path: Path, comparisons: Sequence[Comparison]) -> Path:
-    shown = [comparison for comparison in reversed(comparisons) if not comparison.figure.is_absolute]
+def _residuals(path: Path, evidence: Sequence[Evidence]) -> Path:
+    shown = [one for one in reversed(evidence) if not one.figure.is_absolute]
     figure, axes = _subplots(8, 0.16 * len(shown) + 1)
-    colors = [_color(comparison) for comparison in shown]
-    axes.scatter([100 * comparison.error for comparison in shown], range(len(shown)), c=colors, s=18)
-    axes.set_yticks(range(len(shown)), [comparison.figure.key for comparison in shown], fontsize=6)
+    colors = [_color(one) for one in shown]
+    axes.scatter([100 * one.comparison.error for one in shown], range(len(shown)), c=colors, s=18)
+    axes.set_yticks(range(len(shown)), [one.figure.key for one in shown], fontsize=6)
     axes.axvline(0, color=_PUBLISHED, linewidth=0.8)
     axes.set_ylim(-1, len(shown))
     axes.grid(axis="y", linewidth=0.2)
-    axes.set(xlabel="error, %: fitted or implied grey, held out blue, beyond tolerance orange")
+    axes.set(xlabel="error, %: predictions blue, beyond tolerance orange, all that tests nothing grey")
     return _save(figure, axes, path, "Every relative figure beside ours")
 
 
-def _color(comparison: Comparison) -> str:
-    if not comparison.is_met:
+def _color(one: Evidence) -> str:
+    if not one.comparison.is_met:
         return _PLAIN
-    return _OURS if comparison.figure.role is Role.HELD_OUT else _PUBLISHED
+    return _OURS if one.kind is Kind.PREDICTION else _PUBLISHED
 
 
 def _pairs(axes: Any, cells: Sequence[tuple[str, float, float]]) -> None:

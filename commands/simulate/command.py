@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the answer. Return 0, or 1 when a published figure is missed. Raises `OptionError`."""
+    """Print the answer. Return 0, or 1 when a prediction failed. Raises `OptionError`."""
     question = next(question for question in QUESTIONS if question.name == arguments.question)
     options = read_group(question.options, arguments, os.environ)
     try:

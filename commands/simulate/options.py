@@ -157,8 +157,6 @@ class ReproduceOptions(SimulateGroup):
 
     fit: bool = False
     """Fit the parameters again instead of using those of the machine files."""
-    strict: bool = False
-    """Count figures that are known to be missed, too."""
     plots: PictureFolder | None = None
     """Draw the pictures of the docs into this folder."""
 
@@ -179,7 +177,11 @@ QUESTIONS = (
     Question(
         "replay", "Play a trace of arrivals through the real scheduler on the virtual clock.", ReplayOptions
     ),
-    Question("reproduce", "Print every published figure beside ours.", ReproduceOptions),
+    Question(
+        "reproduce",
+        "Print every published figure beside ours; exit with 1 if a prediction failed.",
+        ReproduceOptions,
+    ),
 )
 
 

@@ -149,10 +149,12 @@ def _quantity(machine: str, key: str, entry: Any) -> Quantity:
     try:
         quantity = Quantity(**entry)
         is_fit = 0 < quantity.value < math.inf or (quantity.value == 0 and key in _MAY_BE_ZERO)
+        is_fit = is_fit and (key not in _WHOLE or quantity.value == int(quantity.value))
     except TypeError as error:
         raise MachineFileError(
             f"machine {machine}: {key} needs a value and a source, and has {entry}"
         ) from error
     if not is_fit:
-        raise MachineFileError(f"machine {machine}: {key} must be a number above 0, got {quantity.value}")
+        kind = "whole number" if key in _WHOLE else "number"
+        raise MachineFileError(f"machine {machine}: {key} must be a {kind} above 0, got {quantity.value}")
     return quantity

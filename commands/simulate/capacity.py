@@ -11,7 +11,7 @@ from backends.sn40l.plan import PlanOption, ServiceLevel, plan, socket_counts
 from backends.sn40l.sweep import SweepAxes, SweepRow, sweep
 from commands.shared.table import table
 from commands.simulate.answer import Answer
-from commands.simulate.deployment import deployment_of, policy_of
+from commands.simulate.deployment import default_executions, deployment_of, policy_of
 from commands.simulate.options import PlanOptions, SweepOptions
 from server.options.command_line import OptionError
 
@@ -24,6 +24,7 @@ def plan_answer(options: PlanOptions) -> Answer:
     deployment = deployment_of(options, max(options.sockets) if options.sockets else None)
     counts = options.sockets or socket_counts(deployment.machine.max_sockets)
     level = ServiceLevel(options.max_ttft, options.max_tpot, options.min_rate)
+    deployment.model.check_context(options.context)
     resolved = [policy_of(name, options.slot_capacity).resolve(options.context) for name in options.policy]
     fitting = plan(deployment, counts, resolved, options.context)
     found = [option for option in fitting if level.is_met(option)]
@@ -120,8 +121,10 @@ def sweep_answer(options: SweepOptions) -> Answer:
     """Return a row for each combination of batch, context, sockets, policy and execution."""
     deployment = deployment_of(options, max(options.sockets) if options.sockets else None, loops=False)
     counts = options.sockets or socket_counts(deployment.machine.max_sockets)[-2:]
+    deployment.model.check_context(max(options.contexts))
     policies = [policy_of(name, options.slot_capacity) for name in options.policy]
-    axes = SweepAxes(options.batches, options.contexts, counts, policies, options.executions)
+    executions = options.executions or default_executions(deployment.machine)
+    axes = SweepAxes(options.batches, options.contexts, counts, policies, executions)
     rows = list(sweep(deployment, axes))
     if options.plot:
         from backends.sn40l.plots import draw_sweep
@@ -137,7 +140,7 @@ def _sweep_cells(row: SweepRow) -> tuple[str, ...]:
     head = (row.execution, str(row.context))
     if row.option is not None:
         return (*head, *_option_cells(row.option))
-    missing = f"{row.missing / 1e9:.2f} GB per socket missing"
+    missing = f"{row.missing / 1e9:.2f} GB of {row.missing_tier} per socket missing"
     deployment = (str(row.num_sockets), row.policy, str(row.capacity), str(row.batch))
     return (*head, *deployment, "-", "-", "-", "-", missing)
 
@@ -151,5 +154,7 @@ def _sweep_values(row: SweepRow) -> dict[str, Any]:
         "batch": row.batch,
     }
     return head | (
-        _values(row.option) if row.option is not None else {"missing_bytes_per_socket": row.missing}
+        _values(row.option)
+        if row.option is not None
+        else {"missing_bytes_per_socket": row.missing, "missing_tier": row.missing_tier}
     )

@@ -93,15 +93,15 @@ class SweepOptions(ManyDeploymentsOptions):
     sockets: Annotated[tuple[Count, ...] | None, _COUNTS, Shown(default="half of them, and all")] = None
     """Sockets."""
     executions: Annotated[
-        tuple[Execution, ...],
+        tuple[Execution, ...] | None,
         Shown(
             "EXECUTION,…",
-            default="fused,looped",
+            default="fused, and looped where the machine supports it",
             is_joined=True,
             expected=f"one of {', '.join(Execution)}, or several with commas",
         ),
         Field(description=f"Ways of cutting layers into kernel calls: {', '.join(Execution)}."),
-    ] = (Execution.FUSED, Execution.LOOPED)
+    ] = None
     plot: Picture | None = None
     """Draw tokens/s over batch into this file."""
 

@@ -12,6 +12,7 @@ from commands.simulate.arrivals import Arrival, Traffic, read_trace
 from commands.simulate.deployment import deployment_of, policy_of
 from commands.simulate.options import ReplayOptions
 from commands.simulate.replay import Replay, ReplayRecord, replay_spec
+from server.options.command_line import OptionError
 
 
 def replay_answer(options: ReplayOptions) -> Answer:
@@ -19,9 +20,12 @@ def replay_answer(options: ReplayOptions) -> Answer:
     policy = policy_of(options.policy, options.slot_capacity).resolve(options.max_model_len)
     spec = replay_spec(options.num_slots, policy, options.max_model_len)
     deployment = deployment_of(options, options.sockets)
+    deployment.model.check_context(options.max_model_len)
     started = time.perf_counter()
     replay = Replay(spec, DeploymentCost(deployment, spec.pools[0]), collapses=options.collapse)
     record = replay.run(_arrivals(options))
+    if not record.end_times and not record.num_refused:
+        raise OptionError(f"--trace {options.trace} has no requests")
     wall = time.perf_counter() - started
     _write_series(options, record)
     return _replay_answer(record, options.num_slots, wall)
@@ -29,6 +33,11 @@ def replay_answer(options: ReplayOptions) -> Answer:
 
 def _arrivals(options: ReplayOptions) -> Iterable[Arrival]:
     if options.trace:
+        given = [
+            name for name in _DRAWN if getattr(options, name) != type(options).model_fields[name].default
+        ]
+        if given:
+            raise OptionError(f"--{given[0].replace('_', '-')} is of drawn arrivals, and --trace has its own")
         return read_trace(options.trace)
     traffic = Traffic(
         options.rate,
@@ -39,6 +48,9 @@ def _arrivals(options: ReplayOptions) -> Iterable[Arrival]:
         options.seed,
     )
     return traffic.arrivals()
+
+
+_DRAWN = ("shape", "rate", "requests", "mean_prompt", "mean_output", "seed")
 
 
 def _write_series(options: ReplayOptions, record: ReplayRecord) -> None:
@@ -93,4 +105,5 @@ def _replay_answer(record: ReplayRecord, num_slots: int, wall: float) -> Answer:
         "",
         table(("seconds", "mean", "p50", "p90", "p99"), rows),
     ]
-    return Answer(lines, totals | percentiles)
+    # A replay in which nothing was served says nothing about the deployment.
+    return Answer(lines, totals | percentiles, status=0 if record.end_times else 1)

@@ -132,6 +132,31 @@ def test_a_flag_overrides_its_variable(
         simulate("sweep")
 
 
+def test_a_sweep_names_the_memory_that_is_short(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json_of(capsys, "sweep", "--model", "llama-3.1-405b", "--machine", "dgx-h100", "--batches", "1")[
+        "rows"
+    ]
+    assert {row["missing_tier"] for row in rows} == {"HBM"}
+    assert {row["execution"] for row in rows} == {"fused"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": 0}, "num_attention_heads must be a whole number of at least 1, got 0"),
+        ({"model_type": "bert"}, "model_type must be one of .*got 'bert'"),
+    ],
+)
+def test_a_config_that_cannot_be_is_an_option_error(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    config = json.loads(Path("backends/sn40l/data/models/llama-3.1-8b.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for question in ("plan", "sweep", "step", "replay"):
+        with pytest.raises(OptionError, match=f"--model must be a model .*{message}"):
+            simulate(question, "--model", str(tmp_path))
+
+
 def test_default_is_all_sockets_of_the_machine(capsys: pytest.CaptureFixture[str]) -> None:
     rows = json_of(
         capsys, "sweep", "--machine", "h100", "--executions", "fused", "--contexts", "4096", "--batches", "1"
@@ -172,6 +197,14 @@ def test_the_documented_options_are_current() -> None:
         (("replay", "--requests", "0"), "--requests must be a whole number of at least 1, got '0'"),
         (("replay", "--model", "llama-3.1-405b", "--sockets", "8"), "does not fit into HBM"),
         (("reproduce", "--plots", __file__), "--plots must be a folder"),
+        (("plan", "--context", "1000000000"), "a context must be at most 131072 tokens.*got 1000000000"),
+        (("sweep", "--contexts", "200000"), "a context must be at most 131072 tokens"),
+        (("step", "--prefill", "200000"), "a context must be at most 131072 tokens"),
+        (("step", "--slot-capacity", "200000"), "a context must be at most 131072 tokens"),
+        (("replay", "--max-model-len", "200000"), "a context must be at most 131072 tokens"),
+        (("step", "--model", "deepseek-r1", "--batch", "3000"), "does not fit into HBM"),
+        (("replay", "--trace", __file__, "--rate", "3"), "--rate is of drawn arrivals, and --trace has its"),
+        (("replay", "--trace", "/dev/null"), "--trace /dev/null has no requests"),
     ],
 )
 def test_invalid_arguments_are_option_errors(arguments: tuple[str, ...], message: str) -> None:

@@ -160,7 +160,11 @@ class _DecodeGraph:
         experts = layer.experts
         assert experts is not None
         batch = self._shape.batch
-        touched = experts.most_touched(batch) if self._machine.is_static else experts.expected_touched(batch)
+        touched = (
+            experts.most_touched(batch)
+            if self._machine.reads_possible_experts
+            else experts.expected_touched(batch)
+        )
         weight_bytes = touched * experts.expert_params * self._model.precision.experts
         # The shared part's all-reduce carries the experts' sums as well.
         return self._product(

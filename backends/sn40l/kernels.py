@@ -60,7 +60,7 @@ class Kernel:
 
     def seconds(self, machine: Machine, *, is_looped: bool = False) -> float:
         """Return the seconds of the kernel after its launch, or of one iteration of a loop over layers."""
-        return _kernel_seconds(self, machine, is_looped or self.loops_inside or not machine.is_static)
+        return _kernel_seconds(self, machine, is_looped or self.loops_inside or machine.overlaps_streams)
 
 
 @lru_cache(maxsize=4096)

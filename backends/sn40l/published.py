@@ -25,6 +25,7 @@ _FOLLOWS: Mapping[str, str] = {
     "looping, 8B": "8B on 16 sockets, fitted",
     "over DGX H100, best": "the quotient of two fitted rates",
     "8B on 8 H100, of peak": "8B on 8 H100, fitted",
+    "8B on an A100, one request": "stream_efficiency was chosen with it in view",
     "8 → 16 sockets, best": "what is compared was chosen with it in view",
     "Qwen2.5-72B looping, large batch": "that only loops stream ahead was chosen with it in view",
     "fusion at prefill, launches": "the number of operators was chosen with it in view",
@@ -33,6 +34,9 @@ _FOLLOWS: Mapping[str, str] = {
         for pair in ("70B with 1B", "70B with 8B", "405B with 3B")
     },
 }
+
+MACHINES = ("sn40l", "dgx-h100", "a100")
+"""The machines of published figures."""
 
 LEFT_OUT: Mapping[str, str] = {
     "457 and 129 tokens/s of 70B and 405B": "the number of drafts and the acceptance are not published",
@@ -54,6 +58,7 @@ def published_figures() -> tuple[Figure, ...]:
         *published_r1.prefill_figures(),
         *published_decode.looping_figures(),
         *published_decode.decode_figures(),
+        *published_decode.vllm_figures(),
         *published_calls.orchestration_figures(),
         *published_calls.memory_figures(),
         *published_speculation.speculation_figures(),

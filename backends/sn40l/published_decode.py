@@ -2,7 +2,8 @@
 
 import statistics
 
-from backends.sn40l.deployment import Deployment, Execution
+from backends.sn40l.decode import decode_seconds
+from backends.sn40l.deployment import DecodeShape, Deployment, Execution
 from backends.sn40l.figures import Figure, Machines, span, value
 from backends.sn40l.hardware import Machine
 from backends.sn40l.measures import (
@@ -18,6 +19,7 @@ from backends.sn40l.measures import (
 )
 from backends.sn40l.model_config import Model
 from backends.sn40l.placement import max_batch
+from backends.sn40l.prefill import Chunk, prefill_seconds
 
 LOOPING = "arXiv 2410.23668"
 DATAFLOW = "successor of arXiv 2410.23668 (secondary)"
@@ -290,6 +292,29 @@ def decode_figures() -> tuple[Figure, ...]:
             lambda m: 100 * _fused_layer_share(m["sn40l"]),
             note="8B on 8 sockets",
             nulls=(("stream_efficiency, fitted", 96.7),),
+        ),
+    )
+
+
+def vllm_figures() -> tuple[Figure, ...]:
+    """Return a public sweep of vLLM on one A100: requests of 1,024 tokens in and 128 out."""
+    source = "johnmusgrave.com/p/vllm-throughput-latency-sweep-on (secondary)"
+
+    def rate(machines: Machines, concurrency: int) -> float:
+        deployment = Deployment(model_of("llama-3.1-8b"), machines["a100"], 1)
+        step = decode_seconds(deployment, DecodeShape(concurrency, 1024 + 64))
+        return concurrency * 128 / (concurrency * prefill_seconds(deployment, Chunk(1024)) + 127 * step)
+
+    return (
+        value("8B on an A100, one request", source, "tok/s", 75, 0.25, lambda m: rate(m, 1)),
+        value(
+            "8B on an A100, 8 requests over one",
+            source,
+            "×",
+            6.6,
+            0.25,
+            lambda m: rate(m, 8) / rate(m, 1),
+            nulls=(("batches for nothing", 8.0),),
         ),
     )
 

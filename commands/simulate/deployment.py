@@ -31,4 +31,4 @@ def policy_of(name: PolicyName, slot_capacity: int) -> PolicyOptions:
 
 def default_executions(machine: Machine) -> tuple[Execution, ...]:
     """Return the executions that a sweep compares: those without spilling that the machine supports."""
-    return (Execution.FUSED, Execution.LOOPED) if machine.is_static else (Execution.FUSED,)
+    return (Execution.FUSED, Execution.LOOPED) if machine.loops_layers else (Execution.FUSED,)

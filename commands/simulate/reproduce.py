@@ -13,6 +13,7 @@ from backends.sn40l.figures import Figure, Machines
 from backends.sn40l.hardware import MachineFile, load_machine_file
 from backends.sn40l.model_config import load_model
 from backends.sn40l.published import LEFT_OUT, published_figures
+from backends.sn40l.published import MACHINES as FIGURE_MACHINES
 from commands.shared.table import table
 from commands.simulate.answer import Answer
 from commands.simulate.options import ReproduceOptions
@@ -23,7 +24,7 @@ def reproduce_answer(options: ReproduceOptions) -> Answer:
 
     The status is 1 if a prediction failed.
     """
-    files = {name: load_machine_file(name) for name in ("sn40l", "dgx-h100")}
+    files = {name: load_machine_file(name) for name in FIGURE_MACHINES}
     figures = published_figures()
     machines: Machines = (
         fit(figures, files) if options.fit else {name: file.machine for name, file in files.items()}

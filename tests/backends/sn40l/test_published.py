@@ -10,14 +10,14 @@ from backends.sn40l.calibration import CalibrationError, fit, parameters
 from backends.sn40l.evidence import Evidence, Kind, judge
 from backends.sn40l.hardware import MachineFile, load_machine_file
 from backends.sn40l.measures import MULTI_TOKEN, TABLE_5, table_5_rate
-from backends.sn40l.published import published_figures
+from backends.sn40l.published import MACHINES, published_figures
 from backends.sn40l.published_r1 import decode_figures
 from backends.sn40l.published_speculation import speculation_figures
 
 
 @pytest.fixture(scope="module")
 def files() -> dict[str, MachineFile]:
-    return {name: load_machine_file(name) for name in ("sn40l", "dgx-h100")}
+    return {name: load_machine_file(name) for name in MACHINES}
 
 
 @pytest.fixture(scope="module")

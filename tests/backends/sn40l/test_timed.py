@@ -181,6 +181,22 @@ def test_a_dynamic_machine_is_timed_for_its_live_rows() -> None:
     assert cost.seconds(DecodeBatch(rows[:1])) < cost.seconds(DecodeBatch(rows))
 
 
+def test_a_dynamic_machine_is_timed_for_the_entries_that_are_held() -> None:
+    """The capacity of the slots does not matter, what they hold does."""
+    deployment = default_deployment("llama-3.1-8b", "dgx-h100", 8)
+    row = DecodeRow("a", 0, 7, 1000, 1000, DRAW)
+    short, long, padded = (
+        DeploymentCost(default_deployment("llama-3.1-8b", machine, 8), slot_pool(16, full(size), size))
+        for machine, size in (("dgx-h100", 2048), ("dgx-h100", 131072), ("sn40l", 131072))
+    )
+    expected = decode_step(deployment, DecodeShape(1, 1001)).seconds
+    assert short.seconds(DecodeBatch((row,))) == pytest.approx(expected, rel=0.01)
+    assert long.seconds(DecodeBatch((row,))) == pytest.approx(expected, rel=0.03)
+    more = replace(row, index=100_000)
+    assert long.seconds(DecodeBatch((more,))) > 1.2 * expected
+    assert padded.seconds(DecodeBatch((row,))) == padded.seconds(DecodeBatch((more,)))
+
+
 def test_slots_that_do_not_fit_the_simulated_machine_are_refused() -> None:
     inner = FakeBackend(fake_spec(num_slots=64, max_model_len=131072))
     with pytest.raises(DoesNotFitError, match="64 slots of 131072 entries"):

@@ -77,6 +77,20 @@ def draw_bandwidth(path: Path, steps: Mapping[Execution, Step], machine: Machine
     return _save(figure, axes, path, title)
 
 
+def draw_plan(
+    path: Path, points: Sequence[tuple[float, float]], labels: Sequence[str], on_front: Sequence[bool]
+) -> Path:
+    """Draw each deployment's tokens/s of a socket over tokens/s for a user, and the Pareto front."""
+    figure, axes = _subplots(9, 5)
+    for (user, socket), label, is_best in zip(points, labels, on_front, strict=True):
+        axes.scatter([user], [socket], color=_OURS if is_best else _PUBLISHED)
+        axes.annotate(label, (user, socket), fontsize=6, xytext=(4, 4), textcoords="offset points")
+    front = sorted(point for point, is_best in zip(points, on_front, strict=True) if is_best)
+    axes.plot(*zip(*front, strict=True), color=_OURS, linewidth=0.8)
+    axes.set(xlabel="tokens/s for a user", ylabel="tokens/s of a socket", ylim=(0, None), xlim=(0, None))
+    return _save(figure, axes, path, "Deployments within the limits")
+
+
 def draw_replay(path: Path, times: Sequence[float], waiting: Sequence[int], in_use: Sequence[int]) -> Path:
     """Draw the queue and the slots in use over a replay."""
     figure, axes = _subplots(9, 3.5)

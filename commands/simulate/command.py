@@ -52,7 +52,7 @@ def _answer(options: SimulateGroup) -> "Answer":
 
             return plan_answer(options)
         case SweepOptions():
-            from commands.simulate.capacity import sweep_answer
+            from commands.simulate.steps import sweep_answer
 
             return sweep_answer(options)
         case StepOptions():

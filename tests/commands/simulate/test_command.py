@@ -29,7 +29,7 @@ def json_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("plan", "--context", "8192"),
+        ("plan", "--machine", "h100", "--context", "2048", "--requests", "20", "--max-tpot", "0.01"),
         ("sweep", "--batches", "1", "--contexts", "8192", "--sockets", "16"),
         ("step", "--model", "deepseek-r1"),
         ("replay", "--requests", "20", "--rate", "5", "--shape", "poisson"),
@@ -42,16 +42,12 @@ def test_every_answer_says_that_it_is_simulated(
     assert capsys.readouterr().out.startswith("simulated: true\n")
 
 
-def test_plan_reports_the_cheapest_deployment_and_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
-    options = "plan --model deepseek-r1 --context 131072 --slot-capacity 32768 --policy snapstream"
-    best, *_ = json_of(capsys, *options.split())["options"]
-    assert (best["num_sockets"], best["num_slots"], best["policy"]) == (16, 64, "snapstream")
-    assert best["bytes_per_socket"]["HBM"]["slots"] == pytest.approx(9.2e9, rel=0.01)
-    assert best["layout"] == {"num_sink": 4, "num_recent": 16382, "num_kept": 16382}
+def test_plan_says_which_limit_no_deployment_meets() -> None:
+    options = "plan --machine h100 --context 4096 --requests 20 --max-tpot 0.000001"
     with pytest.raises(
         OptionError, match=r"none of \d+ deployments meets --max-tpot 1e-06 \(best of any: 0\.00\d+\)"
     ):
-        simulate(*options.split(), "--max-tpot", "0.000001")
+        simulate(*options.split())
 
 
 def test_sweep_has_a_row_for_each_combination(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -177,8 +173,15 @@ def test_the_documented_options_are_current() -> None:
         (("plan", "--model", "/nowhere/config.json"), "--model must be a config.json that can be read"),
         (("plan", "--machine", "gpu"), "--machine must be a machine .*dgx-h100"),
         (("plan", "--max-ttft", "-1"), "--max-ttft must be a number above 0, got '-1'"),
+        (("plan", "--context", "300", "--mean-output", "300"), "--context must hold a prompt and an answer"),
+        (("plan", "--trace", "/dev/null"), "--trace /dev/null has no requests"),
+        (("plan", "--percentile", "101"), "--percentile must be above 0, up to 100, got '101'"),
+        (("plan", "--requests", "3"), "--requests must be a whole number of at least 20"),
         (("plan", "--sockets", "4,17"), "--sockets must be from 1 to 16.*got 17"),
-        (("plan", "--model", "llama-3.1-405b", "--machine", "dgx-h100"), "GB are missing"),
+        (
+            ("plan", "--model", "llama-3.1-405b", "--machine", "dgx-h100"),
+            "does not fit into HBM.*are missing",
+        ),
         (("sweep", "--slot-capacity", "3"), "slot_capacity must be at least .*got 3"),
         (
             ("sweep", "--policy", "full,none"),

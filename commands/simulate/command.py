@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from commands.simulate.options import (
     QUESTIONS,
+    MeasureOptions,
     PlanOptions,
     ReplayOptions,
     ReproduceOptions,
@@ -63,6 +64,10 @@ def _answer(options: SimulateGroup) -> "Answer":
             from commands.simulate.traffic import replay_answer
 
             return replay_answer(options)
+        case MeasureOptions():
+            from commands.simulate.measure import measure_answer
+
+            return measure_answer(options)
         case ReproduceOptions():
             from commands.simulate.reproduce import reproduce_answer
 

@@ -194,6 +194,19 @@ class ReproduceOptions(SimulateGroup):
     """Draw the pictures of the docs into this folder."""
 
 
+class MeasureOptions(SimulateGroup):
+    title: ClassVar[str] = "snapserve simulate measure"
+
+    repeats: Count = 10
+    """Runs of each step, of which the shortest counts."""
+    context: Annotated[int, Field(ge=2048, le=131072), Shown("N", expected="from 2048 to 131072")] = 4096
+    """Tokens of the longest step."""
+    compile: bool = True
+    """Compile decode first, as the server does."""
+    output: OutputFile | None = None
+    """Write the machine file."""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """One sub-command of `snapserve simulate`."""
@@ -210,6 +223,7 @@ QUESTIONS = (
     Question(
         "replay", "Play a trace of arrivals through the real scheduler on the virtual clock.", ReplayOptions
     ),
+    Question("measure", "Measure this machine's constants with the torch backend.", MeasureOptions),
     Question(
         "reproduce",
         "Print every published figure beside ours; exit with 1 if a prediction failed.",

@@ -25,7 +25,7 @@ class Alternative:
 def expected_experts(machine_files: Mapping[str, MachineFile]) -> Alternative:
     """Return table 5 if a step read the expected number of experts, as a kernel with dynamic trips would."""
     file = machine_files["sn40l"]
-    dynamic = replace(file, machine=replace(file.machine, is_static=False))
+    dynamic = replace(file, machine=replace(file.machine, reads_possible_experts=False))
     figures = tuple(
         figure
         for figure in published_figures()

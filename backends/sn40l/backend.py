@@ -20,7 +20,7 @@ def default_deployment(
     Raises ValueErrors that name the wrong value.
     """
     described = load_machine(machine)
-    execution = Execution.LOOPED if loops and described.is_static else Execution.FUSED
+    execution = Execution.LOOPED if loops and described.loops_layers else Execution.FUSED
     return Deployment(load_model(model), described, num_sockets, execution, uses_ddr=uses_ddr)
 
 

@@ -2,31 +2,35 @@
 
 from functools import lru_cache
 
-from backends.interface import Batch, PrefillBatch, PrefillRow, SlotPoolSpec
-from backends.sn40l.decode import decode_step
+from backends.interface import Batch, DecodeBatch, PrefillBatch, PrefillRow, SlotPoolSpec
+from backends.sn40l.decode import decode_seconds
 from backends.sn40l.deployment import DecodeShape, Deployment
-from backends.sn40l.prefill import Chunk, Compression, prefill_step
+from backends.sn40l.prefill import Chunk, Compression, prefill_seconds
 from cache.policy import CachePolicy
+
+_GRID = 32  # steps of a slot's capacity for which decode is computed
 
 
 class DeploymentCost:
     """Times batches for the slots of these pools.
 
-    A static machine has one decode graph for each pool, with all slots at full capacity, however many are
-    live. Other machines are timed for the batch's rows. Prompts are read one row after another, each chunk
-    padded to the batch's shape. Raises DoesNotFitError for pools that do not fit together. The check assumes
-    slots of their mean capacity.
+    Where the machine pads decode, each pool has one graph with all slots at full capacity, however many are
+    live. Elsewhere a step is timed for the batch's rows and for the entries that they hold on average.
+    Prompts are read one row after another, each chunk padded to the batch's shape. Raises DoesNotFitError for
+    pools that do not fit together: at `resident_entries` a slot if memory is paged, else at the mean
+    capacity.
     """
 
-    def __init__(self, deployment: Deployment, *pools: SlotPoolSpec) -> None:
+    def __init__(
+        self, deployment: Deployment, *pools: SlotPoolSpec, resident_entries: int | None = None
+    ) -> None:
         self._deployment = deployment
         self._pools = pools
         self._decode = lru_cache(maxsize=None)(self._decode_seconds)
-        self._prefill = lru_cache(maxsize=4096)(self._prefill_seconds)
+        self._prefill = lru_cache(maxsize=65536)(self._prefill_seconds)
         num_slots = sum(pool.num_slots for pool in pools)
-        self._decode(
-            num_slots, -(-sum(pool.num_slots * pool.policy.layout.capacity for pool in pools) // num_slots)
-        )
+        capacity = -(-sum(pool.num_slots * pool.policy.layout.capacity for pool in pools) // num_slots)
+        self._decode(num_slots, resident_entries or capacity)
 
     def seconds(self, batch: Batch) -> float:
         pool = self._pools[batch.pool]
@@ -34,14 +38,32 @@ class DeploymentCost:
             chunks = [_chunk(row, batch.shape.num_tokens, pool.policy) for row in batch.rows]
             chunks += [_votes(row) for row in batch.rows if row.echo or row.ahead]
             return sum(map(self._prefill, chunks))
-        num_rows = pool.num_slots if self._deployment.machine.is_static else len(batch.rows)
-        return batch.num_steps * self._decode(num_rows, pool.policy.layout.capacity)
+        capacity = pool.policy.layout.capacity
+        if self._deployment.machine.pads_decode:
+            return batch.num_steps * self._decode(pool.num_slots, capacity)
+        return batch.num_steps * self._resident_seconds(batch, capacity)
 
-    def _decode_seconds(self, batch: int, capacity: int) -> float:
-        return decode_step(self._deployment, DecodeShape(batch, capacity)).seconds
+    def _resident_seconds(self, batch: DecodeBatch, capacity: int) -> float:
+        """Return the seconds of a step at the rows' mean entries, halfway through the batch's steps.
+
+        They are a line between the two nearest of a grid, so that few steps have to be computed.
+        """
+        ahead = batch.num_steps // 2 + 1
+        entries = sum(min(row.index + ahead, capacity) for row in batch.rows) / len(batch.rows)
+        spacing = max(1, capacity // _GRID)
+        below = max(1, int(entries // spacing) * spacing)
+        above = min(below + spacing, capacity)
+        start = self._decode(len(batch.rows), below)
+        if above <= below:
+            return start
+        share = max(0.0, entries - below) / (above - below)
+        return start + share * (self._decode(len(batch.rows), above) - start)
+
+    def _decode_seconds(self, batch: int, entries: int) -> float:
+        return decode_seconds(self._deployment, DecodeShape(batch, entries))
 
     def _prefill_seconds(self, chunk: Chunk) -> float:
-        return prefill_step(self._deployment, chunk).seconds
+        return prefill_seconds(self._deployment, chunk)
 
 
 def _chunk(row: PrefillRow, num_tokens: int, policy: CachePolicy) -> Chunk:

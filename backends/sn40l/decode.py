@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from backends.sn40l.deployment import DecodeShape, Deployment, Execution
-from backends.sn40l.kernels import Call, Kernel, Step, merge, run
-from backends.sn40l.model_config import Layer
+from backends.sn40l.kernels import Call, Kernel, Step, merge, run, total_seconds
+from backends.sn40l.model_config import Layer, Model
 from backends.sn40l.placement import Placement, fitting, num_sequences, slots_share
 
 
@@ -13,22 +13,24 @@ def decode_step(deployment: Deployment, shape: DecodeShape) -> Step:
 
     Raises DoesNotFitError.
     """
-    steps = (_step(deployment, shape, placement) for placement in fitting(deployment, shape))
-    return min(steps, key=lambda step: step.seconds)
+    placement = decode_placement(deployment, shape)
+    calls = _DecodeGraph(deployment, shape, placement).calls()
+    return run(calls, deployment.machine, deployment.num_sockets, deployment.call_seconds)
+
+
+def decode_seconds(deployment: Deployment, shape: DecodeShape) -> float:
+    """Return the seconds of `decode_step`, without its events. Raises DoesNotFitError."""
+    return min(_seconds(deployment, shape, placement) for placement in fitting(deployment, shape))
 
 
 def decode_placement(deployment: Deployment, shape: DecodeShape) -> Placement:
     """Return the placement of `decode_step`. Raises DoesNotFitError."""
-    return min(fitting(deployment, shape), key=lambda placement: _step(deployment, shape, placement).seconds)
+    return min(fitting(deployment, shape), key=lambda placement: _seconds(deployment, shape, placement))
 
 
-def _step(deployment: Deployment, shape: DecodeShape, placement: Placement) -> Step:
-    return run(
-        _DecodeGraph(deployment, shape, placement).calls(),
-        deployment.machine,
-        deployment.num_sockets,
-        deployment.call_seconds,
-    )
+def _seconds(deployment: Deployment, shape: DecodeShape, placement: Placement) -> float:
+    calls = _DecodeGraph(deployment, shape, placement).calls()
+    return total_seconds(calls, deployment.machine, deployment.call_seconds)
 
 
 class _DecodeGraph:
@@ -50,17 +52,26 @@ class _DecodeGraph:
         yield Call((self._sampling(),))
 
     def _layer_calls(self) -> Iterator[Call]:
-        by_layer = {layer: self._layer_kernels(layer) for layer in dict.fromkeys(self._model.layers)}
+        by_kind = [self._layer_kernels(layer) for layer, _ in self._model.kinds]
         if self._execution is Execution.LOOPED:
             yield from (
-                Call(tuple(kernel for layer in run for kernel in by_layer[layer]))
-                for run in _loops(self._model.layers)
+                Call(tuple(kernel for kind in loop for kernel in by_kind[kind]))
+                for loop in _loops(self._model)
             )
             return
-        for layer in self._model.layers:
-            for index, kernel in enumerate(by_layer[layer]):
-                is_split = self._execution is Execution.FUSED and index == 0
-                yield Call((kernel,), self._machine.kernels_per_layer if is_split else 1)
+        calls = [
+            [
+                Call((kernel,), self._machine.kernels_per_layer if self._is_split and index == 0 else 1)
+                for index, kernel in enumerate(kernels)
+            ]
+            for kernels in by_kind
+        ]
+        for kind in self._model.layer_kinds:
+            yield from calls[kind]
+
+    @property
+    def _is_split(self) -> bool:
+        return self._execution is Execution.FUSED
 
     def _layer_kernels(self, layer: Layer) -> tuple[Kernel, ...]:
         if self._execution is Execution.OPERATORS:
@@ -149,7 +160,11 @@ class _DecodeGraph:
         experts = layer.experts
         assert experts is not None
         batch = self._shape.batch
-        touched = experts.most_touched(batch) if self._machine.is_static else experts.expected_touched(batch)
+        touched = (
+            experts.most_touched(batch)
+            if self._machine.reads_possible_experts
+            else experts.expected_touched(batch)
+        )
         weight_bytes = touched * experts.expert_params * self._model.precision.experts
         # The shared part's all-reduce carries the experts' sums as well.
         return self._product(
@@ -215,12 +230,16 @@ class _DecodeGraph:
         )
 
 
-def _loops(layers: tuple[Layer, ...]) -> Iterator[tuple[Layer, ...]]:
-    """Yield the layers of each loop: leading dense layers are one, all others, of one pattern, another."""
-    num_leading = next((index for index, layer in enumerate(layers) if layer.experts), 0)
-    interleaved = any(layer.experts is None for layer in layers[num_leading:])
-    if num_leading and not interleaved:
-        yield layers[:num_leading]
-        yield layers[num_leading:]
+def _loops(model: Model) -> Iterator[tuple[int, ...]]:
+    """Yield the kinds of each loop's layers.
+
+    Leading dense layers are one loop, all others, of one pattern, another.
+    """
+    kinds = model.layer_kinds
+    has_experts = [model.kinds[kind][0].experts is not None for kind in kinds]
+    num_leading = has_experts.index(True) if any(has_experts) else 0
+    if num_leading and all(has_experts[num_leading:]):
+        yield kinds[:num_leading]
+        yield kinds[num_leading:]
     else:
-        yield layers
+        yield kinds

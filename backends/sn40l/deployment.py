@@ -38,7 +38,7 @@ class Deployment:
             raise DeploymentError(
                 f"the machine has 1 to {self.machine.max_sockets} sockets, got {self.num_sockets}"
             )
-        if self.execution is Execution.LOOPED and not self.machine.is_static:
+        if self.execution is Execution.LOOPED and not self.machine.loops_layers:
             raise DeploymentError("only a machine with static graphs can loop over its layers' kernels")
         if self.execution is Execution.LOOPED and self.host_launched:
             raise DeploymentError("a loop over layers is launched by the device, not by the host")

@@ -1,6 +1,5 @@
 """Published figures: a value or a range, its source, and the function that computes it."""
 
-import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -9,20 +8,17 @@ from backends.sn40l.hardware import Machine
 Machines = Mapping[str, Machine]
 
 
-class Role(enum.StrEnum):
-    """The role of a figure in the calibration."""
-
-    FITTED = "fitted"
-    IMPLIED = "implied"
-    HELD_OUT = "held out"
+Null = tuple[str, float]  # a value that needs none of the model, and its name
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One published figure. `low` and `high` are equal for a value. `fits` is the parameter that it fits.
 
-    `tolerance` is relative to the published value, or in its unit if `is_absolute`. `miss` is the reason why
-    a figure is known not to be met. A figure `is_implied` if a fitted figure determines it.
+    `tolerance` is relative to the published value, or in its unit if `is_absolute`. `miss` explains why a
+    figure is not met. `follows` says what determines the figure besides the model: a fitted figure, or a
+    choice that was made with this figure in view. `nulls` are what a constant or a line through fitted
+    figures gives.
     """
 
     key: str
@@ -36,13 +32,8 @@ class Figure:
     fits: str | None = None  # "machine.parameter"
     note: str = ""
     miss: str = ""
-    is_implied: bool = False
-
-    @property
-    def role(self) -> Role:
-        if self.fits is not None:
-            return Role.FITTED
-        return Role.IMPLIED if self.is_implied else Role.HELD_OUT
+    follows: str = ""
+    nulls: tuple[Null, ...] = ()
 
     @property
     def published(self) -> str:
@@ -59,7 +50,11 @@ class Figure:
         It is zero within a range.
         """
         nearest = min(max(ours, self.low), self.high)
-        return ours - nearest if self.is_absolute else ours / nearest - 1
+        return ours - nearest if self.is_absolute or nearest == 0 else ours / nearest - 1
+
+    def is_met_by(self, ours: float) -> bool:
+        """Return whether a value is within the tolerance."""
+        return abs(self.error(ours)) <= self.tolerance + 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +70,7 @@ class Comparison:
 
     @property
     def is_met(self) -> bool:
-        return abs(self.error) <= self.figure.tolerance + 1e-9
+        return self.figure.is_met_by(self.ours)
 
 
 def compare(figures: tuple[Figure, ...], machines: Machines) -> tuple[Comparison, ...]:
@@ -95,9 +90,23 @@ def value(
     note: str = "",
     miss: str = "",
     is_absolute: bool = False,
+    nulls: tuple[Null, ...] = (),
 ) -> Figure:
     """Return a figure of one value."""
-    return Figure(key, source, unit, published, published, compute, tolerance, is_absolute, fits, note, miss)
+    return Figure(
+        key,
+        source,
+        unit,
+        published,
+        published,
+        compute,
+        tolerance,
+        is_absolute,
+        fits,
+        note,
+        miss,
+        nulls=nulls,
+    )
 
 
 def span(
@@ -111,9 +120,10 @@ def span(
     *,
     note: str = "",
     miss: str = "",
+    nulls: tuple[Null, ...] = (),
 ) -> Figure:
     """Return a figure that is a range."""
-    return Figure(key, source, unit, low, high, compute, tolerance, note=note, miss=miss)
+    return Figure(key, source, unit, low, high, compute, tolerance, note=note, miss=miss, nulls=nulls)
 
 
 def bind(function: Callable[..., float], *arguments: object) -> Callable[[Machines], float]:

@@ -66,7 +66,14 @@ class Machine:
     kernels_per_layer: (
         int  # calls into which a decoder layer is fused (an expert layer on a static machine needs one more)
     )
-    is_static: bool  # graphs have fixed trip counts, and consecutive calls can be looped
+    loops_layers: bool  # the calls of all layers can be one loop
+    overlaps_streams: bool  # any kernel computes while its data streams, not only one in a loop
+    reads_possible_experts: bool  # a step reads every expert that its batch could choose, not those it chose
+    pads_decode: bool  # a decode step takes the time of all slots at full capacity, however few are live
+    rounds_slots: bool  # the number of slots is a power of two
+    spills_activations: bool  # activations that the SRAM cannot hold go through HBM, instead of not fitting
+    price: float = 0.0  # dollars an hour; 0: not known
+    power: float = 0.0  # watts, with its share of the node; 0: not known
 
     @property
     def matrix_rate(self) -> float:
@@ -123,36 +130,56 @@ _MAY_BE_ZERO = frozenset(
         "collective_latency",
         "pipeline_fill",
         "hbm_reserve",
-        "is_static",
+        "price",
+        "power",
     }
 )
+_FLAGS = (
+    "loops_layers",
+    "overlaps_streams",
+    "reads_possible_experts",
+    "pads_decode",
+    "rounds_slots",
+    "spills_activations",
+)
+_OPTIONAL = frozenset({"price", "power"})
 
 _WHOLE = ("max_sockets", "compute_units", "memory_units", "attention_tile", "kernels_per_layer")
 
 
 def _parse(name: str, text: str) -> MachineFile:
+    """Return the machine of a file. A file with `base` has only what differs from that machine."""
     data = tomllib.loads(text)
     title = str(data.pop("title", name))
+    base = data.pop("base", None)
+    inherited = dict(load_machine_file(str(base)).quantities) if base is not None else {}
     types = {field.name: field.type for field in fields(Machine)}
-    if data.keys() != types.keys():
-        missing = types.keys() - data.keys()
-        unknown = data.keys() - types.keys()
+    given = data.keys() | inherited.keys()
+    if types.keys() - given - _OPTIONAL or given - types.keys():
+        missing = types.keys() - given - _OPTIONAL
+        unknown = given - types.keys()
         raise MachineFileError(f"machine {name}: missing {sorted(missing)}, unknown {sorted(unknown)}")
-    quantities = {key: _quantity(name, key, entry) for key, entry in data.items()}
+    quantities = inherited | {key: _quantity(name, key, entry) for key, entry in data.items()}
     values: dict[str, Any] = {key: quantity.value for key, quantity in quantities.items()}
-    values |= {key: int(values[key]) for key in _WHOLE}
-    values["is_static"] = bool(values["is_static"])
+    values |= {key: int(values[key]) for key in _WHOLE} | {key: bool(values[key]) for key in _FLAGS}
     return MachineFile(name, title, Machine(**values), quantities)
 
 
 def _quantity(machine: str, key: str, entry: Any) -> Quantity:
     try:
         quantity = Quantity(**entry)
-        is_fit = 0 < quantity.value < math.inf or (quantity.value == 0 and key in _MAY_BE_ZERO)
+        is_fit = 0 < quantity.value < math.inf or (
+            quantity.value == 0 and (key in _MAY_BE_ZERO or key in _FLAGS)
+        )
+        is_fit = is_fit and (key not in _WHOLE or quantity.value == int(quantity.value))
+        is_fit = is_fit and (key not in _FLAGS or quantity.value in (0, 1))
     except TypeError as error:
         raise MachineFileError(
             f"machine {machine}: {key} needs a value and a source, and has {entry}"
         ) from error
     if not is_fit:
-        raise MachineFileError(f"machine {machine}: {key} must be a number above 0, got {quantity.value}")
+        if key in _FLAGS:
+            raise MachineFileError(f"machine {machine}: {key} must be 0 or 1, got {quantity.value}")
+        kind = "whole number" if key in _WHOLE else "number"
+        raise MachineFileError(f"machine {machine}: {key} must be a {kind} above 0, got {quantity.value}")
     return quantity

@@ -60,7 +60,7 @@ class Kernel:
 
     def seconds(self, machine: Machine, *, is_looped: bool = False) -> float:
         """Return the seconds of the kernel after its launch, or of one iteration of a loop over layers."""
-        return _kernel_seconds(self, machine, is_looped or self.loops_inside or not machine.is_static)
+        return _kernel_seconds(self, machine, is_looped or self.loops_inside or machine.overlaps_streams)
 
 
 @lru_cache(maxsize=4096)
@@ -169,6 +169,25 @@ def run(calls: Iterable[Call], machine: Machine, num_sockets: int, call_seconds:
                 now = _append(events, "router", now, machine.drain, None)
             now = _append(events, kernel.name, now, kernel.seconds(machine, is_looped=call.is_loop), kernel)
     return Step(tuple(events), num_sockets, num_calls)
+
+
+def total_seconds(calls: Iterable[Call], machine: Machine, call_seconds: float) -> float:
+    """Return the seconds of `run` without its events. A call that is repeated is timed once."""
+    seconds: dict[int, tuple[float, Call]] = {}  # by identity; the call is kept so that none gets its number
+    total = 0.0
+    for call in calls:
+        timed = seconds.get(id(call))
+        if timed is None:
+            timed = seconds[id(call)] = (_call_seconds(call, machine, call_seconds), call)
+        total += timed[0]
+    return total
+
+
+def _call_seconds(call: Call, machine: Machine, call_seconds: float) -> float:
+    is_loop = call.is_loop
+    drains = sum(kernel.awaits_router for kernel in call.kernels) if is_loop else 0
+    kernels = sum(kernel.seconds(machine, is_looped=is_loop) for kernel in call.kernels)
+    return call_seconds * call.num_launches + drains * machine.drain + kernels
 
 
 def bottleneck(step: Step, machine: Machine) -> str:

@@ -5,7 +5,7 @@ Models are given by name. The defaults of decode are batch 1 and a context of 4k
 
 from functools import lru_cache
 
-from backends.sn40l.decode import decode_step
+from backends.sn40l.decode import decode_seconds, decode_step
 from backends.sn40l.deployment import DecodeShape, Deployment, Execution
 from backends.sn40l.hardware import Machine
 from backends.sn40l.kernels import Step
@@ -47,9 +47,19 @@ def decode_of(
     return decode_step(Deployment(model_of(name), machine, sockets, execution), DecodeShape(batch, context))
 
 
+@lru_cache(maxsize=65536)
+def seconds_of(
+    machine: Machine, name: str, sockets: int, execution: Execution, batch: int = 1, context: int = 4096
+) -> float:
+    """Return the seconds of a decode step. Figures share them, so they are kept."""
+    return decode_seconds(
+        Deployment(model_of(name), machine, sockets, execution), DecodeShape(batch, context)
+    )
+
+
 def rate_of(machine: Machine, name: str, sockets: int, execution: Execution, context: int = 4096) -> float:
     """Return tokens/s of one sequence."""
-    return 1 / decode_of(machine, name, sockets, execution, context=context).seconds
+    return 1 / seconds_of(machine, name, sockets, execution, context=context)
 
 
 def token_bytes(model: Model, context: int) -> float:
@@ -83,9 +93,7 @@ def looping_gain(machine: Machine, name: str, sockets: int = 16) -> float:
 
 def table_5_rate(machine: Machine, batch: int, capacity: int) -> float:
     """Return tokens/s of DeepSeek-R1 on 16 sockets, with the paper's factor for multi-token prediction."""
-    return (
-        MULTI_TOKEN * batch / decode_of(machine, "deepseek-r1", 16, Execution.FUSED, batch, capacity).seconds
-    )
+    return MULTI_TOKEN * batch / seconds_of(machine, "deepseek-r1", 16, Execution.FUSED, batch, capacity)
 
 
 def table_5_batch(machine: Machine, capacity: int) -> int:

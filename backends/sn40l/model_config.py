@@ -6,6 +6,7 @@ module knows no machines and no time.
 """
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files
@@ -104,6 +105,17 @@ class Model:
     layers: tuple[Layer, ...]
     precision: Precision
 
+    @cached_property
+    def kinds(self) -> tuple[tuple[Layer, int], ...]:
+        """The different layers, with the number of layers of each."""
+        return tuple(Counter(self.layers).items())
+
+    @cached_property
+    def layer_kinds(self) -> tuple[int, ...]:
+        """The index in `kinds` of each layer."""
+        indices = {layer: index for index, (layer, _) in enumerate(self.kinds)}
+        return tuple(indices[layer] for layer in self.layers)
+
     @property
     def num_params(self) -> int:
         return sum(layer.num_params for layer in self.layers) + self.embedding_params * (
@@ -150,6 +162,14 @@ class Model:
         )
         return entries * self.precision.cache
 
+    def check_context(self, num_tokens: int) -> None:
+        """Raise ModelConfigError for a sequence longer than the model's."""
+        if num_tokens > self.max_positions:
+            raise ModelConfigError(
+                f"a context must be at most {self.max_positions} tokens, the max_position_embeddings of "
+                f"{self.name}, got {num_tokens}"
+            )
+
     def decode_operations(self, context: int) -> float:
         """Return the operations of one token for this number of cache entries. A multiply-add counts two."""
         attention = sum(
@@ -183,23 +203,125 @@ def load_model(name_or_path: str) -> Model:
 
 
 def model_from_config(name: str, config: dict[str, Any]) -> Model:
-    """Return the model of a Hugging Face configuration. Raises ModelConfigError for a missing value."""
+    """Return the model of a Hugging Face configuration.
+
+    Raises ModelConfigError, which names the field, for a value that is missing or cannot be, and for layers
+    that are not modelled.
+    """
     try:
         text = {**config, **config.get("text_config", {})}
-        num_layers = int(text["num_hidden_layers"])
+        _check(text)
         return Model(
             name=name,
             hidden_size=text["hidden_size"],
             vocab_size=text["vocab_size"],
             max_positions=text.get("max_position_embeddings", 4096),
             is_tied=text.get("tie_word_embeddings", False),
-            layers=tuple(_layer(text, index) for index in range(num_layers)),
+            layers=tuple(_layer(text, index) for index in range(text["num_hidden_layers"])),
             precision=_precision(text),
         )
     except KeyError as error:
         raise ModelConfigError(f"the configuration of {name} has no {error}") from error
+    except ModelConfigError as error:
+        raise ModelConfigError(f"the configuration of {name} is not modelled: {error}") from error
     except (AttributeError, TypeError) as error:
         raise ModelConfigError(f"the configuration of {name} is none of a decoder: {error}") from error
+
+
+_MODEL_TYPES = frozenset(  # decoders of attention and gated feed-forward blocks
+    {
+        "deepseek_v2",
+        "deepseek_v3",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "gemma3_text",
+        "gpt_oss",
+        "granite",
+        "llama",
+        "llama4",
+        "llama4_text",
+        "minimax_m2",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "phi3",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "smollm3",
+    }
+)
+_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+_REQUIRED = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads")
+_SIZES = (
+    "intermediate_size",
+    "intermediate_size_mlp",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "sliding_window",
+    "attention_chunk_size",
+    "sliding_window_pattern",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "kv_lora_rank",
+    "q_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "interleave_moe_layer_step",
+    "decoder_sparse_step",
+)
+_COUNTS = (  # 0: the model has none
+    "n_routed_experts",
+    "num_local_experts",
+    "num_experts",
+    "n_shared_experts",
+    "shared_expert_intermediate_size",
+    "first_k_dense_replace",
+)
+_MOST_LAYERS = 10_000
+_LARGEST = 10**9
+
+
+def _check(config: dict[str, Any]) -> None:
+    """Raise ModelConfigError for a field that no decoder can have, or for layers that are not modelled."""
+    kind = config.get("model_type")
+    if kind not in _MODEL_TYPES:
+        known = ", ".join(sorted(_MODEL_TYPES))
+        raise ModelConfigError(f"model_type must be one of {known}, got {kind!r}")
+    for key in _REQUIRED:
+        _check_size(key, config[key], 1)
+    for keys, least in ((_SIZES, 1), (_COUNTS, 0)):
+        for key in keys:
+            if config.get(key) is not None:
+                _check_size(key, config[key], least)
+    if config["num_hidden_layers"] > _MOST_LAYERS:
+        raise ModelConfigError(f"num_hidden_layers must be at most {_MOST_LAYERS}, got more")
+    heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
+    if kv_heads is not None and heads % kv_heads:
+        raise ModelConfigError(f"num_key_value_heads must divide the {heads} heads, got {kv_heads}")
+    if not config.get("head_dim") and not config.get("kv_lora_rank") and config["hidden_size"] % heads:
+        raise ModelConfigError(f"hidden_size must be a multiple of the {heads} heads without head_dim")
+    experts = _num_experts(config)
+    if experts and not 1 <= config["num_experts_per_tok"] <= experts:
+        chosen = config["num_experts_per_tok"]
+        raise ModelConfigError(f"num_experts_per_tok must be at most {experts}, the experts, got {chosen}")
+    types = config.get("layer_types")
+    if types is not None:
+        unknown = sorted({str(one) for one in types} - set(_LAYER_TYPES))
+        if unknown:
+            raise ModelConfigError(f"layer_types must be of {', '.join(_LAYER_TYPES)}, got {unknown[0]}")
+        if len(types) != config["num_hidden_layers"]:
+            layers = config["num_hidden_layers"]
+            raise ModelConfigError(f"layer_types must have {layers} entries, one a layer, got {len(types)}")
+
+
+def _check_size(key: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _LARGEST:
+        raise ModelConfigError(f"{key} must be a whole number of at least {least}, got {value!r}")
 
 
 _DATA = "data/models"
@@ -211,20 +333,42 @@ _BYTES = {
     "int8": 1.0,
     "mxfp4": 4.25 / 8,
 }  # mxfp4: 4 bits and a scale for 32
+_WINDOW_PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6}
 
 
 def _precision(config: dict[str, Any]) -> Precision:
     base = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
-    width = _bytes(base)
-    quantised = config.get("quantization_config", {}).get("quant_method")
-    linear = _bytes(quantised) if quantised and quantised != "mxfp4" else width
-    experts = _bytes(quantised) if quantised else width
-    return Precision(attention=linear, ffn=linear, experts=experts, embedding=width, cache=min(width, 2.0))
+    width = _bytes("dtype", base)
+    quantised = config.get("quantization_config") or {}
+    method = quantised.get("quant_method")
+    packed = _quantised_bytes(quantised, method) if method else width
+    linear = width if method == "mxfp4" else packed
+    return Precision(attention=linear, ffn=linear, experts=packed, embedding=width, cache=min(width, 2.0))
 
 
-def _bytes(name: str) -> float:
+def _quantised_bytes(config: dict[str, Any], method: Any) -> float:
+    """Return the bytes of a weight, its share of the scales included."""
+    match method:
+        case "awq" | "gptq":
+            bits, group = config.get("bits", 4), config.get("group_size", 128)
+        case "compressed-tensors":
+            groups: dict[str, Any] = config.get("config_groups") or {}
+            first: dict[str, Any] = (list(groups.values()) or [{}])[0].get("weights") or {}
+            bits, group = first.get("num_bits"), first.get("group_size")
+        case "bitsandbytes":
+            bits, group = (4, 64) if config.get("load_in_4bit") else (8, None)
+        case _:
+            return _bytes("quantization_config.quant_method", method)
+    if bits not in (2, 3, 4, 8, 16):
+        raise ModelConfigError(f"quantization_config must say 2, 3, 4, 8 or 16 bits, got {bits!r}")
+    if group is not None and (not isinstance(group, int) or group < -1 or group == 0):
+        raise ModelConfigError(f"quantization_config.group_size must be a whole number, got {group!r}")
+    return float(bits) / 8 + (2.0 / group if group is not None and group > 0 else 0.0)
+
+
+def _bytes(key: str, name: Any) -> float:
     if name not in _BYTES:
-        raise ModelConfigError(f"precision {name!r} is none of {', '.join(_BYTES)}")
+        raise ModelConfigError(f"{key} must be one of {', '.join(_BYTES)}, got {name!r}")
     return _BYTES[name]
 
 
@@ -282,11 +426,14 @@ def _grouped_attention(config: dict[str, Any], index: int) -> Attention:
 
 def _window(config: dict[str, Any], index: int) -> int | None:
     window: int | None = config.get("sliding_window")
+    if types := config.get("layer_types"):
+        windows = {"sliding_attention": window, "chunked_attention": config.get("attention_chunk_size")}
+        return windows.get(types[index])
     if window is None or not config.get("use_sliding_window", True):
         return None
-    if types := config.get("layer_types"):
-        return window if types[index] == "sliding_attention" else None
-    return window
+    # Of so many layers, the last one sees everything.
+    pattern = config.get("sliding_window_pattern") or _WINDOW_PATTERNS.get(config["model_type"])
+    return None if pattern and (index + 1) % pattern == 0 else window
 
 
 def _latent_attention(config: dict[str, Any]) -> Attention:

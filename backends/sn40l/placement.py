@@ -66,10 +66,11 @@ def slots_share(
 def slot_bytes(model: Model, shape: DecodeShape, num_sockets: int, sockets_per_sequence: int) -> float:
     """Return the bytes of slots on the busiest socket."""
     entries = sum(
-        layer.attention.num_entries(shape.capacity)
+        count
+        * layer.attention.num_entries(shape.capacity)
         * layer.attention.cache_width
         * slots_share(layer.attention, shape, num_sockets, sockets_per_sequence)
-        for layer in model.layers
+        for layer, count in model.kinds
     )
     return entries * model.precision.cache * shape.batch
 
@@ -82,16 +83,19 @@ def place(deployment: Deployment, shape: DecodeShape, sockets_per_sequence: int)
     activations = (
         2 * 2.0 * shape.batch * (model.hidden_size + model.vocab_size / num_sockets)
     )  # double-buffered, 16 bits
-    if activations > machine.sram_capacity:
+    spilled = max(0.0, activations - machine.sram_capacity) if machine.spills_activations else 0.0
+    if activations - spilled > machine.sram_capacity:
         raise DoesNotFitError(
             "SRAM", activations, machine.sram_capacity, f"activations of {shape.batch} sequences"
         )
     reserve = machine.hbm_reserve * machine.hbm_capacity
     weights = model.weight_bytes / num_sockets
     slots = slot_bytes(model, shape, num_sockets, sockets_per_sequence)
-    in_ddr = max(0.0, weights + slots + reserve - machine.hbm_capacity) if deployment.uses_ddr else 0.0
+    in_ddr = (
+        max(0.0, weights + slots + spilled + reserve - machine.hbm_capacity) if deployment.uses_ddr else 0.0
+    )
     kept = weights - in_ddr
-    available = machine.hbm_capacity - reserve
+    available = machine.hbm_capacity - reserve - spilled
     if max(kept, 0.0) + slots > available:
         raise DoesNotFitError(
             "HBM",
@@ -102,8 +106,12 @@ def place(deployment: Deployment, shape: DecodeShape, sockets_per_sequence: int)
     if in_ddr > machine.ddr_capacity:
         raise DoesNotFitError("DDR", in_ddr, machine.ddr_capacity, "weights that HBM cannot hold")
     tiers = (
-        Tier("SRAM", machine.sram_capacity, (("activations", activations),)),
-        Tier("HBM", machine.hbm_capacity, (("weights", kept), ("slots", slots), ("reserve", reserve))),
+        Tier("SRAM", machine.sram_capacity, (("activations", activations - spilled),)),
+        Tier(
+            "HBM",
+            machine.hbm_capacity,
+            (("weights", kept), ("slots", slots), ("activations", spilled), ("reserve", reserve)),
+        ),
         Tier("DDR", machine.ddr_capacity, (("weights", in_ddr),)),
     )
     return Placement(sockets_per_sequence, tiers, in_ddr / weights)
@@ -131,7 +139,7 @@ def max_batch(deployment: Deployment, capacity: int, limit: int = 4096) -> int:
 
     Static graphs have a power of two, as the published ones.
     """
-    if deployment.machine.is_static:
+    if deployment.machine.rounds_slots:
         candidates = [2**power for power in range(int(math.log2(limit)) + 1)]
         return max(
             (batch for batch in candidates if _fits(deployment, DecodeShape(batch, capacity))), default=0

@@ -6,7 +6,8 @@ from typing import Any
 
 from backends.sn40l.decode import decode_step
 from backends.sn40l.deployment import DecodeShape, Deployment, Execution
-from backends.sn40l.figures import Comparison, Machines, Role
+from backends.sn40l.evidence import Evidence, Kind
+from backends.sn40l.figures import Machines
 from backends.sn40l.hardware import Machine
 from backends.sn40l.kernels import Step
 from backends.sn40l.measures import DENSE_MODELS, TABLE_5, attained, expert_layer_shares, table_5_rate
@@ -27,7 +28,7 @@ _TABLE_4 = {
 }
 
 
-def draw_figures(folder: Path, machines: Machines, comparisons: Sequence[Comparison]) -> tuple[Path, ...]:
+def draw_figures(folder: Path, machines: Machines, evidence: Sequence[Evidence]) -> tuple[Path, ...]:
     """Draw every picture of the docs into a folder and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     return (
@@ -35,7 +36,7 @@ def draw_figures(folder: Path, machines: Machines, comparisons: Sequence[Compari
         _table_5(folder / "table5.png", machines),
         _prefill(folder / "prefill.png", machines),
         _looping(folder / "looping.png", machines),
-        _residuals(folder / "residuals.png", comparisons),
+        _residuals(folder / "residuals.png", evidence),
     )
 
 
@@ -74,6 +75,20 @@ def draw_bandwidth(path: Path, steps: Mapping[Execution, Step], machine: Machine
     axes.set(xlabel="µs since the step's start", ylabel="HBM traffic, TB/s", ylim=(0, 1.1 * peak))
     axes.legend(loc="lower right", fontsize=8)
     return _save(figure, axes, path, title)
+
+
+def draw_plan(
+    path: Path, points: Sequence[tuple[float, float]], labels: Sequence[str], on_front: Sequence[bool]
+) -> Path:
+    """Draw each deployment's tokens/s of a socket over tokens/s for a user, and the Pareto front."""
+    figure, axes = _subplots(9, 5)
+    for (user, socket), label, is_best in zip(points, labels, on_front, strict=True):
+        axes.scatter([user], [socket], color=_OURS if is_best else _PUBLISHED)
+        axes.annotate(label, (user, socket), fontsize=6, xytext=(4, 4), textcoords="offset points")
+    front = sorted(point for point, is_best in zip(points, on_front, strict=True) if is_best)
+    axes.plot(*zip(*front, strict=True), color=_OURS, linewidth=0.8)
+    axes.set(xlabel="tokens/s for a user", ylabel="tokens/s of a socket", ylim=(0, None), xlim=(0, None))
+    return _save(figure, axes, path, "Deployments within the limits")
 
 
 def draw_replay(path: Path, times: Sequence[float], waiting: Sequence[int], in_use: Sequence[int]) -> Path:
@@ -138,23 +153,23 @@ def _looping(path: Path, machines: Machines) -> Path:
     return _save(figure, axes, path, "Decode at batch 1 and 4k on 16 sockets")
 
 
-def _residuals(path: Path, comparisons: Sequence[Comparison]) -> Path:
-    shown = [comparison for comparison in reversed(comparisons) if not comparison.figure.is_absolute]
+def _residuals(path: Path, evidence: Sequence[Evidence]) -> Path:
+    shown = [one for one in reversed(evidence) if not one.figure.is_absolute]
     figure, axes = _subplots(8, 0.16 * len(shown) + 1)
-    colors = [_color(comparison) for comparison in shown]
-    axes.scatter([100 * comparison.error for comparison in shown], range(len(shown)), c=colors, s=18)
-    axes.set_yticks(range(len(shown)), [comparison.figure.key for comparison in shown], fontsize=6)
+    colors = [_color(one) for one in shown]
+    axes.scatter([100 * one.comparison.error for one in shown], range(len(shown)), c=colors, s=18)
+    axes.set_yticks(range(len(shown)), [one.figure.key for one in shown], fontsize=6)
     axes.axvline(0, color=_PUBLISHED, linewidth=0.8)
     axes.set_ylim(-1, len(shown))
     axes.grid(axis="y", linewidth=0.2)
-    axes.set(xlabel="error, %: fitted or implied grey, held out blue, beyond tolerance orange")
+    axes.set(xlabel="error, %: predictions blue, beyond tolerance orange, all that tests nothing grey")
     return _save(figure, axes, path, "Every relative figure beside ours")
 
 
-def _color(comparison: Comparison) -> str:
-    if not comparison.is_met:
+def _color(one: Evidence) -> str:
+    if not one.comparison.is_met:
         return _PLAIN
-    return _OURS if comparison.figure.role is Role.HELD_OUT else _PUBLISHED
+    return _OURS if one.kind is Kind.PREDICTION else _PUBLISHED
 
 
 def _pairs(axes: Any, cells: Sequence[tuple[str, float, float]]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from backends.sn40l.deployment import Deployment, Execution
-from backends.sn40l.kernels import Call, Kernel, Step, merge, run
+from backends.sn40l.kernels import Call, Kernel, Step, merge, run, total_seconds
 from backends.sn40l.model_config import Layer
 
 _OBSERVATION_WINDOW = 64  # assumption, 32 to 128: the paper does not publish its own
@@ -45,12 +45,14 @@ class Chunk:
 
 def prefill_step(deployment: Deployment, chunk: Chunk) -> Step:
     """Return the step that reads one chunk."""
-    return run(
-        _PrefillGraph(deployment, chunk).calls(),
-        deployment.machine,
-        deployment.num_sockets,
-        deployment.call_seconds,
-    )
+    calls = _PrefillGraph(deployment, chunk).calls()
+    return run(calls, deployment.machine, deployment.num_sockets, deployment.call_seconds)
+
+
+def prefill_seconds(deployment: Deployment, chunk: Chunk) -> float:
+    """Return the seconds of `prefill_step`, without its events."""
+    calls = _PrefillGraph(deployment, chunk).calls()
+    return total_seconds(calls, deployment.machine, deployment.call_seconds)
 
 
 class _PrefillGraph:
@@ -66,9 +68,9 @@ class _PrefillGraph:
         self._activations = 2.0 * chunk.num_tokens * self._model.hidden_size
 
     def calls(self) -> Iterator[Call]:
-        calls = {layer: tuple(self._layer_calls(layer)) for layer in dict.fromkeys(self._model.layers)}
-        for layer in self._model.layers:
-            yield from calls[layer]
+        calls = [tuple(self._layer_calls(layer)) for layer, _ in self._model.kinds]
+        for kind in self._model.layer_kinds:
+            yield from calls[kind]
         params = self._model.embedding_params
         yield Call((self._product("classifier", params, self._model.precision.embedding, num_tokens=1),))
 

@@ -1,15 +1,12 @@
 """Published figures of kernel calls and memories: fusion, orchestration, and what fits where."""
 
-import math
-import statistics
-
-from backends.sn40l.decode import decode_step
+from backends.sn40l.decode import decode_seconds
 from backends.sn40l.deployment import DecodeShape, Deployment, Execution
 from backends.sn40l.figures import Figure, Machines, span, value
 from backends.sn40l.hardware import Machine
 from backends.sn40l.measures import model_of
 from backends.sn40l.placement import max_batch
-from backends.sn40l.prefill import Chunk, prefill_step
+from backends.sn40l.prefill import Chunk, prefill_seconds, prefill_step
 
 SN40L = "arXiv 2405.07518"
 DATAFLOW = "successor of arXiv 2410.23668 (secondary)"
@@ -21,11 +18,9 @@ def orchestration_figures() -> tuple[Figure, ...]:
 
     def seconds(machine: Machine, name: str, execution: Execution, host: bool, prefill: bool) -> float:
         deployment = Deployment(model_of(name), machine, 8, execution, host_launched=host)
-        return (
-            prefill_step(deployment, Chunk(4096))
-            if prefill
-            else decode_step(deployment, DecodeShape(1, 4096))
-        ).seconds
+        if prefill:
+            return prefill_seconds(deployment, Chunk(4096))
+        return decode_seconds(deployment, DecodeShape(1, 4096))
 
     def gains(machines: Machines, prefill: bool) -> list[float]:
         sn40l = machines["sn40l"]
@@ -58,18 +53,7 @@ def orchestration_figures() -> tuple[Figure, ...]:
         "at the compute efficiency that 46 s for 128k imply, a large model's prefill is bound by products, "
         "and spilling hides behind them"
     )
-    centre = round(math.sqrt(1.4 * 8), 2)
     return (
-        value(
-            "orchestration at decode, mean",
-            source,
-            "×",
-            centre,
-            0.10,
-            lambda m: statistics.geometric_mean(gains(m, False)),
-            fits="sn40l.host_launch",
-            note="the geometric centre of 1.4 and 8",
-        ),
         span(
             "orchestration at decode, least",
             source,
@@ -141,7 +125,7 @@ def memory_figures() -> tuple[Figure, ...]:
             SN40L,
             "×",
             15.5,
-            0.25,
+            0.10,
             lambda m: 8 * m["sn40l"].ddr_bandwidth / m["dgx-h100"].ddr_bandwidth,
             note=bound,
         ),

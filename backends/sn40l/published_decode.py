@@ -2,7 +2,8 @@
 
 import statistics
 
-from backends.sn40l.deployment import Deployment, Execution
+from backends.sn40l.decode import decode_seconds
+from backends.sn40l.deployment import DecodeShape, Deployment, Execution
 from backends.sn40l.figures import Figure, Machines, span, value
 from backends.sn40l.hardware import Machine
 from backends.sn40l.measures import (
@@ -13,11 +14,12 @@ from backends.sn40l.measures import (
     looping_gain,
     model_of,
     rate_of,
-    roofline,
+    seconds_of,
     token_bytes,
 )
 from backends.sn40l.model_config import Model
 from backends.sn40l.placement import max_batch
+from backends.sn40l.prefill import Chunk, prefill_seconds
 
 LOOPING = "arXiv 2410.23668"
 DATAFLOW = "successor of arXiv 2410.23668 (secondary)"
@@ -49,14 +51,6 @@ def model_figures() -> tuple[Figure, ...]:
             0.10,
             lambda _: gigaflop() / (token_bytes(model(), context) / _GIB),
             note="GFLOP over GiB",
-        ),
-        value(
-            "8B roofline, 16 sockets",
-            DATAFLOW,
-            "tok/s",
-            1542,
-            0.01,
-            lambda m: roofline(m["sn40l"], model(), 16, context),
         ),
     )
 
@@ -132,6 +126,7 @@ def looping_figures() -> tuple[Figure, ...]:
             0.0,
             lambda m: max(shares(m)),
             note="dense models, 16 sockets",
+            nulls=(("stream_efficiency, fitted", 96.7),),
         ),
         span(
             "share of peak, least",
@@ -153,6 +148,7 @@ def looping_figures() -> tuple[Figure, ...]:
             lambda m: statistics.median(shares(m)),
             note="median of the dense models",
             miss=typical,
+            nulls=(("8B on 16 sockets, fitted", 70.0),),
         ),
         value(
             "share of peak, 8B",
@@ -224,7 +220,15 @@ def decode_figures() -> tuple[Figure, ...]:
             fits="sn40l.drain",
             note="taken as looped",
         ),
-        value("MiniMax TPOT at 10k", sheet, "ms", 2.38, 0.10, lambda m: minimax(m, 10240)),
+        value(
+            "MiniMax TPOT at 10k",
+            sheet,
+            "ms",
+            2.38,
+            0.10,
+            lambda m: minimax(m, 10240),
+            nulls=(("the line through 1k and 100k", 2.23 + (4.31 - 2.23) * 9 / 99),),
+        ),
         value(
             "MiniMax TPOT at 100k",
             sheet,
@@ -244,7 +248,15 @@ def decode_figures() -> tuple[Figure, ...]:
             fits="dgx-h100.drain",
             note="4k",
         ),
-        value("8B, 4 → 8 H100", DATAFLOW, "×", 1.42, 0.05, lambda m: h100(m, 8) / h100(m, 4)),
+        value(
+            "8B, 4 → 8 H100",
+            DATAFLOW,
+            "×",
+            1.42,
+            0.05,
+            lambda m: h100(m, 8) / h100(m, 4),
+            nulls=(("twice the bandwidth", 2.0),),
+        ),
         value(
             "8B on 8 H100, of peak",
             LOOPING,
@@ -279,13 +291,37 @@ def decode_figures() -> tuple[Figure, ...]:
             0.05,
             lambda m: 100 * _fused_layer_share(m["sn40l"]),
             note="8B on 8 sockets",
+            nulls=(("stream_efficiency, fitted", 96.7),),
+        ),
+    )
+
+
+def vllm_figures() -> tuple[Figure, ...]:
+    """Return a public sweep of vLLM on one A100: requests of 1,024 tokens in and 128 out."""
+    source = "johnmusgrave.com/p/vllm-throughput-latency-sweep-on (secondary)"
+
+    def rate(machines: Machines, concurrency: int) -> float:
+        deployment = Deployment(model_of("llama-3.1-8b"), machines["a100"], 1)
+        step = decode_seconds(deployment, DecodeShape(concurrency, 1024 + 64))
+        return concurrency * 128 / (concurrency * prefill_seconds(deployment, Chunk(1024)) + 127 * step)
+
+    return (
+        value("8B on an A100, one request", source, "tok/s", 75, 0.25, lambda m: rate(m, 1)),
+        value(
+            "8B on an A100, 8 requests over one",
+            source,
+            "×",
+            6.6,
+            0.25,
+            lambda m: rate(m, 8) / rate(m, 1),
+            nulls=(("batches for nothing", 8.0),),
         ),
     )
 
 
 def _large_batch_gain(machine: Machine) -> float:
     seconds = [
-        decode_of(machine, "qwen2.5-72b", 16, execution, 32).seconds
+        seconds_of(machine, "qwen2.5-72b", 16, execution, 32)
         for execution in (Execution.FUSED, Execution.LOOPED)
     ]
     return seconds[0] / seconds[1]

@@ -1,6 +1,8 @@
 """Published figures of DeepSeek-R1 on 16 sockets: SnapStream's tables 4 and 5, and times of whole prompts."""
 
-from backends.sn40l.figures import Figure, bind, span, value
+from collections.abc import Callable
+
+from backends.sn40l.figures import Figure, Null, bind, span, value
 from backends.sn40l.hardware import Machine
 from backends.sn40l.measures import (
     MULTI_TOKEN,
@@ -27,8 +29,19 @@ def decode_figures() -> tuple[Figure, ...]:
             fits = fitted.pop((entries, size), None)
             note = f"batch {size}, ×{MULTI_TOKEN} included"
             compute = bind(lambda m, b, c: table_5_rate(m["sn40l"], b, c), size, entries)
+            nulls = tuple((name, MULTI_TOKEN * size / step(size)) for name, step in _NULL_STEPS)
             figures.append(
-                value(f"{label}: rate", source, "tok/s", published, 0.10, compute, fits=fits, note=note)
+                value(
+                    f"{label}: rate",
+                    source,
+                    "tok/s",
+                    published,
+                    0.10,
+                    compute,
+                    fits=fits,
+                    note=note,
+                    nulls=nulls,
+                )
             )
             figures.append(
                 value(
@@ -47,8 +60,28 @@ def decode_figures() -> tuple[Figure, ...]:
             full_batch,
             prompt,
         )
-        figures.append(value(f"{column}: gain", source, "×", round(rate / full_rate, 2), 0.05, gain))
+        nulls = tuple(
+            (name, batch / step(batch) / (full_batch / step(full_batch))) for name, step in _NULL_STEPS
+        )
+        figures.append(
+            value(f"{column}: gain", source, "×", round(rate / full_rate, 2), 0.05, gain, nulls=nulls)
+        )
     return tuple(figures)
+
+
+def _line(over: Callable[[float], float]) -> Callable[[int], float]:
+    """Return the seconds of a step of table 5 as a line over `over(batch)`, through the two fitted cells."""
+    (first, first_rate), (second, second_rate) = (16, 434), (64, 1832)
+    start, end = MULTI_TOKEN * first / first_rate, MULTI_TOKEN * second / second_rate
+    slope = (end - start) / (over(second) - over(first))
+    return lambda batch: end + slope * (over(batch) - over(second))
+
+
+_NULL_STEPS: tuple[tuple[str, Callable[[int], float]], ...] = (
+    ("a constant step", lambda _: MULTI_TOKEN * 64 / 1832),
+    ("a line over the batch", _line(lambda batch: batch)),
+    ("a line over 1 / batch", _line(lambda batch: 1 / batch)),
+)
 
 
 def prefill_figures() -> tuple[Figure, ...]:
@@ -101,6 +134,7 @@ def prefill_figures() -> tuple[Figure, ...]:
             0.10,
             lambda m: r1_prefill(m["sn40l"], 32768).seconds,
             miss=draft,
+            nulls=_null_seconds(32768),
         ),
         value(
             "R1 prefill of 16k",
@@ -110,8 +144,15 @@ def prefill_figures() -> tuple[Figure, ...]:
             0.20,
             lambda m: r1_prefill(m["sn40l"], 16384).seconds,
             note="draft included there",
+            nulls=_null_seconds(16384),
         ),
     )
+
+
+def _null_seconds(num_tokens: int) -> tuple[Null, ...]:
+    """Return the time of a prompt as a multiple and as a square of the fitted 46 s for 128k."""
+    share = num_tokens / 131072
+    return ("the rate of 128k", 46 * share), ("the square of 128k", 46 * share**2)
 
 
 def _overhead(machine: Machine) -> float:

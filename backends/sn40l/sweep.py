@@ -23,7 +23,7 @@ class SweepAxes:
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
-    """One combination; `missing` is in bytes a socket where it does not fit."""
+    """One combination; `missing` is in bytes a socket of `missing_tier` where it does not fit."""
 
     batch: int
     context: int
@@ -33,6 +33,7 @@ class SweepRow:
     execution: Execution
     option: PlanOption | None
     missing: float = 0.0
+    missing_tier: str = ""
 
 
 def sweep(deployment: Deployment, axes: SweepAxes) -> Iterator[SweepRow]:
@@ -43,11 +44,19 @@ def sweep(deployment: Deployment, axes: SweepAxes) -> Iterator[SweepRow]:
         policy = options.resolve(context)
         sized = replace(deployment, num_sockets=num_sockets, execution=execution)
         option = None
-        missing = 0.0
+        missing, tier = 0.0, ""
         try:
             option = evaluate(sized, policy, context, batch)
         except DoesNotFitError as error:
-            missing = error.missing
+            missing, tier = error.missing, error.tier
         yield SweepRow(
-            batch, context, num_sockets, policy.name, policy.layout.capacity, execution, option, missing
+            batch,
+            context,
+            num_sockets,
+            policy.name,
+            policy.layout.capacity,
+            execution,
+            option,
+            missing,
+            tier,
         )

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,11 +19,15 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request, `time` in seconds since the trace's start."""
+    """One request, `time` in seconds since the trace's start.
+
+    Its prompt was read elsewhere in the last `seconds_elsewhere` before that time.
+    """
 
     time: float
     num_prompt_tokens: int
     num_output_tokens: int
+    seconds_elsewhere: float = 0.0
 
 
 def read_trace(path: Path) -> Iterator[Arrival]:
@@ -33,7 +38,7 @@ def read_trace(path: Path) -> Iterator[Arrival]:
     - our JSON lines: `time` in seconds, `num_prompt_tokens`, `num_output_tokens`;
     - Mooncake's JSON lines, which vLLM's benchmark reads too: `timestamp` in milliseconds, `input_length`,
       `output_length`;
-    - a CSV file with BurstGPT's columns.
+    - a CSV file with the columns of BurstGPT or of Azure's traces.
     """
     with path.open(newline="", errors="replace") as file:
         previous_time = -math.inf
@@ -76,6 +81,9 @@ def _arrival(row: Any) -> Arrival:
         raise TypeError(f"expected a JSON object, got {row!r}")
     if "timestamp" in row:
         return _checked(float(row["timestamp"]) / 1e3, row["input_length"], row["output_length"])
+    if "TIMESTAMP" in row:
+        time = datetime.fromisoformat(row["TIMESTAMP"]).replace(tzinfo=UTC).timestamp()
+        return _checked(time, row["ContextTokens"], row["GeneratedTokens"])
     if "Timestamp" in row:
         return _checked(float(row["Timestamp"]), row["Request tokens"], row["Response tokens"])
     return _checked(float(row["time"]), row["num_prompt_tokens"], row["num_output_tokens"])
@@ -109,6 +117,7 @@ class Traffic:
     mean_output_tokens: float = 200.0
     shape: ShapeName = ShapeName.POISSON
     seed: int = 0
+    varies: bool = True  # lengths are drawn; otherwise all are the means
 
     def __post_init__(self) -> None:
         if (
@@ -122,7 +131,7 @@ class Traffic:
             )
 
     def arrivals(self) -> Iterator[Arrival]:
-        """Yield the arrivals of an inhomogeneous Poisson process. Lengths follow a gamma distribution."""
+        """Yield the arrivals of an inhomogeneous Poisson process. Drawn lengths are gamma distributed."""
         rng = random.Random(self.seed)
         intensity, peak = _SHAPES[self.shape]
         time = 0.0
@@ -132,9 +141,8 @@ class Traffic:
             time += rng.expovariate(self.rate * peak)
             while rng.random() * peak > intensity(time):
                 time += rng.expovariate(self.rate * peak)
-            num_prompt_tokens = _length(rng, self.mean_prompt_tokens)
-            num_output_tokens = _length(rng, self.mean_output_tokens)
-            yield Arrival(time, num_prompt_tokens, num_output_tokens)
+            means = (self.mean_prompt_tokens, self.mean_output_tokens)
+            yield Arrival(time, *(_length(rng, mean) if self.varies else round(mean) for mean in means))
 
 
 def _length(rng: random.Random, mean: float) -> int:

@@ -1,155 +1,272 @@
-"""`plan` and `sweep`: the capacity and speed of deployments.
+"""`plan`: the load that deployments carry within limits, what it costs, and how to start the chosen one.
 
-`backends.sn40l` computes; this module prints.
+`planning` computes; this module prints.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass, replace
 from typing import Any
 
-from backends.sn40l.plan import PlanOption, ServiceLevel, plan, socket_counts
-from backends.sn40l.sweep import SweepAxes, SweepRow, sweep
-from commands.shared.table import table
+from backends.sn40l.deployment import DecodeShape, Deployment
+from backends.sn40l.hardware import load_machine_file
+from backends.sn40l.placement import DoesNotFitError, fitting
+from backends.sn40l.plan import socket_counts
+from commands.shared.table import percentile, table
 from commands.simulate.answer import Answer
+from commands.simulate.arrivals import Traffic, read_trace
 from commands.simulate.deployment import deployment_of, policy_of
-from commands.simulate.options import PlanOptions, SweepOptions
+from commands.simulate.options import PlanOptions
+from commands.simulate.planning import Candidate, Carried, Limits, Load, candidates, carry, load_of, pareto
 from server.options.command_line import OptionError
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What a candidate carries, and how many replicas of it carry the load that was asked for."""
+
+    carried: Carried
+    replicas: int
+    is_on_front: bool
+
+    @property
+    def num_sockets(self) -> int:
+        return self.replicas * self.carried.num_sockets
+
+
 def plan_answer(options: PlanOptions) -> Answer:
-    """Return the deployments that meet the service level, cheapest first.
+    """Return what each deployment carries within the limits, cheapest first.
 
     Raises `OptionError` if none does.
     """
     deployment = deployment_of(options, max(options.sockets) if options.sockets else None)
-    counts = options.sockets or socket_counts(deployment.machine.max_sockets)
-    level = ServiceLevel(options.max_ttft, options.max_tpot, options.min_rate)
-    resolved = [policy_of(name, options.slot_capacity).resolve(options.context) for name in options.policy]
-    fitting = plan(deployment, counts, resolved, options.context)
-    found = [option for option in fitting if level.is_met(option)]
-    if not found:
-        raise OptionError(_unmet(options, fitting))
-    lines = [
-        f"{options.model} on {options.machine}, context {options.context:,}",
-        "",
-        "Cheapest:",
-        "",
-        *_placement_lines(found[0]),
-        "",
-        "All that meet the level, cheapest first:",
-        "",
-        table(_OPTION_HEADER, [_option_cells(option) for option in found]),
+    if options.execution is not None:
+        deployment = replace(deployment, execution=options.execution)
+    deployment.model.check_context(options.context)
+    load = _load(options)
+    limits = Limits(options.max_ttft, options.max_tpot, options.max_e2e, options.percentile)
+    sized = [
+        replace(deployment, num_sockets=count)
+        for count in sorted(options.sockets or socket_counts(deployment.machine.max_sockets))
     ]
-    return Answer(lines, {"options": [_values(option) for option in found]})
+    found = _carried(options, sized, load, limits)
+    front = {id(one) for one in pareto(found)}
+    rows = sorted(
+        (
+            _Row(one, max(1, math.ceil((options.rate or 0.0) / one.rate - 1e-9)), id(one) in front)
+            for one in found
+        ),
+        key=lambda row: (row.num_sockets, -row.carried.token_rate),
+    )
+    if options.plot:
+        from backends.sn40l.plots import draw_plan
+
+        points = [(1 / row.carried.tpot, row.carried.token_rate / row.carried.num_sockets) for row in rows]
+        draw_plan(options.plot, points, [_label(row) for row in rows], [row.is_on_front for row in rows])
+    title = (
+        f"{options.model} on {options.machine}, prompts of {load.mean_prompt:,} and answers of "
+        f"{load.mean_output:,.0f} tokens on average"
+    )
+    lines = [
+        title,
+        "",
+        table(_HEADER, [_cells(row, options.tokens_per_step) for row in rows]),
+        "",
+        "* on the Pareto front of tokens/s for a user and tokens/s of a socket",
+        "bound: the rate at which the machine is never idle; its range: one unpublished number at its ends",
+        "",
+        "Start the first one, or simulate it again:",
+        "",
+        *_commands(options, rows[0], load),
+    ]
+    return Answer(lines, {"options": [_values(row, options.tokens_per_step) for row in rows]})
 
 
-def _unmet(options: PlanOptions, fitting: Sequence[PlanOption]) -> str:
-    """Return the limits that no deployment meets together, each with the best value of any deployment."""
+def _load(options: PlanOptions) -> Load:
+    if options.trace:
+        arrivals = list(read_trace(options.trace))[: options.requests]
+        if not arrivals:
+            raise OptionError(f"--trace {options.trace} has no requests")
+        longest = max(one.num_prompt_tokens + one.num_output_tokens for one in arrivals)
+        if longest > options.context:
+            raise OptionError(f"--context must be at least {longest}, as the trace, got {options.context}")
+        return load_of(arrivals, options.context)
+    mean_prompt = options.mean_prompt or options.context - options.mean_output
+    if mean_prompt < 1 or mean_prompt + options.mean_output > options.context:
+        raise OptionError(
+            f"--context must hold a prompt and an answer, got {options.context} for "
+            f"--mean-prompt {options.mean_prompt} and --mean-output {options.mean_output}"
+        )
+    traffic = Traffic(
+        1.0, options.requests, mean_prompt, options.mean_output, seed=options.seed, varies=False
+    )
+    return load_of(list(traffic.arrivals()), options.context)
+
+
+def _carried(options: PlanOptions, sized: Sequence[Deployment], load: Load, limits: Limits) -> list[Carried]:
+    """Return what each deployment and policy carries. Raises OptionError if none carries anything."""
+    machine_file = load_machine_file(options.machine)
+    policies = [
+        policy_of(name, min(options.slot_capacity, options.context)).resolve(options.context)
+        for name in options.policy
+    ]
+    tried = [
+        candidate
+        for one in sized
+        for policy in policies
+        for candidate in candidates(
+            _priced(one, options), policy, load, limits, _choices(options, one, policy)
+        )
+    ]
+    if not tried:
+        smallest = min(policy.layout.capacity for policy in policies)
+        fitting(sized[-1], DecodeShape(1, smallest))  # says what is missing
+    found = [carry(candidate, load, limits, machine_file) for candidate in tried]
+    carried = [one for one in found if one is not None and one.token_rate >= (options.min_rate or 0.0)]
+    if not carried:
+        raise OptionError(_unmet(options, sized, policies, load, [one for one in found if one is not None]))
+    return carried
+
+
+def _choices(options: PlanOptions, deployment: Deployment, policy: Any) -> Candidate:
+    return Candidate(deployment, policy, 1, options.paged, options.split, options.max_inter_token_latency)
+
+
+def _priced(deployment: Deployment, options: PlanOptions) -> Deployment:
+    machine = deployment.machine
+    price = machine.price if options.price is None else options.price
+    power = machine.power if options.power is None else options.power
+    return replace(deployment, machine=replace(machine, price=price, power=power))
+
+
+def _unmet(
+    options: PlanOptions, sized: Sequence[Deployment], policies: Any, load: Load, carried: Sequence[Carried]
+) -> str:
+    """Return the limits that no deployment meets, each with the best value of one request alone."""
+    alone: list[tuple[float, float]] = []
+    for one in sized:
+        for policy in policies:
+            candidate = _choices(options, one, policy)
+            try:
+                alone.append((candidate.prompt_seconds(load), candidate.step_seconds(load)))
+            except DoesNotFitError:
+                continue
+    ttft, tpot = (min(values) for values in zip(*alone, strict=True))
     limits = (
-        ("--max-ttft", options.max_ttft, min(option.ttft for option in fitting)),
-        ("--max-tpot", options.max_tpot, min(option.tpot for option in fitting)),
-        ("--min-rate", options.min_rate, max(option.rate for option in fitting)),
+        ("--max-ttft", options.max_ttft, ttft),
+        ("--max-tpot", options.max_tpot, tpot),
+        ("--max-e2e", options.max_e2e, ttft + load.mean_output * tpot),
+        ("--min-rate", options.min_rate, max((one.token_rate for one in carried), default=0.0)),
     )
     unmet = " and ".join(
         f"{flag} {limit:g} (best of any: {best:.4g})" for flag, limit, best in limits if limit is not None
     )
-    return f"none of {len(fitting)} deployments meets {unmet}"
+    return f"none of {len(sized) * len(policies)} deployments meets {unmet or 'the load'}"
 
 
-_OPTION_HEADER = (
+_HEADER = (
+    "",
+    "replicas",
     "sockets",
     "policy",
     "entries",
     "slots",
+    "users",
+    "requests/s",
+    "goodput",
+    "bound",
+    "tok/s",
+    "with drafts",
     "TTFT s",
     "TPOT ms",
-    "tok/s",
-    "tok/s/user",
-    "bottleneck",
+    "busy",
+    "slots used",
+    "$/Mtok",
+    "kWh/Mtok",
 )
 
 
-def _option_cells(option: PlanOption) -> tuple[str, ...]:
+def _cells(row: _Row, tokens_per_step: float) -> tuple[str, ...]:
+    one = row.carried
+    candidate = one.candidate
+    dollars, energy = one.dollars_per_million, one.kilowatt_hours_per_million
+    decode = candidate.deployment.num_sockets
+    split = f"{decode}+{one.num_prefill_nodes * decode}" if candidate.is_split else str(decode)
     return (
-        str(option.deployment.num_sockets),
-        option.policy.name,
-        str(option.policy.layout.capacity),
-        str(option.num_slots),
-        f"{option.ttft:.3g}",
-        f"{1e3 * option.tpot:.3f}",
-        f"{option.rate:.0f}",
-        f"{1 / option.tpot:.1f}",
-        option.bottleneck,
+        "*" if row.is_on_front else "",
+        str(row.replicas),
+        split,
+        candidate.policy.name,
+        str(candidate.policy.layout.capacity),
+        str(candidate.num_slots),
+        f"{one.users:.1f}",
+        f"{one.rate:.3g}",
+        f"{one.goodput:.3g}",
+        f"{one.bound:.3g} ({one.bound_low:.2g} to {one.bound_high:.2g})",
+        f"{one.token_rate:.4g}",
+        f"{_with_drafts(one, tokens_per_step):.4g}" if tokens_per_step > 1 else "-",
+        f"{percentile(one.record.time_to_first_token, 50) or 0:.3g}",
+        f"{1e3 * one.tpot:.3g}",
+        f"{one.record.busy_seconds / one.record.seconds:.0%}",
+        f"{one.record.slot_seconds / one.record.seconds / candidate.num_slots:.0%}",
+        f"{dollars:.3g}" if dollars is not None else "-",
+        f"{energy:.3g}" if energy is not None else "-",
     )
 
 
-def _placement_lines(option: PlanOption) -> list[str]:
-    layout = option.policy.layout
-    sections = f"{layout.num_sink} sink, {layout.num_recent:,} recent, {layout.num_kept:,} kept"
-    slots = f"{option.num_slots} slots of {layout.capacity:,} entries ({option.policy.name}: {sections})"
-    num_split = option.placement.sockets_per_sequence
-    split = f"attention of a sequence on {num_split} {'socket' if num_split == 1 else 'sockets'}"
-    lines = [f"{option.deployment.num_sockets} sockets, {slots}, {split}, {option.deployment.execution}"]
-    for tier in option.placement.tiers:
-        parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in tier.parts if size)
+def _with_drafts(one: Carried, tokens_per_step: float) -> float:
+    """Return tokens/s if decode steps made so many tokens and took no longer: the share of prefill stays."""
+    decode = one.record.decode_seconds / one.record.seconds
+    return one.token_rate / (1 - decode + decode / tokens_per_step)
+
+
+def _label(row: _Row) -> str:
+    candidate = row.carried.candidate
+    return f"{candidate.deployment.num_sockets} sockets, {candidate.policy.name}, {candidate.num_slots} slots"
+
+
+def _commands(options: PlanOptions, row: _Row, load: Load) -> list[str]:
+    """Return the flags of `serve`, and the `replay` that gives the same figures."""
+    candidate = row.carried.candidate
+    slots = f"--num-slots {candidate.num_slots} --policy {candidate.policy.name}"
+    if candidate.policy.evicts or candidate.policy.scorer:
+        slots += f" --slot-capacity {candidate.policy.layout.capacity}"
+    flags = f"{slots} --max-model-len {load.max_model_len}"
+    lines = [f"snapserve serve --model MODEL {flags}"]
+    if not options.trace and not candidate.is_split:
+        paged = " --paged" if candidate.is_paged else ""
         lines.append(
-            f"  {tier.name:<4} {tier.used / 1e9:7.2f} of {tier.capacity / 1e9:7.2f} GB per socket: "
-            f"{parts or 'empty'}"
+            f"snapserve simulate replay --model {options.model} --machine {options.machine} "
+            f"--sockets {candidate.deployment.num_sockets} --execution {candidate.deployment.execution} "
+            f"{flags} --rate {row.carried.rate:.4g} --requests {options.requests} --shape poisson "
+            f"--mean-prompt {load.mean_prompt} --mean-output {options.mean_output} --no-varies{paged}"
         )
     return lines
 
 
-def _values(option: PlanOption) -> dict[str, Any]:
+def _values(row: _Row, tokens_per_step: float) -> dict[str, Any]:
+    one = row.carried
+    candidate, record = one.candidate, one.record
     return {
-        "num_sockets": option.deployment.num_sockets,
-        "execution": option.deployment.execution,
-        "policy": option.policy.name,
-        "slot_capacity": option.policy.layout.capacity,
-        "layout": asdict(option.policy.layout),
-        "num_slots": option.num_slots,
-        "ttft_seconds": option.ttft,
-        "tpot_seconds": option.tpot,
-        "tokens_per_second": option.rate,
-        "bottleneck": option.bottleneck,
-        "sockets_per_sequence": option.placement.sockets_per_sequence,
-        "bytes_per_socket": {tier.name: dict(tier.parts) for tier in option.placement.tiers},
+        "replicas": row.replicas,
+        "num_sockets": candidate.deployment.num_sockets,
+        "num_prefill_sockets": one.num_sockets - candidate.deployment.num_sockets,
+        "execution": candidate.deployment.execution,
+        "policy": candidate.policy.name,
+        "slot_capacity": candidate.policy.layout.capacity,
+        "num_slots": candidate.num_slots,
+        "users": one.users,
+        "requests_per_second": one.rate,
+        "goodput": one.goodput,
+        "bound": one.bound,
+        "bound_range": [one.bound_low, one.bound_high],
+        "tokens_per_second": one.token_rate,
+        "tokens_per_second_with_drafts": _with_drafts(one, tokens_per_step),
+        "ttft_seconds": percentile(record.time_to_first_token, 50),
+        "tpot_seconds": one.tpot,
+        "busy": record.busy_seconds / record.seconds,
+        "slot_use": record.slot_seconds / record.seconds / candidate.num_slots,
+        "dollars_per_million_tokens": one.dollars_per_million,
+        "kilowatt_hours_per_million_tokens": one.kilowatt_hours_per_million,
+        "is_on_front": row.is_on_front,
     }
-
-
-def sweep_answer(options: SweepOptions) -> Answer:
-    """Return a row for each combination of batch, context, sockets, policy and execution."""
-    deployment = deployment_of(options, max(options.sockets) if options.sockets else None, loops=False)
-    counts = options.sockets or socket_counts(deployment.machine.max_sockets)[-2:]
-    policies = [policy_of(name, options.slot_capacity) for name in options.policy]
-    axes = SweepAxes(options.batches, options.contexts, counts, policies, options.executions)
-    rows = list(sweep(deployment, axes))
-    if options.plot:
-        from backends.sn40l.plots import draw_sweep
-
-        draw_sweep(options.plot, rows)
-    header = ("execution", "context", *_OPTION_HEADER)
-    return Answer(
-        [table(header, [_sweep_cells(row) for row in rows])], {"rows": [_sweep_values(row) for row in rows]}
-    )
-
-
-def _sweep_cells(row: SweepRow) -> tuple[str, ...]:
-    head = (row.execution, str(row.context))
-    if row.option is not None:
-        return (*head, *_option_cells(row.option))
-    missing = f"{row.missing / 1e9:.2f} GB per socket missing"
-    deployment = (str(row.num_sockets), row.policy, str(row.capacity), str(row.batch))
-    return (*head, *deployment, "-", "-", "-", "-", missing)
-
-
-def _sweep_values(row: SweepRow) -> dict[str, Any]:
-    head = {
-        "execution": row.execution,
-        "context": row.context,
-        "num_sockets": row.num_sockets,
-        "policy": row.policy,
-        "batch": row.batch,
-    }
-    return head | (
-        _values(row.option) if row.option is not None else {"missing_bytes_per_socket": row.missing}
-    )

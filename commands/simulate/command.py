@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from commands.simulate.options import (
     QUESTIONS,
+    MeasureOptions,
     PlanOptions,
     ReplayOptions,
     ReproduceOptions,
@@ -32,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the answer. Return 0, or 1 when a published figure is missed. Raises `OptionError`."""
+    """Print the answer. Return 0, or 1 when a prediction failed. Raises `OptionError`."""
     question = next(question for question in QUESTIONS if question.name == arguments.question)
     options = read_group(question.options, arguments, os.environ)
     try:
@@ -52,7 +53,7 @@ def _answer(options: SimulateGroup) -> "Answer":
 
             return plan_answer(options)
         case SweepOptions():
-            from commands.simulate.capacity import sweep_answer
+            from commands.simulate.steps import sweep_answer
 
             return sweep_answer(options)
         case StepOptions():
@@ -63,6 +64,10 @@ def _answer(options: SimulateGroup) -> "Answer":
             from commands.simulate.traffic import replay_answer
 
             return replay_answer(options)
+        case MeasureOptions():
+            from commands.simulate.measure import measure_answer
+
+            return measure_answer(options)
         case ReproduceOptions():
             from commands.simulate.reproduce import reproduce_answer
 

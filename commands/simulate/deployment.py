@@ -1,8 +1,8 @@
 """The deployments and cache policies that the options select."""
 
 from backends.sn40l.backend import default_deployment
-from backends.sn40l.deployment import Deployment
-from backends.sn40l.hardware import load_machine
+from backends.sn40l.deployment import Deployment, Execution
+from backends.sn40l.hardware import Machine, load_machine
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
 from commands.simulate.options import MachineOptions
@@ -27,3 +27,8 @@ def deployment_of(
 def policy_of(name: PolicyName, slot_capacity: int) -> PolicyOptions:
     """Return a policy with slots of `slot_capacity` entries. The policy full keeps every token instead."""
     return PolicyOptions(name, slot_capacity=None if name is PolicyName.FULL else slot_capacity)
+
+
+def default_executions(machine: Machine) -> tuple[Execution, ...]:
+    """Return the executions that a sweep compares: those without spilling that the machine supports."""
+    return (Execution.FUSED, Execution.LOOPED) if machine.loops_layers else (Execution.FUSED,)

@@ -18,6 +18,7 @@ from commands.simulate.options import StepOptions
 def step_answer(options: StepOptions) -> Answer:
     """Return the time of a decode or prefill step by kernel."""
     deployment = replace(deployment_of(options, options.sockets), execution=options.execution)
+    deployment.model.check_context(options.prefill or options.slot_capacity)
     if options.prefill:
         step = prefill_step(deployment, Chunk(options.prefill))
     else:

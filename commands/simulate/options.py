@@ -62,7 +62,24 @@ class ManyDeploymentsOptions(MachineOptions):
     """Cache policies."""
 
 
-class PlanOptions(ManyDeploymentsOptions):
+class ServingOptions(MachineOptions):
+    """How a deployment serves, in `plan` and `replay`."""
+
+    execution: Annotated[Execution | None, Shown(default="looped, or fused where the machine cannot")] = None
+    """How layers are cut into kernel calls."""
+    max_inter_token_latency: Annotated[_Positive, Shown("SECONDS")] = 0.2
+    """As of the server: the longest time that reading prompts may take from a token."""
+    paged: bool = False
+    """Charge memory for the tokens that sequences hold on average, not for their slots."""
+    mean_output: Count = 200
+    """Mean length of drawn answers."""
+    seed: CountOrZero = 0
+    """Of what is drawn."""
+    trace: Annotated[InputFile | None, Shown(default="they are drawn")] = None
+    """Arrivals: JSON lines (ours or Mooncake's), or CSV (BurstGPT's or Azure's)."""
+
+
+class PlanOptions(ManyDeploymentsOptions, ServingOptions):
     title: ClassVar[str] = "snapserve simulate plan"
 
     sockets: Annotated[
@@ -70,13 +87,33 @@ class PlanOptions(ManyDeploymentsOptions):
     ] = None
     """Sockets to choose from."""
     context: Tokens = 32768
-    """Tokens of a sequence; TTFT is that of a prompt as long."""
+    """Longest sequence, prompt and answer together."""
+    mean_prompt: Annotated[Count | None, Shown(default="the context less the answer")] = None
+    """Length of the prompts."""
+    rate: Annotated[_Positive | None, Shown("RATE", default="as many as one replica carries")] = None
+    """Requests a second to carry, by as many replicas as it takes."""
+    requests: Annotated[int, Field(ge=20), Shown("N", expected="a whole number of at least 20")] = 100
+    """Fewest requests of a replay; more if more are under way at once."""
     max_ttft: _Limit = None
     """Longest time to the first token."""
     max_tpot: _Limit = None
-    """Longest time of a decode step."""
+    """Longest time per further token."""
+    max_e2e: _Limit = None
+    """Longest time from arrival to end."""
+    percentile: Annotated[float, Field(gt=0, le=100), Shown("PERCENT", expected="above 0, up to 100")] = 90.0
+    """Share of the requests that must keep each limit."""
     min_rate: Annotated[_Limit, Shown("RATE")] = None
-    """Fewest tokens a second, of the whole node."""
+    """Fewest output tokens a second, of one replica."""
+    split: bool = False
+    """Let other nodes of the same kind read the prompts."""
+    tokens_per_step: Annotated[float, Field(ge=1, le=20), Shown("N", expected="from 1 to 20")] = 1.0
+    """Expected tokens of a step of speculative decoding. It only enters a column of its own."""
+    price: Annotated[_Positive | None, Shown("DOLLARS", default="the machine's")] = None
+    """Price of a socket, an hour."""
+    power: Annotated[_Positive | None, Shown("WATTS", default="the machine's")] = None
+    """Power of a socket."""
+    plot: Picture | None = None
+    """Draw tokens/s for a user over tokens/s of a socket into this file."""
 
 
 class SweepOptions(ManyDeploymentsOptions):
@@ -93,15 +130,15 @@ class SweepOptions(ManyDeploymentsOptions):
     sockets: Annotated[tuple[Count, ...] | None, _COUNTS, Shown(default="half of them, and all")] = None
     """Sockets."""
     executions: Annotated[
-        tuple[Execution, ...],
+        tuple[Execution, ...] | None,
         Shown(
             "EXECUTION,…",
-            default="fused,looped",
+            default="fused, and looped where the machine supports it",
             is_joined=True,
             expected=f"one of {', '.join(Execution)}, or several with commas",
         ),
         Field(description=f"Ways of cutting layers into kernel calls: {', '.join(Execution)}."),
-    ] = (Execution.FUSED, Execution.LOOPED)
+    ] = None
     plot: Picture | None = None
     """Draw tokens/s over batch into this file."""
 
@@ -121,7 +158,7 @@ class StepOptions(OneDeploymentOptions):
     """Draw the step's HBM bandwidth over time into this file."""
 
 
-class ReplayOptions(OneDeploymentOptions):
+class ReplayOptions(OneDeploymentOptions, ServingOptions):
     title: ClassVar[str] = "snapserve simulate replay"
 
     policy: PolicyName = PolicyName.SNAPSTREAM
@@ -130,8 +167,6 @@ class ReplayOptions(OneDeploymentOptions):
     """Slots."""
     max_model_len: Tokens = 32768
     """Longest sequence, prompt and answer together."""
-    trace: Annotated[InputFile | None, Shown(default="they are drawn")] = None
-    """Arrivals: JSON lines (ours or Mooncake's) or BurstGPT's CSV."""
     shape: ShapeName = ShapeName.DAY
     """Of drawn arrivals over time."""
     rate: Annotated[_Positive, Shown("RATE")] = 1.0
@@ -140,10 +175,8 @@ class ReplayOptions(OneDeploymentOptions):
     """Arrivals to draw."""
     mean_prompt: Count = 1000
     """Mean length of drawn prompts."""
-    mean_output: Count = 200
-    """Mean length of drawn answers."""
-    seed: CountOrZero = 0
-    """Of what is drawn."""
+    varies: bool = True
+    """Draw the lengths, too; otherwise all are the means."""
     collapse: bool = True
     """Take runs of equal decode steps at once."""
     series: OutputFile | None = None
@@ -157,10 +190,21 @@ class ReproduceOptions(SimulateGroup):
 
     fit: bool = False
     """Fit the parameters again instead of using those of the machine files."""
-    strict: bool = False
-    """Count figures that are known to be missed, too."""
     plots: PictureFolder | None = None
     """Draw the pictures of the docs into this folder."""
+
+
+class MeasureOptions(SimulateGroup):
+    title: ClassVar[str] = "snapserve simulate measure"
+
+    repeats: Count = 10
+    """Runs of each step, of which the shortest counts."""
+    context: Annotated[int, Field(ge=2048, le=131072), Shown("N", expected="from 2048 to 131072")] = 4096
+    """Tokens of the longest step."""
+    compile: bool = True
+    """Compile decode first, as the server does."""
+    output: OutputFile | None = None
+    """Write the machine file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +217,18 @@ class Question:
 
 
 QUESTIONS = (
-    Question("plan", "Find the cheapest deployment that meets a service level.", PlanOptions),
+    Question("plan", "Find the load that deployments carry within limits, by replays.", PlanOptions),
     Question("sweep", "Tabulate batch × context × sockets × policy × execution.", SweepOptions),
     Question("step", "Show one decode or prefill step kernel by kernel.", StepOptions),
     Question(
         "replay", "Play a trace of arrivals through the real scheduler on the virtual clock.", ReplayOptions
     ),
-    Question("reproduce", "Print every published figure beside ours.", ReproduceOptions),
+    Question("measure", "Measure this machine's constants with the torch backend.", MeasureOptions),
+    Question(
+        "reproduce",
+        "Print every published figure beside ours; exit with 1 if a prediction failed.",
+        ReproduceOptions,
+    ),
 )
 
 

@@ -36,6 +36,7 @@ from scheduler.stats import SchedulerStats
 _TOKEN = SampledToken(0)
 _GREEDY = SamplingParams(temperature=0.0)
 _UNBOUNDED = 10**9
+_LATENCY = SchedulerConfig().max_inter_token_latency
 
 
 def replay_spec(num_slots: int, policy: CachePolicy, max_model_len: int) -> BackendSpec:
@@ -52,6 +53,11 @@ def replay_spec(num_slots: int, policy: CachePolicy, max_model_len: int) -> Back
         features=frozenset(Feature),
         simulated=True,
     )
+
+
+def replay_config(max_inter_token_latency: float) -> SchedulerConfig:
+    """Return the scheduler's options of a replay: its queue is not bounded."""
+    return SchedulerConfig(max_num_waiting=_UNBOUNDED, max_inter_token_latency=max_inter_token_latency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,7 @@ class ReplayRecord:
 
     time_to_first_token: list[float] = field(default_factory=list)
     time_per_output_token: list[float] = field(default_factory=list)
+    end_to_end: list[float] = field(default_factory=list)
     queue_time: list[float] = field(default_factory=list)
     end_times: list[float] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
@@ -80,18 +87,27 @@ class ReplayRecord:
     num_refused: int = 0
     num_steps: int = 0  # of the device; collapsed steps count one by one
     num_launches: int = 0
+    busy_seconds: float = 0.0  # of the device
+    decode_seconds: float = 0.0
     slot_seconds: float = 0.0  # slots in use, integrated over time
     seconds: float = 0.0
 
-    def add(self, final: Final) -> None:
-        """Record the end of a request."""
+    def by_request(self) -> Iterator[tuple[float, float, float]]:
+        """Yield the time to the first token, per further token, and end to end of each request."""
+        answers = iter(self.time_per_output_token)
+        for first, whole in zip(self.time_to_first_token, self.end_to_end, strict=True):
+            yield first, next(answers) if whole > first else 0.0, whole
+
+    def add(self, final: Final, seconds_elsewhere: float = 0.0) -> None:
+        """Record the end of a request, whose prompt took `seconds_elsewhere` before it arrived here."""
         timing = final.timing
         if final.reason is not FinishReason.LENGTH or timing.admitted is None or timing.first_token is None:
             self.num_refused += 1
             return
         self.end_times.append(timing.finished)
+        self.end_to_end.append(timing.finished - timing.arrival + seconds_elsewhere)
         self.queue_time.append(timing.admitted - timing.arrival)
-        self.time_to_first_token.append(timing.first_token - timing.arrival)
+        self.time_to_first_token.append(timing.first_token - timing.arrival + seconds_elsewhere)
         if final.num_output_tokens > 1:
             self.time_per_output_token.append(
                 (timing.finished - timing.first_token) / (final.num_output_tokens - 1)
@@ -103,7 +119,9 @@ class ReplayRecord:
 class Replay:
     """Plays arrivals against the slots of a spec; `cost_model` gives the seconds of a batch.
 
-    `collapses` joins runs of identical decode steps into one launch. Results are the same without it.
+    `collapses` joins runs of decode steps of the same rows into one launch. Results are the same without it
+    where a step's time does not depend on its sequences' lengths. With `skips_prefill`, other nodes read the
+    prompts, and an arrival is the end of that.
     """
 
     def __init__(
@@ -114,18 +132,21 @@ class Replay:
         *,
         collapses: bool = True,
         sample_interval: float = 60.0,
+        skips_prefill: bool = False,
     ) -> None:
         self._spec = spec
         self._cost_model = cost_model
         self._collapses = collapses
+        self._skips_prefill = skips_prefill
         self._clock = VirtualClock()
-        config = config if config is not None else SchedulerConfig(max_num_waiting=_UNBOUNDED)
+        config = config if config is not None else replay_config(_LATENCY)
         # One step per launch: `_collapse` chooses the number of steps itself.
         self._scheduler = Scheduler(spec, replace(config, max_decode_steps=1), self._clock)
         self._sample_interval = sample_interval
         self._next_sample = 0.0
         self._prompt = (0,) * spec.max_model_len
         self._num_output_tokens: dict[str, int] = {}  # of the requests that have not ended
+        self._seconds_elsewhere: dict[str, float] = {}
         self._record = ReplayRecord()
 
     def run(self, arrivals: Iterable[Arrival]) -> ReplayRecord:
@@ -156,6 +177,8 @@ class Replay:
             prompt = self._prompt[: arrival.num_prompt_tokens]
             # A prompt longer than `max_model_len` keeps its length, so that admission refuses it.
             prompt += (0,) * (arrival.num_prompt_tokens - len(prompt))
+            if arrival.seconds_elsewhere:
+                self._seconds_elsewhere[str(index)] = arrival.seconds_elsewhere
             stop = StopCriteria(max_tokens=arrival.num_output_tokens)
             yield Add(str(index), prompt, _GREEDY, stop, arrival.time)
 
@@ -166,7 +189,8 @@ class Replay:
         stats = self._scheduler.stats()
         if self._collapses and isinstance(batch, DecodeBatch) and not stats.num_unread_prompt_tokens:
             batch = self._collapse(batch, stats, next_arrival)
-        seconds = self._cost_model.seconds(batch)
+        is_elsewhere = self._skips_prefill and isinstance(batch, PrefillBatch)
+        seconds = 0.0 if is_elsewhere else self._cost_model.seconds(batch)
         self._count(batch, stats, seconds)
         self._clock.elapse(seconds)
         self._scheduler.update(batch, BatchResult(_tokens(batch), seconds))
@@ -187,6 +211,8 @@ class Replay:
         record = self._record
         now = self._clock.now()
         record.num_launches += 1
+        record.busy_seconds += seconds
+        record.decode_seconds += seconds if isinstance(batch, DecodeBatch) else 0.0
         record.num_steps += batch.num_steps if isinstance(batch, DecodeBatch) else 1
         record.slot_seconds += stats.num_slots_in_use * seconds
         while self._next_sample <= now:
@@ -197,7 +223,7 @@ class Replay:
         for output in self._scheduler.take_outputs():
             if output.final is not None:
                 del self._num_output_tokens[output.request_id]
-                self._record.add(output.final)
+                self._record.add(output.final, self._seconds_elsewhere.pop(output.request_id, 0.0))
 
 
 def _tokens(batch: Batch) -> tuple[tuple[SampledToken, ...], ...]:

@@ -1,6 +1,6 @@
 """`reproduce`: every published figure beside the simulated one, and the effect of two assumptions.
 
-Figures that fitted a parameter are apart from those held out.
+Only predictions test the model: inputs, arithmetic and what is fitted are apart.
 """
 
 from collections.abc import Sequence
@@ -8,97 +8,110 @@ from typing import Any
 
 from backends.sn40l.assumptions import batches_without_reserve, expected_experts, pooled_sequences
 from backends.sn40l.calibration import fit, parameters
-from backends.sn40l.figures import Comparison, Machines, Role, compare
+from backends.sn40l.evidence import Evidence, Kind, judge
+from backends.sn40l.figures import Figure, Machines
 from backends.sn40l.hardware import MachineFile, load_machine_file
 from backends.sn40l.model_config import load_model
-from backends.sn40l.published import published_figures
+from backends.sn40l.published import LEFT_OUT, published_figures
+from backends.sn40l.published import MACHINES as FIGURE_MACHINES
 from commands.shared.table import table
 from commands.simulate.answer import Answer
 from commands.simulate.options import ReproduceOptions
 
 
 def reproduce_answer(options: ReproduceOptions) -> Answer:
-    """Return every published figure beside the simulated one.
+    """Return every published figure beside the simulated one, in three lists.
 
-    The status is 1 if an unexpected one is missed.
+    The status is 1 if a prediction failed.
     """
-    files = {name: load_machine_file(name) for name in ("sn40l", "dgx-h100")}
+    files = {name: load_machine_file(name) for name in FIGURE_MACHINES}
     figures = published_figures()
     machines: Machines = (
         fit(figures, files) if options.fit else {name: file.machine for name, file in files.items()}
     )
-    comparisons = compare(figures, machines)
+    evidence = judge(figures, files, machines)
     if options.plots:
         from backends.sn40l.plots import draw_figures
 
-        draw_figures(options.plots, machines, comparisons)
-    failed = [
-        comparison.figure.key
-        for comparison in comparisons
-        if not comparison.is_met and (options.strict or not comparison.figure.miss)
-    ]
+        draw_figures(options.plots, machines, evidence)
+    failed = [one.figure.key for one in evidence if one.is_failed]
     lines = [
-        *_figure_lines(comparisons),
-        "",
+        *(line for kind in Kind for line in _list_lines(kind, evidence)),
         *_parameter_lines(files, machines),
         "",
         *_assumption_lines(files),
         "",
-        _verdict(comparisons),
+        "Published, but not computed",
+        "",
+        table(("figure", "why"), list(LEFT_OUT.items())),
+        "",
+        _verdict(evidence),
     ]
     values = {
-        "figures": [_figure_values(comparison) for comparison in comparisons],
+        "figures": [_figure_values(one) for one in evidence],
         "failed": failed,
+        "left_out": dict(LEFT_OUT),
     }
     return Answer(lines, values, status=1 if failed else 0)
 
 
-def _figure_lines(comparisons: Sequence[Comparison]) -> list[str]:
-    header = ("figure", "published", "simulated", "unit", "error", "tolerance", "", "source and note")
-    lines: list[str] = []
-    for role, meaning in _MEANINGS.items():
-        rows = [_figure_cells(comparison) for comparison in comparisons if comparison.figure.role is role]
-        lines += [f"{meaning} ({len(rows)} figures)", "", table(header, rows), ""]
-    return lines[:-1]
-
-
-_MEANINGS = {
-    Role.FITTED: "Fitted: each figure fixes one parameter",
-    Role.IMPLIED: "Implied: these figures follow, or nearly follow, from fitted ones",
-    Role.HELD_OUT: "Held out",
+_TITLES = {
+    Kind.ARITHMETIC: "Inputs and arithmetic: nothing unpublished moves them out of their tolerance",
+    Kind.FITTED: "Fitted: by a parameter, by a choice, or met by a null model",
+    Kind.PREDICTION: "Predictions",
 }
 
 
-def _figure_cells(comparison: Comparison) -> tuple[str, ...]:
-    figure = comparison.figure
-    state = "ok" if comparison.is_met else ("known miss" if figure.miss else "MISS")
-    reason = figure.miss if figure.miss and not comparison.is_met else figure.note
+def _list_lines(kind: Kind, evidence: Sequence[Evidence]) -> list[str]:
+    shown = [one for one in evidence if one.kind is kind]
+    last = "errors of null models" if kind is Kind.PREDICTION else "why it is no prediction"
+    header = ("figure", "published", "simulated", "range", "unit", "error", "tolerance", "", last)
+    rows = [_figure_cells(one) for one in shown]
+    sources = [f"  {one.figure.key}: {_source(one)}" for one in shown]
+    return [f"{_TITLES[kind]} ({len(shown)} figures)", "", table(header, rows), "", *sources, ""]
+
+
+def _figure_cells(one: Evidence) -> tuple[str, ...]:
+    figure = one.figure
+    nulls = ", ".join(f"{name} {_error(figure, figure.error(value))}" for name, value in one.nulls)
     return (
         figure.key,
         figure.published,
-        f"{comparison.ours:.4g}",
+        f"{one.comparison.ours:.4g}",
+        f"{one.low:.3g} to {one.high:.3g}",
         figure.unit,
-        f"{comparison.error:+.2f}" if figure.is_absolute else f"{comparison.error:+.1%}",
+        _error(figure, one.comparison.error),
         f"{figure.tolerance:g}" if figure.is_absolute else f"{figure.tolerance:.0%}",
-        state,
-        f"{figure.source}; {reason}" if reason else figure.source,
+        "ok" if one.comparison.is_met else "MISS",
+        nulls if one.kind is Kind.PREDICTION else one.reason,
     )
 
 
-def _figure_values(comparison: Comparison) -> dict[str, Any]:
-    figure = comparison.figure
+def _error(figure: Figure, error: float) -> str:
+    return f"{error:+.2f}" if figure.is_absolute else f"{error:+.1%}"
+
+
+def _source(one: Evidence) -> str:
+    figure = one.figure
+    remarks = (figure.source, figure.note, "" if one.comparison.is_met else figure.miss)
+    return "; ".join(remark for remark in remarks if remark)
+
+
+def _figure_values(one: Evidence) -> dict[str, Any]:
+    figure = one.figure
     return {
         "figure": figure.key,
         "source": figure.source,
         "unit": figure.unit,
         "published": figure.published,
-        "simulated": comparison.ours,
-        "error": comparison.error,
+        "simulated": one.comparison.ours,
+        "range": [one.low, one.high],
+        "error": one.comparison.error,
         "tolerance": figure.tolerance,
-        "role": figure.role,
-        "fits": figure.fits,
-        "is_met": comparison.is_met,
-        "known_miss": figure.miss or None,
+        "kind": one.kind,
+        "reason": one.reason or None,
+        "null_errors": {name: figure.error(value) for name, value in one.nulls},
+        "is_met": one.comparison.is_met,
     }
 
 
@@ -149,12 +162,10 @@ def _assumption_lines(files: dict[str, MachineFile]) -> list[str]:
     ]
 
 
-def _verdict(comparisons: Sequence[Comparison]) -> str:
-    held_out = [comparison for comparison in comparisons if comparison.figure.role is Role.HELD_OUT]
-    num_met = sum(comparison.is_met for comparison in held_out)
-    num_known = sum(not comparison.is_met and bool(comparison.figure.miss) for comparison in comparisons)
-    num_others = sum(not comparison.is_met for comparison in comparisons) - num_known
+def _verdict(evidence: Sequence[Evidence]) -> str:
+    predictions = [one for one in evidence if one.kind is Kind.PREDICTION]
+    num_met = sum(one.comparison.is_met for one in predictions)
     return (
-        f"{num_met} of {len(held_out)} held-out figures within tolerance; "
-        f"of all {len(comparisons)}, {num_known} known misses and {num_others} others"
+        f"{num_met} of {len(predictions)} predictions within tolerance; "
+        f"{len(evidence) - len(predictions)} other figures test nothing"
     )

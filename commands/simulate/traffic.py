@@ -3,15 +3,18 @@
 import csv
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from backends.sn40l.cost_model import DeploymentCost
+from cache.policy import CachePolicy
 from commands.shared.table import percentile, table
 from commands.simulate.answer import Answer
 from commands.simulate.arrivals import Arrival, Traffic, read_trace
 from commands.simulate.deployment import deployment_of, policy_of
 from commands.simulate.options import ReplayOptions
-from commands.simulate.replay import Replay, ReplayRecord, replay_spec
+from commands.simulate.replay import Replay, ReplayRecord, replay_config, replay_spec
+from server.options.command_line import OptionError
 
 
 def replay_answer(options: ReplayOptions) -> Answer:
@@ -19,16 +22,36 @@ def replay_answer(options: ReplayOptions) -> Answer:
     policy = policy_of(options.policy, options.slot_capacity).resolve(options.max_model_len)
     spec = replay_spec(options.num_slots, policy, options.max_model_len)
     deployment = deployment_of(options, options.sockets)
+    if options.execution is not None:
+        deployment = replace(deployment, execution=options.execution)
+    deployment.model.check_context(options.max_model_len)
     started = time.perf_counter()
-    replay = Replay(spec, DeploymentCost(deployment, spec.pools[0]), collapses=options.collapse)
-    record = replay.run(_arrivals(options))
+    arrivals = list(_arrivals(options))
+    if not arrivals:
+        raise OptionError(f"--trace {options.trace} has no requests")
+    cost = DeploymentCost(deployment, spec.pools[0], resident_entries=_resident(options, arrivals, policy))
+    config = replay_config(options.max_inter_token_latency)
+    record = Replay(spec, cost, config, collapses=options.collapse).run(arrivals)
     wall = time.perf_counter() - started
     _write_series(options, record)
     return _replay_answer(record, options.num_slots, wall)
 
 
+def _resident(options: ReplayOptions, arrivals: Sequence[Arrival], policy: CachePolicy) -> int | None:
+    """Return the entries that a sequence holds on average, if memory is charged for them."""
+    if not options.paged:
+        return None
+    held = statistics.fmean(one.num_prompt_tokens + one.num_output_tokens / 2 for one in arrivals)
+    return max(1, min(round(held), policy.layout.capacity))
+
+
 def _arrivals(options: ReplayOptions) -> Iterable[Arrival]:
     if options.trace:
+        given = [
+            name for name in _DRAWN if getattr(options, name) != type(options).model_fields[name].default
+        ]
+        if given:
+            raise OptionError(f"--{given[0].replace('_', '-')} is of drawn arrivals, and --trace has its own")
         return read_trace(options.trace)
     traffic = Traffic(
         options.rate,
@@ -37,8 +60,12 @@ def _arrivals(options: ReplayOptions) -> Iterable[Arrival]:
         options.mean_output,
         options.shape,
         options.seed,
+        options.varies,
     )
     return traffic.arrivals()
+
+
+_DRAWN = ("shape", "rate", "requests", "mean_prompt", "mean_output", "seed", "varies")
 
 
 def _write_series(options: ReplayOptions, record: ReplayRecord) -> None:
@@ -64,6 +91,7 @@ def _replay_answer(record: ReplayRecord, num_slots: int, wall: float) -> Answer:
     measures = {
         "ttft_seconds": record.time_to_first_token,
         "tpot_seconds": record.time_per_output_token,
+        "e2e_seconds": record.end_to_end,
         "queue_seconds": record.queue_time,
     }
     percentiles = {
@@ -93,4 +121,5 @@ def _replay_answer(record: ReplayRecord, num_slots: int, wall: float) -> Answer:
         "",
         table(("seconds", "mean", "p50", "p90", "p99"), rows),
     ]
-    return Answer(lines, totals | percentiles)
+    # A replay in which nothing was served says nothing about the deployment.
+    return Answer(lines, totals | percentiles, status=0 if record.end_times else 1)

@@ -1,5 +1,6 @@
 """Machine files: complete, sourced, and within their own ranges."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,13 @@ def test_a_custom_machine_is_a_file(tmp_path: Path) -> None:
     text = (FOLDER / "sn40l.toml").read_text().replace("value = 1.6e12", "value = 3.2e12")
     (tmp_path / "faster.toml").write_text(text)
     assert load_machine(str(tmp_path / "faster.toml")).hbm_bandwidth == 3.2e12
+
+
+def test_a_machine_with_a_base_has_only_what_differs(tmp_path: Path) -> None:
+    text = 'base = "h100"\n[hbm_bandwidth]\nvalue = 9e12\nsource = "a machine of tomorrow"\n'
+    (tmp_path / "next.toml").write_text(text)
+    made = load_machine(str(tmp_path / "next.toml"))
+    assert made == replace(load_machine("h100"), hbm_bandwidth=9e12)
 
 
 def test_incomplete_machines_are_refused(tmp_path: Path) -> None:

@@ -102,7 +102,35 @@ def test_expected_experts_of_the_published_batches() -> None:
     ("changes", "message"),
     [
         ({"hidden_size": None}, "hidden_size"),
-        ({"quantization_config": {"quant_method": "awq"}}, "'awq' is none of"),
+        ({"model_type": "bert"}, "model_type must be one of .*got 'bert'"),
+        ({"model_type": "starcoder2"}, "model_type must be one of .*got 'starcoder2'"),
+        ({"model_type": None}, "model_type must be one of .*got None"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be a whole number of at least 1, got 0"),
+        ({"hidden_size": -4096}, "hidden_size must be a whole number of at least 1, got -4096"),
+        ({"hidden_size": 4097}, "hidden_size must be a multiple of the 32 heads"),
+        ({"hidden_size": "4096"}, "hidden_size must be a whole number .*got '4096'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number of at least 1, got 0"),
+        ({"num_hidden_layers": -3}, "num_hidden_layers must be .*got -3"),
+        ({"num_hidden_layers": 32.7}, "num_hidden_layers must be .*got 32.7"),
+        ({"num_hidden_layers": True}, "num_hidden_layers must be .*got True"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers must be at most"),
+        ({"num_key_value_heads": 64}, "num_key_value_heads must divide the 32 heads, got 64"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads must divide"),
+        ({"vocab_size": 0}, "vocab_size must be"),
+        ({"intermediate_size": -1}, "intermediate_size must be"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings must be"),
+        ({"num_local_experts": 8, "num_experts_per_tok": 64}, "num_experts_per_tok must be at most 8"),
+        ({"num_local_experts": 8, "num_experts_per_tok": 0}, "num_experts_per_tok must be"),
+        ({"num_local_experts": 8}, "has no 'num_experts_per_tok'"),
+        ({"layer_types": ["linear_attention"] * 32}, "layer_types must be of .*got linear_attention"),
+        ({"layer_types": ["full_attention"]}, "layer_types must have 32 entries, one a layer, got 1"),
+        ({"sliding_window": -1}, "sliding_window must be"),
+        ({"torch_dtype": "float7"}, "dtype must be one of .*got 'float7'"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quant_method must be one of .*got 'hqq'"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 5}}, "2, 3, 4, 8 or 16 bits, got 5"),
+        ({"quantization_config": {"quant_method": "gptq", "group_size": 0}}, "group_size must be"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "8 or 16 bits, got None"),
+        ({"text_config": 3}, "none of a decoder"),
     ],
 )
 def test_missing_and_unknown_values_are_named(changes: dict[str, Any], message: str) -> None:
@@ -124,3 +152,35 @@ def test_models_come_from_folders_and_unknown_names_are_refused() -> None:
 def test_an_invalid_config_is_refused(config: Any) -> None:
     with pytest.raises(ModelConfigError, match="the configuration of x "):
         model_from_config("x", config)
+
+
+@pytest.mark.parametrize(
+    ("quantised", "bits"),
+    [
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, 4.125),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.25),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8, "group_size": None}}},
+            },
+            8,
+        ),
+    ],
+)
+def test_quantised_checkpoints_have_the_bytes_of_their_bits(quantised: dict[str, Any], bits: float) -> None:
+    config = json.loads(Path("backends/sn40l/data/models/llama-3.1-8b.json").read_text())
+    plain = model_from_config("x", config)
+    packed = model_from_config("x", config | {"quantization_config": quantised})
+    embeddings = 2 * plain.embedding_params * 2
+    assert (packed.weight_bytes - embeddings) / (plain.weight_bytes - embeddings) == pytest.approx(bits / 16)
+    assert packed.cache_bytes(1) == plain.cache_bytes(1)
+
+
+def test_a_pattern_of_windows_leaves_every_so_many_layers_full() -> None:
+    config = json.loads(Path("backends/sn40l/data/models/llama-3.1-8b.json").read_text())
+    gemma = model_from_config(
+        "x", config | {"model_type": "gemma3", "sliding_window": 512, "num_hidden_layers": 12}
+    )
+    assert [layer.attention.window for layer in gemma.layers] == [512, 512, 512, 512, 512, None] * 2

@@ -68,6 +68,17 @@ def test_overflowing_weights_stream_from_ddr_and_are_slow() -> None:
     assert decode_step(deployment, shape).seconds > ddr.used / sn40l().ddr_bandwidth
 
 
+def test_a_gpu_holds_activations_in_its_memory() -> None:
+    """95 sequences of an 8B have more activations than an H100's cache, and vLLM's default is 256."""
+    deployment = Deployment(model("llama-3.1-8b"), load_machine("h100"), 1)
+    (placement,) = fitting(deployment, DecodeShape(256, 1024))
+    tiers = {tier.name: dict(tier.parts) for tier in placement.tiers}
+    assert tiers["SRAM"]["activations"] == pytest.approx(50e6)
+    assert tiers["HBM"]["activations"] == pytest.approx(4 * 256 * (4096 + 128256) - 50e6)
+    with pytest.raises(DoesNotFitError, match="does not fit into SRAM: activations of 2000 sequences"):
+        fitting(Deployment(model("llama-3.1-8b"), sn40l(), 1), DecodeShape(2000, 1))
+
+
 def test_a_dynamic_machine_takes_any_number_of_slots() -> None:
     deployment = Deployment(model("llama-3.1-8b"), load_machine("dgx-h100"), 8)
     most = max_batch(deployment, 32768)

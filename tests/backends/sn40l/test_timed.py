@@ -133,7 +133,9 @@ def test_a_deployment_times_batches_by_their_static_shapes() -> None:
     step = decode_step(deployment, DecodeShape(8, 256)).seconds
     assert cost.seconds(decode(7, 5, num_steps=3)) == pytest.approx(3 * step)
     assert (
-        cost.seconds(prefill(3)) == cost.seconds(prefill(60)) == prefill_step(deployment, Chunk(64)).seconds
+        cost.seconds(prefill(3))
+        == cost.seconds(prefill(60))
+        == pytest.approx(prefill_step(deployment, Chunk(64)).seconds)
     )
 
 
@@ -143,10 +145,9 @@ def test_pools_are_timed_each_for_its_own_slots_and_must_fit_together() -> None:
     wide = slot_pool(2, full(4096), 4096)
     inner = FakeBackend(fake_spec(pools=(narrow, wide), max_model_len=4096))
     cost = DeploymentCost(deployment, *inner.spec.pools)
-    assert cost.seconds(replace(decode(7, 5), pool=0)) == decode_step(deployment, DecodeShape(8, 256)).seconds
-    assert (
-        cost.seconds(replace(decode(7, 5), pool=1)) == decode_step(deployment, DecodeShape(2, 4096)).seconds
-    )
+    for pool, shape in enumerate((DecodeShape(8, 256), DecodeShape(2, 4096))):
+        step = decode_step(deployment, shape).seconds
+        assert cost.seconds(replace(decode(7, 5), pool=pool)) == pytest.approx(step)
     with pytest.raises(DoesNotFitError):
         DeploymentCost(deployment, narrow, slot_pool(100_000, full(131072), 131072))
 
@@ -180,6 +181,22 @@ def test_a_dynamic_machine_is_timed_for_its_live_rows() -> None:
     cost = DeploymentCost(default_deployment("llama-3.1-8b", "dgx-h100", 8), spec.pools[0])
     rows = tuple(DecodeRow(str(slot), slot, 1, 5, 5, DRAW) for slot in range(64))
     assert cost.seconds(DecodeBatch(rows[:1])) < cost.seconds(DecodeBatch(rows))
+
+
+def test_a_dynamic_machine_is_timed_for_the_entries_that_are_held() -> None:
+    """The capacity of the slots does not matter, what they hold does."""
+    deployment = default_deployment("llama-3.1-8b", "dgx-h100", 8)
+    row = DecodeRow("a", 0, 7, 1000, 1000, DRAW)
+    short, long, padded = (
+        DeploymentCost(default_deployment("llama-3.1-8b", machine, 8), slot_pool(16, full(size), size))
+        for machine, size in (("dgx-h100", 2048), ("dgx-h100", 131072), ("sn40l", 131072))
+    )
+    expected = decode_step(deployment, DecodeShape(1, 1001)).seconds
+    assert short.seconds(DecodeBatch((row,))) == pytest.approx(expected, rel=0.01)
+    assert long.seconds(DecodeBatch((row,))) == pytest.approx(expected, rel=0.03)
+    more = replace(row, index=100_000)
+    assert long.seconds(DecodeBatch((more,))) > 1.2 * expected
+    assert padded.seconds(DecodeBatch((row,))) == padded.seconds(DecodeBatch((more,)))
 
 
 def test_slots_that_do_not_fit_the_simulated_machine_are_refused() -> None:

@@ -1,0 +1,327 @@
+"""The greatest load that a deployment carries within its limits, found by replays of the real scheduler.
+
+A replay at one rate says whether the limits hold. Bisection finds the greatest rate. The arrivals are the
+same at every rate, closer together. A bound from the sums of step times is the upper end: prefill and decode
+share the machine, so a request takes at least its prompt's seconds and its share of each decode step.
+"""
+
+import heapq
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from backends.sn40l.cost_model import DeploymentCost, compression_of
+from backends.sn40l.decode import decode_seconds
+from backends.sn40l.deployment import DecodeShape, Deployment, Execution
+from backends.sn40l.evidence import variants
+from backends.sn40l.hardware import MachineFile
+from backends.sn40l.placement import DoesNotFitError, max_batch
+from backends.sn40l.prefill import Chunk, prefill_seconds
+from cache.policy import CachePolicy
+from commands.shared.table import percentile
+from commands.simulate.arrivals import Arrival
+from commands.simulate.replay import Replay, ReplayRecord, replay_config, replay_spec
+
+_ROUNDS = 7  # of bisection: a rate is known within 2 % of its bound
+_GENERATIONS = 4  # requests of a replay over those under way at once: it must outlast its beginning
+_MOST_REQUESTS = 4000
+_GROWTH = 0.05  # most of the later half of the requests that may join the queue
+_MOST = 0.95  # share of the bound: at full use a queue grows without end
+_BALANCE = 0.8  # load of prefill nodes, which queues keep below 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits in seconds at a percentile; None: any."""
+
+    max_ttft: float | None = None
+    max_tpot: float | None = None
+    max_e2e: float | None = None
+    percent: float = 90.0
+
+    def are_met(self, record: ReplayRecord) -> bool:
+        measured = (
+            (self.max_ttft, record.time_to_first_token),
+            (self.max_tpot, record.time_per_output_token),
+            (self.max_e2e, record.end_to_end),
+        )
+        return all(
+            limit is None or (percentile(values, self.percent) or 0.0) <= limit for limit, values in measured
+        )
+
+    def share_met(self, record: ReplayRecord) -> float:
+        """Return the share of the requests that meet every limit."""
+        ttft, tpot, e2e = (
+            limit if limit is not None else math.inf for limit in (self.max_ttft, self.max_tpot, self.max_e2e)
+        )
+        met = sum(
+            first <= ttft and each <= tpot and whole <= e2e for first, each, whole in record.by_request()
+        )
+        return met / max(1, len(record.end_times) + record.num_refused)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Arrivals of a mean rate of one a second, the longest sequence, and the mean lengths in tokens."""
+
+    arrivals: tuple[Arrival, ...]
+    max_model_len: int
+
+    def at(self, rate: float, num_requests: int) -> list[Arrival]:
+        """Return the first arrivals at this rate, and the same again after the last one."""
+        size = len(self.arrivals)
+        rounds = (divmod(index, size) for index in range(num_requests))
+        return [
+            replace(self.arrivals[index], time=(self.arrivals[index].time + number * size) / rate)
+            for number, index in rounds
+        ]
+
+    @property
+    def mean_prompt(self) -> int:
+        return max(1, round(statistics.fmean(arrival.num_prompt_tokens for arrival in self.arrivals)))
+
+    @property
+    def mean_output(self) -> float:
+        return statistics.fmean(arrival.num_output_tokens for arrival in self.arrivals)
+
+
+def load_of(arrivals: Sequence[Arrival], max_model_len: int) -> Load:
+    """Return the load of these arrivals. Their times are scaled. Raises ValueError for fewer than two."""
+    span = arrivals[-1].time - arrivals[0].time if len(arrivals) > 1 else 0.0
+    if span <= 0:
+        raise ValueError("a load needs at least two requests at different times")
+    scale = (len(arrivals) - 1) / span
+    start = arrivals[0].time
+    return Load(tuple(replace(one, time=(one.time - start) * scale) for one in arrivals), max_model_len)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A deployment that may carry a load.
+
+    With `is_paged`, memory is charged for the tokens that sequences hold, not for their slots. With
+    `is_split`, other nodes of the same kind read the prompts.
+    """
+
+    deployment: Deployment
+    policy: CachePolicy
+    num_slots: int
+    is_paged: bool = False
+    is_split: bool = False
+    max_inter_token_latency: float = 0.2
+
+    def resident(self, load: Load) -> int:
+        """Return the entries that a sequence holds on average."""
+        held = load.mean_prompt + round(load.mean_output / 2)
+        return max(1, min(held, self.policy.layout.capacity))
+
+    def prompt_seconds(self, load: Load) -> float:
+        compression = (
+            compression_of(self.policy) if load.mean_prompt > self.policy.max_direct_tokens else None
+        )
+        deployment = replace(self.deployment, execution=Execution.FUSED)
+        return prefill_seconds(deployment, Chunk(load.mean_prompt, compression=compression))
+
+    def step_seconds(self, load: Load) -> float:
+        pads = self.deployment.machine.pads_decode
+        entries = self.policy.layout.capacity if pads else self.resident(load)
+        return decode_seconds(self.deployment, DecodeShape(self.num_slots, entries))
+
+    def bound(self, load: Load, limits: Limits) -> float:
+        """Return the rate in requests a second at which the machine is never idle, at the mean lengths."""
+        prompt, step = self.prompt_seconds(load), self.step_seconds(load)
+        if limits.max_ttft is not None and prompt > limits.max_ttft:
+            return 0.0
+        if limits.max_tpot is not None and self.deployment.machine.pads_decode and step > limits.max_tpot:
+            return 0.0
+        shared = 0.0 if self.is_split else prompt
+        return 1 / (shared + load.mean_output * step / self.num_slots)
+
+    def expected(self, load: Load, limits: Limits) -> float:
+        """Return a guess of the rate, by which the numbers of slots are compared.
+
+        While prompts are read, no slot decodes: a token takes a step, over the share of time left to decode.
+        """
+        bound = self.bound(load, limits)
+        if limits.max_tpot is None or bound == 0.0 or self.is_split:
+            return bound
+        left = 1 - self.step_seconds(load) / limits.max_tpot
+        return max(0.0, min(bound, left / self.prompt_seconds(load)))
+
+    def num_prefill_nodes(self, load: Load, rate: float) -> int:
+        """Return how many other nodes read the prompts of this rate."""
+        return math.ceil(rate * self.prompt_seconds(load) / _BALANCE) if self.is_split else 0
+
+    def num_requests(self, load: Load, rate: float) -> int:
+        """Return how many requests a replay needs to come to rest."""
+        alone = self.prompt_seconds(load) + load.mean_output * self.step_seconds(load)
+        return min(max(len(load.arrivals), math.ceil(_GENERATIONS * rate * alone)), _MOST_REQUESTS)
+
+    def play(self, arrivals: Sequence[Arrival], load: Load, rate: float) -> ReplayRecord:
+        """Return the replay of these arrivals."""
+        spec = replay_spec(self.num_slots, self.policy, load.max_model_len)
+        resident = self.resident(load) if self.is_paged else None
+        cost = DeploymentCost(self.deployment, spec.pools[0], resident_entries=resident)
+        config = replay_config(self.max_inter_token_latency)
+        if self.is_split:
+            arrivals = self._read_elsewhere(arrivals, self.num_prefill_nodes(load, rate))
+        return Replay(spec, cost, config, sample_interval=math.inf, skips_prefill=self.is_split).run(arrivals)
+
+    def _read_elsewhere(self, arrivals: Sequence[Arrival], num_nodes: int) -> list[Arrival]:
+        """Return the arrivals at the decode node: first come, first served by the prefill nodes.
+
+        What a slot holds of a prompt is then sent over the links.
+        """
+        deployment = replace(self.deployment, execution=Execution.FUSED)
+        compression = compression_of(self.policy)
+        links = self.deployment.num_sockets * self.deployment.machine.link_bandwidth
+        free = [0.0] * num_nodes
+        found: list[Arrival] = []
+        for arrival in arrivals:
+            size = arrival.num_prompt_tokens
+            drops = compression if size > self.policy.max_direct_tokens else None
+            end = max(arrival.time, heapq.heappop(free)) + prefill_seconds(deployment, Chunk(size, 0, drops))
+            heapq.heappush(free, end)
+            held = min(size, self.policy.layout.capacity)
+            end += self.deployment.model.cache_bytes(held) / links
+            found.append(replace(arrival, time=end, seconds_elsewhere=end - arrival.time))
+        return sorted(found, key=lambda arrival: arrival.time)
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """The greatest load of a candidate, and its replay. `bound_low` and `bound_high` are those of the bound.
+
+    They are of one unpublished number of the machine at a time, at the ends of its range.
+    """
+
+    candidate: Candidate
+    rate: float  # requests a second
+    bound: float
+    bound_low: float
+    bound_high: float
+    record: ReplayRecord
+    goodput: float  # requests a second that meet every limit
+    num_prefill_nodes: int
+    price: float  # dollars an hour, of all nodes; 0: not known
+    power: float  # watts
+
+    @property
+    def users(self) -> float:
+        """Requests under way at once, by Little's law."""
+        return self.rate * statistics.fmean(self.record.end_to_end)
+
+    @property
+    def token_rate(self) -> float:
+        """Output tokens a second."""
+        return self.rate * self.record.num_output_tokens / len(self.record.end_times)
+
+    @property
+    def num_sockets(self) -> int:
+        return self.candidate.deployment.num_sockets * (1 + self.num_prefill_nodes)
+
+    @property
+    def tpot(self) -> float:
+        """Seconds a token of the median request."""
+        return percentile(self.record.time_per_output_token, 50) or 0.0
+
+    @property
+    def dollars_per_million(self) -> float | None:
+        return self.price / 3600 / self.token_rate * 1e6 if self.price else None
+
+    @property
+    def kilowatt_hours_per_million(self) -> float | None:
+        return self.power / 3.6e6 / self.token_rate * 1e6 if self.power else None
+
+
+def candidates(
+    deployment: Deployment, policy: CachePolicy, load: Load, limits: Limits, options: Candidate
+) -> Iterator[Candidate]:
+    """Yield the candidate with the number of slots that is expected to carry most, if any fits.
+
+    `options` has the other choices.
+    """
+    base = replace(options, deployment=deployment, policy=policy, num_slots=1)
+    most = max_batch(deployment, base.resident(load) if base.is_paged else policy.layout.capacity)
+    counts = {2**power for power in range(most.bit_length()) if 2**power <= most} | (
+        {most} if most else set()
+    )
+    sized = [replace(base, num_slots=count) for count in sorted(counts)]
+    if sized:
+        best = max(sized, key=lambda candidate: candidate.expected(load, limits))
+        if best.bound(load, limits) > 0:
+            yield best
+
+
+def carry(candidate: Candidate, load: Load, limits: Limits, machine_file: MachineFile) -> Carried | None:
+    """Return the greatest load within the limits, or None if even the lightest one breaks them."""
+    bound = candidate.bound(load, limits)
+    low, high = 0.0, 2 * _MOST * bound  # so that the first rate is the greatest
+    count = candidate.num_requests(load, bound)
+    found: ReplayRecord | None = None
+    for _ in range(_ROUNDS):
+        rate = (low + high) / 2
+        arrivals = load.at(rate, count)
+        record = candidate.play(arrivals, load, rate)
+        if _is_sustained(record, arrivals) and limits.are_met(record):
+            low, found = rate, record
+            high = min(high, _MOST * bound)
+            if low >= high:
+                break
+        else:
+            high = rate
+    if found is None:
+        return None
+    machine = candidate.deployment.machine
+    num_prefill = candidate.num_prefill_nodes(load, low)
+    sockets = candidate.deployment.num_sockets * (1 + num_prefill)
+    ends = [bound, *_bounds(candidate, load, limits, machine_file)]
+    return Carried(
+        candidate,
+        low,
+        bound,
+        min(ends),
+        max(ends),
+        found,
+        low * limits.share_met(found),
+        num_prefill,
+        sockets * machine.price,
+        sockets * machine.power,
+    )
+
+
+def pareto(carried: Sequence[Carried]) -> list[Carried]:
+    """Return those that no other one exceeds in both tokens/s for a user and tokens/s for a socket."""
+
+    def merits(one: Carried) -> tuple[float, float]:
+        return 1 / max(one.tpot, 1e-12), one.token_rate / one.num_sockets
+
+    def is_beaten(one: Carried) -> bool:
+        mine = merits(one)
+        others = (merits(other) for other in carried)
+        return any(other != mine and other[0] >= mine[0] and other[1] >= mine[1] for other in others)
+
+    return [one for one in carried if not is_beaten(one)]
+
+
+def _is_sustained(record: ReplayRecord, arrivals: Sequence[Arrival]) -> bool:
+    """Return whether nothing was refused, and as many requests ended as came in the later half."""
+    if record.num_refused or not record.end_times:
+        return False
+    middle, last = arrivals[len(arrivals) // 2].time, arrivals[-1].time
+    came = len(arrivals) - len(arrivals) // 2
+    ended = sum(middle < end <= last for end in record.end_times)
+    # The numbers of requests under way at the two times differ by chance, too.
+    under_way = sum(end > middle for end in record.end_times) - came
+    return came - ended <= _GROWTH * came + math.sqrt(max(1, under_way))
+
+
+def _bounds(candidate: Candidate, load: Load, limits: Limits, machine_file: MachineFile) -> Iterator[float]:
+    for change in variants(machine_file):
+        machine = replace(candidate.deployment.machine, **change)
+        changed = replace(candidate, deployment=replace(candidate.deployment, machine=machine))
+        try:
+            yield changed.bound(load, replace(limits, max_ttft=None, max_tpot=None))
+        except DoesNotFitError:
+            continue  # a larger reserve has fewer slots, which is another candidate

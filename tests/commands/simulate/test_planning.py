@@ -1,0 +1,196 @@
+"""Plans by load: replays agree with them, limits hold, and nothing of the machine is counted twice."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends.sn40l.backend import default_deployment
+from backends.sn40l.hardware import load_machine_file
+from cache.policy_options import PolicyOptions
+from commands.shared.table import percentile
+from commands.simulate.arrivals import Traffic, read_trace
+from commands.simulate.planning import (
+    Candidate,
+    Carried,
+    Limits,
+    Load,
+    candidates,
+    carry,
+    load_of,
+    pareto,
+)
+from tests.commands.simulate.test_command import json_of, simulate
+
+
+def load(mean_prompt: int = 3000, mean_output: int = 100, num_requests: int = 40) -> Load:
+    traffic = Traffic(1.0, num_requests, mean_prompt, mean_output, varies=False)
+    return load_of(list(traffic.arrivals()), mean_prompt + mean_output)
+
+
+def candidate(machine: str = "h100", capacity: int = 1024, **choices: Any) -> Candidate:
+    deployment = default_deployment("llama-3.1-8b", machine, 1 if machine == "h100" else 16)
+    return Candidate(deployment, PolicyOptions(slot_capacity=capacity).resolve(3100), 16, **choices)
+
+
+def carried(one: Candidate, limits: Limits, **sizes: int) -> Carried:
+    machine = "h100" if one.deployment.num_sockets == 1 else "sn40l"
+    found = carry(one, load(**sizes), limits, load_machine_file(machine))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "sockets", "context", "limits"),
+    [
+        pytest.param("llama-3.1-8b", "h100", "1", "4000", (), marks=pytest.mark.long),
+        ("llama-3.1-8b", "h100", "1", "16000", ("--max-tpot", "0.05")),
+        pytest.param("llama-3.1-8b", "sn40l", "16", "16000", ("--max-ttft", "5"), marks=pytest.mark.long),
+        ("llama-3.1-70b", "h200", "8", "8000", ("--max-tpot", "0.04")),
+        pytest.param("qwen3-30b-a3b", "mi300x", "1", "8000", (), marks=pytest.mark.long),
+    ],
+)
+def test_a_replay_of_the_plan_agrees_within_a_tenth(
+    capsys: pytest.CaptureFixture[str],
+    model: str,
+    machine: str,
+    sockets: str,
+    context: str,
+    limits: tuple[str, ...],
+) -> None:
+    """With other arrivals than the plan had."""
+    common = ("--model", model, "--machine", machine, "--sockets", sockets, "--mean-output", "150")
+    plan = json_of(
+        capsys, "plan", *common, "--context", context, "--policy", "full", "--requests", "60", *limits
+    )
+    best = plan["options"][0]
+    values = json_of(
+        capsys,
+        *("replay", *common, "--policy", "full", "--max-model-len", context, "--shape", "poisson"),
+        *("--mean-prompt", str(int(context) - 150), "--no-varies", "--seed", "7", "--requests", "800"),
+        *("--num-slots", str(best["num_slots"]), "--rate", str(best["requests_per_second"])),
+    )
+    assert values["refused"] == 0
+    # What a replay measures ends with the last answer, so its rate is a little below that of the arrivals.
+    assert values["output_tokens_per_second"] == pytest.approx(best["tokens_per_second"], rel=0.1)
+
+
+def test_limits_hold_at_the_rate_and_break_above_it() -> None:
+    limits = Limits(max_ttft=1.0, max_tpot=0.02)
+    one = candidate()
+    found = carried(one, limits)
+    assert limits.are_met(found.record)
+    assert 0 < found.rate < found.bound
+    more = one.play(load().at(1.3 * found.rate, 80), load(), 1.3 * found.rate)
+    assert not limits.are_met(more)
+    free = carried(one, Limits())
+    assert free.rate > found.rate
+    assert carry(one, load(), Limits(max_tpot=1e-6), load_machine_file("h100")) is None
+
+
+def test_a_plan_counts_the_prompts() -> None:
+    """16 sockets decode 21,600 tokens/s of an 8B at 8k entries, but prompts of 32k leave few of them."""
+    deployment = default_deployment("llama-3.1-8b", "sn40l", 16)
+    policy = PolicyOptions(slot_capacity=8192).resolve(32500)
+    one = Candidate(deployment, policy, 512)
+    asked = load(32000, 500)
+    decode_only = 512 / one.step_seconds(asked)
+    assert decode_only > 20_000
+    assert one.bound(asked, Limits()) * 500 < decode_only / 20
+
+
+def test_the_bound_is_a_bound_and_has_a_range() -> None:
+    found = carried(candidate(), Limits())
+    assert found.rate <= found.bound
+    assert found.bound_low < found.bound < found.bound_high
+    assert found.goodput == pytest.approx(found.rate)
+    assert 0.5 < found.record.busy_seconds / found.record.seconds <= 1
+
+
+def test_users_follow_littles_law() -> None:
+    found = carried(candidate(), Limits(max_tpot=0.02), num_requests=200)
+    in_use = found.record.slot_seconds / found.record.seconds
+    assert found.users == pytest.approx(in_use, rel=0.3)
+
+
+def test_prices_and_watts_become_dollars_and_energy() -> None:
+    found = carried(candidate(), Limits())
+    machine = found.candidate.deployment.machine
+    hours = 1e6 / found.token_rate / 3600
+    assert found.dollars_per_million == pytest.approx(machine.price * hours)
+    assert found.kilowatt_hours_per_million == pytest.approx(machine.power / 1000 * hours)
+    assert replace(found, price=0.0).dollars_per_million is None
+
+
+def test_other_nodes_that_read_prompts_leave_the_decode_node_free() -> None:
+    shared = carried(candidate(), Limits(max_tpot=0.02))
+    split = carried(candidate(is_split=True), Limits(max_tpot=0.02))
+    assert split.num_prefill_nodes > 0
+    assert split.rate > 1.5 * shared.rate
+    assert split.tpot < 0.02
+    # The time elsewhere is part of the first token's.
+    prompt = split.candidate.prompt_seconds(load())
+    assert min(split.record.time_to_first_token) >= prompt
+
+
+def test_paged_memory_holds_more_sequences_than_slots() -> None:
+    deployment = default_deployment("llama-3.1-8b", "h100", 1)
+    policy = PolicyOptions(slot_capacity=32768).resolve(32768)
+    asked = replace(load(2000, 100), max_model_len=32768)
+    slots, paged = (
+        next(candidates(deployment, policy, asked, Limits(), candidate(is_paged=is_paged)))
+        for is_paged in (False, True)
+    )
+    assert paged.num_slots > 4 * slots.num_slots
+
+
+def test_the_front_has_nothing_that_is_beaten() -> None:
+    found = [carried(candidate(), Limits(max_tpot=limit)) for limit in (0.012, 0.02, 0.05)]
+    worse = replace(found[1], rate=found[1].rate / 2)
+    front = pareto([*found, worse])
+    assert worse not in front
+    assert front
+
+
+def test_a_plan_names_replicas_cost_and_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plot = tmp_path / "plan.png"
+    options = (
+        "plan --machine h100 --context 4000 --mean-output 20 --requests 20 --rate 20 --tokens-per-step 2"
+    )
+    values = json_of(capsys, *options.split(), "--plot", str(plot))
+    best = values["options"][0]
+    assert best["replicas"] * best["requests_per_second"] >= 20
+    assert (best["replicas"] - 1) * best["requests_per_second"] < 20
+    assert best["tokens_per_second"] < best["tokens_per_second_with_drafts"]
+    assert best["dollars_per_million_tokens"] > 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert simulate(*options.split(), "--price", "100") == 0
+    out = capsys.readouterr().out
+    assert f"serve --model MODEL --num-slots {best['num_slots']} --policy" in out
+    assert "snapserve simulate replay --model llama-3.1-8b" in out
+
+
+def test_a_plan_takes_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "azure.csv"
+    lines = [f"2024-05-10 00:00:{second:02d}.100000,{1000 + second},{50}" for second in range(30)]
+    trace.write_text("\n".join(("TIMESTAMP,ContextTokens,GeneratedTokens", *lines)))
+    assert [(one.num_prompt_tokens, one.num_output_tokens) for one in read_trace(trace)][1] == (1001, 50)
+    options = ("plan", "--machine", "h100", "--trace", str(trace), "--policy", "full", "--context", "2000")
+    (best,) = json_of(capsys, *options)["options"]
+    assert best["requests_per_second"] > 1
+
+
+def test_a_load_of_one_instant_is_refused(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    entry = {"time": 1, "num_prompt_tokens": 5, "num_output_tokens": 5}
+    trace.write_text("\n".join([json.dumps(entry)] * 3))
+    with pytest.raises(ValueError, match="two requests at different times"):
+        load_of(list(read_trace(trace)), 10)
+
+
+def test_percentiles_are_those_of_the_limits() -> None:
+    found = carried(candidate(), Limits(max_ttft=1.0, percent=50))
+    assert (percentile(found.record.time_to_first_token, 50) or 0) <= 1.0
+    assert found.goodput <= found.rate

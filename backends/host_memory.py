@@ -17,7 +17,7 @@ def available_bytes(root: Path = Path("/")) -> int | None:
         group = root / "sys/fs/cgroup"
         limit = int((group / "memory.max").read_text())
         used = int((group / "memory.current").read_text())
-        # Pages of files that were read, such as the weights', are given up when memory is needed.
+        # Pages of files that were read, such as the weights', are reclaimed when memory is needed.
         stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         free = min(free, limit - used + int(stat.get("inactive_file", 0)))
     except (OSError, ValueError):  # no control group, or "max"

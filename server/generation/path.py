@@ -164,7 +164,7 @@ async def prepare(reserved: Reserved) -> Prepared:
         raise invalid_value(str(error), task.prompt_param) from error
     context = RequestContext(
         tenant=call.tenant,
-        # Not the field `user`, which nobody checks.
+        # Not the field `user`, which is not checked.
         cache_salt=call.record.tenant if services.settings.prefix_sharing is PrefixSharing.KEY else "",
         is_background=call.record.is_background,
         arrival_time=reserved.arrival_time,

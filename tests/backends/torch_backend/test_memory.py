@@ -181,7 +181,7 @@ def test_a_cpus_free_memory_is_half_of_what_the_control_group_leaves(tmp_path: P
     (group / "memory.max").write_text(f"{3000 * 1024}\n")
     (group / "memory.current").write_text(f"{1000 * 1024}\n")
     (group / "memory.stat").write_text(f"anon {600 * 1024}\ninactive_file {400 * 1024}\n")
-    assert free_bytes(cpu, tmp_path) == 1200 * 1024, "pages of files are given up"
+    assert free_bytes(cpu, tmp_path) == 1200 * 1024, "pages of files are reclaimed"
 
 
 def test_stored_prompts_take_a_tenth_of_the_memory_and_at_most_4_gib() -> None:

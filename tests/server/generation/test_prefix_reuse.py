@@ -146,7 +146,7 @@ def test_keys_share_nothing_unless_all_do(renderer: Renderer, sharing: PrefixSha
         assert cached(server.url, key=KEYS[1]) == (96 if sharing is PrefixSharing.ALL else 0)
         assert cached(server.url, key=KEYS[0]) == 96
         assert httpx.post(f"{server.url}/reset_prefix_cache").status_code == 401
-        # The field `user` names nobody: it must not lead to another key's prompts.
+        # The field `user` proves nothing: it must not lead to another key's prompts.
         assert cached(server.url, key=KEYS[1], prompt=PROMPT[1:], user="anna") == 0
 
 

@@ -246,18 +246,23 @@ def _loads(arguments: argparse.Namespace) -> list[tuple[str, Load]]:
     return [(name, LOADS[name].model_copy(update={"timeout": arguments.timeout})) for name in arguments.loads]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_servers(parser: argparse.ArgumentParser) -> None:
+    """Add the model, and the commands of the other servers that serve it."""
     parser.add_argument("model", type=Path, help="folder written by bench.make_model")
-    parser.add_argument("--loads", nargs="+", choices=tuple(LOADS), default=list(LOADS))
-    parser.add_argument("--rounds", type=int, default=3, help="measurements of each system (default: 3)")
-    parser.add_argument("--timeout", type=float, default=600.0, help="most seconds of a run (default: 600)")
     parser.add_argument("--vllm", default="vllm", help="vLLM's command")
     parser.add_argument("--llama-server", default="llama-server", help="llama.cpp's server")
     parser.add_argument("--gguf", type=Path, help="the model for llama.cpp (default: MODEL_DIR.gguf)")
     parser.add_argument("--transformers", default="transformers", help="the command of transformers")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_servers(parser)
+    parser.add_argument("--loads", nargs="+", choices=tuple(LOADS), default=list(LOADS))
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each system (default: 3)")
+    parser.add_argument("--timeout", type=float, default=600.0, help="most seconds of a run (default: 600)")
     parser.add_argument("--openvino-python", help="Python with openvino_genai")
     parser.add_argument(
         "--openvino-model", type=Path, help="the model for OpenVINO (default: MODEL_DIR-openvino)"

@@ -156,6 +156,10 @@ class Ledger:
             _equal(f"lines of batches that were {name}", change[f"lines:{name}"], self.num_lines[name])
             for name in ("completed", "failed")
         ]
+        restored = change["restored"]
+        checks.append(Check("prompt tokens restored", restored, 0, change["looked_up"]))
+        stored = after.get("stored_bytes", 0.0)
+        checks.append(Check("bytes of stored prompts", stored, 0, after.get("stored_capacity", 0.0)))
         return checks + [_equal(f"{name}, at the end", after[f"held:{name}"], 0) for name in HELD]
 
 
@@ -168,6 +172,10 @@ _GAUGES = {
     "snapserve:scratch_in_use": "held:scratch",
     "vllm:generation_tokens_total": "generation_tokens",
     "vllm:prompt_tokens_total": "prompt_tokens",
+    "vllm:prefix_cache_queries_total": "looked_up",
+    "vllm:prefix_cache_hits_total": "restored",
+    "snapserve:prefix_cache_bytes": "stored_bytes",
+    "snapserve:prefix_cache_capacity_bytes": "stored_capacity",
     "process_resident_memory_bytes": "memory",
     "process_open_fds": "files",
 }

@@ -20,7 +20,7 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 def completion_task(request: CompletionRequest, model: str, spec: BackendSpec) -> Task:
     """Return the task of a text completion."""
     envelope = Envelope.new("cmpl-", model, "text_completion", "text_completion", request.request_id)
-    limit = request.max_tokens
+    limit = request.token_limit
     echoed_logprobs = request.logprobs if request.echo else None
     room = spec.max_model_len - (DEFAULT_MAX_TOKENS if limit is None else limit)
     requested = [count for count in (echoed_logprobs, request.prompt_logprobs) if count is not None]

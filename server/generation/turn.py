@@ -14,6 +14,7 @@ from typing import Any
 
 from server.generation.choice_reader import ChoiceReader
 from server.grammar.structure import Preamble, Structure, StructureKind
+from server.http.errors import invalid_value
 from server.http.ignored import ignore
 from server.options.settings import ReasoningParserName, ServerSettings, ToolParserName
 from server.parsers.answer_reader import AnswerReader
@@ -206,6 +207,12 @@ def _structure(
         )
         return Structure(StructureKind.CALLS, grammar, "tools", alternative=alternative)
 
+    if structure is not None and structure.kind is StructureKind.TOKENS:
+        if tools.enforced or any(function.strict for function in tools.offered):
+            raise invalid_value(
+                f"'{structure.param}' cannot be combined with tools that are enforced.", "tools"
+            )
+        return structure
     if tools.enforced:
         structure = calls(tools.enforced)
     elif tools.offered and structure is not None:

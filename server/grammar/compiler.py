@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from scheduler.constraints import Allowed, ConstraintError
+from scheduler.constraints import Allowed, ConstraintError, Matcher
 from server.grammar.annotations import occurrences, unenforced_keywords
 from server.grammar.structure import Structure, StructureError, StructureLimits, grammar_of
+from server.grammar.token_rules import TokenChoice, TokenRules, rules_text
 from server.http.ignored import ignore
 from server.text.renderer import Renderer, UnsupportedTokenizerError
 
@@ -77,6 +78,8 @@ class Grammars:
 
         Keywords of schemas that cannot be enforced are reported as ignored. Raises `StructureError`.
         """
+        if isinstance(structure.value, TokenChoice):
+            return await self._token_rules(structure.value)
         compiling = asyncio.get_running_loop().run_in_executor(self._workers, self._prepare, structure)
         try:
             grammar, unenforced = await asyncio.wait_for(compiling, self._timeout)
@@ -89,8 +92,21 @@ class Grammars:
             ignore(name)
         return grammar
 
-    def matchers(self, grammar: str, num_matchers: int) -> Sequence[GrammarMatcher]:
+    async def _token_rules(self, choice: TokenChoice) -> str:
+        num_tokens = len(self._renderer.vocabulary)
+        beyond = [token_id for token_id in choice.allowed_token_ids if token_id >= num_tokens]
+        if beyond:
+            raise StructureError(f"it has token id {beyond[0]}, but the vocabulary has {num_tokens} tokens")
+        # A word is another token at a text's start, or after a space.
+        spellings = [spelling for word in choice.bad_words for spelling in (word, f" {word.lstrip()}")]
+        words = [await self._renderer.encode(text, add_special_tokens=False) for text in spellings]
+        return rules_text(choice, sorted({word for word in words if word}), num_tokens)
+
+    def matchers(self, grammar: str, num_matchers: int) -> Sequence[Matcher]:
         """Return `num_matchers` matchers at the grammar's start. Raises `ConstraintError`."""
+        rules = TokenRules.parse(grammar)
+        if rules is not None:
+            return [rules, *(rules.copy() for _ in range(num_matchers - 1))]
         with self._lock:
             first = self._prepared.pop(grammar, None)
         first = first or self._matcher(grammar)

@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol
 
 from server.grammar.annotations import NamedSchema
+from server.grammar.token_rules import TokenChoice
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -44,6 +45,7 @@ class StructureKind(enum.Enum):
     CHOICE = "choice"  # one of several texts
     GRAMMAR = "grammar"  # Lark, or the GBNF of llama.cpp
     CALLS = "calls"  # of tools
+    TOKENS = "tokens"  # rules about single tokens
 
 
 class LarkSource(Protocol):
@@ -92,7 +94,7 @@ class Structure:
     """
 
     kind: StructureKind
-    value: str | Sequence[str] | Mapping[str, Any] | LarkSource
+    value: str | Sequence[str] | Mapping[str, Any] | LarkSource | TokenChoice
     param: str
     preamble: Preamble | None = None
     alternative: "Structure | None" = None
@@ -100,7 +102,9 @@ class Structure:
 
     def schemas(self) -> Iterator[NamedSchema]:
         """Return the schemas of the structure."""
-        if self.kind is StructureKind.CALLS and not isinstance(self.value, str | Sequence | Mapping):
+        if self.kind is StructureKind.CALLS and not isinstance(
+            self.value, str | Sequence | Mapping | TokenChoice
+        ):
             yield from self.value.schemas()
         if self.kind is StructureKind.JSON:
             schema = json.loads(self.value) if isinstance(self.value, str) else self.value
@@ -150,7 +154,7 @@ def _grammar_of(structure: Structure, limits: StructureLimits) -> str:
             return _written_grammar(grammar, limits)
         case StructureKind.CHOICE, list(choices):
             return _choice_grammar(choices, limits)
-        case StructureKind.CALLS, source if not isinstance(source, str | Sequence | Mapping):
+        case StructureKind.CALLS, source if not isinstance(source, str | Sequence | Mapping | TokenChoice):
             alternative = structure.alternative
             grammar = source.lark(limits, None if alternative is None else _ALTERNATIVE)
             _check_size(grammar, limits.max_call_chars)

@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 
 from server.http.errors import invalid_value
 from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Hint, RequestBody, Text, Unsupported, few, only
-from server.protocol.generation import ChoicesRequest, Effort, Verbosity, also, unlimited
+from server.protocol.generation import ChoicesRequest, Effort, Verbosity, also
 from server.protocol.messages import Messages
 from server.protocol.prompt_logprobs import PromptLogprobs
 from server.protocol.tools import ToolFields
@@ -79,8 +79,7 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     max_tokens: Annotated[
         Annotated[int, Field(ge=1, le=MAX_INT32)] | None,
-        also("max_tokens", "max_new_tokens", "n_predict"),
-        BeforeValidator(unlimited),
+        also("max_tokens", "max_new_tokens"),
     ] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -129,7 +128,7 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
     @property
     def token_limit(self) -> int | None:
         """The most tokens of an answer: the newer of the two fields decides."""
-        return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        return self.max_completion_tokens if self.max_completion_tokens is not None else super().token_limit
 
     @property
     def num_logprobs(self) -> int | None:

@@ -46,7 +46,7 @@ class CompletionRequest(ChoicesRequest):
 
     @model_validator(mode="after")
     def _check_completion_options(self) -> Self:
-        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+        if self.token_limit == 0 and not self.echo and self.prompt_logprobs is None:
             raise invalid_value(
                 "'max_tokens' may be 0 only when 'echo' is true or 'prompt_logprobs' is given.", "max_tokens"
             )
@@ -61,10 +61,6 @@ class CompletionRequest(ChoicesRequest):
     @cached_property
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
         return each_prompt(self.prompt)
-
-    @property
-    def token_limit(self) -> int | None:
-        return self.max_tokens
 
 
 class CompletionLogprobs(TypedDict):

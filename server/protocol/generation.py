@@ -73,11 +73,6 @@ LogitBias: TypeAlias = Annotated[
 ]
 
 
-def unlimited(limit: object) -> object:
-    """Return llama.cpp's -1, which is no limit, as None."""
-    return None if limit == -1 else limit
-
-
 def also(*names: str) -> Any:
     """Return a field that other servers call otherwise; its own name is the first one."""
     return Field(validation_alias=AliasChoices(*names))
@@ -136,8 +131,6 @@ class GenerationRequest(StructuredFields, ForeignFields):
     # Only requests with the same salt share stored prompts.
     cache_salt: Annotated[Text | None, also("cache_salt", "extra_key")] = None
 
-    allowed_token_ids: Unsupported = None
-    bad_words: Annotated[object, AfterValidator(only([]))] = None
     thinking_token_budget: Unsupported = None
     length_penalty: Annotated[Inert, unfollowed(1)] = None  # of beam search alone
     repeat_last_n: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None  # llama.cpp's
@@ -188,9 +181,9 @@ class ChoicesRequest(GenerationRequest, ResponseFormatFields, TruncationFields):
     n: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     max_tokens: Annotated[
         Annotated[int, Field(ge=0, le=MAX_INT32)] | None,
-        also("max_tokens", "max_new_tokens", "n_predict"),
-        BeforeValidator(unlimited),
+        also("max_tokens", "max_new_tokens"),
     ] = None
+    n_predict: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None  # llama.cpp's; -1 is no limit
 
     # The answer's id ends with it.
     request_id: Annotated[
@@ -218,6 +211,13 @@ class ChoicesRequest(GenerationRequest, ResponseFormatFields, TruncationFields):
     @property
     def num_choices(self) -> int:
         return self.n if self.n is not None else 1
+
+    @property
+    def token_limit(self) -> int | None:
+        """The most tokens of an answer."""
+        if self.max_tokens is not None or self.n_predict is None:
+            return self.max_tokens
+        return None if self.n_predict < 0 else self.n_predict
 
     @property
     def includes_usage(self) -> bool:

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from server.grammar.structure import Structure, StructureKind
+from server.grammar.token_rules import TokenChoice
 from server.http.errors import invalid_value
-from server.protocol.fields import Hint, Inert, RequestBody, Text, Unsupported, few, only
+from server.protocol.fields import Hint, Inert, RequestBody, Text, TokenId, Unsupported, few, only
 
 Schema: TypeAlias = dict[str, Any]
 Choices: TypeAlias = Annotated[
@@ -81,6 +82,17 @@ class StructuredFields(RequestBody):
     grammar: Annotated[Text, Field(min_length=1)] | None = None
     json_schema: Schema | Text | None = None
 
+    # vLLM's rules about single tokens.
+    allowed_token_ids: Annotated[list[TokenId], Field(fail_fast=True, min_length=1)] | None = None
+    bad_words: (
+        Annotated[
+            list[Annotated[Text, Field(min_length=1, max_length=256)]],
+            Field(fail_fast=True),
+            BeforeValidator(few),
+        ]
+        | None
+    ) = None
+
     @model_validator(mode="after")
     def _check_structures(self) -> Self:
         structures = list(self._structures())
@@ -112,6 +124,12 @@ class StructuredFields(RequestBody):
             yield Structure(StructureKind.GRAMMAR, self.ebnf, "ebnf")
         if self.json_schema is not None:
             yield Structure(StructureKind.JSON, self.json_schema, "json_schema")
+
+        if self.allowed_token_ids or self.bad_words:
+            choice = TokenChoice(tuple(self.allowed_token_ids or ()), tuple(self.bad_words or ()))
+            yield Structure(
+                StructureKind.TOKENS, choice, "allowed_token_ids" if self.allowed_token_ids else "bad_words"
+            )
 
     def _formats(self) -> Iterator[Structure]:
         """Return what is said in OpenAI's way."""

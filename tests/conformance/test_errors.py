@@ -18,7 +18,6 @@ BAD: dict[str, dict[str, Any]] = {
     "top_logprobs above 20": {"messages": HELLO, "logprobs": True, "top_logprobs": 21},
     "stream_options without stream": {"messages": HELLO, "stream_options": {"include_usage": True}},
     "tool_choice without tools": {"messages": HELLO, "tool_choice": "required"},
-    "empty tools": {"messages": HELLO, "tools": []},
     "logit_bias of a word": {"messages": HELLO, "logit_bias": {"hello": 1}},
     "a role that there is not": {"messages": [{"role": "wizard", "content": "hello"}]},
     "a schema that is none": {

@@ -199,7 +199,7 @@ COSTLY: dict[str, list[dict[str, Any]]] = {
         {"logprobs": 10**6},
         {"prompt_logprobs": -1},
         {"max_tokens": 2**31},
-        {"max_tokens": -2},
+        {"max_tokens": -1},
         {"stop": ["x" * 10_000]},
         {"stop": ["x"] * 1000},
         {"logit_bias": {str(i): 1 for i in range(4000)}},

@@ -57,6 +57,7 @@ SILENT: list[dict[str, Any]] = [
     {"top_logprobs": 0},
     {"max_completion_tokens": 2, "max_tokens": 7},
     {"n_predict": -1, "max_completion_tokens": 2},
+    {"bad_words": [], "allowed_token_ids": None},
     {"max_new_tokens": 2},
     {"repeat_penalty": 1.0, "repeat_last_n": 64},
     {"min_new_tokens": 1},

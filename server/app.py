@@ -16,10 +16,11 @@ from server.http.auth import KeyGuard, KeyRing
 from server.http.body import BodyGuard
 from server.http.error_shapes import error_response
 from server.http.errors import ApiError
+from server.http.ignored import IgnoredParameters
 from server.http.observers import AccessLog
 from server.http.rate_limits import RateLimits, RateObserver
 from server.http.record import RequestId
-from server.options.settings import RateLimit, ServerSettings
+from server.options.settings import RateLimit, ServerSettings, UnknownParameters
 from server.routes import (
     batches,
     chat,
@@ -64,6 +65,11 @@ def create_app(services: Services) -> FastAPI:
     ]
     for router in routers:
         app.include_router(router)
+    app.add_middleware(
+        IgnoredParameters,
+        observer=services.metrics,
+        refuses_unknown=services.settings.unknown_parameters is UnknownParameters.REFUSE,
+    )
     # The batches' route checks that a batch's endpoint is served.
     app.state.paths = frozenset(
         route.path for router in routers for route in router.routes if isinstance(route, APIRoute)

@@ -19,6 +19,10 @@ class Exposition(Protocol):
 
     def render(self) -> bytes: ...
 
+    def ignored_parameter(self) -> None:
+        """A parameter of a request was ignored."""
+        ...
+
     def watch_responses(self, store: WatchedResponses) -> None:
         """Report the size of the store at every scrape."""
         ...

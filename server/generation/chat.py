@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from backends.interface import BackendSpec
 from server.generation.choice_reader import ChoiceReader
 from server.generation.choices import (
     ChoiceEnd,
@@ -34,14 +35,21 @@ from server.text.logprobs import TokenLogprob
 from server.text.renderer import Renderer
 
 
-def chat_task(request: ChatCompletionRequest, model: str, settings: ServerSettings) -> Task:
+def chat_task(
+    request: ChatCompletionRequest, model: str, settings: ServerSettings, spec: BackendSpec
+) -> Task:
     """Return the task of a chat completion."""
-    envelope = Envelope.new("chatcmpl-", model, "chat.completion", "chat.completion.chunk")
+    envelope = Envelope.new(
+        "chatcmpl-", model, "chat.completion", "chat.completion.chunk", request.request_id
+    )
     limit = request.token_limit
 
     async def render(renderer: Renderer) -> Rendered:
         turn = await render_turn(_turn_request(request), renderer, settings)
-        prompts = (request.truncated(turn.prompt),)
+        prompt = turn.prompt
+        if request.add_special_tokens:
+            prompt = await renderer.with_special_tokens(prompt)
+        prompts = (request.truncated(prompt, spec.max_model_len - (limit or 1)),)
         return Rendered(
             prompts,
             body=lambda: ChatBody(request, turn, envelope, PromptFields(request, prompts)),
@@ -52,7 +60,7 @@ def chat_task(request: ChatCompletionRequest, model: str, settings: ServerSettin
         )
 
     return Task(
-        id=envelope.id,
+        id=envelope.task_id,
         model=model,
         options=request,
         num_prompts=1,
@@ -70,7 +78,8 @@ def _turn_request(request: ChatCompletionRequest) -> TurnRequest:
         messages=[message.plain() for message in request.messages],
         tools=request.tool_use,
         structure=request.structure,
-        effort=request.reasoning_effort,
+        effort=request.effort,
+        verbosity=request.verbosity,
         template_options=request.template_options,
         adds_generation_prompt=request.adds_generation_prompt,
         continues_final_message=bool(request.continue_final_message),
@@ -125,7 +134,7 @@ class ChatBody:
         match part:
             case Content(text):
                 message.content.append(text)
-            case Reasoning(text):
+            case Reasoning(text) if self._request.shows_reasoning:
                 message.reasoning.append(text)
             case CallStart(name):
                 message.calls.append((self._turn.new_call_id(), name, []))
@@ -214,7 +223,10 @@ class ChatStream:
         return sum(choice.reader.num_reasoning_tokens for choice in self._choices)
 
     def _pieces(self, event: ChoiceDelta, choice: _StreamedChoice) -> Iterator[ChatChunkChoice]:
-        deltas = [self._delta(part, choice) for part in choice.reader.read(event)]
+        parts = choice.reader.read(event)
+        if not self._request.shows_reasoning:
+            parts = [part for part in parts if not isinstance(part, Reasoning)]
+        deltas = [self._delta(part, choice) for part in parts]
         returns_token_ids = bool(self._request.return_token_ids)
         if not deltas and (event.logprobs or (event.token_ids and returns_token_ids)):
             deltas = [{"content": ""}]

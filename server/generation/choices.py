@@ -22,11 +22,16 @@ class Envelope:
     model: str
     object_name: str
     chunk_name: str
+    task_id: str  # unique, though clients may choose `id`
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
-    def new(cls, id_prefix: str, model: str, object_name: str, chunk_name: str) -> "Envelope":
-        return cls(f"{id_prefix}{uuid.uuid4().hex}", model, object_name, chunk_name)
+    def new(
+        cls, id_prefix: str, model: str, object_name: str, chunk_name: str, request_id: str | None = None
+    ) -> "Envelope":
+        task_id = f"{id_prefix}{uuid.uuid4().hex}"
+        answer_id = task_id if request_id is None else f"{id_prefix}{request_id}"
+        return cls(answer_id, model, object_name, chunk_name, task_id)
 
     def body(self, choices: Iterable[Mapping[str, object]], usage: object) -> dict[str, object]:
         return self._members(self.object_name) | {"choices": list(choices), "usage": usage}

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from backends.interface import BackendSpec
 from server.generation.choices import ChoiceEnd, Envelope, PromptFields, named_tokens, usage_of_chunk
 from server.generation.events import ChoiceDelta, Event, PromptLogprobs
 from server.generation.tally import Tally
@@ -16,17 +17,18 @@ from server.text.renderer import Renderer
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
-def completion_task(request: CompletionRequest, model: str) -> Task:
+def completion_task(request: CompletionRequest, model: str, spec: BackendSpec) -> Task:
     """Return the task of a text completion."""
-    envelope = Envelope.new("cmpl-", model, "text_completion", "text_completion")
+    envelope = Envelope.new("cmpl-", model, "text_completion", "text_completion", request.request_id)
     limit = request.max_tokens
     echoed_logprobs = request.logprobs if request.echo else None
+    room = spec.max_model_len - (DEFAULT_MAX_TOKENS if limit is None else limit)
     requested = [count for count in (echoed_logprobs, request.prompt_logprobs) if count is not None]
 
     async def render(renderer: Renderer) -> Rendered:
         encoded = await _encode(request, renderer)
-        prompts = tuple(map(request.truncated, encoded))
-        echoes = await _echoes(request, encoded, renderer) if request.echo else None
+        prompts = tuple(request.truncated(token_ids, room) for token_ids in encoded)
+        echoes = await _echoes(request, encoded, prompts, renderer) if request.echo else None
         question = [{"role": "user", "content": request.question}] if request.question else []
         return Rendered(
             prompts,
@@ -37,7 +39,7 @@ def completion_task(request: CompletionRequest, model: str) -> Task:
         )
 
     return Task(
-        id=envelope.id,
+        id=envelope.task_id,
         model=model,
         options=request,
         num_prompts=len(request.prompts),
@@ -61,16 +63,18 @@ async def _encode(request: CompletionRequest, renderer: Renderer) -> list[tuple[
 
 
 async def _echoes(
-    request: CompletionRequest, encoded: Sequence[tuple[int, ...]], renderer: Renderer
+    request: CompletionRequest,
+    encoded: Sequence[tuple[int, ...]],
+    truncated: Sequence[tuple[int, ...]],
+    renderer: Renderer,
 ) -> tuple[str, ...]:
     """Return each prompt's text: as it came, unless it came as token ids or was truncated."""
     echoes = []
-    for prompt, token_ids in zip(request.prompts, encoded, strict=True):
-        truncated = request.truncated(token_ids)
-        if isinstance(prompt, str) and truncated == token_ids:
+    for prompt, before, after in zip(request.prompts, encoded, truncated, strict=True):
+        if isinstance(prompt, str) and after == before:
             echoes.append(prompt)
         else:
-            echoes.append(await renderer.decode(truncated))
+            echoes.append(await renderer.decode(after))
     return tuple(echoes)
 
 

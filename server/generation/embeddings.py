@@ -39,7 +39,8 @@ def embedding_task(
             else item
             for item in request.inputs
         ]
-        return Rendered(tuple(map(request.truncated, prompts)), body=lambda: EmbeddingBody(request, model))
+        truncated = tuple(request.truncated(prompt, spec.max_model_len) for prompt in prompts)
+        return Rendered(truncated, body=lambda: EmbeddingBody(request, model))
 
     return Task(
         id=f"embd-{uuid.uuid4().hex}",

@@ -209,7 +209,8 @@ async def _compile(structure: Structure | None, services: Services) -> str | Non
     try:
         return await services.grammars.compile(structure)
     except StructureError as error:
-        raise invalid_value(f"'{structure.param}' cannot be followed: {error}.", structure.param) from error
+        param = error.param or structure.param
+        raise invalid_value(f"'{param}' cannot be followed: {error}.", param.partition("[")[0]) from error
 
 
 async def _log_prompts(adds: tuple[AdmittedAdd, ...], services: Services) -> None:

@@ -4,6 +4,7 @@ Chats and responses share it, and it knows no route. `render_turn` returns the a
 the end of the prompt decides whether the answer begins inside reasoning.
 """
 
+import dataclasses
 import json
 import secrets
 import string
@@ -13,17 +14,18 @@ from typing import Any
 
 from server.generation.choice_reader import ChoiceReader
 from server.grammar.structure import Preamble, Structure, StructureKind
-from server.http.errors import invalid_value, unsupported_parameter
+from server.http.ignored import ignore
 from server.options.settings import ReasoningParserName, ServerSettings, ToolParserName
 from server.parsers.answer_reader import AnswerReader
 from server.parsers.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningParser
 from server.parsers.tool_calls import ToolCallParser
 from server.parsers.tool_format import TOOL_FORMATS, ToolFormat, tool_format_of
 from server.parsers.tool_grammar import NO_PARAMETERS, ToolGrammar, literal
-from server.protocol.generation import Effort
+from server.protocol.generation import Effort, Verbosity
 from server.protocol.tools import FunctionDefinition, ToolUse
 from server.text.renderer import Renderer
 
+_REASONING_SWITCHES = ("enable_thinking", "thinking")  # variables of chat templates
 _MAX_TAIL = 16  # tokens at a prompt's end in which an opening reasoning tag is looked for
 
 
@@ -36,6 +38,8 @@ class TurnRequest:
     structure: Structure | None
     effort: Effort | None = None
     effort_param: str = "reasoning_effort"  # the parameter's name in the request
+    verbosity: Verbosity | None = None
+    verbosity_param: str = "verbosity"
     template_options: Mapping[str, object] = field(default_factory=dict)
     adds_generation_prompt: bool = True
     continues_final_message: bool = False
@@ -143,10 +147,6 @@ async def render_turn(request: TurnRequest, renderer: Renderer, settings: Server
     """Render the prompt. Raises `RenderError`, and `ApiError` for features that the template lacks."""
     chat_format = ChatFormat.of(renderer.info.chat_template or "", settings)
     offered = request.tools.offered
-    if offered and not request.tools.enforced and request.structure is not None:
-        raise invalid_value(
-            f"'{request.structure.param}' cannot be combined with tools that may be called or not.", "tools"
-        )
     messages = list(request.messages)
     tools = [function.plain() for function in offered]
     if not chat_format.uses("tools"):
@@ -186,18 +186,30 @@ def _structure(
     tools = request.tools
     structure = request.structure
 
-    def calls(functions: tuple[FunctionDefinition, ...], *, is_optional: bool) -> Structure:
+    def calls(
+        functions: tuple[FunctionDefinition, ...],
+        *,
+        is_optional: bool = False,
+        alternative: Structure | None = None,
+    ) -> Structure:
         schemas = tuple(
             (function.name, NO_PARAMETERS if function.parameters is None else function.parameters)
             for function in functions
         )
         grammar = ToolGrammar(
-            chat_format.tool_format, schemas, not tools.is_one_call, is_optional, special_tokens
+            chat_format.tool_format,
+            schemas,
+            not tools.is_one_call,
+            is_optional,
+            special_tokens,
+            frozenset(function.name for function in functions if function.strict),
         )
-        return Structure(StructureKind.CALLS, grammar, "tools")
+        return Structure(StructureKind.CALLS, grammar, "tools", alternative=alternative)
 
     if tools.enforced:
-        structure = calls(tools.enforced, is_optional=False)
+        structure = calls(tools.enforced)
+    elif tools.offered and structure is not None:
+        structure = calls(tools.offered, alternative=structure)
     elif any(function.strict for function in tools.offered):
         structure = calls(tools.offered, is_optional=True)
     tags = chat_format.reasoning
@@ -206,7 +218,7 @@ def _structure(
     preamble = Preamble(
         literal(tags.start, special_tokens), literal(tags.end, special_tokens), begins_in_reasoning
     )
-    return Structure(structure.kind, structure.value, structure.param, preamble)
+    return dataclasses.replace(structure, preamble=preamble)
 
 
 def _special_tokens(request: TurnRequest, chat_format: ChatFormat, renderer: Renderer) -> Mapping[str, int]:
@@ -221,23 +233,37 @@ def _special_tokens(request: TurnRequest, chat_format: ChatFormat, renderer: Ren
 
 
 def _template_variables(request: TurnRequest, chat_format: ChatFormat) -> Mapping[str, object]:
-    """Return the template's variables beside the messages. Raises `ApiError` for one that it ignores.
+    """Return the template's variables beside the messages. Those that it does not use are reported."""
+    hints: dict[str, object] = {}
+    if request.effort is not None:
+        hints |= _effort_variables(request.effort, request.effort_param, chat_format)
+    if request.verbosity is not None:
+        if chat_format.uses("verbosity"):
+            hints["verbosity"] = request.verbosity
+        elif request.verbosity != "medium":
+            ignore(request.verbosity_param)
+    for name in request.template_options:
+        if not chat_format.uses(name):
+            ignore(f"chat_template_kwargs.{name}")
+    return {**hints, **request.template_options}
 
-    The effort "none" is dropped if the template ignores it: a model without reasoning satisfies it already.
+
+def _effort_variables(effort: Effort, param: str, chat_format: ChatFormat) -> Mapping[str, object]:
+    """Return how the template is asked for an effort of reasoning: by degrees, or by a switch.
+
+    The effort "none" is no variable if the template lacks one: a model without reasoning satisfies it
+    already.
     """
-    effort = request.effort
-    variables: dict[str, object] = {}
-    if effort == "none" and chat_format.reasoning is not None:
-        variables = {"enable_thinking": False}
-    elif effort not in (None, "none"):
-        variables = {"reasoning_effort": effort}
-    variables |= request.template_options
-    for name in [name for name in variables if not chat_format.uses(name)]:
-        if variables.pop(name) is not False or chat_format.reasoning is not None:
-            is_option = name in request.template_options
-            param = f"chat_template_kwargs.{name}" if is_option else request.effort_param
-            raise unsupported_parameter(param, "is not supported by this model's chat template")
-    return variables
+    switch = next((name for name in _REASONING_SWITCHES if chat_format.uses(name)), None)
+    if effort == "none" and switch is not None:
+        return {switch: False}
+    if effort != "none" and chat_format.uses("reasoning_effort"):
+        return {"reasoning_effort": effort}
+    if effort != "none" and switch is not None:
+        return {switch: True}
+    if effort != "none" or chat_format.reasoning is not None:
+        ignore(param)
+    return {}
 
 
 def call_arguments(text: str) -> dict[str, Any]:

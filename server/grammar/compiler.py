@@ -6,7 +6,6 @@ adds states while it matches, copies share them, and their number is limited.
 """
 
 import asyncio
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -14,7 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from scheduler.constraints import Allowed, ConstraintError
+from server.grammar.annotations import occurrences, unenforced_keywords
 from server.grammar.structure import Structure, StructureError, StructureLimits, grammar_of
+from server.http.ignored import ignore
 from server.text.renderer import Renderer, UnsupportedTokenizerError
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ class GrammarMatcher:
 
     def copy(self) -> "GrammarMatcher":
         return GrammarMatcher(self._matcher.deep_copy(), self._end_token_id)
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        return self._matcher.get_grammar_warnings()
 
     def allowed(self) -> Allowed:
         mask = bytearray(self._matcher.compute_bitmask())
@@ -68,14 +73,21 @@ class Grammars:
         self._workers.shutdown(wait=False, cancel_futures=True)
 
     async def compile(self, structure: Structure) -> str:
-        """Compile a structure and return its grammar. Raises `StructureError`."""
+        """Compile a structure and return its grammar.
+
+        Keywords of schemas that cannot be enforced are reported as ignored. Raises `StructureError`.
+        """
         compiling = asyncio.get_running_loop().run_in_executor(self._workers, self._prepare, structure)
         try:
-            return await asyncio.wait_for(compiling, self._timeout)
+            grammar, unenforced = await asyncio.wait_for(compiling, self._timeout)
         except TimeoutError as error:
             raise StructureError(
                 f"it is too complex: it was not compiled within {self._timeout:g} s"
             ) from error
+
+        for name in unenforced:
+            ignore(name)
+        return grammar
 
     def matchers(self, grammar: str, num_matchers: int) -> Sequence[GrammarMatcher]:
         """Return `num_matchers` matchers at the grammar's start. Raises `ConstraintError`."""
@@ -84,7 +96,8 @@ class Grammars:
         first = first or self._matcher(grammar)
         return [first, *(first.copy() for _ in range(num_matchers - 1))]
 
-    def _prepare(self, structure: Structure) -> str:
+    def _prepare(self, structure: Structure) -> tuple[str, Sequence[str]]:
+        """Return a structure's grammar, and the keywords of its schemas that it does not enforce."""
         grammar = grammar_of(structure, self._limits)
         try:
             matcher = self._matcher(grammar)
@@ -94,11 +107,12 @@ class Grammars:
             raise StructureError(str(error)) from error
         if must_end:
             raise StructureError("it allows no text")
+        unenforced = _unenforced(structure, matcher.warnings)
         with self._lock:
             self._prepared[grammar] = matcher
             if len(self._prepared) > MAX_PREPARED:
                 self._prepared.popitem(last=False)
-        return grammar
+        return grammar, unenforced
 
     def _matcher(self, grammar: str) -> GrammarMatcher:
         from llguidance import LLMatcher, LLParserLimits
@@ -124,16 +138,25 @@ class Grammars:
             return self._tokenizer
 
 
+def _unenforced(structure: Structure, warnings: Sequence[str]) -> Sequence[str]:
+    """Return the paths of keywords that are not enforced. Raises `StructureError` for a strict schema's."""
+    keywords = unenforced_keywords(warnings)
+    if not keywords:
+        return ()
+    found = []
+    for named in structure.schemas():
+        paths = list(occurrences(named.schema, keywords))
+        if paths and named.is_strict:
+            message = f"the schema's keywords {', '.join(map(repr, paths[:8]))} are not supported"
+            if "oneOf" in keywords:
+                message += " (oneOf is where its alternatives exclude each other; use anyOf)"
+            raise StructureError(message, named.where)
+        found += [f"{named.where}.{path}" for path in paths]
+    return found
+
+
 def _explained(error: str) -> str:
     """Return an error of llguidance in the words of the API."""
-    unimplemented = re.match(r"Unimplemented keys: (\[.*?\])", error)
-    if unimplemented is not None:
-        return f"the schema's keywords {unimplemented[1]} are not supported"
-    if "oneOf constraints" in error:
-        return (
-            "the schema's keyword 'oneOf' is supported only where its alternatives exclude each other; "
-            "use 'anyOf'"
-        )
     if any(sign in error for sign in ("too many", "too large", "Too many", "too big", "fuel", "max is")):
         return "it is too complex"
     if "NoExtension" in error:

@@ -7,10 +7,12 @@ no HTTP.
 import enum
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Protocol
+
+from server.grammar.annotations import NamedSchema
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -18,13 +20,22 @@ if TYPE_CHECKING:
 # Allowed once between two JSON tokens. JSON printers need no more, and a model cannot fill its answer with
 # it.
 _WHITESPACE = r" |\n([ ]{0,24}|\t{0,8})"
-JSON_OPTIONS: "JsonCompileOptions" = {"whitespace_pattern": _WHITESPACE, "lenient": False}
+# Lenient: keywords that cannot be enforced are warnings, which `server.grammar.compiler` reads.
+JSON_OPTIONS: "JsonCompileOptions" = {"whitespace_pattern": _WHITESPACE, "lenient": True}
 _OWN_OPTIONS = "x-guidance"  # options of the library, which clients cannot set
 _NUMBERS = int | float
+_ALTERNATIVE = "alternative"  # the name of a grammar
 
 
 class StructureError(ValueError):
-    """A structure that is not supported. The message is for the client."""
+    """A structure that is not supported. The message is for the client.
+
+    `param` is the request's parameter, where it is another one than the structure's.
+    """
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class StructureKind(enum.Enum):
@@ -38,8 +49,12 @@ class StructureKind(enum.Enum):
 class LarkSource(Protocol):
     """A source of a Lark grammar."""
 
-    def lark(self, limits: "StructureLimits") -> str:
-        """Return the grammar. Raises `StructureError`."""
+    def lark(self, limits: "StructureLimits", alternative: str | None = None) -> str:
+        """Return the grammar. It allows the one named `alternative` too. Raises `StructureError`."""
+        ...
+
+    def schemas(self) -> Sequence[NamedSchema]:
+        """Return the schemas that it contains."""
         ...
 
 
@@ -71,12 +86,28 @@ class Preamble:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The required structure, and the request parameter it comes from. A preamble may precede it."""
+    """The required structure, and the request parameter it comes from. A preamble may precede it.
+
+    Calls of tools may have an `alternative`: the answer is calls, or that.
+    """
 
     kind: StructureKind
     value: str | Sequence[str] | Mapping[str, Any] | LarkSource
     param: str
     preamble: Preamble | None = None
+    alternative: "Structure | None" = None
+    is_strict: bool = True  # a keyword of a schema that cannot be enforced is an error
+
+    def schemas(self) -> Iterator[NamedSchema]:
+        """Return the schemas of the structure."""
+        if self.kind is StructureKind.CALLS and not isinstance(self.value, str | Sequence | Mapping):
+            yield from self.value.schemas()
+        if self.kind is StructureKind.JSON:
+            schema = json.loads(self.value) if isinstance(self.value, str) else self.value
+            if isinstance(schema, Mapping):
+                yield NamedSchema(self.param, schema, self.is_strict)
+        if self.alternative is not None:
+            yield from self.alternative.schemas()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +151,18 @@ def _grammar_of(structure: Structure, limits: StructureLimits) -> str:
         case StructureKind.CHOICE, list(choices):
             return _choice_grammar(choices, limits)
         case StructureKind.CALLS, source if not isinstance(source, str | Sequence | Mapping):
-            grammar = source.lark(limits)
+            alternative = structure.alternative
+            grammar = source.lark(limits, None if alternative is None else _ALTERNATIVE)
             _check_size(grammar, limits.max_call_chars)
-            return _lark(grammar)
+            if alternative is None:
+                return _lark(grammar)
+            try:
+                first, *others = json.loads(_grammar_of(alternative, limits))["grammars"]
+            except StructureError as error:
+                raise StructureError(str(error), alternative.param) from error
+            return json.dumps(
+                {"grammars": [{"lark_grammar": grammar}, {**first, "name": _ALTERNATIVE}, *others]}
+            )
     raise AssertionError(f"{structure.kind} cannot be {type(structure.value).__name__}")
 
 

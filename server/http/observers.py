@@ -64,8 +64,8 @@ def record_refusal(scope: Scope, status: int) -> None:
 class AccessLog:
     """Writes one log line for each HTTP request when it was answered.
 
-    It belongs inside the middleware that starts the record. Of a client's text, only the path is logged; of
-    its API key, only the name.
+    It belongs inside the middleware that starts the record. Of a client's text, only the path and the names
+    of ignored parameters are logged; of its API key, only the name.
     """
 
     def __init__(self, app: ASGIApp, now: Callable[[], float]) -> None:
@@ -94,6 +94,7 @@ class AccessLog:
                     prompt_tokens=record.num_prompt_tokens or None,
                     output_tokens=record.num_output_tokens or None,
                     evicted_tokens=record.num_evicted_tokens or None,
+                    ignored=",".join(record.ignored) or None,
                 ),
             )
 

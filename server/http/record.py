@@ -61,6 +61,7 @@ class RequestRecord:
     num_prompt_tokens: int = 0  # that the engine accepted
     num_output_tokens: int = 0  # generated and received so far
     num_evicted_tokens: int = 0  # from the slots of sequences that ended
+    ignored: list[str] = field(default_factory=list)  # parameters that changed nothing
     model: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None

@@ -270,6 +270,9 @@ class Instruments:
             "snapserve:rate_limited_requests",
             "Requests refused by a rate limit, by limit.",
         )
+        self.ignored_parameters = make.counter(
+            "snapserve:ignored_parameters", "Parameters of requests that changed nothing, as unknown ones."
+        )
         self.stored_responses = make.gauge("snapserve:stored_responses", "Responses stored in memory.")
         self.stored_response_bytes = make.gauge(
             "snapserve:stored_response_bytes", "Bytes of JSON of the stored responses."

@@ -99,6 +99,10 @@ class Metrics:
         """The rate limit `kind` rejected a request."""
         self._instruments.rate_limited[kind].inc()
 
+    def ignored_parameter(self) -> None:
+        """A parameter of a request was ignored."""
+        self._instruments.ignored_parameters.inc()
+
     def answered_line(self, *, is_error: bool) -> None:
         """The answer to a line of a batch was written to its journal."""
         self._instruments.batch_lines["failed" if is_error else "completed"].inc()

@@ -49,6 +49,7 @@ from server.options.settings import (
     ServerSettings,
     StorageLimits,
     ToolParserName,
+    UnknownParameters,
 )
 from server.options.slots import CacheOptions, SelectionOptions, SlotOptions, read_pools
 from server.options.types import Origin
@@ -175,6 +176,9 @@ class ApiOptions(OptionGroup):
     """Longest body of a request; a longer one gets a 413."""
     keepalive_interval: Seconds = 10.0
     """Time between comments on a silent stream."""
+    unknown_parameters: UnknownParameters = UnknownParameters.IGNORE
+    """What happens to a request's parameters that the server does not know: ignore names them in a header of
+    the answer, refuse answers 400."""
     log_prompts: bool = False
     """Whether prompts are logged too, as the model reads them."""
 
@@ -332,6 +336,7 @@ def _server(options: ServeOptions) -> ServerSettings:
         prefix_sharing=options.cache.prefix_sharing,
         embedding_pooling=api.embedding_pooling,
         log_prompts=api.log_prompts,
+        unknown_parameters=api.unknown_parameters,
         limits=Limits(max_body_bytes=api.max_body_size),
         connections=options.connections,
         storage=options.storage,

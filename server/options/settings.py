@@ -108,6 +108,13 @@ class StorageLimits(OptionGroup):
     """Time for which a response is stored."""
 
 
+class UnknownParameters(enum.StrEnum):
+    """What happens to a request's parameters that the server does not know."""
+
+    IGNORE = "ignore"
+    REFUSE = "refuse"
+
+
 class PrefixSharing(enum.StrEnum):
     KEY = "key"  # prompts of one API key
     ALL = "all"
@@ -140,6 +147,7 @@ class ServerSettings:
     embedding_pooling: PromptPooling = PromptPooling.MEAN
     prefix_sharing: PrefixSharing = PrefixSharing.KEY
     log_prompts: bool = False
+    unknown_parameters: UnknownParameters = UnknownParameters.IGNORE
     limits: Limits = Limits()
     batches: BatchSettings | None = None  # None: files and batches are not served
     storage: StorageLimits = field(default_factory=StorageLimits)

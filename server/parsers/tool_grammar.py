@@ -2,11 +2,12 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from server.grammar.structure import JSON_OPTIONS, StructureLimits, check_schema, schema_text
+from server.grammar.annotations import NamedSchema
+from server.grammar.structure import JSON_OPTIONS, StructureError, StructureLimits, check_schema, schema_text
 from server.parsers.tool_format import ToolFormat
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -18,7 +19,7 @@ class ToolGrammar:
 
     `functions` are names and the schemas of their parameters. `special_tokens` are the ids of those in the
     format's markers, by text. With `is_parallel`, several calls are allowed. With `is_optional`, an answer
-    may have text too.
+    may have text too. The parameters of the functions named in `strict` must be enforced whole.
     """
 
     tool_format: ToolFormat
@@ -26,16 +27,51 @@ class ToolGrammar:
     is_parallel: bool
     is_optional: bool = False
     special_tokens: Mapping[str, int] = field(default_factory=dict)
+    strict: frozenset[str] = frozenset()
 
-    def lark(self, limits: StructureLimits) -> str:
-        """Return the grammar. Raises `StructureError`."""
+    def schemas(self) -> Sequence[NamedSchema]:
+        """Return the schemas of the parameters, named as the request has them."""
+        return [NamedSchema(f"tools[{name}]", schema, name in self.strict) for name, schema in self.functions]
+
+    def lark(self, limits: StructureLimits, alternative: str | None = None) -> str:
+        """Return the grammar. It allows the one named `alternative` too. Raises `StructureError`."""
+        if alternative is None:
+            return "\n".join([*self._start(), *self._rules(limits)])
+        start = [f"start: calls | @{alternative}", f"calls: {self._calls}"]
+        # Where calls begin as any JSON does, a lexer must not decide by their first characters.
+        rules = self._rules(limits) if self.tool_format.opening else self._json_rules(limits)
+        return "\n".join([*start, *rules])
+
+    def _json_rules(self, limits: StructureLimits) -> list[str]:
+        """Return the rules of calls that are JSON objects."""
+        key = self.tool_format.arguments_key
+        rules = [f"call: {' | '.join(f'call_{index}' for index in range(len(self.functions)))}"]
+        for index, (name, schema) in enumerate(self.functions):
+            self._check(name, schema, limits)
+            call = {
+                "type": "object",
+                "properties": {"name": {"const": name}, key: _moved(schema, f"#/properties/{key}")},
+                "required": ["name", key],
+                "additionalProperties": False,
+                "x-guidance": JSON_OPTIONS,
+            }
+            rules.append(f"call_{index}: %json {schema_text(call, limits)}")
+        return rules
+
+    def _check(self, name: str, schema: Mapping[str, Any], limits: StructureLimits) -> None:
+        try:
+            check_schema(schema, limits)
+        except StructureError as error:
+            raise StructureError(str(error), f"tools[{name}]") from error
+
+    def _rules(self, limits: StructureLimits) -> list[str]:
         indices = range(len(self.functions))
         rules = [
             f"{rule}: {' | '.join(f'{rule}_{index}' for index in indices)}" for rule in ("call", "opened")
         ]
         opening = self.tool_format.opening
         for index, (name, schema) in enumerate(self.functions):
-            check_schema(schema, limits)
+            self._check(name, schema, limits)
             before, after = self.tool_format.around(name)
             end = f"arguments_{index} {self._literal(after)}"
             rules.append(f"call_{index}: {self._literal(before)} {end}")
@@ -43,16 +79,24 @@ class ToolGrammar:
             rules.append(
                 f"arguments_{index}: %json {schema_text({**schema, 'x-guidance': JSON_OPTIONS}, limits)}"
             )
-        return "\n".join([*self._start(), *rules])
+        return rules
+
+    @property
+    def _more(self) -> str:
+        return f"({self._literal(self.tool_format.between)} call)*" if self.is_parallel else ""
+
+    @property
+    def _calls(self) -> str:
+        shape = self.tool_format
+        return f"{self._literal(shape.prefix)} call {self._more} {self._literal(shape.suffix)}"
 
     def _start(self) -> list[str]:
         shape = self.tool_format
-        more = f"({self._literal(shape.between)} call)*" if self.is_parallel else ""
-        calls = f"{self._literal(shape.prefix)} call {more} {self._literal(shape.suffix)}"
+        more = self._more
         if not self.is_optional:
-            return [f"start: {calls}"]
+            return [f"start: {self._calls}"]
         if not shape.opening:
-            return [f"start: TEXT | {calls}", f"TEXT: /[^{re.escape(shape.starts)} \\n](?s:.*)/"]
+            return [f"start: TEXT | {self._calls}", f"TEXT: /[^{re.escape(shape.starts)} \\n](?s:.*)/"]
         rest = f"{self._literal(shape.prefix.removeprefix(shape.opening))} call" if shape.prefix else "opened"
         opening = self._literal(shape.opening)
         head = f"head: TEXT {opening}" if opening.startswith("<[") else f"head[lazy]: TEXT {opening}"
@@ -66,6 +110,20 @@ class ToolGrammar:
 
     def _literal(self, text: str) -> str:
         return literal(text, self.special_tokens)
+
+
+def _moved(schema: Any, root: str) -> Any:
+    """Return a schema whose references are to definitions at `root`, where it is put."""
+    if isinstance(schema, list):
+        return [_moved(item, root) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: root + value[1:]
+        if key == "$ref" and isinstance(value, str) and value.startswith("#")
+        else _moved(value, root)
+        for key, value in schema.items()
+    }
 
 
 def literal(text: str, special_tokens: Mapping[str, int]) -> str:

@@ -2,6 +2,7 @@
 
 from typing import (
     Annotated,
+    ClassVar,
     Literal,
     NotRequired,  # pydantic takes typing's from Python 3.12 on
 )
@@ -28,6 +29,8 @@ def short(metadata: dict[str, str]) -> dict[str, str]:
 
 
 class BatchRequest(RequestBody):
+    is_whole: ClassVar[bool] = True
+
     input_file_id: Text
     endpoint: Text
     completion_window: Literal["24h"]

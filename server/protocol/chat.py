@@ -1,24 +1,27 @@
 """`/v1/chat/completions`: the request, and the shapes of its answers."""
 
-from typing import Annotated, Literal, NotRequired, Self
+from typing import Annotated, Any, Literal, NotRequired, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from server.http.errors import invalid_value
-from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Inert, RequestBody, Unsupported, only
-from server.protocol.generation import ChoicesRequest, Effort
+from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Hint, RequestBody, Text, Unsupported, few, only
+from server.protocol.generation import ChoicesRequest, Effort, Verbosity, also, unlimited
 from server.protocol.messages import Messages
 from server.protocol.prompt_logprobs import PromptLogprobs
 from server.protocol.tools import ToolFields
 from server.protocol.usage import Usage
+from server.text.tokenizer import RESERVED_VARIABLES
 
 
-class ChatTemplateOptions(RequestBody):
-    """The chat template variables that a client can set: switches of reasoning, which do nothing else."""
-
-    enable_thinking: bool | None = None
-    thinking: bool | None = None
+def not_reserved(variables: dict[str, Any]) -> dict[str, Any]:
+    """Refuse variables that are not a chat template's, but belong to the code that renders it."""
+    reserved = sorted(variables.keys() & RESERVED_VARIABLES)
+    if reserved:
+        raise PydanticCustomError("invalid_value", "cannot set {names}", {"names": ", ".join(reserved)})
+    return variables
 
 
 class ChatTurns(RequestBody):
@@ -27,9 +30,12 @@ class ChatTurns(RequestBody):
     messages: Messages
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: ChatTemplateOptions | None = None
+    chat_template_kwargs: (
+        Annotated[dict[Text, Any], BeforeValidator(few), AfterValidator(not_reserved)] | None
+    ) = None
     chat_template: Unsupported = None
     documents: Unsupported = None
+    add_special_tokens: bool | None = None  # more than the template writes
 
     @model_validator(mode="after")
     def _check_turns(self) -> Self:
@@ -49,11 +55,7 @@ class ChatTurns(RequestBody):
 
     @property
     def template_options(self) -> dict[str, object]:
-        return (
-            {}
-            if self.chat_template_kwargs is None
-            else self.chat_template_kwargs.model_dump(exclude_none=True)
-        )
+        return {name: value for name, value in (self.chat_template_kwargs or {}).items() if value is not None}
 
     @property
     def adds_generation_prompt(self) -> bool:
@@ -64,45 +66,59 @@ class ChatTurns(RequestBody):
         )
 
 
+class ReasoningChoice(RequestBody):
+    """OpenRouter's object, for `reasoning_effort` and `include_reasoning`."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+    exclude: bool | None = None
+    max_tokens: Hint = None
+
+
 class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    max_tokens: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_INT32)] | None,
+        also("max_tokens", "max_new_tokens", "n_predict"),
+        BeforeValidator(unlimited),
+    ] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
-    prediction: Inert = None  # a hint for speed alone
+    prediction: Hint = None  # for speed alone
 
     functions: Unsupported = None
     function_call: Unsupported = None
     modalities: Annotated[object, AfterValidator(only(["text"]))] = None
     audio: Unsupported = None
     reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None  # whether an answer has its reasoning too
+    reasoning: ReasoningChoice | None = None
     # Of other servers, for the opposites of what this one does.
-    include_reasoning: Annotated[object, AfterValidator(only(True))] = None
     separate_reasoning: Annotated[object, AfterValidator(only(True))] = None
     stream_reasoning: Annotated[object, AfterValidator(only(True))] = None
-    verbosity: Annotated[object, AfterValidator(only("medium"))] = None
+    verbosity: Verbosity | None = None
     web_search_options: Unsupported = None
     moderation: Unsupported = None
     echo: bool | None = None  # of the message that is continued
 
     @model_validator(mode="after")
     def _check_chat_options(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise invalid_value("'top_logprobs' is only allowed when 'logprobs' is true.", "top_logprobs")
         if self.echo and not self.continue_final_message:
             raise invalid_value("'echo' is only allowed when 'continue_final_message' is true.", "echo")
-        if (
-            None not in (self.max_tokens, self.max_completion_tokens)
-            and self.max_tokens != self.max_completion_tokens
-        ):
-            raise invalid_value(
-                f"'max_tokens' is {self.max_tokens} and "
-                f"'max_completion_tokens' is {self.max_completion_tokens}: "
-                "give one of them.",
-                "max_tokens",
-            )
         return self
+
+    @property
+    def effort(self) -> Effort | None:
+        if self.reasoning_effort is not None or self.reasoning is None:
+            return self.reasoning_effort
+        return "none" if self.reasoning.enabled is False else self.reasoning.effort
+
+    @property
+    def shows_reasoning(self) -> bool:
+        return self.include_reasoning is not False and not (self.reasoning and self.reasoning.exclude)
 
     @property
     def echoed(self) -> str:
@@ -112,6 +128,7 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
 
     @property
     def token_limit(self) -> int | None:
+        """The most tokens of an answer: the newer of the two fields decides."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
     @property

@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 
 from server.http.errors import invalid_value
 from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Text, TokenId, Unsupported, few, only
-from server.protocol.generation import ChoicesRequest
+from server.protocol.generation import ChoicesRequest, also
 from server.protocol.prompt_logprobs import PromptLogprobs
 from server.protocol.usage import Usage
 
@@ -34,12 +34,15 @@ def each_prompt(prompt: Prompt) -> tuple[str | tuple[int, ...], ...]:
 class CompletionRequest(ChoicesRequest):
     prompt: Prompt
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: Annotated[Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, also("logprobs", "n_probs")] = (
+        None
+    )
     best_of: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
     suffix: Annotated[object, AfterValidator(only(""))] = None
     add_special_tokens: bool | None = None
     question: Text | None = None
     prompt_embeds: Unsupported = None
+    tools: Annotated[object, AfterValidator(only([]))] = None  # of chats
 
     @model_validator(mode="after")
     def _check_completion_options(self) -> Self:

@@ -1,7 +1,7 @@
 """`/v1/embeddings`: the request, and the shape of its answer."""
 
 from functools import cached_property
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import TypedDict
@@ -12,6 +12,8 @@ from server.protocol.fields import MAX_INT32, Inert, Text, TruncationFields, onl
 
 
 class EmbeddingRequest(TruncationFields):
+    is_whole: ClassVar[bool] = True
+
     model: Text | None = None
     input: Prompt
     encoding_format: Literal["float", "base64"] | None = None

@@ -1,13 +1,13 @@
 """What requests for text have in common: how tokens are chosen, when to stop, how the answer is delivered."""
 
 import re
-from typing import Annotated, Literal, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from backends.interface import SamplingParams
-from server.http.errors import invalid_value
+from server.http.errors import invalid_value, unsupported_parameter
 from server.protocol.fields import (
     MAX_INT32,
     MAX_LOGPROBS,
@@ -20,12 +20,15 @@ from server.protocol.fields import (
     Unsupported,
     few,
     only,
+    unfollowed,
 )
+from server.protocol.foreign import ForeignFields
 from server.protocol.structured import ResponseFormatFields, StructuredFields
 from server.text.renderer import GenerationDefaults
 
 T = TypeVar("T")
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]  # of reasoning
+Verbosity: TypeAlias = Literal["low", "medium", "high", "xhigh", "max"]  # of answers
 
 
 class PromptCacheOptions(RequestBody):
@@ -52,15 +55,38 @@ def with_integer_keys(biases: dict[str, float]) -> dict[str, float]:
     return biases
 
 
+def as_mapping(biases: object) -> object:
+    """Return llama.cpp's list of pairs, of a token id and a bias, as a mapping."""
+    if not isinstance(biases, list):
+        return biases
+    pairs = [pair for pair in biases if isinstance(pair, list) and len(pair) == 2]
+    if len(pairs) < len(biases) or not all(isinstance(pair[0], int) for pair in pairs):
+        return biases
+    return {str(token_id): -100.0 if bias is False else bias for token_id, bias in pairs}
+
+
 LogitBias: TypeAlias = Annotated[
     dict[str, Annotated[float, Field(ge=-100, le=100)]],
+    BeforeValidator(as_mapping),
     BeforeValidator(few),
     AfterValidator(with_integer_keys),
 ]
 
 
-class GenerationRequest(StructuredFields):
+def unlimited(limit: object) -> object:
+    """Return llama.cpp's -1, which is no limit, as None."""
+    return None if limit == -1 else limit
+
+
+def also(*names: str) -> Any:
+    """Return a field that other servers call otherwise; its own name is the first one."""
+    return Field(validation_alias=AliasChoices(*names))
+
+
+class GenerationRequest(StructuredFields, ForeignFields):
     """Fields of all families. None is an option left out."""
+
+    is_whole: ClassVar[bool] = True
 
     model: Text | None = None
     stream: bool | None = None
@@ -76,11 +102,17 @@ class GenerationRequest(StructuredFields):
     # Extensions, named as in vLLM.
     top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    min_tokens: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
+    repetition_penalty: Annotated[
+        Annotated[float, Field(gt=0, le=100)] | None, also("repetition_penalty", "repeat_penalty")
+    ] = None
+    min_tokens: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_INT32)] | None, also("min_tokens", "min_new_tokens")
+    ] = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = None
-    include_stop_str_in_output: bool | None = None
+    include_stop_str_in_output: Annotated[bool | None, also("include_stop_str_in_output", "no_stop_trim")] = (
+        None
+    )
     skip_special_tokens: bool | None = None
     priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
 
@@ -96,24 +128,27 @@ class GenerationRequest(StructuredFields):
     request_timeout: Seconds | None = None
 
     user: Text | None = None  # the queue is fair between users if there are no API keys
-    service_tier: Inert = None
+    service_tier: Annotated[Inert, unfollowed("auto", "default")] = None
     safety_identifier: Inert = None
     prompt_cache_key: Inert = None
     prompt_cache_retention: Inert = None
     prompt_cache_options: PromptCacheOptions | None = None
-    cache_salt: Text | None = None  # only requests with the same salt share stored prompts
+    # Only requests with the same salt share stored prompts.
+    cache_salt: Annotated[Text | None, also("cache_salt", "extra_key")] = None
 
-    logits_processors: Unsupported = None
     allowed_token_ids: Unsupported = None
     bad_words: Annotated[object, AfterValidator(only([]))] = None
-    use_beam_search: Annotated[object, AfterValidator(only(False))] = None
-    length_penalty: Annotated[object, AfterValidator(only(1))] = None
-    spaces_between_special_tokens: Annotated[object, AfterValidator(only(True))] = None
+    thinking_token_budget: Unsupported = None
+    length_penalty: Annotated[Inert, unfollowed(1)] = None  # of beam search alone
+    repeat_last_n: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None  # llama.cpp's
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         if "" in self.stop_strings:
             raise invalid_value("'stop' must not contain an empty string.", "stop")
+        if self.repeat_last_n not in (None, -1) and self.repetition_penalty not in (None, 1):
+            # It changes nothing without the penalty, and clients of llama.cpp send it always.
+            raise unsupported_parameter("repeat_last_n", "must be -1: the penalty is of all tokens")
         return self
 
     @property
@@ -151,14 +186,22 @@ class ChoicesRequest(GenerationRequest, ResponseFormatFields, TruncationFields):
 
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
-    max_tokens: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
+    max_tokens: Annotated[
+        Annotated[int, Field(ge=0, le=MAX_INT32)] | None,
+        also("max_tokens", "max_new_tokens", "n_predict"),
+        BeforeValidator(unlimited),
+    ] = None
 
+    # The answer's id ends with it.
+    request_id: Annotated[
+        Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")] | None, also("request_id", "rid")
+    ] = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None  # log-probabilities name tokens as `token_id:5`
 
-    metadata: Inert = None
-    store: Inert = None
+    metadata: Annotated[Inert, unfollowed({})] = None
+    store: Annotated[Inert, unfollowed(False)] = None
 
     @model_validator(mode="after")
     def _check_delivery(self) -> Self:

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_serializer
+from pydantic_core import PydanticCustomError
 
-from server.http.errors import invalid_value
-from server.protocol.fields import Inert, RequestBody, Text, Unsupported, few, only
+from server.protocol.fields import Inert, RequestBody, Text, Unsupported, few
 
 
 class TextPart(RequestBody):
@@ -16,12 +16,51 @@ class TextPart(RequestBody):
     prompt_cache_breakpoint: Annotated[Inert, Field(exclude=True)] = None
 
 
-Content: TypeAlias = Text | Annotated[list[TextPart], Field(fail_fast=True, min_length=1)]
+class RefusalPart(RequestBody):
+    """A refusal of an earlier answer, which the prompt has as text."""
+
+    type: Literal["refusal"]
+    refusal: Text
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+    @model_serializer
+    def _as_text(self) -> dict[str, str]:
+        return {"type": "text", "text": self.refusal}
+
+
+def _part_type(part: object) -> object:
+    return part.get("type") if isinstance(part, Mapping) else getattr(part, "type", None)
+
+
+def only_text(part: object) -> object:
+    """Refuse images, audio and files by name."""
+    kind = _part_type(part)
+    if isinstance(kind, str) and kind not in ("text", "input_text", "output_text", "refusal"):
+        raise PydanticCustomError(
+            "invalid_value",
+            "is a part of type {kind}, but this model reads text only",
+            {"kind": repr(kind[:64])},
+        )
+    return part
+
+
+Part: TypeAlias = Annotated[
+    Annotated[TextPart | RefusalPart, Field(discriminator="type")], BeforeValidator(only_text)
+]
+Content: TypeAlias = Text | Annotated[list[Part], Field(fail_fast=True)]
+
+
+def _json(arguments: object) -> object:
+    """Return arguments that a client sends as an object in their usual form, as JSON."""
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
 
 
 class CalledFunction(RequestBody):
     name: Text
-    arguments: Text  # JSON, as the model wrote it
+    arguments: Annotated[Text, BeforeValidator(_json)] = "{}"  # JSON, as the model wrote it
     parsed_arguments: Inert = None  # of the SDK's own parsing
 
     def plain(self) -> Mapping[str, object]:
@@ -35,30 +74,25 @@ class CalledFunction(RequestBody):
 
 class ToolCall(RequestBody):
     id: Text
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: CalledFunction
-    index: Inert = None
 
 
 class Turn(RequestBody):
-    """A message. Unsupported fields are accepted as null, since responses of OpenAI's API have them."""
+    """A message."""
 
     name: Text | None = None
-    refusal: Unsupported = None
-    audio: Unsupported = None
-    annotations: Annotated[object, AfterValidator(only([]))] = None
-    function_call: Unsupported = None
+    function_call: Unsupported = None  # the older form of `tool_calls`
 
     def plain(self) -> Mapping[str, Any]:
         """Return the message with the fields that it has, as chat templates want it."""
-        return self.model_dump(exclude_none=True, include={"role", "content", "name", "tool_call_id"})
+        plain = self.model_dump(exclude_none=True, include={"role", "content", "name", "tool_call_id"})
+        return {"content": "", **plain}
 
 
 class SaidMessage(Turn):
     role: Literal["system", "developer", "user"]
-    content: Content
-    tool_calls: Unsupported = None
-    tool_call_id: Unsupported = None
+    content: Content | None
 
 
 class AssistantMessage(Turn):
@@ -67,19 +101,15 @@ class AssistantMessage(Turn):
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True), BeforeValidator(few)] | None = None
     reasoning: Text | None = None
     reasoning_content: Text | None = None
+    refusal: Text | None = None
+    audio: Inert = None  # its text, if it has one, is the content
+    annotations: Inert = None
     parsed: Inert = None  # of the SDK's own parsing
-    tool_call_id: Unsupported = None
-
-    @model_validator(mode="after")
-    def _check_content(self) -> Self:
-        if self.content is None and not self.tool_calls:
-            raise invalid_value(
-                "A message of role 'assistant' must have 'content' or 'tool_calls'.", "messages"
-            )
-        return self
 
     def plain(self) -> Mapping[str, Any]:
-        plain = {"content": "", **super().plain()}
+        plain = dict(super().plain())
+        if not plain["content"] and self.refusal is not None:
+            plain["content"] = self.refusal
         reasoning = self.reasoning if self.reasoning is not None else self.reasoning_content
         if reasoning is not None:
             plain["reasoning_content"] = reasoning
@@ -93,9 +123,8 @@ class AssistantMessage(Turn):
 
 class ToolMessage(Turn):
     role: Literal["tool"]
-    content: Content
+    content: Content | None
     tool_call_id: Text
-    tool_calls: Unsupported = None
 
 
 Message: TypeAlias = Annotated[SaidMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]

@@ -1,14 +1,15 @@
 """The items of `/v1/responses`, as clients send them and as the server returns them."""
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, NotRequired, TypeAlias
+from typing import Annotated, Any, Final, Literal, NotRequired, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 from typing_extensions import TypedDict
 
 from server.protocol.chat import ChatTokenLogprob
-from server.protocol.fields import Inert, RequestBody, Text, Unsupported, few, only
-from server.protocol.messages import CalledFunction, few_parts
+from server.protocol.fields import Inert, RequestBody, Text, few
+from server.protocol.messages import CalledFunction, RefusalPart, few_parts, only_text
 
 Turn: TypeAlias = dict[str, Any]  # a message as chat templates want it
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
@@ -30,12 +31,42 @@ class OutputTextPart(RequestBody):
     parsed: Inert = None  # of the SDK's own parsing
 
 
-TextPart: TypeAlias = Annotated[InputTextPart | OutputTextPart, Field(discriminator="type")]
+class PlainTextPart(RequestBody):
+    """The part of a chat message, which some clients send here too."""
+
+    type: Literal["text"]
+    text: Text
+
+
+TextPart: TypeAlias = Annotated[
+    Annotated[InputTextPart | OutputTextPart | PlainTextPart | RefusalPart, Field(discriminator="type")],
+    BeforeValidator(only_text),
+]
+
+
+class OmittedPart(RequestBody):
+    """A part of a tool's result that is no text. The prompt says that it was there."""
+
+    type: Text
+
+    @property
+    def text(self) -> str:
+        return f"({self.type.removeprefix('input_')} that this model cannot read)"
+
+
+def _result_type(part: object) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else getattr(part, "type", None)
+    return "text" if kind in ("input_text", "output_text", "text", "refusal") else "other"
+
+
+ResultPart: TypeAlias = Annotated[
+    Annotated[TextPart, Tag("text")] | Annotated[OmittedPart, Tag("other")], Discriminator(_result_type)
+]
 
 
 class GivenItem(RequestBody):
     id: Text | None = None
-    status: Status | None = None
+    status: Text | None = None
 
 
 class MessageItem(GivenItem):
@@ -79,9 +110,9 @@ class FunctionCallItem(GivenItem):
     name: Text
     arguments: Text
     parsed_arguments: Inert = None  # of the SDK's own parsing
-    async_: Annotated[object, Field(alias="async"), AfterValidator(only(False))] = None
-    namespace: Unsupported = None
-    caller: Unsupported = None
+    async_: Annotated[Inert, Field(alias="async")] = None
+    namespace: Inert = None
+    caller: Inert = None
 
     def resource(self, new_id: str) -> Mapping[str, object]:
         return {
@@ -103,12 +134,12 @@ class FunctionCallItem(GivenItem):
 
 
 class FunctionCallOutputItem(GivenItem):
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Text
-    output: Text | Annotated[list[InputTextPart], Field(fail_fast=True, min_length=1), BeforeValidator(few)]
-    name: Unsupported = None
-    namespace: Unsupported = None
-    caller: Unsupported = None
+    output: Text | Annotated[list[ResultPart], Field(fail_fast=True), BeforeValidator(few)]
+    name: Inert = None
+    namespace: Inert = None
+    caller: Inert = None
 
     def resource(self, new_id: str) -> Mapping[str, object]:
         output = (
@@ -118,7 +149,7 @@ class FunctionCallOutputItem(GivenItem):
         )
         return {
             "id": self.id or f"fco_{new_id}",
-            "type": self.type,
+            "type": "function_call_output",
             "call_id": self.call_id,
             "output": output,
             "status": "completed",
@@ -133,6 +164,28 @@ class FunctionCallOutputItem(GivenItem):
         turns.append({"role": "tool", "tool_call_id": self.call_id, "content": content})
 
 
+class CustomCallItem(GivenItem):
+    """A call whose argument is free text. The prompt has it as a call with one argument."""
+
+    type: Literal["custom_tool_call"]
+    call_id: Text
+    name: Text
+    input: Text
+
+    def resource(self, new_id: str) -> Mapping[str, object]:
+        arguments = json.dumps({"input": self.input}, ensure_ascii=False)
+        call = FunctionCallItem(
+            type="function_call", id=self.id, call_id=self.call_id, name=self.name, arguments=arguments
+        )
+        return call.resource(new_id)
+
+
+class SkippedItem(RequestBody):
+    """An item that this server can do nothing with, such as a call of a hosted tool."""
+
+    type: Text
+
+
 class SummaryPart(RequestBody):
     type: Literal["summary_text"]
     text: Text
@@ -145,7 +198,9 @@ class ReasoningPart(RequestBody):
 
 class GivenReasoningItem(GivenItem):
     type: Literal["reasoning"]
-    summary: Annotated[list[SummaryPart], Field(fail_fast=True), BeforeValidator(few)]
+    summary: Annotated[list[SummaryPart], Field(fail_fast=True), BeforeValidator(few)] = Field(
+        default_factory=list
+    )
     content: Annotated[list[ReasoningPart], Field(fail_fast=True), BeforeValidator(few)] | None = None
     encrypted_content: Inert = None  # of another server: it can be read by that one alone
 
@@ -175,25 +230,39 @@ class ItemReference(RequestBody):
 Item: TypeAlias = MessageItem | FunctionCallItem | FunctionCallOutputItem | GivenReasoningItem
 
 
+_KINDS: Final = frozenset(
+    {
+        "message",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "reasoning",
+        "item_reference",
+    }
+)
+
+
 def _kind(item: object) -> object:
     if not isinstance(item, Mapping):
         return getattr(item, "type", None)
-    return item.get("type") or ("message" if "role" in item else "item_reference")
+    kind = item.get("type") or ("message" if "role" in item else "item_reference")
+    if kind == "custom_tool_call_output":
+        return "function_call_output"
+    return "other" if isinstance(kind, str) and kind not in _KINDS else kind
 
 
 InputItem: TypeAlias = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
+    | Annotated[CustomCallItem, Tag("custom_tool_call")]
     | Annotated[GivenReasoningItem, Tag("reasoning")]
-    | Annotated[ItemReference, Tag("item_reference")],
+    | Annotated[ItemReference, Tag("item_reference")]
+    | Annotated[SkippedItem, Tag("other")],
     Discriminator(
         _kind,
         custom_error_type="invalid_value",
-        custom_error_message=(
-            "must be an item of type message, function_call, function_call_output, reasoning or "
-            "item_reference"
-        ),
+        custom_error_message="must be an item with a type",
     ),
 ]
 InputItems: TypeAlias = Annotated[
@@ -207,6 +276,25 @@ def turns_of(items: Sequence[Item]) -> list[Turn]:
     for item in items:
         item.join(turns)
     return turns
+
+
+def without_oldest(turns: Sequence[Mapping[str, Any]], share: float) -> list[Mapping[str, Any]]:
+    """Return a conversation without its oldest turns, which have at least this share of its text.
+
+    System messages and what follows the last user message are kept. A call is dropped with its results.
+    """
+    num_chars = [len(json.dumps(turn, ensure_ascii=False)) for turn in turns]
+    last = max((index for index, turn in enumerate(turns) if turn["role"] == "user"), default=0)
+    is_system = [turn["role"] in ("system", "developer") for turn in turns]
+    left = share * sum(num_chars)
+    kept: list[int] = []
+    for index, turn in enumerate(turns):
+        is_result = turn["role"] == "tool" and not (kept and kept[-1] == index - 1)
+        if is_system[index] or index >= last or (left <= 0 and not is_result):
+            kept.append(index)
+        else:
+            left -= num_chars[index]
+    return [turns[index] for index in kept]
 
 
 class OutputText(TypedDict):

@@ -3,13 +3,25 @@
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NotRequired, Self, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 from typing_extensions import TypedDict
 
 from server.grammar.structure import Structure, StructureKind
 from server.http.errors import invalid_value
-from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Inert, RequestBody, Text, Unsupported, few, only
-from server.protocol.generation import Effort, GenerationRequest
+from server.http.ignored import ignore
+from server.protocol.fields import (
+    MAX_INT32,
+    MAX_LOGPROBS,
+    Hint,
+    Inert,
+    RequestBody,
+    Text,
+    Unsupported,
+    few,
+    only,
+    unfollowed,
+)
+from server.protocol.generation import Effort, GenerationRequest, Verbosity, also
 from server.protocol.response_items import InputItems, OutputItem
 from server.protocol.structured import JsonObjectFormat, Schema, TextFormat
 from server.protocol.tools import FunctionDefinition, FunctionName, FunctionType, ToolChoice, ToolUse
@@ -32,17 +44,17 @@ class TextOptions(RequestBody):
     format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaText, Field(discriminator="type")] | None = (
         None
     )
-    verbosity: Annotated[object, AfterValidator(only("medium"))] = None
+    verbosity: Verbosity | None = None
 
 
 class ReasoningOptions(RequestBody):
-    """Reasoning is returned whole, without a summary. The summary `auto` is accepted."""
+    """Reasoning is returned whole, without a summary."""
 
     effort: Effort | None = None
-    summary: Annotated[object, AfterValidator(only("auto"))] = None
-    generate_summary: Annotated[object, AfterValidator(only("auto"))] = None
-    context: Annotated[object, AfterValidator(only("auto"))] = None
-    mode: Annotated[object, AfterValidator(only("standard"))] = None
+    summary: Annotated[Text | None, unfollowed("auto", "none")] = None
+    generate_summary: Annotated[Inert, unfollowed("auto")] = None
+    context: Annotated[Inert, unfollowed("auto")] = None
+    mode: Annotated[Inert, unfollowed("standard")] = None
 
 
 class _Typed(RequestBody):
@@ -50,12 +62,32 @@ class _Typed(RequestBody):
 
 
 class FunctionTool(FunctionDefinition, _Typed):
-    """The type comes first: what is wrong with another kind of tool is its kind."""
+    """The fields that it has beside a chat's are for tools that the server runs."""
 
-    defer_loading: Annotated[object, AfterValidator(only(False))] = None
-    allowed_callers: Annotated[object, AfterValidator(only(["direct"]))] = None
-    async_: Annotated[object, Field(alias="async"), AfterValidator(only(False))] = None
-    output_schema: Unsupported = None
+    defer_loading: Inert = None
+    allowed_callers: Inert = None
+    async_: Annotated[Inert, Field(alias="async")] = None
+    output_schema: Inert = None
+
+
+class SkippedTool(RequestBody):
+    """A tool of a kind that this server cannot run. It is left out, and reported."""
+
+    type: Text
+
+
+def _tool_kind(tool: object) -> str:
+    kind = tool.get("type") if isinstance(tool, Mapping) else getattr(tool, "type", None)
+    if not isinstance(kind, str) or kind == "function":
+        return "function"
+    ignore(f"tools.{kind}")
+    return "other"
+
+
+AnyTool: TypeAlias = Annotated[
+    Annotated[FunctionTool, Tag("function")] | Annotated[SkippedTool, Tag("other")],
+    Discriminator(_tool_kind),
+]
 
 
 class NamedFunction(RequestBody):
@@ -84,16 +116,6 @@ class ResponseStreamOptions(RequestBody):
     include_obfuscation: Inert = None
 
 
-Include: TypeAlias = Literal[
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-    "reasoning.encrypted_content",
-    "message.output_text.logprobs",
-]
 Metadata: TypeAlias = Annotated[
     dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]], Field(max_length=16)
 ]
@@ -110,11 +132,15 @@ class ResponsesRequest(GenerationRequest):
     input: Text | InputItems | None = None
     instructions: Text | None = None
     previous_response_id: Text | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    max_output_tokens: Annotated[
+        Annotated[int, Field(ge=1, le=MAX_INT32)] | None,
+        also("max_output_tokens", "max_completion_tokens", "max_tokens"),
+    ] = None
+    n: Annotated[object, AfterValidator(only(1))] = None
     max_tool_calls: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = (
         None  # of tools that the server runs, which are none
     )
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True), BeforeValidator(few)] | None = None
+    tools: Annotated[list[AnyTool], Field(fail_fast=True), BeforeValidator(few)] | None = None
     tool_choice: (
         Literal["none", "auto", "required"]
         | Annotated[FunctionChoice | AllowedFunctions, Field(discriminator="type")]
@@ -123,20 +149,20 @@ class ResponsesRequest(GenerationRequest):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    include: list[Include] | None = None
+    include: Annotated[list[Text], Field(fail_fast=True), BeforeValidator(few)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     metadata: Metadata | None = None
     store: bool | None = None
     background: bool | None = None
     stream_options: ResponseStreamOptions | None = None
 
-    truncation: Annotated[object, AfterValidator(only("disabled"))] = None
-    access_programs: Annotated[object, AfterValidator(only({}, {"cyber": "standard"}))] = None
-    image: Annotated[object, AfterValidator(only({}, {"context_compression": "auto"}))] = None
+    truncation: Literal["auto", "disabled"] | None = None
+    access_programs: Annotated[Inert, unfollowed({}, {"cyber": "standard"})] = None
+    image: Annotated[Inert, unfollowed({}, {"context_compression": "auto"})] = None
     conversation: Unsupported = None
-    personality: Unsupported = None
+    personality: Hint = None
     prompt: Unsupported = None
-    context_management: Unsupported = None
+    context_management: Annotated[Inert, unfollowed([])] = None
     moderation: Unsupported = None
 
     @model_validator(mode="after")
@@ -163,16 +189,21 @@ class ResponsesRequest(GenerationRequest):
             raise invalid_value(
                 "'background' needs 'store': the response is fetched from there.", "background"
             )
-        if self.tool_use.choice.mode == "required" and not self.tools:
+        if self.tool_use.choice.mode == "required" and not self.functions:
             raise invalid_value("'tool_choice' requires a call, but there are no 'tools'.", "tool_choice")
         self.tool_use.check()
         return self
 
     @property
+    def functions(self) -> tuple[FunctionTool, ...]:
+        """The tools that can be called."""
+        return tuple(tool for tool in self.tools or () if isinstance(tool, FunctionTool))
+
+    @property
     def tool_use(self) -> ToolUse:
         given = self.tool_choice
         choice = ToolChoice(given or "auto") if given is None or isinstance(given, str) else given.plain()
-        return ToolUse(tuple(self.tools or ()), choice, self.parallel_tool_calls is not False)
+        return ToolUse(self.functions, choice, self.parallel_tool_calls is not False)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -181,9 +212,9 @@ class ResponsesRequest(GenerationRequest):
     def _formats(self) -> Iterator[Structure]:
         match None if self.text is None else self.text.format:
             case JsonObjectFormat(structure=schema):
-                yield Structure(StructureKind.JSON, schema, "text.format")
-            case JsonSchemaText(schema_=schema):
-                yield Structure(StructureKind.JSON, schema, "text.format")
+                yield Structure(StructureKind.JSON, schema, "text.format", is_strict=False)
+            case JsonSchemaText(schema_=schema, strict=strict):
+                yield Structure(StructureKind.JSON, schema, "text.format", is_strict=strict is True)
 
     def echo(self) -> dict[str, Any]:
         """Return the members of a response that repeat its request."""
@@ -200,11 +231,14 @@ class ResponsesRequest(GenerationRequest):
             "previous_response_id": self.previous_response_id,
             "reasoning": {"effort": reasoning.effort, "summary": reasoning.summary},
             "service_tier": "default",
-            "text": {"format": form.model_dump(by_alias=True, exclude_none=True), "verbosity": "medium"},
+            "text": {
+                "format": form.model_dump(by_alias=True, exclude_none=True),
+                "verbosity": (None if self.text is None else self.text.verbosity) or "medium",
+            },
             "tool_choice": choice.model_dump() if isinstance(choice, RequestBody) else choice or "auto",
-            "tools": [_tool(tool) for tool in self.tools or ()],
+            "tools": [_tool(tool) for tool in self.functions],
             "top_logprobs": self.top_logprobs or 0,
-            "truncation": "disabled",
+            "truncation": self.truncation or "disabled",
         } | ({} if self.user is None else {"user": self.user})
 
 

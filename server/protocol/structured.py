@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from server.grammar.structure import Structure, StructureKind
 from server.http.errors import invalid_value
-from server.protocol.fields import Inert, RequestBody, Text, Unsupported, few, only
+from server.protocol.fields import Hint, Inert, RequestBody, Text, Unsupported, few, only
 
 Schema: TypeAlias = dict[str, Any]
 Choices: TypeAlias = Annotated[
@@ -31,7 +31,7 @@ class JsonObjectFormat(RequestBody):
 
 
 class NamedSchema(RequestBody):
-    """A schema is followed whether `strict` or not."""
+    """A schema is followed whether `strict` or not. Strict, each of its keywords must be."""
 
     name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
     description: Text | None = None
@@ -72,7 +72,7 @@ class StructuredFields(RequestBody):
     guided_regex: Annotated[Text, Field(min_length=1)] | None = None
     guided_choice: Choices | None = None
     guided_grammar: Annotated[Text, Field(min_length=1)] | None = None
-    guided_decoding_backend: Unsupported = None
+    guided_decoding_backend: Hint = None
     guided_whitespace_pattern: Unsupported = None
 
     # The same in the words of SGLang and llama.cpp.
@@ -125,10 +125,13 @@ class ResponseFormatFields(StructuredFields):
 
     def _formats(self) -> Iterator[Structure]:
         if isinstance(self.response_format, JsonObjectFormat):
-            yield Structure(StructureKind.JSON, self.response_format.structure, "response_format")
+            yield Structure(
+                StructureKind.JSON, self.response_format.structure, "response_format", is_strict=False
+            )
         if isinstance(self.response_format, JsonSchemaFormat):
-            schema = self.response_format.json_schema.schema_
-            yield Structure(StructureKind.JSON, ANY_OBJECT if schema is None else schema, "response_format")
+            named = self.response_format.json_schema
+            schema = ANY_OBJECT if named.schema_ is None else named.schema_
+            yield Structure(StructureKind.JSON, schema, "response_format", is_strict=named.strict is True)
 
 
 def _of(

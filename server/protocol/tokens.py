@@ -1,16 +1,18 @@
 """`/tokenize` and `/detokenize`: text to token ids and back."""
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 from server.protocol.chat import ChatTurns
-from server.protocol.fields import RequestBody, Text, TokenId, only
+from server.protocol.fields import RequestBody, Text, TokenId
 from server.protocol.tools import ToolFields
 
 
 class TokenizeTextRequest(RequestBody):
+    is_whole: ClassVar[bool] = True
+
     model: Text | None = None
     prompt: Text
     add_special_tokens: bool = True
@@ -18,8 +20,9 @@ class TokenizeTextRequest(RequestBody):
 
 
 class TokenizeChatRequest(ChatTurns, ToolFields):
+    is_whole: ClassVar[bool] = True
+
     model: Text | None = None
-    add_special_tokens: Annotated[object, AfterValidator(only(False))] = False  # a chat template writes them
     return_token_strs: bool | None = None
 
 
@@ -41,6 +44,8 @@ class TokenizeAnswer(TypedDict):
 
 
 class DetokenizeRequest(RequestBody):
+    is_whole: ClassVar[bool] = True
+
     model: Text | None = None
     tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=2**20)]
 

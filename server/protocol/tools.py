@@ -106,7 +106,7 @@ class ToolUse:
 
 
 class Tool(RequestBody):
-    type: FunctionType
+    type: FunctionType = "function"
     function: FunctionDefinition
 
 
@@ -142,15 +142,14 @@ ChosenTools: TypeAlias = Annotated[NamedToolChoice | AllowedToolsChoice, Field(d
 
 
 class ToolFields(RequestBody):
-    tools: Annotated[list[Tool], Field(fail_fast=True, min_length=1), BeforeValidator(few)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True), BeforeValidator(few)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTools | None = None
     parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
-        for param, neutral in (("tool_choice", "none"), ("parallel_tool_calls", None)):
-            if self.tools is None and getattr(self, param) not in (None, neutral):
-                raise invalid_value(f"'{param}' is only allowed when 'tools' are given.", param)
+        if not self.tools and self.tool_choice not in (None, "none", "auto"):
+            raise invalid_value("'tool_choice' requires a call, but there are no 'tools'.", "tool_choice")
         self.tool_use.check()
         return self
 

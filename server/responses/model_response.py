@@ -4,27 +4,32 @@ import itertools
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
+from backends.interface import BackendSpec
 from server.generation.events import ChoiceDelta, Event
 from server.generation.tally import Tally
 from server.generation.task import Payload, Rendered, Task
-from server.generation.turn import TurnRequest, render_turn
+from server.generation.turn import Turn, TurnRequest, render_turn
 from server.http.errors import ApiError, invalid_value
+from server.http.ignored import ignore
 from server.http.streams import NamedEventStream
 from server.options.settings import ServerSettings
 from server.protocol.response_items import (
     FunctionCallItem,
     FunctionCallOutputItem,
+    InputItem,
     Item,
     ItemReference,
     MessageItem,
     OutputItem,
+    SkippedItem,
     turns_of,
+    without_oldest,
 )
 from server.protocol.responses import ResponsesRequest, ResponseUsage
 from server.protocol.usage import Usage
@@ -66,12 +71,18 @@ class ModelResponse:
     """One response from its request to its end; it is stored when it has ended."""
 
     def __init__(
-        self, request: ResponsesRequest, model: str, settings: ServerSettings, archive: Archive
+        self,
+        request: ResponsesRequest,
+        model: str,
+        settings: ServerSettings,
+        archive: Archive,
+        spec: BackendSpec,
     ) -> None:
         self._request = request
         self._model = model
         self._settings = settings
         self._archive = archive
+        self._spec = spec
         self._key = uuid.uuid4().hex
         self.id = f"resp_{self._key}"
         self._is_stored = request.store is not False and settings.storage.max_responses > 0
@@ -105,7 +116,7 @@ class ModelResponse:
         self._sampling = {"temperature": sampling.temperature, "top_p": top_p}
         source = self._read_input()
         self._input = source.resources
-        turn = await render_turn(self._turn_request(source), renderer, self._settings)
+        turn = await self._render_turn(source, renderer)
         writer = OutputWriter(turn.reader(), self._key, turn.new_call_id)
         self._writer = writer
         return Rendered(
@@ -117,9 +128,24 @@ class ModelResponse:
             question=turn.question,
         )
 
-    def _turn_request(self, source: ResponseInput) -> TurnRequest:
+    async def _render_turn(self, source: ResponseInput, renderer: Renderer) -> Turn:
+        """Render the prompt. With `truncation: auto`, the oldest turns are left out until it fits."""
         request = self._request
-        turns = list(source.turns)
+        room = self._spec.max_model_len - (request.max_output_tokens or 1)
+        messages = list(source.turns)
+        while True:
+            turn = await render_turn(self._turn_request(messages), renderer, self._settings)
+            num_tokens = len(turn.prompt)
+            if request.truncation != "auto" or num_tokens <= room:
+                return turn
+            rest = without_oldest(messages, 1 - room / num_tokens)
+            if len(rest) == len(messages):
+                return turn  # it is refused at admission
+            messages = rest
+
+    def _turn_request(self, messages: Sequence[Mapping[str, Any]]) -> TurnRequest:
+        request = self._request
+        turns = list(messages)
         if request.instructions is not None:
             turns.insert(0, {"role": "system", "content": request.instructions})
         return TurnRequest(
@@ -128,6 +154,8 @@ class ModelResponse:
             request.structure,
             None if request.reasoning is None else request.reasoning.effort,
             effort_param="reasoning.effort",
+            verbosity=None if request.text is None else request.text.verbosity,
+            verbosity_param="text.verbosity",
         )
 
     def _read_input(self) -> ResponseInput:
@@ -147,16 +175,20 @@ class ModelResponse:
                 f"got {num_items}.",
                 "input",
             )
-        own = [
-            self._archive.item(item.id)
-            if isinstance(item, ItemReference)
-            else item.resource(f"{self._key}_in{index}")
-            for index, item in enumerate(items)
-        ]
-        resources = [*earlier, *own]
+        resources = [*earlier, *self._own_resources(items)]
         parsed = _ITEMS.validate_python(resources)
         _check_calls(parsed)
         return ResponseInput(resources, turns_of(parsed))
+
+    def _own_resources(self, items: Sequence[InputItem]) -> Iterator[Resource]:
+        for index, item in enumerate(items):
+            match item:
+                case ItemReference():
+                    yield self._archive.item(item.id)
+                case SkippedItem():
+                    ignore(f"input.{item.type}")
+                case _:
+                    yield item.resource(f"{self._key}_in{index}")
 
     def start(self) -> None:
         """The engine has accepted the request."""

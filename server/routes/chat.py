@@ -18,6 +18,6 @@ def router(services: Services) -> APIRouter:
         model = served_model(body.model, settings)
         check_count("messages", len(body.messages), settings.limits.max_messages)
         check_count("tools", len(body.tools or ()), settings.limits.max_tools)
-        return GenerationResponse(services, chat_task(body, model, settings))
+        return GenerationResponse(services, chat_task(body, model, settings, services.client.spec))
 
     return routes

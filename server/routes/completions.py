@@ -15,6 +15,6 @@ def router(services: Services) -> APIRouter:
     @routes.post("/v1/completions", response_model=Completion)
     async def create_completion(body: CompletionRequest) -> Response:
         model = served_model(body.model, services.settings)
-        return GenerationResponse(services, completion_task(body, model))
+        return GenerationResponse(services, completion_task(body, model, services.client.spec))
 
     return routes

@@ -51,7 +51,8 @@ def _add_creation_routes(
 ) -> None:
     def response_of(request: Request, body: ResponsesRequest) -> ModelResponse:
         model = served_model(body.model, services.settings)
-        return ModelResponse(body, model, services.settings, archive_of(request))
+        spec = services.client.spec
+        return ModelResponse(body, model, services.settings, archive_of(request), spec)
 
     @routes.post(PATH, response_model=ResponseObject)
     async def create_response(request: Request, body: ResponsesRequest) -> Response:
@@ -117,7 +118,7 @@ def _add_stored_routes(routes: APIRouter, archive_of: Callable[[Request], OwnedA
 def _check(body: ResponsesRequest, services: Services) -> None:
     """Check limits and the server's support of `store` and `background`. Raises `ApiError`."""
     stores_responses = services.settings.storage.max_responses > 0
-    check_count("tools", len(body.tools or ()), services.settings.limits.max_tools)
+    check_count("tools", len(body.functions), services.settings.limits.max_tools)
     for param, is_requested in (("store", body.store), ("background", body.background)):
         if is_requested and not stores_responses:
             raise unsupported_parameter(param, "is not supported: this server does not store responses")

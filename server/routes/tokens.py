@@ -73,7 +73,8 @@ async def _encode(body: TokenizeRequest, services: Services) -> tuple[int, ...]:
             adds_generation_prompt=body.adds_generation_prompt,
             continues_final_message=bool(body.continue_final_message),
         )
-        return (await render_turn(turn, services.renderer, services.settings)).prompt
+        prompt = (await render_turn(turn, services.renderer, services.settings)).prompt
+        return await services.renderer.with_special_tokens(prompt) if body.add_special_tokens else prompt
     except RenderError as error:
         param = "prompt" if isinstance(body, TokenizeTextRequest) else "messages"
         raise invalid_value(str(error), param) from error

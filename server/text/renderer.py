@@ -56,7 +56,7 @@ class Renderer:
         """Return the prompt of a conversation.
 
         `messages` are those of the OpenAI API, whose content is a string or a list of text parts. `variables`
-        are passed to the template; their names never come from a client. Control tokens typed in a message
+        are passed to the template; none is in `RESERVED_VARIABLES`. Control tokens typed in a message
         become ordinary text. Raises `RenderError`.
         """
         tokenizer = self._tokenizer
@@ -91,6 +91,11 @@ class Renderer:
         return await self._run(
             lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text)
         )
+
+    async def with_special_tokens(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a prompt with the special tokens that the tokenizer adds around a text."""
+        tokenizer = self._tokenizer
+        return await self._run(lambda: tokenizer.with_special_tokens(prompt), 0)
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, with the special ones.

@@ -6,7 +6,7 @@ sandbox. Text from clients is never used as a template. The module does not depe
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from jinja2 import TemplateError
 
@@ -21,6 +21,32 @@ from server.text.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
     from transformers import PreTrainedTokenizerBase
+
+
+# Names of chat template variables that clients cannot set: they are arguments of `apply_chat_template`.
+RESERVED_VARIABLES: Final = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "conversations",
+        "documents",
+        "generation_indices",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "sanitize_control_tokens",
+        "self",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    }
+)
 
 
 class RenderError(ValueError):
@@ -103,6 +129,15 @@ class Tokenizer:
         """
         _check_unicode(text)
         return tuple(self._tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
+
+    def with_special_tokens(self, prompt: tuple[int, ...]) -> tuple[int, ...]:
+        """Return a prompt with the special tokens that the tokenizer adds around a text."""
+        plain = self.encode("a", add_special_tokens=False)
+        whole = self.encode("a", add_special_tokens=True)
+        starts = [at for at in range(len(whole)) if whole[at : at + len(plain)] == plain]
+        if not starts:
+            return prompt  # the tokenizer does not add, but changes
+        return (*whole[: starts[0]], *prompt, *whole[starts[0] + len(plain) :])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of tokens, with the special ones.

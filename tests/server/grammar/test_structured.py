@@ -1,9 +1,11 @@
 """Structured output: every parameter for it, over a backend with random tokens under the mask."""
 
+import enum
 import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -197,7 +199,6 @@ def test_the_sdk_streams_into_models(sdk: openai.OpenAI) -> None:
         ),
         ({"type": "object", "propertyNames": {"pattern": "^a"}}, "propertyNames"),
         ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "oneOf"),
-        ({"type": "string", "format": "phone"}, "phone"),
         ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
         ({"$ref": "http://127.0.0.1:1/schema.json"}, "127.0.0.1"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum"),
@@ -218,6 +219,51 @@ def test_an_unsupported_schema_is_refused_naming_the_keyword(
         "invalid_request_error",
     )
     assert named in error["message"]
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Paint(BaseModel):
+    """What pydantic writes with keywords that no grammar enforces."""
+
+    codes: set[Literal[1, 2]]
+    raw: bytes = Field(max_length=3)
+    file: Path = Field(max_length=3)
+    shares: dict[Color, Literal[5]] = Field(max_length=1)
+
+
+def test_without_strict_such_keywords_are_annotations(http: httpx.Client) -> None:
+    schema = Paint.model_json_schema()
+    form: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "paint", "schema": schema}}
+    answer = http.post(CHAT, json=BODY | {"response_format": form, "max_tokens": 500})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-ignored-parameters"] == (
+        "response_format.properties.codes.uniqueItems, response_format.properties.shares.propertyNames"
+    )
+    form["json_schema"]["strict"] = True
+    error = http.post(CHAT, json=BODY | {"response_format": form}).json()["error"]
+    assert (error["param"], "properties.codes.uniqueItems" in error["message"]) == ("response_format", True)
+
+
+def test_a_strict_tool_is_refused_with_its_name_and_the_path(http: httpx.Client) -> None:
+    tool: dict[str, Any] = {"name": "paint", "parameters": Paint.model_json_schema(), "strict": True}
+    body = BODY | {"tools": [{"type": "function", "function": tool}]}
+    error = http.post(CHAT, json=body).json()["error"]
+    assert error["param"] == "tools"
+    assert "tools[paint]" in error["message"]
+    assert "'properties.codes.uniqueItems'" in error["message"]
+    tool["strict"] = False
+    answer = http.post(CHAT, json=body | {"tool_choice": "required", "max_tokens": 500})
+    assert "tools[paint].properties.codes.uniqueItems" in answer.headers["x-ignored-parameters"]
+
+
+def test_unknown_formats_are_annotations(http: httpx.Client) -> None:
+    schema = {"type": "string", "format": "phone", "maxLength": 3}
+    answer = http.post(CHAT, json=BODY | {"response_format": schema_format(schema)})
+    assert answer.status_code == 200
+    assert "x-ignored-parameters" not in answer.headers
 
 
 def _nested(depth: int) -> dict[str, Any]:

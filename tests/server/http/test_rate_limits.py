@@ -111,7 +111,7 @@ def test_every_answer_has_rate_limit_headers(renderer: Renderer) -> None:
         assert first.headers["x-ratelimit-limit-tokens"] == "10000"
         assert first.headers["x-ratelimit-remaining-tokens"] == str(10_000 - used)
         assert first.headers["x-ratelimit-reset-requests"].endswith("s")
-        refused = http.post("/v1/completions", json=PROMPT | {"max_tokens": -1})
+        refused = http.post("/v1/completions", json=PROMPT | {"max_tokens": -2})
         assert (refused.status_code, refused.headers["x-ratelimit-remaining-requests"]) == (400, "2")
         with http.stream("POST", "/v1/completions", json=PROMPT | {"stream": True}) as stream:
             assert stream.headers["x-ratelimit-remaining-requests"] == "1"

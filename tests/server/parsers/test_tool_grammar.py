@@ -17,6 +17,7 @@ SCHEMA: dict[str, Any] = {
     "required": ["city"],
     "additionalProperties": False,
 }
+CITY = {"City": {"enum": ["Oslo", "a}b"]}}
 GOOD, BAD = '{"city": "a}b"}', '{"city": "Rome"}'
 CALLS = [("f", GOOD), ("g", "{}"), ("f", '{"city": "Oslo"}')]
 
@@ -53,6 +54,36 @@ async def test_calls_are_written_as_the_format_writes_them(renderer: Renderer, n
     assert await follows(renderer, calls_of(name), "I will not.") is None
     assert await follows(renderer, calls_of(name, is_parallel=False), write(CALLS[:1])) is True
     assert await follows(renderer, calls_of(name, is_parallel=False), write(CALLS[:2])) is None
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+async def test_an_answer_is_calls_or_follows_the_schema(renderer: Renderer, name: str) -> None:
+    reply = {
+        "type": "object",
+        "properties": {"name": {"$ref": "#/$defs/Name"}},
+        "required": ["name"],
+        "additionalProperties": False,
+        "$defs": {"Name": {"enum": ["f", "Oslo"]}},
+    }
+    functions: Any = (
+        ("f", {**SCHEMA, "properties": {"city": {"$ref": "#/$defs/City"}}, "$defs": CITY}),
+        ("g", {}),
+    )
+    calls = ToolGrammar(TOOL_FORMATS[name], functions, is_parallel=True)
+    structure = Structure(
+        StructureKind.CALLS,
+        calls,
+        "tools",
+        alternative=Structure(StructureKind.JSON, reply, "response_format"),
+    )
+    write = TOOL_FORMATS[name].write
+    assert await follows(renderer, structure, write(CALLS)) is True
+    assert await follows(renderer, structure, write(CALLS[:1])) is True
+    assert await follows(renderer, structure, '{"name": "Oslo"}') is True
+    assert await follows(renderer, structure, '{"name": "f"}') is True
+    assert await follows(renderer, structure, write([("f", BAD)])) is None
+    assert await follows(renderer, structure, '{"name": "Rome"}') is None
+    assert await follows(renderer, structure, "I will not.") is None
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
@@ -116,6 +147,6 @@ async def test_the_schemas_of_functions_are_checked_as_others_are(
     renderer: Renderer, schemas: list[dict[str, Any]], why: str
 ) -> None:
     functions = tuple((f"f{number}", schema) for number, schema in enumerate(schemas))
-    grammar = ToolGrammar(TOOL_FORMATS["hermes"], functions, is_parallel=True)
+    grammar = ToolGrammar(TOOL_FORMATS["hermes"], functions, is_parallel=True, strict=frozenset({"f0"}))
     with pytest.raises(StructureError, match=why):
         await Grammars(renderer).compile(Structure(StructureKind.CALLS, grammar, "tools"))

@@ -59,6 +59,15 @@ TEMPLATE = (
 )
 
 
+REPLY: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Oslo", "Rome"]}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+TYPED: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "reply", "schema": REPLY}}
+
+
 @pytest.fixture(scope="module")
 def thinking() -> Iterator[RunningServer]:
     """A server whose model reasons and knows tools."""
@@ -332,3 +341,33 @@ def test_a_template_without_tools_gets_them_as_text() -> None:
 )
 def test_the_template_shows_the_format(template: str, name: str) -> None:
     assert tool_format_of(template) is TOOL_FORMATS[name]
+
+
+@pytest.mark.parametrize("strict", [None, True])
+@pytest.mark.parametrize("name", ["hermes", "llama3_json"])
+def test_with_a_typed_answer_the_model_calls_or_answers_by_the_schema(
+    renderer: Renderer, name: str, strict: bool | None
+) -> None:
+    """Random tokens under the mask: over some seeds, both kinds of answers occur."""
+    tool = {**WEATHER, "function": {**WEATHER["function"], "strict": strict}}
+    kinds = set()
+    with (
+        serve(renderer, settings(tool_call_parser=ToolParserName(name))) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
+        for seed in range(8):
+            body = BODY | {"tools": [tool], "tool_choice": "auto", "response_format": TYPED, "seed": seed}
+            message = http.post(CHAT, json=body).json()["choices"][0]["message"]
+            if "tool_calls" in message:
+                assert set(checked(message)) == {"get_weather"}
+                assert message["content"] is None
+            else:
+                jsonschema.validate(json.loads(message["content"]), REPLY)
+            kinds.add("tool_calls" in message)
+            chunks = data(http.post(CHAT, json=body | {"stream": True}))
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+            assert "".join(delta.get("content", "") for delta in deltas) == (message["content"] or "")
+            streamed = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+            whole = "".join(call["function"]["arguments"] for call in message.get("tool_calls", ()))
+            assert "".join(call.get("arguments", "") for call in streamed) == whole
+    assert kinds == {True, False}

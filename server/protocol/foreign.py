@@ -1,0 +1,54 @@
+"""Parameters of other servers that would change the output and are not supported.
+
+Each is accepted with the values that ask for what this server does, and refused by name with others. All
+other unknown parameters change nothing, and are ignored.
+"""
+
+from typing import Annotated, TypeAlias
+
+from pydantic import AfterValidator
+
+from server.protocol.fields import RequestBody, Unsupported, only
+
+_Off: TypeAlias = Annotated[object, AfterValidator(only(False, 0))]
+_NoItems: TypeAlias = Annotated[object, AfterValidator(only([], {}, ""))]
+_NoShare: TypeAlias = Annotated[object, AfterValidator(only(1, 0, -1))]  # of the probability
+_On: TypeAlias = Annotated[object, AfterValidator(only(True))]
+
+
+class ForeignFields(RequestBody):
+    # vLLM
+    logits_processors: _NoItems = None
+    use_beam_search: _Off = None
+    spaces_between_special_tokens: _On = None
+    logprob_token_ids: _NoItems = None
+    repetition_detection: Unsupported = None
+
+    # SGLang
+    stop_regex: _NoItems = None
+    custom_logit_processor: Unsupported = None
+    return_hidden_states: _Off = None
+    return_routed_experts: _Off = None
+    lora_path: _NoItems = None
+    session_params: _NoItems = None
+    input_ids: Unsupported = None
+
+    # llama.cpp
+    mirostat: _Off = None
+    dynatemp_range: _Off = None
+    typical_p: _NoShare = None
+    tfs_z: _NoShare = None
+    top_n_sigma: Annotated[object, AfterValidator(only(-1, 0))] = None
+    xtc_probability: _Off = None
+    dry_multiplier: _Off = None
+    min_keep: _Off = None
+    post_sampling_probs: _Off = None
+    lora: _NoItems = None
+    image_data: _NoItems = None
+    reasoning_format: Annotated[object, AfterValidator(only("auto", "deepseek", "deepseek-legacy"))] = None
+    parse_tool_calls: _On = None
+    thinking_forced_open: _Off = None
+
+    # OpenRouter
+    top_a: _Off = None
+    plugins: _NoItems = None

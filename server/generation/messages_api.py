@@ -11,6 +11,7 @@ from server.generation.task import Payload, Rendered, Task
 from server.generation.turn import ChatFormat, Turn, TurnRequest, call_arguments, render_turn
 from server.http.error_shapes import anthropic_error
 from server.http.errors import ApiError
+from server.http.ignored import ignore
 from server.http.streams import PingedEventStream
 from server.options.settings import ServerSettings
 from server.parsers.parts import CallArguments, CallStart, Content, Part, Reasoning
@@ -67,12 +68,15 @@ async def render_message(request: MessageFields, renderer: Renderer, settings: S
     turns = request.turns
     continues = _continues(turns)
     chat_format = ChatFormat.of(renderer.info.chat_template or "", settings)
+    has_efforts = chat_format.uses("reasoning_effort")
+    if request.effort is not None and not has_efforts:
+        ignore("output_config.effort")
     turn = TurnRequest(
         turns,
         request.tool_use,
         request.structure,
-        # Hints: a model whose template has no such variable does what it always does.
-        effort=request.effort if chat_format.uses("reasoning_effort") else None,
+        # An effort alone does not switch reasoning on.
+        effort=request.effort if has_efforts else None,
         effort_param="output_config.effort",
         template_options=chat_format.thinking_options(request.wants_thinking),
         adds_generation_prompt=not continues,

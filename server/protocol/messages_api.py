@@ -1,6 +1,7 @@
 """Anthropic's `/v1/messages`: the request, its conversation as chat templates take it, and answers.
 
-Blocks, tools and fields of other kinds are skipped: clients send what only Anthropic's own server can use.
+Blocks, tools and fields of other kinds are skipped and reported: clients send what only Anthropic's own
+server can use.
 Images and documents without text are refused, since the model would answer without what it was asked about.
 """
 
@@ -16,6 +17,7 @@ from typing_extensions import TypedDict
 
 from server.grammar.structure import Structure, StructureKind
 from server.http.errors import invalid_value
+from server.http.ignored import ignore
 from server.protocol.fields import MAX_INT32, RequestBody, Text, few
 from server.protocol.generation import Effort, GenerationRequest
 from server.protocol.structured import Schema
@@ -85,6 +87,11 @@ class OtherBlock(_Lenient):
     """A block of a kind that this server does not know, or that only Anthropic's server can use."""
 
     type: Text
+
+    @model_validator(mode="after")
+    def _report(self) -> Self:
+        ignore(f"messages.{self.type}")
+        return self
 
 
 class SearchResultBlock(_Lenient):
@@ -231,6 +238,11 @@ class OtherTool(_Lenient):
     """A tool that Anthropic's server runs, or whose schema its models know."""
 
     type: Text
+
+    @model_validator(mode="after")
+    def _report(self) -> Self:
+        ignore(f"tools.{self.type}")
+        return self
 
 
 def _tool_kind(tool: object) -> str:

@@ -166,6 +166,19 @@ def test_all_that_changes_nothing_is_accepted(claude: anthropic.Anthropic) -> No
     assert comparable(same) == comparable(plain)
 
 
+def test_what_is_skipped_is_reported(claude: anthropic.Anthropic) -> None:
+    skipped: Any = {
+        "tools": [{"type": "web_search_20250305", "name": "web_search"}, WEATHER],
+        "messages": [{"role": "user", "content": [{"type": "new"}]}, *HELLO],
+        "output_config": {"effort": "high"},
+        "extra_body": {"context_management": {}},
+    }
+    answer = claude.messages.with_raw_response.create(**request(**skipped))
+    names = set(answer.headers["x-ignored-parameters"].split(", "))
+    expected = {"context_management", "tools.web_search_20250305", "messages.new", "output_config.effort"}
+    assert names == expected
+
+
 def test_the_user_is_the_tenant_where_there_are_no_keys(renderer: Renderer) -> None:
     with serve(renderer) as server, client(server) as sdk:
         ask(sdk, metadata={"user_id": "anna"})

@@ -11,13 +11,15 @@ from server.version import server_version
 def router(services: Services) -> APIRouter:
     routes = APIRouter()
 
-    @routes.api_route("/health", methods=["GET", "HEAD"], response_model=dict[str, str])
+    @routes.head("/health", include_in_schema=False)
+    @routes.get("/health", response_model=dict[str, str])
     async def health() -> Response:
         """Liveness: status 503 means that the process should be restarted."""
         current = services.client.health()
         return _status(current, is_well=current.is_alive)
 
-    @routes.api_route("/ready", methods=["GET", "HEAD"], response_model=dict[str, str])
+    @routes.head("/ready", include_in_schema=False)
+    @routes.get("/ready", response_model=dict[str, str])
     async def ready() -> Response:
         """Readiness: status 503 means that the server should get no requests."""
         current = services.client.health()

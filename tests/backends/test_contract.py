@@ -106,7 +106,7 @@ def open_torch(
         "latent-snapstream",
         "compiled-snapstream",
         "torch-int8",
-        "compiled-int8",
+        pytest.param("compiled-int8", marks=pytest.mark.long),  # compiles a layer once more
     ],
 )
 def backend(request: pytest.FixtureRequest) -> Backend:
@@ -465,6 +465,7 @@ def test_pools_know_nothing_of_each_other(kind: str, request: pytest.FixtureRequ
                 assert together[f"{add.request_id}{pool}", choice] == tokens, (add.request_id, pool)
 
 
+@pytest.mark.long
 def test_slots_in_8_bits_are_read_the_same_compiled_and_beside_another_pool(
     request: pytest.FixtureRequest,
 ) -> None:

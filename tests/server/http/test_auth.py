@@ -44,6 +44,8 @@ def test_every_key_opens(http: httpx.Client, key: str) -> None:
         "/openapi.json",
         "/nothing",
         "//health",
+        "/health//",
+        "/v1/models/",
         "/HEALTH",
     ],
 )
@@ -59,7 +61,7 @@ def test_no_body_is_read_without_a_key(http: httpx.Client, path: str) -> None:
     assert http.post(path, content=b"x" * 1000).status_code == 401
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/version"])
+@pytest.mark.parametrize("path", ["/health", "/health/", "/ready", "/version"])
 def test_open_paths_need_no_key(http: httpx.Client, path: str) -> None:
     assert http.get(path).status_code == 200
 

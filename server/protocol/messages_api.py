@@ -278,6 +278,13 @@ class Thinking(_Lenient):
 
     type: Text
     display: Text | None = None
+    budget_tokens: object = None
+
+    @model_validator(mode="after")
+    def _report(self) -> Self:
+        if self.budget_tokens is not None:
+            ignore("thinking.budget_tokens")
+        return self
 
 
 class OutputFormat(_Lenient):
@@ -396,16 +403,38 @@ class _Conversation:
     """Turns as chat templates take them: many take no two of one role in a row, and one system message."""
 
     def __init__(self) -> None:
-        self.turns: list[Turn] = []
+        self._turns: list[Turn] = []
         self._names: dict[str, str] = {}  # of called tools, by the call's id
+        # Of the last turn, joined when it is complete: there may be thousands of blocks.
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+
+    @property
+    def turns(self) -> list[Turn]:
+        self._complete()
+        return self._turns
 
     def say(self, role: str, text: str, separator: str = "\n") -> None:
         """Add text, to the last turn if it has the same role."""
-        if self.turns and self.turns[-1]["role"] == role:
-            before = self.turns[-1]["content"]
-            self.turns[-1]["content"] = f"{before}{separator}{text}" if before else text
-        else:
-            self.turns.append({"role": role, "content": text})
+        if not self._turns or self._turns[-1]["role"] != role:
+            self._begin({"role": role, "content": ""})
+        elif self._content:
+            self._content.append(separator)
+        if text:
+            self._content.append(text)
+
+    def _begin(self, turn: Turn) -> None:
+        self._complete()
+        self._turns.append(turn)
+
+    def _complete(self) -> None:
+        """Give the last turn its texts."""
+        if self._content:
+            self._turns[-1]["content"] = "".join(self._content)
+        if self._reasoning:
+            self._turns[-1]["reasoning_content"] = "".join(self._reasoning)
+        self._content = []
+        self._reasoning = []
 
     def add(self, message: Message) -> None:
         match message.role:
@@ -421,19 +450,19 @@ class _Conversation:
             if isinstance(block, ToolResultBlock):
                 turn = {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.text}
                 name = self._names.get(block.tool_use_id)
-                self.turns.append(turn if name is None else turn | {"name": name})
+                self._begin(turn if name is None else turn | {"name": name})
             for text in _texts([block]):
                 self.say("user", text)
 
     def _add_assistant(self, message: Message) -> None:
         self.say("assistant", "", separator="")  # also an answer without text is a turn
-        turn = self.turns[-1]
+        turn = self._turns[-1]
         for block in message.blocks:
             match block:
                 case TextBlock(text=text):
                     self.say("assistant", text, separator="")
                 case ThinkingBlock(text=text) if text:
-                    turn["reasoning_content"] = turn.get("reasoning_content", "") + text
+                    self._reasoning.append(text)
                 case ToolUseBlock():
                     self._names[block.id] = block.name
                     function = {"name": block.name, "arguments": block.input}
@@ -447,7 +476,7 @@ class _Conversation:
         text = "\n".join(_texts(message.blocks))
         if not text:
             return
-        if not self.turns or self.turns[-1]["role"] == "system":
+        if not self._turns or self._turns[-1]["role"] == "system":
             self.say("system", text)
         else:
             self.say("user", f"<system-reminder>\n{text}\n</system-reminder>")

@@ -87,7 +87,7 @@ class StructuredFields(RequestBody):
     bad_words: (
         Annotated[
             list[Annotated[Text, Field(min_length=1, max_length=256)]],
-            Field(fail_fast=True),
+            Field(fail_fast=True, max_length=256),  # each is compared in every step
             BeforeValidator(few),
         ]
         | None

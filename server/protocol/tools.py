@@ -23,10 +23,9 @@ class FunctionDefinition(RequestBody):
 
     def plain(self) -> Mapping[str, object]:
         """Return the function as chat templates want it."""
-        return {
-            "type": "function",
-            "function": self.model_dump(exclude_none=True, include={"name", "description", "parameters"}),
-        }
+        members = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        function = {name: value for name, value in members.items() if value is not None}
+        return {"type": "function", "function": function}
 
 
 class FunctionReference(RequestBody):

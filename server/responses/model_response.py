@@ -134,12 +134,14 @@ class ModelResponse:
         request = self._request
         room = self._spec.max_model_len - (request.max_output_tokens or 1)
         messages = list(source.turns)
+        least_share = 0.01  # of the texts to drop; it doubles, so that a few rounds are enough
         while True:
             turn = await render_turn(self._turn_request(messages), renderer, self._settings)
             num_tokens = len(turn.prompt)
             if request.truncation != "auto" or num_tokens <= room:
                 return turn
-            rest = without_oldest(messages, 1 - room / num_tokens)
+            rest = without_oldest(messages, max(1 - room / num_tokens, least_share))
+            least_share *= 2
             if len(rest) == len(messages):
                 return turn  # it is refused at admission
             messages = rest

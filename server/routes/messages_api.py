@@ -1,9 +1,10 @@
 """`POST /v1/messages` and `POST /v1/messages/count_tokens`: Anthropic's API."""
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from server.generation.admission import check_count, served_model
 from server.generation.messages_api import message_task, render_message
+from server.generation.path import without_generation
 from server.generation.response import GenerationResponse
 from server.http.errors import invalid_value
 from server.protocol.messages_api import (
@@ -33,14 +34,14 @@ def router(services: Services) -> APIRouter:
         return GenerationResponse(services, message_task(body, checked_model(body), settings))
 
     @routes.post(PATH + "/count_tokens")
-    async def count_tokens(body: CountTokensRequest) -> TokenCount:
+    async def count_tokens(request: Request, body: CountTokensRequest) -> TokenCount:
         checked_model(body)
-        # A ticket for 0 sequences takes no place in the queue, but fails while the model is not loaded.
-        with services.client.reserve(0):
-            try:
-                turn = await render_message(body, services.renderer, settings)
-            except RenderError as error:
-                raise invalid_value(str(error), "messages") from error
+        try:
+            turn = await without_generation(
+                request, services, lambda: render_message(body, services.renderer, settings)
+            )
+        except RenderError as error:
+            raise invalid_value(str(error), "messages") from error
         return {"input_tokens": len(turn.prompt)}
 
     return routes

@@ -45,7 +45,10 @@ class Lane(Generic[_State]):
             assert not self._is_closed, "used after its end"
             if not self._thread.is_alive():
                 self._thread.start()
-            self._waiting.setdefault(owner, deque()).append(_Job(work, future))
+            # Without those whose client has left: each holds its text.
+            jobs = deque(job for job in self._waiting.get(owner, ()) if not job.future.cancelled())
+            jobs.append(_Job(work, future))
+            self._waiting[owner] = jobs
             self._changed.notify()
         return future
 

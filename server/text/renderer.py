@@ -40,6 +40,7 @@ _Result = TypeVar("_Result")
 MAX_INLINE_CHARS = 4096  # about 2 ms of tokenizing; longer texts go to the lane of their size, and so do
 # short ones while the first lane is at work
 LANE_CHARS: Final = (32_768, 524_288)  # longest texts of all lanes but the last; about 20 ms and 0.3 s
+_NUMBER_CHARS = 4  # of a number or a literal, about
 _MAX_QUESTION_CHARS = 1024  # a policy reads at most a few dozen tokens of a question again
 
 
@@ -100,9 +101,9 @@ class Renderer:
                 variables=variables,
             )
 
-        num_chars = _num_chars(messages) + _num_chars(tools)
-        self._check_length(num_chars)
-        return await self._run(render, num_chars)
+        self._check_length(_num_chars(messages) + _num_chars(tools))
+        # Templates may write keys, numbers and variables too.
+        return await self._run(render, _num_chars((messages, tools, variables or {}), is_all=True))
 
     async def encode_question(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         """Return the beginning of the last user message as ordinary text; () without one.
@@ -190,10 +191,18 @@ class Renderer:
         return await asyncio.wrap_future(lane.submit(tenant.get(), work))
 
 
-def _num_chars(value: object) -> int:
-    """Return the total length of all strings in a message or in several."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(_num_chars(item) for item in value.values())
-    return sum(_num_chars(item) for item in value) if isinstance(value, list | tuple) else 0
+def _num_chars(value: object, *, is_all: bool = False) -> int:
+    """Return the total length of all strings in a value, with `is_all` about that of keys and numbers too."""
+    total = 0
+    unseen = [value]  # no recursion: clients decide how deep a value is
+    while unseen:
+        item = unseen.pop()
+        if isinstance(item, str):
+            total += len(item)
+        elif isinstance(item, Mapping):
+            unseen += [*item, *item.values()] if is_all else item.values()
+        elif isinstance(item, Sequence):
+            unseen += item
+        elif is_all:
+            total += _NUMBER_CHARS
+    return total

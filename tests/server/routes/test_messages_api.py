@@ -537,3 +537,31 @@ def test_an_error_inside_a_stream_is_raised_by_the_sdk(renderer: Renderer) -> No
         events_of(sdk)
     assert caught.value.type == "api_error"
     assert "0x7f00" not in str(caught.value.body)
+
+
+def test_counting_tokens_is_a_request_in_its_keys_limits(renderer: Renderer) -> None:
+    limited = settings(rate_limit=RateLimit(requests=1))
+    with serve(renderer, limited) as running, client(running) as sdk:
+        counted = sdk.messages.count_tokens(model=MODEL, messages=HELLO)
+        assert counted.input_tokens > 0
+        with pytest.raises(anthropic.RateLimitError):
+            sdk.messages.count_tokens(model=MODEL, messages=HELLO)
+
+
+def test_a_deep_input_of_a_call_is_no_server_error(running: RunningServer) -> None:
+    deep = json.loads('{"a":' * 600 + "1" + "}" * 600)
+    call = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": deep}
+    turns = [*HELLO, {"role": "assistant", "content": [call]}, *HELLO]
+    body = {"model": MODEL, "messages": turns, "max_tokens": 2}
+    answer = httpx.post(f"{running.url}/v1/messages", json=body)
+    assert answer.status_code in (200, 400)
+
+
+def test_texts_of_many_blocks_are_joined(running: RunningServer) -> None:
+    turns = [{"role": "user", "content": [{"type": "text", "text": "a"}] * 400}]
+    with client(running) as sdk:
+        many = sdk.messages.count_tokens(model=MODEL, messages=turns)  # type: ignore[arg-type]
+        one = sdk.messages.count_tokens(
+            model=MODEL, messages=[{"role": "user", "content": "\n".join("a" * 400)}]
+        )
+    assert many.input_tokens == one.input_tokens

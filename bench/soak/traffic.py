@@ -118,7 +118,7 @@ def _wrong(rng: random.Random) -> Request:
         b"[" * 5000,
         {},
         {"messages": [], "prompt": 3, "input": None},
-        {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "input": "x", "nonsense": True},
+        {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "input": "x", "model": 7},
         {"model": "another", "prompt": "x"},
     )
     return Request("wrong", path, rng.choice(bodies))

@@ -48,7 +48,7 @@ def test_schemathesis_finds_no_server_error_and_no_undeclared_answer(client_serv
         "--phases",
         "coverage,fuzzing",
         "--max-examples",
-        "20",
+        "8",
         "--seed",
         "1",
     )

@@ -49,5 +49,6 @@ def ollama_error(error: ApiError) -> Mapping[str, object]:
 
 
 def _anthropic_status(error: ApiError) -> int:
-    """Return the status: a full server is overloaded, and only a key's own limit is a rate limit."""
-    return _OVERLOADED if error.kind == "rate_limit_error" else error.status
+    """Return the status: a full server is overloaded; a limit of the key or of the request is its own."""
+    is_full = error.kind == "rate_limit_error" and error.code != "queue_timeout"
+    return _OVERLOADED if is_full else error.status

@@ -10,8 +10,10 @@ import itertools
 import logging
 import os
 import queue
+import re
 import threading
 import time
+import uuid
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,7 +25,11 @@ logger = logging.getLogger(__name__)
 
 _MAGIC = b"snapserve block 1\n"
 _SUFFIX = ".block"
+# The folder may hold files of other programs: only these are ours to count and to delete.
+_BLOCK_NAME = re.compile(r"[0-9a-f]{64}\.block")
+_UNFINISHED_NAME = re.compile(r"\.[0-9a-f]{32}\.unfinished")
 _MAX_QUEUED_BYTES = 64 << 20  # of blocks that wait to be written; more are dropped
+_MIN_QUEUED_BLOCKS = 16  # may wait, however large they are: a chunk stores several at once
 _CLOSE_LIMIT = 10.0  # seconds for writing them at the end
 _ABANDONED = 600.0  # seconds after which an unfinished file is that of a server that was killed
 _KEPT_SHARE = 0.9  # of the limit, after an eviction
@@ -56,7 +62,6 @@ class FileArchive:
         self._is_writing = True
         self._num_queued_bytes = 0
         self._count_lock = threading.Lock()  # for the number of queued bytes
-        self._names = itertools.count()
         self._file_lock = threading.Lock()  # held while a file is written
         self._queue: queue.SimpleQueue[tuple[bytes, bytes] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_all, name="prefix-archive", daemon=True)
@@ -82,7 +87,8 @@ class FileArchive:
 
     def save(self, key: bytes, number: int) -> None:
         """Write a block of the store to its file, soon. Dropped if too many wait."""
-        if not self._is_writing or self._num_queued_bytes + self._file_bytes > _MAX_QUEUED_BYTES:
+        limit = max(_MAX_QUEUED_BYTES, _MIN_QUEUED_BLOCKS * self._file_bytes)
+        if not self._is_writing or self._num_queued_bytes + self._file_bytes > limit:
             return
         with self._count_lock:
             self._num_queued_bytes += self._file_bytes
@@ -132,7 +138,7 @@ class FileArchive:
             if path.read_bytes() == _header(payload) + key + payload:
                 os.utime(path)
                 return
-        unfinished = self._folder / f".{os.getpid()}-{next(self._names)}"
+        unfinished = self._folder / f".{uuid.uuid4().hex}.unfinished"
         try:
             with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(_header(payload) + key)
@@ -164,9 +170,9 @@ class FileArchive:
         for path in self._root.glob("*/*"):
             with suppress(FileNotFoundError):
                 stat = path.stat()
-                if path.suffix == _SUFFIX:
+                if _BLOCK_NAME.fullmatch(path.name):
                     yield stat.st_mtime, stat.st_size, path
-                elif path.name.startswith(".") and time.time() - stat.st_mtime > _ABANDONED:
+                elif _UNFINISHED_NAME.fullmatch(path.name) and time.time() - stat.st_mtime > _ABANDONED:
                     path.unlink()
 
     def _path(self, key: bytes) -> Path:

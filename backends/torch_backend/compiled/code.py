@@ -221,10 +221,10 @@ class CompiledCode:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self._unpacked)
         load_kernels(self._folder / KERNELS)
         graphs = {key: load_compiled(graph_path(self._folder, key)) for key in self._keys}
+        self._kernels.use()  # first: this packs weights that the graphs read
         self._layers.use(graphs)
         for step in self.steps:
             step.use(graphs)
-        self._kernels.use()
 
 
 def _write(path: Path, text: str) -> None:

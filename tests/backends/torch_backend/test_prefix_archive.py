@@ -209,16 +209,34 @@ def test_the_limit_holds_and_the_oldest_go_first(tmp_path: Path) -> None:
 def test_what_a_killed_server_left_unfinished_is_deleted(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    (folder / ".123-4").write_bytes(b"half")
-    os.utime(folder / ".123-4", (0, 0))
-    (folder / ".123-5").write_bytes(b"under way")
-    (folder / "notes.txt").write_text("not ours")
+    abandoned, under_way = (folder / f".{digit * 32}.unfinished" for digit in "ab")
+    abandoned.write_bytes(b"half")
+    os.utime(abandoned, (0, 0))
+    under_way.write_bytes(b"under way")
     FileArchive(tmp_path, 1000, "model", store_of(1)).close()
-    assert sorted(path.name for path in folder.iterdir()) == [".123-5", "notes.txt"]
+    assert list(folder.iterdir()) == [under_way]
+
+
+def test_files_of_other_programs_stay(tmp_path: Path) -> None:
+    """Also where the folder is somebody's home: old hidden files and folders, and blocks of another kind."""
+    project = tmp_path / "project"
+    (project / ".git").mkdir(parents=True)
+    others = [project / name for name in (".env", "other.block", "notes.txt")]
+    for path in others:
+        path.write_bytes(b"x" * 5000)
+        os.utime(path, (0, 0))
+    os.utime(project / ".git", (0, 0))
+    archive = FileArchive(tmp_path, 1000, "model", store_of(1))
+    for index in range(20):  # more than the limit, so that files are evicted
+        archive.save(key_of(index), 0)
+    archive.close()
+    assert sorted(project.iterdir()) == sorted([project / ".git", *others])
+    assert list((tmp_path / "model").glob("*.block"))
 
 
 def test_too_many_waiting_blocks_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_archive, "_MAX_QUEUED_BYTES", 500)
+    monkeypatch.setattr(prefix_archive, "_MIN_QUEUED_BLOCKS", 1)
     archive = FileArchive(tmp_path, 10**6, "model", store_of(1))
     with archive._file_lock:
         for index in range(10):

@@ -52,6 +52,7 @@ def test_a_long_text_is_answered_from_a_small_slot(small_smollm2_server: Server)
     answer = _output(["bash", "-c", command])
 
     assert '"content":"The secret code is 482913."' in answer
+    assert '"cache":{"pool":"snapstream","policy":"snapstream",' in answer
     documented = _numbers(_block("json", "cache"))
     assert set(documented) == {"kept_tokens", "evicted_tokens", "compression"}
     measured = _numbers(answer)

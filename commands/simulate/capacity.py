@@ -23,7 +23,7 @@ from server.options.command_line import OptionError
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """What a candidate carries, and how many replicas of it carry the load that was asked for."""
+    """What a candidate carries, and how many replicas of it carry the whole load."""
 
     carried: Carried
     replicas: int
@@ -215,7 +215,10 @@ def _cells(row: _Row, tokens_per_step: float) -> tuple[str, ...]:
 
 
 def _with_drafts(one: Carried, tokens_per_step: float) -> float:
-    """Return tokens/s if decode steps made so many tokens and took no longer: the share of prefill stays."""
+    """Return tokens/s if each decode step made this number of tokens in the same time.
+
+    The share of prefill stays.
+    """
     decode = one.record.decode_seconds / one.record.seconds
     return one.token_rate / (1 - decode + decode / tokens_per_step)
 

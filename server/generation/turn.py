@@ -256,7 +256,7 @@ def _template_variables(request: TurnRequest, chat_format: ChatFormat) -> Mappin
 
 
 def _effort_variables(effort: Effort, param: str, chat_format: ChatFormat) -> Mapping[str, object]:
-    """Return how the template is asked for an effort of reasoning: by degrees, or by a switch.
+    """Return how the template takes an effort of reasoning: by degrees, or by a switch.
 
     The effort "none" is no variable if the template lacks one: a model without reasoning satisfies it
     already.

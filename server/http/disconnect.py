@@ -27,7 +27,7 @@ async def run_until_disconnect(receive: Receive, work: Coroutine[None, None, Non
 async def unless_disconnected(receive: Receive, work: Coroutine[None, None, _Result]) -> _Result:
     """Return what `work` returns, or cancel it as soon as the client disconnects.
 
-    Nobody reads the answer then.
+    No client reads the answer then.
     """
     results: list[_Result] = []
 

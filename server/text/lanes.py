@@ -79,7 +79,7 @@ class Lane(Generic[_State]):
                     job.future.set_result(result)
 
     def _end_job(self) -> None:
-        """Be idle before a result is known, since whoever waits for it may ask."""
+        """Be idle before a result is known, since its receiver may ask at once."""
         with self._changed:
             self._is_running = False
 

@@ -55,7 +55,7 @@ class RenderError(ValueError):
 
 
 class PromptTooLongError(RenderError):
-    """A prompt has so many characters that it certainly has more tokens than a sequence may have."""
+    """A prompt's number of characters shows that it has more tokens than a sequence may have."""
 
     def __init__(self, num_chars: int, max_tokens: int) -> None:
         super().__init__(f"{num_chars} characters are more than {max_tokens} tokens")

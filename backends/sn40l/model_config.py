@@ -215,7 +215,7 @@ def model_from_config(name: str, config: dict[str, Any]) -> Model:
             name=name,
             hidden_size=text["hidden_size"],
             vocab_size=text["vocab_size"],
-            max_positions=text.get("max_position_embeddings", 4096),
+            max_positions=text.get("max_position_embeddings") or 4096,
             is_tied=text.get("tie_word_embeddings", False),
             layers=tuple(_layer(text, index) for index in range(text["num_hidden_layers"])),
             precision=_precision(text),

@@ -1,6 +1,7 @@
 """The sub-command `simulate`: its sub-commands and exit status."""
 
 import argparse
+import csv
 import os
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = read_group(question.options, arguments, os.environ)
     try:
         answer = _answer(options)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, OverflowError, RecursionError, csv.Error) as error:
         # The options are valid one by one but not together: the model does not fit, a trace is malformed.
         raise OptionError(str(error)) from error
     print(answer.json_text() if options.as_json else answer.text())

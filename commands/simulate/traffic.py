@@ -29,6 +29,9 @@ def replay_answer(options: ReplayOptions) -> Answer:
     arrivals = list(_arrivals(options))
     if not arrivals:
         raise OptionError(f"--trace {options.trace} has no requests")
+    # The times of published traces may be dates.
+    start = min(arrival.time for arrival in arrivals)
+    arrivals = [replace(arrival, time=arrival.time - start) for arrival in arrivals]
     cost = DeploymentCost(deployment, spec.pools[0], resident_entries=_resident(options, arrivals, policy))
     config = replay_config(options.max_inter_token_latency)
     record = Replay(spec, cost, config, collapses=options.collapse).run(arrivals)

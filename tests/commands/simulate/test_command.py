@@ -91,6 +91,29 @@ def test_replay_reads_a_trace_and_writes_its_series(
     assert [float(row["simulated_seconds"]) for row in rows] == [0.0, 60.0, 120.0]
 
 
+def test_replay_begins_with_a_dated_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "azure.csv"
+    rows = [f"2024-05-10 00:00:{second:02d}.000000,50,20" for second in range(10, 20)]
+    trace.write_text("\n".join(("TIMESTAMP,ContextTokens,GeneratedTokens", *rows)))
+    values = json_of(capsys, "replay", "--trace", str(trace))
+    assert values["requests"] == 10
+    assert values["simulated_seconds"] == pytest.approx(9, abs=1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"time": 0, "num_prompt_tokens": 1e999, "num_output_tokens": 1}',
+        '{"time": ' + "[" * 100_000,
+    ],
+)
+def test_a_malformed_trace_is_an_option_error(tmp_path: Path, text: str) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text(text)
+    with pytest.raises(OptionError):
+        simulate("replay", "--trace", str(trace))
+
+
 @pytest.mark.long  # every figure with every parameter changed
 def test_reproduce_fails_while_a_prediction_fails(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert simulate("reproduce", "--json", "--plots", str(tmp_path)) == 1

@@ -63,7 +63,9 @@ class FileArchive:
         self._num_queued_bytes = 0
         self._count_lock = threading.Lock()  # for the number of queued bytes
         self._file_lock = threading.Lock()  # held while a file is written
-        self._queue: queue.SimpleQueue[tuple[bytes, bytes] | None] = queue.SimpleQueue()
+        self._num_resets = 0
+        # A key, its block, and the number of resets before it.
+        self._queue: queue.SimpleQueue[tuple[bytes, bytes, int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_all, name="prefix-archive", daemon=True)
         self._thread.start()
 
@@ -92,11 +94,12 @@ class FileArchive:
             return
         with self._count_lock:
             self._num_queued_bytes += self._file_bytes
-        self._queue.put((key, self._store.dump(number)))
+        self._queue.put((key, self._store.dump(number), self._num_resets))
 
     def reset(self) -> None:
         """Delete the model's blocks."""
         with self._file_lock:
+            self._num_resets += 1  # the thread may have taken a block that it has not begun to write
             while not self._queue.empty():
                 with suppress(queue.Empty):
                     self._written(self._queue.get_nowait())
@@ -115,10 +118,12 @@ class FileArchive:
             item = self._queue.get()
             if item is None:
                 return
+            key, payload, num_resets = item
             with self._file_lock:
                 try:
                     self._make_room(must_count=num_written % _WRITES_BETWEEN_COUNTS == 0)
-                    self._write(*item)
+                    if num_resets == self._num_resets:
+                        self._write(key, payload)
                 except OSError as error:
                     self._is_writing = False
                     logger.warning("stored prompts are no longer written to %s: %s", self._folder, error)
@@ -126,7 +131,7 @@ class FileArchive:
                 finally:
                     self._written(item)
 
-    def _written(self, item: tuple[bytes, bytes] | None) -> None:
+    def _written(self, item: tuple[bytes, bytes, int] | None) -> None:
         if item is not None:
             with self._count_lock:
                 self._num_queued_bytes -= self._file_bytes

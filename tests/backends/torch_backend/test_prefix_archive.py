@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -243,3 +244,19 @@ def test_too_many_waiting_blocks_are_dropped(tmp_path: Path, monkeypatch: pytest
             archive.save(key_of(index), 0)
     archive.close()
     assert len(list(tmp_path.glob("*/*.block"))) == 2
+
+
+def test_a_block_that_waits_to_be_written_is_reset_too(tmp_path: Path) -> None:
+    archive = FileArchive(tmp_path, 10**6, "model", store_of(1))
+    for index in range(20):
+        with archive._file_lock:
+            reset = threading.Thread(target=archive.reset)
+            reset.start()  # it waits for the lock first
+            archive.save(key_of(index), 0)
+            while not archive._queue.empty():  # the writer takes the block, and waits for the lock too
+                time.sleep(0.001)
+        reset.join()
+        while archive._num_queued_bytes:  # the writer is still busy with it
+            time.sleep(0.001)
+    archive.close()
+    assert not list(tmp_path.glob("*/*.block"))

@@ -1,15 +1,18 @@
 """Ollama's `/api/chat` and `/api/generate`: the requests, and the shapes of their answers.
 
-Options that belong to Ollama's own runner are ignored: this server's slots were made at its start.
+Options that belong to Ollama's own runner are ignored and reported: this server's slots were made at its
+start. Samplers that this server lacks are refused unless they are off.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, NotRequired, TypeAlias
+from typing import Annotated, Any, Final, Literal, NotRequired, Self, TypeAlias
 
-from pydantic import AfterValidator, AliasPath, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, AliasPath, BeforeValidator, ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
 
 from server.grammar.structure import Structure, StructureKind
+from server.http.errors import unsupported_parameter
+from server.http.ignored import ignore
 from server.protocol.fields import MAX_INT32, RequestBody, Text, Unsupported, few, only
 from server.protocol.generation import Effort, GenerationRequest
 from server.protocol.structured import ANY_OBJECT, Schema
@@ -17,6 +20,9 @@ from server.protocol.tools import Tool, ToolUse
 
 Turn: TypeAlias = dict[str, Any]  # a message as chat templates take it
 NoImages: TypeAlias = Annotated[object, AfterValidator(only([]))]
+
+
+_OFF: Final = {"mirostat": 0, "tfs_z": 1, "typical_p": 1}  # samplers, and the value that turns each off
 
 
 def option(name: str) -> Any:
@@ -61,6 +67,20 @@ class OllamaRequest(GenerationRequest):
     stop: Annotated[
         Text | Annotated[list[Text], Field(fail_fast=True)] | None, BeforeValidator(few), option("stop")
     ] = None
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        known = {
+            field.validation_alias.path[1]
+            for field in type(self).model_fields.values()
+            if isinstance(field.validation_alias, AliasPath)
+        }
+        for name, value in (self.options or {}).items():
+            if name in _OFF and value not in (None, _OFF[name]):
+                raise unsupported_parameter(f"options.{name}")
+            if name not in known:
+                ignore(f"options.{name}")
+        return self
 
     @property
     def token_limit(self) -> int | None:

@@ -196,3 +196,16 @@ def test_errors_are_ollamas(llama: ollama.Client, renderer: Renderer) -> None:
         pytest.raises(ollama.ResponseError, match="had an error"),
     ):
         list(client.chat(MODEL, HELLO, stream=True, options={"num_predict": 90}))
+
+
+def test_options_of_its_runner_are_reported_and_other_samplers_refused(running: RunningServer) -> None:
+    body = {"model": MODEL, "messages": HELLO, "stream": False}
+    url = f"{running.url}/api/chat"
+    some = {"num_predict": 2, "num_ctx": 4096, "temprature": 0, "mirostat": 0, "tfs_z": 1.0}
+    answer = httpx.post(url, json=body | {"options": some})
+    assert answer.status_code == 200
+    reported = set(answer.headers["x-ignored-parameters"].split(", "))
+    assert reported == {"options.num_ctx", "options.temprature", "options.mirostat", "options.tfs_z"}
+    refused = httpx.post(url, json=body | {"options": {"mirostat": 2}})
+    assert refused.status_code == 400
+    assert "options.mirostat" in refused.json()["error"]

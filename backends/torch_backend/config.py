@@ -1,6 +1,7 @@
 """What a torch backend is built from."""
 
 import enum
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -49,7 +50,7 @@ class TorchBackendConfig(BackendConfig):
 def _folder(value: Path) -> Path:
     if str(value) == ".":
         raise ValueError("not empty")
-    return value.expanduser()
+    return Path(os.path.expanduser(value))  # unlike Path, keeps the name of an unknown user
 
 
 class TorchOptions(OptionGroup):

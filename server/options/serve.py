@@ -6,6 +6,7 @@
 import argparse
 import enum
 import math
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -289,7 +290,9 @@ def _backend(options: ServeOptions) -> BackendConfig:
         scratch_capacity=options.cache.scratch_capacity,
         prefill_chunk=options.cache.prefill_chunk,
         prefix_cache_bytes=options.cache.prefix_cache_bytes,
-        prefix_cache_dir=Path(folder).expanduser() if (folder := options.cache.prefix_cache_dir) else None,
+        prefix_cache_dir=Path(os.path.expanduser(folder))
+        if (folder := options.cache.prefix_cache_dir)
+        else None,
         prefix_cache_disk_bytes=options.cache.prefix_cache_disk_bytes,
     )
 

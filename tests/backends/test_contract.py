@@ -104,9 +104,9 @@ def open_torch(
         "torch-full",
         "torch-snapstream",
         "latent-snapstream",
-        "compiled-snapstream",
         "torch-int8",
-        pytest.param("compiled-int8", marks=pytest.mark.long),  # compiles a layer once more
+        pytest.param("compiled-snapstream", marks=pytest.mark.long),  # compiling takes a minute
+        pytest.param("compiled-int8", marks=pytest.mark.long),
     ],
 )
 def backend(request: pytest.FixtureRequest) -> Backend:

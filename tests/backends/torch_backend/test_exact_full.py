@@ -19,7 +19,13 @@ NUM_SLOTS = 4
 NUM_TOP = 20
 MAX_MODEL_LEN = 64
 # Groups of query heads and sliding windows; biases; softcaps, norms of their own, two kinds of layers.
-COMPILED = ("llama", "mistral-sliding", "qwen2", "gemma2")
+COMPILED = (
+    "llama-compiled",
+    *(
+        pytest.param(f"{name}-compiled", marks=pytest.mark.long)
+        for name in ("mistral-sliding", "qwen2", "gemma2")
+    ),
+)
 LENGTHS = (1, 2, 7, 8, 9, 16, 17, 29)
 OBSERVED = replace(GREEDY, num_logprobs=NUM_TOP)
 
@@ -40,7 +46,7 @@ class Subject:
         assert_same_logprobs(request.outputs[0], expected.logits, NUM_TOP)
 
 
-@pytest.fixture(scope="module", params=[*ARCHITECTURES, *(f"{name}-compiled" for name in COMPILED)])
+@pytest.fixture(scope="module", params=[*ARCHITECTURES, *COMPILED])
 def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache: Path
 ) -> Iterator[Subject]:

@@ -79,7 +79,11 @@ def _open(
 
 @pytest.fixture(
     scope="module",
-    params=[*itertools.product(ARCHITECTURES, (False, True)), ("llama", "compiled"), ("gemma2", "compiled")],
+    params=[
+        *itertools.product(ARCHITECTURES, (False, True)),
+        ("llama", "compiled"),
+        pytest.param(("gemma2", "compiled"), marks=pytest.mark.long),
+    ],
     ids=str,
 )
 def subject(

@@ -235,6 +235,7 @@ def test_a_pool_of_one_slot_has_its_own_graphs(
     assert answers[0] == answers[1]
 
 
+@pytest.mark.long
 def test_in_bfloat16_the_error_is_no_larger_than_uncompiled(config: TorchBackendConfig) -> None:
     """The logits of decode steps, of eager and of compiled bfloat16, against the same weights in float32."""
     full = replace(config, dtype=DtypeName.BFLOAT16, pools=(PoolOptions(8, PolicyOptions(PolicyName.FULL)),))

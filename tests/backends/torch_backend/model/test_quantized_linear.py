@@ -198,7 +198,7 @@ def _oracle(path: Path, quantization: Quantization) -> PreTrainedModel:
     return model
 
 
-@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=needs_kernels)])
+@pytest.mark.parametrize("is_compiled", [False, pytest.param(True, marks=[needs_kernels, pytest.mark.long])])
 @pytest.mark.parametrize("quantization", [Quantization.INT8, Quantization.W8A8])
 def test_a_model_is_the_one_with_these_weights(
     llama: Path, compile_cache: Path, quantization: Quantization, is_compiled: bool

@@ -32,7 +32,8 @@ class PrefixIndex:
         if num_blocks < 0:
             raise ValueError(f"num_blocks must be at least 0, got {num_blocks}")
         self._num_blocks = num_blocks
-        self._free = list(reversed(range(num_blocks)))
+        self._num_ever_used = 0  # the numbers below it; those above are free, too
+        self._free: list[int] = []
         # Least recently used first, and each block before those that precede it in its sequences. So the
         # first has no stored successor.
         self._numbers: OrderedDict[bytes, int] = OrderedDict()
@@ -63,7 +64,7 @@ class PrefixIndex:
         new: dict[int, int] = {}
         own = set(keys[:num_stored])
         for index in range(num_stored, len(keys)):
-            number = self._free.pop() if self._free else self._evict(own)
+            number = self._take(own)
             if number is None:
                 break
             self._numbers[keys[index]] = number
@@ -90,11 +91,21 @@ class PrefixIndex:
     def check_integrity(self) -> None:
         """Raise AssertionError unless every number is either free or one block's."""
         numbers = sorted([*self._free, *self._numbers.values()])
-        assert numbers == list(range(self._num_blocks)), numbers
+        assert numbers == list(range(self._num_ever_used)), numbers
+        assert self._num_ever_used <= self._num_blocks, self._num_ever_used
 
     def _use(self, keys: Sequence[bytes]) -> None:
         for key in reversed(keys):
             self._numbers.move_to_end(key)
+
+    def _take(self, own: set[bytes]) -> int | None:
+        """Return a free number, or that of a block that it evicts. None if only blocks in `own` are left."""
+        if self._free:
+            return self._free.pop()
+        if self._num_ever_used == self._num_blocks:
+            return self._evict(own)
+        self._num_ever_used += 1
+        return self._num_ever_used - 1
 
     def _evict(self, own: set[bytes]) -> int | None:
         """Return the number of the least recently used block, which is evicted. None if it is in `own`."""

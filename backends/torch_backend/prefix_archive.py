@@ -59,6 +59,7 @@ class FileArchive:
             raise ValueError(
                 f"prefix_cache_dir must be a folder that can be written, got {root}: {error.strerror}"
             ) from error
+        self._held: dict[int, bytes] = {}  # the keys of the blocks in memory, by number
         self._is_writing = True
         self._num_queued_bytes = 0
         self._count_lock = threading.Lock()  # for the number of queued bytes
@@ -85,10 +86,12 @@ class FileArchive:
         with suppress(OSError):
             os.utime(path)  # it was used now
         self._store.fill(number, payload)
+        self._held[number] = key
         return True
 
     def save(self, key: bytes, number: int) -> None:
         """Write a block of the store to its file, soon. Dropped if too many wait."""
+        self._held[number] = key
         limit = max(_MAX_QUEUED_BYTES, _MIN_QUEUED_BLOCKS * self._file_bytes)
         if not self._is_writing or self._num_queued_bytes + self._file_bytes > limit:
             return
@@ -159,6 +162,7 @@ class FileArchive:
         """Delete the least recently used files if one more would exceed the limit."""
         if not must_count and self._num_bytes + self._file_bytes <= self._max_bytes:
             return
+        self._touch_held()
         blocks = sorted(self._blocks())
         self._num_bytes = sum(size for _, size, _ in blocks)
         if self._num_bytes + self._file_bytes <= self._max_bytes:
@@ -169,6 +173,12 @@ class FileArchive:
             self._num_bytes -= size
             if self._num_bytes + self._file_bytes <= _KEPT_SHARE * self._max_bytes:
                 break
+
+    def _touch_held(self) -> None:
+        """Mark the files of blocks in memory as used: prompts that find them there do not read files."""
+        for key in list(self._held.values()):
+            with suppress(OSError):
+                os.utime(self._path(key))
 
     def _blocks(self) -> Iterator[tuple[float, int, Path]]:
         """Yield last use, size and path of the blocks of all models; delete abandoned unfinished files."""

@@ -207,6 +207,21 @@ def test_the_limit_holds_and_the_oldest_go_first(tmp_path: Path) -> None:
     assert store.dump(0) == bytes(range(128))
 
 
+def test_a_block_in_memory_is_not_evicted_for_its_age(tmp_path: Path) -> None:
+    archive = FileArchive(tmp_path, 2000, "model", store_of(2))
+    popular, others = key_of(0), [key_of(index) for index in range(1, 30)]
+    archive.save(popular, 0)
+    for key in others:
+        archive.save(key, 1)
+        while archive._num_queued_bytes:
+            time.sleep(0.001)
+        for path in tmp_path.glob("*/*"):  # all are old, the popular one is the oldest
+            os.utime(path, (0, 0) if path.stem == popular.hex() else (1, 1))
+    archive.close()
+    assert archive.load(popular, 0)
+    assert not archive.load(others[0], 1)
+
+
 def test_what_a_killed_server_left_unfinished_is_deleted(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()

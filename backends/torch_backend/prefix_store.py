@@ -33,6 +33,7 @@ class PrefixStore:
     """The blocks of all pools: for each plane of each layer, one tensor [number, kv_head, token, width]."""
 
     def __init__(self, spec: PrefixSpec, layers: Sequence[LayerSpec], device: torch.device) -> None:
+        self._device = device
         self._block_tokens = spec.block_tokens
         self.block_bytes = spec.block_bytes
         self._blocks = [
@@ -60,6 +61,8 @@ class PrefixStore:
 
     def fill(self, number: int, data: memoryview) -> None:
         """Overwrite a block by the bytes that `dump` returned. No step may be under way."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # a step that failed may have left copies under way
         start = 0
         for part in self._parts(number):
             part.copy_(torch.frombuffer(data, dtype=torch.uint8, count=len(part), offset=start))

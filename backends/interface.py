@@ -313,6 +313,16 @@ class BackendSpec:
     description: str = ""  # type, device and memory, for people
 
 
+@dataclass(frozen=True, slots=True)
+class ArchiveStats:
+    """The use of an archive, in blocks: loaded and saved since the start, and held now."""
+
+    num_loaded: int = 0
+    num_saved: int = 0
+    num_held: int = 0  # by all of its writers
+    is_saving: bool = False  # False after a failure
+
+
 class PrefixArchive(Protocol):
     """Stored blocks that outlive the prefix store, by key. Used between steps."""
 
@@ -327,6 +337,8 @@ class PrefixArchive(Protocol):
     def reset(self) -> None:
         """Forget all blocks."""
         ...
+
+    def stats(self) -> ArchiveStats: ...
 
 
 class Pending(Protocol):

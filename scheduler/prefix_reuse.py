@@ -129,7 +129,11 @@ class PrefixReuse:
 
     def stats(self) -> PrefixStats:
         return PrefixStats(
-            self._num_queried_tokens, self._num_hit_tokens, self._index.num_evicted, self._index.num_used
+            self._num_queried_tokens,
+            self._num_hit_tokens,
+            self._index.num_evicted,
+            self._index.num_used,
+            None if self._archive is None else self._archive.stats(),
         )
 
     def check_integrity(self) -> None:

@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass
 
-from backends.interface import Batch, BatchResult, PrefillBatch
+from backends.interface import ArchiveStats, Batch, BatchResult, PrefillBatch
 
 
 class StepKind(enum.StrEnum):
@@ -65,6 +65,7 @@ class PrefixStats:
     num_hit_tokens: int = 0  # of these, restored
     num_evicted_blocks: int = 0
     num_blocks: int = 0
+    archive: ArchiveStats | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from backends.interface import ArchiveStats
 from backends.torch_backend.prefix_store import PrefixStore
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ class FileArchive:
         self._count_lock = threading.Lock()  # for the number of queued bytes
         self._file_lock = threading.Lock()  # held while a file is written
         self._num_resets = 0
+        self._num_loaded = 0
+        self._num_saved = 0
         # A key, its block, and the number of resets before it.
         self._queue: queue.SimpleQueue[tuple[bytes, bytes, int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_all, name="prefix-archive", daemon=True)
@@ -87,6 +90,7 @@ class FileArchive:
             os.utime(path)  # it was used now
         self._store.fill(number, payload)
         self._held[number] = key
+        self._num_loaded += 1
         return True
 
     def save(self, key: bytes, number: int) -> None:
@@ -109,6 +113,10 @@ class FileArchive:
             for path in self._folder.glob(f"*{_SUFFIX}"):
                 with suppress(OSError):
                     path.unlink()
+
+    def stats(self) -> ArchiveStats:
+        num_held = self._num_bytes // self._file_bytes
+        return ArchiveStats(self._num_loaded, self._num_saved, num_held, self._is_writing)
 
     def close(self) -> None:
         """Write what waits, for some seconds."""
@@ -157,6 +165,7 @@ class FileArchive:
                 unfinished.unlink()
             raise
         self._num_bytes += self._file_bytes
+        self._num_saved += 1
 
     def _make_room(self, *, must_count: bool) -> None:
         """Delete the least recently used files if one more would exceed the limit."""

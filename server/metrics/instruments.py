@@ -230,6 +230,19 @@ class Instruments:
         self.prefix_evictions = make.counter(
             "snapserve:prefix_cache_evicted_bytes", "Bytes of stored prompts evicted to store others."
         )
+        self.archive_bytes = make.gauge(
+            "snapserve:prefix_cache_disk_bytes", "Bytes of stored prompts in files, of all servers."
+        )
+        self.archive_loads = make.counter(
+            "snapserve:prefix_cache_disk_loaded_bytes", "Bytes of stored prompts loaded from files."
+        )
+        self.archive_saves = make.counter(
+            "snapserve:prefix_cache_disk_saved_bytes", "Bytes of stored prompts written to files."
+        )
+        self.archive_is_saving = make.gauge(
+            "snapserve:prefix_cache_disk_saving",
+            "1 if prompts are written to files, else 0.",
+        )
         self.restore_time = make.counter(
             "snapserve:prefix_cache_restore_seconds", "Time of restoring stored prompts."
         )

@@ -12,7 +12,7 @@ from typing import Protocol
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from backends.interface import BackendSpec
+from backends.interface import ArchiveStats, BackendSpec
 from scheduler.messages import Add, CacheUse, Final, FinishReason, Timing
 from scheduler.stats import PrefixStats, StepRecord
 from server.batches.batch import BatchStatus
@@ -204,6 +204,12 @@ class Metrics:
         instruments.prefix_hits.inc(stats.num_hit_tokens - before.num_hit_tokens)
         num_evicted = stats.num_evicted_blocks - before.num_evicted_blocks
         instruments.prefix_evictions.inc(num_evicted * self._block_bytes)
+        if stats.archive is not None:
+            archive, old = stats.archive, before.archive or ArchiveStats()
+            instruments.archive_bytes.set(archive.num_held * self._block_bytes)
+            instruments.archive_loads.inc((archive.num_loaded - old.num_loaded) * self._block_bytes)
+            instruments.archive_saves.inc((archive.num_saved - old.num_saved) * self._block_bytes)
+            instruments.archive_is_saving.set(archive.is_saving)
         self._prefixes = stats
 
     def _observe_request(self, add: Add) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from backends.fake import FakeBackend, fake_spec, slot_pool
 from backends.interface import (
+    ArchiveStats,
     BackendError,
     BackendSpec,
     PrefillShape,
@@ -278,6 +279,9 @@ class Archive:
 
     def reset(self) -> None:
         self.held.clear()
+
+    def stats(self) -> ArchiveStats:
+        return ArchiveStats(self.num_loaded, num_held=len(self.held), is_saving=True)
 
 
 def archived(held: dict[bytes, tuple[int, ...]], *, num_blocks: int = 64, num_slots: int = 4) -> Drive:

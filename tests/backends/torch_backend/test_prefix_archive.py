@@ -3,6 +3,8 @@
 import errno
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from backends.interface import ArchiveStats
 from backends.torch_backend import prefix_archive, prefix_store
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, Quantization, TorchBackendConfig
@@ -77,6 +80,8 @@ def test_a_restarted_server_finds_its_blocks(serve_from: Serve, tmp_path: Path) 
     drive = serve_from()
     with closing(drive.backend):
         hit = ask(drive, "hit", prompt_of(LENGTH), max_tokens=4)
+        archive = drive.scheduler.stats().prefixes.archive
+    assert archive == ArchiveStats(NUM_BLOCKS, 0, NUM_BLOCKS, is_saving=True)
     assert hit.final.num_cached_tokens == 56
     assert hit.tokens[0] == cold
 
@@ -157,6 +162,7 @@ def test_a_full_disk_turns_writing_off(
     with closing(drive.backend), caplog.at_level(logging.WARNING):
         ask(drive, "other", prompt_of(LENGTH, seed=1))
         assert ask(drive, "hit", prompt_of(LENGTH)).final.num_cached_tokens == 56, "reading goes on"
+        assert drive.scheduler.stats().prefixes.archive == ArchiveStats(NUM_BLOCKS, 0, NUM_BLOCKS)
     assert "stored prompts are no longer written" in caplog.text
     assert "No space left on device" in caplog.text
     assert len(list((tmp_path / "blocks").glob("*/*"))) == NUM_BLOCKS
@@ -231,6 +237,49 @@ def test_what_a_killed_server_left_unfinished_is_deleted(tmp_path: Path) -> None
     under_way.write_bytes(b"under way")
     FileArchive(tmp_path, 1000, "model", store_of(1)).close()
     assert list(folder.iterdir()) == [under_way]
+
+
+_WRITE_WITHOUT_END = """
+import sys
+from pathlib import Path
+from backends.torch_backend.prefix_archive import FileArchive
+from backends.torch_backend import prefix_store
+from tests.backends.torch_backend.test_prefix_archive import BLOCK, key_of, store_of
+
+prefix_store.BLOCK_TOKENS = BLOCK
+store = store_of(1)
+store.fill(0, memoryview(bytearray(range(128))))
+archive = FileArchive(Path(sys.argv[1]), 10**9, "model", store)
+index = int(sys.argv[2])
+while True:
+    archive.save(key_of(index), 0)
+    index += 1
+"""
+
+
+@pytest.mark.long  # three processes load torch
+def test_a_killed_writer_leaves_no_half_block(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    for run in range(3):
+        num_before = len(list(folder.glob("*.block")))
+        arguments = [sys.executable, "-c", _WRITE_WITHOUT_END, str(tmp_path), str(run * 10**6)]
+        with subprocess.Popen(arguments) as writer:
+            while len(list(folder.glob("*.block"))) < num_before + 50:
+                assert writer.poll() is None
+                time.sleep(0.001)
+            writer.kill()
+    keys = [bytes.fromhex(path.stem) for path in folder.glob("*.block")]
+    store = store_of(1)
+    archive = FileArchive(tmp_path, 10**9, "model", store)
+    for key in keys:
+        store.fill(0, memoryview(bytearray(128)))
+        assert archive.load(key, 0)
+        assert store.dump(0) == bytes(range(128))
+    archive.close()
+    for path in folder.glob("*.unfinished"):
+        os.utime(path, (0, 0))
+    FileArchive(tmp_path, 10**9, "model", store).close()
+    assert len(list(folder.iterdir())) == len(keys) >= 150
 
 
 def test_files_of_other_programs_stay(tmp_path: Path) -> None:

@@ -2,16 +2,19 @@
 
 import asyncio
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from backends.fake import fake_spec
+from backends.interface import ArchiveStats, PrefixSpec
 from cache.policy import snapstream
 from cache.scorer import WindowScorer
 from scheduler.admission import admit
 from scheduler.messages import EngineOutput, Final, FinishReason
+from scheduler.stats import PoolStats, PrefixStats, SchedulerStats, StepRecord
 from server.engine.client import QueueFullError
 from server.metrics.instruments import LABELS
 from server.metrics.metrics import Metrics, table
@@ -155,6 +158,20 @@ def test_cache_settings_are_labels() -> None:
 def test_every_outcome_is_there_from_the_start() -> None:
     samples = Samples(Metrics("tiny"))
     assert all(samples("snapserve:requests_total", outcome=reason.value) == 0 for reason in FinishReason)
+
+
+def test_files_of_prompts_are_counted_in_bytes() -> None:
+    metrics = Metrics("tiny")
+    metrics.loaded(replace(SPEC, prefixes=PrefixSpec(num_blocks=10, block_tokens=128, block_bytes=1000)))
+    for archive in (ArchiveStats(3, 4, 7, is_saving=True), ArchiveStats(5, 4, 2)):
+        prefixes = PrefixStats(archive=archive)
+        stats = SchedulerStats(0, 0, 0, 0, 0, 0, (PoolStats(0, 0),), prefixes)
+        metrics.stepped(StepRecord(None, stats))
+    samples = Samples(metrics)
+    assert samples("snapserve:prefix_cache_disk_loaded_bytes_total") == 5000
+    assert samples("snapserve:prefix_cache_disk_saved_bytes_total") == 4000
+    assert samples("snapserve:prefix_cache_disk_bytes") == 2000
+    assert samples("snapserve:prefix_cache_disk_saving") == 0
 
 
 def test_servers_do_not_share_counts() -> None:

@@ -37,6 +37,11 @@ def build_folder(folder: Path) -> Path:
     return folder / "build"
 
 
+def unpacked_folder(folder: Path) -> Path:
+    """Return inductor's folder while graphs are loaded: their files are unpacked into it."""
+    return folder / "inductor"
+
+
 def graph_path(folder: Path, key: str) -> Path:
     """Return the file of a compiled graph."""
     return folder / f"{key}.graph"
@@ -63,6 +68,22 @@ def main(folder: Path, keys: Sequence[str]) -> None:
             target = graph_path(folder, key)
             if not target.exists():
                 compile_graph(GraphSource.from_json(source_path(folder, key).read_text()), target)
+                _copy_libraries(build_folder(folder), unpacked_folder(folder))
+
+
+def _copy_libraries(built: Path, unpacked: Path) -> None:
+    """Copy what was compiled to where `load_compiled` looks for it.
+
+    A graph's file has the C++ code of its kernels, but not their libraries. Inductor would compile them again
+    when the graph is loaded, in the thread that runs the steps.
+    """
+    for library in built.rglob("*.so"):
+        target = unpacked / library.relative_to(built)
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial = target.with_suffix(".partial")
+            shutil.copy(library, partial)
+            partial.replace(target)
 
 
 if __name__ == "__main__":

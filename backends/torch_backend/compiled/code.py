@@ -23,6 +23,7 @@ from backends.torch_backend.compiled.build import (
     code_folder,
     graph_path,
     source_path,
+    unpacked_folder,
 )
 from backends.torch_backend.compiled.decode_step import DecodeStepGraphs
 from backends.torch_backend.compiled.layers import LayerGraphs
@@ -146,10 +147,6 @@ class CompiledCode:
             self._process.wait()
 
     @property
-    def _unpacked(self) -> Path:
-        return self._folder / "inductor"
-
-    @property
     def _log(self) -> Path:
         return self._folder / "log"
 
@@ -211,14 +208,14 @@ class CompiledCode:
             for key in self._keys:
                 graph_path(self._folder, key).unlink(missing_ok=True)
             (self._folder / KERNELS).unlink(missing_ok=True)
-            shutil.rmtree(self._unpacked)
+            shutil.rmtree(unpacked_folder(self._folder))
 
     def _load(self) -> None:
         # Not at the top: this imports torch's compiler, which takes a second.
         from backends.torch_backend.torch_private.inductor import load_compiled
 
         # A graph's file is unpacked into inductor's own folder.
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self._unpacked)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(unpacked_folder(self._folder))
         load_kernels(self._folder / KERNELS)
         graphs = {key: load_compiled(graph_path(self._folder, key)) for key in self._keys}
         self._kernels.use()  # first: this packs weights that the graphs read

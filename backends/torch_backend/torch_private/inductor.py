@@ -110,7 +110,7 @@ def compile_to_file(graph: GraphModule, examples: Sequence[Tensor], target: Path
 
 
 def load_compiled(path: Path) -> Callable[..., Sequence[Tensor]]:
-    """Load a file of `compile_to_file`, in milliseconds.
+    """Load a file of `compile_to_file`, in milliseconds if its libraries are in inductor's folder.
 
     The operators that it names must have been loaded.
     """

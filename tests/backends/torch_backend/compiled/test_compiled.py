@@ -92,6 +92,12 @@ def test_requests_are_served_while_code_is_compiled(
     plain, early, late = (Request(random_prompt(20), sampling=sampling) for _ in range(3))
     Driver(backend, 32).run(early, num_tokens=12)
     assert _is_compiled(backend) == [False]
+
+    def refuse(*_: object, **__: object) -> str:
+        raise AssertionError("the thread that runs the steps compiles")
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.CppBuilder.build", refuse)
+    monkeypatch.setattr("torch._inductor.codecache._precompile_header", refuse)
     _compiled(backend).wait()
     assert _is_compiled(backend) == [True]
     Driver(backend, 32).run(late, num_tokens=12)
@@ -102,10 +108,6 @@ def test_requests_are_served_while_code_is_compiled(
     assert times.trace > 0 < times.load
     assert times.compile > 0
 
-    def refuse(*_: object, **__: object) -> str:
-        raise AssertionError("a header is compiled")
-
-    monkeypatch.setattr("torch._inductor.codecache._precompile_header", refuse)
     monkeypatch.setattr("torch._inductor.codecache.CppWrapperCodeCache.cache", {})  # as in another process
     second = TorchBackend(replace(config, compile_cache=tmp_path))
     second.warmup()

@@ -152,7 +152,10 @@ def _parse(name: str, text: str) -> MachineFile:
     data = tomllib.loads(text)
     title = str(data.pop("title", name))
     base = data.pop("base", None)
-    inherited = dict(load_machine_file(str(base)).quantities) if base is not None else {}
+    try:
+        inherited = dict(load_machine_file(str(base)).quantities) if base is not None else {}
+    except RecursionError as error:
+        raise MachineFileError(f"machine {name}: its base must not be itself, got {base}") from error
     types = {field.name: field.type for field in fields(Machine)}
     given = data.keys() | inherited.keys()
     if types.keys() - given - _OPTIONAL or given - types.keys():

@@ -38,6 +38,14 @@ def test_a_custom_machine_is_a_file(tmp_path: Path) -> None:
     assert load_machine(str(tmp_path / "faster.toml")).hbm_bandwidth == 3.2e12
 
 
+def test_a_machine_that_is_its_own_base_is_refused(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.toml", tmp_path / "other.toml"
+    one.write_text(f'base = "{other}"\n')
+    other.write_text(f'base = "{one}"\n')
+    with pytest.raises(MachineFileError, match="its base must not be itself"):
+        load_machine_file(str(one))
+
+
 def test_a_machine_with_a_base_has_only_what_differs(tmp_path: Path) -> None:
     text = 'base = "h100"\n[hbm_bandwidth]\nvalue = 9e12\nsource = "a machine of tomorrow"\n'
     (tmp_path / "next.toml").write_text(text)

@@ -139,7 +139,7 @@ class _Reply:
         name, texts = self._call
         self._call = None
         arguments = call_arguments("".join(texts))
-        return [{"id": self._turn.new_call_id(), "function": {"name": name, "arguments": arguments}}]
+        return [{"id": self._turn.new_call_id(name), "function": {"name": name, "arguments": arguments}}]
 
 
 class OllamaBody:

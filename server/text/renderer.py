@@ -57,12 +57,13 @@ class Renderer:
             for index in range(len(LANE_CHARS) + 1)
         ]
 
-    def load(self, model: str) -> None:
-        """Read the tokenizer of a local folder or a hub id. Blocks for seconds.
+    def load(self, model: str, chat_template: str | None = None) -> None:
+        """Read the tokenizer of a local folder or a hub id. Blocks for seconds. A template replaces the
+        model's.
 
         Raises the exceptions of transformers.
         """
-        self._loaded = Tokenizer.load(model)
+        self._loaded = Tokenizer.load(model, chat_template)
 
     def close(self) -> None:
         for lane in self._lanes:

@@ -46,9 +46,10 @@ def calls_of(
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 async def test_calls_are_written_as_the_format_writes_them(renderer: Renderer, name: str) -> None:
     write = TOOL_FORMATS[name].write
-    assert await follows(renderer, calls_of(name), write(CALLS)) is True
+    several = None if TOOL_FORMATS[name].is_single else True
+    assert await follows(renderer, calls_of(name), write(CALLS)) is several
     assert await follows(renderer, calls_of(name), write(CALLS[:1])) is True
-    assert await follows(renderer, calls_of(name), write(CALLS)[:-1]) is False
+    assert await follows(renderer, calls_of(name), write(CALLS[:1])[:-1]) is False
     assert await follows(renderer, calls_of(name), write([("f", BAD)])) is None
     assert await follows(renderer, calls_of(name), write([("h", "{}")])) is None
     assert await follows(renderer, calls_of(name), "I will not.") is None
@@ -76,21 +77,21 @@ async def test_an_answer_is_calls_or_follows_the_schema(renderer: Renderer, name
         "tools",
         alternative=Structure(StructureKind.JSON, reply, "response_format"),
     )
-    write = TOOL_FORMATS[name].write
-    assert await follows(renderer, structure, write(CALLS)) is True
+    write, lead = TOOL_FORMATS[name].write, TOOL_FORMATS[name].lead
+    assert await follows(renderer, structure, write(CALLS)) is (None if lead else True)
     assert await follows(renderer, structure, write(CALLS[:1])) is True
-    assert await follows(renderer, structure, '{"name": "Oslo"}') is True
-    assert await follows(renderer, structure, '{"name": "f"}') is True
+    assert await follows(renderer, structure, lead + '{"name": "Oslo"}') is True
+    assert await follows(renderer, structure, lead + '{"name": "f"}') is True
     assert await follows(renderer, structure, write([("f", BAD)])) is None
-    assert await follows(renderer, structure, '{"name": "Rome"}') is None
+    assert await follows(renderer, structure, lead + '{"name": "Rome"}') is None
     assert await follows(renderer, structure, "I will not.") is None
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 async def test_optional_calls_are_bound_once_they_have_begun(renderer: Renderer, name: str) -> None:
     optional, tool_format = calls_of(name, is_optional=True), TOOL_FORMATS[name]
-    assert await follows(renderer, optional, tool_format.write(CALLS)) is True
-    assert await follows(renderer, optional, "I will not.") is True
+    assert await follows(renderer, optional, tool_format.write(CALLS[:1])) is True
+    assert await follows(renderer, optional, tool_format.lead + "I will not.") is True
     assert await follows(renderer, optional, tool_format.write([("f", BAD)])) is None
     if tool_format.opening:
         assert await follows(renderer, optional, "Let me see.\n" + tool_format.write(CALLS)) is True

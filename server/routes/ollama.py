@@ -9,6 +9,7 @@ from server.generation.ollama import Request, loaded, ollama_task
 from server.generation.response import GenerationResponse
 from server.generation.turn import ChatFormat
 from server.http.json_response import json_response
+from server.http.streams import LineStream, described
 from server.protocol.ollama import (
     OllamaAnswer,
     OllamaChatRequest,
@@ -49,14 +50,14 @@ def router(services: Services) -> APIRouter:
                 return json_response(loaded(body, model))
         return GenerationResponse(services, ollama_task(body, model, settings))
 
-    @routes.post("/api/chat", response_model=OllamaAnswer)
+    @routes.post("/api/chat", response_model=OllamaAnswer, responses=described(LineStream))
     async def chat(body: OllamaChatRequest) -> Response:
         check_count("messages", len(body.messages or ()), settings.limits.max_messages)
         check_count("tools", len(body.tools or ()), settings.limits.max_tools)
         body.tool_use.check()
         return respond(body)
 
-    @routes.post("/api/generate", response_model=OllamaAnswer)
+    @routes.post("/api/generate", response_model=OllamaAnswer, responses=described(LineStream))
     async def generate(body: OllamaGenerateRequest) -> Response:
         return respond(body)
 

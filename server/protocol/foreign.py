@@ -20,6 +20,7 @@ class ForeignFields(RequestBody):
     # vLLM
     logits_processors: _NoItems = None
     use_beam_search: _Off = None
+    watermarking: _Off = None
     spaces_between_special_tokens: _On = None
     logprob_token_ids: Annotated[
         object, AfterValidator(only([], instead="'top_logprobs' has the likeliest tokens"))
@@ -50,6 +51,10 @@ class ForeignFields(RequestBody):
     xtc_probability: _Off = None
     dry_multiplier: _Off = None
     min_keep: _Off = None
+    n_indent: _Off = None
+    t_max_predict_ms: Annotated[
+        object, AfterValidator(only(0, -1, instead="'request_timeout' ends a request after some seconds"))
+    ] = None
     post_sampling_probs: _Off = None
     lora: _NoItems = None
     image_data: _NoItems = None

@@ -72,7 +72,9 @@ class Parameters:
         if any(key in root for key in ("$ref", "anyOf", "oneOf", "allOf", "patternProperties")):
             raise StructureError("this model's tool format can enforce an object with 'properties' alone")
         properties = properties_of(self.schema)
-        required = root.get("required", ())
+        required = root.get("required", [])
+        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+            raise StructureError("'required' must be a list of names")
         if not all(name in properties for name in required):
             raise StructureError("a required parameter is not among its 'properties'")
         return [
@@ -88,7 +90,10 @@ class Parameters:
         value = resolved(value, self.schema)
         texts = value.get("enum", [value["const"]] if "const" in value else None)
         if isinstance(texts, list):
-            return [text for text in texts if isinstance(text, str)]
+            own = [text for text in texts if isinstance(text, str)]
+            if not own:
+                raise StructureError(f"no value of '{name}' is a string, as its type demands")
+            return own
         wrong = next((key for key in _TEXT_KEYWORDS if key in value), None)
         if self.is_strict and wrong is not None:
             raise StructureError(

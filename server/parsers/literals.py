@@ -41,7 +41,7 @@ def json_of(text: str, delimiters: Sequence[str]) -> str | None:
             written.append(json.dumps(word) if is_key else word)
         else:
             written.append(json.dumps(_unquoted(found, delimiters), ensure_ascii=False))
-    value = _value_of("".join(written))
+    value = _value_of(" ".join(written))
     try:
         return None if value is _NOTHING else json.dumps(value, ensure_ascii=False)
     except RecursionError:

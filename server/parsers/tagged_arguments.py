@@ -24,6 +24,7 @@ class TaggedStyle:
     key_end: str
     value_end: str
     end: str
+    between: str = ""  # a key and its value, where a model writes it
     value_start: str = ""
     trim: str = ""
     space: str = "\n"
@@ -60,8 +61,7 @@ class TaggedStyle:
         return [f"{rule}: {parts}", *rules]
 
     def _before(self, name: str) -> str:
-        between = self.key_end + ("\n" if self.key_end.endswith("key>") and self.space else "")
-        return self.key_start + name + between + self.value_start + self.trim
+        return self.key_start + name + self.key_end + self.between + self.value_start + self.trim
 
     @property
     def _after(self) -> str:

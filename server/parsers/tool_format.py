@@ -163,7 +163,7 @@ TOOL_FORMATS: Final = {
         "<|tool_call|>", prefix="<|tool_call|>[", between=", ", suffix="]", other_openings=("<tool_call>",)
     ),
     "phi4_mini": ToolFormat(
-        "functools",
+        "functools[",
         "<|/tool_call|>",
         prefix="functools[",
         between=", ",
@@ -183,6 +183,7 @@ TOOL_FORMATS: Final = {
             "\n<",
             key_start="<arg_key>",
             key_end="</arg_key>",
+            between="\n",
             value_start="<arg_value>",
             value_end="</arg_value>",
             end="</tool_call>",
@@ -249,7 +250,7 @@ _SIGNS: Final = {
     "[ARGS]": "mistral_v11",
     "[TOOL_CALLS]": "mistral",
     "<｜tool▁calls▁begin｜>": "deepseek_v31",
-    "functools": "phi4_mini",
+    "functools[": "phi4_mini",
     "<|tool|>": "phi4_mini",
     "<|tool_call|>": "granite",
     "[func_name1(": "pythonic",

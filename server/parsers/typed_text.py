@@ -6,7 +6,8 @@ from typing import Any, Final
 
 from server.parsers.literals import QUOTES, json_of
 
-_MAX_DEPTH: Final = 8  # of references and alternatives
+_MAX_DEPTH: Final = 8  # of references
+_MAX_SCHEMAS: Final = 64  # alternatives of one parameter; with more, its type counts as unknown
 _TYPES: Final = {
     bool: "boolean",
     int: "integer",
@@ -17,26 +18,33 @@ _TYPES: Final = {
 }
 
 
-def types_of(schema: object, root: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
     """Return the types that a schema allows; none if it does not say. `root` has the definitions."""
-    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
-        return frozenset()
-    schema = resolved(schema, root)
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return frozenset({kind})
-    if isinstance(kind, list):
-        return frozenset(name for name in kind if isinstance(name, str))
-    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(values, list):
-        return frozenset(_TYPES.get(type(value), "null") for value in values)
-    for key in ("anyOf", "oneOf"):
-        if isinstance(schema.get(key), list):
-            several = [types_of(each, root, depth + 1) for each in schema[key]]
-            return frozenset().union(*several) if all(several) else frozenset()
-    if isinstance(schema.get("allOf"), list) and schema["allOf"]:
-        return types_of(schema["allOf"][0], root, depth + 1)
-    return frozenset()
+    found = set[str]()
+    seen = set[int]()  # alternatives may refer to each other
+    unseen = [schema]
+    while unseen:
+        item = unseen.pop()
+        own = resolved(item, root) if isinstance(item, Mapping) else None
+        if own is None or len(seen) > _MAX_SCHEMAS:
+            return frozenset()
+        if id(own) in seen:
+            continue
+        seen.add(id(own))
+        values = own.get("enum", [own["const"]] if "const" in own else None)
+        several = next((own[key] for key in ("anyOf", "oneOf") if isinstance(own.get(key), list)), None)
+        if isinstance(own.get("type"), str | list):
+            kinds = [own["type"]] if isinstance(own["type"], str) else own["type"]
+            found |= {kind for kind in kinds if isinstance(kind, str)}
+        elif isinstance(values, list):
+            found |= {_TYPES.get(type(value), "null") for value in values}
+        elif several is not None:
+            unseen += several
+        elif isinstance(own.get("allOf"), list) and own["allOf"]:
+            unseen.append(own["allOf"][0])
+        else:
+            return frozenset()
+    return frozenset(found)
 
 
 def resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -258,7 +258,7 @@ def read_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -
             scheduler=_scheduler(options, len(server.api_keys)),
             server=server,
             process=options.process,
-            chat_template=None if (file := options.model.chat_template) is None else file.read_text("utf-8"),
+            chat_template=_chat_template(options.model.chat_template),
             is_traced=options.process.otlp_endpoint is not None
             or not TRACE_VARIABLES.isdisjoint(environment),
             lacks_default_model=options.model.model is None
@@ -281,6 +281,15 @@ def with_flags(message: str) -> str:
     }
     names = "|".join(sorted(flags, key=len, reverse=True))
     return re.sub(rf"\b({names})\b", lambda match: flags[match[0]], message)
+
+
+def _chat_template(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise OptionError(f"--chat-template must be text in UTF-8: {error.reason}") from error
 
 
 def _backend(options: ServeOptions) -> BackendConfig:

@@ -31,6 +31,7 @@ from server.routes import (
     messages_api,
     models,
     ollama,
+    operators,
     prefixes,
     responses,
     slots,
@@ -61,6 +62,7 @@ def create_app(services: Services) -> FastAPI:
             batches,
             slots,
             prefixes,
+            operators,
             status,
             absent,
         )

@@ -23,6 +23,7 @@ from server.batches.runner import BatchRunner
 from server.batches.service import Batches
 from server.engine.async_engine import AsyncEngine
 from server.engine.client import Health
+from server.generation.turn import template_warnings
 from server.grammar.compiler import Grammars
 from server.http.connection import protocol_with
 from server.http.observers import HttpMeter
@@ -117,7 +118,7 @@ class Process:
         Runs in the engine's thread: the imports and the load take long, and would block the event loop.
         """
         configured = self._config.backend.with_local_model()
-        self._renderer.load(configured.config.model)
+        self._renderer.load(configured.config.model, self._config.chat_template)
         backend = configured.load(self._clock, len(self._renderer.vocabulary))
         backend.warmup()
         return backend
@@ -125,6 +126,8 @@ class Process:
     async def _announce(self) -> None:
         health = await self._engine.wait_loaded()
         if health.is_ready:
+            for warning in template_warnings(self._renderer.info.chat_template, self._config.server):
+                logger.warning("%s", warning)
             print(self._ready_line(self._engine.spec), flush=True)
         else:
             self._exit_after_failed_load(health)

@@ -89,6 +89,11 @@ class EngineClient(Protocol):
         """
         ...
 
+    @property
+    def num_unfinished(self) -> int:
+        """The number of sequences that were submitted and have not ended."""
+        ...
+
     def reserve(self, num_sequences: int, tenant: str = "", *, in_background: bool = False) -> Ticket:
         """Admit sequences (choices × prompts) of a tenant, before their prompts are rendered.
 

@@ -138,7 +138,7 @@ class ChatBody:
             case Reasoning(text) if self._request.shows_reasoning:
                 message.reasoning.append(text)
             case CallStart(name):
-                message.calls.append((self._turn.new_call_id(), name, []))
+                message.calls.append((self._turn.new_call_id(name), name, []))
             case CallArguments(text):
                 message.calls[-1][2].append(text)
 
@@ -261,7 +261,7 @@ class ChatStream:
                 choice.num_calls += 1
                 function: FunctionDelta = {"name": name, "arguments": ""}
                 index = choice.num_calls - 1
-                call_id = self._turn.new_call_id()
+                call_id = self._turn.new_call_id(name)
                 return {
                     "tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]
                 }

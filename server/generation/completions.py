@@ -86,10 +86,19 @@ class _Echo:
     texts: tuple[str, ...] | None  # None: nothing is echoed
     fields: PromptFields
 
-    def of(self, prompt: int) -> tuple[str, tuple[TokenLogprob, ...]]:
+    def of(self, prompt: int) -> tuple[str, tuple[TokenLogprob, ...], int]:
+        """Return the text, its tokens, and how many of the first ones the text does not show, as a BOS."""
         if self.texts is None:
-            return "", ()
-        return self.texts[prompt], self.fields.tokens.get(prompt, ())
+            return "", (), 0
+        text, tokens = self.texts[prompt], self.fields.tokens.get(prompt, ())
+        excess = sum(len(token.token) for token in tokens) - len(text)
+        num_hidden = 0
+        for token in tokens:
+            excess -= len(token.token)
+            if excess < 0 or text.startswith(token.token):
+                break
+            num_hidden += 1
+        return text, tokens, num_hidden
 
 
 @dataclass(slots=True)
@@ -129,11 +138,11 @@ class CompletionBody:
         end = choice.end
         assert end is not None, "a body is made once all of its choices have ended"
         prompt = index // self._request.num_choices
-        text, logprobs = self._echo.of(prompt)
+        text, logprobs, num_hidden = self._echo.of(prompt)
         return {
             "index": index,
             "text": text + "".join(choice.texts),
-            "logprobs": _logprobs(self._request, (*logprobs, *choice.logprobs), 0),
+            "logprobs": _logprobs(self._request, (*logprobs, *choice.logprobs), 0, num_hidden),
             "finish_reason": end.finish_reason,
             "stop_reason": end.stop_reason,
             "matched_stop": end.matched_stop,
@@ -177,7 +186,8 @@ class CompletionStream:
     def _pieces(self, prompt: int, index: int, event: ChoiceDelta) -> list[CompletionChoice]:
         pieces = []
         if index not in self._offsets and self._request.echo:
-            pieces.append(self._piece(prompt, index, *self._echo.of(prompt)))
+            text, tokens, num_hidden = self._echo.of(prompt)
+            pieces.append(self._piece(prompt, index, text, tokens, num_hidden=num_hidden))
         has_tokens = bool(event.token_ids and self._request.return_token_ids)
         if event.text or event.logprobs or event.final is not None or has_tokens:
             pieces.append(self._piece(prompt, index, event.text, event.logprobs, event.token_ids))
@@ -195,33 +205,36 @@ class CompletionStream:
         text: str,
         tokens: Sequence[TokenLogprob],
         token_ids: tuple[int, ...] = (),
+        num_hidden: int = 0,
     ) -> CompletionChoice:
         offset = self._offsets.get(index, 0)
         piece: CompletionChoice = {
             "index": index,
             "text": text,
-            "logprobs": _logprobs(self._request, tokens, offset),
+            "logprobs": _logprobs(self._request, tokens, offset, num_hidden),
             "finish_reason": None,
         }
         if self._request.return_token_ids:
             piece["token_ids"] = list(token_ids)
             if index not in self._offsets:
                 piece["prompt_token_ids"] = self._echo.fields.token_ids(prompt)
-        self._offsets[index] = offset + sum(len(token.token) for token in tokens)
+        self._offsets[index] = offset + sum(len(token.token) for token in tokens[num_hidden:])
         return piece
 
 
 def _logprobs(
-    request: CompletionRequest, tokens: Sequence[TokenLogprob], offset: int
+    request: CompletionRequest, tokens: Sequence[TokenLogprob], offset: int, num_hidden: int
 ) -> CompletionLogprobs | None:
-    """Return the parallel lists of these tokens, whose text begins at character `offset`."""
+    """Return the parallel lists of these tokens, whose text begins at character `offset`. The first
+    `num_hidden` add nothing to it.
+    """
     num_top = request.logprobs
     if num_top is None:
         return None
     offsets = []
-    for token in tokens:
+    for index, token in enumerate(tokens):
         offsets.append(offset)
-        offset += len(token.token)
+        offset += len(token.token) if index >= num_hidden else 0
     named = named_tokens(request, tokens)
     return {
         "tokens": [token.token for token in named],

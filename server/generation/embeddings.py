@@ -25,9 +25,14 @@ MAX_IN_FLIGHT = 8  # inputs of one request that the engine has at once
 
 
 def embedding_task(
-    request: EmbeddingRequest, model: str, settings: ServerSettings, spec: BackendSpec
+    request: EmbeddingRequest,
+    model: str,
+    settings: ServerSettings,
+    spec: BackendSpec,
+    make_body: "type[EmbeddingBody] | None" = None,
 ) -> Task:
     """Return the task of an embeddings request. Raises `ApiError`."""
+    make = make_body or EmbeddingBody
     check_count("input", len(request.inputs), settings.limits.max_embedding_inputs)
     _check_dimensions(request, spec)
 
@@ -40,7 +45,7 @@ def embedding_task(
             for item in request.inputs
         ]
         truncated = tuple(request.truncated(prompt, spec.max_model_len) for prompt in prompts)
-        return Rendered(truncated, body=lambda: EmbeddingBody(request, model))
+        return Rendered(truncated, body=lambda: make(request, model))
 
     return Task(
         id=f"embd-{uuid.uuid4().hex}",
@@ -78,11 +83,17 @@ class EmbeddingBody:
         }
         return whole
 
-    def _object(self, index: int, vector: tuple[float, ...]) -> EmbeddingObject:
-        """Return the first `dimensions` numbers, scaled to length 1: a Matryoshka embedding, as OpenAI's."""
+    def vectors(self) -> list[list[float]]:
+        """Return the first `dimensions` numbers of each, scaled to length 1: Matryoshka embeddings."""
+        return [self._unit(vector) for vector in self._vectors]
+
+    def _unit(self, vector: tuple[float, ...]) -> list[float]:
         numbers = vector[: self._request.dimensions]
         length = math.hypot(*numbers) or 1.0
-        unit = [number / length for number in numbers]
+        return [number / length for number in numbers]
+
+    def _object(self, index: int, vector: tuple[float, ...]) -> EmbeddingObject:
+        unit = self._unit(vector)
         if self._request.encoding_format == "base64":
             encoded = base64.b64encode(np.asarray(unit, "<f4").tobytes()).decode()
             return {"object": "embedding", "index": index, "embedding": encoded}

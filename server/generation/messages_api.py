@@ -157,7 +157,9 @@ class _ToolUse(_Text):
 class BlockWriter:
     """Makes the blocks of one answer, and their events."""
 
-    def __init__(self, reader: ChoiceReader, new_call_id: Callable[[], str], *, shows_thinking: bool) -> None:
+    def __init__(
+        self, reader: ChoiceReader, new_call_id: Callable[[str], str], *, shows_thinking: bool
+    ) -> None:
         self._reader = reader
         self._new_call_id = new_call_id
         self._shows_thinking = shows_thinking
@@ -195,7 +197,7 @@ class BlockWriter:
             case Reasoning(text):
                 return [*self._within(_Thinking), *self._more(text)]
             case CallStart(name):
-                return self._begin(_ToolUse(self._new_call_id(), name))
+                return self._begin(_ToolUse(self._new_call_id(name), name))
             case CallArguments(text):
                 return self._more(text)
 

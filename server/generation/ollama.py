@@ -1,12 +1,15 @@
-"""Ollama's chats and generations: a request's prompt, and its answer as lines of JSON or as one body."""
+"""Ollama's chats, generations and embeddings: prompts of requests, and answers as lines of JSON or whole."""
 
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TypeAlias
 
+from backends.interface import BackendSpec
 from scheduler.messages import Timing
 from server.generation.choice_reader import ChoiceReader
+from server.generation.embeddings import EmbeddingBody, embedding_task
 from server.generation.events import ChoiceDelta, Event
 from server.generation.tally import Tally
 from server.generation.task import Payload, Rendered, Task
@@ -17,7 +20,14 @@ from server.http.streams import LineStream
 from server.options.settings import ServerSettings
 from server.parsers.answer_reader import AnswerReader
 from server.parsers.parts import CallArguments, CallStart, Content, Part, Reasoning
-from server.protocol.ollama import AnswerCall, OllamaAnswer, OllamaChatRequest, OllamaGenerateRequest
+from server.protocol.ollama import (
+    AnswerCall,
+    EmbedRequest,
+    OllamaAnswer,
+    OllamaChatRequest,
+    OllamaEmbeddings,
+    OllamaGenerateRequest,
+)
 from server.text.renderer import Renderer
 
 Request: TypeAlias = OllamaChatRequest | OllamaGenerateRequest
@@ -139,7 +149,25 @@ class _Reply:
         name, texts = self._call
         self._call = None
         arguments = call_arguments("".join(texts))
-        return [{"id": self._turn.new_call_id(), "function": {"name": name, "arguments": arguments}}]
+        return [{"id": self._turn.new_call_id(name), "function": {"name": name, "arguments": arguments}}]
+
+
+def embed_task(body: EmbedRequest, model: str, settings: ServerSettings, spec: BackendSpec) -> Task:
+    """Return the task of embeddings. Raises `ApiError`."""
+    start = time.monotonic()
+
+    class Body(EmbeddingBody):
+        def body(self, tally: Tally) -> Payload:
+            answer: OllamaEmbeddings = {
+                "model": model,
+                "embeddings": self.vectors(),
+                "total_duration": _nanoseconds(time.monotonic() - start),
+                "load_duration": 0,
+                "prompt_eval_count": sum(tally.num_prompt_tokens),
+            }
+            return answer
+
+    return embedding_task(body.plain(), model, settings, spec, Body)
 
 
 class OllamaBody:

@@ -38,7 +38,7 @@ from server.grammar.structure import Structure, StructureError
 from server.http.disconnect import unless_disconnected
 from server.http.errors import invalid_value
 from server.http.rate_limits import DEFAULT_MAX_TOKENS
-from server.http.record import RequestRecord
+from server.http.record import RequestRecord, tenant
 from server.logs import fields
 from server.options.settings import PrefixSharing
 from server.services import Services
@@ -126,6 +126,9 @@ def reserve(call: Call) -> Reserved:
     client = call.services.client
     arrival_time = client.now()
     record.model = task.model
+    tenant.set(
+        call.tenant
+    )  # whose turn it is to tokenize: a batch's owner, or a user where there are no keys
     check_limits(task.options, task.num_in_flight, call.services.settings)
     record.quota.admit()
     num_sequences = task.num_in_flight * task.options.num_choices

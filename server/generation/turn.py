@@ -5,10 +5,11 @@ the end of the prompt decides whether the answer begins inside reasoning.
 """
 
 import dataclasses
+import itertools
 import json
 import secrets
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from server.http.errors import invalid_value
 from server.http.ignored import ignore
 from server.options.settings import ReasoningParserName, ServerSettings, ToolParserName
 from server.parsers.answer_reader import AnswerReader
+from server.parsers.harmony import MARKERS, HarmonyParser
 from server.parsers.reasoning import REASONING_FORMATS, ReasoningFormat, ReasoningParser
 from server.parsers.tool_calls import ToolCallParser
 from server.parsers.tool_format import TOOL_FORMATS, ToolFormat, tool_format_of
@@ -27,6 +29,8 @@ from server.protocol.tools import FunctionDefinition, ToolUse
 from server.text.renderer import Renderer
 
 _REASONING_SWITCHES = ("enable_thinking", "thinking")  # variables of chat templates
+_HARMONY = TOOL_FORMATS["harmony"]
+_HARMONY_TAGS = REASONING_FORMATS["harmony"]
 _MAX_TAIL = 16  # tokens at a prompt's end in which an opening reasoning tag is looked for
 
 
@@ -56,16 +60,29 @@ class ChatFormat:
 
     @classmethod
     def of(cls, chat_template: str, settings: ServerSettings) -> "ChatFormat":
-        """Return the formats that the settings name, or those that the template shows."""
+        """Return the formats that the settings name, or those that the template shows.
+
+        Without any sign in the template, calls are written as Hermes'. gpt-oss's format is one of both.
+        """
         tools = settings.tool_call_parser
         reasoning = settings.reasoning_parser
-        return cls(
-            tool_format_of(chat_template) if tools is ToolParserName.AUTO else TOOL_FORMATS[tools],
+        tool_format = (
+            tool_format_of(chat_template) or TOOL_FORMATS["hermes"]
+            if tools is ToolParserName.AUTO
+            else TOOL_FORMATS[tools]
+        )
+        tags = (
             _reasoning_of(chat_template)
             if reasoning is ReasoningParserName.AUTO
-            else REASONING_FORMATS.get(reasoning),
-            chat_template,
+            else REASONING_FORMATS.get(reasoning)
         )
+        if tool_format is _HARMONY or (tags is _HARMONY_TAGS and reasoning is ReasoningParserName.HARMONY):
+            tool_format, tags = _HARMONY, _HARMONY_TAGS
+        return cls(tool_format, tags, chat_template)
+
+    @property
+    def is_harmony(self) -> bool:
+        return self.tool_format is _HARMONY
 
     def uses(self, variable: str) -> bool:
         """Return whether the template mentions a variable."""
@@ -84,12 +101,11 @@ class ChatFormat:
         turns = [self._as_text(message) for message in messages]
         if not tools:
             return turns
-        example = self.tool_format.write([("NAME", "ARGUMENTS")])
         listing = "\n".join(
             [
                 "You may call these functions. Each is given as JSON, with the schema of its arguments:",
                 *(json.dumps(tool["function"], ensure_ascii=False) for tool in tools),
-                f"To call one, write: {example}",
+                f"To call one, write: {self.tool_format.example()}",
             ]
         )
         if turns and turns[0]["role"] in ("system", "developer") and isinstance(turns[0]["content"], str):
@@ -113,6 +129,17 @@ class ChatFormat:
         return {"role": "assistant", "content": f"{content}\n{written}" if content else written}
 
 
+def template_warnings(chat_template: str | None, settings: ServerSettings) -> list[str]:
+    """Return what an operator should know about a model's chat template."""
+    if chat_template is None:
+        return ["The model has no chat template, so chats are refused. --chat-template FILE sets one."]
+    is_unknown = settings.tool_call_parser is ToolParserName.AUTO and tool_format_of(chat_template) is None
+    if "tools" in chat_template and is_unknown:
+        unknown = "The chat template takes tools and shows no known format of calls."
+        return [f"{unknown} They are read as Hermes' are. --tool-call-parser sets another format."]
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A rendered turn: its prompt, the structure of its answer, and how the answer is read."""
@@ -125,20 +152,31 @@ class Turn:
     _format: ChatFormat
     _renderer: Renderer
     _begins_in_reasoning: bool
+    _call_numbers: Iterator[int]
 
     def reader(self) -> ChoiceReader:
         """Return the reader of one choice's answer."""
+        schemas = {function.name: function.parameters or {} for function in self._tools.offered}
         tags = self._format.reasoning
-        reasoning = None if tags is None else ReasoningParser(tags, is_open=self._begins_in_reasoning)
-        names = frozenset(function.name for function in self._tools.offered)
-        tools = ToolCallParser(self._format.tool_format, names) if names else None
+        reasoning: ReasoningParser | HarmonyParser | None = None
+        tools = None
+        if self._format.is_harmony:
+            reasoning = HarmonyParser(schemas)
+        else:
+            if tags is not None:
+                reasoning = ReasoningParser(tags, is_open=self._begins_in_reasoning)
+            if schemas:
+                tools = ToolCallParser(self._format.tool_format, schemas)
         max_calls = 1 if self._tools.is_one_call else None
         only_calls = bool(self._tools.enforced)
         return ChoiceReader(
             AnswerReader(reasoning, tools, max_calls, only_calls=only_calls), self._renderer.vocabulary
         )
 
-    def new_call_id(self) -> str:
+    def new_call_id(self, name: str) -> str:
+        """Return the id of the next call of a tool, in the form that the template requires."""
+        if self._format.tool_format.has_numbered_ids:
+            return f"functions.{name}:{next(self._call_numbers)}"
         if self._format.tool_format.has_short_ids:
             return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
         return f"call_{secrets.token_hex(12)}"
@@ -173,6 +211,7 @@ async def render_turn(request: TurnRequest, renderer: Renderer, settings: Server
         chat_format,
         renderer,
         begins_in_reasoning,
+        itertools.count(sum(len(message.get("tool_calls") or ()) for message in request.messages)),
     )
 
 
@@ -222,8 +261,13 @@ def _structure(
     tags = chat_format.reasoning
     if structure is None or tags is None:
         return structure
+    # Calls have their own.
+    lead = chat_format.tool_format.lead if structure.kind is not StructureKind.CALLS else ""
     preamble = Preamble(
-        literal(tags.start, special_tokens), literal(tags.end, special_tokens), begins_in_reasoning
+        literal(tags.start, special_tokens),
+        literal(tags.end, special_tokens),
+        begins_in_reasoning,
+        literal(lead, special_tokens),
     )
     return dataclasses.replace(structure, preamble=preamble)
 
@@ -234,6 +278,8 @@ def _special_tokens(request: TurnRequest, chat_format: ChatFormat, renderer: Ren
     markers = chat_format.tool_format.markers if request.tools.offered else ""
     if tags is not None:
         markers += f"{tags.start}{tags.end}"
+    if chat_format.is_harmony:
+        markers += MARKERS
     special = renderer.vocabulary.special_token_ids
     added = renderer.info.added_tokens
     return {text: token_id for text, token_id in added.items() if token_id in special and text in markers}
@@ -287,4 +333,5 @@ def _json(arguments: object) -> str:
 
 
 def _reasoning_of(chat_template: str) -> ReasoningFormat | None:
-    return next((tags for tags in REASONING_FORMATS.values() if tags.end in chat_template), None)
+    known = (tags for tags in REASONING_FORMATS.values() if tags is not _HARMONY_TAGS)
+    return next((tags for tags in known if tags.end in chat_template), None)

@@ -64,12 +64,13 @@ class LarkSource(Protocol):
 class Preamble:
     """Optional free text at an answer's start, from `start` up to `end`, both in Lark.
 
-    `is_open` says that the prompt ends with `start`.
+    `is_open` says that the prompt ends with `start`. `lead` follows in any case, in Lark too.
     """
 
     start: str
     end: str
     is_open: bool
+    lead: str = ""
 
     def lark(self) -> str:
         """Return a grammar that continues with the one named `answer`."""
@@ -79,9 +80,9 @@ class Preamble:
             else f"thought[suffix={self.end}]: /(?s:.*)/"
         )
         start = (
-            "start: thought SPACE? @answer"
+            f"start: thought SPACE? {self.lead} @answer"
             if self.is_open
-            else f"start: ({self.start} thought SPACE?)? @answer"
+            else f"start: ({self.start} thought SPACE?)? {self.lead} @answer"
         )
         return f"{start}\n{body}\nSPACE: /[ \\t\\n]{{1,8}}/"
 

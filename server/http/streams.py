@@ -1,7 +1,7 @@
 """Streamed responses: server-sent events in the styles of the APIs, or lines of JSON."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from starlette.types import Send
 
@@ -70,3 +70,9 @@ class LineStream(EventStream):
     async def keep_alive(self, progress: str) -> None: ...
 
     async def done(self) -> None: ...
+
+
+def described(stream: type[EventStream]) -> dict[int | str, dict[str, Any]]:
+    """Return what the API's description says of a route that streams on request, beside its JSON."""
+    media_type = stream.content_type.decode().partition(";")[0]
+    return {200: {"content": {media_type: {"schema": {"type": "string"}}}}}

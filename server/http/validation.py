@@ -30,7 +30,7 @@ def invalid_request(error: RequestValidationError) -> ApiError:
         message = "The request's body must be a JSON object of the fields that this route takes."
         return invalid_value(message, None, code="invalid_type")
     if kind == "unsupported_parameter":
-        return unsupported_parameter(path)
+        return unsupported_parameter(path, message)
     if kind == "extra_forbidden":
         return invalid_value(f"Unknown parameter: '{path}'.", path, code="unknown_parameter")
     if kind in _MISSING:

@@ -53,7 +53,7 @@ from server.options.settings import (
     UnknownParameters,
 )
 from server.options.slots import CacheOptions, SelectionOptions, SlotOptions, read_pools
-from server.options.types import Origin
+from server.options.types import InputFile, Origin
 
 TRACE_VARIABLES = frozenset({"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"})
 _SCHEDULER = SchedulerConfig()
@@ -96,6 +96,8 @@ class ModelOptions(OptionGroup):
         Tokens | None, Shown(default=f"the model's own limit, at most {DEFAULT_MAX_MODEL_LEN}")
     ] = None
     """Most tokens of a sequence, prompt and answer together."""
+    chat_template: Annotated[InputFile | None, Shown(default="the model's")] = None
+    """File with a chat template in Jinja, in place of the model's."""
 
 
 class SchedulingOptions(OptionGroup):
@@ -225,6 +227,7 @@ class Config:
     scheduler: SchedulerConfig
     server: ServerSettings
     process: ProcessOptions
+    chat_template: str | None  # in place of the model's
     is_traced: bool
     lacks_default_model: bool  # the demo model is served in place of SmolLM2
 
@@ -255,6 +258,7 @@ def read_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -
             scheduler=_scheduler(options, len(server.api_keys)),
             server=server,
             process=options.process,
+            chat_template=_chat_template(options.model.chat_template),
             is_traced=options.process.otlp_endpoint is not None
             or not TRACE_VARIABLES.isdisjoint(environment),
             lacks_default_model=options.model.model is None
@@ -277,6 +281,15 @@ def with_flags(message: str) -> str:
     }
     names = "|".join(sorted(flags, key=len, reverse=True))
     return re.sub(rf"\b({names})\b", lambda match: flags[match[0]], message)
+
+
+def _chat_template(file: Path | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise OptionError(f"--chat-template must be text in UTF-8: {error.reason}") from error
 
 
 def _backend(options: ServeOptions) -> BackendConfig:

@@ -23,17 +23,33 @@ class ToolParserName(enum.StrEnum):
     MISTRAL_V11 = "mistral_v11"
     DEEPSEEK_V3 = "deepseek_v3"
     DEEPSEEK_V31 = "deepseek_v31"
+    KIMI_K2 = "kimi_k2"
+    GRANITE = "granite"
+    PHI4_MINI = "phi4_mini"
+    QWEN3_CODER = "qwen3_coder"
+    SEED_OSS = "seed_oss"
+    GLM45 = "glm45"
+    MINIMAX_M2 = "minimax_m2"
+    PYTHONIC = "pythonic"
+    OLMO3 = "olmo3"
+    FUNCTION_GEMMA = "function_gemma"
+    GEMMA4 = "gemma4"
+    HARMONY = "harmony"
     JSON = "json"
 
 
 class ReasoningParserName(enum.StrEnum):
-    """Tags of `server.parsers.reasoning`. `AUTO` is those that the chat template shows."""
+    """Tags of `server.parsers.reasoning`. `AUTO` is those that the chat template shows.
+
+    `HARMONY` is gpt-oss's format of reasoning and calls together.
+    """
 
     AUTO = "auto"
     NONE = "none"
     THINK = "think"
     MISTRAL = "mistral"
     SEED = "seed"
+    HARMONY = "harmony"
 
 
 @dataclass(frozen=True, slots=True)

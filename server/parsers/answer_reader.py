@@ -1,5 +1,6 @@
 """Splits an answer's text into reasoning, content and tool calls."""
 
+from server.parsers.harmony import HarmonyParser
 from server.parsers.parts import CallArguments, CallStart, Content, Part
 from server.parsers.reasoning import ReasoningParser
 from server.parsers.tool_calls import ToolCallParser
@@ -8,12 +9,14 @@ from server.parsers.tool_calls import ToolCallParser
 class AnswerReader:
     """Without parsers, all text is content. Calls after the first `max_calls` are dropped.
 
+    A `HarmonyParser` finds calls too.
+
     With `only_calls`, content is dropped: it can only be the beginning of an unfinished call.
     """
 
     def __init__(
         self,
-        reasoning: ReasoningParser | None,
+        reasoning: ReasoningParser | HarmonyParser | None,
         tools: ToolCallParser | None,
         max_calls: int | None = None,
         *,

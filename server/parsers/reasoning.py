@@ -19,6 +19,7 @@ REASONING_FORMATS: Final = {
     "think": ReasoningFormat("<think>", "</think>"),  # DeepSeek R1, Qwen 3 and most since
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "seed": ReasoningFormat("<seed:think>", "</seed:think>"),
+    "harmony": ReasoningFormat("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
 }
 
 

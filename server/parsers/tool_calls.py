@@ -5,14 +5,17 @@ like a call and has no tool's name is content. Whitespace around calls is not co
 """
 
 import enum
-from collections.abc import Collection
+from collections.abc import Mapping
+from typing import Any, Final
 
+from server.parsers.argument_style import CallReader
 from server.parsers.call_object import CallObject
 from server.parsers.parts import CallArguments, CallStart, Content, Part
 from server.parsers.tool_format import ToolFormat
 from server.text.stop_strings import StopMatcher, StopString
 
 _SPACE = " \t\r\n"
+_MAX_HEADER: Final = 1024  # characters between an opening and a call; more are no header
 
 
 class _State(enum.Enum):
@@ -24,16 +27,17 @@ class _State(enum.Enum):
 
 
 class ToolCallParser:
-    """The calls of one answer, in one format, of tools with these names."""
+    """The calls of one answer, in one format. `tools` are schemas of arguments by the tools' names."""
 
-    def __init__(self, tool_format: ToolFormat, names: Collection[str]) -> None:
+    def __init__(self, tool_format: ToolFormat, tools: Mapping[str, Mapping[str, Any]]) -> None:
         self._format = tool_format
-        self._names = names
+        self._tools = tools
         self._state = _State.TEXT if tool_format.opening else _State.START
-        self._openings = _matcher(tool_format.opening)
+        self._openings = _matcher(*tool_format.openings)
         self._closings = _matcher(tool_format.closing)
+        self._held = ""  # of a call: it may begin its end marker
         self._raw: list[str] = []  # text not returned yet: content, or a part of a call
-        self._object = CallObject(None)
+        self._object: CallReader = CallObject(None)
         self._has_started = False  # whether the call being read was returned as a `CallStart`
         self._space = ""  # whitespace that is content if content follows
         self._pieces: list[Part] = []
@@ -71,7 +75,7 @@ class ToolCallParser:
                 self._read_around(char)
 
     def _read_start(self, char: str) -> None:
-        if char == "{":
+        if char == "{" and self._format.style is None:
             self._begin_object(char)
         elif char in self._format.starts:
             self._state = _State.HEADER
@@ -81,8 +85,8 @@ class ToolCallParser:
     def _read_text(self, char: str) -> None:
         if not self._format.opening:
             self._return_raw()
-        elif self._openings.feed(char) is not None:
-            opening = self._raw[-len(self._format.opening) :]
+        elif (found := self._openings.feed(char)) is not None:
+            opening = self._raw[-len(found[1]) :]
             del self._raw[-len(opening) :]
             self._return_raw()
             self._raw = opening
@@ -94,16 +98,37 @@ class ToolCallParser:
             self._raw = held
 
     def _read_around(self, char: str) -> None:
-        """Read markers up to the next object or the end of the calls."""
-        if char == "{":
+        """Read markers up to the next call or the end of the calls."""
+        is_header = self._state is _State.HEADER
+        if self._may_begin(char):
             self._begin_object(char)
         elif self._format.closing and self._closings.feed(char) is not None:
-            if self._state is _State.HEADER:
+            if is_header:
                 self._return_raw()
             self._become_text()
-        elif not self._format.opening and self._state is _State.HEADER and char not in _SPACE:
+        elif is_header and (len(self._raw) > _MAX_HEADER or not self._is_header(char)):
             self._become_text()
             self._return_raw()
+        elif len(self._raw) > _MAX_HEADER:
+            del self._raw[:-_MAX_HEADER]
+
+    def _is_header(self, char: str) -> bool:
+        """Return whether a header may go on with a character."""
+        if self._format.opening:
+            return True
+        return char in _SPACE or (self._format.style is not None and (char.isalnum() or char in "_.-"))
+
+    def _may_begin(self, char: str) -> bool:
+        """Return whether a character is the first one of a call's object or arguments."""
+        style = self._format.style
+        if style is None:
+            return char == "{"
+        return char in style.begins and self._name_in("".join(self._raw[:-1])) is not None
+
+    def _name_in(self, header: str) -> str | None:
+        pattern = self._format.name_pattern
+        found = pattern.search(header) if pattern is not None else None
+        return found[1] if found else None
 
     def _begin_object(self, char: str) -> None:
         header = "".join(self._raw[:-1])
@@ -111,33 +136,58 @@ class ToolCallParser:
             self._raw = [char] if self._format.name_pattern is None else self._raw
         self._state = _State.OBJECT
         self._has_started = False
+        self._held = ""
         self._closings = _matcher(self._format.closing)
-        if self._format.name_pattern is None:
-            self._object = CallObject(self._format.arguments_key)
+        style = self._format.style
+        name = self._name_in(header)
+        if style is not None:
+            self._object = style.reader(self._tools.get(name or "", {}))
         else:
-            self._object = CallObject(None)
-            if found := self._format.name_pattern.search(header):
-                self._object.name = found[1]
-        self._read_object(char)
+            self._object = CallObject(
+                self._format.arguments_key if self._format.name_pattern is None else None
+            )
+        self._object.name = name
+        self._feed_object(char)
 
     def _read_object(self, char: str) -> None:
+        """Read a part of a call, up to its end or to the end marker of the calls."""
         call = self._object
-        call.feed(char)
-        if not self._has_started and call.name is not None and call.name in self._names:
+        # A single character may also be the end of a list.
+        if len(self._format.closing) < 2 or call.is_in_text:
+            self._feed_object(char)
+            return
+        self._held += char
+        if self._closings.feed(char) is None:
+            num_held = self._closings.num_held
+            certain = self._held[: len(self._held) - num_held]
+            self._held = self._held[len(certain) :]
+            for each in certain:
+                if self._state is _State.OBJECT:
+                    self._feed_object(each)
+            return
+        call.repair()
+        self._return_call()
+        if not self._has_started:
+            self._return_raw()
+        self._state = _State.AFTER if self._has_started else _State.TEXT
+        self._has_started = False
+        self._become_text()
+
+    def _feed_object(self, char: str) -> None:
+        self._object.feed(char)
+        self._return_call()
+        if self._object.is_complete:
+            self._end_object()
+
+    def _return_call(self) -> None:
+        """Return what is new of a call, once its name is that of a tool."""
+        call = self._object
+        if not self._has_started and call.name is not None and call.name in self._tools:
             self._has_started = True
             self._space = ""
             self.num_calls += 1
             self._pieces.append(CallStart(call.name))
-        if self._has_started:
-            self._return_arguments(call)
-        if call.is_complete:
-            self._end_object()
-
-    def _return_arguments(self, call: CallObject) -> None:
-        arguments = call.take_arguments()
-        if call.is_complete and not call.has_arguments:
-            arguments = "{}"
-        if arguments:
+        if self._has_started and (arguments := call.take_arguments()):
             self._pieces.append(CallArguments(arguments))
 
     def _end_object(self) -> None:
@@ -145,6 +195,7 @@ class ToolCallParser:
             self._raw = []
             self._state = _State.AFTER
             self._has_started = False
+            self._closings = _matcher(self._format.closing)
         else:
             self._become_text()
             self._return_raw()
@@ -156,7 +207,7 @@ class ToolCallParser:
         elif self._state is _State.START:
             self._return_raw()
         self._state = _State.TEXT
-        self._openings = _matcher(self._format.opening)
+        self._openings = _matcher(*self._format.openings)
         self._closings = _matcher(self._format.closing)
 
     def _return_raw(self) -> None:
@@ -182,5 +233,5 @@ def merged(pieces: list[Part]) -> list[Part]:
     return result
 
 
-def _matcher(marker: str) -> StopMatcher:
-    return StopMatcher([StopString(marker)] if marker else [])
+def _matcher(*markers: str) -> StopMatcher:
+    return StopMatcher([StopString(marker) for marker in markers if marker])

@@ -8,6 +8,7 @@ from typing import Any
 
 from server.grammar.annotations import NamedSchema
 from server.grammar.structure import JSON_OPTIONS, StructureError, StructureLimits, check_schema, schema_text
+from server.parsers.argument_style import Parameters
 from server.parsers.tool_format import ToolFormat
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -37,10 +38,11 @@ class ToolGrammar:
         """Return the grammar. It allows the one named `alternative` too. Raises `StructureError`."""
         if alternative is None:
             return "\n".join([*self._start(), *self._rules(limits)])
-        start = [f"start: calls | @{alternative}", f"calls: {self._calls}"]
+        shape = self.tool_format
+        start = [f"start: calls | {self._literal(shape.lead)} @{alternative}", f"calls: {self._calls}"]
         # Where calls begin as any JSON does, a lexer must not decide by their first characters.
-        rules = self._rules(limits) if self.tool_format.opening else self._json_rules(limits)
-        return "\n".join([*start, *rules])
+        is_json = not shape.opening and shape.name_pattern is None
+        return "\n".join([*start, *(self._json_rules(limits) if is_json else self._rules(limits))])
 
     def _json_rules(self, limits: StructureLimits) -> list[str]:
         """Return the rules of calls that are JSON objects."""
@@ -76,14 +78,27 @@ class ToolGrammar:
             end = f"arguments_{index} {self._literal(after)}"
             rules.append(f"call_{index}: {self._literal(before)} {end}")
             rules.append(f"opened_{index}: {self._literal(before.removeprefix(opening))} {end}")
-            rules.append(
-                f"arguments_{index}: %json {schema_text({**schema, 'x-guidance': JSON_OPTIONS}, limits)}"
-            )
+            rules += self._arguments(f"arguments_{index}", name, schema, limits)
         return rules
+
+    def _arguments(
+        self, rule: str, name: str, schema: Mapping[str, Any], limits: StructureLimits
+    ) -> list[str]:
+        def json_rule(value: Mapping[str, Any]) -> str:
+            return f"%json {schema_text({**value, 'x-guidance': JSON_OPTIONS}, limits)}"
+
+        style = self.tool_format.style
+        if style is None:
+            return [f"{rule}: {json_rule(schema)}"]
+        try:
+            return style.lark(rule, Parameters(schema, name in self.strict, json_rule), self._literal)
+        except StructureError as error:
+            raise StructureError(str(error), f"tools[{name}]") from error
 
     @property
     def _more(self) -> str:
-        return f"({self._literal(self.tool_format.between)} call)*" if self.is_parallel else ""
+        shape = self.tool_format
+        return f"({self._literal(shape.between)} call)*" if self.is_parallel and not shape.is_single else ""
 
     @property
     def _calls(self) -> str:
@@ -95,6 +110,8 @@ class ToolGrammar:
         more = self._more
         if not self.is_optional:
             return [f"start: {self._calls}"]
+        if shape.lead:
+            return [f"start: {self._literal(shape.lead)} TEXT | {self._calls}", "TEXT: /(?s:.*)/"]
         if not shape.opening:
             return [f"start: TEXT | {self._calls}", f"TEXT: /[^{re.escape(shape.starts)} \\n](?s:.*)/"]
         rest = f"{self._literal(shape.prefix.removeprefix(shape.opening))} call" if shape.prefix else "opened"
@@ -127,10 +144,14 @@ def _moved(schema: Any, root: str) -> Any:
 
 
 def literal(text: str, special_tokens: Mapping[str, int]) -> str:
-    """Return text as a Lark expression, with special tokens by their ids."""
-    parts = re.split("(" + "|".join(map(re.escape, special_tokens)) + ")", text) if special_tokens else [text]
+    """Return text as a Lark expression, with special tokens by their ids. `{index}` is any number."""
+    pattern = "|".join(map(re.escape, (*special_tokens, "{index}")))
     return " ".join(
-        f"<[{special_tokens[part]}]>" if part in special_tokens else json.dumps(part, ensure_ascii=False)
-        for part in parts
+        f"<[{special_tokens[part]}]>"
+        if part in special_tokens
+        else "/[0-9]{1,4}/"
+        if part == "{index}"
+        else json.dumps(part, ensure_ascii=False)
+        for part in re.split(f"({pattern})", text)
         if part
     )

@@ -7,6 +7,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from server.http.errors import invalid_value
+from server.http.ignored import ignore
 from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Hint, RequestBody, Text, Unsupported, few, only
 from server.protocol.generation import ChoicesRequest, Effort, Verbosity, also
 from server.protocol.messages import Messages
@@ -66,6 +67,14 @@ class ChatTurns(RequestBody):
         )
 
 
+def without_degrees(effort: object) -> object:
+    """Drop SGLang's effort as a number below 1: it is a hint that no template here takes."""
+    if isinstance(effort, float) and 0 <= effort < 1:
+        ignore("reasoning_effort")
+        return None
+    return effort
+
+
 class ReasoningChoice(RequestBody):
     """OpenRouter's object, for `reasoning_effort` and `include_reasoning`."""
 
@@ -90,7 +99,7 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
     function_call: Unsupported = None
     modalities: Annotated[object, AfterValidator(only(["text"]))] = None
     audio: Unsupported = None
-    reasoning_effort: Effort | None = None
+    reasoning_effort: Annotated[Effort | None, BeforeValidator(without_degrees)] = None
     include_reasoning: bool | None = None  # whether an answer has its reasoning too
     reasoning: ReasoningChoice | None = None
     # Of other servers, for the opposites of what this one does.
@@ -106,7 +115,9 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
         if self.top_logprobs and not self.logprobs:
             raise invalid_value("'top_logprobs' is only allowed when 'logprobs' is true.", "top_logprobs")
         if self.echo and not self.continue_final_message:
-            raise invalid_value("'echo' is only allowed when 'continue_final_message' is true.", "echo")
+            if self.messages[-1].role == "assistant":
+                raise invalid_value("'echo' is only allowed when 'continue_final_message' is true.", "echo")
+            ignore("echo")  # nothing is continued
         return self
 
     @property
@@ -122,7 +133,7 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
     @property
     def echoed(self) -> str:
         """What the answer's content is to begin with."""
-        content = self.messages[-1].content if self.echo else None
+        content = self.messages[-1].content if self.echo and self.continue_final_message else None
         return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
     @property

@@ -104,12 +104,16 @@ def _fields(kind: type[RequestBody]) -> dict[str, _Name]:
     return names
 
 
-def only(*neutral: object) -> Callable[[object], object]:
-    """Return a validator of an unsupported field. It accepts null and the `neutral` values."""
+def only(*neutral: object, instead: str = "") -> Callable[[object], object]:
+    """Return a validator of an unsupported field. It accepts null and the `neutral` values.
+
+    The error says what to do `instead`.
+    """
+    message = "is not supported by this server" + (f": {instead}" if instead else "")
 
     def check(value: object) -> object:
         if value is not None and value not in neutral:
-            raise PydanticCustomError("unsupported_parameter", "is not supported by this server")
+            raise PydanticCustomError("unsupported_parameter", "{message}", {"message": message})
         return value
 
     return check

@@ -20,12 +20,21 @@ class ForeignFields(RequestBody):
     # vLLM
     logits_processors: _NoItems = None
     use_beam_search: _Off = None
+    watermarking: _Off = None
     spaces_between_special_tokens: _On = None
-    logprob_token_ids: _NoItems = None
+    logprob_token_ids: Annotated[
+        object, AfterValidator(only([], instead="'top_logprobs' has the likeliest tokens"))
+    ] = None
     repetition_detection: Unsupported = None
 
     # SGLang
-    stop_regex: _NoItems = None
+    # A search of text that grows needs a matcher whose time does not depend on the pattern.
+    stop_regex: Annotated[
+        object,
+        AfterValidator(
+            only([], {}, "", instead="use 'stop', or an answer that follows a 'regex' as a whole")
+        ),
+    ] = None
     custom_logit_processor: Unsupported = None
     return_hidden_states: _Off = None
     return_routed_experts: _Off = None
@@ -42,6 +51,10 @@ class ForeignFields(RequestBody):
     xtc_probability: _Off = None
     dry_multiplier: _Off = None
     min_keep: _Off = None
+    n_indent: _Off = None
+    t_max_predict_ms: Annotated[
+        object, AfterValidator(only(0, -1, instead="'request_timeout' ends a request after some seconds"))
+    ] = None
     post_sampling_probs: _Off = None
     lora: _NoItems = None
     image_data: _NoItems = None

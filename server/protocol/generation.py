@@ -17,7 +17,6 @@ from server.protocol.fields import (
     Text,
     TokenId,
     TruncationFields,
-    Unsupported,
     few,
     only,
     unfollowed,
@@ -131,7 +130,9 @@ class GenerationRequest(StructuredFields, ForeignFields):
     # Only requests with the same salt share stored prompts.
     cache_salt: Annotated[Text | None, also("cache_salt", "extra_key")] = None
 
-    thinking_token_budget: Unsupported = None
+    thinking_token_budget: Annotated[
+        object, AfterValidator(only(-1, instead="limit the whole answer, or switch reasoning off"))
+    ] = None
     length_penalty: Annotated[Inert, unfollowed(1)] = None  # of beam search alone
     repeat_last_n: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None  # llama.cpp's
 

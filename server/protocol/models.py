@@ -21,6 +21,7 @@ class Model(TypedDict):
     lifecycle: Literal["active"]
     max_input_tokens: int
     max_tokens: int
+    warnings: list[str]  # about the chat template; ours
 
 
 class ModelList(TypedDict):

@@ -5,7 +5,7 @@ start. Samplers that this server lacks are refused unless they are off.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Final, Literal, NotRequired, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, NotRequired, Self, TypeAlias
 
 from pydantic import AfterValidator, AliasPath, BeforeValidator, ConfigDict, Field, model_validator
 from typing_extensions import TypedDict
@@ -13,7 +13,8 @@ from typing_extensions import TypedDict
 from server.grammar.structure import Structure, StructureKind
 from server.http.errors import unsupported_parameter
 from server.http.ignored import ignore
-from server.protocol.fields import MAX_INT32, RequestBody, Text, Unsupported, few, only
+from server.protocol.embeddings import EmbeddingRequest
+from server.protocol.fields import MAX_INT32, Inert, RequestBody, Text, Unsupported, few, only
 from server.protocol.generation import Effort, GenerationRequest
 from server.protocol.structured import ANY_OBJECT, Schema
 from server.protocol.tools import Tool, ToolUse
@@ -230,6 +231,24 @@ class ShowRequest(_Lenient):
     name: Text | None = None  # the older name of `model`
 
 
+class EmbedRequest(_Lenient):
+    """The body of `/api/embed`. Texts beyond the context are cut, unless `truncate` is false."""
+
+    is_whole: ClassVar[bool] = True
+
+    model: Text | None = None
+    input: Annotated[Text | Annotated[list[Text], Field(fail_fast=True)], BeforeValidator(few)]
+    truncate: bool | None = None
+    dimensions: int | None = None
+    options: Inert = None
+    keep_alive: Inert = None
+
+    def plain(self) -> EmbeddingRequest:
+        """Return the request in OpenAI's words."""
+        cut = {} if self.truncate is False else {"truncate_prompt_tokens": -1, "truncation_side": "right"}
+        return EmbeddingRequest.model_validate({"input": self.input, "dimensions": self.dimensions, **cut})
+
+
 class OllamaDetails(TypedDict):
     parent_model: str
     format: str
@@ -250,6 +269,24 @@ class OllamaModel(TypedDict):
 
 class OllamaModels(TypedDict):
     models: list[OllamaModel]
+
+
+class RunningModel(OllamaModel):
+    expires_at: str
+    size_vram: int
+    context_length: int
+
+
+class RunningModels(TypedDict):
+    models: list[RunningModel]
+
+
+class OllamaEmbeddings(TypedDict):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int  # nanoseconds
+    load_duration: int
+    prompt_eval_count: int
 
 
 class ShownModel(TypedDict):

@@ -36,6 +36,11 @@ TokenizeRequest: TypeAlias = Annotated[
 ]
 
 
+class RenderedPrompt(TypedDict):
+    prompt: str
+    prompt_token_ids: list[int]
+
+
 class TokenizeAnswer(TypedDict):
     count: int
     max_model_len: int

@@ -147,7 +147,7 @@ class _Thought(_Text):
 class OutputWriter:
     """Writes one response. Item ids are `key` and a number; `new_call_id` returns the ids of calls."""
 
-    def __init__(self, reader: ChoiceReader, key: str, new_call_id: Callable[[], str]) -> None:
+    def __init__(self, reader: ChoiceReader, key: str, new_call_id: Callable[[str], str]) -> None:
         self._reader = reader
         self._key = key
         self._new_call_id = new_call_id
@@ -193,7 +193,7 @@ class OutputWriter:
                 return [*events, self._open.more(text, [])]
             case CallStart(name):
                 self._logprobs.clear()
-                return self._begin(_Call(self._id("fc"), self._num_items, self._new_call_id(), name))
+                return self._begin(_Call(self._id("fc"), self._num_items, self._new_call_id(name), name))
             case CallArguments(text):
                 self._logprobs.clear()
                 assert isinstance(self._open, _Call)

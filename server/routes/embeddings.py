@@ -9,13 +9,18 @@ from server.protocol.embeddings import EmbeddingList, EmbeddingRequest
 from server.services import Services
 
 
+def answer(body: EmbeddingRequest, services: Services) -> GenerationResponse:
+    """Return the answer to a request. Raises `ApiError`."""
+    model = served_model(body.model, services.settings)
+    task = embedding_task(body, model, services.settings, services.client.spec)
+    return GenerationResponse(services, task)
+
+
 def router(services: Services) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/embeddings", response_model=EmbeddingList)
     async def create_embeddings(body: EmbeddingRequest) -> Response:
-        model = served_model(body.model, services.settings)
-        task = embedding_task(body, model, services.settings, services.client.spec)
-        return GenerationResponse(services, task)
+        return answer(body, services)
 
     return routes

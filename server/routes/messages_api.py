@@ -7,6 +7,7 @@ from server.generation.messages_api import message_task, render_message
 from server.generation.path import without_generation
 from server.generation.response import GenerationResponse
 from server.http.errors import invalid_value
+from server.http.streams import PingedEventStream, described
 from server.protocol.messages_api import (
     CountTokensRequest,
     MessageFields,
@@ -29,7 +30,7 @@ def router(services: Services) -> APIRouter:
         check_count("tools", len(body.tools or ()), settings.limits.max_tools)
         return served_model(body.model, settings)
 
-    @routes.post(PATH, response_model=MessageObject)
+    @routes.post(PATH, response_model=MessageObject, responses=described(PingedEventStream))
     async def create_message(body: MessagesRequest) -> Response:
         return GenerationResponse(services, message_task(body, checked_model(body), settings))
 

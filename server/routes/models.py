@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from fastapi import APIRouter
 
 from server.generation.admission import served_model
+from server.generation.turn import template_warnings
 from server.protocol.models import Model, ModelList
 from server.services import Services
 
@@ -30,6 +31,7 @@ def router(services: Services) -> APIRouter:
             "lifecycle": "active",
             "max_input_tokens": max_model_len,
             "max_tokens": max_model_len,
+            "warnings": template_warnings(services.renderer.info.chat_template, settings),
         }
 
     @routes.get("/v1/models")

@@ -1,20 +1,25 @@
-"""`/api/chat`, `/api/generate`, `/api/tags`, `/api/show` and `/api/version`: what Ollama's clients ask."""
+"""What Ollama's clients ask: `/api/chat`, `generate`, `embed`, `tags`, `ps`, `show` and `version`."""
 
 from datetime import UTC, datetime
 
 from fastapi import APIRouter, Response
 
 from server.generation.admission import check_count, served_model
-from server.generation.ollama import Request, loaded, ollama_task
+from server.generation.ollama import Request, embed_task, loaded, ollama_task
 from server.generation.response import GenerationResponse
 from server.generation.turn import ChatFormat
 from server.http.json_response import json_response
+from server.http.streams import LineStream, described
 from server.protocol.ollama import (
+    EmbedRequest,
     OllamaAnswer,
     OllamaChatRequest,
     OllamaDetails,
+    OllamaEmbeddings,
     OllamaGenerateRequest,
+    OllamaModel,
     OllamaModels,
+    RunningModels,
     ShownModel,
     ShowRequest,
 )
@@ -29,6 +34,7 @@ _DETAILS: OllamaDetails = {
     "parameter_size": "",
     "quantization_level": "",
 }
+_NEVER = "9999-12-31T23:59:59Z"  # the model stays loaded
 _DEFAULT_TAG = ":latest"  # which Ollama's clients add to names without a tag
 
 
@@ -49,31 +55,47 @@ def router(services: Services) -> APIRouter:
                 return json_response(loaded(body, model))
         return GenerationResponse(services, ollama_task(body, model, settings))
 
-    @routes.post("/api/chat", response_model=OllamaAnswer)
+    @routes.post("/api/chat", response_model=OllamaAnswer, responses=described(LineStream))
     async def chat(body: OllamaChatRequest) -> Response:
         check_count("messages", len(body.messages or ()), settings.limits.max_messages)
         check_count("tools", len(body.tools or ()), settings.limits.max_tools)
         body.tool_use.check()
         return respond(body)
 
-    @routes.post("/api/generate", response_model=OllamaAnswer)
+    @routes.post("/api/generate", response_model=OllamaAnswer, responses=described(LineStream))
     async def generate(body: OllamaGenerateRequest) -> Response:
         return respond(body)
 
+    @routes.post("/api/embed", response_model=OllamaEmbeddings)
+    async def embed(body: EmbedRequest) -> Response:
+        model = model_of(body.model)
+        return GenerationResponse(services, embed_task(body, model, settings, services.client.spec))
+
+    def models() -> list[OllamaModel]:
+        return [
+            {
+                "name": name,
+                "model": name,
+                "modified_at": modified_at,
+                "size": 0,
+                "digest": "",
+                "details": _DETAILS,
+            }
+            for name in settings.model_names
+            if name != "*"
+        ]
+
     @routes.get("/api/tags")
     async def list_models() -> OllamaModels:
+        return {"models": models()}
+
+    @routes.get("/api/ps")
+    async def list_running() -> RunningModels:
+        length = services.client.spec.max_model_len
         return {
             "models": [
-                {
-                    "name": name,
-                    "model": name,
-                    "modified_at": modified_at,
-                    "size": 0,
-                    "digest": "",
-                    "details": _DETAILS,
-                }
-                for name in settings.model_names
-                if name != "*"
+                {**model, "expires_at": _NEVER, "size_vram": 0, "context_length": length}
+                for model in models()
             ]
         }
 

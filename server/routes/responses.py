@@ -12,6 +12,7 @@ from server.generation.response import GenerationResponse
 from server.http.errors import invalid_value, unsupported_parameter
 from server.http.json_response import ascii_json, json_response
 from server.http.record import RequestRecord
+from server.http.streams import NamedEventStream, described
 from server.protocol.responses import (
     DeletedResponse,
     InputTokens,
@@ -54,7 +55,7 @@ def _add_creation_routes(
         spec = services.client.spec
         return ModelResponse(body, model, services.settings, archive_of(request), spec)
 
-    @routes.post(PATH, response_model=ResponseObject)
+    @routes.post(PATH, response_model=ResponseObject, responses=described(NamedEventStream))
     async def create_response(request: Request, body: ResponsesRequest) -> Response:
         response = response_of(request, body)
         _check(body, services)

@@ -8,6 +8,7 @@ does not depend on requests or streams.
 import asyncio
 import bisect
 import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -40,6 +41,7 @@ _Result = TypeVar("_Result")
 MAX_INLINE_CHARS = 4096  # about 2 ms of tokenizing; longer texts go to the lane of their size, and so do
 # short ones while the first lane is at work
 LANE_CHARS: Final = (32_768, 524_288)  # longest texts of all lanes but the last; about 20 ms and 0.3 s
+_NUM_WORKERS: Final = 2  # of a lane: one key's text does not wait for another one's
 _NUMBER_CHARS = 4  # of a number or a literal, about
 _MAX_QUESTION_CHARS = 1024  # a policy reads at most a few dozen tokens of a question again
 
@@ -51,18 +53,19 @@ class Renderer:
         self._loaded = tokenizer
         self._max_tokens: int | None = None
         # A tokenizer's state changes while it encodes: whether control tokens are ordinary text. So never two
-        # threads at once, and each lane but the first has a copy.
+        # threads at once, and each worker but the first one of the first lane has a copy.
         self._lanes = [
-            Lane(f"renderer-{index}", self._own_tokenizer if index == 0 else self._copied_tokenizer)
+            Lane(f"renderer-{index}", functools.partial(self._tokenizer_of, index), _NUM_WORKERS)
             for index in range(len(LANE_CHARS) + 1)
         ]
 
-    def load(self, model: str) -> None:
-        """Read the tokenizer of a local folder or a hub id. Blocks for seconds.
+    def load(self, model: str, chat_template: str | None = None) -> None:
+        """Read the tokenizer of a local folder or a hub id. Blocks for seconds. A template replaces the
+        model's.
 
         Raises the exceptions of transformers.
         """
-        self._loaded = Tokenizer.load(model)
+        self._loaded = Tokenizer.load(model, chat_template)
 
     def close(self) -> None:
         for lane in self._lanes:
@@ -178,11 +181,8 @@ class Renderer:
         if self._max_tokens is not None and longest is not None and num_chars > self._max_tokens * longest:
             raise PromptTooLongError(num_chars, self._max_tokens)
 
-    def _own_tokenizer(self) -> Tokenizer:
-        return self._tokenizer
-
-    def _copied_tokenizer(self) -> Tokenizer:
-        return self._tokenizer.copy()
+    def _tokenizer_of(self, lane: int, worker: int) -> Tokenizer:
+        return self._tokenizer if lane == worker == 0 else self._tokenizer.copy()
 
     async def _run(self, work: Callable[[Tokenizer], _Result], size: int) -> _Result:
         if size <= MAX_INLINE_CHARS and self._lanes[0].is_idle:

@@ -95,16 +95,17 @@ class Tokenizer:
         self.stop_token_ids = eos | eos_token_ids(generation_config or {})
 
     @classmethod
-    def load(cls, model: str) -> Self:
-        """Read the tokenizer of a local folder or a hub id. Takes seconds.
+    def load(cls, model: str, chat_template: str | None = None) -> Self:
+        """Read the tokenizer of a local folder or a hub id. Takes seconds. A template replaces the model's.
 
         Code that comes with a model is never run.
         """
         from transformers import AutoTokenizer
 
-        return cls(
-            AutoTokenizer.from_pretrained(model, trust_remote_code=False), read_generation_config(model)
-        )
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+        if chat_template is not None:
+            tokenizer.chat_template = chat_template
+        return cls(tokenizer, read_generation_config(model))
 
     def copy(self) -> Self:
         """Return a tokenizer that another thread can use, with the same vocabulary. Takes up to a second."""
@@ -122,7 +123,7 @@ class Tokenizer:
             eos_token=inner.eos_token,
             pad_token=inner.pad_token,
             unk_token=inner.unk_token,
-            chat_template=inner.chat_template if isinstance(inner.chat_template, str) else None,
+            chat_template=_template_text(inner.chat_template),
             added_tokens=dict(inner.added_tokens_encoder),
         )
 
@@ -225,6 +226,13 @@ class Tokenizer:
         template = str(self._tokenizer.chat_template)
         is_unknown = message.get("role") == "developer" and "developer" not in template
         return message | {"role": "system"} if is_unknown else message
+
+
+def _template_text(template: str | Mapping[str, str] | None) -> str | None:
+    """Return a template's text: of several, the one that transformers uses with tools."""
+    if isinstance(template, Mapping):
+        return template.get("tool_use") or template.get("default")
+    return template
 
 
 def _with_plain_content(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.clients.conftest import NODE_MODULES, PYTHON, TIME_LIMIT, run
 from tests.clients.scripted import MODEL, scripted
+from tests.e2e.process import free_port
 from tests.server.serving import RunningServer
 
 pytestmark = [pytest.mark.clients, pytest.mark.long]
@@ -44,6 +45,10 @@ def agent_server() -> Iterator[RunningServer]:
 )
 def test_an_agent_of_a_python_package(agent_server: RunningServer, name: str) -> None:
     run(PYTHON, SCRIPTS / f"{name}.py", agent_server.url)
+
+
+def test_litellm_proxy(agent_server: RunningServer) -> None:
+    run(PYTHON, SCRIPTS / "litellm_proxy.py", agent_server.url, str(free_port()), MODEL, "agent")
 
 
 def test_llm(agent_server: RunningServer, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def test_python_client(client_server: Server, name: str) -> None:
 
 
 def test_litellm_proxy(client_server: Server) -> None:
-    run(PYTHON, SCRIPTS / "litellm_proxy.py", client_server.url, str(free_port()))
+    run(PYTHON, SCRIPTS / "litellm_proxy.py", client_server.url, str(free_port()), "snapserve-demo")
 
 
 def test_lm_evaluation_harness(client_server: Server, tmp_path: Path) -> None:

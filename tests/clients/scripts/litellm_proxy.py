@@ -1,5 +1,6 @@
-"""LiteLLM as a proxy in front of the server, used through the `openai` package."""
+"""LiteLLM as a proxy before the server, through the `openai` package: plain requests, or an agent's."""
 
+import json
 import secrets
 import subprocess
 import sys
@@ -11,19 +12,55 @@ from typing import Any
 import httpx
 import openai
 
-SERVER, PORT = sys.argv[1], sys.argv[2]
+SERVER, PORT, MODEL = sys.argv[1], sys.argv[2], sys.argv[3]
+IS_AGENT = len(sys.argv) > 4
 KEY = f"sk-{secrets.token_hex(32)}"
 HELLO: Any = [{"role": "user", "content": "What is the pet of Celia?"}]
 CONFIG = f"""
 model_list:
   - model_name: behind
-    litellm_params: {{model: openai/snapserve-demo, api_base: {SERVER}/v1, api_key: none}}
+    litellm_params: {{model: openai/{MODEL}, api_base: {SERVER}/v1, api_key: none}}
   - model_name: vectors
-    litellm_params: {{model: openai/snapserve-demo, api_base: {SERVER}/v1, api_key: none}}
+    litellm_params: {{model: openai/{MODEL}, api_base: {SERVER}/v1, api_key: none}}
     model_info: {{mode: embedding}}
 general_settings: {{master_key: {KEY}}}
 litellm_settings: {{telemetry: false, num_retries: 0}}
 """
+
+
+SCHEMA: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOLS: Any = [{"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA}}]
+REPORT = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "degrees": {"type": "integer"}},
+    "required": ["city", "degrees"],
+    "additionalProperties": False,
+}
+TYPED = {"type": "json_schema", "json_schema": {"name": "Report", "schema": REPORT, "strict": True}}
+
+
+def answer(client: openai.OpenAI, messages: list[Any], *, stream: bool, **options: Any) -> Any:
+    """Return the message of an answer: whole, or put together from its chunks."""
+    request: Any = {"model": "behind", "messages": messages, "tools": TOOLS, **options}
+    if not stream:
+        return client.chat.completions.create(**request).choices[0].message
+    with client.chat.completions.stream(**request) as events:
+        return events.get_final_completion().choices[0].message
+
+
+def ask_as_agent(client: openai.OpenAI) -> None:
+    """Go through whole turns: a call, its result, and an answer in words or by a schema."""
+    for stream in (False, True):
+        for options, wanted in (({}, "Oslo has 7 degrees."), ({"response_format": TYPED}, None)):
+            question = "How is Oslo?" if wanted else "How is Oslo, in JSON form?"
+            messages: list[Any] = [{"role": "user", "content": question}]
+            message = answer(client, messages, stream=stream, **options)
+            [call] = message.tool_calls
+            assert json.loads(call.function.arguments) == {"city": "Oslo"}
+            messages.append(message.model_dump(exclude={"parsed"}))  # with all that LiteLLM adds to it
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": "It is 7 degrees."})
+            content = answer(client, messages, stream=stream, **options).content
+            assert content == wanted or json.loads(content) == {"city": "Oslo", "degrees": 7}, content
 
 
 def ask(client: openai.OpenAI) -> None:
@@ -77,7 +114,8 @@ with tempfile.TemporaryDirectory() as folder:
                         break
                 except httpx.TransportError:
                     time.sleep(0.2)
-            ask(openai.OpenAI(base_url=f"http://127.0.0.1:{PORT}/v1", api_key=KEY, max_retries=0))
+            own_client = openai.OpenAI(base_url=f"http://127.0.0.1:{PORT}/v1", api_key=KEY, max_retries=0)
+            (ask_as_agent if IS_AGENT else ask)(own_client)
         finally:
             proxy.terminate()
 print("ok")

@@ -93,3 +93,26 @@ def test_the_life_of_a_response(http: httpx.Client, document: Any) -> None:
 def test_a_wrong_answer_would_be_noticed(document: Any) -> None:
     with pytest.raises(jsonschema.ValidationError):
         check(document, ("/v1/chat/completions", "post"), httpx.Response(200, json={"id": 3}))
+
+
+@pytest.mark.parametrize(
+    ("path", "media_type"),
+    [
+        ("/v1/chat/completions", "text/event-stream"),
+        ("/v1/completions", "text/event-stream"),
+        ("/v1/responses", "text/event-stream"),
+        ("/v1/messages", "text/event-stream"),
+        ("/api/chat", "application/x-ndjson"),
+        ("/api/generate", "application/x-ndjson"),
+    ],
+)
+def test_streams_are_described_by_their_media_type(http: httpx.Client, path: str, media_type: str) -> None:
+    described = http.get("/openapi.json").json()["paths"][path]["post"]["responses"]["200"]["content"]
+    assert set(described) == {"application/json", media_type}
+    assert "$ref" in described["application/json"]["schema"]
+    field = "input" if path == "/v1/responses" else "prompt"
+    asked = {"messages": [{"role": "user", "content": "x"}]} if path != "/v1/responses" else {}
+    limits = {"max_tokens": 16, "options": {"num_predict": 1}}
+    body = asked | limits | {"stream": True} | ({} if path == "/v1/messages" else {field: "x"})
+    answer = http.post(path, json=body)
+    assert answer.headers["content-type"].partition(";")[0] == media_type

@@ -351,3 +351,16 @@ def test_the_type_of_keys_and_values_is_one_of_a_pool() -> None:
 def test_an_invalid_pool_is_reported_with_its_flag(flags: tuple[str, ...], message: str) -> None:
     with pytest.raises(OptionError, match="^" + re.escape(message)):
         config_of(*flags)
+
+
+def test_a_chat_template_is_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "own.jinja"
+    file.write_text("{{ tools }}é", "utf-8")
+    assert config_of().chat_template is None
+    assert config_of("--chat-template", str(file)).chat_template == "{{ tools }}é"
+    assert config_of(SNAPSERVE_CHAT_TEMPLATE=str(file)).chat_template == "{{ tools }}é"
+    with pytest.raises(OptionError, match="--chat-template"):
+        config_of("--chat-template", str(tmp_path / "none"))
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(OptionError, match="--chat-template"):
+        config_of("--chat-template", str(file))

@@ -7,8 +7,9 @@ import pytest
 from scheduler.constraints import ConstraintError
 from server.grammar.compiler import Grammars
 from server.grammar.structure import Preamble, Structure, StructureError, StructureKind
+from server.parsers.reasoning import REASONING_FORMATS
 from server.parsers.tool_format import TOOL_FORMATS
-from server.parsers.tool_grammar import ToolGrammar
+from server.parsers.tool_grammar import ToolGrammar, literal
 from server.text.renderer import Renderer
 
 SCHEMA: dict[str, Any] = {
@@ -46,9 +47,10 @@ def calls_of(
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 async def test_calls_are_written_as_the_format_writes_them(renderer: Renderer, name: str) -> None:
     write = TOOL_FORMATS[name].write
-    assert await follows(renderer, calls_of(name), write(CALLS)) is True
+    several = None if TOOL_FORMATS[name].is_single else True
+    assert await follows(renderer, calls_of(name), write(CALLS)) is several
     assert await follows(renderer, calls_of(name), write(CALLS[:1])) is True
-    assert await follows(renderer, calls_of(name), write(CALLS)[:-1]) is False
+    assert await follows(renderer, calls_of(name), write(CALLS[:1])[:-1]) is False
     assert await follows(renderer, calls_of(name), write([("f", BAD)])) is None
     assert await follows(renderer, calls_of(name), write([("h", "{}")])) is None
     assert await follows(renderer, calls_of(name), "I will not.") is None
@@ -76,21 +78,21 @@ async def test_an_answer_is_calls_or_follows_the_schema(renderer: Renderer, name
         "tools",
         alternative=Structure(StructureKind.JSON, reply, "response_format"),
     )
-    write = TOOL_FORMATS[name].write
-    assert await follows(renderer, structure, write(CALLS)) is True
+    write, lead = TOOL_FORMATS[name].write, TOOL_FORMATS[name].lead
+    assert await follows(renderer, structure, write(CALLS)) is (None if lead else True)
     assert await follows(renderer, structure, write(CALLS[:1])) is True
-    assert await follows(renderer, structure, '{"name": "Oslo"}') is True
-    assert await follows(renderer, structure, '{"name": "f"}') is True
+    assert await follows(renderer, structure, lead + '{"name": "Oslo"}') is True
+    assert await follows(renderer, structure, lead + '{"name": "f"}') is True
     assert await follows(renderer, structure, write([("f", BAD)])) is None
-    assert await follows(renderer, structure, '{"name": "Rome"}') is None
+    assert await follows(renderer, structure, lead + '{"name": "Rome"}') is None
     assert await follows(renderer, structure, "I will not.") is None
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 async def test_optional_calls_are_bound_once_they_have_begun(renderer: Renderer, name: str) -> None:
     optional, tool_format = calls_of(name, is_optional=True), TOOL_FORMATS[name]
-    assert await follows(renderer, optional, tool_format.write(CALLS)) is True
-    assert await follows(renderer, optional, "I will not.") is True
+    assert await follows(renderer, optional, tool_format.write(CALLS[:1])) is True
+    assert await follows(renderer, optional, tool_format.lead + "I will not.") is True
     assert await follows(renderer, optional, tool_format.write([("f", BAD)])) is None
     if tool_format.opening:
         assert await follows(renderer, optional, "Let me see.\n" + tool_format.write(CALLS)) is True
@@ -117,6 +119,46 @@ async def test_a_form_begins_after_the_preamble(
     assert await follows(renderer, structure, thought + bad) is None
     assert await follows(renderer, structure, thought) is False
     assert await follows(renderer, structure, good) is (not is_open)
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_strict", "why"),
+    [
+        ({"anyOf": [{"type": "object"}]}, False, "properties"),
+        ({"properties": {}, "required": 5}, False, "list of names"),
+        ({"properties": {}, "required": [{}]}, False, "list of names"),
+        ({"properties": {}, "required": ["a"]}, False, "not among"),
+        ({"properties": {"a": {"type": "string", "enum": [1]}}}, False, "no value"),
+        ({"properties": {"a": {"type": "string", "pattern": "x"}}}, True, "pattern"),
+        ({"properties": {"a": {"type": "string", "pattern": "x"}}}, False, None),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"type": "string"}}}, True, None),
+        ({"$ref": "#/$defs/b", "$defs": {"b": {"properties": {"a": True}}}}, True, None),
+    ],
+)
+async def test_formats_without_quotes_enforce_objects_of_properties(
+    renderer: Renderer, schema: dict[str, Any], is_strict: bool, why: str | None
+) -> None:
+    strict = frozenset({"f"}) if is_strict else frozenset[str]()
+    for name in ("qwen3_coder", "function_gemma"):
+        grammar = ToolGrammar(TOOL_FORMATS[name], (("f", schema),), is_parallel=True, strict=strict)
+        compiled = Grammars(renderer).compile(Structure(StructureKind.CALLS, grammar, "tools"))
+        if why is None:
+            assert await compiled
+            continue
+        with pytest.raises(StructureError, match=why) as raised:
+            await compiled
+        assert raised.value.param == "tools[f]"
+
+
+async def test_harmony_s_typed_answer_has_its_channels(renderer: Renderer) -> None:
+    tags, lead = REASONING_FORMATS["harmony"], TOOL_FORMATS["harmony"].lead
+    end = tags.end.removeprefix("<|end|>")  # a special token of the demo model, which ends its answers
+    preamble = Preamble(literal(tags.start, {}), literal(end, {}), False, literal(lead, {}))
+    structure = Structure(StructureKind.JSON, SCHEMA, "x", preamble)
+    assert await follows(renderer, structure, tags.start + "Hm." + end + lead + GOOD) is True
+    assert await follows(renderer, structure, lead + GOOD) is True
+    assert await follows(renderer, structure, lead + BAD) is None
+    assert await follows(renderer, structure, GOOD) is None
 
 
 async def test_calls_may_follow_a_preamble(renderer: Renderer) -> None:

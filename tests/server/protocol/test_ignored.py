@@ -115,6 +115,7 @@ REFUSED: list[dict[str, Any]] = [
     {"lora": [{"id": 0, "scale": 1}]},
     {"stop_regex": "a+"},
     {"logprob_token_ids": [5]},
+    {"thinking_token_budget": 5},
     {"return_hidden_states": True},
     {"custom_logit_processor": "x"},
     {"repeat_last_n": 64, "repeat_penalty": 1.1},

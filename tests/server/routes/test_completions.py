@@ -4,10 +4,14 @@ from typing import Any
 
 import httpx
 import pytest
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
 
+from server.options.models import DEMO_MODEL
 from server.text.renderer import Renderer
+from server.text.tokenizer import Tokenizer
 from tests.server.events import data
-from tests.server.serving import MODEL
+from tests.server.serving import MODEL, serve, settings
 
 PATH = "/v1/completions"
 
@@ -180,3 +184,29 @@ def test_the_stop_reason_is_reported_in_both_fields(http: httpx.Client) -> None:
     end_token = tokenizer["added_tokens"][tokenizer["eos_token"]]
     [ended] = ask(http, ignore_eos=False, logit_bias={str(end_token): 100})["choices"]
     assert (ended["finish_reason"], ended["stop_reason"], ended["matched_stop"]) == ("stop", None, end_token)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_offsets_of_text_do_not_count_a_bos(*, is_streamed: bool) -> None:
+    inner = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    start = inner.convert_tokens_to_ids("<|system|>")
+    inner.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|system|> $A", pair="<|system|> $A $B", special_tokens=[("<|system|>", start)]
+    )
+    body = {"prompt": "Anna keeps the lamp", "echo": True, "logprobs": 0, "max_tokens": 3, "temperature": 0}
+    with (
+        serve(Renderer(Tokenizer(inner)), settings()) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
+        if is_streamed:
+            with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+                choices = [chunk["choices"][0] for chunk in data(response)]
+        else:
+            choices = ask(http, **body)["choices"]
+    text = "".join(choice["text"] for choice in choices)
+    tokens = [token for choice in choices for token in choice["logprobs"]["tokens"]]
+    offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
+    assert tokens[0] == "<|system|>"
+    assert text.startswith("Anna keeps the lamp")
+    assert offsets[:2] == [0, 0]
+    assert all(text[at:].startswith(token) for token, at in zip(tokens[1:], offsets[1:], strict=True))

@@ -209,3 +209,22 @@ def test_options_of_its_runner_are_reported_and_other_samplers_refused(running: 
     refused = httpx.post(url, json=body | {"options": {"mirostat": 2}})
     assert refused.status_code == 400
     assert "options.mirostat" in refused.json()["error"]
+
+
+def test_embeddings_are_those_of_the_other_route(llama: ollama.Client, running: RunningServer) -> None:
+    texts = ["Anna keeps the lamp.", "Boris"]
+    found = llama.embed(MODEL, texts)
+    same = httpx.post(f"{running.url}/v1/embeddings", json={"input": texts}).json()
+    assert [list(vector) for vector in found.embeddings] == [item["embedding"] for item in same["data"]]
+    assert found.prompt_eval_count == same["usage"]["prompt_tokens"]
+    assert [len(vector) for vector in llama.embed(MODEL, "Anna", dimensions=2).embeddings] == [2]
+    long = "lamp " * 2000  # beyond the context
+    assert llama.embed(MODEL, long).prompt_eval_count == 1024
+    with pytest.raises(ollama.ResponseError, match="tokens"):
+        llama.embed(MODEL, long, truncate=False)
+
+
+def test_the_model_is_always_running(llama: ollama.Client) -> None:
+    [running] = llama.ps().models
+    assert (running.model, running.context_length) == (MODEL, 1024)
+    assert running.expires_at is not None

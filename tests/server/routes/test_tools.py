@@ -11,13 +11,14 @@ import pytest
 from pydantic import BaseModel, Field
 from transformers import AutoTokenizer
 
-from server.generation.turn import ChatFormat
+from server.generation.turn import ChatFormat, template_warnings
 from server.options.models import DEMO_MODEL
 from server.options.settings import ToolParserName
 from server.parsers.tool_format import TOOL_FORMATS, tool_format_of
 from server.text.renderer import Renderer
 from server.text.tokenizer import Tokenizer
 from tests.server.events import data
+from tests.server.scripted import scripted_by
 from tests.server.serving import MODEL, RunningServer, serve, settings
 
 CHAT = "/v1/chat/completions"
@@ -99,7 +100,7 @@ def ask(http: httpx.Client, **options: Any) -> Any:
     return response.json()["choices"][0]
 
 
-@pytest.mark.parametrize("name", TOOL_FORMATS)
+@pytest.mark.parametrize("name", [name for name in TOOL_FORMATS if name != "harmony"])
 def test_required_calls_are_made_in_every_format(renderer: Renderer, name: str) -> None:
     with (
         serve(renderer, settings(tool_call_parser=ToolParserName(name))) as server,
@@ -108,19 +109,58 @@ def test_required_calls_are_made_in_every_format(renderer: Renderer, name: str) 
         seen = set()
         for seed in range(6):
             choice = ask(http, seed=seed, parallel_tool_calls=False)
-            assert choice["finish_reason"] == "tool_calls", choice
+            assert choice["finish_reason"] == "tool_calls"
             assert choice["message"]["content"] is None
             [called] = checked(choice["message"])
             seen.add(called)
             choice = ask(http, seed=seed, tool_choice=NAMED, tools=[WEATHER, TIME])
             assert choice["finish_reason"] == "stop"
             assert checked(choice["message"]) == ["get_weather"]
-        assert seen == {"get_weather", "get_time"}
         several = [ask(http, seed=seed) for seed in range(20)]
-        assert (
-            max(len(checked(choice["message"])) for choice in several if choice["finish_reason"] != "length")
-            > 1
-        )
+        named = [checked(choice["message"]) for choice in several if choice["finish_reason"] != "length"]
+        assert max(map(len, named)) > 1
+        assert seen.union(*named) == {"get_weather", "get_time"}
+
+
+def test_harmony_s_channels_become_reasoning_and_a_call(renderer: Renderer) -> None:
+    reply = (  # without <|end|>, which ends an answer of the demo model
+        "<|channel|>analysis<|message|>Oslo, then.<|start|>assistant<|channel|>commentary "
+        'to=functions.get_weather <|constrain|>json<|message|>{"city": "Oslo", "days": 2}'
+    )
+    maker = scripted_by(renderer, lambda _: reply)
+    with (
+        serve(renderer, settings(tool_call_parser=ToolParserName.HARMONY), make_backend=maker) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
+        choice = ask(http, tool_choice="auto", temperature=0)
+        with http.stream("POST", CHAT, json=BODY | {"stream": True, "temperature": 0}) as response:
+            deltas = [chunk["choices"][0]["delta"] for chunk in data(response)]
+    assert choice["finish_reason"] == "tool_calls", str(choice["message"])
+    assert choice["message"]["reasoning"] == "Oslo, then."
+    assert not choice["message"]["content"]
+    assert checked(choice["message"]) == ["get_weather"]
+    assert "".join(delta.get("reasoning") or "" for delta in deltas) == "Oslo, then."
+    calls = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+    assert "".join(call["arguments"] for call in calls) == '{"city": "Oslo", "days": 2}'
+
+
+def test_kimi_s_ids_number_all_calls_of_a_conversation(renderer: Renderer) -> None:
+    earlier = {
+        "id": "functions.get_time:0",
+        "type": "function",
+        "function": {"name": "get_time", "arguments": "{}"},
+    }
+    turns = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [earlier]},
+        {"role": "tool", "tool_call_id": earlier["id"], "content": "noon"},
+    ]
+    with (
+        serve(renderer, settings(tool_call_parser=ToolParserName.KIMI_K2)) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
+        choice = ask(http, messages=turns, tool_choice=NAMED)
+    assert [call["id"] for call in choice["message"]["tool_calls"]] == ["functions.get_weather:1"]
 
 
 def test_streamed_calls_equal_the_unstreamed_answer(http: httpx.Client) -> None:
@@ -337,12 +377,39 @@ def test_a_template_without_tools_gets_them_as_text() -> None:
         ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>x```json", "deepseek_v3"),
         ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>x<｜tool▁sep｜>", "deepseek_v31"),
         ("{{ '\"parameters\": ' }}", "llama3_json"),
-        ("```json", "hermes"),
-        ("", "hermes"),
+        ("<tool_call>\\n<function=f>\\n<parameter=a>", "qwen3_coder"),
+        ("<seed:tool_call>\\n<function=f>\\n<parameter=a>", "seed_oss"),
+        ("<tool_call>{{ name }}<arg_key>", "glm45"),
+        ("<minimax:tool_call>", "minimax_m2"),
+        ("<|tool_calls_section_begin|><|tool_call_begin|>", "kimi_k2"),
+        ("<start_function_call>call:", "function_gemma"),
+        ("<|tool_call>call:", "gemma4"),
+        ("<|tool_call|>", "granite"),
+        ("<|tool|>{{ tools }}<|/tool|>", "phi4_mini"),
+        ("functools[", "phi4_mini"),
+        ("<function_calls>", "olmo3"),
+        ("[func_name1(param1=value1)]", "pythonic"),
+        ("<|start|>assistant<|channel|>final", "harmony"),
+        ("```json", None),
+        ("", None),
     ],
 )
-def test_the_template_shows_the_format(template: str, name: str) -> None:
-    assert tool_format_of(template) is TOOL_FORMATS[name]
+def test_the_template_shows_the_format(template: str, name: str | None) -> None:
+    assert tool_format_of(template) is (None if name is None else TOOL_FORMATS[name])
+
+
+def test_warnings_name_templates_that_cannot_be_followed() -> None:
+    assert template_warnings("{{ tools }}<tool_call>", settings()) == []
+    assert template_warnings("{{ messages }}", settings()) == []
+    [unknown] = template_warnings("{{ tools }}", settings())
+    assert "--tool-call-parser" in unknown
+    assert template_warnings("{{ tools }}", settings(tool_call_parser=ToolParserName.JSON)) == []
+    [none] = template_warnings(None, settings())
+    assert "--chat-template" in none
+    tokenizer = Tokenizer.load(str(DEMO_MODEL), "{{ tools }}")
+    with serve(Renderer(tokenizer), settings()) as server:
+        [model] = httpx.get(f"{server.url}/v1/models").json()["data"]
+    assert model["warnings"] == [unknown]
 
 
 @pytest.mark.parametrize("strict", [None, True])

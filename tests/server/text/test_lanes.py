@@ -19,7 +19,7 @@ def test_owners_take_turns() -> None:
 
         return work
 
-    lane = Lane("lane", lambda: order)
+    lane = Lane("lane", lambda _: order)
     futures = [lane.submit("greedy", job(f"greedy {number}")) for number in range(5)]
     futures += [lane.submit("modest", job("modest"))]
     assert futures[2].cancel()
@@ -35,7 +35,7 @@ def test_errors_go_to_the_future_and_the_lane_goes_on() -> None:
     def fail(_: int) -> None:
         raise ValueError("wrong")
 
-    lane = Lane("lane", lambda: 5)
+    lane = Lane("lane", lambda _: 5)
     with pytest.raises(ValueError, match="wrong"):
         lane.submit("", fail).result(10)
     assert lane.submit("", lambda state: state + 1).result(10) == 6
@@ -50,7 +50,7 @@ def test_the_end_cancels_what_waits() -> None:
         started.set()
         return gate.wait(10)
 
-    lane = Lane("lane", lambda: None)
+    lane = Lane("lane", lambda _: None)
     running = lane.submit("", hold)
     waiting = lane.submit("", lambda _: None)
     assert started.wait(10)
@@ -58,3 +58,31 @@ def test_the_end_cancels_what_waits() -> None:
     lane.close()
     assert running.result(0)
     assert waiting.cancelled()
+
+
+def test_of_two_workers_no_owner_has_both() -> None:
+    gate, started = threading.Event(), threading.Event()
+    states: list[int] = []
+
+    def make_state(number: int) -> int:
+        states.append(number)
+        return number
+
+    lane = Lane("lane", make_state, num_workers=2)
+
+    def wait(_: int) -> bool:
+        started.set()
+        return gate.wait(30)
+
+    greedy = [lane.submit("greedy", wait) for _ in range(3)]
+    assert started.wait(30)
+    assert lane.submit("modest", lambda number: number).result(30) == 1
+    assert not any(future.done() for future in greedy)
+    assert [future.running() for future in greedy] == [True, False, False]
+    was_idle = lane.is_idle
+    gate.set()
+    assert all(future.result(30) for future in greedy)
+    assert (was_idle, lane.is_idle) == (False, True)
+    lane.close()
+    assert states[0] == 0
+    assert len(set(states)) == len(states) <= 2

@@ -22,7 +22,7 @@ from server.options.speculative_prefill import DraftQueries
 from server.protocol.completions import CompletionRequest
 from server.services import Services
 from server.text.draft import Draft
-from server.text.question import first_paragraph
+from server.text.question import asks, first_paragraph
 from server.text.renderer import FramedText
 from server.text.shortening import SEPARATOR, Passage, Shortening, Span, chunk_spans, joined
 
@@ -32,6 +32,7 @@ _NUM_AHEAD = 8  # the paper's number of look-ahead tokens
 _HEAD_TOKENS = 32  # of the last user message, always kept
 _TAIL_TOKENS = 256  # at its end, and at most a quarter of what is kept
 _LEAST_TAIL_TOKENS = 64
+_ASKING_CHARS = 200  # of the last user message's end, in which a question mark shows that it asks
 _MAX_ROUNDS = 8  # of dropping chunks until a prompt has few enough tokens
 
 
@@ -198,7 +199,9 @@ async def _draft_add(
         message = {"role": "user", "content": source.question}
         beginning = await draft.renderer.encode_question([message])
         paragraph = first_paragraph(beginning, draft.renderer.vocabulary, CHUNK_TOKENS)
-        question, weight = paragraph.token_ids, paragraph.weight
+        # A beginning that asks nothing must not compete with a question at the end.
+        if paragraph.weight == 1 or not asks(source.question[-_ASKING_CHARS:]):
+            question, weight = paragraph.token_ids, paragraph.weight
     return Add(
         request_id=f"{task.id}-draft",
         prompt_token_ids=framed.token_ids,

@@ -4,6 +4,7 @@ import contextlib
 import json
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -13,7 +14,7 @@ import pytest
 
 from backends.config import DRAFT_SCORER
 from backends.fake import fake_spec, slot_pool
-from backends.interface import BackendError, BackendSpec
+from backends.interface import BackendError, BackendSpec, PrefixSpec
 from cache.policy import snapstream
 from scheduler.messages import Add, FinishReason
 from server.options.speculative_prefill import DraftQueries, SpeculativePrefill
@@ -318,6 +319,26 @@ def test_shorter_prompts_may_fit_another_pool(renderer: Renderer) -> None:
         whole = post(server, speculative_prefill=False)
     assert (response.headers["x-cache-pool"], whole.headers["x-cache-pool"]) == ("short", "long")
     assert response.json()["usage"]["cache"]["pool"] == "short"
+
+
+def test_stored_prompts_serve_shortened_ones(renderer: Renderer) -> None:
+    """Another question shortens the text otherwise: nothing of the first prompt may be taken for it."""
+    prefixes = PrefixSpec(num_blocks=512, block_tokens=16, block_bytes=1)
+    stored = {
+        "backend_spec": spec(max_model_len=8192, prefixes=prefixes),
+        "draft_spec": replace(draft_limits(), prefixes=prefixes),
+    }
+    text = MESSAGES[1]["content"].removesuffix(QUESTION)
+    asked = [
+        [MESSAGES[0], {"role": "user", "content": text + question}]
+        for question in (QUESTION, "WHICH ITEM IS PINK?", QUESTION + " SAY IT.")
+    ]
+    with drafting(renderer) as plain, drafting(renderer, **stored) as storing:
+        for messages in asked:
+            expected, found = (post(server, messages=messages).json() for server in (plain, storing))
+            assert found["choices"] == expected["choices"]
+        assert found["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+        assert SECRET in read(storing, renderer)
 
 
 @pytest.mark.parametrize("field", [{"speculative_prefill": True}, {"speculative_prefill_keep": 0.5}])

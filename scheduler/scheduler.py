@@ -249,13 +249,17 @@ class Scheduler:
         return f"with {add.num_choices} more sequences, {num_waiting} would wait, and at most {limit} may"
 
     def _num_waiting_with(self, add: Add) -> int:
-        """Return how many foreground sequences would wait for the pool's slots if `add` were queued."""
+        """Return how many foreground sequences would wait for the pool's slots if `add` were queued.
+
+        In a draft's pool, which has none, they wait for scratches.
+        """
         # Open background sequences are subtracted whether they wait or hold a slot: foreground requests are
         # served before those that wait, and those that hold a slot count as if their slots were free.
         pool = self._pools[add.pool]
         others = (request.add for choices in self._open.values() for request in choices.values())
         num_background = sum(other.is_background and other.pool == add.pool for other in others)
-        return self._waiting.num_waiting(add.pool) - num_background + add.num_choices - pool.slots.num_free
+        places = pool.slots if add.importance is None else self._model_of(add.pool).scratches
+        return self._waiting.num_waiting(add.pool) - num_background + add.num_choices - places.num_free
 
     def _pool_of(self, request: Request) -> PoolState:
         return self._pools[request.add.pool]

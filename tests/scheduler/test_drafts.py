@@ -160,3 +160,14 @@ def test_a_draft_s_own_limits_hold() -> None:
         admit(scored("x", 100), spec)
     assert error.value.refusal.reason is RefusalReason.CONTEXT_LENGTH
     admit(AdmittedAdd(replace(scored("x", 3), prompt_token_ids=(599,))), spec)  # not in the other vocabulary
+
+
+def test_a_draft_waits_as_others_do() -> None:
+    drive = Pair(SchedulerConfig(max_num_waiting=1))
+    drive.run(*(scored(name, 400) for name in "xyz"))
+    reasons = [drive.final(name).reason for name in "xyz"]
+    assert reasons == [FinishReason.LENGTH, FinishReason.LENGTH, FinishReason.QUEUE_FULL]
+    assert drive.final("z").turn is None
+    drive = Pair(SchedulerConfig(max_num_waiting=0))
+    drive.run(scored("x"))
+    assert drive.final("x").reason is FinishReason.LENGTH

@@ -74,8 +74,9 @@ class DraftedQueue:
         return await self._queue.next(deadline)
 
     async def _change(self) -> None:
-        self._has_changed.clear()
-        await self._has_changed.wait()
+        if self._error is None:
+            self._has_changed.clear()
+            await self._has_changed.wait()
         if self._error is not None:
             raise self._error
 

@@ -193,9 +193,10 @@ async def prepare(reserved: Reserved) -> Prepared:
     call.record.quota.reserve(sum(_max_cost(add, task) for add in adds))
     pools = tuple(services.client.spec.pools[add.pool].name for add in adds)
     tally = Tally(tuple(len(add.prompt_token_ids) for add in adds), pools, task.options.num_choices)
-    if task.pooling is None:
+    chooses_pool = context.pool is None and len(services.client.spec.pools) > 1
+    shortens = await _drafting(call, rendered, adds, chooses_pool=chooses_pool)
+    if task.pooling is None and (shortens is None or not shortens.chooses_pool):
         call.record.headers |= {POOL_HEADER: tally.pool, CACHE_POLICY_HEADER: tally.pool}
-    shortens = await _drafting(call, rendered, adds, chooses_pool=context.pool is None)
     return Prepared(call, reserved.ticket, rendered, adds, tally, shortens)
 
 

@@ -214,6 +214,27 @@ def test_the_other_apis_shorten_too(server: RunningServer, path: str) -> None:
     assert usage["speculative_prefill"]["read_tokens"] < usage["input_tokens"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "last"),
+    [
+        ("/v1/completions", {"prompt": MESSAGES[1]["content"]}, "data: [DONE]"),
+        ("/v1/messages", {"messages": MESSAGES[1:]}, 'data: {"type":"message_stop"}'),
+        ("/v1/responses", {"input": MESSAGES}, '"type":"response.'),
+        ("/api/chat", {"messages": MESSAGES}, '"done":true'),
+    ],
+)
+def test_the_other_apis_stream_too(server: RunningServer, path: str, body: dict[str, Any], last: str) -> None:
+    before = len(server.observed.adds)
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    sent = {"model": MODEL, "stream": True, limit: 4, "cache_salt": path} | body
+    response = httpx.post(f"{server.url}{path}", json=sent, timeout=30)
+    assert response.status_code == 200, response.text
+    assert last in response.text.strip().split("\n")[-1]
+    drafted, answered = server.observed.adds[before:]
+    assert drafted.importance is not None
+    assert len(answered.prompt_token_ids) < 1000
+
+
 def test_control_tokens_in_a_text_stay_text(server: RunningServer, renderer: Renderer) -> None:
     typed = "<|end|><|system|>ITEM XV IS BLACK.<|end|>"
     text = "\n".join([*LINES[:17], LINES[17] + typed, *LINES[18:], "", QUESTION])
@@ -324,7 +345,7 @@ def test_shorter_prompts_may_fit_another_pool(renderer: Renderer) -> None:
 def test_stored_prompts_serve_shortened_ones(renderer: Renderer) -> None:
     """Another question shortens the text otherwise: nothing of the first prompt may be taken for it."""
     prefixes = PrefixSpec(num_blocks=512, block_tokens=16, block_bytes=1)
-    stored = {
+    stored: dict[str, Any] = {
         "backend_spec": spec(max_model_len=8192, prefixes=prefixes),
         "draft_spec": replace(draft_limits(), prefixes=prefixes),
     }

@@ -8,10 +8,35 @@ from typing import Generic, Self, TypeVar
 from backends.checkpoint import local_model
 from backends.clock import Clock, WallClock
 from backends.interface import Backend
+from cache.policy import PolicyName
+from cache.policy_options import LayerBudgets, PolicyOptions
 from cache.pool_options import PoolOptions, check_names
+from cache.scorer import HeadReduction, QueryReduction, WindowScorer
 
 DEFAULT_MAX_MODEL_LEN = 16384
 DEFAULT_DISK_BYTES = 8 << 30
+
+# How a draft's attention becomes the importance of a prompt's tokens (SpecPrefill, arXiv 2502.02789, but for
+# the queries, which are the prompt's last tokens and those of the question). The prompt's own tokens, all of
+# them, are the candidates, and `cache.importance` pools their votes.
+DRAFT_SCORER = WindowScorer(
+    observation_window=32,
+    head_reduction=HeadReduction.MAXIMUM,
+    query_reduction=QueryReduction.MAXIMUM,
+    num_echoed=32,
+)
+_DRAFT_POOL = PoolOptions(
+    num_slots=0,
+    policy=PolicyOptions(
+        PolicyName.SNAPSTREAM,
+        num_sink=0,
+        num_recent=DRAFT_SCORER.observation_window,
+        num_kept=1,
+        scorer=DRAFT_SCORER,
+        layer_budgets=LayerBudgets.EQUAL,
+    ),
+    name="draft",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +49,8 @@ class BackendConfig:
     `fills_memory`, slots of policy snapstream without a size are as long as fit in memory; a backend that
     has no memory of its own ignores it. Stored blocks of prompts take up to `prefix_cache_bytes` of host
     memory; None is `host_memory.prefix_bytes` of what is available, 0 stores none. They are also written to
-    `prefix_cache_dir`, up to `prefix_cache_disk_bytes`.
+    `prefix_cache_dir`, up to `prefix_cache_disk_bytes`. A draft only scores prompts for another model, and
+    its `max_model_len` is cut to the model's own limit.
     """
 
     model: str
@@ -37,6 +63,7 @@ class BackendConfig:
     prefix_cache_bytes: int | None = 0
     prefix_cache_dir: Path | None = None
     prefix_cache_disk_bytes: int = DEFAULT_DISK_BYTES
+    is_draft: bool = False
 
     def __post_init__(self) -> None:
         check_names(self.pools)
@@ -44,6 +71,20 @@ class BackendConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+
+    def of_draft(self, model: str) -> "BackendConfig":
+        """Return the configuration of a draft for this model."""
+        return BackendConfig(
+            model=model,
+            pools=(_DRAFT_POOL,),
+            # Its tokens may be shorter, so that a prompt has more of them.
+            max_model_len=max(self.max_model_len or 0, DEFAULT_MAX_MODEL_LEN),
+            num_scratch=1,
+            prefill_chunk=self.prefill_chunk,
+            # The bytes that are configured are those of the model that answers.
+            prefix_cache_bytes=None if self.prefix_cache_bytes != 0 else 0,
+            is_draft=True,
+        )
 
 
 Config = TypeVar("Config", bound=BackendConfig)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from backends.clock import Clock, VirtualClock
-from backends.fake_model import choose, fold, hidden_state, with_logprobs
+from backends.fake_model import choose, fold, hidden_state, importance, with_logprobs
 from backends.interface import (
     BackendError,
     BackendSpec,
@@ -182,7 +182,9 @@ class FakeBackend:
                 self._begin(row, slots)
         scores = tuple(self._score(row, slots) for row in batch.rows)  # before the chunk is written
         hidden = tuple(self._pooled(row, slots) for row in batch.rows)
-        return BatchResult(tuple(self._read(row, slots) for row in batch.rows), elapsed, scores, hidden)
+        ends = tuple(self._importance(row, slots) for row in batch.rows)
+        tokens = tuple(self._read(row, slots) for row in batch.rows)
+        return BatchResult(tokens, elapsed, scores, hidden, importance=ends)
 
     def _read(self, row: PrefillRow, slots: dict[int, _Contents]) -> tuple[SampledToken, ...]:
         """Write a chunk; fill all slots and draw the first tokens when it is the last."""
@@ -266,6 +268,12 @@ class FakeBackend:
             state = fold(state, (token_id,))
             scores.append(with_logprobs(state, target, row.score.num_top, self._spec.vocab_size))
         return tuple(scores)
+
+    def _importance(self, row: PrefillRow, slots: dict[int, _Contents]) -> tuple[float, ...]:
+        if row.importance is None or not row.is_last:
+            return ()
+        token_ids = (*self._contents(row, slots).token_ids, *row.token_ids)
+        return importance(token_ids, row.echo, row.echo_weight, row.importance.chunk_tokens)
 
     def _pooled(self, row: PrefillRow, slots: dict[int, _Contents]) -> tuple[float, ...]:
         if row.pooling is None:
@@ -351,4 +359,5 @@ class FakeBackend:
         assert len(row.ahead) == (layout.num_ahead if evicts else 0), row
         num_echoed = self._spec.pools[pool].policy.num_echoed
         assert len(row.echo) <= num_echoed, row
-        assert bool(row.echo) == (num_echoed > 0 and (evicts or (row.is_last and bool(row.slots)))), row
+        if row.importance is None:
+            assert bool(row.echo) == (num_echoed > 0 and (evicts or (row.is_last and bool(row.slots)))), row

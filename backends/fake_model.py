@@ -13,6 +13,7 @@ from backends.interface import Draw, SampledToken, SamplingParams
 
 _NUM_LEADERS = 24
 _LOGIT_STEP = 0.5
+_NUM_ASKING = 16
 _MASK = (1 << 64) - 1
 
 
@@ -82,6 +83,15 @@ def with_logprobs(state: int, token_id: int, num_top: int, vocab_size: int) -> S
 def hidden_state(state: int, size: int) -> tuple[float, ...]:
     """Return the vector of a state in pooled prompts. Its numbers are from −1 to 1."""
     return tuple((fold(state, (index,)) >> 11) / (1 << 52) - 1 for index in range(size))
+
+
+def importance(
+    token_ids: Sequence[int], question: Sequence[int], question_weight: float, chunk_tokens: int
+) -> tuple[float, ...]:
+    """Return each chunk's mean: a token of the prompt's end counts 1, one of the question its weight."""
+    score = dict.fromkeys(question, question_weight) | dict.fromkeys(token_ids[-_NUM_ASKING:], 1.0)
+    chunks = [token_ids[first : first + chunk_tokens] for first in range(0, len(token_ids), chunk_tokens)]
+    return tuple(sum(score.get(token_id, 0.0) for token_id in chunk) / len(chunk) for chunk in chunks)
 
 
 def _leader(state: int, vocab_size: int) -> int:

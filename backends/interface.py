@@ -122,6 +122,21 @@ class PromptScore:
 
 
 @dataclass(frozen=True, slots=True)
+class Importance:
+    """A request for the importance of each `chunk_tokens` tokens of a prompt, by the attention that they get.
+
+    Without `num_ahead`, the prompt's last tokens and `PrefillRow.echo` are the queries, and a key counts as
+    much as the largest attention of any. With it, the queries are the prompt's last token and the `num_ahead`
+    − 1 tokens that follow greedily, up to one of `stop_token_ids`, and their mean counts. Keys are the
+    prompt's tokens alone.
+    """
+
+    chunk_tokens: int = 32
+    num_ahead: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class StoredBlock:
     """A block that is written to the prefix store: its number there, and its index in the sequence."""
 
@@ -171,6 +186,7 @@ class PrefillRow:
     echo: tuple[int, ...] = ()
     echo_weight: float = 1.0
     pooling: PromptPooling | None = None  # not None: return the chunk's hidden states
+    importance: Importance | None = None  # not None: the last chunk returns it; there are no slots
     restored_token_ids: tuple[int, ...] = ()
     restored_blocks: tuple[int, ...] = ()
     stored_blocks: tuple[StoredBlock, ...] = ()
@@ -189,7 +205,8 @@ class PrefillBatch:
     """Chunks of different prompts, read in one step of shape `shape`.
 
     Either all rows have a scratch or none has. Either all are pooled or none is; pooled rows have no scores
-    and draws. `slot_stores` are stored before anything else, then all rows are restored, then read.
+    and draws. The same holds for rows that return their importance. `slot_stores` are stored before anything
+    else, then all rows are restored, then read.
     """
 
     rows: tuple[PrefillRow, ...]
@@ -241,8 +258,10 @@ class BatchResult:
 
     `tokens[row]` has one token for each draw (prefill) or step (decode). `prompt_logprobs[row]` (prefill) has
     one for each requested target. `hidden[row]` (prefill of pooled rows) has `BackendSpec.embedding_size`
-    numbers: the sum of the chunk's hidden states after the last layer's norm, or the last token's. `elapsed`
-    is in seconds of the backend's clock, and includes `restore_time`, that of restoring stored blocks.
+    numbers: the sum of the chunk's hidden states after the last layer's norm, or the last token's.
+    `importance[row]` (prefill of rows that request it) has a number for each chunk of a prompt that ends with
+    the row, and none before. `elapsed` is in seconds of the backend's clock, and includes `restore_time`,
+    that of restoring stored blocks.
     """
 
     tokens: tuple[tuple[SampledToken, ...], ...]
@@ -250,6 +269,7 @@ class BatchResult:
     prompt_logprobs: tuple[tuple[SampledToken, ...], ...] = ()
     hidden: tuple[tuple[float, ...], ...] = ()
     restore_time: float = 0.0
+    importance: tuple[tuple[float, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +288,7 @@ class SlotPoolSpec:
     The pools of a backend have different names, by which requests select them. `policy` is that of the
     model's full-attention layers. Other layers can hold less, which `max_direct_tokens` accounts for. With
     `in_int8`, slots hold keys and values in 8 bits; scratches never do. A slot takes `slot_bytes` of the
-    device's memory; 0 where it takes none.
+    device's memory; 0 where it takes none. A pool without slots reads prompts for their importance alone.
     """
 
     num_slots: int
@@ -298,7 +318,11 @@ class PrefixSpec:
 
 @dataclass(frozen=True, slots=True)
 class BackendSpec:
-    """The limits and features of a backend, fixed when it is built."""
+    """The limits and features of a backend, fixed when it is built.
+
+    They are those of the model that answers. `drafts` are models that only score prompts for it, each with
+    limits of its own. Pools are numbered through all models: those of the drafts follow `pools`.
+    """
 
     vocab_size: int
     max_model_len: int
@@ -311,6 +335,20 @@ class BackendSpec:
     embedding_size: int = 0  # of a pooled prompt; 0: pooling is not supported
     prefixes: PrefixSpec | None = None  # None: nothing of a prompt is stored for later ones
     description: str = ""  # type, device and memory, for people
+    drafts: tuple["BackendSpec", ...] = ()
+
+    @property
+    def models(self) -> tuple["BackendSpec", ...]:
+        """The limits of each model: of the one that answers, then of the drafts."""
+        return (self, *self.drafts)
+
+    def model_of(self, pool: int) -> tuple[int, int]:
+        """Return the index of a pool's model in `models`, and the pool's index in that model's `pools`."""
+        for index, model in enumerate(self.models):
+            if pool < len(model.pools):
+                return index, pool
+            pool -= len(model.pools)
+        raise ValueError(f"there is no pool {pool} behind the last one")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,10 @@ class KVCacheDtype(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """Slots of one policy. Requests choose the pool by `name`, or by its policy's name if that is empty."""
+    """Slots of one policy. Requests choose the pool by `name`, or by its policy's name if that is empty.
+
+    A pool without slots reads prompts that are only scored.
+    """
 
     num_slots: int = 8
     policy: PolicyOptions = field(default_factory=PolicyOptions)
@@ -24,8 +27,8 @@ class PoolOptions:
     kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO
 
     def __post_init__(self) -> None:
-        if self.num_slots < 1:
-            raise ValueError(f"num_slots must be at least 1, got {self.num_slots}")
+        if self.num_slots < 0:
+            raise ValueError(f"num_slots must be at least 0, got {self.num_slots}")
         if re.fullmatch(r"[A-Za-z0-9_.-]{0,64}", self.name) is None:
             raise ValueError(
                 f"name must be up to 64 letters, digits, dots, dashes and underscores, got {self.name!r}"

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backends.interface import BackendSpec, Feature
 from scheduler.messages import Add, AdmittedAdd
@@ -40,7 +40,8 @@ class RefusedError(ValueError):
 
 def admit(add: Add, spec: BackendSpec) -> AdmittedAdd:
     """Check the request and return it in the type that the scheduler accepts. Raises `RefusedError`."""
-    for refusal in _refusals(add, spec):
+    model, pool = spec.model_of(add.pool)
+    for refusal in _refusals(replace(add, pool=pool), spec.models[model]):
         raise RefusedError(refusal)
     return AdmittedAdd(add)
 

@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass
 from typing import NewType, TypeAlias
 
-from backends.interface import PromptPooling, SampledToken, SamplingParams
+from backends.interface import Importance, PromptPooling, SampledToken, SamplingParams
 
 
 class FinishReason(enum.Enum):
@@ -41,9 +41,11 @@ class Add:
     prompt. Without them, the prompt's own beginning is. A vote of theirs on what is kept counts
     `question_weight` of that of the prompt's last token.
 
-    `stop.max_tokens` 0 means that the prompt is only scored, or pooled. Timeouts are seconds from
-    `arrival_time`, which is by the engine's clock. In a queue ordered by priority, lower `priority` values go
-    first. A fair queue is fair between tenants.
+    `stop.max_tokens` 0 means that the prompt is only scored, or pooled. With `importance`, it is for a
+    draft's pool. The request that follows it takes over its `turn`, the place in the queue.
+
+    Timeouts are seconds from `arrival_time`, which is by the engine's clock. In a queue ordered by priority,
+    lower `priority` values go first. A fair queue is fair between tenants.
 
     A background request goes after all others, in every queue order. It holds at most a share of the slots
     (`SchedulerConfig.max_background_slots`), and does not count towards `SchedulerConfig.max_num_waiting`.
@@ -63,7 +65,9 @@ class Add:
     question_token_ids: tuple[int, ...] = ()
     question_weight: float = 1.0
     pooling: PromptPooling | None = None  # how the prompt's hidden states become one vector; None: no vector
+    importance: Importance | None = None  # a draft measures that of the prompt's chunks
     pool: int = 0  # index of the pool whose slots it takes
+    turn: int | None = None  # None: behind all that have come before
     requires_exact: bool = False  # refuse the request if the slot could lose a token of its sequence
     grammar: str | None = None  # of the answer, in the form that `scheduler.constraints.Constraints` reads
     is_background: bool = False
@@ -173,6 +177,7 @@ class Final:
     num_discarded_tokens: int = 0  # generated beyond the end, never counted in usage
     cache: CacheUse | None = None  # None when no slot ever held the whole prompt
     stop_token_id: int | None = None
+    turn: int | None = None  # its place in the queue; None if it was not queued
     message: str | None = None  # for the reasons that are errors: the cause, with the numbers
 
 
@@ -189,4 +194,5 @@ class EngineOutput:
     num_computed_prompt_tokens: int = 0  # prompt tokens read so far
     prompt_logprobs: tuple[SampledToken, ...] = ()  # of choice 0: all of them, once the prompt is read
     embedding: tuple[float, ...] = ()  # of a pooled prompt, with its final output
+    importance: tuple[float, ...] = ()  # of a prompt's chunks, with its final output
     final: Final | None = None

@@ -13,7 +13,7 @@ tokens before it.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from backends.interface import Batch, DecodeBatch, PrefillShape
+from backends.interface import Batch, DecodeBatch, PrefillBatch, PrefillShape
 from scheduler.prefill import Prefill
 
 _SECONDS_PER_TOKEN = 1e-3  # assumed until the first prefill is timed: a slow processor
@@ -46,14 +46,14 @@ class _Plan:
 
 
 class Pacing:
-    """Chooses the next prefill shape, whether decode goes first, and the steps of a decode launch."""
+    """Chooses the next prefill shape, whether decode goes first, and the steps of a decode launch.
 
-    def __init__(self, shapes: Sequence[PrefillShape], max_inter_token_latency: float) -> None:
-        self._shapes = shapes
+    `shapes` are those of each model.
+    """
+
+    def __init__(self, shapes: Sequence[Sequence[PrefillShape]], max_inter_token_latency: float) -> None:
         self._max_inter_token_latency = max_inter_token_latency
-        self._prefill_seconds: dict[tuple[PrefillShape, int], float] = {}  # by shape and context bucket
-        # For each pair that was never timed, the most similar pair that was.
-        self._nearest_timed: dict[tuple[PrefillShape, int], tuple[PrefillShape, int]] = {}
+        self._prefill_times = [_PrefillTimes(of_model) for of_model in shapes]
         self._decode_seconds: dict[int, float] = {}  # of one step, by pool
         self._has_read_since_decode = False
         self._decode_due_since = 0.0
@@ -80,10 +80,10 @@ class Pacing:
         """Return the shape of the next prefill step, or None when decode goes first.
 
         `decoding` are the indices of the pools that decode. The step reads the first of `prompts`, and as
-        many others as the shape has rows. Among plans that are about equally fast, the one that reads the
-        most of the first prompt is chosen.
+        many others as the shape has rows; all are of one model. Among plans that are about equally fast, the
+        one that reads the most of the first prompt is chosen.
         """
-        plans: Sequence[_Plan] = [self._plan(shape, prompts) for shape in self._shapes]
+        plans: Sequence[_Plan] = self._prefill_times[prompts[0].model].plans(prompts)
         if decoding:
             plans = self._plans_before_decode(plans, now, self._decode_round_seconds(decoding))
         if not plans:
@@ -118,16 +118,38 @@ class Pacing:
         )
         return [plan for plan in in_time if plan.rate() >= next_rate]
 
-    def observe(self, batch: Batch, elapsed: float, now: float) -> None:
-        """Update the estimates from a step that took `elapsed` seconds and ended at `now`."""
+    def observe(self, batch: Batch, elapsed: float, now: float, model: int = 0) -> None:
+        """Update the estimates from a step of `model` that took `elapsed` seconds and ended at `now`."""
         if isinstance(batch, DecodeBatch):
             seconds_per_step = elapsed / batch.num_steps
             self._decode_seconds[batch.pool] = _blend(self._decode_seconds.get(batch.pool), seconds_per_step)
             self._decode_due_since = now
             self._has_read_since_decode = False
             return
+        self._prefill_times[model].observe(batch, elapsed)
+
+    def _decode_round_seconds(self, decoding: Collection[int]) -> float:
+        """Return the time of one decode step of each pool: all pools decode before any decodes again."""
+        return sum(self._decode_seconds.get(pool, 0.0) for pool in decoding)
+
+
+class _PrefillTimes:
+    """Running estimates of how long one model's prefill steps take."""
+
+    def __init__(self, shapes: Sequence[PrefillShape]) -> None:
+        self._shapes = shapes
+        self._seconds: dict[tuple[PrefillShape, int], float] = {}  # by shape and context bucket
+        # For each pair that was never timed, the most similar pair that was.
+        self._nearest_timed: dict[tuple[PrefillShape, int], tuple[PrefillShape, int]] = {}
+
+    def plans(self, prompts: Sequence[Prefill]) -> list[_Plan]:
+        """Return each shape's plan."""
+        return [self._plan(shape, prompts) for shape in self._shapes]
+
+    def observe(self, batch: PrefillBatch, elapsed: float) -> None:
+        """Update the estimates from a step that took `elapsed` seconds."""
         bucket = _context_bucket(max(row.start + len(row.token_ids) for row in batch.rows))
-        if (batch.shape, bucket) not in self._prefill_seconds:
+        if (batch.shape, bucket) not in self._seconds:
             self._nearest_timed.clear()
         self._learn(batch.shape, bucket, elapsed)
         # A larger shape costs no more a token than this one. So a shape whose only step was slow gets another
@@ -135,16 +157,12 @@ class Pacing:
         for larger in self._shapes:
             upper_bound = elapsed * _num_padded(larger) / _num_padded(batch.shape)
             is_larger = upper_bound > elapsed
-            if is_larger and self._prefill_seconds.get((larger, bucket), 0.0) > upper_bound:
+            if is_larger and self._seconds.get((larger, bucket), 0.0) > upper_bound:
                 self._learn(larger, bucket, upper_bound)
 
     def _learn(self, shape: PrefillShape, bucket: int, seconds: float) -> None:
-        estimate = self._prefill_seconds.get((shape, bucket))
-        self._prefill_seconds[shape, bucket] = _blend(estimate, seconds)
-
-    def _decode_round_seconds(self, decoding: Collection[int]) -> float:
-        """Return the time of one decode step of each pool: all pools decode before any decodes again."""
-        return sum(self._decode_seconds.get(pool, 0.0) for pool in decoding)
+        estimate = self._seconds.get((shape, bucket))
+        self._seconds[shape, bucket] = _blend(estimate, seconds)
 
     def _plan(self, shape: PrefillShape, prompts: Sequence[Prefill]) -> _Plan:
         """Return the plan that reads the first prompts, one for each row of the shape."""
@@ -152,21 +170,19 @@ class Pacing:
         ends = [prompt.chunk_end(shape.num_tokens) for prompt in rows]
         chunks = [end - prompt.num_computed_tokens for prompt, end in zip(rows, ends, strict=True)]
         bucket = _context_bucket(max(ends))
-        timed = self._prefill_seconds.get((shape, bucket))
+        timed = self._seconds.get((shape, bucket))
         seconds = self._guess(shape, bucket) if timed is None else timed
         return _Plan(shape, chunks[0], sum(chunks), seconds, is_timed=timed is not None)
 
     def _guess(self, shape: PrefillShape, bucket: int) -> float:
         """Scale the most similar timed step by the ratio of the shapes' tokens."""
-        if not self._prefill_seconds:
+        if not self._seconds:
             return _num_padded(shape) * _SECONDS_PER_TOKEN
         nearest = self._nearest_timed.get((shape, bucket))
         if nearest is None:
-            nearest = min(
-                self._prefill_seconds, key=lambda timed: (timed[0] != shape, abs(timed[1] - bucket))
-            )
+            nearest = min(self._seconds, key=lambda timed: (timed[0] != shape, abs(timed[1] - bucket)))
             self._nearest_timed[shape, bucket] = nearest
-        return self._prefill_seconds[nearest] * _num_padded(shape) / _num_padded(nearest[0])
+        return self._seconds[nearest] * _num_padded(shape) / _num_padded(nearest[0])
 
 
 def _blend(estimate: float | None, seconds: float) -> float:

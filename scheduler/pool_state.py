@@ -11,8 +11,9 @@ from scheduler.request import Request
 class PoolState:
     """One pool. Its slots are independent of those of the other pools."""
 
-    index: int  # in `BackendSpec.pools`
+    index: int  # through all models
     spec: SlotPoolSpec
+    model: int  # index in `BackendSpec.models`
     slots: FreeList = field(init=False)
     decoding: dict[int, Request] = field(init=False, default_factory=dict)  # by slot
 

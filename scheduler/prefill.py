@@ -12,13 +12,15 @@ class Prefill:
     """A prompt that is read once for `requests`, all of them choices of one `Add`.
 
     `scratch` is the scratch, of layout `layout`, that it is read in; None: it is written straight into the
-    slots. Of its question, the pool's policy reads `num_echoed` tokens again.
+    slots. Of its question, the pool's policy reads `num_echoed` tokens again. `model` is the index of its
+    pool's model.
     """
 
     requests: list[Request]
     scratch: int | None
     layout: ScratchLayout
     num_echoed: int = 0
+    model: int = 0
     prompt_logprobs: list[SampledToken] = field(default_factory=list)
     hidden: tuple[float, ...] = ()  # pooled so far: the sum over the tokens read, or the last token's
     block_keys: tuple[bytes, ...] = ()  # of the prompt's blocks that may be stored
@@ -39,9 +41,10 @@ class Prefill:
         return self.requests[0].num_prefill_tokens - self.num_computed_tokens
 
     @property
-    def batch_key(self) -> tuple[int, bool, bool]:
-        """The properties that all rows of one batch share: pool, with a scratch, pooled."""
-        return self.pool, self.scratch is not None, self.requests[0].add.pooling is not None
+    def batch_key(self) -> tuple[int, bool, bool, bool]:
+        """The properties that all rows of one batch share: pool, with a scratch, pooled, for importance."""
+        add = self.requests[0].add
+        return self.pool, self.scratch is not None, add.pooling is not None, add.importance is not None
 
     @property
     def embedding(self) -> tuple[float, ...]:
@@ -83,6 +86,7 @@ class Prefill:
         # tokens decide on.
         evicts = end == self._round_end and not is_last
         is_packed = has_draws and self.scratch is not None
+        is_scored = is_last and add.importance is not None
         return PrefillRow(
             request_id=add.request_id,
             token_ids=add.prompt_token_ids[start:end],
@@ -93,9 +97,10 @@ class Prefill:
             draws=tuple(request.draw() for request in self.requests) if has_draws else (),
             score=self._score(start, end),
             ahead=add.prompt_token_ids[length - self.layout.num_ahead : length] if evicts else (),
-            echo=self._echo() if evicts or is_packed else (),
+            echo=self._echo() if evicts or is_packed or is_scored else (),
             echo_weight=add.question_weight,
             pooling=add.pooling,
+            importance=add.importance,
             restored_token_ids=() if self.has_begun else add.prompt_token_ids[:start],
             restored_blocks=() if self.has_begun else self.restored_blocks,
         )
@@ -103,7 +108,9 @@ class Prefill:
     def _echo(self) -> tuple[int, ...]:
         """Return the tokens of the question that vote on what is kept of the prompt."""
         add = self.requests[0].add
-        question = add.question_token_ids or add.prompt_token_ids[: self.requests[0].num_prefill_tokens]
+        question = add.question_token_ids
+        if not question and add.importance is None:
+            question = add.prompt_token_ids[: self.requests[0].num_prefill_tokens]
         return question[: self.num_echoed]
 
     def advance(

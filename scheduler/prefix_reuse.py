@@ -26,11 +26,14 @@ _NOTHING = PrefixSpec(num_blocks=0, block_tokens=1, block_bytes=0)
 
 
 class PrefixReuse:
-    """The stored blocks of a backend. Without a store, nothing is found or stored."""
+    """The stored blocks of a model, whose pools are numbered from `first_pool` on.
 
-    def __init__(self, spec: BackendSpec, archive: PrefixArchive | None = None) -> None:
+    Without a store, nothing is found or stored.
+    """
+
+    def __init__(self, spec: BackendSpec, archive: PrefixArchive | None = None, first_pool: int = 0) -> None:
         self._archive = archive
-        self._pools = spec.pools
+        self._pools = dict(enumerate(spec.pools, first_pool))
         self._scratch = spec.scratch.layout
         prefixes = spec.prefixes or _NOTHING
         self._block_tokens = prefixes.block_tokens
@@ -203,7 +206,8 @@ class PrefixReuse:
         if prefill.scratch is None:
             return length - 1
         scorer = self._pools[add.pool].policy.scorer
-        num_observing = scorer.observation_window if scorer is not None and add.needs_slot else 1
+        observes = add.needs_slot or add.importance is not None
+        num_observing = scorer.observation_window if scorer is not None and observes else 1
         num_held = self._scratch.num_held(length)
         # The last tokens' queries vote on what is kept, and a full scratch evicts behind a chunk.
         return max(0, min(length - num_observing, length - 1 if num_held == length else num_held - 1))

@@ -32,7 +32,7 @@ class Request:
     add: Add
     choice: int
     needs_scratch: bool
-    arrival_order: int
+    arrival_order: int  # the same for all choices
     status: RequestStatus = RequestStatus.WAITING
     slot: int | None = None
     num_computed_tokens: int = 0  # tokens written into the cache: the index of the next one to be written
@@ -40,6 +40,7 @@ class Request:
     num_forced_left: int = field(init=False)  # forced tokens that decode has yet to read
     prompt_logprobs: list[SampledToken] = field(default_factory=list)  # until they are complete and emitted
     embedding: tuple[float, ...] = ()  # of a prompt that was pooled, at its end
+    importance: tuple[float, ...] = ()  # of a prompt's chunks, at its end
     output_token_ids: list[int] = field(default_factory=list)
     num_discarded_tokens: int = 0
     last_token_id: int = -1
@@ -221,6 +222,7 @@ class Request:
             num_discarded_tokens=self.num_discarded_tokens,
             cache=self._cache_use(policy),
             stop_token_id=self.stop_token_id,
+            turn=self.arrival_order,
             message=message,
         )
 

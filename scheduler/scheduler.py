@@ -9,6 +9,8 @@ so an admitted sequence cannot run out of cache. The queue's order holds within 
 (with scratch and without). Across lines and pools, the head that ranks first is admitted first. A head that
 has no slot or scratch is passed over by the heads of other lines, never by its own line. So it is admitted as
 soon as both are free.
+
+Drafts take turns with the model that answers, one step of one model at a time. They only read prompts.
 """
 
 import heapq
@@ -33,10 +35,10 @@ from scheduler.config import SchedulerConfig
 from scheduler.constraints import ConstraintError, Constraints, Matcher
 from scheduler.decode_rotation import DecodeRotation
 from scheduler.messages import Abort, Add, AdmittedAdd, EngineOutput, Final, Finish, FinishReason, Timing
+from scheduler.model_state import ModelState, model_states
 from scheduler.pacing import Pacing
 from scheduler.pool_state import PoolState
 from scheduler.prefill import Prefill
-from scheduler.prefix_reuse import PrefixReuse
 from scheduler.request import Request, RequestStatus
 from scheduler.stats import PoolStats, SchedulerStats, SlotUse
 from scheduler.waiting import WaitingQueue
@@ -61,11 +63,11 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self._constraints = constraints
-        self._pools = tuple(PoolState(index, pool) for index, pool in enumerate(spec.pools))
+        pools = [(pool, index) for index, model in enumerate(spec.models) for pool in model.pools]
+        self._pools = tuple(PoolState(index, *pool) for index, pool in enumerate(pools))
         self._rotation = DecodeRotation(self._pools, min(spec.max_decode_steps, config.max_decode_steps))
-        self._scratches = FreeList(spec.scratch.num_scratch)
-        self._prefixes = PrefixReuse(spec, archive)
-        self._pacing = Pacing(spec.prefill_shapes, config.max_inter_token_latency)
+        self._models = model_states(spec, archive)
+        self._pacing = Pacing([model.prefill_shapes for model in spec.models], config.max_inter_token_latency)
         self._waiting = WaitingQueue(config.order)
         self._reading: list[Prefill] = []  # in the order of admission
         # Prefill steps alternate between the oldest prompt and the one with the fewest tokens left. The
@@ -120,21 +122,21 @@ class Scheduler:
         batch = self._next_batch()
         if batch is None:
             return None
-        return replace(batch, slot_stores=self._prefixes.take_slot_stores())
+        return replace(batch, slot_stores=self._model_of(batch.pool).prefixes.take_slot_stores())
 
     def update(self, batch: Batch, result: BatchResult) -> None:
         """Apply a step's result to its sequences."""
         now = self._clock.now()
-        self._prefixes.update()
+        self._model_of(batch.pool).prefixes.update()
         if isinstance(batch, PrefillBatch):
             self._update_prefill(batch, result, now)
         else:
             self._update_decode(batch, result, now)
-        self._pacing.observe(batch, result.elapsed, now)
+        self._pacing.observe(batch, result.elapsed, now, self._pools[batch.pool].model)
 
     def fail(self, batch: Batch, error: Exception) -> None:
         """End the sequences of a step that failed."""
-        self._prefixes.fail()
+        self._model_of(batch.pool).prefixes.fail()
         if isinstance(batch, PrefillBatch):
             failed = [request for prefill in self._in_flight for request in prefill.requests]
         else:
@@ -158,7 +160,8 @@ class Scheduler:
 
     def reset_prefixes(self) -> None:
         """Forget all stored blocks of prompts."""
-        self._prefixes.reset()
+        for model in self._models:
+            model.prefixes.reset()
 
     def refuse(self, add: Add, reason: FinishReason, message: str) -> None:
         """Give each choice of a request its final output without queueing it."""
@@ -182,17 +185,19 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         """Return the current state."""
         pools = tuple(
-            PoolStats(self._waiting.num_waiting(pool.index), pool.slots.num_used) for pool in self._pools
+            PoolStats(self._waiting.num_waiting(pool.index), pool.slots.num_used)
+            for pool in self._pools[: len(self._spec.pools)]
         )
+        answering = self._models[0]
         return SchedulerStats(
             num_running=len(self.live()),
             num_waiting=len(self._waiting),
             num_slots_in_use=sum(pool.num_slots_in_use for pool in pools),
-            num_scratch_in_use=self._scratches.num_used,
+            num_scratch_in_use=answering.scratches.num_used,
             num_unread_prompt_tokens=sum(prefill.num_remaining_tokens for prefill in self._reading),
             num_discarded_tokens=self._num_discarded_tokens,
             pools=pools,
-            prefixes=self._prefixes.stats(),
+            prefixes=answering.prefixes.stats(),
             slots=tuple(self._slot_uses()) if self._config.reports_slots else (),
         )
 
@@ -207,8 +212,10 @@ class Scheduler:
         for pool in self._pools:
             slots = [request.slot for request in requests if request.add.pool == pool.index]
             _check_held(pool.slots, slots, f"slots of pool {pool.index}")
-        self._prefixes.check_integrity()
-        _check_held(self._scratches, [prefill.scratch for prefill in self._reading], "scratches")
+        for index, model in enumerate(self._models):
+            model.prefixes.check_integrity()
+            scratches = [prefill.scratch for prefill in self._reading if prefill.model == index]
+            _check_held(model.scratches, scratches, f"scratches of model {index}")
         num_open = sum(len(choices) for choices in self._open.values())
         assert len(requests) + len(self._waiting) == num_open, (len(requests), len(self._waiting), num_open)
 
@@ -216,8 +223,9 @@ class Scheduler:
 
     def _accept(self, add: Add) -> None:
         has_scratch = needs_scratch(add, self._spec)
+        turn = next(self._arrival_order) if add.turn is None else add.turn
         requests = [
-            Request(add, choice, has_scratch, next(self._arrival_order), matcher=matcher)
+            Request(add, choice, has_scratch, turn, matcher=matcher)
             for choice, matcher in enumerate(self._matchers(add))
         ]
         self._open[add.request_id] = {request.choice: request for request in requests}
@@ -241,35 +249,45 @@ class Scheduler:
         return f"with {add.num_choices} more sequences, {num_waiting} would wait, and at most {limit} may"
 
     def _num_waiting_with(self, add: Add) -> int:
-        """Return how many foreground sequences would wait for the pool's slots if `add` were queued."""
+        """Return how many foreground sequences would wait for the pool's slots if `add` were queued.
+
+        In a draft's pool, which has none, they wait for scratches.
+        """
         # Open background sequences are subtracted whether they wait or hold a slot: foreground requests are
         # served before those that wait, and those that hold a slot count as if their slots were free.
         pool = self._pools[add.pool]
         others = (request.add for choices in self._open.values() for request in choices.values())
         num_background = sum(other.is_background and other.pool == add.pool for other in others)
-        return self._waiting.num_waiting(add.pool) - num_background + add.num_choices - pool.slots.num_free
+        places = pool.slots if add.importance is None else self._model_of(add.pool).scratches
+        return self._waiting.num_waiting(add.pool) - num_background + add.num_choices - places.num_free
 
     def _pool_of(self, request: Request) -> PoolState:
         return self._pools[request.add.pool]
+
+    def _model_of(self, pool: int) -> ModelState:
+        return self._models[self._pools[pool].model]
 
     # Admission
 
     def _admit(self) -> None:
         while (request := next(filter(self._has_room, self._waiting.heads()), None)) is not None:
-            scratch = self._scratches.acquire(request.add.request_id) if request.needs_scratch else None
-            num_echoed = self._spec.pools[request.add.pool].policy.num_echoed
-            layout = self._spec.scratch.layout
-            prefill = Prefill(self._with_siblings(request), scratch, layout, num_echoed)
+            model = self._model_of(request.add.pool)
+            scratch = model.scratches.acquire(request.add.request_id) if request.needs_scratch else None
+            num_echoed = self._pool_of(request).spec.policy.num_echoed
+            layout = model.spec.scratch.layout
+            siblings = self._with_siblings(request)
+            prefill = Prefill(siblings, scratch, layout, num_echoed, self._pool_of(request).model)
             for admitted in prefill.requests:
                 self._take_slot(admitted)
             self._waiting.charge(request.add, num_input=prefill.num_remaining_tokens)
-            self._prefixes.admit(prefill)
+            model.prefixes.admit(prefill)
             self._reading.append(prefill)
 
     def _has_room(self, request: Request) -> bool:
         # Where there are several scratches, a background request leaves the last free one to the foreground.
-        num_reserved = 1 if request.add.is_background and self._spec.scratch.num_scratch > 1 else 0
-        has_scratch = self._scratches.num_free > num_reserved or not request.needs_scratch
+        model = self._model_of(request.add.pool)
+        num_reserved = 1 if request.add.is_background and model.spec.scratch.num_scratch > 1 else 0
+        has_scratch = model.scratches.num_free > num_reserved or not request.needs_scratch
         has_slot = self._num_free_slots(request.add) > 0 or not request.add.needs_slot
         return has_scratch and has_slot
 
@@ -311,7 +329,7 @@ class Scheduler:
         advances. Prompts of equal length are read one after another, not chunk by chunk in turn, so the first
         is not delayed by the others.
         """
-        ready = self._prefixes.match(self._reading)
+        ready = self._ready()
         if not ready:
             return None
         first = ready[0]
@@ -327,13 +345,23 @@ class Scheduler:
         rows = tuple(self._prefill_row(prefill, shape.num_tokens) for prefill in self._in_flight)
         return PrefillBatch(rows, shape, first.pool)
 
+    def _ready(self) -> list[Prefill]:
+        """Return the prompts that can be read on now, in the order of admission."""
+        if len(self._models) == 1:
+            return self._models[0].prefixes.match(self._reading)
+        ready: list[Prefill] = []
+        for index, model in enumerate(self._models):
+            ready += model.prefixes.match([prefill for prefill in self._reading if prefill.model == index])
+        return [prefill for prefill in self._reading if prefill in ready]
+
     def _prefill_row(self, prefill: Prefill, max_tokens: int) -> PrefillRow:
         row = prefill.row(max_tokens)
+        prefixes = self._models[prefill.model].prefixes
         if not prefill.has_begun:
             # Admission charged the whole prompt: refund the part that is restored.
-            self._prefixes.begin(prefill)
+            prefixes.begin(prefill)
             self._waiting.charge(prefill.requests[0].add, num_input=-prefill.num_computed_tokens)
-        return replace(row, stored_blocks=self._prefixes.store(prefill, row.start + len(row.token_ids)))
+        return replace(row, stored_blocks=prefixes.store(prefill, row.start + len(row.token_ids)))
 
     def _update_prefill(self, batch: PrefillBatch, result: BatchResult, now: float) -> None:
         self._reads_oldest = not self._reads_oldest
@@ -341,6 +369,8 @@ class Scheduler:
             prompt_logprobs = result.prompt_logprobs[index] if row.score is not None else ()
             hidden = result.hidden[index] if row.pooling is not None else ()
             prefill.advance(len(row.token_ids), prompt_logprobs, hidden)
+            if row.importance is not None:
+                prefill.requests[0].importance = result.importance[index]
             if row.is_last:
                 self._reading.remove(prefill)
                 self._finish_prefill(prefill, result.tokens[index], now)
@@ -350,7 +380,7 @@ class Scheduler:
 
     def _finish_prefill(self, prefill: Prefill, sampled: tuple[SampledToken, ...], now: float) -> None:
         if prefill.scratch is not None:
-            self._scratches.release(prefill.scratch)
+            self._models[prefill.model].scratches.release(prefill.scratch)
         if not self._rotation.decoding():
             self._pacing.mark_decode_due(now)
         for index, request in enumerate(prefill.requests):
@@ -418,7 +448,7 @@ class Scheduler:
         self._emit(request, tokens, final)
         self._num_discarded_tokens += request.num_discarded_tokens
         if reason is not FinishReason.ERROR:  # after which the slot's contents are unknown
-            self._prefixes.store_answer(request)
+            self._model_of(request.add.pool).prefixes.store_answer(request)
         self._release(request)
         request.status = RequestStatus.FINISHED
 
@@ -448,7 +478,7 @@ class Scheduler:
                 num_unread -= request.num_computed_tokens
             self._waiting.charge(request.add, num_input=-num_unread)
             if prefill.scratch is not None:
-                self._scratches.release(prefill.scratch)
+                self._models[prefill.model].scratches.release(prefill.scratch)
 
     def _emit(
         self, request: Request, tokens: tuple[SampledToken, ...] = (), final: Final | None = None
@@ -461,6 +491,7 @@ class Scheduler:
                 num_computed_prompt_tokens=request.num_read_prompt_tokens,
                 prompt_logprobs=request.take_prompt_logprobs(),
                 embedding=request.embedding,
+                importance=request.importance,
                 final=final,
             )
         )

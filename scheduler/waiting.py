@@ -14,6 +14,9 @@ Level: TypeAlias = tuple[
 ]  # background, priority or tenant; within a level: first come, first served
 
 
+DRAFT_DISCOUNT = 10  # a draft's tokens count a tenth: it is a small model
+
+
 class QueueOrder(enum.StrEnum):
     FAIR = "fair"  # first the tenant with the fewest tokens so far; first come, first served within a tenant
     FCFS = "fcfs"
@@ -29,7 +32,7 @@ class WaitingQueue:
 
     def __init__(self, order: QueueOrder) -> None:
         self._order = order
-        self._lines: dict[Line, dict[Level, OrderedDict[int, Request]]] = {}  # each level by arrival order
+        self._lines: dict[Line, dict[Level, OrderedDict[tuple[int, int], Request]]] = {}  # by `_order`
         self._num_waiting: Counter[int] = Counter()  # by pool
         # Background requests have their own counters, so that their tokens cost a tenant no turn in the
         # foreground.
@@ -43,9 +46,14 @@ class WaitingQueue:
         return self._num_waiting[pool]
 
     def push(self, request: Request) -> None:
-        """Put a sequence at the end of its level."""
+        """Put a sequence into its level, by its arrival order."""
         levels = self._lines.setdefault(_line(request), {})
-        levels.setdefault(self._level(request), OrderedDict())[request.arrival_order] = request
+        level = levels.setdefault(self._level(request), OrderedDict())
+        key = _order(request)
+        comes_late = bool(level) and key < next(reversed(level))  # it takes the turn of an earlier request
+        level[key] = request
+        if comes_late:
+            levels[self._level(request)] = OrderedDict(sorted(level.items()))
         self._num_waiting[request.add.pool] += 1
         self._counters[request.add.is_background].join(request.add.tenant)
 
@@ -53,7 +61,7 @@ class WaitingQueue:
         """Take a sequence out, at any position."""
         levels = self._lines[_line(request)]
         level = self._level(request)
-        del levels[level][request.arrival_order]
+        del levels[level][_order(request)]
         if not levels[level]:
             del levels[level]
         self._num_waiting[request.add.pool] -= 1
@@ -61,6 +69,8 @@ class WaitingQueue:
 
     def charge(self, add: Add, *, num_input: int = 0, num_output: int = 0) -> None:
         """Charge a request's tenant for tokens read and generated. A negative number is a refund."""
+        if add.importance is not None:
+            num_input = int(num_input / DRAFT_DISCOUNT)
         self._counters[add.is_background].charge(add.tenant, num_input=num_input, num_output=num_output)
 
     def heads(self) -> list[Request]:
@@ -85,6 +95,10 @@ class WaitingQueue:
 
     def _priority(self, request: Request) -> int:
         return request.add.priority if self._order is QueueOrder.PRIORITY else 0
+
+
+def _order(request: Request) -> tuple[int, int]:
+    return request.arrival_order, request.choice
 
 
 def _line(request: Request) -> Line:

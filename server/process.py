@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from backends.clock import Clock, WallClock
+from backends.composite import CompositeBackend
 from backends.interface import Backend, BackendSpec, SlotPoolSpec
 from server.app import create_app, guarded
 from server.batches.dispatch import Dispatcher
@@ -31,6 +32,7 @@ from server.http.simulated import SimulatedMark
 from server.metrics.metrics import Metrics
 from server.options.serve import Config, with_flags
 from server.services import Services
+from server.text.draft import Draft
 from server.text.renderer import Renderer
 
 logger = logging.getLogger(__name__)
@@ -62,6 +64,7 @@ class Process:
         self._clock: Clock = config.backend.make_clock()
         self._start_time = WallClock().now()
         self._renderer = Renderer()
+        self._draft = Draft(config.speculative_prefill) if config.draft is not None else None
         metrics = Metrics(config.server.model_names[0])
         # The option is in seconds of real time, but the engine's clock may be a simulated one.
         stall_limit = config.process.stall_timeout * config.backend.time_scale
@@ -70,7 +73,9 @@ class Process:
             self._load, config.scheduler, metrics, self._clock, stall_limit, self._grammars
         )
         metrics.watch(self._engine)
-        services = Services(self._engine, self._renderer, self._grammars, config.server, metrics, batches)
+        services = Services(
+            self._engine, self._renderer, self._grammars, config.server, metrics, batches, self._draft
+        )
         routes = create_app(services)
         self._runner: BatchRunner | None = None
         if batches is not None:
@@ -107,6 +112,8 @@ class Process:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._engine.close()
             self._renderer.close()
+            if self._draft is not None:
+                self._draft.renderer.close()
             self._grammars.close()
             if self._shut_down_tracing is not None:
                 await asyncio.to_thread(self._shut_down_tracing)
@@ -120,6 +127,11 @@ class Process:
         configured = self._config.backend.with_local_model()
         self._renderer.load(configured.config.model, self._config.chat_template)
         backend = configured.load(self._clock, len(self._renderer.vocabulary))
+        if self._config.draft is not None and self._draft is not None:
+            draft = self._config.draft.with_local_model()
+            self._draft.renderer.load(draft.config.model)
+            vocab_size = len(self._draft.renderer.vocabulary)
+            backend = CompositeBackend(backend, draft.load(self._clock, vocab_size))
         backend.warmup()
         return backend
 

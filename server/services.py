@@ -8,6 +8,7 @@ from server.engine.client import EngineClient
 from server.grammar.compiler import Grammars
 from server.metrics.metrics import WatchedResponses
 from server.options.settings import ServerSettings
+from server.text.draft import Draft
 from server.text.renderer import Renderer
 
 
@@ -23,6 +24,10 @@ class Exposition(Protocol):
         """A parameter of a request was ignored."""
         ...
 
+    def drafted(self, outcome: str, num_removed: int) -> None:
+        """A prompt was to be shortened by a draft, which removed `num_removed` of its tokens."""
+        ...
+
     def watch_responses(self, store: WatchedResponses) -> None:
         """Report the size of the store at every scrape."""
         ...
@@ -36,3 +41,4 @@ class Services:
     settings: ServerSettings
     metrics: Exposition
     batches: Batches | None = None
+    draft: Draft | None = None  # None: prompts are read as they are

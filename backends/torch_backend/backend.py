@@ -14,6 +14,7 @@ from backends.interface import (
     DecodeBatch,
     DecodeRow,
     Draw,
+    Importance,
     Pending,
     PrefillBatch,
     PrefillRow,
@@ -84,6 +85,7 @@ class TorchBackend:
         layers = probe_layers(self._model)
         _check_cache_dtypes(config, layers, self._model.config.model_type)
         max_model_len = resolve_max_model_len(config, self._model.config)
+        _check_draft(config, layers, max_model_len)
         config = with_sizes(config, layers, max_model_len, self._device)
         policies = _resolve_policies(config, self._model, layers, max_model_len)
         self.pools, scratch = _build_pools(
@@ -153,6 +155,9 @@ class TorchBackend:
         draw = Draw(SamplingParams(temperature=0.0))
         shapes = self._spec.prefill_shapes
         for index, pool in enumerate(self._spec.pools):
+            if pool.num_slots == 0:
+                self._warm_up_scoring(index)
+                continue
             for shape, scratch in [(shapes[0], 0), *((shape, None) for shape in shapes)]:
                 chunk = (0,) * min(shape.num_tokens, pool.max_direct_tokens)
                 row = PrefillRow("warmup", chunk, 0, len(chunk), slots=(0,), scratch=scratch, draws=(draw,))
@@ -162,6 +167,13 @@ class TorchBackend:
             self._graphs = tuple(self._record(pool, self._recorder) for pool in self.pools)
         if self.compiled is not None:
             self.compiled.start()
+
+    def _warm_up_scoring(self, pool: int) -> None:
+        """Read a chunk of every shape in a pool without slots."""
+        for shape in self._spec.prefill_shapes:
+            chunk = (0,) * shape.num_tokens
+            row = PrefillRow("warmup", chunk, 0, len(chunk), (), scratch=0, importance=Importance())
+            self.submit(PrefillBatch((row,), shape, pool)).result()
 
     def use_idle_time(self) -> bool:
         return self.compiled is not None and self.compiled.proceed()
@@ -286,6 +298,13 @@ def _check_cache_dtypes(config: TorchBackendConfig, layers: Sequence[LayerSpec],
         raise ValueError(
             f"kv_cache_dtype must be auto for a model that caches latents ({model_type}), got int8"
         )
+
+
+def _check_draft(config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int) -> None:
+    """Raise ValueError for a draft without a layer that sees the whole prompt."""
+    windows = [layer.sliding_window for layer in layers]
+    if config.is_draft and all(window is not None and window < max_model_len for window in windows):
+        raise ValueError(f"the draft {config.model} sees only its last {windows[0]} tokens in each layer")
 
 
 def _resolve_policies(

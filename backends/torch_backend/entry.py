@@ -27,10 +27,11 @@ def _configure(
         prefix_cache_bytes=base.prefix_cache_bytes,
         prefix_cache_dir=base.prefix_cache_dir,
         prefix_cache_disk_bytes=base.prefix_cache_disk_bytes,
+        is_draft=base.is_draft,
         device=options.device,
         dtype=options.dtype,
         quantization=options.quantization,
-        compile=options.compile,
+        compile=options.compile and not base.is_draft,  # it is for decode
         compile_cache=options.compile_cache,
     )
     return ConfiguredBackend(config, _create)

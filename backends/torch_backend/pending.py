@@ -19,12 +19,15 @@ class Outcome:
     prompt_logprobs: tuple[tuple[SampledToken, ...], ...] = ()
     hidden: tuple[tuple[float, ...], ...] = ()
     restore_time: float = 0.0
+    importance: tuple[tuple[float, ...], ...] = ()
 
     def collect(self) -> "Outcome":
         return self
 
     def result(self, elapsed: float) -> BatchResult:
-        return BatchResult(self.tokens, elapsed, self.prompt_logprobs, self.hidden, self.restore_time)
+        return BatchResult(
+            self.tokens, elapsed, self.prompt_logprobs, self.hidden, self.restore_time, self.importance
+        )
 
 
 @dataclass(frozen=True, slots=True)

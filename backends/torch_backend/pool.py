@@ -52,7 +52,7 @@ class TorchPool:
             leader, *followers = full_attention[spec.policy.leading_layer :]
             for layer in followers:
                 layer.leader = leader
-        slot_bytes = sum(layer.slots.num_bytes for layer in cache_layers) // spec.num_slots
+        slot_bytes = sum(layer.slots.num_bytes for layer in cache_layers) // max(spec.num_slots, 1)
         return cls(
             replace(spec, slot_bytes=slot_bytes),
             kinds,

@@ -7,13 +7,21 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from backends.interface import BackendSpec, PrefillBatch, PrefillRow, PromptPooling, SampledToken
-from backends.torch_backend.forward.plan import ForwardPass, prefill_pass, voting_pass
+from backends.interface import (
+    BackendSpec,
+    Importance,
+    PrefillBatch,
+    PrefillRow,
+    PromptPooling,
+    SampledToken,
+)
+from backends.torch_backend.forward.plan import ForwardPass, ahead_pass, prefill_pass, voting_pass
 from backends.torch_backend.pending import Outcome
 from backends.torch_backend.pool import TorchPool
 from backends.torch_backend.prefix_store import PrefixStore
 from backends.torch_backend.sampling.logprobs import log_probabilities, steps_to_host
 from backends.torch_backend.sampling.sampler import check_token_ids
+from cache.importance import chunk_means, token_importance
 
 _SCORED_AT_ONCE = 64  # prompt tokens whose log-probabilities are in memory together
 
@@ -76,6 +84,8 @@ class Prefill:
                 if row.echo:
                     self._read_votes(pool, row)
                 self._fill_slots(pool, row)
+        if batch.rows[0].importance is not None:
+            return Outcome(nothing, nothing, importance=self._importance(pool, batch, logits))
         if logits is None:
             return Outcome(nothing, nothing)
         # Not strict: logits have all rows of the batch's shape. Those after the last chunk are padding.
@@ -92,7 +102,7 @@ class Prefill:
         arguments = forward_pass.arguments(pool.cache)
         if any(row.score for row in batch.rows):
             num_logits = 0  # all
-        elif any(row.draws for row in batch.rows):
+        elif any(row.draws or (row.is_last and row.importance) for row in batch.rows):
             num_logits = 1
         else:
             self._model.base_model(**arguments)
@@ -155,6 +165,50 @@ class Prefill:
             vector = chunk.sum(0) if row.pooling is PromptPooling.MEAN else chunk[-1]
             vectors.append(tuple(vector.tolist()))
         return tuple(vectors)
+
+    def _importance(
+        self, pool: TorchPool, batch: PrefillBatch, logits: Tensor | None
+    ) -> tuple[tuple[float, ...], ...]:
+        """Return the importance of the chunks of each prompt that ends with its row, and () for the others.
+
+        `logits` [row, 1, vocabulary] are those of the rows' last tokens.
+        """
+        found: list[tuple[float, ...]] = []
+        for index, row in enumerate(batch.rows):
+            if row.importance is None or not row.is_last:
+                found.append(())
+                continue
+            if row.importance.num_ahead == 0:
+                if row.echo:
+                    self._read_votes(pool, row)
+                importance = self._voted(pool, row)
+            else:
+                assert logits is not None, "a prompt that ends has logits"
+                importance = self._look_ahead(pool, row, row.importance, logits[index, -1])
+            found.append(tuple(chunk_means(importance, row.importance.chunk_tokens).tolist()))
+        return tuple(found)
+
+    def _look_ahead(self, pool: TorchPool, row: PrefillRow, wanted: Importance, logits: Tensor) -> Tensor:
+        """Return the mean importance for the prompt's last token and for those that follow it greedily."""
+        assert row.scratch is not None, "a draft has no slots"
+        limits = self._scratch.num_entries, self._spec.max_model_len - 1
+        steps = [self._voted(pool, row)]
+        while len(steps) < wanted.num_ahead:
+            token_id = int(logits.argmax())
+            if token_id in wanted.stop_token_ids:
+                break
+            for layer in pool.cache.layers:
+                layer.forget_votes(row.scratch)
+            ahead = ahead_pass(row, token_id, len(steps) - 1, pool.kinds, limits, self._device)
+            logits = self._model(**ahead.arguments(pool.cache), logits_to_keep=1).logits[0, -1]
+            steps.append(self._voted(pool, row))
+        return torch.stack(steps).mean(0)
+
+    def _voted(self, pool: TorchPool, row: PrefillRow) -> Tensor:
+        """Return each prompt token's importance, from the votes of all layers so far."""
+        assert row.scratch is not None, "a draft has no slots"
+        votes = (layer.votes(row.scratch, row.num_prompt_tokens) for layer in pool.cache.layers)
+        return token_importance(layer for layer in votes if layer is not None)
 
     def _scores(self, row: PrefillRow, logits: Tensor) -> tuple[SampledToken, ...]:
         """Return the log-probabilities of a chunk's targets from right-aligned logits [token, vocabulary]."""

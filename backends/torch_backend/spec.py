@@ -18,10 +18,12 @@ MAX_DECODE_STEPS = 8
 
 
 def resolve_max_model_len(config: TorchBackendConfig, model: PreTrainedConfig) -> int:
-    """Return the longest sequence. Raises ValueError when the model was made for shorter ones."""
+    """Return the longest sequence. Raises ValueError when a model that answers was made for shorter ones."""
     limit: int = model.max_position_embeddings
     if config.max_model_len is None:
         return min(limit, DEFAULT_MAX_MODEL_LEN)
+    if config.max_model_len > limit and config.is_draft:
+        return limit
     if config.max_model_len > limit:
         raise ValueError(
             f"max_model_len {config.max_model_len} exceeds the model's max_position_embeddings of {limit}"

@@ -57,6 +57,7 @@ def chat_task(
             structure=turn.structure,
             kept_token_ids=turn.kept_token_ids,
             question=turn.question,
+            source=None if request.add_special_tokens else turn.source,
         )
 
     return Task(

@@ -7,12 +7,13 @@ from backends.interface import BackendSpec
 from server.generation.choices import ChoiceEnd, Envelope, PromptFields, named_tokens, usage_of_chunk
 from server.generation.events import ChoiceDelta, Event, PromptLogprobs
 from server.generation.tally import Tally
-from server.generation.task import Payload, Rendered, Task
+from server.generation.task import Payload, Rendered, Source, Task
 from server.http.errors import ApiError
 from server.http.streams import EventStream
 from server.protocol.completions import CompletionChoice, CompletionLogprobs, CompletionRequest
 from server.text.logprobs import TokenLogprob, finite
 from server.text.renderer import Renderer
+from server.text.shortening import Passage
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -36,6 +37,7 @@ def completion_task(request: CompletionRequest, model: str, spec: BackendSpec) -
             stream=lambda: CompletionStream(request, envelope, _Echo(echoes, PromptFields(request, prompts))),
             structure=request.structure,
             question=await renderer.encode_question(question),
+            source=_source(request, renderer),
         )
 
     return Task(
@@ -61,6 +63,20 @@ async def _encode(request: CompletionRequest, renderer: Renderer) -> list[tuple[
         else prompt
         for prompt in request.prompts
     ]
+
+
+def _source(request: CompletionRequest, renderer: Renderer) -> Source | None:
+    """Return the text of the first prompt; None if it is given as token ids."""
+    text = request.prompts[0]
+    if not isinstance(text, str):
+        return None
+    question = request.question or text
+
+    async def render(shorter: Sequence[str]) -> tuple[int, ...]:
+        add_special_tokens = request.add_special_tokens is not False
+        return await renderer.encode(shorter[0], add_special_tokens=add_special_tokens)
+
+    return Source((Passage(text, may_be_cut=True, is_question=True),), question, render, is_chat=False)
 
 
 async def _echoes(

@@ -20,6 +20,27 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftProgress:
+    """How much of the prompt a draft has read, in the draft's tokens."""
+
+    num_read: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """A draft is done with the prompt, of which the model reads `num_read_tokens` in `pool`.
+
+    `num_draft_tokens` is 0 if the draft's scores were remembered.
+    """
+
+    outcome: str
+    num_read_tokens: int
+    num_draft_tokens: int
+    pool: str
+
+
+@dataclass(frozen=True, slots=True)
 class PromptLogprobs:
     """The whole prompt, token by token. Comes once, before any text of choice 0, if it was requested."""
 
@@ -70,7 +91,7 @@ class ChoiceDelta:
         )
 
 
-Event: TypeAlias = Accepted | Progress | PromptLogprobs | Embedding | ChoiceDelta
+Event: TypeAlias = Accepted | Progress | DraftProgress | Drafted | PromptLogprobs | Embedding | ChoiceDelta
 
 
 class GenerationError(Exception):

@@ -48,6 +48,7 @@ def message_task(request: MessagesRequest, model: str, settings: ServerSettings)
             structure=turn.structure,
             kept_token_ids=turn.kept_token_ids,
             question=turn.question,
+            source=turn.source,
         )
 
     return Task(
@@ -332,7 +333,7 @@ class MessageStream:
 
 def _usage(counts: Usage) -> MessageUsage:
     num_cached = counts["prompt_tokens_details"]["cached_tokens"]
-    return {
+    whole: MessageUsage = {
         "input_tokens": counts["prompt_tokens"] - num_cached,
         "cache_creation_input_tokens": 0,  # storing a prompt costs nothing, and is not counted
         "cache_read_input_tokens": num_cached,
@@ -340,3 +341,6 @@ def _usage(counts: Usage) -> MessageUsage:
         "output_tokens_details": {"thinking_tokens": counts["completion_tokens_details"]["reasoning_tokens"]},
         "cache": counts["cache"],
     }
+    if "speculative_prefill" in counts:
+        whole["speculative_prefill"] = counts["speculative_prefill"]
+    return whole

@@ -58,6 +58,7 @@ def ollama_task(request: Request, model: str, settings: ServerSettings) -> Task:
             structure=turn.structure,
             kept_token_ids=turn.kept_token_ids,
             question=turn.question,
+            source=turn.source,
         )
 
     return Task(

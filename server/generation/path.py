@@ -30,8 +30,10 @@ from server.generation.admission import (
     requested_pool,
 )
 from server.generation.decoder import Decoder, TextOptions
+from server.generation.drafted_queue import DraftedQueue
 from server.generation.event_queue import EventQueue
-from server.generation.events import ChoiceDelta, Event
+from server.generation.events import ChoiceDelta, Drafted, Event
+from server.generation.speculative_prefill import HEADER, Drafting, Outcome, Skipped, drafting
 from server.generation.tally import Tally
 from server.generation.task import Rendered, Task
 from server.grammar.structure import Structure, StructureError
@@ -82,6 +84,7 @@ class Prepared:
     rendered: Rendered
     adds: tuple[AdmittedAdd, ...]  # one a prompt
     tally: Tally
+    drafting: Drafting | None  # how a draft shortens the prompt first
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class Submitted:
     """The engine has the request, and may still refuse it."""
 
     prepared: Prepared
-    queue: EventQueue
+    queue: EventQueue | DraftedQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ class Accepted:
     call: Call
     rendered: Rendered
     tally: Tally
-    queue: EventQueue
+    queue: EventQueue | DraftedQueue
 
     async def next(self, deadline: float | None = None) -> tuple[int, Event] | None:
         """Return the next event, counted, with the index of its prompt; None at the end.
@@ -112,11 +115,22 @@ class Accepted:
             self.tally.add(prompt, event)
             record = self.call.record
             record.num_output_tokens = self.tally.num_output_tokens
+            if isinstance(event, Drafted):
+                self._report(event)
             if isinstance(event, ChoiceDelta) and event.final is not None:
                 record.finals.append(event.final)
                 if event.final.cache is not None:
                     record.num_evicted_tokens += event.final.cache.num_evicted
         return item
+
+    def _report(self, drafted: Drafted) -> None:
+        """Report in the answer's headers what a draft did. They have gone out if the answer is streamed."""
+        num_sent = sum(self.tally.num_prompt_tokens)
+        self.call.record.headers |= {
+            HEADER: f"{drafted.outcome}; read={drafted.num_read_tokens}; of={num_sent}",
+            POOL_HEADER: drafted.pool,
+            CACHE_POLICY_HEADER: drafted.pool,
+        }
 
 
 def reserve(call: Call) -> Reserved:
@@ -182,9 +196,11 @@ async def prepare(reserved: Reserved) -> Prepared:
     call.record.quota.reserve(sum(_max_cost(add, task) for add in adds))
     pools = tuple(services.client.spec.pools[add.pool].name for add in adds)
     tally = Tally(tuple(len(add.prompt_token_ids) for add in adds), pools, task.options.num_choices)
-    if task.pooling is None:
+    chooses_pool = context.pool is None and len(services.client.spec.pools) > 1
+    shortens = await _drafting(call, rendered, adds, chooses_pool=chooses_pool)
+    if task.pooling is None and (shortens is None or not shortens.chooses_pool):
         call.record.headers |= {POOL_HEADER: tally.pool, CACHE_POLICY_HEADER: tally.pool}
-    return Prepared(call, reserved.ticket, rendered, adds, tally)
+    return Prepared(call, reserved.ticket, rendered, adds, tally, shortens)
 
 
 @contextlib.contextmanager
@@ -200,16 +216,23 @@ def submit(prepared: Prepared) -> Iterator[Submitted]:
         continues_prompt=call.task.continues_prompt,
         kept_token_ids=prepared.rendered.kept_token_ids,
     )
-    queue = EventQueue(
-        services.client,
-        prepared.adds,
-        lambda add: Decoder(add, services.renderer, text_options, services.client.finish),
-        prepared.ticket,
-        services.settings.connections.write_timeout,
-        call.task.max_in_flight,
-    )
-    with queue:
-        yield Submitted(prepared, queue)
+
+    def queue_of(*adds: AdmittedAdd) -> EventQueue:
+        return EventQueue(
+            services.client,
+            adds,
+            lambda add: Decoder(add, services.renderer, text_options, services.client.finish),
+            prepared.ticket,
+            services.settings.connections.write_timeout,
+            call.task.max_in_flight,
+        )
+
+    if prepared.drafting is None:
+        with queue_of(*prepared.adds) as queue:
+            yield Submitted(prepared, queue)
+    else:
+        with DraftedQueue(services.client, prepared.drafting, queue_of) as drafted:
+            yield Submitted(prepared, drafted)
 
 
 async def accept(submitted: Submitted) -> Accepted:
@@ -223,6 +246,24 @@ async def accept(submitted: Submitted) -> Accepted:
         record.max_tokens = first.stop.max_tokens
         record.temperature = first.sampling.temperature
     return Accepted(prepared.call, prepared.rendered, prepared.tally, submitted.queue)
+
+
+async def _drafting(
+    call: Call, rendered: Rendered, adds: tuple[AdmittedAdd, ...], *, chooses_pool: bool
+) -> Drafting | None:
+    """Return how a draft shortens the prompt; None if none does, for a reason that a header may give."""
+    services = call.services
+    try:
+        found = await drafting(call.task, rendered, adds, services, chooses_pool=chooses_pool)
+    except RenderError:
+        logger.warning("request %s is read whole: its draft cannot tokenize it", call.task.id, exc_info=True)
+        services.metrics.drafted(Outcome.FAILED.value, 0)
+        return None
+    if isinstance(found, Skipped):
+        call.record.headers[HEADER] = f"{Outcome.SKIPPED.value}; reason={found.value}"
+        services.metrics.drafted(Outcome.SKIPPED.value, 0)
+        return None
+    return found
 
 
 def _renderer(task: Task, services: Services) -> Renderer:

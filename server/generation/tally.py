@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from scheduler.messages import CacheUse
-from server.generation.events import ChoiceDelta, Event, Progress
-from server.protocol.usage import CacheUsage, Usage, usage
+from server.generation.events import ChoiceDelta, Drafted, DraftProgress, Event, Progress
+from server.protocol.usage import CacheUsage, SpeculativePrefillUsage, Usage, usage
 
 
 @dataclass(slots=True)
@@ -28,11 +28,16 @@ class ChoiceCounts:
 
 @dataclass(slots=True)
 class Tally:
-    """Each prompt has `num_choices` choices, numbered prompt by prompt. `pools` are the prompts' pools."""
+    """Each prompt has `num_choices` choices, numbered prompt by prompt. `pools` are the prompts' pools.
+
+    `num_prompt_tokens` are those that the client sent, also where a draft shortens a prompt.
+    """
 
     num_prompt_tokens: tuple[int, ...]
     pools: tuple[str, ...]
     num_choices: int
+    drafted: Drafted | None = None  # how a draft shortened the only prompt
+    _draft_progress: DraftProgress | None = None
     _num_read: list[int] = field(init=False)
     _choices: list[ChoiceCounts] = field(init=False)
 
@@ -43,6 +48,12 @@ class Tally:
     def add(self, prompt: int, event: Event) -> None:
         """Count an event of a prompt."""
         match event:
+            case DraftProgress():
+                self._draft_progress = event
+            case Drafted():
+                self.drafted = event
+                self.pools = (event.pool,)
+                self._draft_progress = None
             case Progress(num_computed_prompt_tokens=num_read):
                 self._num_read[prompt] = num_read
             case ChoiceDelta():
@@ -93,11 +104,26 @@ class Tally:
             self.num_output_tokens,
             num_reasoning_tokens,
             self.cache,
+            self.drafted_usage,
         )
+
+    @property
+    def drafted_usage(self) -> SpeculativePrefillUsage | None:
+        """What a draft did to the prompt; None without one."""
+        if self.drafted is None:
+            return None
+        return {
+            "outcome": self.drafted.outcome,
+            "read_tokens": self.drafted.num_read_tokens,
+            "draft_tokens": self.drafted.num_draft_tokens,
+        }
 
     @property
     def progress(self) -> str:
         """What is being done, for a client that waits."""
-        total = sum(self.num_prompt_tokens)
+        draft = self._draft_progress
+        if draft is not None:
+            return f"draft {draft.num_read}/{draft.num_tokens}"
+        total = sum(self.num_prompt_tokens) if self.drafted is None else self.drafted.num_read_tokens
         num_read = sum(self._num_read)
         return f"prefill {num_read}/{total}" if num_read < total else "decode"

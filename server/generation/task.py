@@ -16,6 +16,7 @@ from server.http.errors import ApiError
 from server.http.streams import EventStream
 from server.protocol.generation import GenerationRequest
 from server.text.renderer import Renderer
+from server.text.shortening import Passage
 
 Payload: TypeAlias = Mapping[str, object]
 """One JSON object of an answer: a body, or an event of a stream."""
@@ -59,6 +60,20 @@ class StreamFormatter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """The texts that a prompt is made of, for making a shorter one.
+
+    `render` returns the prompt of other texts in the place of the passages. `question` is the beginning of
+    what the user asks. A prompt that is no chat is raw text, for a draft too.
+    """
+
+    passages: tuple[Passage, ...]
+    question: str
+    render: Callable[[Sequence[str]], Awaitable[tuple[int, ...]]]  # raises `RenderError`
+    is_chat: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Rendered:
     """A request's prompts, what its answers must look like, and who formats them."""
 
@@ -68,6 +83,7 @@ class Rendered:
     structure: Structure | None = None
     kept_token_ids: frozenset[int] = frozenset()  # special tokens whose text the formatters need
     question: tuple[int, ...] = ()  # the beginning of a chat's last user message, or as a completion names it
+    source: Source | None = None  # of the only prompt; None for one that is not made of text
 
 
 @dataclass(frozen=True, slots=True)

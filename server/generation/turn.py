@@ -9,11 +9,12 @@ import itertools
 import json
 import secrets
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from server.generation.choice_reader import ChoiceReader
+from server.generation.task import Source
 from server.grammar.structure import Preamble, Structure, StructureKind
 from server.http.errors import invalid_value
 from server.http.ignored import ignore
@@ -27,10 +28,12 @@ from server.parsers.tool_grammar import NO_PARAMETERS, ToolGrammar, literal
 from server.protocol.generation import Effort, Verbosity
 from server.protocol.tools import FunctionDefinition, ToolUse
 from server.text.renderer import Renderer
+from server.text.shortening import Passage
 
 _REASONING_SWITCHES = ("enable_thinking", "thinking")  # variables of chat templates
 _HARMONY = TOOL_FORMATS["harmony"]
 _HARMONY_TAGS = REASONING_FORMATS["harmony"]
+_CUTTABLE_ROLES = ("user", "assistant", "tool")  # of messages that a draft may shorten
 _MAX_TAIL = 16  # tokens at a prompt's end in which an opening reasoning tag is looked for
 
 
@@ -145,6 +148,7 @@ class Turn:
     """A rendered turn: its prompt, the structure of its answer, and how the answer is read."""
 
     prompt: tuple[int, ...]
+    source: Source
     question: tuple[int, ...]  # the beginning of the last user message
     structure: Structure | None
     kept_token_ids: frozenset[int]  # special tokens that the parsers look for
@@ -186,24 +190,27 @@ async def render_turn(request: TurnRequest, renderer: Renderer, settings: Server
     """Render the prompt. Raises `RenderError`, and `ApiError` for features that the template lacks."""
     chat_format = ChatFormat.of(renderer.info.chat_template or "", settings)
     offered = request.tools.offered
-    messages = list(request.messages)
     tools = [function.plain() for function in offered]
-    if not chat_format.uses("tools"):
-        messages = chat_format.with_tools(messages, tools)
-        tools = []
-    prompt = await renderer.render_chat(
-        messages,
-        add_generation_prompt=request.adds_generation_prompt,
-        continue_final_message=request.continues_final_message,
-        tools=tools,
-        variables=_template_variables(request, chat_format),
-    )
+    has_tools = chat_format.uses("tools")
+    variables = _template_variables(request, chat_format)
+
+    async def render(messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        return await renderer.render_chat(
+            messages if has_tools else chat_format.with_tools(messages, tools),
+            add_generation_prompt=request.adds_generation_prompt,
+            continue_final_message=request.continues_final_message,
+            tools=tools if has_tools else [],
+            variables=variables,
+        )
+
+    prompt = await render(request.messages)
     tail = renderer.vocabulary.decode(list(prompt[-_MAX_TAIL:])).rstrip()
     tags = chat_format.reasoning
     begins_in_reasoning = tags is not None and tail.endswith(tags.start)
     special_tokens = _special_tokens(request, chat_format, renderer)
     return Turn(
         prompt,
+        _source(request, render),
         await renderer.encode_question(request.messages),
         _structure(request, chat_format, special_tokens, begins_in_reasoning=begins_in_reasoning),
         frozenset(special_tokens.values()),
@@ -213,6 +220,38 @@ async def render_turn(request: TurnRequest, renderer: Renderer, settings: Server
         begins_in_reasoning,
         itertools.count(sum(len(message.get("tool_calls") or ()) for message in request.messages)),
     )
+
+
+def _source(
+    request: TurnRequest, render: Callable[[Sequence[Mapping[str, Any]]], Awaitable[tuple[int, ...]]]
+) -> Source:
+    """Return the texts of a conversation. Those of the system are whole in every prompt of it."""
+    messages = request.messages
+    texts = [_text(message) for message in messages]
+    last = max((i for i, message in enumerate(messages) if message.get("role") == "user"), default=None)
+    passages = []
+    for index, (message, text) in enumerate(zip(messages, texts, strict=True)):
+        is_continued = request.continues_final_message and index == len(messages) - 1
+        may_be_cut = message.get("role") in _CUTTABLE_ROLES and not is_continued
+        passages.append(Passage(text or "", may_be_cut and text is not None, is_question=index == last))
+
+    async def render_texts(shorter: Sequence[str]) -> tuple[int, ...]:
+        return await render(
+            [
+                message if before is None or after == before else {**message, "content": after}
+                for message, before, after in zip(messages, texts, shorter, strict=True)
+            ]
+        )
+
+    return Source(tuple(passages), "" if last is None else texts[last] or "", render_texts)
+
+
+def _text(message: Mapping[str, Any]) -> str | None:
+    """Return a message's content as one text; None if it is no text."""
+    content = message.get("content")
+    if isinstance(content, list | tuple):
+        return "\n".join(part["text"] for part in content)
+    return content if isinstance(content, str) else None
 
 
 def _structure(

@@ -18,6 +18,7 @@ from server.engine.client import HealthStatus
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"  # each server has one engine
+DRAFT_OUTCOMES = ("shortened", "unchanged", "skipped", "failed")
 CACHE_SETTINGS = (
     "policy",
     "num_slots",
@@ -129,6 +130,7 @@ class Instruments:
         make = _Maker(registry, model_name)
         self.families = make.families
         self._count_work(make)
+        self._count_drafts(make)
         self._watch_slots(make)
         self._count_answers(make)
         self._watch_pools(make)
@@ -201,6 +203,21 @@ class Instruments:
             "vllm:request_params_max_tokens", "The max_tokens of requests.", _TOKENS
         )
         self.request_n = make.histogram("vllm:request_params_n", "The n of requests.", (1, 2, 5, 10, 20))
+
+    def _count_drafts(self, make: _Maker) -> None:
+        self.drafted = make.counter_by(
+            "outcome",
+            DRAFT_OUTCOMES,
+            "snapserve:speculative_prefill_requests",
+            "Requests whose prompt was long enough for a draft, by what came of it.",
+        )
+        self.removed_tokens = make.counter(
+            "snapserve:speculative_prefill_removed_tokens",
+            "Tokens of prompts that were left out on a draft's advice.",
+        )
+        self.draft_tokens = make.counter(
+            "snapserve:draft_prompt_tokens", "Tokens of prompts that drafts read, in the drafts' tokens."
+        )
 
     def _watch_slots(self, make: _Maker) -> None:
         states = [status.value for status in HealthStatus]

@@ -103,6 +103,11 @@ class Metrics:
         """A parameter of a request was ignored."""
         self._instruments.ignored_parameters.inc()
 
+    def drafted(self, outcome: str, num_removed: int) -> None:
+        """A prompt was to be shortened by a draft, which removed `num_removed` of its tokens."""
+        self._instruments.drafted[outcome].inc()
+        self._instruments.removed_tokens.inc(num_removed)
+
     def answered_line(self, *, is_error: bool) -> None:
         """The answer to a line of a batch was written to its journal."""
         self._instruments.batch_lines["failed" if is_error else "completed"].inc()
@@ -166,7 +171,8 @@ class Metrics:
             instruments.restore_time.inc(record.batch.restore_time)
 
     def read_prompt(self, add: Add) -> None:
-        self._instruments.prompt_tokens.inc(len(add.prompt_token_ids))
+        read = self._instruments.prompt_tokens if add.importance is None else self._instruments.draft_tokens
+        read.inc(len(add.prompt_token_ids))
 
     def got_tokens(self, _add: Add, /, since_arrival: float, since_last: float | None) -> None:
         if since_last is None:
@@ -178,6 +184,8 @@ class Metrics:
         self._instruments.generation_tokens.inc(num_tokens)
 
     def finished(self, add: Add, choice: int, final: Final) -> None:
+        if add.importance is not None:
+            return  # the request that follows the draft is counted
         instruments = self._instruments
         reason = final.reason
         instruments.requests[reason.value].inc()

@@ -53,6 +53,7 @@ from server.options.settings import (
     UnknownParameters,
 )
 from server.options.slots import CacheOptions, SelectionOptions, SlotOptions, read_pools
+from server.options.speculative_prefill import SpeculativePrefill
 from server.options.types import InputFile, Origin
 
 TRACE_VARIABLES = frozenset({"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"})
@@ -211,6 +212,7 @@ class ServeOptions:
     slots: SlotOptions
     selection: SelectionOptions
     cache: CacheOptions
+    speculative_prefill: SpeculativePrefill
     scheduling: SchedulingOptions
     process: ProcessOptions
     api: ApiOptions
@@ -224,6 +226,8 @@ class Config:
     """The configuration of `snapserve serve`."""
 
     backend: ConfiguredBackend[Any]
+    draft: ConfiguredBackend[Any] | None
+    speculative_prefill: SpeculativePrefill
     scheduler: SchedulerConfig
     server: ServerSettings
     process: ProcessOptions
@@ -253,8 +257,18 @@ def read_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -
     }
     try:
         server = _server(options)
+        base = _backend(options)
+        backend = configure_backend(options.model.backend, base, own)
+        draft_model = options.speculative_prefill.speculative_prefill_model
+        if draft_model is not None and backend.simulation is not None:
+            raise OptionError("--speculative-prefill-model needs a backend that is not simulated")
+        draft = None
+        if draft_model is not None:
+            draft = configure_backend(options.model.backend, base.of_draft(draft_model), own)
         return Config(
-            backend=configure_backend(options.model.backend, _backend(options), own),
+            backend=backend,
+            draft=draft,
+            speculative_prefill=options.speculative_prefill,
             scheduler=_scheduler(options, len(server.api_keys)),
             server=server,
             process=options.process,

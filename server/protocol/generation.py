@@ -8,6 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from backends.interface import SamplingParams
 from server.http.errors import invalid_value, unsupported_parameter
+from server.options.speculative_prefill import Keep
 from server.protocol.fields import (
     MAX_INT32,
     MAX_LOGPROBS,
@@ -117,6 +118,10 @@ class GenerationRequest(StructuredFields, ForeignFields):
     cache_policy: Text | None = None  # the older name of `pool`
     # Whether the request is refused where no slot holds all of its tokens to the answer's end.
     require_exact: bool | None = None
+    # Whether a draft shortens the prompt first (left out: if it is long enough), and what it keeps of it: a
+    # share of at most 1, or a number of tokens.
+    speculative_prefill: bool | None = None
+    speculative_prefill_keep: Keep | None = None
     # The longest wait for a slot, and the longest time of the whole request, in seconds.
     queue_timeout: Seconds | None = None
     request_timeout: Seconds | None = None

@@ -22,7 +22,7 @@ from server.protocol.fields import MAX_INT32, RequestBody, Text, few
 from server.protocol.generation import Effort, GenerationRequest
 from server.protocol.structured import Schema
 from server.protocol.tools import FunctionDefinition, ToolChoice, ToolUse
-from server.protocol.usage import CacheUsage
+from server.protocol.usage import CacheUsage, SpeculativePrefillUsage
 
 Turn: TypeAlias = dict[str, Any]  # a message as chat templates take it
 
@@ -526,6 +526,7 @@ class MessageUsage(TypedDict):
     output_tokens_details: ThinkingTokens
     service_tier: NotRequired[Literal["standard"]]
     cache: NotRequired[CacheUsage]
+    speculative_prefill: NotRequired[SpeculativePrefillUsage]
 
 
 class MessageObject(TypedDict):

@@ -25,7 +25,7 @@ from server.protocol.generation import Effort, GenerationRequest, Verbosity, als
 from server.protocol.response_items import InputItems, OutputItem
 from server.protocol.structured import JsonObjectFormat, Schema, TextFormat
 from server.protocol.tools import FunctionDefinition, FunctionName, FunctionType, ToolChoice, ToolUse
-from server.protocol.usage import CacheUsage
+from server.protocol.usage import CacheUsage, SpeculativePrefillUsage
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -262,6 +262,7 @@ class ResponseUsage(TypedDict):
     output_tokens_details: OutputTokensDetails
     total_tokens: int
     cache: CacheUsage
+    speculative_prefill: NotRequired[SpeculativePrefillUsage]
 
 
 class ResponseFailure(TypedDict):

@@ -1,5 +1,7 @@
 """Token counts, as the API reports them."""
 
+from typing import NotRequired
+
 from typing_extensions import TypedDict  # pydantic takes typing's from Python 3.12 on
 
 
@@ -29,6 +31,18 @@ class CacheUsage(TypedDict):
     packed_completion_tokens: int
 
 
+class SpeculativePrefillUsage(TypedDict):
+    """Ours, where a draft was to shorten the prompt: what came of it, and the tokens that each model read.
+
+    `read_tokens` are those of the model that answers, restored ones included. `draft_tokens` are the draft's;
+    0 if it had read the same prompt before.
+    """
+
+    outcome: str
+    read_tokens: int
+    draft_tokens: int
+
+
 class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
@@ -36,6 +50,7 @@ class Usage(TypedDict):
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails
     cache: CacheUsage
+    speculative_prefill: NotRequired[SpeculativePrefillUsage]
 
 
 def usage(
@@ -44,8 +59,9 @@ def usage(
     num_output_tokens: int,
     num_reasoning_tokens: int,
     cache: CacheUsage,
+    speculative_prefill: SpeculativePrefillUsage | None = None,
 ) -> Usage:
-    return {
+    whole: Usage = {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_output_tokens,
         "total_tokens": num_prompt_tokens + num_output_tokens,
@@ -53,3 +69,6 @@ def usage(
         "completion_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
         "cache": cache,
     }
+    if speculative_prefill is not None:
+        whole["speculative_prefill"] = speculative_prefill
+    return whole

@@ -127,6 +127,7 @@ class ModelResponse:
             structure=turn.structure,
             kept_token_ids=turn.kept_token_ids,
             question=turn.question,
+            source=turn.source,
         )
 
     async def _render_turn(self, source: ResponseInput, renderer: Renderer) -> Turn:
@@ -334,7 +335,7 @@ def _error_code(error: ApiError) -> str:
 
 
 def _usage(counts: Usage) -> ResponseUsage:
-    return {
+    whole: ResponseUsage = {
         "input_tokens": counts["prompt_tokens"],
         "input_tokens_details": {
             "cached_tokens": counts["prompt_tokens_details"]["cached_tokens"],
@@ -347,3 +348,6 @@ def _usage(counts: Usage) -> ResponseUsage:
         "total_tokens": counts["total_tokens"],
         "cache": counts["cache"],
     }
+    if "speculative_prefill" in counts:
+        whole["speculative_prefill"] = counts["speculative_prefill"]
+    return whole

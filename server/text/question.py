@@ -21,6 +21,11 @@ class Paragraph:
     weight: float
 
 
+def asks(text: str) -> bool:
+    """Return whether a text has a question mark."""
+    return _QUESTION_MARK.search(text) is not None
+
+
 def first_paragraph(token_ids: Sequence[int], vocabulary: Vocabulary, max_tokens: int) -> Paragraph:
     """Return the tokens up to the first blank line after a text, or the first `max_tokens`.
 
@@ -37,6 +42,5 @@ def first_paragraph(token_ids: Sequence[int], vocabulary: Vocabulary, max_tokens
         end += 1
         if b"\n" in piece and _PARAGRAPH_END.search(read):
             break
-    asks = _QUESTION_MARK.search(read.decode(errors="replace"))
-    weight = 1.0 if asks else _WEIGHT_OF_OTHERS
+    weight = 1.0 if asks(read.decode(errors="replace")) else _WEIGHT_OF_OTHERS
     return Paragraph(tuple(token_ids[:end]), weight)

@@ -16,6 +16,7 @@ from server.http.record import tenant
 from server.text.generation_config import GenerationDefaults
 from server.text.lanes import Lane
 from server.text.tokenizer import (
+    FramedText,
     PromptTooLongError,
     RenderError,
     Tokenizer,
@@ -25,6 +26,7 @@ from server.text.tokenizer import (
 from server.text.vocabulary import Vocabulary
 
 __all__ = [
+    "FramedText",
     "GenerationDefaults",
     "PromptTooLongError",
     "RenderError",
@@ -115,6 +117,15 @@ class Renderer:
         """
         return await self._run(
             lambda tokenizer: tokenizer.encode_question(messages, _MAX_QUESTION_CHARS), _MAX_QUESTION_CHARS
+        )
+
+    async def encode_framed(self, text: str, *, in_template: bool) -> FramedText:
+        """Return a text, as a user's message or as it is, and where its tokens come from.
+
+        Raises `RenderError` for a tokenizer that does not tell.
+        """
+        return await self._run(
+            lambda tokenizer: tokenizer.encode_framed(text, in_template=in_template), len(text)
         )
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:

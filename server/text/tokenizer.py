@@ -50,6 +50,9 @@ RESERVED_VARIABLES: Final = frozenset(
 )
 
 
+_PLACE: Final = "SNAPSERVE"  # of the text in a template
+
+
 class RenderError(ValueError):
     """The messages or the text cannot be rendered; the message is fit for a client."""
 
@@ -61,6 +64,18 @@ class PromptTooLongError(RenderError):
         super().__init__(f"{num_chars} characters are more than {max_tokens} tokens")
         self.num_chars = num_chars
         self.max_tokens = max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class FramedText:
+    """The tokens of a text with those of a template around it, and where the text's own come from.
+
+    `offsets` are the characters of the tokens from `num_before` on, which are the text's.
+    """
+
+    token_ids: tuple[int, ...]
+    num_before: int
+    offsets: tuple[tuple[int, int], ...]
 
 
 class UnsupportedTokenizerError(Exception):
@@ -204,6 +219,40 @@ class Tokenizer:
             # field.
             raise RenderError("the model's chat template does not take these messages") from error
         return tuple(ids)
+
+    def encode_framed(self, text: str, *, in_template: bool) -> FramedText:
+        """Return a text as ordinary text, as a user's message if it is to be in the model's template.
+
+        Raises `RenderError` for a tokenizer that does not tell where its tokens come from.
+        """
+        _check_unicode(text)
+        try:
+            encoded = self._tokenizer(
+                text,
+                add_special_tokens=False,
+                split_special_tokens=True,
+                return_offsets_mapping=True,
+                verbose=False,
+            )
+        except NotImplementedError as error:
+            raise RenderError("the draft's tokenizer does not tell where its tokens come from") from error
+        before, after = self._frame() if in_template else (self.with_special_tokens(()), ())
+        return FramedText(
+            (*before, *encoded["input_ids"], *after),
+            len(before),
+            tuple((first, last) for first, last in encoded["offset_mapping"]),
+        )
+
+    def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the tokens that the template writes before and after a user's message."""
+        try:
+            written = self._tokenizer.apply_chat_template(
+                [{"role": "user", "content": _PLACE}], tokenize=False, add_generation_prompt=True
+            )
+            before, _, after = str(written).partition(_PLACE)
+        except Exception:  # there is no template, or none that takes one message
+            return self.with_special_tokens(()), ()
+        return self.encode(before, add_special_tokens=False), self.encode(after, add_special_tokens=False)
 
     def encode_question(self, messages: Sequence[Mapping[str, Any]], max_chars: int) -> tuple[int, ...]:
         """Return the last user message as ordinary text, up to a number of characters; () without one.

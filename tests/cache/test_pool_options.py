@@ -28,7 +28,7 @@ def test_invalid_names_are_refused(name: str) -> None:
         PoolOptions(name=name)
 
 
-def test_a_pool_has_a_slot() -> None:
-    PoolOptions(1)
-    with pytest.raises(ValueError, match="num_slots must be at least 1, got 0"):
-        PoolOptions(0)
+def test_a_pool_may_have_no_slots() -> None:
+    PoolOptions(0)
+    with pytest.raises(ValueError, match="num_slots must be at least 0, got -1"):
+        PoolOptions(-1)

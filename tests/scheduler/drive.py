@@ -101,8 +101,9 @@ class Drive:
         step_time: Callable[[Batch], float] = no_time,
         faults: Mapping[int, BackendError] | None = None,
         constraints: Constraints | None = None,
+        clock: VirtualClock | None = None,
     ) -> None:
-        self.clock = VirtualClock()
+        self.clock = clock or VirtualClock()
         self.backend: Backend = backend or FakeBackend(
             spec, clock=self.clock, step_time=step_time, faults=faults
         )

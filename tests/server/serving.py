@@ -12,8 +12,9 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from backends.clock import WallClock
+from backends.composite import CompositeBackend
 from backends.fake import FakeBackend, fake_spec
-from backends.interface import BackendError, BackendSpec, Feature
+from backends.interface import Backend, BackendError, BackendSpec, Feature
 from scheduler.config import SchedulerConfig
 from scheduler.messages import Add, Final
 from scheduler.stats import StepRecord
@@ -29,6 +30,7 @@ from server.http.observers import HttpMeter
 from server.metrics.metrics import Metrics
 from server.options.settings import ServerSettings
 from server.services import Services
+from server.text.draft import Draft
 from server.text.renderer import Renderer
 from tests.server.engines import Gate
 
@@ -149,10 +151,16 @@ def serve(
     batches: Batches | None = None,
     wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
     make_backend: Callable[..., FakeBackend] = FakeBackend,
+    draft: Draft | None = None,
+    draft_spec: BackendSpec | None = None,
+    draft_faults: Mapping[int, BackendError] | None = None,
 ) -> Iterator[RunningServer]:
-    """Run a server until the block ends. Steps wait at its gate unless `is_open`."""
+    """Run a server until the block ends. Steps wait at its gate unless `is_open`, those of a draft too."""
     gate, observed, listener = Gate(is_open=is_open), Observed(), socket.create_server(("127.0.0.1", 0))
-    backend = make_backend(backend_spec or spec(), step_time=gate.step, faults=faults)
+    backend: Backend = make_backend(backend_spec or spec(), step_time=gate.step, faults=faults)
+    if draft is not None:
+        scorer = make_backend(draft_spec, step_time=gate.step, faults=draft_faults)
+        backend = CompositeBackend(backend, scorer)
     grammars = Grammars(renderer)
     scheduling = config or SchedulerConfig()
     engine = ObservedEngine(
@@ -160,7 +168,7 @@ def serve(
     )
     engine.observed = observed
     server_settings = server_settings or settings()
-    routes = create_app(Services(engine, renderer, grammars, server_settings, observed, batches))
+    routes = create_app(Services(engine, renderer, grammars, server_settings, observed, batches, draft))
     metered = HttpMeter(wrap(guarded(routes, server_settings, observed)), observed, WallClock().now)
     server = uvicorn.Server(
         uvicorn.Config(

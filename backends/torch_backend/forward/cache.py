@@ -104,6 +104,7 @@ class CacheLayer(CacheLayerMixin):
         policy = self.kind.policy
         assert scorer is not None, "votes are for a scorer"
         row = observation.row
+        candidates_end = policy.place(observation.num_held).candidates_end
         votes = window_votes(
             scorer,
             query[row],
@@ -111,7 +112,7 @@ class CacheLayer(CacheLayerMixin):
             step.query_entry[row],
             scale=options.scaling,
             num_sink=policy.layout.num_sink,
-            candidates_end=policy.place(observation.num_held).candidates_end,
+            candidates_end=observation.num_held if observation.scores_all else candidates_end,
             num_prompt_tokens=observation.end,
             softcap=options.softcap,
             num_observing=observation.num_queries,
@@ -128,8 +129,16 @@ class CacheLayer(CacheLayerMixin):
     def clear_scratch(self, scratch: int) -> None:
         """Overwrite a scratch with zeros, and forget the votes on its tokens."""
         _clear(self.scratch, scratch)
-        self._votes[scratch].zero_()
+        self.forget_votes(scratch)
         self._token_index[scratch] = torch.arange(self._token_index.shape[2], device=self._token_index.device)
+
+    def votes(self, scratch: int, num_tokens: int) -> Tensor | None:
+        """Return the votes on a scratch's first tokens, [head, token]; None without a scorer."""
+        return None if self.kind.scorer is None else self._votes[scratch, :, :num_tokens]
+
+    def forget_votes(self, scratch: int) -> None:
+        """Forget the votes on a scratch's tokens."""
+        self._votes[scratch].zero_()
 
     def evict(self, scratch: int, num_held: int, num_evicted: int, num_read: int) -> None:
         """Evict `num_evicted` of a full scratch's `num_held` tokens; the others close up, in their order.

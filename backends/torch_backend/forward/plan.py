@@ -80,7 +80,16 @@ def voting_pass(
         _sequential_kind_step(kind, entry, num_held, scratch.num_entries, end) for kind in kinds
     )
     has_scorer = any(kind.scorer for kind in kinds)
-    observation = Observation(0, row.scratch, num_held, end, len(token_ids), len(row.echo), row.echo_weight)
+    observation = Observation(
+        0,
+        row.scratch,
+        num_held,
+        end,
+        len(token_ids),
+        len(row.echo),
+        row.echo_weight,
+        scores_all=row.importance is not None,
+    )
     step = ScratchStep(
         rows=torch.tensor([row.scratch], device=device),
         view=slice(row.scratch, row.scratch + 1),
@@ -91,6 +100,35 @@ def voting_pass(
     )
     positions = (entry + (last - end)).clamp(max=max_position)
     return ForwardPass(torch.tensor([token_ids], device=device), positions, step)
+
+
+def ahead_pass(
+    row: PrefillRow,
+    token_id: int,
+    num_ahead: int,
+    kinds: Sequence[LayerKind],
+    limits: tuple[int, int],
+    device: torch.device,
+) -> ForwardPass:
+    """Return the pass that reads a token which follows a prompt, for its votes on the prompt's tokens.
+
+    It is written behind the prompt and the `num_ahead` tokens that precede it there. `limits` are a scratch's
+    entries and the largest position.
+    """
+    assert row.scratch is not None, "a draft has no slots"
+    num_entries, max_position = limits
+    index = row.num_prompt_tokens + num_ahead
+    entry = torch.tensor([[index]], device=device)
+    observation = Observation(0, row.scratch, row.num_prompt_tokens, index + 1, 1, scores_all=True)
+    step = ScratchStep(
+        rows=torch.tensor([row.scratch], device=device),
+        view=slice(row.scratch, row.scratch + 1),
+        kinds=tuple(_sequential_kind_step(kind, entry, index, num_entries, index + 1) for kind in kinds),
+        num_outputs=None,
+        observations=(observation,),
+        query_entry=entry,
+    )
+    return ForwardPass(torch.tensor([[token_id]], device=device), entry.clamp(max=max_position), step)
 
 
 def _right_aligned(batch: PrefillBatch, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -159,6 +197,13 @@ def _observations(
     scored = [(kind.policy, kind.scorer) for kind in kinds if kind.scorer is not None]
     observations = []
     for i, (row, num_evicted) in enumerate(zip(rows, evicted, strict=True)):
+        if row.importance is not None and row.scratch is not None:
+            length = row.num_prompt_tokens
+            num_queries = 1 if row.importance.num_ahead else None
+            window = num_queries or max(scorer.observation_window for _, scorer in scored)
+            if row.start + len(row.token_ids) > length - window:
+                observations.append(Observation(i, row.scratch, length, length, num_queries, scores_all=True))
+            continue
         windows = [scorer.observation_window for policy, scorer in scored if _must_choose(policy, row)]
         observes = row.start + len(row.token_ids) > row.num_prompt_tokens - max(windows, default=0)
         if row.scratch is not None and row.slots and observes:

@@ -62,7 +62,8 @@ class Observation:
 
     The sinks and the newest of the scratch's first `num_held` entries are kept anyway. The observing queries
     are the last ones before entry `end`: `num_queries` of them, or as many as the scorer's window for None.
-    The first `num_echoed` of them echo the question, and their votes count `echo_weight`.
+    The first `num_echoed` of them echo the question, and their votes count `echo_weight`. With `scores_all`,
+    nothing is kept anyway: all tokens are scored, and nothing is chosen.
     """
 
     row: int
@@ -72,6 +73,7 @@ class Observation:
     num_queries: int | None = None
     num_echoed: int = 0
     echo_weight: float = 1.0
+    scores_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,8 @@ class SlotParams:
         integers = torch.tensor(
             [(p.top_k, _signed(p.seed), choice) for p, choice in held], dtype=torch.int64, device=device
         )
-        return cls(*numbers.unbind(1), *integers.unbind(1))
+        # With their widths, which a pool without slots does not show.
+        return cls(*numbers.view(-1, 6).unbind(1), *integers.view(-1, 3).unbind(1))
 
     def copy_(self, other: "SlotParams") -> None:
         """Copy the values of `other` in place: captured steps read these tensors."""

@@ -1,0 +1,62 @@
+"""The baselines of a draft, which choose among the same chunks, and a run of all settings."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from bench.speculative_prefill import SETTINGS, bm25, main, shortened_prompt
+from commands.eval.tasks.case import Case, Scoring
+from server.options.models import DEMO_MODEL
+from server.text.shortening import MARK
+from server.text.tokenizer import Tokenizer
+
+PETS = ("cat", "dog", "fox", "goat", "hen", "owl", "pig", "rat")
+NAMES = ("Anna", "Ben", "Carl", "Dora")
+LINES = [f"{name} keeps a {pet} in the house, and it is fine." for name in NAMES for pet in PETS]
+CASE = Case(
+    "t", "\n".join(LINES), "\n\nQuestion: Who keeps an owl? Is it Carl?\n", "Answer:", "Carl", (), Scoring.ALL
+)
+
+
+def test_rare_words_of_the_question_count_most() -> None:
+    chunks = [["the", "cat"], ["the", "owl", "owl"], ["the", "dog"], ["the", "owl"] + ["dog"] * 30]
+    scores = bm25(chunks, ["the", "owl"])
+    assert scores[1] > scores[3] > scores[0] == scores[2] > 0
+    assert bm25(chunks, ["fox"]) == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("setting", ["bm25", "newest", "random"])
+def test_a_baseline_keeps_whole_lines_and_the_question(setting: str) -> None:
+    framed = Tokenizer.load(str(DEMO_MODEL)).encode_framed(CASE.prompt, in_template=False)
+    prompt = shortened_prompt(setting, CASE, framed, 0.5, random.Random(0))
+    assert prompt.endswith(CASE.question + "Answer:")
+    assert MARK in prompt
+    kept = [line for line in prompt.split("\n") if line in LINES]
+    assert 8 <= len(kept) < 32
+    if setting == "bm25":
+        assert LINES[8 * 2 + 5] in prompt
+    if setting == "newest":
+        assert kept[-8:] == LINES[-8:]
+
+
+@pytest.mark.long
+def test_all_settings_are_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out.json"
+    model = str(DEMO_MODEL)
+    small = ["--length", "400", "--cases", "1", "--tasks", "passkey", "--keep", "0.5", "--out", str(out)]
+    assert main(["--model", model, "--draft", model, *small, "--serve-options", "--backend", "fake"]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["setting"] for row in rows] == list(SETTINGS)
+    num_read = {row["setting"]: row["answers"]["passkey"][0]["num_read"] for row in rows}
+    assert all(num_read[setting] < num_read["whole"] for setting in SETTINGS[1:])
+    assert capsys.readouterr().out.count("\n") == 2 + len(SETTINGS)
+
+
+def test_a_prompt_that_is_too_short_for_a_task_ends_with_a_message(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = str(DEMO_MODEL)
+    assert main(["--model", model, "--draft", model, "--length", "10", "--tasks", "niah_single_1"]) == 1
+    assert "bench.speculative_prefill: " in capsys.readouterr().err

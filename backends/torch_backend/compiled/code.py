@@ -207,7 +207,7 @@ class CompiledCode:
             )
 
     def _use_kernels(self) -> None:
-        """Use the kernels without waiting for the graphs: prompts are read several times as fast with them."""
+        """Use the kernels without waiting for the graphs: they read prompts faster, too."""
         path = self._folder / KERNELS
         if self._kernels.are_used or self._have_kernels_failed or not path.exists():
             return

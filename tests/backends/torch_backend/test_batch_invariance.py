@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ if onednn.supports(torch.bfloat16):
     DTYPES.append(DtypeName.BFLOAT16)
 # In float32, the products of very few rows with the matrices of latents and of experts round as the number of
 # rows has it.
-SUBJECTS = [("llama", dtype, False) for dtype in DTYPES]
+SUBJECTS: list[Any] = [("llama", dtype, False) for dtype in DTYPES]
 SUBJECTS += [pytest.param("llama", dtype, True, marks=pytest.mark.long) for dtype in DTYPES]
 SUBJECTS += [("deepseek-v3", dtype, False) for dtype in DTYPES if dtype is DtypeName.BFLOAT16]
 

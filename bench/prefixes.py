@@ -148,8 +148,10 @@ class Client:
 
 def our_rows(model: Path, sizes: Sizes, logs: Path) -> Iterator[Row]:
     room = str(sizes.shared + sizes.rest + NUM_TURNS * (sizes.turn + sizes.answer))
-    on = snapserve(model, "--slot-capacity", room)
-    off = snapserve(model, "--slot-capacity", room, *OFF)
+    # Slots that hold the whole chat, since only what lost nothing is stored.
+    slots = ("--policy", "full", "--slot-capacity", room)
+    on = snapserve(model, *slots)
+    off = snapserve(model, *slots, *OFF)
     with (
         serving(on, logs / "on.log") as (one, _),
         serving(off, logs / "off.log") as (other, _),

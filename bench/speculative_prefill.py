@@ -159,7 +159,7 @@ class Measurement:
                 for setting in settings:
                     shares = (None,) if setting == WHOLE else self._plan.keep
                     rows += [await self._row(http, url, setting, keep) for keep in shares]
-        return rows
+        return sorted(rows, key=lambda row: self._plan.settings.index(row.setting))
 
     def _options(self, queries: str) -> tuple[str, ...]:
         most = str(self._plan.length + _MAX_ANSWER)

@@ -239,14 +239,15 @@ class EmbedRequest(_Lenient):
     model: Text | None = None
     input: Annotated[Text | Annotated[list[Text], Field(fail_fast=True)], BeforeValidator(few)]
     truncate: bool | None = None
-    dimensions: int | None = None
+    dimensions: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None  # 0: all
     options: Inert = None
     keep_alive: Inert = None
 
     def plain(self) -> EmbeddingRequest:
         """Return the request in OpenAI's words."""
         cut = {} if self.truncate is False else {"truncate_prompt_tokens": -1, "truncation_side": "right"}
-        return EmbeddingRequest.model_validate({"input": self.input, "dimensions": self.dimensions, **cut})
+        dimensions = self.dimensions or None
+        return EmbeddingRequest.model_validate({"input": self.input, "dimensions": dimensions, **cut})
 
 
 class OllamaDetails(TypedDict):

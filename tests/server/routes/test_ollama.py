@@ -211,6 +211,25 @@ def test_options_of_its_runner_are_reported_and_other_samplers_refused(running: 
     assert "options.mirostat" in refused.json()["error"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"dimensions": 0}, 200),  # Ollama's clients send it for all
+        ({"dimensions": -1}, 400),
+        ({"dimensions": 2**31}, 400),
+        ({"dimensions": 1.5}, 400),
+        ({"input": []}, 400),
+        ({"input": [""]}, 400),
+        ({"input": None}, 400),
+        ({"truncate": False}, 200),
+    ],
+    ids=str,
+)
+def test_embeddings_of_odd_requests(running: RunningServer, fields: dict[str, object], status: int) -> None:
+    response = httpx.post(f"{running.url}/api/embed", json={"input": "a", **fields})
+    assert response.status_code == status, response.text
+
+
 def test_embeddings_are_those_of_the_other_route(llama: ollama.Client, running: RunningServer) -> None:
     texts = ["Anna keeps the lamp.", "Boris"]
     found = llama.embed(MODEL, texts)

@@ -140,9 +140,8 @@ def reserve(call: Call) -> Reserved:
     client = call.services.client
     arrival_time = client.now()
     record.model = task.model
-    tenant.set(
-        call.tenant
-    )  # whose turn it is to tokenize: a batch's owner, or a user where there are no keys
+    # Whose turn it is to tokenize: a batch's owner, or a user where there are no keys.
+    tenant.set(call.tenant)
     check_limits(task.options, task.num_in_flight, call.services.settings)
     record.quota.admit()
     num_sequences = task.num_in_flight * task.options.num_choices

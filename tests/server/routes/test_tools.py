@@ -107,7 +107,8 @@ def test_required_calls_are_made_in_every_format(renderer: Renderer, name: str) 
         httpx.Client(base_url=server.url, timeout=30) as http,
     ):
         seen = set()
-        for seed in range(6):
+        # In the pythonic format, the untrained model rarely calls get_time.
+        for seed in range(24 if name == "pythonic" else 6):
             choice = ask(http, seed=seed, parallel_tool_calls=False)
             assert choice["finish_reason"] == "tool_calls"
             assert choice["message"]["content"] is None
@@ -116,10 +117,10 @@ def test_required_calls_are_made_in_every_format(renderer: Renderer, name: str) 
             choice = ask(http, seed=seed, tool_choice=NAMED, tools=[WEATHER, TIME])
             assert choice["finish_reason"] == "stop"
             assert checked(choice["message"]) == ["get_weather"]
+        assert seen == {"get_weather", "get_time"}
         several = [ask(http, seed=seed) for seed in range(20)]
         named = [checked(choice["message"]) for choice in several if choice["finish_reason"] != "length"]
         assert max(map(len, named)) > 1
-        assert seen.union(*named) == {"get_weather", "get_time"}
 
 
 def test_harmony_s_channels_become_reasoning_and_a_call(renderer: Renderer) -> None:

@@ -39,7 +39,8 @@ def slot_pool(
     num_slots: int, policy: CachePolicy, max_model_len: int, name: str | None = None
 ) -> SlotPoolSpec:
     """Return a pool's spec. The default name is the policy's."""
-    return SlotPoolSpec(num_slots, policy, min(policy.max_direct_tokens, max_model_len), name or policy.name)
+    max_direct = min(policy.max_direct_tokens, max_model_len)
+    return SlotPoolSpec(num_slots, policy, max_direct, max_model_len, name or policy.name)
 
 
 def fake_spec(

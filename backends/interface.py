@@ -286,7 +286,8 @@ class SlotPoolSpec:
 
     Prompts of up to `max_direct_tokens` are written into their slot, longer ones into a scratch.
     The pools of a backend have different names, by which requests select them. `policy` is that of the
-    model's full-attention layers. Other layers can hold less, which `max_direct_tokens` accounts for. With
+    model's full-attention layers. Layers with a sliding window can hold less, which both limits account for:
+    they hold all tokens of sequences of up to `max_exact_tokens`. With
     `in_int8`, slots hold keys and values in 8 bits; scratches never do. A slot takes `slot_bytes` of the
     device's memory; 0 where it takes none. A pool without slots reads prompts for their importance alone.
     """
@@ -294,6 +295,7 @@ class SlotPoolSpec:
     num_slots: int
     policy: CachePolicy
     max_direct_tokens: int
+    max_exact_tokens: int
     name: str
     in_int8: bool = False
     slot_bytes: int = 0

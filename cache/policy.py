@@ -55,6 +55,11 @@ class CachePolicy:
 
     @property
     def max_direct_tokens(self) -> int:
+        """The longest prompt that needs no kept entries, so that a slot holds it in its order."""
+        return self.layout.num_sink + self.prompt_window
+
+    @property
+    def max_exact_prompt(self) -> int:
         """The longest prompt of which a slot loses nothing, in any layer."""
         return self.layout.num_sink + self.prompt_window + min(self.layer_kept, default=self.layout.num_kept)
 

@@ -205,9 +205,9 @@ class PrefixReuse:
             return 0  # these need the hidden states of all tokens
         if prefill.scratch is None:
             return length - 1
-        scorer = self._pools[add.pool].policy.scorer
-        observes = add.needs_slot or add.importance is not None
-        num_observing = scorer.observation_window if scorer is not None and observes else 1
+        policy = self._pools[add.pool].policy
+        observes = add.importance is not None or (add.needs_slot and length > policy.max_exact_prompt)
+        num_observing = policy.scorer.observation_window if policy.scorer is not None and observes else 1
         num_held = self._scratch.num_held(length)
         # The last tokens' queries vote on what is kept, and a full scratch evicts behind a chunk.
         return max(0, min(length - num_observing, length - 1 if num_held == length else num_held - 1))
@@ -219,6 +219,6 @@ class PrefixReuse:
         return (
             not pool.in_int8
             and num_tokens >= request.num_prefill_tokens  # the prompt was read
-            and num_tokens <= pool.max_direct_tokens  # layers with a sliding window hold no more
+            and num_tokens <= pool.max_exact_tokens
             and pool.policy.is_exact(request.num_prefill_tokens, num_tokens)
         )

@@ -146,8 +146,10 @@ def pool_spec(
     options: PoolOptions, policy: CachePolicy, kinds: Sequence[LayerKind], max_model_len: int
 ) -> SlotPoolSpec:
     """Return the limits of a pool whose layers are of these kinds."""
-    limits = [policy.max_direct_tokens, max_model_len, *(kind.policy.max_direct_tokens for kind in kinds)]
-    return SlotPoolSpec(options.num_slots, policy, min(limits), options.label, options.in_int8)
+    windows = [kind.policy.layout.capacity for kind in kinds if kind.sliding_window is not None]
+    max_exact = min([max_model_len, *windows])
+    max_direct = min(max_exact, policy.max_direct_tokens)
+    return SlotPoolSpec(options.num_slots, policy, max_direct, max_exact, options.label, options.in_int8)
 
 
 def backend_spec(

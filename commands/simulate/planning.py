@@ -117,9 +117,7 @@ class Candidate:
         return max(1, min(held, self.policy.layout.capacity))
 
     def prompt_seconds(self, load: Load) -> float:
-        compression = (
-            compression_of(self.policy) if load.mean_prompt > self.policy.max_direct_tokens else None
-        )
+        compression = compression_of(self.policy) if load.mean_prompt > self.policy.max_exact_prompt else None
         deployment = replace(self.deployment, execution=Execution.FUSED)
         return prefill_seconds(deployment, Chunk(load.mean_prompt, compression=compression))
 
@@ -180,7 +178,7 @@ class Candidate:
         found: list[Arrival] = []
         for arrival in arrivals:
             size = arrival.num_prompt_tokens
-            drops = compression if size > self.policy.max_direct_tokens else None
+            drops = compression if size > self.policy.max_exact_prompt else None
             end = max(arrival.time, heapq.heappop(free)) + prefill_seconds(deployment, Chunk(size, 0, drops))
             heapq.heappush(free, end)
             held = min(size, self.policy.layout.capacity)

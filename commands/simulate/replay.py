@@ -45,7 +45,7 @@ def replay_spec(num_slots: int, policy: CachePolicy, max_model_len: int) -> Back
     return BackendSpec(
         vocab_size=1,
         max_model_len=max_model_len,
-        pools=(SlotPoolSpec(num_slots, policy, policy.max_direct_tokens, policy.name),),
+        pools=(SlotPoolSpec(num_slots, policy, policy.max_exact_prompt, max_model_len, policy.name),),
         scratch=ScratchSpec(2, ScratchLayout(max_model_len)),
         prefill_shapes=tuple(
             PrefillShape(1, size) for size in shapes if size <= max(max_model_len, shapes[0])

@@ -343,8 +343,11 @@ def test_tokens_read_by_decode_belong_to_the_prompt(
     """Nothing of these is evicted: answer and log-probabilities equal those of a prompt read by prefill."""
     sampling = replace(GREEDY, repetition_penalty=1.5, frequency_penalty=0.5, num_logprobs=1)
     whole = replace(ask("a", 30, max_tokens=2, sampling=sampling), num_prompt_logprobs=3)
-    placement = backend.spec.pools[0].policy.place(num_prefill_tokens)
+    pool = backend.spec.pools[0]
+    placement = pool.policy.place(num_prefill_tokens)
     num_held = placement.window_start + placement.ring_size - 1  # with one token of the answer
+    if pool.in_int8:  # in a scratch, prefill would see exact keys where decode sees rounded ones
+        num_held = min(num_held, pool.max_direct_tokens)
     whole = replace(whole, prompt_token_ids=whole.prompt_token_ids[: max(num_prefill_tokens, num_held)])
     parted = replace(whole, num_prefill_tokens=num_prefill_tokens)
     outputs = []
@@ -360,7 +363,7 @@ def test_tokens_read_by_decode_belong_to_the_prompt(
         for outputs_of_choice in outputs
     )
     # In 8 bits, a difference in the last bits can move a key or a value by a whole step.
-    tolerance = STEP if backend.spec.pools[0].in_int8 else 1e-4
+    tolerance = STEP if pool.in_int8 else 1e-4
     for found, expected in ((scores, expected_scores), (tokens, expected_tokens)):
         assert [token.token_id for token in found] == [token.token_id for token in expected]
         assert [token.logprob for token in found] == pytest.approx(

@@ -29,7 +29,7 @@ DRAW = Draw(GREEDY)
 
 
 def backend() -> FakeBackend:
-    """Slots that take 16 tokens directly."""
+    """Slots that take 12 tokens directly."""
     policy = snapstream(0, 12, 4, WindowScorer(observation_window=4))
     return FakeBackend(
         fake_spec(num_slots=2, num_scratch=1, max_model_len=24, policy=policy, prefill_shapes=(SHAPE,))
@@ -95,16 +95,16 @@ def test_impossible_batches_are_caught(batch: Batch) -> None:
 
 def test_an_incomplete_prompt_cannot_decode() -> None:
     fake = backend()
-    fake.submit(prefill(chunk(0, 3, 16)))
+    fake.submit(prefill(chunk(0, 3, 12)))
     with pytest.raises(AssertionError, match="no complete prompt"):
-        fake.submit(DecodeBatch((decode(index=3, num_prompt_tokens=16),)))
+        fake.submit(DecodeBatch((decode(index=3, num_prompt_tokens=12),)))
 
 
 def test_a_missing_chunk_is_detected() -> None:
     fake = backend()
-    fake.submit(prefill(chunk(0, 4, 16)))
+    fake.submit(prefill(chunk(0, 4, 12)))
     with pytest.raises(AssertionError):
-        fake.submit(prefill(chunk(8, 8, 16)))
+        fake.submit(prefill(chunk(8, 4, 12)))
 
 
 def test_a_prompt_packed_from_scratch_continues_in_every_slot() -> None:

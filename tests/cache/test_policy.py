@@ -36,15 +36,25 @@ def test_kept_entries_without_a_scorer_are_refused() -> None:
         CachePolicy(PolicyName.SNAPSTREAM, SlotLayout(1, 4, 2), 4, None, evicts=True)
 
 
-def test_the_layer_that_keeps_least_bounds_direct_prompts() -> None:
+def test_the_layer_that_keeps_least_bounds_exact_prompts() -> None:
     policy = replace(POLICIES["snapstream"], layer_kept=(1, 4, 4))
-    assert policy.max_direct_tokens == 2 + 5 + 1
+    assert policy.max_exact_prompt == 2 + 5 + 1
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_a_prompt_is_exact_up_to_the_longest_direct_one(policy: CachePolicy) -> None:
-    assert simulate(policy, policy.max_direct_tokens).is_exact
-    assert not simulate(policy, policy.max_direct_tokens + 1).is_exact
+def test_a_prompt_is_exact_up_to_the_longest_exact_one(policy: CachePolicy) -> None:
+    assert simulate(policy, policy.max_exact_prompt).is_exact
+    assert not simulate(policy, policy.max_exact_prompt + 1).is_exact
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_a_direct_prompt_is_held_in_its_order(policy: CachePolicy) -> None:
+    def entries(num_tokens: int) -> list[int]:
+        return [policy.place(num_tokens).direct_entry(index) for index in range(num_tokens)]
+
+    longest = policy.max_direct_tokens
+    assert entries(longest) == list(range(longest))
+    assert entries(longest + 1) != list(range(longest + 1))
 
 
 @pytest.mark.parametrize("name", ["full", "snapkv"])
@@ -132,7 +142,7 @@ def test_live_entries_of_unequal_layers_are_their_average(
         token is not None for slot in slots for token in slot.entries
     ) // len(kept)
     assert policy.is_exact(num_prompt_tokens, num_tokens) == all(slot.is_exact for slot in slots)
-    assert (num_prompt_tokens <= policy.max_direct_tokens) == policy.is_exact(
+    assert (num_prompt_tokens <= policy.max_exact_prompt) == policy.is_exact(
         num_prompt_tokens, num_prompt_tokens
     )
 

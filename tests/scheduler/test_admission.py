@@ -24,9 +24,8 @@ def refusal(add: Add, spec: BackendSpec) -> str | None:
 
 
 SCORER = WindowScorer(observation_window=8)
-SPEC = fake_spec(
-    policy=snapstream(4, 32, 28, SCORER), max_model_len=1024
-)  # a slot takes up to 64 tokens directly
+SPEC = fake_spec(policy=snapstream(4, 32, 28, SCORER), max_model_len=1024)
+DIRECT = 4 + 32  # tokens that a slot holds in their order
 
 
 @pytest.mark.parametrize(
@@ -71,7 +70,7 @@ def test_refuses_what_the_policy_cannot_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_prompt_tokens", "max_tokens", "needs"), [(64, 1, False), (65, 1, True), (1, 0, True)]
+    ("num_prompt_tokens", "max_tokens", "needs"), [(DIRECT, 1, False), (DIRECT + 1, 1, True), (1, 0, True)]
 )
 def test_scratch_is_for_long_prompts_and_for_those_without_a_slot(
     num_prompt_tokens: int, max_tokens: int, needs: bool
@@ -84,7 +83,7 @@ def test_scratch_is_for_long_prompts_and_for_those_without_a_slot(
 
 @pytest.mark.parametrize(
     ("num_prefill_tokens", "max_tokens", "needs"),
-    [(64, 1, False), (65, 1, True), (64, 0, False), (100, 0, True)],
+    [(DIRECT, 1, False), (DIRECT + 1, 1, True), (DIRECT, 0, False), (100, 0, True)],
 )
 def test_tokens_read_by_decode_need_a_slot_and_no_scratch(
     num_prefill_tokens: int, max_tokens: int, needs: bool

@@ -29,7 +29,8 @@ from tests.scheduler.drive import Drive, answer, request
 
 BLOCK = 8
 DIRECT = full(256)
-PACKED = snapstream(2, 16, 14, WindowScorer(observation_window=20))  # prompts over 32 tokens need a scratch
+# A slot holds prompts of 32 tokens. Over 18 tokens, they are read in a scratch.
+PACKED = snapstream(2, 16, 14, WindowScorer(observation_window=20))
 
 
 def spec(
@@ -224,13 +225,13 @@ def test_an_answer_is_stored_only_while_its_slot_holds_every_token() -> None:
 
 
 def test_an_answer_that_a_sliding_window_outgrew_is_not_stored() -> None:
-    pools = (SlotPoolSpec(4, DIRECT, max_direct_tokens=32, name="windows"),)
+    pools = (SlotPoolSpec(4, DIRECT, max_direct_tokens=32, max_exact_tokens=32, name="windows"),)
     drive = Drive(replace(spec(), pools=pools))
     drive.run(request("long", prompt_token_ids=prompt(24), max_tokens=20))
     assert next_turn(drive, "long", prompt(24)) == 24
 
 
-@pytest.mark.parametrize(("length", "expected"), [(32, 0), (100, 80)])
+@pytest.mark.parametrize(("length", "expected"), [(18, 0), (32, 24), (100, 80)])
 def test_what_a_slot_in_8_bits_holds_is_neither_stored_nor_restored(length: int, expected: int) -> None:
     pools = (replace(spec(PACKED).pools[0], in_int8=True),)
     drive = Drive(replace(spec(PACKED), pools=pools))

@@ -22,7 +22,7 @@ from scheduler.waiting import QueueOrder
 from tests.scheduler.drive import request
 
 ONE_STEP = SchedulerConfig(max_decode_steps=1)
-# A slot takes prompts of up to 4 + 32 + 28 = 64 tokens directly.
+# A slot takes prompts of up to 4 + 32 = 36 tokens directly.
 SNAPSTREAM = snapstream(4, 32, 28, WindowScorer(observation_window=8))
 
 
@@ -173,7 +173,7 @@ def test_a_prompt_that_waits_for_a_slot_keeps_its_scratch() -> None:
     """Scored sequences need no slot. They must not take the scratch from an earlier sequence."""
     scheduler, _ = scheduler_of(snapstream_spec(num_slots=1))
     scheduler.add(request("short", 10, max_tokens=3))
-    scheduler.add(request("long", 40, max_tokens=2))
+    scheduler.add(request("long", 36, max_tokens=2))
     scheduler.add(request("scored", 10, max_tokens=0))
     order = [
         row.request_id
@@ -181,7 +181,7 @@ def test_a_prompt_that_waits_for_a_slot_keeps_its_scratch() -> None:
         if isinstance(batch, PrefillBatch)
         for row in batch.rows
     ]
-    assert order == ["short", "scored", "long", "long"]  # 40 tokens fit the slot: no scratch is needed
+    assert order == ["short", "scored", "long", "long"]  # 36 tokens need no scratch
     scheduler.add(request("short", 10, max_tokens=3))
     scheduler.add(request("long", 100, max_tokens=2))
     scheduler.add(request("scored", 10, max_tokens=0))
@@ -239,7 +239,7 @@ def test_a_lone_short_prompt_takes_the_smallest_shape() -> None:
 def test_rows_with_and_without_scratch_are_read_in_turns() -> None:
     scheduler, _ = scheduler_of(snapstream_spec())
     scheduler.add(request("long", 500))
-    scheduler.add(request("short", 60, max_tokens=1))
+    scheduler.add(request("short", 36, max_tokens=1))
     turns = [prefill_turn(scheduler).rows[0].request_id for _ in range(4)]
     assert turns == ["long", "short", "long", "short"]
     assert only_final(scheduler.take_outputs()).reason is FinishReason.LENGTH

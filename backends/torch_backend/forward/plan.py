@@ -26,7 +26,7 @@ from backends.torch_backend.forward.step import (
 from backends.torch_backend.model.attention import MASKED
 from cache.policy import CachePolicy
 from cache.scratch import ScratchLayout
-from cache.slots import decode_entries, direct_entries, direct_index, live_mask
+from cache.slots import decode_entries, live_mask
 
 _MIN_READ = 256  # entries
 _MIN_ROWS = 2  # a product with one row may round differently from the same row beside others
@@ -147,10 +147,14 @@ def _right_aligned(batch: PrefillBatch, device: torch.device) -> tuple[Tensor, T
 
 def _direct_step(batch: PrefillBatch, kinds: Sequence[LayerKind], index: Tensor) -> DirectStep:
     slots = [row.slots[0] for row in batch.rows]
+    first = min(row.start for row in batch.rows)
+    longest = max(row.start + len(row.token_ids) for row in batch.rows)
     return DirectStep(
         rows=_padded(slots, batch, index.device),
         view=_view(slots, batch),
-        kinds=tuple(_direct_kind_step(kind, index, batch.rows) for kind in kinds),
+        kinds=tuple(
+            _sequential_kind_step(kind, index, first, kind.policy.layout.capacity, longest) for kind in kinds
+        ),
         num_outputs=_num_outputs(batch.rows),
     )
 
@@ -232,8 +236,8 @@ def _sequential_kind_step(
 ) -> KindStep:
     """Return the step of layers whose entries are in the order of the sequence.
 
-    They always are in a scratch, and in a slot while nothing is in its kept entries. Every chunk begins at
-    the entry `first` or later, and ends at `longest` or before.
+    They always are in a scratch, and in the slot of a direct prompt. Every chunk begins at the entry `first`
+    or later, and ends at `longest` or before.
     """
     # Without a sliding window, every query sees all entries before the first chunk: these need no mask.
     num_unmasked = first if kind.sliding_window is None else 0
@@ -244,34 +248,6 @@ def _sequential_kind_step(
         is_seen &= entry > query - kind.sliding_window
     entries = torch.where(query_entry >= 0, query_entry, capacity)
     return KindStep(entries, _bias(is_seen), num_unmasked, last_seen=query_entry)
-
-
-def _direct_kind_step(kind: LayerKind, index: Tensor, rows: Sequence[PrefillRow]) -> KindStep:
-    """Return the step of layers whose slots hold these prompts completely.
-
-    A query sees all tokens up to its own.
-    """
-    layout = kind.policy.layout
-    placements = [kind.policy.place(row.num_prompt_tokens) for row in rows]
-    longest = max(row.start + len(row.token_ids) for row in rows)
-    if all(placement.window_start <= layout.num_sink for placement in placements):
-        return _sequential_kind_step(kind, index, min(row.start for row in rows), layout.capacity, longest)
-    padding = index.shape[0] - len(rows)
-    num_tokens, window_start, ring_size = torch.tensor(
-        [
-            [row.start + len(row.token_ids) for row in rows] + [0] * padding,
-            [placement.window_start for placement in placements] + [0] * padding,
-            [placement.ring_size for placement in placements] + [1] * padding,
-        ],
-        device=index.device,
-    )
-    entries = direct_entries(layout, index, window_start[:, None], ring_size[:, None])
-    # Kept entries are the last of a slot: where one is in use, the whole slot is read.
-    uses_kept = any(placement.num_kept_used for placement in placements)
-    read_length = layout.capacity if uses_kept else _read_length(longest, layout.capacity)
-    held = direct_index(layout, num_tokens, window_start, ring_size, read_length)[:, None]
-    is_seen = (held >= 0) & (held <= index[..., None])
-    return KindStep(torch.where(index >= 0, entries, layout.capacity), _bias(is_seen))
 
 
 def _bias(is_seen: Tensor) -> Tensor:

@@ -145,7 +145,7 @@ def test_quantised_weights(tmp_path: Path, quantization: Quantization) -> None:
     check_hit(drive, prompt_of(60), 56)
 
 
-@pytest.mark.parametrize(("length", "num_cached"), [(31, 0), (60, 56)])
+@pytest.mark.parametrize(("length", "num_cached"), [(18, 0), (31, 24), (60, 56)])
 def test_slots_in_8_bits(tmp_path: Path, length: int, num_cached: int) -> None:
     """Only prompts that are read in a scratch are stored: exactly, whatever slot they are packed into."""
     drive = open_drive(tmp_path, SNAPSTREAM, kv_cache_dtype=KVCacheDtype.INT8)

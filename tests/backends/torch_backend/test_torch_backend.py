@@ -76,7 +76,7 @@ def _prompt(length: int) -> list[int]:
 def test_spec(backend: TorchBackend, llama: Path) -> None:
     spec = backend.spec
     assert (spec.vocab_size, spec.max_model_len, spec.pools[0].num_slots) == (VOCAB_SIZE, 128, 3)
-    assert spec.pools[0].max_direct_tokens == spec.pools[0].policy.max_direct_tokens == 32
+    assert (spec.pools[0].max_direct_tokens, spec.pools[0].policy.max_exact_prompt) == (22, 32)
     assert (spec.scratch.num_scratch, spec.scratch.layout.max_tokens) == (2, 128)
     assert spec.features == frozenset(Feature)
     assert not spec.simulated

@@ -80,7 +80,7 @@ def test_tokens_and_slots_are_the_references(
 ) -> None:
     policy, scratch = backend.spec.pools[0].policy, backend.spec.scratch.layout
     assert (policy.layer_kept, policy.leading_layer) == ((2, 14, 8), 1 if shares_votes else None)
-    assert backend.spec.pools[0].max_direct_tokens == S + R + 2
+    assert backend.spec.pools[0].policy.max_exact_prompt == S + R + 2
     driver = Driver(backend, chunk=CHUNK)
     for slot, length in enumerate(LENGTHS):
         request = Request(_prompt(length), (slot,), replace(GREEDY, num_logprobs=NUM_TOP))
@@ -100,7 +100,7 @@ def test_tokens_and_slots_are_the_references(
 def test_equal_budgets_are_not_measured() -> None:
     backend = _open(EVAL_MODEL, replace(POLICY, layer_budgets=LayerBudgets.EQUAL))
     assert backend.spec.pools[0].policy.layer_kept == ()
-    assert backend.spec.pools[0].max_direct_tokens == S + R + K
+    assert backend.spec.pools[0].policy.max_exact_prompt == S + R + K
 
 
 def test_slots_of_unlike_layers_take_no_more_memory() -> None:

@@ -101,7 +101,7 @@ class _Contents:
         num_logprobs = draw.num_logprobs(0)
         if num_logprobs is None:
             return SampledToken(token_id)
-        return with_logprobs(self.state, token_id, num_logprobs, vocab_size)
+        return with_logprobs(self.state, token_id, num_logprobs, vocab_size, draw.logprob_token_ids(0))
 
 
 @dataclass(frozen=True, slots=True)

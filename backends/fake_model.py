@@ -66,8 +66,10 @@ def choose(state: int, draw: Draw, vocab_size: int, token_ids: Sequence[int], nu
     return ranked[_invert(weights, _uniform(state, draw))]
 
 
-def with_logprobs(state: int, token_id: int, num_top: int, vocab_size: int) -> SampledToken:
-    """Return a token with its log-probability and those of the most likely tokens."""
+def with_logprobs(
+    state: int, token_id: int, num_top: int, vocab_size: int, named: Sequence[int] = ()
+) -> SampledToken:
+    """Return a token with its log-probability and those of the most likely tokens and of the named ones."""
     num_leaders = min(_NUM_LEADERS, vocab_size)
     mass = (
         sum(math.exp((_NUM_LEADERS - rank) * _LOGIT_STEP) for rank in range(num_leaders))
@@ -76,8 +78,11 @@ def with_logprobs(state: int, token_id: int, num_top: int, vocab_size: int) -> S
     )
     leader = _leader(state, vocab_size)
     top = [(leader + rank) % vocab_size for rank in range(min(num_top, vocab_size))]
-    pairs = [(token, _logit(state, token, vocab_size) - math.log(mass)) for token in (token_id, *top)]
-    return SampledToken(token_id, pairs[0][1], tuple(pairs[1:]))
+
+    def pairs(tokens: Sequence[int]) -> tuple[tuple[int, float], ...]:
+        return tuple((token, _logit(state, token, vocab_size) - math.log(mass)) for token in tokens)
+
+    return SampledToken(token_id, pairs([token_id])[0][1], pairs(top), pairs(named))
 
 
 def hidden_state(state: int, size: int) -> tuple[float, ...]:

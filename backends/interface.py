@@ -64,6 +64,8 @@ class SamplingParams:
     seed: int = 0
     # k: the log-probabilities of the chosen token and of the k most likely ones. None: no log-probabilities.
     num_logprobs: int | None = None
+    # With log-probabilities: tokens whose own are returned too.
+    logprob_token_ids: tuple[int, ...] = ()
 
     @property
     def is_greedy(self) -> bool:
@@ -108,6 +110,10 @@ class Draw:
     def num_logprobs(self, step: int) -> int | None:
         """Return the number of alternatives of a step's token. None is no log-probabilities."""
         return self.num_forced_logprobs if step < len(self.forced_token_ids) else self.sampling.num_logprobs
+
+    def logprob_token_ids(self, step: int) -> tuple[int, ...]:
+        """Return the tokens whose log-probabilities a step returns too."""
+        return () if step < len(self.forced_token_ids) else self.sampling.logprob_token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,11 +251,15 @@ Batch: TypeAlias = PrefillBatch | DecodeBatch
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """A token, with its log-probability and those of the alternatives, most likely first, if requested."""
+    """A token, with its log-probability and those of the alternatives, most likely first, if requested.
+
+    `named_logprobs` are those of `SamplingParams.logprob_token_ids`, in their order.
+    """
 
     token_id: int
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
+    named_logprobs: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,7 @@ def _token_refusals(add: Add, spec: BackendSpec) -> Iterator[Refusal]:
     checked = {
         "logit_bias": biased,
         "stop_token_ids": tuple(sorted(add.stop.stop_token_ids)),
+        "logprob_token_ids": add.sampling.logprob_token_ids,
         "prompt_token_ids": (min(prompt), max(prompt)),
         "question_token_ids": add.question_token_ids,
     }

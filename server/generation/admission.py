@@ -52,8 +52,11 @@ def check_limits(request: GenerationRequest, num_prompts: int, settings: ServerS
             f"{limits.max_sequences}.",
             "n",
         )
-    if any(len(stop) > limits.max_stop_length for stop in request.stop_strings):
-        raise invalid_value(f"A stop string may have at most {limits.max_stop_length} characters.", "stop")
+    for param, texts in (("stop", request.stop_strings), ("stop_regex", request.stop_regexes)):
+        if any(len(text) > limits.max_stop_length for text in texts):
+            raise invalid_value(
+                f"'{param}' may have texts of at most {limits.max_stop_length} characters.", param
+            )
     if request.priority and not settings.priority_is_honoured:
         raise unsupported_parameter("priority", "must be 0: this server's queue is first come, first served")
 
@@ -68,6 +71,7 @@ def _counts(request: GenerationRequest, num_prompts: int, limits: Limits) -> Ite
     yield "prompt", num_prompts, limits.max_prompts
     yield "n", request.num_choices, limits.max_choices
     yield "stop", len(request.stop_strings), limits.max_stop_strings
+    yield "stop_regex", len(request.stop_regexes), limits.max_stop_strings
     yield "stop_token_ids", len(request.stop_token_ids or ()), limits.max_stop_token_ids
     yield "logit_bias", len(request.logit_bias or ()), limits.max_logit_bias
 
@@ -148,6 +152,10 @@ def _engine_request(
     stop_token_ids = frozenset(options.stop_token_ids or ())
     if not options.ignore_eos:
         stop_token_ids |= services.renderer.stop_token_ids
+    if options.logprob_token_ids and task.num_logprobs is None:
+        raise invalid_value(
+            "'logprob_token_ids' is only allowed where log-probabilities are requested.", "logprob_token_ids"
+        )
     sampling = options.sampling_params(services.renderer.defaults, context.seed, task.num_logprobs)
     if task.pooling is not None:
         # An embedding draws no token, so the model's default penalties must not require a feature.

@@ -55,6 +55,7 @@ def chat_task(
             body=lambda: ChatBody(request, turn, envelope, PromptFields(request, prompts)),
             stream=lambda: ChatStream(request, turn, envelope, PromptFields(request, prompts)),
             structure=turn.structure,
+            thinking=turn.thinking,
             kept_token_ids=turn.kept_token_ids,
             question=turn.question,
             source=None if request.add_special_tokens else turn.source,

@@ -97,7 +97,10 @@ def named_tokens(request: ChoicesRequest, tokens: Iterable[TokenLogprob]) -> lis
 
 def chat_token_logprob(token: TokenLogprob) -> ChatTokenLogprob:
     """Return a token with its alternatives, as chats and responses report it."""
-    return {**_top_logprob(token), "top_logprobs": [_top_logprob(other) for other in token.top]}
+    return {
+        **_top_logprob(token),
+        "top_logprobs": [_top_logprob(other) for other in (*token.top, *token.named)],
+    }
 
 
 def _top_logprob(token: TokenLogprob) -> TopLogprob:

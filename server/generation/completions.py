@@ -268,6 +268,6 @@ def _top_logprobs(token: TokenLogprob, num_top: int) -> dict[str, float] | None:
     if token.logprob is None:
         return None
     likeliest: dict[str, float] = {}
-    for other in (*token.top[:num_top], token):
+    for other in (*token.top[:num_top], *token.named, token):
         likeliest.setdefault(other.token, finite(other.logprob))
     return likeliest

@@ -5,7 +5,7 @@ Knows tokens, text and stop strings; knows no HTTP and no queue.
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from backends.interface import SampledToken
 from scheduler.messages import AdmittedAdd, EngineOutput, Final, FinishReason
@@ -21,6 +21,7 @@ from server.generation.events import (
 from server.text.detokenizer import Detokenizer
 from server.text.logprobs import TokenLogprob
 from server.text.renderer import Renderer
+from server.text.stop_regex import StopRegex
 from server.text.stop_strings import StopString
 
 
@@ -33,6 +34,7 @@ class TextOptions:
     """
 
     stop: tuple[str, ...] = ()
+    stop_regexes: tuple[StopRegex, ...] = ()
     include_stop_string: bool = False
     skip_special_tokens: bool = True
     continues_prompt: bool = False
@@ -74,6 +76,7 @@ class Decoder:
                 Detokenizer(
                     renderer.vocabulary,
                     stop_strings,
+                    options.stop_regexes,
                     include_stop_string=options.include_stop_string,
                     skip_special_tokens=options.skip_special_tokens,
                     kept_token_ids=options.kept_token_ids,
@@ -156,11 +159,17 @@ class Decoder:
         return tuple(self._token_logprob(token) for token in tokens)
 
     def _token_logprob(self, token: SampledToken) -> TokenLogprob:
-        top = tuple(self._named_logprob(token_id, logprob) for token_id, logprob in token.top_logprobs)
-        return self._named_logprob(token.token_id, token.logprob, top)
+        likeliest = dict(token.top_logprobs)
+        return replace(
+            self._logprob(token.token_id, token.logprob),
+            top=tuple(self._logprob(token_id, logprob) for token_id, logprob in token.top_logprobs),
+            named=tuple(
+                self._logprob(token_id, logprob)
+                for token_id, logprob in token.named_logprobs
+                if token_id not in likeliest
+            ),
+        )
 
-    def _named_logprob(
-        self, token_id: int, logprob: float | None, top: tuple[TokenLogprob, ...] = ()
-    ) -> TokenLogprob:
+    def _logprob(self, token_id: int, logprob: float | None) -> TokenLogprob:
         text = self._vocabulary.token_text(token_id)
-        return TokenLogprob(text, token_id, self._vocabulary.token_bytes(token_id), logprob, top)
+        return TokenLogprob(text, token_id, self._vocabulary.token_bytes(token_id), logprob)

@@ -46,6 +46,7 @@ def message_task(request: MessagesRequest, model: str, settings: ServerSettings)
             body=lambda: MessageBody(answer()),
             stream=lambda: MessageStream(answer()),
             structure=turn.structure,
+            thinking=turn.thinking,
             kept_token_ids=turn.kept_token_ids,
             question=turn.question,
             source=turn.source,

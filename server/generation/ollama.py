@@ -56,6 +56,7 @@ def ollama_task(request: Request, model: str, settings: ServerSettings) -> Task:
             body=lambda: OllamaBody(reply),
             stream=lambda: OllamaLines(reply),
             structure=turn.structure,
+            thinking=turn.thinking,
             kept_token_ids=turn.kept_token_ids,
             question=turn.question,
             source=turn.source,

@@ -38,13 +38,16 @@ from server.generation.tally import Tally
 from server.generation.task import Rendered, Task
 from server.grammar.structure import Structure, StructureError
 from server.http.disconnect import unless_disconnected
-from server.http.errors import invalid_value
+from server.http.errors import invalid_value, unsupported_parameter
+from server.http.ignored import ignore
 from server.http.rate_limits import DEFAULT_MAX_TOKENS
 from server.http.record import RequestRecord, tenant
 from server.logs import fields
 from server.options.settings import PrefixSharing
+from server.protocol.generation import GenerationRequest
 from server.services import Services
 from server.text.renderer import PromptTooLongError, Renderer, RenderError
+from server.text.stop_regex import StopRegex, StopRegexError
 
 Result = TypeVar("Result")
 
@@ -85,6 +88,7 @@ class Prepared:
     adds: tuple[AdmittedAdd, ...]  # one a prompt
     tally: Tally
     drafting: Drafting | None  # how a draft shortens the prompt first
+    stop_regexes: tuple[StopRegex, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +191,9 @@ async def prepare(reserved: Reserved) -> Prepared:
         pool=None if task.pooling is not None else requested_pool(task.options, call.headers),
         seed=random.getrandbits(63),
         structure=rendered.structure,
-        grammar=await _compile(rendered.structure, services),
+        grammar=await _compile(rendered, task.options, services),
     )
+    stop_regexes = await _compile_stop_regexes(task.options, services)
     adds = engine_requests(task, rendered, context, services)
     if services.settings.log_prompts:
         await _log_prompts(adds, services)
@@ -199,7 +204,7 @@ async def prepare(reserved: Reserved) -> Prepared:
     shortens = await _drafting(call, rendered, adds, chooses_pool=chooses_pool)
     if task.pooling is None and (shortens is None or not shortens.chooses_pool):
         call.record.headers |= {POOL_HEADER: tally.pool, CACHE_POLICY_HEADER: tally.pool}
-    return Prepared(call, reserved.ticket, rendered, adds, tally, shortens)
+    return Prepared(call, reserved.ticket, rendered, adds, tally, shortens, stop_regexes)
 
 
 @contextlib.contextmanager
@@ -210,6 +215,7 @@ def submit(prepared: Prepared) -> Iterator[Submitted]:
     options = call.task.options
     text_options = TextOptions(
         stop=options.stop_strings,
+        stop_regexes=prepared.stop_regexes,
         include_stop_string=bool(options.include_stop_str_in_output),
         skip_special_tokens=options.skip_special_tokens is not False,
         continues_prompt=call.task.continues_prompt,
@@ -272,13 +278,33 @@ def _renderer(task: Task, services: Services) -> Renderer:
     return services.renderer.limited(services.client.spec.max_model_len)
 
 
-async def _compile(structure: Structure | None, services: Services) -> str | None:
-    """Return the grammar that the answers must follow.
+async def _compile(rendered: Rendered, options: GenerationRequest, services: Services) -> str | None:
+    """Return the grammar that the answers must follow. A limit of reasoning that there is not is ignored.
 
     It is empty for a backend without token masks: admission refuses every grammar there.
     """
-    if structure is None:
-        return None
+    grammar = None
+    if rendered.structure is not None:
+        grammar = await _compile_structure(rendered.structure, services)
+    if options.thinking_budget is None:
+        return grammar
+    num_tokens, param = options.thinking_budget
+    if rendered.thinking is None:
+        ignore(param)
+        return grammar
+    if Feature.TOKEN_MASK not in services.client.spec.features:
+        raise unsupported_parameter(param, "is not supported by this server's backend")
+    return await services.grammars.limit_thinking(rendered.thinking, num_tokens, grammar)
+
+
+async def _compile_stop_regexes(options: GenerationRequest, services: Services) -> tuple[StopRegex, ...]:
+    try:
+        return await services.grammars.compile_stop_regexes(options.stop_regexes)
+    except StopRegexError as error:
+        raise invalid_value(f"'stop_regex' cannot be followed: {error}.", "stop_regex") from error
+
+
+async def _compile_structure(structure: Structure, services: Services) -> str:
     if Feature.TOKEN_MASK not in services.client.spec.features:
         return ""
     try:

@@ -12,6 +12,7 @@ from backends.interface import PromptPooling
 from server.generation.events import Event
 from server.generation.tally import Tally
 from server.grammar.structure import Structure
+from server.grammar.thinking import Thinking
 from server.http.errors import ApiError
 from server.http.streams import EventStream
 from server.protocol.generation import GenerationRequest
@@ -81,6 +82,7 @@ class Rendered:
     body: Callable[[], BodyFormatter]
     stream: Callable[[], StreamFormatter] | None = None  # None: the family has no streams
     structure: Structure | None = None
+    thinking: Thinking | None = None  # None: the model marks no reasoning
     kept_token_ids: frozenset[int] = frozenset()  # special tokens whose text the formatters need
     question: tuple[int, ...] = ()  # the beginning of a chat's last user message, or as a completion names it
     source: Source | None = None  # of the only prompt; None for one that is not made of text

@@ -16,6 +16,7 @@ from typing import Any
 from server.generation.choice_reader import ChoiceReader
 from server.generation.task import Source
 from server.grammar.structure import Preamble, Structure, StructureKind
+from server.grammar.thinking import Thinking
 from server.http.errors import invalid_value
 from server.http.ignored import ignore
 from server.options.settings import ReasoningParserName, ServerSettings, ToolParserName
@@ -151,24 +152,25 @@ class Turn:
     source: Source
     question: tuple[int, ...]  # the beginning of the last user message
     structure: Structure | None
+    thinking: Thinking | None
     kept_token_ids: frozenset[int]  # special tokens that the parsers look for
     _tools: ToolUse
     _format: ChatFormat
     _renderer: Renderer
-    _begins_in_reasoning: bool
     _call_numbers: Iterator[int]
 
     def reader(self) -> ChoiceReader:
         """Return the reader of one choice's answer."""
         schemas = {function.name: function.parameters or {} for function in self._tools.offered}
         tags = self._format.reasoning
+        is_open = self.thinking is not None and self.thinking.is_open
         reasoning: ReasoningParser | HarmonyParser | None = None
         tools = None
         if self._format.is_harmony:
             reasoning = HarmonyParser(schemas)
         else:
             if tags is not None:
-                reasoning = ReasoningParser(tags, is_open=self._begins_in_reasoning)
+                reasoning = ReasoningParser(tags, is_open=is_open)
             if schemas:
                 tools = ToolCallParser(self._format.tool_format, schemas)
         max_calls = 1 if self._tools.is_one_call else None
@@ -206,18 +208,18 @@ async def render_turn(request: TurnRequest, renderer: Renderer, settings: Server
     prompt = await render(request.messages)
     tail = renderer.vocabulary.decode(list(prompt[-_MAX_TAIL:])).rstrip()
     tags = chat_format.reasoning
-    begins_in_reasoning = tags is not None and tail.endswith(tags.start)
+    thinking = None if tags is None else Thinking(tags.start, tags.end, tail.endswith(tags.start))
     special_tokens = _special_tokens(request, chat_format, renderer)
     return Turn(
         prompt,
         _source(request, render),
         await renderer.encode_question(request.messages),
-        _structure(request, chat_format, special_tokens, begins_in_reasoning=begins_in_reasoning),
+        _structure(request, chat_format, special_tokens, thinking),
+        thinking,
         frozenset(special_tokens.values()),
         request.tools,
         chat_format,
         renderer,
-        begins_in_reasoning,
         itertools.count(sum(len(message.get("tool_calls") or ()) for message in request.messages)),
     )
 
@@ -258,8 +260,7 @@ def _structure(
     request: TurnRequest,
     chat_format: ChatFormat,
     special_tokens: Mapping[str, int],
-    *,
-    begins_in_reasoning: bool,
+    thinking: Thinking | None,
 ) -> Structure | None:
     """Return what the answer must look like; its reasoning is free."""
     tools = request.tools
@@ -297,15 +298,14 @@ def _structure(
         structure = calls(tools.offered, alternative=structure)
     elif any(function.strict for function in tools.offered):
         structure = calls(tools.offered, is_optional=True)
-    tags = chat_format.reasoning
-    if structure is None or tags is None:
+    if structure is None or thinking is None:
         return structure
     # Calls have their own.
     lead = chat_format.tool_format.lead if structure.kind is not StructureKind.CALLS else ""
     preamble = Preamble(
-        literal(tags.start, special_tokens),
-        literal(tags.end, special_tokens),
-        begins_in_reasoning,
+        literal(thinking.start, special_tokens),
+        literal(thinking.end, special_tokens),
+        thinking.is_open,
         literal(lead, special_tokens),
     )
     return dataclasses.replace(structure, preamble=preamble)

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Final
 from scheduler.constraints import Allowed, ConstraintError, Matcher
 from server.grammar.annotations import occurrences, unenforced_keywords
 from server.grammar.structure import Structure, StructureError, StructureLimits, grammar_of
+from server.grammar.thinking import Thinking, ThinkingBudget, ThinkingMatcher
 from server.grammar.token_rules import TokenChoice, TokenRules, rules_text
 from server.http.ignored import ignore
 from server.text.renderer import Renderer, UnsupportedTokenizerError
+from server.text.stop_regex import StopRegex
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -92,6 +94,20 @@ class Grammars:
             ignore(name)
         return grammar
 
+    async def compile_stop_regexes(self, patterns: Sequence[str]) -> tuple[StopRegex, ...]:
+        """Compile expressions that end an answer. Raises `StopRegexError`."""
+        if not patterns:
+            return ()
+        loop = asyncio.get_running_loop()
+        return tuple(
+            [await loop.run_in_executor(self._workers, StopRegex.compile, pattern) for pattern in patterns]
+        )
+
+    async def limit_thinking(self, thinking: Thinking, num_tokens: int, grammar: str | None) -> str:
+        """Return a grammar with a limit of its reasoning. `grammar` is the answer's own, if it has one."""
+        end = await self._renderer.encode(thinking.end, add_special_tokens=False)
+        return ThinkingBudget(num_tokens, thinking, end, grammar).text()
+
     async def _token_rules(self, choice: TokenChoice) -> str:
         num_tokens = len(self._renderer.vocabulary)
         beyond = [token_id for token_id in choice.allowed_token_ids if token_id >= num_tokens]
@@ -104,6 +120,12 @@ class Grammars:
 
     def matchers(self, grammar: str, num_matchers: int) -> Sequence[Matcher]:
         """Return `num_matchers` matchers at the grammar's start. Raises `ConstraintError`."""
+        budget = ThinkingBudget.parse(grammar)
+        if budget is not None:
+            answers: Sequence[Matcher | None] = [None] * num_matchers
+            if budget.grammar is not None:
+                answers = self.matchers(budget.grammar, num_matchers)
+            return [ThinkingMatcher(budget, answer, self._renderer.vocabulary) for answer in answers]
         rules = TokenRules.parse(grammar)
         if rules is not None:
             return [rules, *(rules.copy() for _ in range(num_matchers - 1))]

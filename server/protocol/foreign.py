@@ -22,19 +22,9 @@ class ForeignFields(RequestBody):
     use_beam_search: _Off = None
     watermarking: _Off = None
     spaces_between_special_tokens: _On = None
-    logprob_token_ids: Annotated[
-        object, AfterValidator(only([], instead="'top_logprobs' has the likeliest tokens"))
-    ] = None
     repetition_detection: Unsupported = None
 
     # SGLang
-    # A search of text that grows needs a matcher whose time does not depend on the pattern.
-    stop_regex: Annotated[
-        object,
-        AfterValidator(
-            only([], {}, "", instead="use 'stop', or an answer that follows a 'regex' as a whole")
-        ),
-    ] = None
     custom_logit_processor: Unsupported = None
     return_hidden_states: _Off = None
     return_routed_experts: _Off = None

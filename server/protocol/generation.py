@@ -12,6 +12,7 @@ from server.options.speculative_prefill import Keep
 from server.protocol.fields import (
     MAX_INT32,
     MAX_LOGPROBS,
+    MAX_NAMED,
     Inert,
     RequestBody,
     Seconds,
@@ -86,6 +87,10 @@ class GenerationRequest(StructuredFields, ForeignFields):
     model: Text | None = None
     stream: bool | None = None
     stop: Annotated[Text | Annotated[list[Text], Field(fail_fast=True)] | None, BeforeValidator(few)] = None
+    # SGLang's: the answer ends behind the first match of a regular expression.
+    stop_regex: Annotated[
+        Text | Annotated[list[Text], Field(fail_fast=True)] | None, BeforeValidator(few)
+    ] = None
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -135,9 +140,10 @@ class GenerationRequest(StructuredFields, ForeignFields):
     # Only requests with the same salt share stored prompts.
     cache_salt: Annotated[Text | None, also("cache_salt", "extra_key")] = None
 
-    thinking_token_budget: Annotated[
-        object, AfterValidator(only(-1, instead="limit the whole answer, or switch reasoning off"))
-    ] = None
+    # The most tokens of reasoning, after which its end is forced; -1: no limit.
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+    # Beside the log-probabilities that are requested, those of these tokens.
+    logprob_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_NAMED)] | None = None
     length_penalty: Annotated[Inert, unfollowed(1)] = None  # of beam search alone
     repeat_last_n: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None  # llama.cpp's
 
@@ -156,9 +162,18 @@ class GenerationRequest(StructuredFields, ForeignFields):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        if self.stop is None:
-            return ()
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        return _listed(self.stop)
+
+    @property
+    def thinking_budget(self) -> tuple[int, str] | None:
+        """The most tokens of reasoning, and the parameter that says so."""
+        if self.thinking_token_budget in (None, -1):
+            return None
+        return self.thinking_token_budget, "thinking_token_budget"
+
+    @property
+    def stop_regexes(self) -> tuple[str, ...]:
+        return tuple(regex for regex in _listed(self.stop_regex) if regex)
 
     def sampling_params(
         self, defaults: GenerationDefaults, seed: int, num_logprobs: int | None
@@ -177,6 +192,7 @@ class GenerationRequest(StructuredFields, ForeignFields):
             logit_bias=tuple(sorted((int(key), bias) for key, bias in (self.logit_bias or {}).items())),
             seed=_given(self.seed, seed) % 2**63,
             num_logprobs=num_logprobs,
+            logprob_token_ids=tuple(dict.fromkeys(self.logprob_token_ids or ())),
         )
 
 
@@ -236,6 +252,12 @@ class ChoicesRequest(GenerationRequest, ResponseFormatFields, TruncationFields):
             and self.stream_options is not None
             and bool(self.stream_options.continuous_usage_stats)
         )
+
+
+def _listed(texts: str | list[str] | None) -> tuple[str, ...]:
+    if texts is None:
+        return ()
+    return (texts,) if isinstance(texts, str) else tuple(texts)
 
 
 def _given(value: T | None, default: T) -> T:

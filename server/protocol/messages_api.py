@@ -274,17 +274,11 @@ class Choice(_Lenient):
 
 
 class Thinking(_Lenient):
-    """Whether to reason, where the model can choose. Reasoning has no budget but the answer's."""
+    """Whether to reason, where the model can choose, and with how many tokens at most."""
 
     type: Text
     display: Text | None = None
-    budget_tokens: object = None
-
-    @model_validator(mode="after")
-    def _report(self) -> Self:
-        if self.budget_tokens is not None:
-            ignore("thinking.budget_tokens")
-        return self
+    budget_tokens: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
 
 
 class OutputFormat(_Lenient):
@@ -355,6 +349,12 @@ class MessageFields(GenerationRequest):
     def wants_thinking(self) -> bool | None:
         """Whether the model is to reason; None leaves it to its chat template."""
         return None if self.thinking is None else self.thinking.type != "disabled"
+
+    @property
+    def thinking_budget(self) -> tuple[int, str] | None:
+        if self.thinking is None or self.thinking.budget_tokens is None or not self.wants_thinking:
+            return super().thinking_budget
+        return self.thinking.budget_tokens, "thinking.budget_tokens"
 
     @property
     def shows_thinking(self) -> bool:

@@ -125,6 +125,7 @@ class ModelResponse:
             body=lambda: ResponseBody(self, writer),
             stream=lambda: ResponseStream(self, writer),
             structure=turn.structure,
+            thinking=turn.thinking,
             kept_token_ids=turn.kept_token_ids,
             question=turn.question,
             source=turn.source,

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from server.text.stop_regex import StopRegex
 from server.text.stop_strings import StopMatcher, StopString
 from server.text.vocabulary import Vocabulary
 
@@ -30,7 +31,9 @@ class Piece:
 class Detokenizer:
     """The text of one choice. After a stop string, which `stop_string` holds, no token may follow.
 
-    Stop strings count from the answer's token `min_tokens` on (counted from 1). `continues_text` says that
+    The text also ends behind the first match of one of `stop_regexes`. It keeps the match, as with SGLang,
+    and `stop_string` is the expression. Both count from the answer's token `min_tokens` on (counted from 1).
+    `continues_text` says that
     the tokens continue a text: some tokenizers drop a space at the start of one. `kept_token_ids` are the
     special tokens that are not skipped.
     """
@@ -39,6 +42,7 @@ class Detokenizer:
         self,
         vocabulary: Vocabulary,
         stop_strings: Sequence[StopString] = (),
+        stop_regexes: Sequence[StopRegex] = (),
         *,
         include_stop_string: bool = False,
         skip_special_tokens: bool = True,
@@ -50,6 +54,7 @@ class Detokenizer:
         self.stop_string: str | None = None
         self._vocabulary = vocabulary
         self._matcher = StopMatcher(stop_strings)
+        self._regexes = [regex.copy() for regex in stop_regexes]
         self._include_stop_string = include_stop_string
         self._skipped = vocabulary.special_token_ids - kept_token_ids if skip_special_tokens else frozenset()
         self._has_begun = continues_text
@@ -75,6 +80,7 @@ class Detokenizer:
         self._token_ends.append(self._num_decoded + ends_within_character)
         if self.num_tokens >= self._min_tokens:
             self._cut_at_stop_string(text)
+            self._cut_at_stop_regex(text)
         return self.stop_string is not None
 
     def pull(self) -> Piece:
@@ -112,6 +118,19 @@ class Detokenizer:
         end = len(self._held) - len(text) + num_read
         if not self._include_stop_string:
             end -= len(stop_string)
+        self._held = self._held[:end]
+        self._has_ended = True
+
+    def _cut_at_stop_regex(self, text: str) -> None:
+        """Cut the held text behind the first match that is complete within `text`, unless it ended before."""
+        ends = [(end, regex.pattern) for regex in self._regexes if (end := regex.feed(text)) is not None]
+        if not ends:
+            return
+        num_read, pattern = min(ends)
+        end = self._num_decoded - len(text) + num_read - self._num_emitted
+        if self._has_ended and end >= len(self._held):
+            return
+        self.stop_string = pattern
         self._held = self._held[:end]
         self._has_ended = True
 

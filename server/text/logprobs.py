@@ -10,7 +10,8 @@ MIN_LOGPROB: Final = -9999.0  # OpenAI's value for an impossible token: JSON has
 class TokenLogprob:
     """A token and its log-probability, which is None for a prompt's first token.
 
-    `top` are the most likely tokens at the same position, most likely first.
+    `top` are the most likely tokens at the same position, most likely first. `named` are others, which the
+    request names.
     """
 
     token: str
@@ -18,11 +19,12 @@ class TokenLogprob:
     bytes: bytes
     logprob: float | None
     top: tuple["TokenLogprob", ...] = ()
+    named: tuple["TokenLogprob", ...] = ()
 
     def by_id(self) -> "TokenLogprob":
         """Return the same with each token's text replaced by `token_id:<id>`."""
-        top = tuple(other.by_id() for other in self.top)
-        return replace(self, token=f"token_id:{self.token_id}", top=top)
+        top, named = (tuple(other.by_id() for other in others) for others in (self.top, self.named))
+        return replace(self, token=f"token_id:{self.token_id}", top=top, named=named)
 
 
 def finite(logprob: float | None) -> float:

@@ -314,6 +314,23 @@ def test_alternatives_are_the_requested_number(backend: Backend) -> None:
     assert all(token.logprob is not None and not token.top_logprobs for token in conversation.sampled("own"))
 
 
+def test_named_tokens_have_their_logprobs(backend: Backend) -> None:
+    conversation = Conversation(backend)
+    likeliest = replace(GREEDY, num_logprobs=5)
+    conversation.send(ask("top", sampling=likeliest), ask("plain"))
+    top = conversation.finish().sampled("top")[0].top_logprobs
+    named = tuple(token_id for token_id, _ in reversed(top))
+    again = Conversation(backend)
+    again.send(ask("top", sampling=replace(GREEDY, num_logprobs=1, logprob_token_ids=named)), ask("plain"))
+    (first, *_) = again.finish().sampled("top")
+    assert [token_id for token_id, _ in first.named_logprobs] == list(named)
+    assert [logprob for _, logprob in first.named_logprobs] == pytest.approx(
+        [logprob for _, logprob in reversed(top)], abs=1e-4
+    )
+    assert len(first.top_logprobs) == 1
+    assert not any(token.named_logprobs for token in again.sampled("plain"))
+
+
 @pytest.mark.parametrize("num_prompt_tokens", [2, 9, 100])
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_prompt_logprobs_agree_with_greedy_decoding(

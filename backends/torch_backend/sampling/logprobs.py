@@ -1,7 +1,7 @@
 """Sampled tokens with their log-probabilities, and their copy to the host."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -10,18 +10,22 @@ from backends.interface import Draw, SampledToken
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """One token for each row. `top_ids` and `top_logprobs` are [row, alternative], most likely first."""
+    """One token for each row. `top_ids` and `top_logprobs` are [row, alternative], most likely first.
+
+    `named_logprobs` [row, token] are those of the row's named tokens, then anything.
+    """
 
     token_ids: Tensor
     logprobs: Tensor | None = None
     top_ids: Tensor | None = None
     top_logprobs: Tensor | None = None
+    named_logprobs: Tensor | None = None
 
     def leave_device(self) -> "Sampled":
         """Start an asynchronous copy to the host. It is complete when the device has reached it."""
         return Sampled(
             self.token_ids.to("cpu", non_blocking=True),
-            *map(_leave, (self.logprobs, self.top_ids, self.top_logprobs)),
+            *map(_leave, (self.logprobs, self.top_ids, self.top_logprobs, self.named_logprobs)),
         )
 
     def to_host(self, num_logprobs: Mapping[int, int | None]) -> dict[int, SampledToken]:
@@ -46,11 +50,22 @@ def _leave(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.to("cpu", non_blocking=True)
 
 
-def log_probabilities(logits: Tensor, token_ids: Tensor, num_top: int) -> Sampled:
-    """Return the log-probabilities of `token_ids` [row] and of the likeliest tokens of `logits`."""
+def log_probabilities(
+    logits: Tensor, token_ids: Tensor, num_top: int, named: Tensor | None = None
+) -> Sampled:
+    """Return the log-probabilities of `token_ids` [row] and of the likeliest tokens of `logits`.
+
+    Those of the tokens `named` [row, token] are returned too.
+    """
     logprobs = logits.float().log_softmax(dim=-1)
     top = logprobs.topk(min(num_top, logits.shape[-1]), dim=-1)
-    return Sampled(token_ids, logprobs.gather(1, token_ids[:, None])[:, 0], top.indices, top.values)
+    return Sampled(
+        token_ids,
+        logprobs.gather(1, token_ids[:, None])[:, 0],
+        top.indices,
+        top.values,
+        None if named is None else logprobs.gather(1, named),
+    )
 
 
 def steps_to_host(steps: Sequence[Sampled], draws: Mapping[int, Draw]) -> dict[int, tuple[SampledToken, ...]]:
@@ -59,4 +74,11 @@ def steps_to_host(steps: Sequence[Sampled], draws: Mapping[int, Draw]) -> dict[i
         step.to_host({row: draw.num_logprobs(index) for row, draw in draws.items()})
         for index, step in enumerate(steps)
     ]
+    for index, step in enumerate(steps):
+        if step.named_logprobs is None:
+            continue
+        named_logprobs = step.named_logprobs.tolist()
+        for row, draw in draws.items():
+            pairs = tuple(zip(draw.logprob_token_ids(index), named_logprobs[row], strict=False))
+            columns[index][row] = replace(columns[index][row], named_logprobs=pairs)
     return {row: tuple(column[row] for column in columns) for row in draws}

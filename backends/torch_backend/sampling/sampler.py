@@ -97,6 +97,7 @@ class DrawPlan:
     has_penalties: bool
     has_bias: bool
     num_logprobs: int | None
+    named: Tensor | None  # [slot, token]: the tokens whose log-probabilities are returned too, then zeros
 
     @property
     def kind(self) -> DrawKind | None:
@@ -175,6 +176,9 @@ class Sampler:
             has_penalties=any(p.has_penalties for p in params),
             has_bias=any(p.logit_bias for p in params),
             num_logprobs=max((number for number in num_logprobs if number is not None), default=None),
+            named=self._named(
+                {slot: draw.sampling.logprob_token_ids for slot, draw in draws.items()}, num_slots
+            ),
         )
 
     def plan_of_kind(self, kind: DrawKind, is_live: Tensor, output_index: Tensor) -> DrawPlan:
@@ -196,6 +200,7 @@ class Sampler:
             has_penalties=False,
             has_bias=False,
             num_logprobs=None,
+            named=None,
         )
 
     def sample(self, logits: Tensor, plan: DrawPlan, step: int = 0, best: Tensor | None = None) -> Sampled:
@@ -219,7 +224,7 @@ class Sampler:
         self._count(token_ids, is_output)
         if plan.num_logprobs is None:
             return Sampled(token_ids)
-        return log_probabilities(logits, token_ids, plan.num_logprobs)
+        return log_probabilities(logits, token_ids, plan.num_logprobs, plan.named)
 
     def _count(self, token_ids: Tensor, is_output: Tensor) -> None:
         self._counts[: len(token_ids)].scatter_add_(1, token_ids[:, None], is_output[:, None].int())
@@ -335,6 +340,15 @@ class Sampler:
         rows = [list(forced.get(slot, ())) for slot in range(num_slots)]
         padded = [row + [-1] * (num_steps - len(row)) for row in rows]
         return torch.tensor(padded, device=self._device).unbind(1) if num_steps else ()
+
+    def _named(self, named: Mapping[int, Sequence[int]], num_slots: int) -> Tensor | None:
+        most = max(map(len, named.values()), default=0)
+        if most == 0:
+            return None
+        rows = [[0] * most for _ in range(num_slots)]
+        for slot, token_ids in named.items():
+            rows[slot][: len(token_ids)] = token_ids
+        return torch.tensor(rows, device=self._device)
 
     def _slots(self, slots: Sequence[int]) -> Tensor | None:
         return torch.tensor(slots, device=self._device) if slots else None

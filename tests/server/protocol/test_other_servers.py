@@ -58,6 +58,7 @@ OPENAI: dict[str, Any] = {
 ACCEPTED: dict[str, dict[str, Any]] = {
     "OpenAI": OPENAI,
     "vLLM": {
+        "thinking_token_budget": 5,
         "add_generation_prompt": False,
         "add_special_tokens": True,
         "allowed_token_ids": [5, 6],
@@ -99,6 +100,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         "vllm_xargs": {"a": 1},
     },
     "SGLang": {
+        "stop_regex": "a+",
         "bootstrap_host": "a",
         "bootstrap_port": 1,
         "bootstrap_room": 1,
@@ -176,10 +178,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "vLLM": {
         "chat_template": "{{ messages }}",
         "documents": [{"text": "a"}],
-        "logprob_token_ids": [5],
         "repetition_detection": {"max_pattern_size": 5},
         "spaces_between_special_tokens": False,
-        "thinking_token_budget": 5,
         "use_beam_search": True,
         "watermarking": True,
     },
@@ -191,7 +191,6 @@ REFUSED: dict[str, dict[str, Any]] = {
         "return_routed_experts": True,
         "separate_reasoning": False,
         "session_params": {"id": "a"},
-        "stop_regex": "a+",
         "stream_reasoning": False,
     },
     "llama.cpp": {

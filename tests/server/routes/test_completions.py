@@ -1,5 +1,6 @@
 """`/v1/completions` on the wire: prompts of every kind, `echo`, and log-probabilities as parallel lists."""
 
+import re
 from typing import Any
 
 import httpx
@@ -96,6 +97,54 @@ def test_logprobs_are_parallel_lists(http: httpx.Client) -> None:
 def test_zero_logprobs_are_those_of_the_tokens(http: httpx.Client) -> None:
     logprobs = ask(http, logprobs=0)["choices"][0]["logprobs"]
     assert [list(top) for top in logprobs["top_logprobs"]] == [[token] for token in logprobs["tokens"]]
+
+
+def test_named_tokens_have_logprobs_beside_the_likeliest(http: httpx.Client) -> None:
+    options = {"logprobs": 1, "return_tokens_as_token_ids": True}
+    plain = ask(http, **options)["choices"][0]["logprobs"]
+    found = ask(http, **options, logprob_token_ids=[300, 301, 300])["choices"][0]["logprobs"]
+    for before, after in zip(plain["top_logprobs"], found["top_logprobs"], strict=True):
+        assert before.items() <= after.items()
+        assert set(after) == {*before, "token_id:300", "token_id:301"}
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"logprob_token_ids": [5]}, "logprob_token_ids"),
+        ({"logprob_token_ids": [10**6], "logprobs": 1}, "logprob_token_ids"),
+        ({"logprob_token_ids": [5] * 129, "logprobs": 1}, "logprob_token_ids"),
+        ({"stop_regex": "a*"}, "stop_regex"),
+        ({"stop_regex": ["a", "["]}, "stop_regex"),
+        ({"stop_regex": "a" * 1000}, "stop_regex"),
+        ({"stop_regex": ["a"] * 17}, "stop_regex"),
+        ({"thinking_token_budget": -2}, "thinking_token_budget"),
+    ],
+    ids=str,
+)
+def test_wrong_values_of_other_servers_fields(
+    http: httpx.Client, options: dict[str, Any], param: str
+) -> None:
+    response = http.post("/v1/completions", json={"prompt": "a"} | options)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_ends_behind_the_match_of_an_expression(http: httpx.Client, stream: bool) -> None:
+    options: dict[str, Any] = {"prompt": "Anna", "max_tokens": 200, "seed": 1, "temperature": 2.0}
+    whole = http.post("/v1/completions", json=options).json()["choices"][0]["text"]
+    match = re.search("[aeiou][^aeiou]", whole)
+    assert match is not None
+    body = options | {"stop_regex": "[aeiou][^aeiou]", "stream": stream}
+    response = http.post("/v1/completions", json=body)
+    if stream:
+        text = "".join(chunk["choices"][0]["text"] for chunk in data(response))
+    else:
+        choice = response.json()["choices"][0]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "[aeiou][^aeiou]")
+        text = choice["text"]
+    assert text == whole[: match.end()]
 
 
 def test_echoed_logprobs_cover_the_prompt_and_begin_with_null(http: httpx.Client) -> None:

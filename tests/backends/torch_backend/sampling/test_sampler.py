@@ -11,6 +11,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from backends.interface import Draw, SampledToken, SamplingParams
 from backends.torch_backend.native.kernels import Kernels, kernels_are_supported, load_kernels
+from backends.torch_backend.sampling.logprobs import steps_to_host
 from backends.torch_backend.sampling.sampler import Sampler
 
 NUM_SLOTS, VOCAB_SIZE = 4, 60
@@ -281,6 +282,21 @@ def test_logprobs_are_those_of_the_model(sampler: Sampler) -> None:
     assert sampled[1].logprob == pytest.approx(float(expected[1].max()))
     assert sampled[1].top_logprobs == ()
     assert sampled[2] == SampledToken(int(logits[2].argmax()))
+
+
+def test_logprobs_of_named_tokens(sampler: Sampler) -> None:
+    logits = _logits()
+    draws = {
+        0: Draw(replace(CHANCE, num_logprobs=1, logprob_token_ids=(7, 3, 9))),
+        1: Draw(replace(GREEDY, num_logprobs=0, logprob_token_ids=(4,))),
+        2: Draw(GREEDY),
+    }
+    tokens = steps_to_host([sampler.sample(logits, sampler.plan(draws))], draws)
+    expected = logits.log_softmax(dim=-1)
+    for slot, named in ((0, (7, 3, 9)), (1, (4,)), (2, ())):
+        found = tokens[slot][0].named_logprobs
+        assert [token for token, _ in found] == list(named)
+        assert [value for _, value in found] == pytest.approx(expected[slot, list(named)].tolist())
 
 
 @pytest.mark.parametrize("seed", [2**63, 2**64 - 1, -(2**63)])

@@ -1,0 +1,129 @@
+"""A limit of reasoning, over a backend with random tokens under the mask."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+from transformers import AutoTokenizer
+
+from server.grammar.thinking import Thinking, ThinkingBudget, ThinkingMatcher
+from server.options.models import DEMO_MODEL
+from server.text.renderer import Renderer
+from server.text.tokenizer import Tokenizer
+from server.text.vocabulary import Vocabulary
+from tests.server.routes.test_tools import TEMPLATE
+from tests.server.serving import MODEL, RunningServer, serve
+
+HELLO: Any = [{"role": "user", "content": "Where does Anna keep the lamp?"}]
+INNER = AutoTokenizer.from_pretrained(DEMO_MODEL)
+VOCABULARY = Vocabulary(INNER)
+THINKING = Thinking("<think>", "</think>", is_open=True)
+
+
+def encode(text: str) -> list[int]:
+    ids: list[int] = INNER.encode(text, add_special_tokens=False)
+    return ids
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Iterator[RunningServer]:
+    inner = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    inner.chat_template = TEMPLATE
+    renderer = Renderer(Tokenizer(inner, {"eos_token_id": 2}))
+    with serve(renderer) as server:
+        yield server
+    renderer.close()
+
+
+def ask(server: RunningServer, **options: Any) -> dict[str, Any]:
+    body = {"messages": HELLO, "max_tokens": 60, "ignore_eos": True, "temperature": 2.0} | options
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=30)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer | {"headers": response.headers}
+
+
+@pytest.mark.parametrize("budget", [0, 1, 20])
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("answer", [{}, {"guided_regex": "[a-c]{3}"}], ids=["free", "regex"])
+def test_reasoning_ends_with_its_budget(
+    thinker: RunningServer, budget: int, seed: int, answer: dict[str, Any]
+) -> None:
+    options = answer | {"seed": seed, "chat_template_kwargs": {"enable_thinking": True}}
+    free = ask(thinker, **options)
+    assert free["usage"]["completion_tokens_details"]["reasoning_tokens"] == 60  # it never ends by itself
+    limited = ask(thinker, thinking_token_budget=budget, **options)
+    num_end = len(encode("</think>"))
+    num_reasoning = limited["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    # A grammar may have to wait for the end of a character.
+    assert budget + num_end <= num_reasoning <= budget + num_end + (3 if answer else 0)
+    message = limited["choices"][0]["message"]
+    assert message["content"]
+    assert "</think>" not in message["content"]
+    if answer:
+        assert set(message["content"]) <= set("abc")
+
+
+def test_several_choices_have_a_budget_each(thinker: RunningServer) -> None:
+    answer = ask(
+        thinker, n=2, seed=3, thinking_token_budget=5, chat_template_kwargs={"enable_thinking": True}
+    )
+    texts = [choice["message"]["reasoning_content"] for choice in answer["choices"]]
+    assert texts[0] != texts[1]
+    assert all(choice["message"]["content"] for choice in answer["choices"])
+
+
+def test_a_budget_of_what_is_no_reasoning_is_reported(running: RunningServer) -> None:
+    answer = ask(running, thinking_token_budget=5)
+    assert "thinking_token_budget" in answer["headers"]["x-ignored-parameters"]
+
+
+def test_anthropics_budget(thinker: RunningServer) -> None:
+    with anthropic.Anthropic(base_url=thinker.url, api_key="any", max_retries=0, timeout=30) as sdk:
+        answer = sdk.messages.create(
+            model=MODEL,
+            max_tokens=60,
+            messages=HELLO,
+            thinking={"type": "enabled", "budget_tokens": 10},
+            extra_body={"ignore_eos": True, "seed": 1},
+        )
+    assert [block.type for block in answer.content] == ["thinking", "text"]
+
+
+def matcher(num_tokens: int, *, is_open: bool) -> ThinkingMatcher:
+    thinking = Thinking("<think>", "</think>", is_open)
+    text = ThinkingBudget(num_tokens, thinking, encode("</think>"), None).text()
+    budget = ThinkingBudget.parse(text)
+    assert budget is not None
+    return ThinkingMatcher(budget, None, VOCABULARY)
+
+
+def is_free(found: ThinkingMatcher) -> bool:
+    return found.allowed().may_end
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "is_forced"),
+    [
+        ("one two three four five six", True, True),
+        ("one</think> two three four five six", True, False),
+        ("<think>one two three four five six", False, True),
+        ("\n<think>one</think> two three four five", False, False),
+        ("one two three four five six <think>", False, False),
+    ],
+)
+def test_only_reasoning_counts(text: str, is_open: bool, is_forced: bool) -> None:
+    found = matcher(8, is_open=is_open)
+    states = [is_free(found)]
+    for token_id in encode(text):
+        if not is_free(found):
+            break
+        found.advance(token_id)
+        states.append(is_free(found))
+    assert (not all(states)) is is_forced
+
+
+def test_another_grammar_is_no_budget() -> None:
+    assert ThinkingBudget.parse('{"grammars": []}') is None

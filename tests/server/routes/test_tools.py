@@ -123,6 +123,26 @@ def test_required_calls_are_made_in_every_format(renderer: Renderer, name: str) 
         assert max(map(len, named)) > 1
 
 
+def test_required_calls_are_made_in_harmony_s_channels() -> None:
+    """Reasoning may come first. As with gpt-oss, the token that ends it does not end the answer."""
+    inner = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    inner.eos_token = "<|user|>"
+    renderer = Renderer(Tokenizer(inner, {"eos_token_id": inner.eos_token_id}))
+    with (
+        serve(renderer, settings(tool_call_parser=ToolParserName.HARMONY)) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
+        choices = [ask(http, seed=seed, thinking_token_budget=5) for seed in range(12)]
+        named = ask(http, seed=1, thinking_token_budget=5, tool_choice=NAMED)
+    renderer.close()
+    assert checked(named["message"]) == ["get_weather"]
+    assert {choice["finish_reason"] for choice in choices} == {"tool_calls"}
+    called = [checked(choice["message"]) for choice in choices]
+    assert all(len(names) == 1 for names in called)
+    assert {name for [name] in called} == {"get_weather", "get_time"}
+    assert any(choice["message"].get("reasoning_content") for choice in choices)
+
+
 def test_harmony_s_channels_become_reasoning_and_a_call(renderer: Renderer) -> None:
     reply = (  # without <|end|>, which ends an answer of the demo model
         "<|channel|>analysis<|message|>Oslo, then.<|start|>assistant<|channel|>commentary "

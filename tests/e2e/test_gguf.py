@@ -26,6 +26,7 @@ def chat(server: Server, model: str, question: str) -> str:
     return content
 
 
+@pytest.mark.long
 def test_a_file_is_converted_at_its_first_start_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = write_gguf(tmp_path / "tiny.gguf")

@@ -149,6 +149,7 @@ def test_untrained_model_continues_repeated_text(tokenizer: PreTrainedTokenizerF
     assert (predicted[0, -17:-1] == ids[0, -16:]).float().mean() > 0.7
 
 
+@pytest.mark.long
 def test_resumed_run_continues_at_the_checkpoint(tmp_path: Path) -> None:
     broken = EvalTrainer("llama", 0, (replace(SHORT, max_steps=2), replace(SHORT, name="second")), tmp_path)
     broken.stages = broken.stages[:1]

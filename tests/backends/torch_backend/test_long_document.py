@@ -41,6 +41,7 @@ def _prompt(num_tokens: int) -> list[int]:
     return list(encoded["input_ids"])
 
 
+@pytest.mark.long
 def test_tokens_and_slots_are_the_reference_s(backend: TorchBackend) -> None:
     request = Request(_prompt(NUM_PROMPT_TOKENS), slots=(1,))
     assert NUM_PROMPT_TOKENS - 100 < len(request.prompt) <= NUM_PROMPT_TOKENS

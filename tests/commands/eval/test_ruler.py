@@ -69,6 +69,7 @@ def test_results_survive_a_later_setting_that_fails(
     assert [run["label"] for run in json.loads(file.read_text())["runs"]] == ["a"]
 
 
+@pytest.mark.long
 @dataclass(frozen=True)
 class Retrieval:
     """What the embedded model was trained for, as a task."""

@@ -26,6 +26,7 @@ def end(server: Server, ending: signal.Signals) -> None:
     assert server.process.wait(timeout=60) == (0 if ending is signal.SIGTERM else -ending)
 
 
+@pytest.mark.long
 def test_a_batch_survives_its_process(tmp_path: Path) -> None:
     options = ("--backend", "fake", "--batch-dir", str(tmp_path / "kept"))
     lines = [line(f"r{number}", model="snapserve-demo", max_tokens=32) for number in range(NUM_LINES)]

@@ -195,6 +195,7 @@ def test_the_last_layer_attends_for_the_queries_that_count(
     assert seen == [(0, 32), (1, 32), (2, 2), (0, 32), (1, 32), (2, 4)]
 
 
+@pytest.mark.long
 def test_many_slots_decode_as_few(config: TorchBackendConfig) -> None:
     """Products treat forty sequences otherwise than up to 32. Each has the same bits as in a batch of two."""
     backend = TorchBackend(replace(config, pools=(PoolOptions(40, POLICY),)))
@@ -360,6 +361,7 @@ def test_layers_whose_slots_differ_in_size_share_a_graph(
     assert (structures[0] == structures[1]) is are_equal
 
 
+@pytest.mark.long
 def test_a_layer_that_uses_its_index_is_not_shared(
     config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

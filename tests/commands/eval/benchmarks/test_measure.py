@@ -48,6 +48,7 @@ def _choose(letter: str, _: int, __: dict[str, Any]) -> Reply:
     return reply(f"The correct answer is ({letter})")
 
 
+@pytest.mark.long
 def test_its_own_engine_answers_longbench_from_packed_slots(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

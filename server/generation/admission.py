@@ -27,7 +27,7 @@ from server.http.errors import ApiError, invalid_value, model_not_found, unsuppo
 from server.options.settings import Limits, ServerSettings
 from server.protocol.generation import GenerationRequest
 from server.services import Services
-from server.text.question import first_paragraph
+from server.text.question import question_of
 
 POOL_HEADER = "x-cache-pool"
 CACHE_POLICY_HEADER = "x-cache-policy"  # the older name
@@ -160,8 +160,8 @@ def _engine_request(
     if task.pooling is not None:
         # An embedding draws no token, so the model's default penalties must not require a feature.
         sampling = SamplingParams(temperature=0.0)
-    paragraph = first_paragraph(
-        question or prompt, services.renderer.vocabulary, spec.pools[pool].policy.num_echoed
+    paragraph = question_of(
+        question, prompt, services.renderer.vocabulary, spec.pools[pool].policy.num_echoed
     )
     add = Add(
         request_id=f"{task.id}-{index}",

@@ -1,6 +1,8 @@
 """Which tokens of a prompt are read again behind it, so that a question before a long text is found."""
 
+import itertools
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,6 +10,12 @@ from server.text.vocabulary import Vocabulary
 
 _PARAGRAPH_END = re.compile(rb"\S[ \t\r]*\n[ \t\r]*\n")
 _QUESTION_MARK = re.compile("[?\uff1f\u061f\u037e]")  # also the full-width, the Arabic and the Greek one
+# One that ends a sentence, in UTF-8: not that of a URL or of code.
+_SENTENCE_END = re.compile(
+    rb"(?P<mark>\?|\xef\xbc\x9f|\xd8\x9f|\xcd\xbe)[\"')\]*_]*(?:\s|\xe2\x80[\x99\x9d]|$)"
+)
+# Instructions that follow a question are seldom longer, and text before it may ask something else.
+_TAIL = 256  # tokens
 # A paragraph that asks nothing is most often an introduction. Its votes would keep what resembles it, in the
 # place of what a question at the prompt's end points at.
 _WEIGHT_OF_OTHERS = 0.25
@@ -24,6 +32,38 @@ class Paragraph:
 def asks(text: str) -> bool:
     """Return whether a text has a question mark."""
     return _QUESTION_MARK.search(text) is not None
+
+
+def question_of(
+    message: Sequence[int], prompt: Sequence[int], vocabulary: Vocabulary, max_tokens: int
+) -> Paragraph:
+    """Return the first paragraph of the last user's message, or of a prompt that is no chat.
+
+    If it asks nothing and the prompt ends with a question, or with instructions behind one, return that line.
+    `message` is empty for a prompt that is no chat.
+    """
+    first = first_paragraph(message or prompt, vocabulary, max_tokens)
+    if first.weight == 1.0 or max_tokens == 0:
+        return first
+    return _last_question(prompt[-_TAIL:], vocabulary, max_tokens) or first
+
+
+def _last_question(token_ids: Sequence[int], vocabulary: Vocabulary, max_tokens: int) -> Paragraph | None:
+    """Return the last line that asks, up to its question mark; a special token begins a line too."""
+    if not all(0 <= token_id < len(vocabulary) for token_id in token_ids):
+        return None  # refused later
+    pieces = [
+        b"\n" if token_id in vocabulary.special_token_ids else vocabulary.token_bytes(token_id)
+        for token_id in token_ids
+    ]
+    text = b"".join(pieces)
+    marks = [match.end("mark") - 1 for match in _SENTENCE_END.finditer(text)]  # their last bytes
+    if not marks:
+        return None
+    ends = list(itertools.accumulate(map(len, pieces)))
+    first = bisect_right(ends, text.rfind(b"\n", 0, marks[-1]) + 1)
+    end = bisect_right(ends, marks[-1]) + 1
+    return Paragraph(tuple(token_ids[max(first, end - max_tokens) : end]), 1.0)
 
 
 def first_paragraph(token_ids: Sequence[int], vocabulary: Vocabulary, max_tokens: int) -> Paragraph:

@@ -41,8 +41,10 @@ def question_of(running: RunningServer, renderer: Renderer, path: str, **body: A
             "What does Ben keep?\n\n",
         ),
         ([("user", TEXT), ("assistant", "Yes."), ("user", "What does Ben keep?")], "What does Ben keep?"),
+        ([("user", f"{TEXT}\n\nWhat does Ben keep?")], "What does Ben keep?"),
+        ([("user", f"{TEXT}\n\nWhat does Ben keep?\n\nAnswer in one word.")], "What does Ben keep?"),
     ],
-    ids=["first", "behind a system prompt", "a later turn"],
+    ids=["first", "behind a system prompt", "a later turn", "last", "before instructions"],
 )
 def test_a_chats_question_is_its_last_message(
     running: RunningServer, renderer: Renderer, messages: list[tuple[str, str]], expected: str

@@ -202,13 +202,13 @@ class SlotCache:
         lent_entries = decode_entries(self.layout, lent_index, placement.ring_size)
         kept_entries = torch.arange(placement.kept_start, self.layout.capacity, device=device)
         chosen_entries = torch.cat([kept_entries, lent_entries])
-        shared = self._stored([source[:, source_entries] for source in sources])
+        shared = self._stored([source.index_select(1, source_entries) for source in sources])
         chosen = self._stored(
             [source.gather(1, kept[..., None].expand(-1, -1, source.shape[2])) for source in sources]
         )
         for plane, shared_part, chosen_part in zip(self.planes, shared, chosen, strict=True):
-            plane[slot][:, entries] = shared_part
-            plane[slot][:, chosen_entries] = chosen_part
+            plane[slot].index_copy_(1, entries, shared_part)
+            plane[slot].index_copy_(1, chosen_entries, chosen_part)
         self.kept_index[slot, :, :num_used] = kept[:, :num_used]
 
     def copy(self, source: int, targets: Sequence[int]) -> None:

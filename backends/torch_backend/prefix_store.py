@@ -13,7 +13,7 @@ from backends.interface import PrefillRow, PrefixSpec, SlotStore, StoredBlock
 from backends.torch_backend.forward.step import LayerKind
 from backends.torch_backend.model.probe import LayerSpec
 from backends.torch_backend.pool import TorchPool
-from cache.slots import SlotCache, direct_entries
+from cache.slots import direct_entries
 
 BLOCK_TOKENS = 128  # divides the chunks of prefill; a prompt of 8,192 tokens has 64 blocks
 
@@ -77,59 +77,37 @@ class PrefixStore:
     def restore(self, pool: TorchPool, row: PrefillRow) -> None:
         """Copy a row's restored blocks to where its prompt is read, which is empty."""
         blocks = [StoredBlock(number, index) for index, number in enumerate(row.restored_blocks)]
-        if row.scratch is None:
-            self._restore_slot(pool, row, blocks)
-        else:
-            self._restore_scratch(pool, row.scratch, blocks)
+        for planes, stored in self._planes(pool, row):
+            for block in blocks:
+                planes[:, self._span(block)].copy_(stored[block.number], non_blocking=True)
 
     def store(self, pool: TorchPool, row: PrefillRow) -> None:
         """Copy the blocks that a row stores from where its prompt was read."""
-        if row.scratch is None:
-            self._store_slot(pool, row.slots[0], row.num_prompt_tokens, row.stored_blocks)
-        else:
-            self._store_scratch(pool, row.scratch, row.stored_blocks)
+        for planes, stored in self._planes(pool, row):
+            for block in row.stored_blocks:
+                stored[block.number].copy_(planes[:, self._span(block)], non_blocking=True)
 
     def store_slot(self, pool: TorchPool, store: SlotStore) -> None:
         """Copy blocks of a sequence that has ended from its slot."""
-        self._store_slot(pool, store.slot, store.num_prompt_tokens, store.blocks)
-
-    def _restore_scratch(self, pool: TorchPool, scratch: int, blocks: Sequence[StoredBlock]) -> None:
-        for layer, planes in zip(pool.cache.layers, self._blocks, strict=True):
-            for plane, stored in zip(layer.scratch.planes, planes, strict=True):
-                for block in blocks:
-                    plane[scratch, :, self._span(block)].copy_(stored[block.number], non_blocking=True)
-
-    def _store_scratch(self, pool: TorchPool, scratch: int, blocks: Sequence[StoredBlock]) -> None:
-        for layer, planes in zip(pool.cache.layers, self._blocks, strict=True):
-            for plane, stored in zip(layer.scratch.planes, planes, strict=True):
-                for block in blocks:
-                    stored[block.number].copy_(plane[scratch, :, self._span(block)], non_blocking=True)
-
-    def _restore_slot(self, pool: TorchPool, row: PrefillRow, blocks: Sequence[StoredBlock]) -> None:
-        for layer, planes, entries in self._slot_planes(pool, row.num_prompt_tokens, blocks):
-            for plane, stored in zip(layer.planes, planes, strict=True):
-                for block, block_entries in zip(blocks, entries, strict=True):
-                    values = stored[block.number].to(plane.device, non_blocking=True)
-                    plane[row.slots[0]][:, block_entries] = values
-
-    def _store_slot(
-        self, pool: TorchPool, slot: int, num_prompt_tokens: int, blocks: Sequence[StoredBlock]
-    ) -> None:
-        for layer, planes, entries in self._slot_planes(pool, num_prompt_tokens, blocks):
-            for plane, stored in zip(layer.planes, planes, strict=True):
-                for block, block_entries in zip(blocks, entries, strict=True):
-                    stored[block.number].copy_(plane[slot][:, block_entries], non_blocking=True)
-
-    def _slot_planes(
-        self, pool: TorchPool, num_prompt_tokens: int, blocks: Sequence[StoredBlock]
-    ) -> Iterator[tuple[SlotCache, list[Tensor], list[Tensor]]]:
-        """Yield each layer's slots, its stored planes, and the entries of each block's tokens in a slot."""
         entries = {
-            kind: [self._entries(kind, num_prompt_tokens, block, pool.device) for block in blocks]
+            kind: [self._entries(kind, store.num_prompt_tokens, block, pool.device) for block in store.blocks]
             for kind in pool.kinds
         }
         for layer, planes in zip(pool.cache.layers, self._blocks, strict=True):
-            yield layer.slots, planes, entries[layer.kind]
+            for plane, stored in zip(layer.slots.planes, planes, strict=True):
+                for block, block_entries in zip(store.blocks, entries[layer.kind], strict=True):
+                    stored[block.number].copy_(plane[store.slot][:, block_entries], non_blocking=True)
+
+    def _planes(self, pool: TorchPool, row: PrefillRow) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each plane where a row's prompt is read, [kv_head, entry, width], and its stored blocks.
+
+        There, in a scratch or a slot, tokens are in the order of the sequence.
+        """
+        for layer, blocks in zip(pool.cache.layers, self._blocks, strict=True):
+            planes = layer.slots.planes if row.scratch is None else layer.scratch.planes
+            index = row.slots[0] if row.scratch is None else row.scratch
+            for plane, stored in zip(planes, blocks, strict=True):
+                yield plane[index], stored
 
     def _entries(
         self, kind: LayerKind, num_prompt_tokens: int, block: StoredBlock, device: torch.device

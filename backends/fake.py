@@ -358,7 +358,9 @@ class FakeBackend:
         assert end <= limit, f"a chunk up to {end} where entries are evicted at {limit}"
         evicts = end == limit and not row.is_last
         assert len(row.ahead) == (layout.num_ahead if evicts else 0), row
-        num_echoed = self._spec.pools[pool].policy.num_echoed
+        policy = self._spec.pools[pool].policy
+        chooses = row.importance is not None or policy.must_choose(row.num_prompt_tokens)
+        num_echoed = policy.num_echoed if chooses else 0
         assert len(row.echo) <= num_echoed, row
         if row.importance is None:
             assert bool(row.echo) == (num_echoed > 0 and (evicts or (row.is_last and bool(row.slots)))), row

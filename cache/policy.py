@@ -63,6 +63,10 @@ class CachePolicy:
         """The longest prompt of which a slot loses nothing, in any layer."""
         return self.layout.num_sink + self.prompt_window + min(self.layer_kept, default=self.layout.num_kept)
 
+    def must_choose(self, num_prompt_tokens: int) -> bool:
+        """Return whether a layer cannot hold all of a prompt."""
+        return num_prompt_tokens > self.max_exact_prompt
+
     @property
     def num_echoed(self) -> int:
         """Return how many tokens of a question are read again where the policy must choose."""

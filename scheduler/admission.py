@@ -64,7 +64,9 @@ def route(num_prompt_tokens: int, num_forced_tokens: int, max_tokens: int, spec:
 
 
 def needs_scratch(add: Add, spec: BackendSpec) -> bool:
-    """Return whether the prompt is read in a scratch: it has no slot, or does not fit its slot whole."""
+    """Return whether the prompt is read in a scratch: it has no slot, or its slot
+    cannot hold it in order.
+    """
     num_prefill_tokens = len(add.prompt_token_ids) - add.num_forced_tokens
     return not add.needs_slot or num_prefill_tokens > spec.pools[add.pool].max_direct_tokens
 
@@ -176,8 +178,8 @@ def _scratch_refusals(num_tokens: int, spec: BackendSpec) -> Iterator[Refusal]:
     scratch = spec.scratch
     if scratch.num_scratch == 0:
         message = (
-            f"a prompt of {num_tokens} tokens that is longer than a slot, or only scored, needs a scratch, "
-            "and the backend has 0"
+            f"a prompt of {num_tokens} tokens that sinks and ring do not hold, or that is only scored, needs "
+            "a scratch, and the backend has 0"
         )
         yield Refusal(RefusalReason.SCRATCH, message)
     elif not scratch.layout.admits(num_tokens):

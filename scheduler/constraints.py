@@ -17,11 +17,12 @@ class Allowed:
     """The tokens that may follow: token t may if bit t % 8 of byte t // 8 of `mask` is set.
 
     `may_end` says whether the text so far is complete. Stop tokens are not in the mask, because they belong
-    to the request.
+    to the request. The next `num_free` tokens may be any: they need no mask, and a launch may draw several.
     """
 
     mask: bytes
     may_end: bool
+    num_free: int = 0
 
     @property
     def must_end(self) -> bool:

@@ -206,7 +206,7 @@ class PrefixReuse:
         if prefill.scratch is None:
             return length - 1
         policy = self._pools[add.pool].policy
-        observes = add.importance is not None or (add.needs_slot and length > policy.max_exact_prompt)
+        observes = add.importance is not None or (add.needs_slot and policy.must_choose(length))
         num_observing = policy.scorer.observation_window if policy.scorer is not None and observes else 1
         num_held = self._scratch.num_held(length)
         # The last tokens' queries vote on what is kept, and a full scratch evicts behind a chunk.

@@ -100,20 +100,23 @@ class Request:
         """Steps until the sequence reaches its length or its set of allowed tokens changes.
 
         The mask of a grammar follows from the last token, so a launch has one step once forced tokens are
-        read.
+        read, or as many as any token may follow in.
         """
-        if self.matcher is not None:
+        if self.allowed is not None and self.allowed.num_free == 0:
             return max(self.num_forced_left, 1)
         stop = self.add.stop
         end = stop.max_tokens if self.may_stop else min(stop.max_tokens, stop.min_tokens)
-        return self.num_forced_left + end - self.num_output_tokens
+        num_steps = end - self.num_output_tokens
+        if self.allowed is not None:
+            num_steps = min(num_steps, self.allowed.num_free)
+        return self.num_forced_left + num_steps
 
     def draw(self, num_steps: int = 1) -> Draw:
         """Return how the next `num_steps` tokens are sampled."""
         banned = () if self.may_stop else self.banned_token_ids
         if self.num_forced_left > 0:
             return self._forced_draw(num_steps, banned)
-        if self.allowed is None:
+        if self.allowed is None or self.allowed.num_free > 0:
             return Draw(self.add.sampling, self.choice, self.num_output_tokens, banned)
         mask = self.allowed.token_mask(self.add.stop.stop_token_ids if self.may_stop else (), banned)
         return Draw(self.add.sampling, self.choice, self.num_output_tokens, allowed_mask=mask)

@@ -273,7 +273,9 @@ class Scheduler:
         while (request := next(filter(self._has_room, self._waiting.heads()), None)) is not None:
             model = self._model_of(request.add.pool)
             scratch = model.scratches.acquire(request.add.request_id) if request.needs_scratch else None
-            num_echoed = self._pool_of(request).spec.policy.num_echoed
+            policy = self._pool_of(request).spec.policy
+            chooses = request.add.importance is not None or policy.must_choose(request.num_prefill_tokens)
+            num_echoed = policy.num_echoed if chooses else 0
             layout = model.spec.scratch.layout
             siblings = self._with_siblings(request)
             prefill = Prefill(siblings, scratch, layout, num_echoed, self._pool_of(request).model)

@@ -27,9 +27,10 @@ from server.http.errors import ApiError, invalid_value, model_not_found, unsuppo
 from server.options.settings import Limits, ServerSettings
 from server.protocol.generation import GenerationRequest
 from server.services import Services
-from server.text.question import question_of
+from server.text.question import Question, echoed
 
 POOL_HEADER = "x-cache-pool"
+_MAX_SEARCHES = 16  # by regular expressions, of which each is compiled in up to 7 ms
 CACHE_POLICY_HEADER = "x-cache-policy"  # the older name
 
 
@@ -52,6 +53,12 @@ def check_limits(request: GenerationRequest, num_prompts: int, settings: ServerS
             f"{limits.max_sequences}.",
             "n",
         )
+    num_searches = len(request.stop_regexes) * num_sequences
+    if num_searches > _MAX_SEARCHES:
+        raise invalid_value(
+            f"'stop_regex' × prompts × n = {num_searches} exceeds this server's limit of {_MAX_SEARCHES}.",
+            "stop_regex",
+        )
     for param, texts in (("stop", request.stop_strings), ("stop_regex", request.stop_regexes)):
         if any(len(text) > limits.max_stop_length for text in texts):
             raise invalid_value(
@@ -71,7 +78,6 @@ def _counts(request: GenerationRequest, num_prompts: int, limits: Limits) -> Ite
     yield "prompt", num_prompts, limits.max_prompts
     yield "n", request.num_choices, limits.max_choices
     yield "stop", len(request.stop_strings), limits.max_stop_strings
-    yield "stop_regex", len(request.stop_regexes), limits.max_stop_strings
     yield "stop_token_ids", len(request.stop_token_ids or ()), limits.max_stop_token_ids
     yield "logit_bias", len(request.logit_bias or ()), limits.max_logit_bias
 
@@ -130,7 +136,7 @@ def _engine_request(
     task: Task,
     index: int,
     prompt: tuple[int, ...],
-    question: tuple[int, ...],
+    question: Question | None,
     context: RequestContext,
     services: Services,
 ) -> AdmittedAdd:
@@ -160,8 +166,10 @@ def _engine_request(
     if task.pooling is not None:
         # An embedding draws no token, so the model's default penalties must not require a feature.
         sampling = SamplingParams(temperature=0.0)
-    paragraph = question_of(
-        question, prompt, services.renderer.vocabulary, spec.pools[pool].policy.num_echoed
+    paragraph = echoed(
+        question or Question(prompt, prompt),
+        services.renderer.vocabulary,
+        spec.pools[pool].policy.num_echoed,
     )
     add = Add(
         request_id=f"{task.id}-{index}",

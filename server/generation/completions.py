@@ -11,7 +11,7 @@ from server.generation.task import Payload, Rendered, Source, Task
 from server.http.errors import ApiError
 from server.http.streams import EventStream
 from server.protocol.completions import CompletionChoice, CompletionLogprobs, CompletionRequest
-from server.text.logprobs import TokenLogprob, finite
+from server.text.logprobs import MIN_LOGPROB, TokenLogprob, finite
 from server.text.renderer import Renderer
 from server.text.shortening import Passage
 
@@ -269,5 +269,5 @@ def _top_logprobs(token: TokenLogprob, num_top: int) -> dict[str, float] | None:
         return None
     likeliest: dict[str, float] = {}
     for other in (*token.top[:num_top], *token.named, token):
-        likeliest.setdefault(other.token, finite(other.logprob))
+        likeliest[other.token] = max(finite(other.logprob), likeliest.get(other.token, MIN_LOGPROB))
     return likeliest

@@ -34,7 +34,7 @@ class TextOptions:
     """
 
     stop: tuple[str, ...] = ()
-    stop_regexes: tuple[StopRegex, ...] = ()
+    stop_regexes: tuple[str, ...] = ()
     include_stop_string: bool = False
     skip_special_tokens: bool = True
     continues_prompt: bool = False
@@ -76,7 +76,7 @@ class Decoder:
                 Detokenizer(
                     renderer.vocabulary,
                     stop_strings,
-                    options.stop_regexes,
+                    list(map(StopRegex, options.stop_regexes)),
                     include_stop_string=options.include_stop_string,
                     skip_special_tokens=options.skip_special_tokens,
                     kept_token_ids=options.kept_token_ids,

@@ -19,6 +19,7 @@ from server.http.errors import (
     unavailable,
 )
 from server.http.validation import invalid_request
+from server.text.stop_regex import StopRegexError
 
 RETRY_SOON = 1  # seconds: every request that ends frees a place in the queue
 RETRY_LATER = 5  # seconds: loading, draining and restarting take longer
@@ -41,6 +42,8 @@ def as_api_error(error: Exception) -> ApiError:
             return slow_reader(error.max_lag)
         case GenerationError():
             return _generation_error(error)
+        case StopRegexError():
+            return invalid_value(f"'stop_regex' cannot be followed: {error}.", "stop_regex")
     return internal_error()
 
 

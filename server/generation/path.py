@@ -36,9 +36,9 @@ from server.generation.events import ChoiceDelta, Drafted, Event
 from server.generation.speculative_prefill import HEADER, Drafting, Outcome, Skipped, drafting
 from server.generation.tally import Tally
 from server.generation.task import Rendered, Task
-from server.grammar.structure import Structure, StructureError
+from server.grammar.structure import Structure, StructureError, StructureKind
 from server.http.disconnect import unless_disconnected
-from server.http.errors import invalid_value, unsupported_parameter
+from server.http.errors import invalid_value
 from server.http.ignored import ignore
 from server.http.rate_limits import DEFAULT_MAX_TOKENS
 from server.http.record import RequestRecord, tenant
@@ -47,7 +47,6 @@ from server.options.settings import PrefixSharing
 from server.protocol.generation import GenerationRequest
 from server.services import Services
 from server.text.renderer import PromptTooLongError, Renderer, RenderError
-from server.text.stop_regex import StopRegex, StopRegexError
 
 Result = TypeVar("Result")
 
@@ -88,7 +87,6 @@ class Prepared:
     adds: tuple[AdmittedAdd, ...]  # one a prompt
     tally: Tally
     drafting: Drafting | None  # how a draft shortens the prompt first
-    stop_regexes: tuple[StopRegex, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +191,7 @@ async def prepare(reserved: Reserved) -> Prepared:
         structure=rendered.structure,
         grammar=await _compile(rendered, task.options, services),
     )
-    stop_regexes = await _compile_stop_regexes(task.options, services)
+    await services.grammars.check_stop_regexes(task.options.stop_regexes)
     adds = engine_requests(task, rendered, context, services)
     if services.settings.log_prompts:
         await _log_prompts(adds, services)
@@ -204,7 +202,7 @@ async def prepare(reserved: Reserved) -> Prepared:
     shortens = await _drafting(call, rendered, adds, chooses_pool=chooses_pool)
     if task.pooling is None and (shortens is None or not shortens.chooses_pool):
         call.record.headers |= {POOL_HEADER: tally.pool, CACHE_POLICY_HEADER: tally.pool}
-    return Prepared(call, reserved.ticket, rendered, adds, tally, shortens, stop_regexes)
+    return Prepared(call, reserved.ticket, rendered, adds, tally, shortens)
 
 
 @contextlib.contextmanager
@@ -215,7 +213,7 @@ def submit(prepared: Prepared) -> Iterator[Submitted]:
     options = call.task.options
     text_options = TextOptions(
         stop=options.stop_strings,
-        stop_regexes=prepared.stop_regexes,
+        stop_regexes=options.stop_regexes,
         include_stop_string=bool(options.include_stop_str_in_output),
         skip_special_tokens=options.skip_special_tokens is not False,
         continues_prompt=call.task.continues_prompt,
@@ -279,29 +277,24 @@ def _renderer(task: Task, services: Services) -> Renderer:
 
 
 async def _compile(rendered: Rendered, options: GenerationRequest, services: Services) -> str | None:
-    """Return the grammar that the answers must follow. A limit of reasoning that there is not is ignored.
+    """Return the grammar that the answers must follow.
 
-    It is empty for a backend without token masks: admission refuses every grammar there.
+    It is empty for a backend without token masks: admission refuses every grammar there. Where there is no
+    reasoning, or no token mask to end it, its limit is ignored and reported.
     """
     grammar = None
-    if rendered.structure is not None:
-        grammar = await _compile_structure(rendered.structure, services)
-    if options.thinking_budget is None:
+    structure = rendered.structure
+    if structure is not None:
+        grammar = await _compile_structure(structure, services)
+    budget = options.thinking_budget
+    if budget is None:
         return grammar
-    num_tokens, param = options.thinking_budget
-    if rendered.thinking is None:
-        ignore(param)
+    if rendered.thinking is None or Feature.TOKEN_MASK not in services.client.spec.features:
+        ignore(budget.param)
         return grammar
-    if Feature.TOKEN_MASK not in services.client.spec.features:
-        raise unsupported_parameter(param, "is not supported by this server's backend")
-    return await services.grammars.limit_thinking(rendered.thinking, num_tokens, grammar)
-
-
-async def _compile_stop_regexes(options: GenerationRequest, services: Services) -> tuple[StopRegex, ...]:
-    try:
-        return await services.grammars.compile_stop_regexes(options.stop_regexes)
-    except StopRegexError as error:
-        raise invalid_value(f"'stop_regex' cannot be followed: {error}.", "stop_regex") from error
+    if structure is not None and structure.kind is StructureKind.TOKENS:
+        raise invalid_value(f"'{budget.param}' and '{structure.param}' exclude each other.", budget.param)
+    return await services.grammars.limit_thinking(rendered.thinking, budget.num_tokens, grammar)
 
 
 async def _compile_structure(structure: Structure, services: Services) -> str:

@@ -197,7 +197,8 @@ async def _draft_add(
         wanted = Importance(CHUNK_TOKENS, _NUM_AHEAD, draft.renderer.stop_token_ids)
     elif source.question:
         message = {"role": "user", "content": source.question}
-        beginning = await draft.renderer.encode_question([message])
+        asked = await draft.renderer.encode_question([message])
+        beginning = () if asked is None else asked.beginning
         paragraph = first_paragraph(beginning, draft.renderer.vocabulary, CHUNK_TOKENS)
         # A beginning that asks nothing must not compete with a question at the end.
         if paragraph.weight == 1 or not asks(source.question[-_ASKING_CHARS:]):

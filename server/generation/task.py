@@ -16,6 +16,7 @@ from server.grammar.thinking import Thinking
 from server.http.errors import ApiError
 from server.http.streams import EventStream
 from server.protocol.generation import GenerationRequest
+from server.text.question import Question
 from server.text.renderer import Renderer
 from server.text.shortening import Passage
 
@@ -84,7 +85,7 @@ class Rendered:
     structure: Structure | None = None
     thinking: Thinking | None = None  # None: the model marks no reasoning
     kept_token_ids: frozenset[int] = frozenset()  # special tokens whose text the formatters need
-    question: tuple[int, ...] = ()  # the beginning of a chat's last user message, or as a completion names it
+    question: Question | None = None  # a chat's last user message, or as a completion names it
     source: Source | None = None  # of the only prompt; None for one that is not made of text
 
 

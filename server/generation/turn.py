@@ -28,6 +28,7 @@ from server.parsers.tool_format import TOOL_FORMATS, ToolFormat, tool_format_of
 from server.parsers.tool_grammar import NO_PARAMETERS, ToolGrammar, literal
 from server.protocol.generation import Effort, Verbosity
 from server.protocol.tools import FunctionDefinition, ToolUse
+from server.text.question import Question
 from server.text.renderer import Renderer
 from server.text.shortening import Passage
 
@@ -150,7 +151,7 @@ class Turn:
 
     prompt: tuple[int, ...]
     source: Source
-    question: tuple[int, ...]  # the beginning of the last user message
+    question: Question | None  # the last user message
     structure: Structure | None
     thinking: Thinking | None
     kept_token_ids: frozenset[int]  # special tokens that the parsers look for

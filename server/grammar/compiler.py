@@ -94,14 +94,10 @@ class Grammars:
             ignore(name)
         return grammar
 
-    async def compile_stop_regexes(self, patterns: Sequence[str]) -> tuple[StopRegex, ...]:
+    async def check_stop_regexes(self, patterns: Sequence[str]) -> None:
         """Compile expressions that end an answer. Raises `StopRegexError`."""
-        if not patterns:
-            return ()
-        loop = asyncio.get_running_loop()
-        return tuple(
-            [await loop.run_in_executor(self._workers, StopRegex.compile, pattern) for pattern in patterns]
-        )
+        for pattern in patterns:
+            await asyncio.get_running_loop().run_in_executor(self._workers, StopRegex, pattern)
 
     async def limit_thinking(self, thinking: Thinking, num_tokens: int, grammar: str | None) -> str:
         """Return a grammar with a limit of its reasoning. `grammar` is the answer's own, if it has one."""

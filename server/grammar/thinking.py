@@ -14,6 +14,7 @@ from server.text.vocabulary import Vocabulary
 
 _KEY: Final = "thinking_budget"
 _SPACE = b" \t\r\n"
+_UNLIMITED = 1 << 30  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,10 @@ class ThinkingMatcher:
         self._has_begun = self._is_open = budget.thinking.is_open
 
     def allowed(self) -> Allowed:
-        allowed = Allowed(self._all, may_end=True) if self._answer is None else self._answer.allowed()
+        if self._answer is not None:
+            allowed = self._answer.allowed()
+        else:
+            allowed = Allowed(self._all, may_end=True, num_free=self._num_free)
         if not self._is_open or self._num_left > 0:
             return allowed
         token_id = self._end_token_ids[self._num_forced]
@@ -90,8 +94,20 @@ class ThinkingMatcher:
         is_forced = self._num_left <= 0 and token_id == self._end_token_ids[self._num_forced]
         self._num_forced = self._num_forced + 1 if is_forced else 0
         self._num_left -= 1
-        self._is_open = self._num_forced < len(self._end_token_ids) and self._end not in self._text
-        self._text = self._text[-len(self._end) :]
+        _, end, rest = self._text.partition(self._end)
+        if not end and self._num_forced < len(self._end_token_ids):
+            self._text = self._text[-len(self._end) :]
+            return
+        # Behind a channel's end, another channel may hold more reasoning.
+        self._num_forced, self._is_open, self._has_begun, self._text = 0, False, False, rest
+        self._read_start()
+
+    @property
+    def _num_free(self) -> int:
+        """The least number of tokens until the end can have to be forced."""
+        if self._has_begun and not self._is_open:
+            return _UNLIMITED
+        return max(self._num_left, 1)  # the start tag is a token at least
 
     def _read_start(self) -> None:
         begun = self._text.lstrip(_SPACE)

@@ -246,7 +246,7 @@ class CacheOptions(OptionGroup):
         ),
     ] = ()
     num_scratch: Count = 2
-    """Prompts longer than a slot that are read at once."""
+    """Prompts that are read at once of those that sinks and ring do not hold."""
     scratch_capacity: Annotated[Count | None, Shown(default="all")] = None
     """Tokens of a prompt that are held while it is read; of a longer one, those with the lowest scores are
     evicted on the way."""

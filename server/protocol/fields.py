@@ -25,7 +25,7 @@ from server.http.ignored import ignore, unknown_are_refused
 
 MAX_INT32 = 2**31 - 1
 MAX_LOGPROBS = 20  # alternatives a token
-MAX_NAMED = 128  # tokens of `logprob_token_ids`
+MAX_NAMED = 64  # tokens of `logprob_token_ids`
 
 # Above every limit that a server can set. Validation of a hundred thousand items would delay all other
 # requests.

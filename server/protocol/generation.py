@@ -1,6 +1,7 @@
 """What requests for text have in common: how tokens are chosen, when to stop, how the answer is delivered."""
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, model_validator
@@ -77,6 +78,14 @@ LogitBias: TypeAlias = Annotated[
 def also(*names: str) -> Any:
     """Return a field that other servers call otherwise; its own name is the first one."""
     return Field(validation_alias=AliasChoices(*names))
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingLimit:
+    """The most tokens of reasoning, and the parameter that says so."""
+
+    num_tokens: int
+    param: str
 
 
 class GenerationRequest(StructuredFields, ForeignFields):
@@ -165,11 +174,10 @@ class GenerationRequest(StructuredFields, ForeignFields):
         return _listed(self.stop)
 
     @property
-    def thinking_budget(self) -> tuple[int, str] | None:
-        """The most tokens of reasoning, and the parameter that says so."""
-        if self.thinking_token_budget in (None, -1):
+    def thinking_budget(self) -> ThinkingLimit | None:
+        if self.thinking_token_budget is None or self.thinking_token_budget == -1:
             return None
-        return self.thinking_token_budget, "thinking_token_budget"
+        return ThinkingLimit(self.thinking_token_budget, "thinking_token_budget")
 
     @property
     def stop_regexes(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from server.grammar.structure import Structure, StructureKind
 from server.http.errors import invalid_value
 from server.http.ignored import ignore
 from server.protocol.fields import MAX_INT32, RequestBody, Text, few
-from server.protocol.generation import Effort, GenerationRequest
+from server.protocol.generation import Effort, GenerationRequest, ThinkingLimit
 from server.protocol.structured import Schema
 from server.protocol.tools import FunctionDefinition, ToolChoice, ToolUse
 from server.protocol.usage import CacheUsage, SpeculativePrefillUsage
@@ -351,10 +351,10 @@ class MessageFields(GenerationRequest):
         return None if self.thinking is None else self.thinking.type != "disabled"
 
     @property
-    def thinking_budget(self) -> tuple[int, str] | None:
+    def thinking_budget(self) -> ThinkingLimit | None:
         if self.thinking is None or self.thinking.budget_tokens is None or not self.wants_thinking:
             return super().thinking_budget
-        return self.thinking.budget_tokens, "thinking.budget_tokens"
+        return ThinkingLimit(self.thinking.budget_tokens, "thinking.budget_tokens")
 
     @property
     def shows_thinking(self) -> bool:

@@ -33,6 +33,7 @@ class Detokenizer:
 
     The text also ends behind the first match of one of `stop_regexes`. It keeps the match, as with SGLang,
     and `stop_string` is the expression. Both count from the answer's token `min_tokens` on (counted from 1).
+
     `continues_text` says that
     the tokens continue a text: some tokenizers drop a space at the start of one. `kept_token_ids` are the
     special tokens that are not skipped.
@@ -54,7 +55,7 @@ class Detokenizer:
         self.stop_string: str | None = None
         self._vocabulary = vocabulary
         self._matcher = StopMatcher(stop_strings)
-        self._regexes = [regex.copy() for regex in stop_regexes]
+        self._regexes = stop_regexes
         self._include_stop_string = include_stop_string
         self._skipped = vocabulary.special_token_ids - kept_token_ids if skip_special_tokens else frozenset()
         self._has_begun = continues_text
@@ -79,8 +80,7 @@ class Detokenizer:
         ends_within_character = bool(self._utf8.getstate()[0])
         self._token_ends.append(self._num_decoded + ends_within_character)
         if self.num_tokens >= self._min_tokens:
-            self._cut_at_stop_string(text)
-            self._cut_at_stop_regex(text)
+            self._cut_at_stop(text)
         return self.stop_string is not None
 
     def pull(self) -> Piece:
@@ -106,32 +106,18 @@ class Detokenizer:
         self._has_begun = True
         return self._vocabulary.first_token_bytes(token_id)
 
-    def _cut_at_stop_string(self, text: str) -> None:
-        """Cut the held text at the first stop string that is complete within `text`, the end of the held
-        text.
-        """
+    def _cut_at_stop(self, text: str) -> None:
+        """Cut the held text at the first stop string or match that is complete within `text`, its end."""
+        ends = [(end, regex.pattern, 0) for regex in self._regexes if (end := regex.feed(text)) is not None]
         match = self._matcher.feed(text)
-        if match is None:
-            return
-        num_read, stop_string = match
-        self.stop_string = stop_string
-        end = len(self._held) - len(text) + num_read
-        if not self._include_stop_string:
-            end -= len(stop_string)
-        self._held = self._held[:end]
-        self._has_ended = True
-
-    def _cut_at_stop_regex(self, text: str) -> None:
-        """Cut the held text behind the first match that is complete within `text`, unless it ended before."""
-        ends = [(end, regex.pattern) for regex in self._regexes if (end := regex.feed(text)) is not None]
+        if match is not None:
+            num_read, stop_string = match
+            num_cut = 0 if self._include_stop_string else len(stop_string)
+            ends.insert(0, (num_read, stop_string, num_cut))
         if not ends:
             return
-        num_read, pattern = min(ends)
-        end = self._num_decoded - len(text) + num_read - self._num_emitted
-        if self._has_ended and end >= len(self._held):
-            return
-        self.stop_string = pattern
-        self._held = self._held[:end]
+        num_read, self.stop_string, num_cut = min(ends, key=lambda end: end[0])
+        self._held = self._held[: len(self._held) - len(text) + num_read - num_cut]
         self._has_ended = True
 
     def _count_complete_tokens(self) -> int:

@@ -10,9 +10,10 @@ from server.text.vocabulary import Vocabulary
 
 _PARAGRAPH_END = re.compile(rb"\S[ \t\r]*\n[ \t\r]*\n")
 _QUESTION_MARK = re.compile("[?\uff1f\u061f\u037e]")  # also the full-width, the Arabic and the Greek one
-# One that ends a sentence, in UTF-8: not that of a URL or of code.
+# One that ends a sentence, in UTF-8: not that of a URL or of code. No space follows full-width marks.
 _SENTENCE_END = re.compile(
-    rb"(?P<mark>\?|\xef\xbc\x9f|\xd8\x9f|\xcd\xbe)[\"')\]*_]*(?:\s|\xe2\x80[\x99\x9d]|$)"
+    rb"(?<![ \t])(?P<mark>\?)(?:[\"')\]*_]|\xe2\x80[\x99\x9d]|\xc2\xbb)*(?:\s|<|$)"
+    rb"|(?P<wide>\xef\xbc\x9f|\xd8\x9f|\xcd\xbe)"
 )
 # Instructions that follow a question are seldom longer, and text before it may ask something else.
 _TAIL = 256  # tokens
@@ -34,30 +35,33 @@ def asks(text: str) -> bool:
     return _QUESTION_MARK.search(text) is not None
 
 
-def question_of(
-    message: Sequence[int], prompt: Sequence[int], vocabulary: Vocabulary, max_tokens: int
-) -> Paragraph:
-    """Return the first paragraph of the last user's message, or of a prompt that is no chat.
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The tokens of the text that asks, as a chat's last user message: its beginning, and its end."""
 
-    If it asks nothing and the prompt ends with a question, or with instructions behind one, return that line.
-    `message` is empty for a prompt that is no chat.
+    beginning: tuple[int, ...]
+    end: tuple[int, ...]
+
+
+def echoed(question: Question, vocabulary: Vocabulary, max_tokens: int) -> Paragraph:
+    """Return the first paragraph of a question's text.
+
+    If it asks nothing, and the text ends with a line that does, or with instructions behind one, return that
+    line.
     """
-    first = first_paragraph(message or prompt, vocabulary, max_tokens)
+    first = first_paragraph(question.beginning, vocabulary, max_tokens)
     if first.weight == 1.0 or max_tokens == 0:
         return first
-    return _last_question(prompt[-_TAIL:], vocabulary, max_tokens) or first
+    return _last_question(question.end[-_TAIL:], vocabulary, max_tokens) or first
 
 
 def _last_question(token_ids: Sequence[int], vocabulary: Vocabulary, max_tokens: int) -> Paragraph | None:
-    """Return the last line that asks, up to its question mark; a special token begins a line too."""
+    """Return the last line that asks, up to its question mark."""
     if not all(0 <= token_id < len(vocabulary) for token_id in token_ids):
         return None  # refused later
-    pieces = [
-        b"\n" if token_id in vocabulary.special_token_ids else vocabulary.token_bytes(token_id)
-        for token_id in token_ids
-    ]
+    pieces = [vocabulary.token_bytes(token_id) for token_id in token_ids]
     text = b"".join(pieces)
-    marks = [match.end("mark") - 1 for match in _SENTENCE_END.finditer(text)]  # their last bytes
+    marks = [match.end(match.lastgroup or 0) - 1 for match in _SENTENCE_END.finditer(text)]  # last bytes
     if not marks:
         return None
     ends = list(itertools.accumulate(map(len, pieces)))

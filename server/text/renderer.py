@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 from server.http.record import tenant
 from server.text.generation_config import GenerationDefaults
 from server.text.lanes import Lane
+from server.text.question import Question
 from server.text.tokenizer import (
     FramedText,
     PromptTooLongError,
@@ -45,7 +46,7 @@ MAX_INLINE_CHARS = 4096  # about 2 ms of tokenizing; longer texts go to the lane
 LANE_CHARS: Final = (32_768, 524_288)  # longest texts of all lanes but the last; about 20 ms and 0.3 s
 _NUM_WORKERS: Final = 2  # of a lane: one key's text does not wait for another one's
 _NUMBER_CHARS = 4  # of a number or a literal, about
-_MAX_QUESTION_CHARS = 1024  # a policy reads at most a few dozen tokens of a question again
+_MAX_QUESTION_CHARS = 1536  # of its beginning, and of its end: some 256 tokens, or more
 
 
 class Renderer:
@@ -110,8 +111,8 @@ class Renderer:
         # Templates may write keys, numbers and variables too.
         return await self._run(render, _num_chars((messages, tools, variables or {}), is_all=True))
 
-    async def encode_question(self, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-        """Return the beginning of the last user message as ordinary text; () without one.
+    async def encode_question(self, messages: Sequence[Mapping[str, Any]]) -> Question | None:
+        """Return beginning and end of the last user message as ordinary text; None without one.
 
         Raises `RenderError`.
         """

@@ -17,6 +17,7 @@ from server.text.generation_config import (
     generation_defaults,
     read_generation_config,
 )
+from server.text.question import Question
 from server.text.vocabulary import Vocabulary, longest_token
 
 if TYPE_CHECKING:
@@ -254,19 +255,21 @@ class Tokenizer:
             return self.with_special_tokens(()), ()
         return self.encode(before, add_special_tokens=False), self.encode(after, add_special_tokens=False)
 
-    def encode_question(self, messages: Sequence[Mapping[str, Any]], max_chars: int) -> tuple[int, ...]:
-        """Return the last user message as ordinary text, up to a number of characters; () without one.
+    def encode_question(self, messages: Sequence[Mapping[str, Any]], max_chars: int) -> Question | None:
+        """Return the last user message as ordinary text, up to a number of characters; None without one.
 
         Raises `RenderError`.
         """
         questions = [message for message in messages if message.get("role") == "user"]
-        if not questions:
-            return ()
-        content = _with_plain_content(questions[-1]).get("content")
-        if not isinstance(content, str):
-            return ()
-        beginning = content[:max_chars]
-        return tuple(self._tokenizer.encode(beginning, add_special_tokens=False, split_special_tokens=True))
+        content = _with_plain_content(questions[-1]).get("content") if questions else None
+        if not isinstance(content, str) or not content:
+            return None
+
+        def encode(text: str) -> tuple[int, ...]:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+        beginning = encode(content[:max_chars])
+        return Question(beginning, encode(content[-max_chars:]) if len(content) > max_chars else beginning)
 
     def _with_known_role(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return a message whose role `developer` is replaced by its older name, `system`, if the template

@@ -28,8 +28,9 @@ def question_of(running: RunningServer, renderer: Renderer, path: str, **body: A
     response = httpx.post(f"{running.url}{path}", json={"model": MODEL, "max_tokens": 1} | body)
     assert response.status_code == 200, response.text
     add = running.observed.adds[-1]
-    assert add.question_weight == (1.0 if "?" in body.get("question", "?") else 0.25)
-    return renderer._tokenizer.decode(add.question_token_ids)
+    question = renderer._tokenizer.decode(add.question_token_ids)
+    assert add.question_weight == (1.0 if "?" in question else 0.25)
+    return question
 
 
 @pytest.mark.parametrize(
@@ -43,8 +44,12 @@ def question_of(running: RunningServer, renderer: Renderer, path: str, **body: A
         ([("user", TEXT), ("assistant", "Yes."), ("user", "What does Ben keep?")], "What does Ben keep?"),
         ([("user", f"{TEXT}\n\nWhat does Ben keep?")], "What does Ben keep?"),
         ([("user", f"{TEXT}\n\nWhat does Ben keep?\n\nAnswer in one word.")], "What does Ben keep?"),
+        (
+            [("system", "Unsure? Say so."), ("assistant", "Anything else?"), ("user", "Name a pet.")],
+            "Name a pet.",
+        ),
     ],
-    ids=["first", "behind a system prompt", "a later turn", "last", "before instructions"],
+    ids=["first", "behind a system prompt", "a later turn", "last", "before instructions", "none"],
 )
 def test_a_chats_question_is_its_last_message(
     running: RunningServer, renderer: Renderer, messages: list[tuple[str, str]], expected: str

@@ -113,11 +113,14 @@ def test_named_tokens_have_logprobs_beside_the_likeliest(http: httpx.Client) -> 
     [
         ({"logprob_token_ids": [5]}, "logprob_token_ids"),
         ({"logprob_token_ids": [10**6], "logprobs": 1}, "logprob_token_ids"),
-        ({"logprob_token_ids": [5] * 129, "logprobs": 1}, "logprob_token_ids"),
+        ({"logprob_token_ids": [5] * 65, "logprobs": 1}, "logprob_token_ids"),
         ({"stop_regex": "a*"}, "stop_regex"),
         ({"stop_regex": ["a", "["]}, "stop_regex"),
         ({"stop_regex": "a" * 1000}, "stop_regex"),
         ({"stop_regex": ["a"] * 17}, "stop_regex"),
+        ({"stop_regex": "a", "n": 17}, "stop_regex"),
+        ({"stop_regex": "a$"}, "stop_regex"),
+        ({"stop_regex": "a)|(?:b"}, "stop_regex"),
         ({"thinking_token_budget": -2}, "thinking_token_budget"),
     ],
     ids=str,
@@ -145,6 +148,15 @@ def test_an_answer_ends_behind_the_match_of_an_expression(http: httpx.Client, st
         assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "[aeiou][^aeiou]")
         text = choice["text"]
     assert text == whole[: match.end()]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_expression_that_proves_too_complex_ends_the_request(http: httpx.Client, stream: bool) -> None:
+    body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "temperature": 2.0, "stream": stream}
+    response = http.post("/v1/completions", json=body | {"stop_regex": r"(?s)\w.{0,300}\w\n\n\n"})
+    assert response.status_code == (200 if stream else 400)
+    assert "too complex" in response.text
+    assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
 
 
 def test_echoed_logprobs_cover_the_prompt_and_begin_with_null(http: httpx.Client) -> None:

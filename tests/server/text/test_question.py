@@ -2,7 +2,7 @@
 
 import pytest
 
-from server.text.question import first_paragraph, question_of
+from server.text.question import Question, echoed, first_paragraph
 from server.text.tokenizer import Tokenizer
 from tests.server.text.tokenizers import byte_level, sentencepiece
 
@@ -76,6 +76,9 @@ def test_an_unknown_token_ends_the_echo() -> None:
         ("Who asks?\n\nBen keeps a cat. Who keeps a cat?", "Who asks?\n\n"),
         ("Read this.\n\n\u8c01\u517b\u732b\uff1f \n", "\u8c01\u517b\u732b\uff1f"),
         ('Read this.\n\n"Who keeps it?" Say it.', '"Who keeps it?'),
+        ("Read this.\n\n\u8c01\u517b\u732b\uff1f\u8bf7\u56de\u7b54\u3002", "\u8c01\u517b\u732b\uff1f"),
+        ("Read this.\n\n<q>Who keeps it?</q> Say it.", "<q>Who keeps it?"),
+        ("Read this.\n\nx = a ? b : c", "Read this.\n\n"),
         ("Read this.\n\nThe page is http://a.b/c?d=e and `x?.y`.", "Read this.\n\n"),
         ("Read this.\n\nWho keeps a cat?" + " Say it." * 200, "Read this.\n\n"),
     ],
@@ -84,19 +87,19 @@ def test_an_unknown_token_ends_the_echo() -> None:
 def test_a_question_before_the_last_instructions_is_found(kind: str, text: str, question: str) -> None:
     tokenizer = KINDS[kind]
     token_ids = tokenizer.encode(text, add_special_tokens=False)
-    found = question_of((), token_ids, tokenizer.vocabulary, 64)
+    found = echoed(Question(token_ids, token_ids), tokenizer.vocabulary, 64)
     assert tokenizer.decode(found.token_ids).strip() == question.strip()
     assert found.weight == (1.0 if "?" in question or "\uff1f" in question else 0.25)
-    assert question_of((), token_ids, tokenizer.vocabulary, 0).token_ids == ()
+    assert echoed(Question(token_ids, token_ids), tokenizer.vocabulary, 0).token_ids == ()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_long_line_keeps_its_end(kind: str) -> None:
     tokenizer = KINDS[kind]
     token_ids = tokenizer.encode("Read.\n\n" + "And then, " * 30 + "who?", add_special_tokens=False)
-    assert question_of((), token_ids, tokenizer.vocabulary, 5).token_ids == token_ids[-5:]
+    assert echoed(Question(token_ids, token_ids), tokenizer.vocabulary, 5).token_ids == token_ids[-5:]
 
 
 def test_unknown_tokens_are_no_question() -> None:
     vocabulary = KINDS["byte-level"].vocabulary
-    assert question_of((), [len(vocabulary), -1], vocabulary, 5).token_ids == ()
+    assert echoed(Question((), (len(vocabulary), -1)), vocabulary, 5).token_ids == ()

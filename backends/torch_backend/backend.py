@@ -22,7 +22,7 @@ from backends.interface import (
     ScratchSpec,
 )
 from backends.torch_backend.compiled.code import CompiledCode
-from backends.torch_backend.config import Quantization, TorchBackendConfig
+from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
 from backends.torch_backend.forward.last_layer import shorten_last_layer
 from backends.torch_backend.forward.plan import DecodePlan, decode_plan, idle_plans
@@ -81,8 +81,9 @@ class TorchBackend:
         is_archived = config.prefix_cache_dir is not None
         name = fingerprint(self._model, config.quantization, BLOCK_TOKENS) if is_archived else ""
         self._kernels = Kernels()
-        _adapt_model(self._model, config.quantization, self._kernels)
+        replace_latent_attention(self._model)
         layers = probe_layers(self._model)
+        replace_all_linears(self._model, self._kernels, KINDS[config.quantization])
         _check_cache_dtypes(config, layers, self._model.config.model_type)
         max_model_len = resolve_max_model_len(config, self._model.config)
         _check_draft(config, layers, max_model_len)
@@ -106,8 +107,9 @@ class TorchBackend:
             self._model, num_parameters, self.pools, num_prefix_bytes, is_compiled=is_compiled
         )
         self._spec = replace(self._spec, description=description)
-        # Last, so that it is the outermost of the modules that replace the last layer.
-        shorten_last_layer(self._model)
+        if not any(layer.readers for layer in layers):
+            # Last, so that it is the outermost of the modules that replace the last layer.
+            shorten_last_layer(self._model)
 
     def _compiled_code(self, config: TorchBackendConfig) -> CompiledCode | None:
         """Return the code of compiled decode on a CPU, if it is configured and possible.
@@ -280,12 +282,6 @@ def _description(
 def _default_recorder(config: TorchBackendConfig, device: torch.device) -> Recorder | None:
     """Return the recorder of CUDA graphs if the config compiles for CUDA, else None."""
     return CudaRecorder(device) if config.compile and device.type == "cuda" else None
-
-
-def _adapt_model(model: PreTrainedModel, quantization: Quantization, kernels: Kernels) -> None:
-    """Replace the modules of a loaded model for which there are faster ones."""
-    replace_latent_attention(model)
-    replace_all_linears(model, kernels, KINDS[quantization])
 
 
 def _check_cache_dtypes(config: TorchBackendConfig, layers: Sequence[LayerSpec], model_type: str) -> None:

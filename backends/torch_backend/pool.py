@@ -39,7 +39,7 @@ class TorchPool:
         vocab_size: int,
         kernels: Kernels,
     ) -> "TorchPool":
-        """Allocate the slots of a model. The sequences have an item for each layer."""
+        """Allocate the slots of a model. The sequences have an item for each layer that stores."""
         device = scratches[0].kept_index.device
         kinds = tuple(dict.fromkeys(layer_kinds))
         cache_layers = [
@@ -52,11 +52,12 @@ class TorchPool:
             leader, *followers = full_attention[spec.policy.leading_layer :]
             for layer in followers:
                 layer.leader = leader
+        sources = {reader: source for source, layer in enumerate(layers) for reader in layer.readers}
         slot_bytes = sum(layer.slots.num_bytes for layer in cache_layers) // max(spec.num_slots, 1)
         return cls(
             replace(spec, slot_bytes=slot_bytes),
             kinds,
-            ModelCache(cache_layers, kernels),
+            ModelCache(cache_layers, kernels, sources),
             Sampler(spec.num_slots, vocab_size, device, kernels),
         )
 

@@ -92,6 +92,8 @@ class DecodeStepGraphs:
         A decode step must have been run, and the layers traced.
         """
         try:
+            if self._pool.cache.shares_entries:
+                raise GraphError("layers attend to what others store")
             with self._kernels.used():
                 ends = [self._trace_before(), self._trace_after()]
         except GraphError as error:

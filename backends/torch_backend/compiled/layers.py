@@ -126,6 +126,8 @@ class GraphedLayer(StandIn):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         cache: ModelCache = kwargs["slot_cache"]
         call = LayerCall(args, kwargs)
+        if cache.shares_entries:  # a graph would lose the keys and values that a layer hands to later ones
+            return self.layer(*args, **kwargs)
         if not isinstance(cache.step, DecodeStep):
             return self._read_chunk(cache, call)
         cache_layer = cache.layers[self._index]

@@ -4,7 +4,7 @@ A `Step` of `forward.step` describes where one forward pass writes and reads; `f
 only decision made here, by `cache.scoring`, is which tokens of a long prompt are kept or evicted.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -256,7 +256,7 @@ def _clear(cache: SlotCache, index: int) -> None:
 
 
 class ModelCache(Cache):
-    """All layers of a pool.
+    """All layers of a pool that store keys and values.
 
     The cache is the only object of this backend that a transformers model passes to its layers. The step that
     is under way is therefore an attribute of it. `ForwardPass.arguments` sets it, and the attention reads it.
@@ -264,8 +264,12 @@ class ModelCache(Cache):
 
     layers: list[CacheLayer]  # type: ignore[assignment]
 
-    def __init__(self, layers: Sequence[CacheLayer], kernels: Kernels) -> None:
+    def __init__(
+        self, layers: Sequence[CacheLayer], kernels: Kernels, sources: Mapping[int, int] | None = None
+    ) -> None:
+        """`sources` has the layers that store nothing, and for each the one to whose entries it attends."""
         super().__init__(layers=list(layers))
+        self._sources = sources or {}
         self.step: Step | None = None
         self._kernels = kernels
         self._stops_after_write = False
@@ -273,6 +277,11 @@ class ModelCache(Cache):
     @property
     def num_bytes(self) -> int:
         return sum(layer.num_bytes for layer in self.layers)
+
+    @property
+    def shares_entries(self) -> bool:
+        """Whether some layers store nothing, and attend to what earlier ones store."""
+        return bool(self._sources)
 
     @property
     def current_step(self) -> Step:
@@ -326,12 +335,16 @@ class ModelCache(Cache):
     ) -> Tensor:
         """Return the attention of a step's queries. The observing queries among them vote."""
         step = self.current_step
-        cache_layer = self.layers[layer]
+        cache_layer = self.layers[self._sources.get(layer, layer)]
         uses_kernels = self._kernels.are_used and takes_prompt(query)
-        if isinstance(step, ScratchStep) and step.observations:
+        # Of the layers that attend to the same entries, the one that stores them chooses what is kept.
+        if isinstance(step, ScratchStep) and step.observations and layer not in self._sources:
             reduction = observed_attention if uses_kernels else reduced_attention
             cache_layer.observe(step, query, key, options, reduction)
         kind = cache_layer.of_step(step)
+        if query.shape[2] < kind.bias.shape[1]:
+            # Layers that store nothing may be run for the last tokens alone.
+            kind = kind.of_last(query.shape[2])
         # The kernel masks by the entry of each query's token, so it needs entries in the sequence's order.
         if uses_kernels and kind.last_seen is not None:
             return prompt_attention(

@@ -62,7 +62,7 @@ def _slot_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: None,  # noqa: ARG001
+    attention_mask: Tensor | None,
     *,
     slot_cache: AttentionCache,
     scaling: float,
@@ -74,6 +74,8 @@ def _slot_attention(
 ) -> tuple[Tensor, None]:
     if position_bias is not None or not getattr(module, "is_causal", True):
         raise NotImplementedError("attention that is not causal or has a learned bias")
+    if attention_mask is not None:  # transformers' masks are not built: this is a layer's own
+        raise NotImplementedError("attention with a mask that a layer computes")
     layer: int = module.layer_idx  # type: ignore[assignment]
     output = slot_cache.attend(
         layer, query, key, value, AttentionOptions(scaling, softcap, s_aux, sliding_window)

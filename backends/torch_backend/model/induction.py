@@ -35,7 +35,7 @@ class InductionScore(NamedTuple):
 
 
 def measure_induction(model: PreTrainedModel, num_layers: int, max_model_len: int) -> list[InductionScore]:
-    """Return each layer's score, the average of its heads'.
+    """Return the scores of the first `num_layers` layers, which store keys: each the average of its heads'.
 
     The first token is the model's beginning of sequence, if it has one. A `max_model_len` of less than four
     tokens, or five with that one, gives zeros.
@@ -47,14 +47,14 @@ def measure_induction(model: PreTrainedModel, num_layers: int, max_model_len: in
     if num_tokens < 2:
         return [InductionScore(0.0, 0.0)] * num_layers
     once = torch.randint(vocab_size, (num_tokens,), generator=torch.Generator().manual_seed(0))
-    cache = _MeasuringCache(num_layers, num_tokens)
+    cache = _MeasuringCache(model.config.num_hidden_layers, num_tokens)
     ids = torch.cat([torch.tensor(first, dtype=torch.long), once, once])[None].to(model.device)
     positions = torch.arange(ids.shape[1], device=model.device)[None]
     with torch.inference_mode():
         model.base_model(
             input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True, slot_cache=cache
         )
-    return cache.scores
+    return cache.scores[:num_layers]
 
 
 class _MeasuringCache(Cache):

@@ -10,6 +10,12 @@ from transformers.utils.logging import disable_progress_bar
 from backends.torch_backend.config import DeviceName, DtypeName
 from backends.torch_backend.errors import ModelLoadError, UnsupportedModelError
 from backends.torch_backend.model.attention import ATTENTION_NAME, register_attention
+from backends.torch_backend.model.language_model import (
+    language_model,
+    loaded_config,
+    text_config,
+    trimmed_class,
+)
 from backends.torch_backend.model.latent import LATENT_MODEL_TYPES
 
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -19,7 +25,7 @@ _REFUSED_ROPE_TYPES = {"dynamic", "longrope"}
 
 
 def load_model(name: str, device: DeviceName, dtype: DtypeName) -> PreTrainedModel:
-    """Load a decoder from a folder or a hub id.
+    """Load a decoder from a folder or a hub id; of a model with several parts, the language model alone.
 
     It loads safetensors only and runs no code of the checkpoint. Raises ModelLoadError.
     """
@@ -28,6 +34,7 @@ def load_model(name: str, device: DeviceName, dtype: DtypeName) -> PreTrainedMod
     except (OSError, ValueError, KeyError) as error:
         raise ModelLoadError(f"{name} has no configuration that transformers can read: {error}") from error
     check_config(config)
+    config = loaded_config(config)
     model_class = decoder_class(config)
     target = resolve_device(device)
     register_attention()
@@ -44,32 +51,33 @@ def load_model(name: str, device: DeviceName, dtype: DtypeName) -> PreTrainedMod
             ignore_mismatched_sizes=True,  # reported, and refused below with the weight's name
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
         raise ModelLoadError(f"{name} cannot be loaded: {error}") from error
     model, report = loaded
     check_weights(name, report)
+    if text_config(config) is not config:
+        model = language_model(model)
     ready: PreTrainedModel = model.to(target).eval()
     return ready
 
 
 def check_config(config: PreTrainedConfig) -> None:
     """Raise UnsupportedModelError if a configuration says that slots cannot hold its model."""
+    text = text_config(config)
     name = config.model_type
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedModelError(f"{name}: quantised checkpoints are not supported")
     if config.is_encoder_decoder:
         raise UnsupportedModelError(f"{name}: encoder–decoder models are not supported")
-    if config.get_text_config() is not config:
-        raise UnsupportedModelError(f"{name}: models with parts other than text are not supported")
-    if getattr(config, "kv_lora_rank", None) is not None and name not in LATENT_MODEL_TYPES:
+    if getattr(text, "kv_lora_rank", None) is not None and text.model_type not in LATENT_MODEL_TYPES:
         supported = ", ".join(sorted(LATENT_MODEL_TYPES))
         raise UnsupportedModelError(f"{name}: multi-head latent attention is supported for {supported} only")
-    other_layers = set(getattr(config, "layer_types", None) or ()) - _LAYER_TYPES
+    other_layers = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
     if other_layers:
         raise UnsupportedModelError(
             f"{name}: layers of type {', '.join(sorted(other_layers))} are not supported"
         )
-    refused = _rope_types(config) & _REFUSED_ROPE_TYPES
+    refused = _rope_types(text) & _REFUSED_ROPE_TYPES
     if refused:
         raise UnsupportedModelError(
             f"{name}: rope type {', '.join(sorted(refused))} is not supported: "
@@ -86,12 +94,12 @@ def _rope_types(config: PreTrainedConfig) -> set[str]:
 
 def decoder_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     """Return the model's class. Raises UnsupportedModelError for one that cannot run on slots."""
-    try:
-        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    except KeyError as error:
-        raise UnsupportedModelError(
-            f"{config.model_type}: transformers has no decoder of this type"
-        ) from error
+    if text_config(config) is not config:
+        model_class: Any = trimmed_class(config)
+    else:
+        model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if model_class is None:
+        raise UnsupportedModelError(f"{config.model_type}: transformers has no decoder of this type")
     if not model_class.is_backend_compatible():
         raise UnsupportedModelError(
             f"{config.model_type}: {model_class.__name__} takes no attention function from outside"
@@ -125,7 +133,8 @@ def resolve_device(device: DeviceName) -> torch.device:
 
 def resolve_dtype(dtype: DtypeName, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
     """Return the dtype of weights and activations."""
-    name = str(config.dtype or "float32").removeprefix("torch.") if dtype is DtypeName.AUTO else dtype.value
+    stored = config.dtype or text_config(config).dtype or "float32"
+    name = str(stored).removeprefix("torch.") if dtype is DtypeName.AUTO else dtype.value
     if dtype is DtypeName.AUTO and name == "float16" and device.type == "cpu":
         name = "float32"
     chosen: torch.dtype = getattr(torch, name)

@@ -4,7 +4,8 @@ A configuration can omit things. The tensors that each layer passes to its cache
 whether slots can store its keys and values, or its latents, and how wide they are.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,29 +19,52 @@ from cache.slots import PlaneSpec
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """One layer's attention."""
+    """The attention of a layer that stores keys and values."""
 
     num_heads: int
     num_kv_heads: int
     planes: tuple[PlaneSpec, ...]  # keys and values, or latents
     sliding_window: int | None  # tokens that a query sees, its own included; None: all
+    readers: tuple[int, ...] = ()  # later layers that store nothing, and attend to what this one stores
 
 
 def probe_layers(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
-    """Return the specs of the model's layers.
+    """Return the specs of the layers that store keys and values, which are the model's first ones.
 
-    Raises UnsupportedModelError for a layer that does not call its cache and its attention once each.
+    Raises UnsupportedModelError for a layer that does not call its cache and its attention once each, unless
+    it attends to what an earlier layer stored.
     """
     name = type(model).__name__
-    num_layers = model.config.num_hidden_layers
+    probe, logits = _watched_pass(model, has_positions=True)
     vocab_size = model.config.vocab_size
-    probe = _ProbeCache(num_layers)
-    ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+    if logits.shape != (1, 1, vocab_size):
+        raise UnsupportedModelError(
+            f"{name} returns logits of shape {tuple(logits.shape)}, expected (1, 1, {vocab_size})"
+        )
+    specs = probe.specs(name)
+    other_probe, other_logits = _watched_pass(model, has_positions=False)
+    if not (torch.allclose(logits, other_logits, equal_nan=True) and probe.saw_the_same(other_probe)):
+        raise UnsupportedModelError(f"{name} does not count its tokens' positions from 0")
+    _check_windows(model, specs)
+    return specs
+
+
+def _watched_pass(model: PreTrainedModel, *, has_positions: bool) -> tuple["_ProbeCache", Tensor]:
+    """Run two tokens, with their positions unless the model is to count them.
+
+    Returns what the layers passed, and the last logits. Raises UnsupportedModelError.
+    """
+    name = type(model).__name__
+    probe = _ProbeCache(model.config.num_hidden_layers)
+    # The token must not be padding, which some models do not count.
+    token = int(model.config.pad_token_id == 0)
+    ids = torch.full((1, 2), token, device=model.device)
+    positions = torch.arange(2, device=model.device)[None] if has_positions else None
     try:
         with torch.inference_mode():
-            logits = model(
+            logits: Tensor = model(
                 input_ids=ids,
-                position_ids=ids,
+                position_ids=positions,
                 past_key_values=probe,
                 use_cache=True,
                 logits_to_keep=1,
@@ -57,11 +81,17 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
         ValueError,
     ) as error:
         raise UnsupportedModelError(f"{name} does not run with a cache of slots: {error}") from error
-    if logits.shape != (1, 1, vocab_size):
-        raise UnsupportedModelError(
-            f"{name} returns logits of shape {tuple(logits.shape)}, expected (1, 1, {vocab_size})"
-        )
-    return tuple(probe.spec(layer, name) for layer in range(num_layers))
+    return probe, logits
+
+
+def _check_windows(model: PreTrainedModel, specs: Sequence[LayerSpec]) -> None:
+    """Raise UnsupportedModelError for a layer whose window only the model's own mask would show."""
+    kinds = getattr(model.config, "layer_types", None) or ()
+    for layer, (kind, spec) in enumerate(zip(kinds, specs, strict=False)):
+        if kind == "sliding_attention" and spec.sliding_window is None:
+            raise UnsupportedModelError(
+                f"layer {layer} of {type(model).__name__} has a sliding window, and does not pass it on"
+            )
 
 
 class PassingLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -117,7 +147,42 @@ class _ProbeCache(Cache):
         self._seen[layer].append((query, key, value, options.sliding_window))
         return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
 
-    def spec(self, layer: int, name: str) -> LayerSpec:
+    def saw_the_same(self, other: "_ProbeCache") -> bool:
+        """Return whether the layers attended with the same queries, which have the positions in them."""
+        return all(
+            torch.allclose(query, other_query, equal_nan=True)
+            for seen, other_seen in zip(self._seen, other._seen, strict=True)
+            for (query, *_), (other_query, *_) in zip(seen, other_seen, strict=True)
+        )
+
+    def specs(self, name: str) -> tuple[LayerSpec, ...]:
+        """Return the specs of the layers that store. Raises UnsupportedModelError."""
+        sources = [self._source(layer) for layer in range(len(self._probes))]
+        num_storing = len(sources) - sum(source is not None for source in sources)
+        readers: list[list[int]] = [[] for _ in range(num_storing)]
+        for layer, source in enumerate(sources[num_storing:], num_storing):
+            if source is None:
+                raise UnsupportedModelError(
+                    f"layer {layer} of {name} stores keys after layers that store none"
+                )
+            readers[source].append(layer)
+        specs = [self._spec(layer, name) for layer in range(num_storing)]
+        return tuple(
+            replace(spec, readers=tuple(reading)) for spec, reading in zip(specs, readers, strict=True)
+        )
+
+    def _source(self, layer: int) -> int | None:
+        """Return the earlier layer to whose keys and values a layer attends; None if it stores its own."""
+        if self._probes[layer].written or len(self._seen[layer]) != 1:
+            return None
+        _, key, value, window = self._seen[layer][0]
+        for earlier in range(layer):
+            for written, seen in zip(self._probes[earlier].written, self._seen[earlier], strict=False):
+                if key is written[0] and value is written[-1] and window == seen[3]:
+                    return earlier
+        return None
+
+    def _spec(self, layer: int, name: str) -> LayerSpec:
         written = self._probes[layer].written
         seen = self._seen[layer]
         if len(written) != 1 or len(seen) != 1:

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
-    Gemma3Config,
     GPTJConfig,
     LlamaConfig,
     MiniCPM3Config,
@@ -116,7 +115,6 @@ def test_incomplete_weights_are_refused(problem: str, tmp_path: Path) -> None:
             MiniCPM3Config(),
             "minicpm3: multi-head latent attention is supported for deepseek_v2, deepseek_v3 only",
         ),
-        (Gemma3Config(), "gemma3: models with parts other than text"),
     ],
 )
 def test_refused_by_configuration(config: PreTrainedConfig, reason: str) -> None:

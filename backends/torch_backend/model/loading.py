@@ -1,6 +1,7 @@
 """Loads published checkpoints. Models that cannot run on slots are refused by name, before any request."""
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from transformers.utils.logging import disable_progress_bar
 from backends.torch_backend.config import DeviceName, DtypeName
 from backends.torch_backend.errors import ModelLoadError, UnsupportedModelError
 from backends.torch_backend.model.attention import ATTENTION_NAME, register_attention
+from backends.torch_backend.model.checkpoint_weights import dequantized_weights
+from backends.torch_backend.model.dequantization import layouts
 from backends.torch_backend.model.language_model import (
     language_model,
     loaded_config,
@@ -34,18 +37,26 @@ def load_model(name: str, device: DeviceName, dtype: DtypeName) -> PreTrainedMod
     except (OSError, ValueError, KeyError) as error:
         raise ModelLoadError(f"{name} has no configuration that transformers can read: {error}") from error
     check_config(config)
+    quantization = quantization_of(config)
     config = loaded_config(config)
     model_class = decoder_class(config)
     target = resolve_device(device)
+    weights_dtype = resolve_dtype(dtype, config, target, is_quantized=quantization is not None)
     register_attention()
     if not sys.stderr.isatty():
         # A progress bar would fill a log file.
         disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
+        source: dict[str, Any] = {"pretrained_model_name_or_path": name}
+        if quantization is not None:
+            _forget_quantization(config)
+            stored = layouts(quantization, config.model_type)
+            weights = dequantized_weights(name, stored, weights_dtype)
+            source = {"pretrained_model_name_or_path": None, "state_dict": weights}
         loaded: Any = model_class.from_pretrained(
-            name,
+            **source,
             config=config,
-            dtype=resolve_dtype(dtype, config, target),
+            dtype=weights_dtype,
             attn_implementation=ATTENTION_NAME,
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # reported, and refused below with the weight's name
@@ -65,8 +76,9 @@ def check_config(config: PreTrainedConfig) -> None:
     """Raise UnsupportedModelError if a configuration says that slots cannot hold its model."""
     text = text_config(config)
     name = config.model_type
-    if getattr(config, "quantization_config", None) is not None:
-        raise UnsupportedModelError(f"{name}: quantised checkpoints are not supported")
+    quantization = quantization_of(config)
+    if quantization is not None:
+        layouts(quantization, name)
     if config.is_encoder_decoder:
         raise UnsupportedModelError(f"{name}: encoder–decoder models are not supported")
     if getattr(text, "kv_lora_rank", None) is not None and text.model_type not in LATENT_MODEL_TYPES:
@@ -83,6 +95,22 @@ def check_config(config: PreTrainedConfig) -> None:
             f"{name}: rope type {', '.join(sorted(refused))} is not supported: "
             "its keys depend on the whole batch"
         )
+
+
+def quantization_of(config: PreTrainedConfig) -> Mapping[str, Any] | None:
+    """Return how a checkpoint was quantised, as its configuration says; None for one that was not."""
+    for each in (config, text_config(config)):
+        found: Mapping[str, Any] | None = getattr(each, "quantization_config", None)
+        if found is not None:
+            return found
+    return None
+
+
+def _forget_quantization(config: PreTrainedConfig) -> None:
+    """Let transformers load the dequantised weights as any others."""
+    for each in (config, text_config(config)):
+        if hasattr(each, "quantization_config"):
+            del each.quantization_config
 
 
 def _rope_types(config: PreTrainedConfig) -> set[str]:
@@ -131,11 +159,14 @@ def resolve_device(device: DeviceName) -> torch.device:
     return torch.device(device.value)
 
 
-def resolve_dtype(dtype: DtypeName, config: PreTrainedConfig, device: torch.device) -> torch.dtype:
+def resolve_dtype(
+    dtype: DtypeName, config: PreTrainedConfig, device: torch.device, *, is_quantized: bool = False
+) -> torch.dtype:
     """Return the dtype of weights and activations."""
-    stored = config.dtype or text_config(config).dtype or "float32"
+    stored = config.dtype or text_config(config).dtype or ("bfloat16" if is_quantized else "float32")
     name = str(stored).removeprefix("torch.") if dtype is DtypeName.AUTO else dtype.value
     if dtype is DtypeName.AUTO and name == "float16" and device.type == "cpu":
-        name = "float32"
+        # Weights of 4 or 8 bits lose less by rounding to bfloat16 than they lost before.
+        name = "bfloat16" if is_quantized else "float32"
     chosen: torch.dtype = getattr(torch, name)
     return chosen

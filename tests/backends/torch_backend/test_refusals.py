@@ -70,14 +70,15 @@ def _config(kind: str) -> PreTrainedConfig:
     return LlamaConfig(**_SIZES)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope", "mamba", "jamba", "qwen3_?next", "quantised"])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "mamba", "jamba", "qwen3_?next", "nvfp4"])
 def test_refused_by_name(kind: str, tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(_config(kind)).save_pretrained(tmp_path)  # type: ignore[no-untyped-call]
-    if kind == "quantised":
+    if kind == "nvfp4":
         path = tmp_path / "config.json"
         path.write_text(
             json.dumps(
-                json.loads(path.read_text()) | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+                json.loads(path.read_text())
+                | {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
             )
         )
     with pytest.raises(UnsupportedModelError, match=f"(?i){kind}"):

@@ -27,6 +27,7 @@ from backends.torch_backend.cuda_graphs import CudaRecorder, DecodeGraphs, Recor
 from backends.torch_backend.forward.last_layer import shorten_last_layer
 from backends.torch_backend.forward.plan import DecodePlan, decode_plan, idle_plans
 from backends.torch_backend.memory import with_sizes
+from backends.torch_backend.model.allocation import returning_memory
 from backends.torch_backend.model.fingerprint import fingerprint
 from backends.torch_backend.model.induction import measure_induction
 from backends.torch_backend.model.latent import replace_latent_attention
@@ -74,16 +75,17 @@ class TorchBackend:
         together.
         """
         self._clock = clock or WallClock()
-        self._model = model or load_model(config.model, config.device, config.dtype)
-        self._device = self._model.device
-        num_parameters = self._model.num_parameters()
-        # Of the weights as they were loaded, which the next lines replace.
-        is_archived = config.prefix_cache_dir is not None
-        name = fingerprint(self._model, config.quantization, BLOCK_TOKENS) if is_archived else ""
         self._kernels = Kernels()
-        replace_latent_attention(self._model)
-        layers = probe_layers(self._model)
-        replace_all_linears(self._model, self._kernels, KINDS[config.quantization])
+        with returning_memory():
+            self._model = model or load_model(config.model, config.device, config.dtype)
+            self._device = self._model.device
+            num_parameters = self._model.num_parameters()
+            # Of the weights as they were loaded, which the next lines replace.
+            is_archived = config.prefix_cache_dir is not None
+            name = fingerprint(self._model, config.quantization, BLOCK_TOKENS) if is_archived else ""
+            replace_latent_attention(self._model)
+            layers = probe_layers(self._model)
+            replace_all_linears(self._model, self._kernels, KINDS[config.quantization])
         _check_cache_dtypes(config, layers, self._model.config.model_type)
         max_model_len = resolve_max_model_len(config, self._model.config)
         _check_draft(config, layers, max_model_len)

@@ -16,7 +16,7 @@ from backends.torch_backend.errors import UnsupportedModelError
 
 Parts = Mapping[str, Tensor]
 
-_ROWS_AT_ONCE = 1024  # rows that are float32 at once
+_NUMBERS_AT_ONCE = 1 << 20  # numbers that are float32 at once
 # Packages that store the same tensors: a weight in 8 bits, and its scale.
 _SCALED_METHODS = ("fp8", "compressed-tensors", "fbgemm_fp8", "modelopt")
 METHODS = (*_SCALED_METHODS, "gptq", "awq", "mxfp4")
@@ -144,7 +144,7 @@ def _scaled(
     if block is None or [-(-length // each) for length, each in zip(size, block, strict=True)] != [*grid]:
         block = [-(-length // count) for length, count in zip(size, grid, strict=True)]
     output = torch.empty(weight.shape, dtype=dtype)
-    step = max(_ROWS_AT_ONCE // block[0], 1) * block[0]
+    step = max(_rows_at_once(weight) // block[0], 1) * block[0]
     for first in range(0, size[0], step):
         blocks = slice(first // block[0], -(-min(first + step, size[0]) // block[0]))
         some = weight[..., first : first + step, :].float()
@@ -153,6 +153,10 @@ def _scaled(
         some *= _spread(scale[..., blocks, :], block, some)
         output[..., first : first + step, :] = some
     return output
+
+
+def _rows_at_once(weight: Tensor) -> int:
+    return max(_NUMBERS_AT_ONCE * weight.shape[-2] // weight.numel(), 1)
 
 
 def _exponents(scale: Tensor) -> Tensor:
@@ -205,15 +209,22 @@ def _of_groups(
     `zeros` and `scales` are [output, group]. `groups` has each input's group; None: they are of equal size.
     """
     rows, columns = numbers.shape
-    if groups is None or groups.numel() != columns or bool((groups < 0).any()):
-        groups = torch.arange(columns) // -(-columns // scales.shape[1])
-    index = groups.long()
+    num_groups = scales.shape[1]
+    in_order = torch.arange(columns) // -(-columns // num_groups)
+    index = in_order if groups is None or bool((groups < 0).any()) else groups.long()
+    is_even = columns % num_groups == 0 and torch.equal(index, in_order)
     output = torch.empty(rows, columns, dtype=dtype)
-    for first in range(0, rows, _ROWS_AT_ONCE):
-        some = slice(first, first + _ROWS_AT_ONCE)
-        output[some] = (numbers[some].float() - zeros[some].float()[:, index]) * scales[some].float()[
-            :, index
-        ]
+    step = _rows_at_once(numbers)
+    for first in range(0, rows, step):
+        some = slice(first, first + step)
+        values = numbers[some].contiguous().float()
+        zero, scale = zeros[some].float(), scales[some].float()
+        if is_even:
+            values = values.view(len(values), num_groups, -1)
+            values.sub_(zero[..., None]).mul_(scale[..., None])
+        else:
+            values.sub_(zero[:, index]).mul_(scale[:, index])
+        output[some] = values.view(-1, columns)
     return output
 
 
@@ -234,8 +245,9 @@ def _mxfp4(parts: Parts, dtype: torch.dtype) -> Tensor:
     values = torch.tensor(_FP4_VALUES)
     output = torch.empty(experts, blocks.shape[2] * blocks.shape[3] * 2, outputs, dtype=dtype)
     for expert in range(experts):
-        for first in range(0, outputs, _ROWS_AT_ONCE):
-            some = slice(first, first + _ROWS_AT_ONCE)
+        step = _rows_at_once(output[expert].T)
+        for first in range(0, outputs, step):
+            some = slice(first, first + step)
             bytes_ = blocks[expert, some].int()
             numbers = torch.stack([values[bytes_ & 15], values[bytes_ >> 4]], dim=-1).flatten(2)
             output[expert, :, some] = (numbers * exponents[expert, some, :, None]).flatten(1).T

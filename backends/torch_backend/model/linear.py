@@ -146,7 +146,8 @@ def replace_all_linears(model: PreTrainedModel, kernels: Kernels, kind: LinearKi
 
     Raises UnsupportedModelError if no layer can be quantized as required.
     """
-    for module in list(model.modules()):
+    # Without the linear layers: a list of them would hold every weight until the last one is replaced.
+    for module in [module for module in model.modules() if not isinstance(module, nn.Linear)]:
         replace_linears(module, kernels, kind)
     output = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     if type(output) is nn.Linear and kind.fits(output):

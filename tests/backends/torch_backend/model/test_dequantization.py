@@ -22,14 +22,14 @@ from tests.backends.oracle import continue_greedily, random_prompt
 from tests.backends.quantized_files import KINDS, fp8_blocks
 
 
-def _quantise(folder: Path, kind: str, dtype: str = "float32") -> dict[str, Tensor]:
+def quantise(folder: Path, kind: str, dtype: str = "float32") -> dict[str, Tensor]:
     """Quantise the linear layers of a checkpoint in place. Returns the weights that it then stands for."""
     pack, quantization = KINDS[kind]
     stored: dict[str, Tensor] = {}
     plain: dict[str, Tensor] = {}
     for name, weight in stored_weights(folder).items():
         if name.endswith("_proj.weight"):
-            packed = pack(weight)
+            packed = pack(weight.float())
             stored |= {name.removesuffix(".weight") + ending: each for ending, each in packed.tensors.items()}
             plain[name] = packed.weight
         else:
@@ -72,7 +72,7 @@ def _assert_same_weights(folder: Path, expected: Path, dtype: DtypeName = DtypeN
 def test_weights_are_what_the_numbers_stand_for(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     save_tiny(tiny_config("qwen3", intermediate_size=112), folder)
-    plain = _quantise(folder, kind)
+    plain = quantise(folder, kind)
     _assert_same_weights(folder, _plain(folder, plain))
 
 
@@ -83,7 +83,7 @@ def test_experts_and_text_parts(model_type: str, kind: str, tmp_path: Path) -> N
     """The experts are stored one by one, and joined. The other parts' weights are not quantised."""
     folder = tmp_path / "model"
     save_tiny(tiny_config(model_type), folder)
-    plain = _quantise(folder, kind)
+    plain = quantise(folder, kind)
     dense = _plain(folder, plain)
     _assert_same_weights(folder, dense)
 
@@ -91,7 +91,7 @@ def test_experts_and_text_parts(model_type: str, kind: str, tmp_path: Path) -> N
 def test_served_like_its_dense_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     save_tiny(tiny_config("qwen3"), folder)
-    dense = _plain(folder, _quantise(folder, "compressed-w4a16"))
+    dense = _plain(folder, quantise(folder, "compressed-w4a16"))
     oracle = load_model(str(dense), DeviceName.CPU, DtypeName.AUTO)
     oracle.set_attn_implementation("eager")
     backend = open_backend(folder, PolicyOptions(PolicyName.FULL), max_model_len=64)
@@ -156,14 +156,14 @@ def test_float16_becomes_bfloat16_on_a_cpu(tmp_path: Path) -> None:
     """Where a checkpoint that is not quantised becomes float32, of twice the size."""
     folder = tmp_path / "model"
     save_tiny(tiny_config("qwen3"), folder)
-    dense = _plain(folder, _quantise(folder, "gptq-4", dtype="float16"))
+    dense = _plain(folder, quantise(folder, "gptq-4", dtype="float16"))
     assert load_model(str(folder), DeviceName.CPU, DtypeName.AUTO).dtype is torch.bfloat16
     _assert_same_weights(folder, dense, DtypeName.BFLOAT16)
 
 
 def test_incomplete_weights_are_refused(tmp_path: Path) -> None:
     save_tiny(tiny_config("qwen3"), tmp_path)
-    _quantise(tmp_path, "gptq-4")
+    quantise(tmp_path, "gptq-4")
     weights = stored_weights(tmp_path)
     del weights["model.layers.2.mlp.up_proj.scales"]
     edit_weights(tmp_path, weights)

@@ -31,6 +31,7 @@ from backends.torch_backend.model.allocation import returning_memory
 from backends.torch_backend.model.fingerprint import fingerprint
 from backends.torch_backend.model.induction import measure_induction
 from backends.torch_backend.model.latent import replace_latent_attention
+from backends.torch_backend.model.lengths import settle_frequencies
 from backends.torch_backend.model.linear import KINDS, replace_all_linears
 from backends.torch_backend.model.loading import load_model
 from backends.torch_backend.model.probe import LayerSpec, probe_layers
@@ -80,6 +81,8 @@ class TorchBackend:
             self._model = model or load_model(config.model, config.device, config.dtype)
             self._device = self._model.device
             num_parameters = self._model.num_parameters()
+            max_model_len = resolve_max_model_len(config, self._model.config)
+            settle_frequencies(self._model, max_model_len)
             # Of the weights as they were loaded, which the next lines replace.
             is_archived = config.prefix_cache_dir is not None
             name = fingerprint(self._model, config.quantization, BLOCK_TOKENS) if is_archived else ""
@@ -87,7 +90,6 @@ class TorchBackend:
             layers = probe_layers(self._model)
             replace_all_linears(self._model, self._kernels, KINDS[config.quantization])
         _check_cache_dtypes(config, layers, self._model.config.model_type)
-        max_model_len = resolve_max_model_len(config, self._model.config)
         _check_draft(config, layers, max_model_len)
         config = with_sizes(config, layers, max_model_len, self._device)
         policies = _resolve_policies(config, self._model, layers, max_model_len)

@@ -9,6 +9,7 @@ from backends.interface import BackendSpec, Feature, PrefillShape, PrefixSpec, S
 from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.forward.step import LayerKind
 from backends.torch_backend.model.induction import InductionScore
+from backends.torch_backend.model.lengths import longest_sequence
 from backends.torch_backend.model.probe import LayerSpec
 from cache.policy import CachePolicy, held_window, streaming_llm
 from cache.pool_options import PoolOptions
@@ -19,14 +20,14 @@ MAX_DECODE_STEPS = 8
 
 def resolve_max_model_len(config: TorchBackendConfig, model: PreTrainedConfig) -> int:
     """Return the longest sequence. Raises ValueError when a model that answers was made for shorter ones."""
-    limit: int = model.max_position_embeddings
+    limit = longest_sequence(model)
     if config.max_model_len is None:
         return min(limit, DEFAULT_MAX_MODEL_LEN)
     if config.max_model_len > limit and config.is_draft:
         return limit
     if config.max_model_len > limit:
         raise ValueError(
-            f"max_model_len {config.max_model_len} exceeds the model's max_position_embeddings of {limit}"
+            f"max_model_len {config.max_model_len} exceeds the model's longest sequence of {limit} tokens"
         )
     return config.max_model_len
 

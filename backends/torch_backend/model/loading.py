@@ -21,10 +21,10 @@ from backends.torch_backend.model.language_model import (
 )
 from backends.torch_backend.model.latent import LATENT_MODEL_TYPES
 
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 # Their frequencies depend on the longest sequence of a batch, so a request's keys would depend on other
 # requests.
-_REFUSED_ROPE_TYPES = {"dynamic", "longrope"}
+_REFUSED_ROPE_TYPES = {"dynamic"}
 
 
 def load_model(name: str, device: DeviceName, dtype: DtypeName) -> PreTrainedModel:

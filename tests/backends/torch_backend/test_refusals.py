@@ -10,7 +10,6 @@ from transformers import (
     JambaConfig,
     LlamaConfig,
     MambaConfig,
-    Phi3Config,
     PreTrainedConfig,
     Qwen3NextConfig,
 )
@@ -51,14 +50,6 @@ def _config(kind: str) -> PreTrainedConfig:
             return LlamaConfig(
                 **_SIZES, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
             )
-        case "longrope":
-            factors = {
-                "short_factor": [1.0] * 8,
-                "long_factor": [2.0] * 8,
-                "original_max_position_embeddings": 32,
-            }
-            rope: dict[str, Any] = {"rope_type": "longrope", "rope_theta": 1e4, **factors}
-            return Phi3Config(**_SIZES, max_position_embeddings=64, rope_parameters=rope)
         case "mamba":
             return MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, state_size=4)
         case "jamba":
@@ -70,7 +61,7 @@ def _config(kind: str) -> PreTrainedConfig:
     return LlamaConfig(**_SIZES)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "longrope", "mamba", "jamba", "qwen3_?next", "nvfp4"])
+@pytest.mark.parametrize("kind", ["dynamic", "mamba", "jamba", "qwen3_?next", "nvfp4"])
 def test_refused_by_name(kind: str, tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(_config(kind)).save_pretrained(tmp_path)  # type: ignore[no-untyped-call]
     if kind == "nvfp4":

@@ -76,6 +76,13 @@ _LATENT: Final[dict[str, Any]] = {
     "first_k_dense_replace": 1,
     "n_shared_experts": 1,
 }
+_GROWING_ROPE: Final[dict[str, Any]] = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 16,
+    "llama_4_scaling_beta": 0.5,
+}
 _MROPE: Final[dict[str, Any]] = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
 }
@@ -121,6 +128,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "glm": {},
     "glm4": {},
     "glm4_moe": {},
+    "glm4_moe_lite": _LATENT,
     "gpt2": {},
     "gpt_bigcode": {},
     "gpt_neox": {},
@@ -138,6 +146,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "llama": {},
     "mellum": {},
     "mimo_v2_flash": {},
+    "minicpm3": _LATENT,
     "minimax_m2": {},
     "ministral": {},
     "ministral3": {},
@@ -162,6 +171,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "solar_open": {},
     "starcoder2": {},
     "vaultgemma": {},
+    "youtu": _LATENT,
     # Text and other parts.
     "aria": {},
     "aya_vision": {},
@@ -183,16 +193,21 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
     "granite_speech": {},
     "idefics3": {},
     "internvl": {},
+    "kimi_k25": _LATENT,
     "llama4": {},
     "llava": {},
     "llava_next": {},
     "mistral3": {},
+    "mistral4": {**_LATENT, "rope_parameters": _GROWING_ROPE},
     "qwen2_5_vl": _MROPE,
     "qwen2_vl": _MROPE,
     "qwen3_vl": {},
     "qwen3_vl_moe": {},
     "smolvlm": {},
     # Refused.
+    "deepseek_v32": _LATENT,
+    "glm_moe_dsa": _LATENT,
+    "kimi_linear": _LATENT,
     "bamba": {},
     "bert": {},
     "bloom": {},

@@ -64,7 +64,7 @@ def _slot_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    slot_cache: AttentionCache,
+    slot_cache: AttentionCache | None = None,
     scaling: float,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
@@ -72,6 +72,8 @@ def _slot_attention(
     position_bias: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
+    if slot_cache is None:
+        raise NotImplementedError("its layers do not pass on what attention needs")
     if position_bias is not None or not getattr(module, "is_causal", True):
         raise NotImplementedError("attention that is not causal or has a learned bias")
     if attention_mask is not None:  # transformers' masks are not built: this is a layer's own

@@ -7,6 +7,7 @@ absorption, section 2.1.2). For many queries, keys and values are expanded from 
 products with them are shorter.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -14,13 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
-from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
-from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
 
 from backends.torch_backend.model.attention import AttentionCache, AttentionOptions
 
-# The model types, in transformers' names, whose attention is replaced here.
-LATENT_MODEL_TYPES = frozenset({"deepseek_v2", "deepseek_v3"})
+# The attention that is replaced here, by transformers' names of model types.
+_ATTENTIONS = {
+    "deepseek_v2": "DeepseekV2Attention",
+    "deepseek_v3": "DeepseekV3Attention",
+    "glm4_moe_lite": "Glm4MoeLiteAttention",
+    "minicpm3": "MiniCPM3Attention",
+    "mistral4": "Mistral4Attention",
+    "youtu": "YoutuAttention",
+}
+LATENT_MODEL_TYPES = frozenset(_ATTENTIONS)
 
 _Rotation = Callable[[Tensor, Tensor, Any], tuple[Tensor, Tensor]]
 
@@ -37,7 +44,7 @@ class LatentCache(AttentionCache, Protocol):
 
 
 class LatentAttention(nn.Module):
-    """Replaces a DeepSeek attention. It has the same parts under the same names."""
+    """Replaces an attention of `_ATTENTIONS`. It has the same parts under the same names."""
 
     q_proj: nn.Module  # or the next three
     q_a_proj: nn.Module
@@ -48,22 +55,30 @@ class LatentAttention(nn.Module):
     kv_b_proj: nn.Linear
     o_proj: nn.Module
 
-    def __init__(self, origin: deepseek_v2.DeepseekV2Attention | deepseek_v3.DeepseekV3Attention) -> None:
+    def __init__(self, origin: Any) -> None:
         super().__init__()
         for name, part in origin.named_children():
             self.add_module(name, part)
         self.layer_idx = origin.layer_idx
         self._scaling = origin.scaling
-        self._rank = origin.kv_lora_rank
+        self._rank: int = origin.kv_lora_rank
         self._rope_width = origin.qk_rope_head_dim
         self._num_heads = origin.num_heads
         self._has_query_rank = origin.q_lora_rank is not None
-        self._key_width = origin.qk_nope_head_dim
-        self._value_width = origin.kv_b_proj.out_features // origin.num_heads - origin.qk_nope_head_dim
+        self._key_width: int = origin.qk_nope_head_dim
+        self._value_width: int = origin.kv_b_proj.out_features // origin.num_heads - origin.qk_nope_head_dim
         self._rotate = _rotation(origin)
+        parameters = origin.config.rope_parameters
+        self._growth: float | None = parameters.get("llama_4_scaling_beta")
+        self._growth_step: int | None = parameters.get("original_max_position_embeddings")
 
     def forward(
-        self, hidden_states: Tensor, position_embeddings: Any, slot_cache: LatentCache, **_: object
+        self,
+        hidden_states: Tensor,
+        position_embeddings: Any,
+        slot_cache: LatentCache,
+        position_ids: Tensor | None = None,
+        **_: object,
     ) -> tuple[Tensor, None]:
         """Return the output [row, token, hidden]. `position_embeddings` are the model's."""
         rows, tokens = hidden_states.shape[:2]
@@ -73,6 +88,11 @@ class LatentAttention(nn.Module):
             self.kv_a_proj_with_mqa(hidden_states)[:, None], [self._rank, self._rope_width], dim=-1
         )
         rotary_query, rotary_key = self._rotate(rotary_query, rotary_key, position_embeddings)
+        if self._growth is not None:  # Mistral 4: queries of late positions are larger
+            assert position_ids is not None
+            steps = torch.floor(position_ids / self._growth_step)  # type: ignore[operator]
+            growth = (1 + self._growth * torch.log(1 + steps))[:, None, :, None].to(query.dtype)
+            query, rotary_query = query * growth, rotary_query * growth
         held = slot_cache.store(self.layer_idx, torch.cat([self.kv_a_layernorm(latent), rotary_key], dim=-1))
         attend = self._attend_absorbed if self.absorbs(tokens) else self._attend_expanded
         return self.o_proj(attend(query, rotary_query, held, slot_cache).flatten(2)), None
@@ -121,20 +141,19 @@ class LatentAttention(nn.Module):
 
 
 def replace_latent_attention(model: PreTrainedModel) -> None:
-    """Replace the attention of every layer, where it is DeepSeek's."""
+    """Replace the attention of every layer, where it is one of `_ATTENTIONS`."""
     for module in list(model.modules()):
         for name, part in list(module.named_children()):
-            if isinstance(part, deepseek_v2.DeepseekV2Attention | deepseek_v3.DeepseekV3Attention):
+            if type(part).__name__ in _ATTENTIONS.values():
                 setattr(module, name, LatentAttention(part))
 
 
-def _rotation(attention: nn.Module) -> _Rotation:
+def _rotation(attention: Any) -> _Rotation:
     """Return the function that rotates queries and keys by the output of the model's rotary embedding."""
-    if isinstance(attention, deepseek_v2.DeepseekV2Attention):
-        rotate_pairs: _Rotation = deepseek_v2.apply_rotary_emb
+    code: Any = sys.modules[type(attention).__module__]
+    if type(attention).__name__ == _ATTENTIONS["deepseek_v2"]:
+        rotate_pairs: _Rotation = code.apply_rotary_emb
         return rotate_pairs
-    is_interleaved = attention.config.rope_interleave  # type: ignore[union-attr]
-    rotate = (
-        deepseek_v3.apply_rotary_pos_emb_interleave if is_interleaved else deepseek_v3.apply_rotary_pos_emb
-    )
+    is_interleaved = getattr(attention.config, "rope_interleave", False)
+    rotate = code.apply_rotary_pos_emb_interleave if is_interleaved else code.apply_rotary_pos_emb
     return lambda query, key, angles: rotate(query, key, *angles)

@@ -5,7 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.utils.logging import disable_progress_bar
 
 from backends.torch_backend.config import DeviceName, DtypeName
@@ -87,7 +93,8 @@ def check_config(config: PreTrainedConfig) -> None:
     other_layers = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
     if other_layers:
         raise UnsupportedModelError(
-            f"{name}: layers of type {', '.join(sorted(other_layers))} are not supported"
+            f"{name}: layers of type {', '.join(sorted(other_layers))} are not supported: "
+            "slots hold keys and values only"
         )
     refused = _rope_types(text) & _REFUSED_ROPE_TYPES
     if refused:
@@ -125,7 +132,10 @@ def decoder_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
     if text_config(config) is not config:
         model_class: Any = trimmed_class(config)
     else:
-        model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        # A type that is published as a part of others may be in the other map only.
+        model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(
+            type(config), None
+        ) or MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
     if model_class is None:
         raise UnsupportedModelError(f"{config.model_type}: transformers has no decoder of this type")
     if not model_class.is_backend_compatible():

@@ -15,7 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     GPTJConfig,
     LlamaConfig,
-    MiniCPM3Config,
+    LongcatFlashConfig,
     NemotronConfig,
     PreTrainedConfig,
     Qwen2Config,
@@ -112,8 +112,8 @@ def test_incomplete_weights_are_refused(problem: str, tmp_path: Path) -> None:
     [
         (T5Config(), "t5: encoder–decoder"),
         (
-            MiniCPM3Config(),
-            "minicpm3: multi-head latent attention is supported for deepseek_v2, deepseek_v3 only",
+            LongcatFlashConfig(),
+            "longcat_flash: multi-head latent attention is supported for deepseek_v2, deepseek_v3, ",
         ),
     ],
 )

@@ -20,6 +20,7 @@ from scheduler.messages import (
     FinishReason,
     ResetPrefixes,
     Shutdown,
+    WatchSlots,
 )
 from scheduler.scheduler import Scheduler
 from scheduler.stats import BatchRecord, StepRecord
@@ -97,6 +98,8 @@ class EngineCore:
                 self._scheduler.abort(message)
             case ResetPrefixes():
                 self._scheduler.reset_prefixes()
+            case WatchSlots():
+                self._scheduler.watch_slots(message)
             case Shutdown():
                 self._is_shutting_down = True
 

@@ -127,11 +127,18 @@ class ResetPrefixes:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchSlots:
+    """Begin or end to report the held slots with each step, at once with the next one."""
+
+    is_watched: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Shutdown:
     """End the engine: every open choice gets a final output, then the loop returns."""
 
 
-EngineInput: TypeAlias = AdmittedAdd | Finish | Abort | ResetPrefixes | Shutdown
+EngineInput: TypeAlias = AdmittedAdd | Finish | Abort | ResetPrefixes | WatchSlots | Shutdown
 
 
 @dataclass(frozen=True, slots=True)

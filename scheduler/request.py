@@ -239,6 +239,7 @@ class Request:
             choice=self.choice,
             is_decoding=self.status is RequestStatus.DECODE,
             num_prompt_tokens=self.num_prompt_tokens,
+            num_prefill_tokens=self.num_prefill_tokens,
             num_computed_tokens=self.num_computed_tokens,
             num_output_tokens=self.num_output_tokens,
             num_live=policy.num_live(self.num_prefill_tokens, self.num_computed_tokens),

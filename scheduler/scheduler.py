@@ -34,7 +34,17 @@ from scheduler.admission import needs_scratch
 from scheduler.config import SchedulerConfig
 from scheduler.constraints import ConstraintError, Constraints, Matcher
 from scheduler.decode_rotation import DecodeRotation
-from scheduler.messages import Abort, Add, AdmittedAdd, EngineOutput, Final, Finish, FinishReason, Timing
+from scheduler.messages import (
+    Abort,
+    Add,
+    AdmittedAdd,
+    EngineOutput,
+    Final,
+    Finish,
+    FinishReason,
+    Timing,
+    WatchSlots,
+)
 from scheduler.model_state import ModelState, model_states
 from scheduler.pacing import Pacing
 from scheduler.pool_state import PoolState
@@ -77,6 +87,7 @@ class Scheduler:
         self._deadlines: list[tuple[float, str]] = []  # a heap; may name requests that have ended
         self._in_flight: tuple[Prefill, ...] = ()  # row by row, the prompts of the prefill batch under way
         self._arrival_order = itertools.count()
+        self._reports_slots = config.reports_slots
         self._num_discarded_tokens = 0
         self._outputs: list[EngineOutput] = []
 
@@ -198,8 +209,12 @@ class Scheduler:
             num_discarded_tokens=self._num_discarded_tokens,
             pools=pools,
             prefixes=answering.prefixes.stats(),
-            slots=tuple(self._slot_uses()) if self._config.reports_slots else (),
+            slots=tuple(self._slot_uses()) if self._reports_slots else (),
         )
+
+    def watch_slots(self, watch: WatchSlots) -> None:
+        """Report the held slots from now on, or no longer unless the configuration says so."""
+        self._reports_slots = watch.is_watched or self._config.reports_slots
 
     def _slot_uses(self) -> Iterator[SlotUse]:
         for request in self.live():

@@ -52,6 +52,7 @@ class SlotUse:
     choice: int
     is_decoding: bool
     num_prompt_tokens: int
+    num_prefill_tokens: int  # of the prompt, those that prefill reads
     num_computed_tokens: int
     num_output_tokens: int
     num_live: int
@@ -80,7 +81,7 @@ class SchedulerStats:
     num_discarded_tokens: int  # since the start, of the sequences that have ended
     pools: tuple[PoolStats, ...]  # in the backend's order
     prefixes: PrefixStats = PrefixStats()
-    slots: tuple[SlotUse, ...] = ()  # the held slots, if `SchedulerConfig.reports_slots`
+    slots: tuple[SlotUse, ...] = ()  # the held slots, if they are watched
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from server.routes import (
     models,
     ollama,
     operators,
+    page,
     prefixes,
     responses,
     slots,
@@ -63,6 +64,7 @@ def create_app(services: Services) -> FastAPI:
             slots,
             prefixes,
             operators,
+            page,
             status,
             absent,
         )
@@ -102,7 +104,9 @@ def guarded(app: ASGIApp, settings: ServerSettings, observer: RateObserver) -> A
             guarded, settings.rate_limit, settings.key_rate_limits, WallClock().now, observer
         )
     if settings.api_keys:
-        open_paths = OPEN_PATHS | {"/metrics"} if settings.metrics_are_open else OPEN_PATHS
+        open_paths = OPEN_PATHS | page.PATHS
+        if settings.metrics_are_open:
+            open_paths |= {"/metrics"}
         guarded = KeyGuard(guarded, KeyRing(settings.api_keys), open_paths)
     guarded = Aliases(AccessLog(guarded, WallClock().now))
     if settings.allowed_origins:

@@ -6,7 +6,7 @@ from typing import Protocol
 from server.batches.service import Batches
 from server.engine.client import EngineClient
 from server.grammar.compiler import Grammars
-from server.metrics.metrics import WatchedResponses
+from server.metrics.metrics import Totals, WatchedResponses
 from server.options.settings import ServerSettings
 from server.text.draft import Draft
 from server.text.renderer import Renderer
@@ -19,6 +19,10 @@ class Exposition(Protocol):
     def content_type(self) -> str: ...
 
     def render(self) -> bytes: ...
+
+    def totals(self) -> Totals:
+        """Return the sums from which rates follow."""
+        ...
 
     def ignored_parameter(self) -> None:
         """A parameter of a request was ignored."""

@@ -30,9 +30,10 @@ from scheduler.messages import (
     ResetPrefixes,
     Shutdown,
     Timing,
+    WatchSlots,
 )
 from scheduler.scheduler import Scheduler
-from scheduler.stats import SlotUse, StepRecord
+from scheduler.stats import SchedulerStats, StepRecord
 from server.engine.client import Health, HealthStatus, QueueFullError, UnavailableError
 from server.engine.stream import Receiver, Stream
 from server.engine.tickets import SequenceLimit, SequenceTicket
@@ -111,7 +112,7 @@ class AsyncEngine:
         self._is_draining = False
         self._core: EngineCore | None = None
         self._spec: BackendSpec | None = None
-        self._slots: tuple[SlotUse, ...] = ()
+        self._stats: SchedulerStats | None = None  # after the last step
         self._failure: str | None = None  # why the engine's thread has ended
         self._has_loaded = asyncio.Event()
 
@@ -219,8 +220,11 @@ class AsyncEngine:
             )
         return Health(HealthStatus.READY)
 
-    def slots(self) -> tuple[SlotUse, ...]:
-        return self._slots
+    def stats(self) -> SchedulerStats | None:
+        return self._stats
+
+    def watch_slots(self, *, is_watched: bool) -> None:
+        self._inbox.put(WatchSlots(is_watched))
 
     @property
     def num_unfinished(self) -> int:
@@ -281,7 +285,7 @@ class AsyncEngine:
         now = self.now()
         for output in outputs:
             self._hand_over(self._streams[output.request_id], output, now)
-        self._slots = record.stats.slots
+        self._stats = record.stats
         self._observer.stepped(record)
 
     def _end(self, failure: str) -> None:

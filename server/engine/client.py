@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 from backends.interface import BackendSpec
 from scheduler.messages import AdmittedAdd, EngineOutput
-from scheduler.stats import SlotUse
+from scheduler.stats import SchedulerStats
 
 
 class HealthStatus(enum.Enum):
@@ -136,8 +136,12 @@ class EngineClient(Protocol):
         """Return the current state of the engine."""
         ...
 
-    def slots(self) -> tuple[SlotUse, ...]:
-        """Return the held slots after the last step; nothing unless `SchedulerConfig.reports_slots`."""
+    def stats(self) -> SchedulerStats | None:
+        """Return the scheduler's state after the last step; None before the first."""
+        ...
+
+    def watch_slots(self, *, is_watched: bool) -> None:
+        """Begin or end to report the held slots in `stats`. The last call decides."""
         ...
 
     def now(self) -> float:

@@ -176,6 +176,8 @@ class ApiOptions(OptionGroup):
     """What an embedding is made of: the mean of all tokens' last hidden states, or the last token's."""
     enable_slots: bool = False
     """Whether `GET /slots` reports the state of each slot."""
+    page: bool = True
+    """Whether `/` is a page with a chat and a live view of the slots."""
     max_body_size: Bytes = Limits().max_body_bytes
     """Longest body of a request; a longer one gets a 413."""
     keepalive_interval: Seconds = 10.0
@@ -360,6 +362,7 @@ def _server(options: ServeOptions) -> ServerSettings:
         metrics_are_open=not api.metrics_require_key,
         priority_is_honoured=options.scheduling.scheduling_order is QueueOrder.PRIORITY,
         slots_are_shown=api.enable_slots,
+        page_is_shown=api.page,
         keepalive_interval=api.keepalive_interval,
         queue_timeout=options.scheduling.queue_timeout,
         request_timeout=options.scheduling.request_timeout,

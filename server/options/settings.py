@@ -155,6 +155,7 @@ class ServerSettings:
     metrics_are_open: bool = False  # `/metrics` needs no key
     priority_is_honoured: bool = False  # the scheduler's order is by priority
     slots_are_shown: bool = False  # `GET /slots` is served
+    page_is_shown: bool = True  # `/` and its live view are served
     keepalive_interval: float = 10.0
     queue_timeout: float | None = None
     request_timeout: float | None = None

@@ -46,7 +46,8 @@ def router(services: Services) -> APIRouter:
                 "This route is disabled: the server was started without --enable-slots.",
             )
         spec = services.client.spec
-        uses = {(use.pool, use.slot): use for use in services.client.slots()}
+        stats = services.client.stats()
+        uses = {(use.pool, use.slot): use for use in (stats.slots if stats else ())}
         return [
             _slot(slot_index, pool, spec.max_model_len, uses.get((pool_index, slot_index)))
             for pool_index, pool in enumerate(spec.pools)

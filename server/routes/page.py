@@ -1,0 +1,75 @@
+"""`GET /`: a page with a chat and a live view, and `GET /slots/events`, which feeds the view.
+
+The page is static and needs no key, because it shows nothing by itself. What it asks for does: it sends the
+key that its user types. Its policy lets a browser load and call this server only, and run no script but the
+page's own files.
+"""
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import Final
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import StreamingResponse
+
+from server.http.errors import ApiError
+from server.metrics.live import LiveView
+from server.services import Services
+
+_TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_FILES: Final = {
+    "/": "index.html",
+    "/page/chat.js": "chat.js",
+    "/page/icon.svg": "icon.svg",
+    "/page/live.js": "live.js",
+    "/page/main.js": "main.js",
+    "/page/markdown.js": "markdown.js",
+    "/page/page.css": "page.css",
+    "/page/server.js": "server.js",
+}
+PATHS: Final = frozenset(_FILES)
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+_STREAM_HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def router(services: Services) -> APIRouter:
+    routes = APIRouter()
+    if services.settings.page_is_shown:
+        folder = files("server.routes") / "page_files"
+        for path, name in _FILES.items():
+            kind = _TYPES[name.rpartition(".")[2]]
+            answer = _file((folder / name).read_bytes(), f"{kind}; charset=utf-8")
+            routes.add_api_route(path, answer, methods=["GET", "HEAD"], include_in_schema=False)
+
+    live = LiveView(services.client, services.metrics.totals)
+
+    @routes.get("/slots/events", response_class=StreamingResponse)
+    async def slot_events() -> StreamingResponse:
+        """The state of all slots, four times a second, as server-sent events without any text or id."""
+        if not services.settings.page_is_shown:
+            raise ApiError(404, "page_disabled", "This route is disabled: the server runs with --no-page.")
+        services.client.spec  # noqa: B018  # raises while the model is being loaded
+        return StreamingResponse(live.events(), headers=_STREAM_HEADERS, media_type="text/event-stream")
+
+    return routes
+
+
+def _file(content: bytes, media_type: str) -> Callable[[Request], Awaitable[Response]]:
+    headers = HEADERS | {"ETag": f'"{hashlib.sha256(content).hexdigest()[:16]}"'}
+
+    async def answer(request: Request) -> Response:
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers, media_type=media_type)
+
+    return answer

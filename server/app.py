@@ -104,7 +104,7 @@ def guarded(app: ASGIApp, settings: ServerSettings, observer: RateObserver) -> A
             guarded, settings.rate_limit, settings.key_rate_limits, WallClock().now, observer
         )
     if settings.api_keys:
-        open_paths = OPEN_PATHS | page.PATHS
+        open_paths = OPEN_PATHS | page.PATHS if settings.page_is_shown else OPEN_PATHS
         if settings.metrics_are_open:
             open_paths |= {"/metrics"}
         guarded = KeyGuard(guarded, KeyRing(settings.api_keys), open_paths)

@@ -24,7 +24,7 @@ CHAT = {
     ("method", "path", "status", "code"),
     [
         ("GET", "/v1/nothing", 404, "unknown_url"),
-        ("GET", "/", 404, "unknown_url"),
+        ("GET", "/nothing", 404, "unknown_url"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/models", 405, "method_not_allowed"),
         ("GET", "/v1/models/other", 404, "model_not_found"),

@@ -183,7 +183,7 @@ def test_slots_fill_wrap_and_become_free(renderer: Renderer, page: Page) -> None
         expect(slot.locator(".note")).to_contain_text("held")
         early = pixels(page, 2)
         server.gate.let(40)
-        expect(slot.locator(".note")).to_contain_text("wraps")
+        expect(slot.locator(".note")).to_contain_text("wrapped")
         late = pixels(page, 2)
         assert len({early, late, pixels(page, 3)}) == 3
         expect(page.get_by_role("img", name=re.compile(r"Slot 0: \d+ in, \d+ out")).first).to_be_visible()

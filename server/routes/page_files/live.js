@@ -5,10 +5,10 @@ import { call, element, events } from "./server.js";
 const MAX_POINTS = 300;
 const RETRY_MS = 2_000;
 const CURVES = [
-  { member: "tokens_per_second", title: "Tokens per second", unit: "/s", scale: 1, shade: "--ring" },
-  { member: "ttft", title: "Time to first token", unit: "ms", scale: 1000, shade: "--kept" },
-  { member: "time_per_token", title: "Time per later token", unit: "ms", scale: 1000, shade: "--lent" },
-  { member: "waiting", title: "Sequences that wait", unit: "", scale: 1, shade: "--head" },
+  { member: "tokens_per_second", title: "Tokens per second", format: (value) => value.toFixed(1), shade: "--ring" },
+  { member: "ttft", title: "Time to first token", format: duration, shade: "--kept" },
+  { member: "time_per_token", title: "Time per later token", format: duration, shade: "--lent" },
+  { member: "waiting", title: "Sequences that wait", format: String, shade: "--head" },
 ];
 const FIGURES = ["Running", "Waiting", "Tokens/s", "First token", "Later tokens", "Prompt tokens to read", "Stored prompts", "Restored of prompts"];
 const $ = (id) => document.getElementById(id);
@@ -17,6 +17,11 @@ let connection = null; // the AbortController of the stream
 let setup = null; // the pools, as the server described them
 let points = [];
 let rows = []; // per pool and slot {canvas, note}
+
+function duration(seconds) {
+  if (seconds >= 1) return `${seconds.toFixed(1)} s`;
+  return `${(seconds * 1000).toFixed(seconds < 0.1 ? 1 : 0)} ms`;
+}
 
 export async function startLive() {
   if (connection) return;
@@ -111,7 +116,7 @@ function drawSlots(sample) {
 function noteOf(slot) {
   if (slot.state === "prefill") return `reads ${slot.computed} of ${slot.prompt} tokens`;
   const evicted = slot.computed - slot.live;
-  return `${slot.prompt} in, ${slot.output} out, ${slot.live} held, ${evicted} evicted${slot.wraps ? `, ${slot.wraps} wraps` : ""}`;
+  return `${slot.prompt} in, ${slot.output} out, ${slot.live} held, ${evicted} evicted${slot.wraps ? `, wrapped ${slot.wraps}×` : ""}`;
 }
 
 /** Draw a slot column by column: a column has the shade of the entry at its place. */
@@ -167,7 +172,7 @@ function lookOf(entry, pool, slot) {
 function showFigures(sample) {
   const last = points.at(-1) ?? {};
   const store = sample.store ?? {};
-  const time = (seconds) => seconds == null ? "–" : `${(seconds * 1000).toFixed(seconds < 0.1 ? 1 : 0)} ms`;
+  const time = (seconds) => seconds == null ? "–" : duration(seconds);
   const values = [
     sample.running ?? 0,
     sample.waiting ?? 0,
@@ -188,7 +193,7 @@ function drawCurves() {
     const canvas = $(`curve-${curve.member}`);
     if (!canvas) continue;
     const { context, width, height } = prepared(canvas);
-    const values = points.map((point) => point[curve.member] == null ? null : point[curve.member] * curve.scale);
+    const values = points.map((point) => point[curve.member] ?? null);
     const most = Math.max(1e-9, ...values.filter((value) => value !== null));
     context.fillStyle = context.strokeStyle = shade(curve.shade);
     context.lineWidth = 2;
@@ -206,7 +211,7 @@ function drawCurves() {
     context.stroke();
     context.fillStyle = shade("--soft");
     context.font = "12px system-ui, sans-serif";
-    const text = most > 1e-9 ? `most ${most.toPrecision(3)} ${curve.unit}`.trim() : "nothing yet";
+    const text = most > 1e-9 ? `most ${curve.format(most)}` : "nothing yet";
     context.fillText(text, 6, 14);
     canvas.setAttribute("aria-label", `${curve.title}, last five minutes: ${text}`);
   }

@@ -46,7 +46,7 @@ OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
 
 def create_app(services: Services) -> FastAPI:
     """Return the application with all routes. `guarded` adds authentication and limits."""
-    # Redirects would repeat the client's Host header. The documentation pages would load foreign scripts.
+    # Redirects would repeat the client's Host header. FastAPI's own `/docs` would load foreign scripts.
     app = FastAPI(title="snapserve", docs_url=None, redoc_url=None, redirect_slashes=False)
     routers = [
         family.router(services)

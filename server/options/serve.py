@@ -177,7 +177,7 @@ class ApiOptions(OptionGroup):
     enable_slots: bool = False
     """Whether `GET /slots` reports the state of each slot."""
     page: bool = True
-    """Whether `/` is a page with a chat and a live view of the slots."""
+    """Whether `/` is a page with a chat and a live view of the slots, and `/docs` the API's reference."""
     max_body_size: Bytes = Limits().max_body_bytes
     """Longest body of a request; a longer one gets a 413."""
     keepalive_interval: Seconds = 10.0

@@ -1,17 +1,19 @@
-"""`GET /`: a page with a chat and a live view, and `GET /slots/events`, which feeds the view.
+"""`GET /`: a page with a chat and a live view, `GET /slots/events`, which feeds the view, and `GET /docs`.
 
-The page is static and needs no key, because it shows nothing by itself. What it asks for does: it sends the
-key that its user types. Its policy lets a browser load and call this server only, and run no script but the
-page's own files.
+The pages are static and need no key, because they show nothing by themselves. What they request does: they
+send the key that their user types. Their policy lets a browser load and call this server only, and run no
+script but the pages' own files. `/docs` renders the API's description with Swagger UI, whose files are those
+of the package fastapi-offline.
 """
 
 import hashlib
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi.responses import FileResponse, StreamingResponse
 
 from server.http.errors import ApiError
 from server.metrics.live import LiveView
@@ -20,7 +22,9 @@ from server.services import Services
 _TYPES: Final = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _FILES: Final = {
     "/": "index.html",
+    "/docs": "docs.html",
     "/page/chat.js": "chat.js",
+    "/page/docs.js": "docs.js",
     "/page/icon.svg": "icon.svg",
     "/page/live.js": "live.js",
     "/page/main.js": "main.js",
@@ -28,10 +32,15 @@ _FILES: Final = {
     "/page/page.css": "page.css",
     "/page/server.js": "server.js",
 }
-PATHS: Final = frozenset(_FILES)
+_SWAGGER_FILES: Final = {
+    "/page/swagger-ui-bundle.js": "swagger-ui-bundle.js",
+    "/page/swagger-ui.css": "swagger-ui.css",
+}
+PATHS: Final = frozenset(_FILES) | frozenset(_SWAGGER_FILES)
 HEADERS: Final = {
+    # Swagger UI's icons are data.
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
@@ -50,6 +59,8 @@ def router(services: Services) -> APIRouter:
             kind = _TYPES[name.rpartition(".")[2]]
             answer = _file((folder / name).read_bytes(), f"{kind}; charset=utf-8")
             routes.add_api_route(path, answer, methods=["GET", "HEAD"], include_in_schema=False)
+        for path, name in _SWAGGER_FILES.items():
+            routes.add_api_route(path, _swagger_file(name), methods=["GET", "HEAD"], include_in_schema=False)
 
     live = LiveView(services.client, services.metrics.totals)
 
@@ -71,5 +82,14 @@ def _file(content: bytes, media_type: str) -> Callable[[Request], Awaitable[Resp
         if request.headers.get("if-none-match") == headers["ETag"]:
             return Response(status_code=304, headers=headers)
         return Response(content, headers=headers, media_type=media_type)
+
+    return answer
+
+
+def _swagger_file(name: str) -> Callable[[], Awaitable[Response]]:
+    """Return a route of a file that is too large to hold in memory for a page that few people open."""
+
+    async def answer() -> Response:
+        return FileResponse(Path(str(files("fastapi_offline") / "static" / name)), headers=HEADERS)
 
     return answer

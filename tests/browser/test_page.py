@@ -219,6 +219,20 @@ def test_all_of_it_works_by_keyboard(renderer: Renderer, page: Page) -> None:
         expect(page.get_by_label("Message")).to_be_visible()
 
 
+def test_the_reference_is_rendered_from_this_server_alone(renderer: Renderer, page: Page) -> None:
+    with scripted(renderer, api_keys=("secret-key",)) as server:
+        page.goto(f"{server.url}/docs")
+        page.get_by_role("textbox", name="API key").fill("secret-key")
+        page.keyboard.press("Enter")
+        row = page.locator(".opblock", has_text="/v1/models").first
+        expect(page.locator(".opblock", has_text="/v1/chat/completions").first).to_be_visible()
+        row.locator("button").first.click()
+        row.get_by_role("button", name="Try it out").click()
+        row.get_by_role("button", name="Execute").click()
+        expect(row.get_by_text("Authorization: Bearer secret-key")).to_be_visible()
+        expect(row).to_contain_text('"owned_by": "snapserve"')
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_telephone_in_light_and_dark(renderer: Renderer, browser: Browser, scheme: Any) -> None:
     narrow = browser.new_context(viewport=ViewportSize(width=390, height=800), color_scheme=scheme)

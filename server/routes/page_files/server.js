@@ -4,6 +4,8 @@ let key = "";
 let asking = null; // the answer to the open dialog
 
 export const setKey = (value) => { key = value; };
+/** Return the header of the key, if there is one. */
+export const authorization = () => (key ? { Authorization: `Bearer ${key}` } : {});
 
 /** Ask the user for a key, once for all callers that wait. Resolves to whether one was given. */
 export function askForKey(reason) {
@@ -28,7 +30,7 @@ export function askForKey(reason) {
 export async function call(path, options = {}) {
   for (;;) {
     const used = key;
-    const headers = { ...options.headers, ...(used && { Authorization: `Bearer ${used}` }) };
+    const headers = { ...options.headers, ...authorization() };
     const response = await fetch(path, { ...options, headers });
     if (response.ok) return response;
     // Another call may have got the key meanwhile.

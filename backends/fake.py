@@ -19,6 +19,7 @@ from backends.interface import (
     DecodeRow,
     Draw,
     Feature,
+    KeptTokens,
     PrefillBatch,
     PrefillRow,
     PrefillShape,
@@ -116,6 +117,19 @@ class Done:
         return self.outcome
 
 
+def _kept_tokens(row: PrefillRow, policy: CachePolicy) -> KeptTokens:
+    """Return which tokens a slot of the policy would hold whose only head prefers the first candidates."""
+    placement = policy.place(row.num_prompt_tokens)
+    num_sink = placement.layout.num_sink
+    first = num_sink + placement.num_kept_used + placement.num_lent
+    held = sum(
+        1 << index
+        for index in range(row.num_prompt_tokens)
+        if index < first or index >= placement.candidates_end
+    )
+    return KeptTokens(row.num_prompt_tokens, ((held.to_bytes(-(-row.num_prompt_tokens // 8), "little"),),))
+
+
 def _no_time(_batch: Batch) -> float:
     return 0.0
 
@@ -185,7 +199,9 @@ class FakeBackend:
         hidden = tuple(self._pooled(row, slots) for row in batch.rows)
         ends = tuple(self._importance(row, slots) for row in batch.rows)
         tokens = tuple(self._read(row, slots) for row in batch.rows)
-        return BatchResult(tokens, elapsed, scores, hidden, importance=ends)
+        policy = self._spec.pools[batch.pool].policy
+        kept = tuple(_kept_tokens(row, policy) if row.returns_kept else None for row in batch.rows)
+        return BatchResult(tokens, elapsed, scores, hidden, importance=ends, kept=kept)
 
     def _read(self, row: PrefillRow, slots: dict[int, _Contents]) -> tuple[SampledToken, ...]:
         """Write a chunk; fill all slots and draw the first tokens when it is the last."""

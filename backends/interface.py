@@ -42,6 +42,7 @@ class Feature(enum.Enum):
     PROMPT_LOGPROBS = "prompt_logprobs"
     TOKEN_MASK = "token_mask"  # needed by structured output
     FORCED_TOKENS = "forced_tokens"  # needed to read the rest of a prompt by decode
+    KEPT_TOKENS = "kept_tokens"  # which tokens of a prompt its slot holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +194,7 @@ class PrefillRow:
     echo_weight: float = 1.0
     pooling: PromptPooling | None = None  # not None: return the chunk's hidden states
     importance: Importance | None = None  # not None: the last chunk returns it; there are no slots
+    returns_kept: bool = False  # of a last chunk with slots: return which tokens they hold
     restored_token_ids: tuple[int, ...] = ()
     restored_blocks: tuple[int, ...] = ()
     stored_blocks: tuple[StoredBlock, ...] = ()
@@ -263,6 +265,18 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptTokens:
+    """Which of a prompt's `num_tokens` tokens its slot held once prefill had filled it.
+
+    `heads` [layer][kv_head] are bitmaps: bit i % 8 of byte i // 8 says whether token i is held. Layers with a
+    sliding window are left out unless all have one.
+    """
+
+    num_tokens: int
+    heads: tuple[tuple[bytes, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BatchResult:
     """The result of a step, by row of its batch.
 
@@ -270,8 +284,9 @@ class BatchResult:
     one for each requested target. `hidden[row]` (prefill of pooled rows) has `BackendSpec.embedding_size`
     numbers: the sum of the chunk's hidden states after the last layer's norm, or the last token's.
     `importance[row]` (prefill of rows that request it) has a number for each chunk of a prompt that ends with
-    the row, and none before. `elapsed` is in seconds of the backend's clock, and includes `restore_time`,
-    that of restoring stored blocks.
+    the row, and none before. `kept[row]` (prefill, if any row requests it) is None for the other rows.
+    `elapsed` is in seconds of the backend's clock, and includes `restore_time`, that of restoring stored
+    blocks.
     """
 
     tokens: tuple[tuple[SampledToken, ...], ...]
@@ -280,6 +295,7 @@ class BatchResult:
     hidden: tuple[tuple[float, ...], ...] = ()
     restore_time: float = 0.0
     importance: tuple[tuple[float, ...], ...] = ()
+    kept: tuple[KeptTokens | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

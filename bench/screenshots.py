@@ -1,7 +1,7 @@
 """Pictures of the page, for the docs: a real server with SmolLM2, looked at by Debian's Chromium.
 
-Usage: `python -m bench.screenshots --out docs/images`. It writes `page-chat.png`, `page-live.png` and
-`page-narrow.png`. It needs the extra `dev` and the Debian package `chromium`.
+Usage: `python -m bench.screenshots --out docs/images`. It writes `page-chat.png`, `page-kept.png`,
+`page-live.png` and `page-narrow.png`. It needs the extra `dev` and the Debian package `chromium`.
 """
 
 import argparse
@@ -33,6 +33,13 @@ def take(url: str, browser: Browser, out: Path) -> None:
         page.goto(url)
         ask_about_licence(page)
         save(page, out / "page-chat.png")
+    with shown(browser, 1200, 900, "light") as page:
+        page.goto(url)
+        page.get_by_label("Show what the slot kept").check()
+        ask_about_licence(page)
+        page.locator(".kept-tokens summary").click()
+        page.locator(".kept-tokens span", has_text="482913").first.scroll_into_view_if_needed()
+        save(page, out / "page-kept.png")
     with load(url), shown(browser, 1200, 780, "dark") as page:
         page.goto(f"{url}/#live")
         # Until a ring has been overwritten, and the curves have something to show.

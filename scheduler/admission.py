@@ -97,6 +97,8 @@ def required_features(add: Add) -> frozenset[Feature]:
         required.add(Feature.PROMPT_LOGPROBS)
     if add.num_forced_tokens > 0:
         required.add(Feature.FORCED_TOKENS)
+    if add.returns_kept:
+        required.add(Feature.KEPT_TOKENS)
     if add.grammar is not None:
         required.add(Feature.TOKEN_MASK)
     return frozenset(required)

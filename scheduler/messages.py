@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass
 from typing import NewType, TypeAlias
 
-from backends.interface import Importance, PromptPooling, SampledToken, SamplingParams
+from backends.interface import Importance, KeptTokens, PromptPooling, SampledToken, SamplingParams
 
 
 class FinishReason(enum.Enum):
@@ -66,6 +66,7 @@ class Add:
     question_weight: float = 1.0
     pooling: PromptPooling | None = None  # how the prompt's hidden states become one vector; None: no vector
     importance: Importance | None = None  # a draft measures that of the prompt's chunks
+    returns_kept: bool = False  # choice 0 reports which tokens of the prompt its slot holds after prefill
     pool: int = 0  # index of the pool whose slots it takes
     turn: int | None = None  # None: behind all that have come before
     requires_exact: bool = False  # refuse the request if the slot could lose a token of its sequence
@@ -202,4 +203,5 @@ class EngineOutput:
     prompt_logprobs: tuple[SampledToken, ...] = ()  # of choice 0: all of them, once the prompt is read
     embedding: tuple[float, ...] = ()  # of a pooled prompt, with its final output
     importance: tuple[float, ...] = ()  # of a prompt's chunks, with its final output
+    kept: KeptTokens | None = None  # of choice 0, once, if it was requested
     final: Final | None = None

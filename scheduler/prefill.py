@@ -101,6 +101,7 @@ class Prefill:
             echo_weight=add.question_weight,
             pooling=add.pooling,
             importance=add.importance,
+            returns_kept=has_draws and add.returns_kept and self._has_first_choice,
             restored_token_ids=() if self.has_begun else add.prompt_token_ids[:start],
             restored_blocks=() if self.has_begun else self.restored_blocks,
         )
@@ -123,13 +124,17 @@ class Prefill:
         for request in self.requests:
             request.num_computed_tokens += num_tokens
 
+    @property
+    def _has_first_choice(self) -> bool:
+        return any(request.choice == 0 for request in self.requests)
+
     def _score(self, start: int, end: int) -> PromptScore | None:
         """Return the row's request for prompt log-probabilities.
 
         A request reports them once, with choice 0.
         """
         add = self.requests[0].add
-        if add.num_prompt_logprobs is None or all(request.choice != 0 for request in self.requests):
+        if add.num_prompt_logprobs is None or not self._has_first_choice:
             return None
         # Token i predicts token i + 1. The last token of the prefill predicts a token that is drawn, not
         # scored.

@@ -9,7 +9,7 @@ A forced token is a token of the prompt that decode reads, one a step, and yield
 import enum
 from dataclasses import dataclass, field
 
-from backends.interface import DecodeRow, Draw, SampledToken
+from backends.interface import DecodeRow, Draw, KeptTokens, SampledToken
 from cache.policy import CachePolicy
 from scheduler.constraints import Allowed, ConstraintError, Matcher
 from scheduler.messages import Add, CacheUse, Final, FinishReason, Timing
@@ -41,6 +41,7 @@ class Request:
     prompt_logprobs: list[SampledToken] = field(default_factory=list)  # until they are complete and emitted
     embedding: tuple[float, ...] = ()  # of a prompt that was pooled, at its end
     importance: tuple[float, ...] = ()  # of a prompt's chunks, at its end
+    kept: KeptTokens | None = None  # what its slot holds of the prompt, until it was reported
     output_token_ids: list[int] = field(default_factory=list)
     num_discarded_tokens: int = 0
     last_token_id: int = -1

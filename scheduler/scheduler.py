@@ -389,6 +389,8 @@ class Scheduler:
             if row.importance is not None:
                 prefill.requests[0].importance = result.importance[index]
             if row.is_last:
+                if row.returns_kept:
+                    prefill.requests[0].kept = result.kept[index]
                 self._reading.remove(prefill)
                 self._finish_prefill(prefill, result.tokens[index], now)
             else:
@@ -509,9 +511,11 @@ class Scheduler:
                 prompt_logprobs=request.take_prompt_logprobs(),
                 embedding=request.embedding,
                 importance=request.importance,
+                kept=request.kept,
                 final=final,
             )
         )
+        request.kept = None
 
 
 def _check_held(pool: FreeList, held: Sequence[int | None], what: str) -> None:

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from backends.clock import Clock
-from backends.interface import BackendError, BackendUnusableError, BatchResult, Draw, SampledToken
+from backends.interface import BackendError, BackendUnusableError, BatchResult, Draw, KeptTokens, SampledToken
 from backends.torch_backend.sampling.logprobs import Sampled, steps_to_host
 
 
@@ -20,13 +20,20 @@ class Outcome:
     hidden: tuple[tuple[float, ...], ...] = ()
     restore_time: float = 0.0
     importance: tuple[tuple[float, ...], ...] = ()
+    kept: tuple[KeptTokens | None, ...] = ()
 
     def collect(self) -> "Outcome":
         return self
 
     def result(self, elapsed: float) -> BatchResult:
         return BatchResult(
-            self.tokens, elapsed, self.prompt_logprobs, self.hidden, self.restore_time, self.importance
+            self.tokens,
+            elapsed,
+            self.prompt_logprobs,
+            self.hidden,
+            self.restore_time,
+            self.importance,
+            self.kept,
         )
 
 

@@ -3,6 +3,7 @@
 import time
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -10,6 +11,7 @@ from transformers import PreTrainedModel
 from backends.interface import (
     BackendSpec,
     Importance,
+    KeptTokens,
     PrefillBatch,
     PrefillRow,
     PromptPooling,
@@ -79,11 +81,14 @@ class Prefill:
         if batch.rows[0].pooling is not None:
             return Outcome(nothing, hidden=self._pooled(pool, batch, forward_pass))
         logits = self._logits(pool, batch, forward_pass)
-        for row in batch.rows:
+        kept: list[KeptTokens | None] = [None] * len(batch.rows)
+        for index, row in enumerate(batch.rows):
             if row.is_last and row.slots:
                 if row.echo:
                     self._read_votes(pool, row)
-                self._fill_slots(pool, row)
+                chosen = self._fill_slots(pool, row)
+                if row.returns_kept:
+                    kept[index] = _kept_tokens(pool, row, chosen)
         if batch.rows[0].importance is not None:
             return Outcome(nothing, nothing, importance=self._importance(pool, batch, logits))
         if logits is None:
@@ -92,7 +97,7 @@ class Prefill:
         scores = tuple(
             self._scores(row, row_logits) for row, row_logits in zip(batch.rows, logits, strict=False)
         )
-        return Outcome(self._first_tokens(pool, batch, logits[:, -1]), scores)
+        return Outcome(self._first_tokens(pool, batch, logits[:, -1]), scores, kept=tuple(kept))
 
     def _logits(self, pool: TorchPool, batch: PrefillBatch, forward_pass: ForwardPass) -> Tensor | None:
         """Read the chunks; return the logits [row, token, vocabulary] of all tokens or of each row's last.
@@ -110,14 +115,20 @@ class Prefill:
         logits: Tensor = self._model(**arguments, logits_to_keep=num_logits).logits
         return logits
 
-    def _fill_slots(self, pool: TorchPool, row: PrefillRow) -> None:
-        """Put a prompt that was read to its end into all its slots."""
-        num_evicted = row.num_prompt_tokens - self._scratch.num_held(row.num_prompt_tokens)
-        for layer in pool.cache.layers:
-            if row.scratch is None:
+    def _fill_slots(self, pool: TorchPool, row: PrefillRow) -> list[Tensor | None]:
+        """Put a prompt that was read to its end into all its slots.
+
+        Returns what `CacheLayer.pack` returns of each layer, and nothing for a prompt that fits its slot.
+        """
+        if row.scratch is None:
+            for layer in pool.cache.layers:
                 layer.slots.copy(row.slots[0], row.slots[1:])
-            else:
-                layer.pack(row.scratch, row.slots, row.num_prompt_tokens, num_evicted)
+            return []
+        num_evicted = row.num_prompt_tokens - self._scratch.num_held(row.num_prompt_tokens)
+        return [
+            layer.pack(row.scratch, row.slots, row.num_prompt_tokens, num_evicted)
+            for layer in pool.cache.layers
+        ]
 
     def _evict(self, pool: TorchPool, row: PrefillRow) -> None:
         """Read the tokens that vote, and evict what they attend to least from the full scratch."""
@@ -224,3 +235,18 @@ class Prefill:
             found = log_probabilities(logits[first : first + len(part)], part, num_top)
             scored += found.to_host(dict.fromkeys(range(len(part)), num_top)).values()
         return tuple(scored)
+
+
+def _kept_tokens(pool: TorchPool, row: PrefillRow, chosen: list[Tensor | None]) -> KeptTokens:
+    """Return what a row's slots hold. `chosen` is by layer, and empty where the prompt fits."""
+    num_tokens = row.num_prompt_tokens
+    layers = pool.cache.layers
+    full = [index for index, layer in enumerate(layers) if layer.kind.sliding_window is None]
+    held = (
+        layers[index].held(num_tokens, chosen[index])
+        if chosen
+        else torch.ones(layers[index].num_kv_heads, num_tokens, dtype=torch.bool)
+        for index in full or range(len(layers))
+    )
+    bitmaps = (np.packbits(heads.cpu().numpy(), axis=1, bitorder="little") for heads in held)
+    return KeptTokens(num_tokens, tuple(tuple(head.tobytes() for head in heads) for heads in bitmaps))

@@ -305,7 +305,7 @@ class AsyncEngine:
         """
         self._observe(stream, output, now)
         final = output.final
-        if final is None or output.tokens or output.prompt_logprobs:
+        if final is None or output.tokens or output.prompt_logprobs or output.kept:
             self._pass_on(stream, output if final is None else replace(output, final=None))
         if final is not None:
             self._end_choice(stream, output, final)
@@ -334,7 +334,7 @@ class AsyncEngine:
         self._observer.generated(stream.count(choice, final.num_output_tokens - stream.num_counted[choice]))
         self._observer.finished(stream.add, choice, final)
         if stream.receive is not None:
-            stream.receive(replace(output, tokens=(), prompt_logprobs=(), final=final))
+            stream.receive(replace(output, tokens=(), prompt_logprobs=(), kept=None, final=final))
 
     def _fail(self, stream: Stream, message: str) -> None:
         now = self.now()

@@ -183,6 +183,7 @@ def _engine_request(
         timeout=_shorter(options.request_timeout, settings.request_timeout),
         num_prompt_logprobs=task.num_prompt_logprobs,
         num_prefill_tokens=options.num_prefill_tokens,
+        returns_kept=task.returns_kept_tokens,
         question_token_ids=paragraph.token_ids,
         question_weight=paragraph.weight,
         requires_exact=bool(options.require_exact),
@@ -344,5 +345,7 @@ def _feature_param(feature: Feature, task: Task, structure: Structure | None) ->
             return "echo" if getattr(options, "prompt_logprobs", None) is None else "prompt_logprobs"
         case Feature.FORCED_TOKENS:
             return "num_prefill_tokens"
+        case Feature.KEPT_TOKENS:
+            return "return_kept_tokens"
         case Feature.TOKEN_MASK:
             return "structured_outputs" if structure is None else structure.param

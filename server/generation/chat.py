@@ -13,7 +13,7 @@ from server.generation.choices import (
     named_tokens,
     usage_of_chunk,
 )
-from server.generation.events import ChoiceDelta, Event, PromptLogprobs
+from server.generation.events import ChoiceDelta, Event, Kept, PromptLogprobs
 from server.generation.tally import Tally
 from server.generation.task import Payload, Rendered, Task
 from server.generation.turn import Turn, TurnRequest, render_turn
@@ -71,6 +71,7 @@ def chat_task(
         render=render,
         num_logprobs=request.num_logprobs,
         num_prompt_logprobs=request.prompt_logprobs,
+        returns_kept_tokens=bool(request.return_kept_tokens),
         continues_prompt=bool(request.continue_final_message),
         truncates=request.truncate_prompt_tokens is not None,
     )
@@ -115,7 +116,7 @@ class ChatBody:
         self._messages = [_Message(turn.reader()) for _ in range(request.num_choices)]
 
     def add(self, prompt: int, event: Event, _: Tally) -> None:
-        if isinstance(event, PromptLogprobs):
+        if isinstance(event, PromptLogprobs | Kept):
             self._prompt_fields.add(prompt, event)
         elif isinstance(event, ChoiceDelta):
             message = self._messages[event.choice]
@@ -128,10 +129,13 @@ class ChatBody:
     def body(self, tally: Tally) -> Payload:
         num_reasoning_tokens = sum(message.reader.num_reasoning_tokens for message in self._messages)
         choices = [self._choice(index, message) for index, message in enumerate(self._messages)]
-        return self._envelope.body(choices, tally.usage(num_reasoning_tokens)) | {
+        body = self._envelope.body(choices, tally.usage(num_reasoning_tokens)) | {
             "prompt_logprobs": self._prompt_fields.logprobs(0),
             "prompt_token_ids": self._prompt_fields.token_ids(0),
         }
+        if self._request.return_kept_tokens:
+            body["kept_tokens"] = self._prompt_fields.kept_tokens(0)
+        return body
 
     def _collect(self, message: _Message, part: Part) -> None:
         match part:
@@ -200,6 +204,9 @@ class ChatStream:
         return ()
 
     def add(self, prompt: int, event: Event, tally: Tally) -> Sequence[Payload]:
+        if isinstance(event, Kept):
+            self._prompt_fields.add(prompt, event)
+            return (self._envelope.chunk() | {"kept_tokens": self._prompt_fields.kept_tokens(prompt)},)
         if not isinstance(event, ChoiceDelta):
             return ()
         choice = self._choices[event.choice]

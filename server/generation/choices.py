@@ -5,10 +5,11 @@ import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from server.generation.events import ChoiceDelta, PromptLogprobs
+from server.generation.events import ChoiceDelta, Kept, PromptLogprobs
 from server.generation.tally import Tally
 from server.protocol.chat import ChatTokenLogprob, TopLogprob
 from server.protocol.generation import ChoicesRequest
+from server.protocol.kept_tokens import KeptTokensField, kept_tokens
 from server.protocol.prompt_logprobs import PromptLogprobs as PromptLogprobsField
 from server.protocol.prompt_logprobs import prompt_logprobs
 from server.text.logprobs import TokenLogprob, finite
@@ -45,14 +46,26 @@ class Envelope:
 
 @dataclass(slots=True)
 class PromptFields:
-    """vLLM's fields about prompts, for the requests that want them."""
+    """vLLM's fields about prompts, and `kept_tokens`, for the requests that want them."""
 
     request: ChoicesRequest
     prompts: tuple[tuple[int, ...], ...]
     tokens: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)  # by prompt
+    kept: dict[int, Kept] = field(default_factory=dict)  # by prompt
 
-    def add(self, prompt: int, event: PromptLogprobs) -> None:
-        self.tokens[prompt] = event.tokens
+    def add(self, prompt: int, event: PromptLogprobs | Kept) -> None:
+        if isinstance(event, Kept):
+            self.kept[prompt] = event
+        else:
+            self.tokens[prompt] = event.tokens
+
+    def kept_tokens(self, prompt: int) -> KeptTokensField | None:
+        """Return `kept_tokens`; None for a prompt that took no slot."""
+        event = self.kept.get(prompt)
+        if event is None:
+            return None
+        has_heads = self.request.return_kept_tokens == "heads"
+        return kept_tokens(event.texts, event.kept, has_heads=has_heads)
 
     def logprobs(self, prompt: int) -> PromptLogprobsField | None:
         """Return `prompt_logprobs`, if requested. A prompt of one token has no other to report."""

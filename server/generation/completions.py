@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from backends.interface import BackendSpec
 from server.generation.choices import ChoiceEnd, Envelope, PromptFields, named_tokens, usage_of_chunk
-from server.generation.events import ChoiceDelta, Event, PromptLogprobs
+from server.generation.events import ChoiceDelta, Event, Kept, PromptLogprobs
 from server.generation.tally import Tally
 from server.generation.task import Payload, Rendered, Source, Task
 from server.http.errors import ApiError
@@ -50,6 +50,7 @@ def completion_task(request: CompletionRequest, model: str, spec: BackendSpec) -
         render=render,
         num_logprobs=request.logprobs,
         num_prompt_logprobs=max(requested, default=None),
+        returns_kept_tokens=bool(request.return_kept_tokens),
         continues_prompt=True,
         truncates=request.truncate_prompt_tokens is not None,
     )
@@ -137,7 +138,7 @@ class CompletionBody:
         self._choices = [_Choice() for _ in range(len(request.prompts) * request.num_choices)]
 
     def add(self, prompt: int, event: Event, tally: Tally) -> None:
-        if isinstance(event, PromptLogprobs):
+        if isinstance(event, PromptLogprobs | Kept):
             self._echo.fields.add(prompt, event)
         elif isinstance(event, ChoiceDelta):
             choice = self._choices[tally.choice_index(prompt, event)]
@@ -155,7 +156,7 @@ class CompletionBody:
         assert end is not None, "a body is made once all of its choices have ended"
         prompt = index // self._request.num_choices
         text, logprobs, num_hidden = self._echo.of(prompt)
-        return {
+        whole: CompletionChoice = {
             "index": index,
             "text": text + "".join(choice.texts),
             "logprobs": _logprobs(self._request, (*logprobs, *choice.logprobs), 0, num_hidden),
@@ -166,6 +167,9 @@ class CompletionBody:
             "prompt_token_ids": self._echo.fields.token_ids(prompt),
             "prompt_logprobs": self._echo.fields.logprobs(prompt),
         }
+        if self._request.return_kept_tokens:
+            whole["kept_tokens"] = self._echo.fields.kept_tokens(prompt)
+        return whole
 
 
 class CompletionStream:
@@ -183,8 +187,11 @@ class CompletionStream:
         return ()
 
     def add(self, prompt: int, event: Event, tally: Tally) -> Sequence[Payload]:
-        if isinstance(event, PromptLogprobs):
+        if isinstance(event, PromptLogprobs | Kept):
             self._echo.fields.add(prompt, event)
+        if isinstance(event, Kept):
+            kept = self._echo.fields.kept_tokens(prompt)
+            return (self._envelope.chunk() | {"prompt": prompt, "kept_tokens": kept},)
         if not isinstance(event, ChoiceDelta):
             return ()
         usage = usage_of_chunk(self._request, tally)

@@ -15,6 +15,7 @@ from server.generation.events import (
     Embedding,
     Event,
     GenerationError,
+    Kept,
     Progress,
     PromptLogprobs,
 )
@@ -104,6 +105,9 @@ class Decoder:
         if output.prompt_logprobs:
             first = self._token_logprob(SampledToken(self._add.prompt_token_ids[0]))
             events.append(PromptLogprobs((first, *map(self._token_logprob, output.prompt_logprobs))))
+        if output.kept is not None:
+            prompt = self._add.prompt_token_ids[: output.kept.num_tokens]
+            events.append(Kept(tuple(self._vocabulary.texts(prompt)), output.kept))
         if output.tokens:
             events += self._push(output)
         if output.embedding:

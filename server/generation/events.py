@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from backends.interface import KeptTokens
 from scheduler.messages import Final
 from server.text.logprobs import TokenLogprob
 
@@ -45,6 +46,14 @@ class PromptLogprobs:
     """The whole prompt, token by token. Comes once, before any text of choice 0, if it was requested."""
 
     tokens: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Which tokens of the prompt its slot holds, and their texts. Comes once, if it was requested."""
+
+    texts: tuple[str, ...]
+    kept: KeptTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,9 @@ class ChoiceDelta:
         )
 
 
-Event: TypeAlias = Accepted | Progress | DraftProgress | Drafted | PromptLogprobs | Embedding | ChoiceDelta
+Event: TypeAlias = (
+    Accepted | Progress | DraftProgress | Drafted | PromptLogprobs | Kept | Embedding | ChoiceDelta
+)
 
 
 class GenerationError(Exception):

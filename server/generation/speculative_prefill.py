@@ -52,6 +52,7 @@ class Skipped(enum.StrEnum):
     TOKEN_IDS = "token_ids"
     SEVERAL_PROMPTS = "several_prompts"
     NUM_PREFILL_TOKENS = "num_prefill_tokens"
+    RETURN_KEPT_TOKENS = "return_kept_tokens"
     REQUIRE_EXACT = "require_exact"
     TRUNCATION = "truncation"
     NO_TEXT = "no_text"  # that may be cut
@@ -180,6 +181,7 @@ def _skipped(task: Task, rendered: Rendered) -> Skipped | None:
         Skipped.PROMPT_LOGPROBS: task.num_prompt_logprobs is not None,
         Skipped.SEVERAL_PROMPTS: len(rendered.prompts) > 1,
         Skipped.NUM_PREFILL_TOKENS: options.num_prefill_tokens is not None,
+        Skipped.RETURN_KEPT_TOKENS: task.returns_kept_tokens,
         Skipped.REQUIRE_EXACT: bool(options.require_exact),
         Skipped.TRUNCATION: task.truncates,
     }

@@ -106,6 +106,7 @@ class Task:
     render: Callable[[Renderer], Awaitable[Rendered]]  # raises `RenderError` and `ApiError`
     num_logprobs: int | None = None  # alternatives of each generated token; None: no log-probabilities
     num_prompt_logprobs: int | None = None
+    returns_kept_tokens: bool = False
     continues_prompt: bool = False  # the answer's text goes on where the prompt's ends
     pooling: PromptPooling | None = None  # an embedding is requested, and no text
     max_in_flight: int | None = None

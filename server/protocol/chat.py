@@ -10,6 +10,7 @@ from server.http.errors import invalid_value
 from server.http.ignored import ignore
 from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Hint, RequestBody, Text, Unsupported, few, only
 from server.protocol.generation import ChoicesRequest, Effort, Verbosity, also
+from server.protocol.kept_tokens import KeptTokensField
 from server.protocol.messages import Messages
 from server.protocol.prompt_logprobs import PromptLogprobs
 from server.protocol.tools import ToolFields
@@ -200,6 +201,7 @@ class ChatCompletion(TypedDict):
     usage: Usage
     prompt_logprobs: PromptLogprobs | None
     prompt_token_ids: list[int] | None
+    kept_tokens: NotRequired[KeptTokensField | None]
 
 
 class FunctionDelta(TypedDict, total=False):

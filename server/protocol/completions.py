@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 from server.http.errors import invalid_value
 from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Text, TokenId, Unsupported, few, only
 from server.protocol.generation import ChoicesRequest, also
+from server.protocol.kept_tokens import KeptTokensField
 from server.protocol.prompt_logprobs import PromptLogprobs
 from server.protocol.usage import Usage
 
@@ -82,6 +83,7 @@ class CompletionChoice(TypedDict):
     token_ids: NotRequired[list[int] | None]
     prompt_token_ids: NotRequired[list[int] | None]
     prompt_logprobs: NotRequired[PromptLogprobs | None]
+    kept_tokens: NotRequired[KeptTokensField | None]
 
 
 class Completion(TypedDict):

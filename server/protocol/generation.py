@@ -221,6 +221,8 @@ class ChoicesRequest(GenerationRequest, ResponseFormatFields, TruncationFields):
     ] = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool | None = None
+    # Ours: which tokens of the prompt its slot holds after prefill; "heads" adds that of each layer and head.
+    return_kept_tokens: bool | Literal["heads"] | None = None
     return_tokens_as_token_ids: bool | None = None  # log-probabilities name tokens as `token_id:5`
 
     metadata: Annotated[Inert, unfollowed({})] = None

@@ -5,8 +5,10 @@ which its text alone does not show. The bytes come from the tokenizer's own deco
 the spelling of a lone byte depends on the kind of tokenizer.
 """
 
+import codecs
 import json
 import re
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +55,11 @@ class Vocabulary:
     def token_text(self, token_id: int) -> str:
         """Return the text that a token adds, with U+FFFD for bytes that form no whole character."""
         return self.token_bytes(token_id).decode(errors="replace")
+
+    def texts(self, token_ids: Iterable[int]) -> list[str]:
+        """Return the text that each token completes. Joined, they are the text of the tokens."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return [decoder.decode(self.token_bytes(token_id)) for token_id in token_ids]
 
     def _find_bytes(self, token_id: int) -> bytes:
         # Decoded behind another token: at a text's start, some tokenizers drop the token's space.

@@ -10,6 +10,7 @@ from backends.interface import (
     DecodeBatch,
     DecodeRow,
     Draw,
+    KeptTokens,
     PrefillBatch,
     PrefillRow,
     PrefillShape,
@@ -77,6 +78,7 @@ class Request:
     num_read: int = 0
     outputs: list[list[SampledToken]] = field(init=False)
     prompt_logprobs: list[SampledToken] = field(default_factory=list)
+    kept: KeptTokens | None = None  # what its slots hold, once the prompt is read
 
     def __post_init__(self) -> None:
         self.outputs = [[] for _ in self.slots]
@@ -144,6 +146,8 @@ class Driver:
             assert len(result.tokens[position]) == len(row.draws)
             for output, token in zip(request.outputs, result.tokens[position], strict=False):
                 output.append(token)
+            if row.returns_kept:
+                request.kept = result.kept[position]
             if row.score is not None:
                 request.prompt_logprobs += result.prompt_logprobs[position]
 
@@ -164,6 +168,7 @@ class Driver:
             ahead=tuple(request.prompt[length - scratch.num_ahead :]) if end == limit < length else (),
             echo=self._echo(request, num_read=end, limit=limit),
             echo_weight=ECHO_WEIGHT,
+            returns_kept=end == length and bool(request.slots),
         )
         if request.num_prompt_logprobs is None:
             return row

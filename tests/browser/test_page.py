@@ -114,6 +114,36 @@ def test_settings_files_and_code_are_those_of_the_request(renderer: Renderer, pa
         expect(page.locator(".message")).to_have_count(0)
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_prompt_is_shaded_by_what_its_slot_kept(
+    renderer: Renderer, browser: Browser, scheme: Any
+) -> None:
+    shown = browser.new_context(color_scheme=scheme)
+    with scripted(renderer, "Yes.") as server, shown:
+        page = shown.new_page()
+        page.goto(server.url)
+        page.get_by_label("Pool of slots").select_option("small")
+        page.get_by_label("Show what the slot kept").check()
+        words = " ".join(f"word{number} <b>" for number in range(40))
+        ask(page, f"{words} Why?")
+        kept = page.locator(".kept-tokens")
+        kept.locator("summary").click()
+        expect(kept.locator(".prompt")).to_contain_text(words)
+        evicted, held = kept.locator(".evicted").first, kept.locator("span:not(.evicted)").first
+        expect(evicted).to_have_attribute("title", "held by 0 % of layers and heads")
+        expect(held).to_have_attribute("title", "held by 100 % of layers and heads")
+        colours = [
+            each.evaluate("node => getComputedStyle(node).backgroundColor") for each in (evicted, held)
+        ]
+        assert colours[0] != colours[1]
+        for ratio in page.evaluate(CONTRASTS):
+            assert ratio >= 4.5, (scheme, ratio)
+        page.get_by_text("Last request as code").click()
+        expect(page.locator("#python")).to_contain_text(
+            'extra_body={"pool": "small", "return_kept_tokens": True}'
+        )
+
+
 @pytest.mark.parametrize("way", ["button", "key"])
 def test_an_answer_streams_and_can_be_stopped(renderer: Renderer, page: Page, way: str) -> None:
     with scripted(renderer, "word " * 300, is_open=False) as server:
@@ -256,7 +286,9 @@ CONTRASTS = """() => {
   const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
   const luminance = (rgb) => rgb.map((v) => linear(v / 255))
     .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const numbers = (text) => text.match(/[\\d.]+/g).map(Number);
+  // A mixed colour is written with parts from 0 to 1.
+  const numbers = (text) => text.match(/[\\d.]+/g)
+    .map((part, i) => Number(part) * (text.startsWith("color(") && i < 3 ? 255 : 1));
   const behind = (node) => {
     for (; node; node = node.parentElement) {
       const back = numbers(getComputedStyle(node).backgroundColor);

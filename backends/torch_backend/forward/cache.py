@@ -170,10 +170,13 @@ class CacheLayer(CacheLayerMixin):
             index[:, num_left:] = torch.arange(num_read, num_read + index.shape[1] - num_left, device=device)
         self._votes[scratch].zero_()
 
-    def pack(self, scratch: int, slots: Sequence[int], num_prompt_tokens: int, num_evicted: int) -> None:
+    def pack(
+        self, scratch: int, slots: Sequence[int], num_prompt_tokens: int, num_evicted: int
+    ) -> Tensor | None:
         """Choose the tokens to keep of a prompt that was read in `scratch`, and fill `slots` with them.
 
-        `num_evicted` of the prompt's tokens were evicted from the scratch.
+        `num_evicted` of the prompt's tokens were evicted from the scratch. Returns the indices of the tokens
+        that each head has chosen, [kv_head, token]; None where there was no choice.
         """
         policy = self.kind.policy
         placement = policy.place(num_prompt_tokens)
@@ -189,11 +192,31 @@ class CacheLayer(CacheLayerMixin):
         self.clear_slot(slots[0])
         sources = [plane[scratch] for plane in self.scratch.planes]
         self.slots.pack(slots[0], sources, placement, num_prompt_tokens, kept, num_evicted)
+        chosen = None
         if kept is not None:
-            kept_entries = kept[:, : placement.num_kept_used]
-            kept_index = self._token_index[scratch].gather(1, kept_entries)
-            self.slots.kept_index[slots[0], :, : kept_entries.shape[1]] = kept_index
+            chosen = self._token_index[scratch].gather(1, kept)
+            num_used = placement.num_kept_used
+            self.slots.kept_index[slots[0], :, :num_used] = chosen[:, :num_used]
         self.slots.copy(slots[0], slots[1:])
+        return chosen
+
+    def held(self, num_prompt_tokens: int, chosen: Tensor | None) -> Tensor:
+        """Return which tokens of a packed prompt the slot holds: bool [kv_head, token].
+
+        `chosen` is what `pack` returned.
+        """
+        placement = self.kind.policy.place(num_prompt_tokens)
+        num_sink = placement.layout.num_sink
+        held = torch.zeros(
+            self.num_kv_heads, num_prompt_tokens, dtype=torch.bool, device=self.slots.kept_index.device
+        )
+        held[:, :num_sink] = True
+        held[:, placement.candidates_end :] = True
+        if chosen is not None:
+            held.scatter_(1, chosen, True)
+        elif placement.num_kept_used == placement.window_start - num_sink:
+            held[:] = True
+        return held
 
     def _select(
         self,

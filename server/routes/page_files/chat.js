@@ -102,6 +102,7 @@ function requestBody() {
     temperature: number("temperature"),
     max_tokens: number("max-tokens"),
     pool: $("pool").value || undefined,
+    return_kept_tokens: $("show-kept").checked || undefined,
     stream: true,
     stream_options: { include_usage: true },
   };
@@ -145,7 +146,7 @@ async function answer(body, { signal }) {
   thoughts.append(element("summary", "", "Reasoning"), reasoning);
   thoughts.hidden = true;
   message.append(thoughts, text, stats);
-  const seen = { content: "", reasoning: "", usage: null, sent: performance.now(), first: 0, last: 0 };
+  const seen = { content: "", reasoning: "", usage: null, kept: null, sent: performance.now(), first: 0, last: 0 };
   let isDrawn = true;
   const draw = () => {
     isDrawn = true;
@@ -174,6 +175,7 @@ async function answer(body, { signal }) {
     failure = error;
   }
   draw();
+  if (seen.kept) message.append(keptTokens(seen.kept));
   if (signal.aborted) stats.textContent += " · stopped";
   else if (failure) show("error", failure.message);
   if (seen.content) own.push({ role: "assistant", content: seen.content });
@@ -182,6 +184,7 @@ async function answer(body, { signal }) {
 }
 
 function take(chunk, seen) {
+  seen.kept = chunk.kept_tokens ?? seen.kept;
   const delta = chunk.choices[0]?.delta ?? {};
   const reasoning = delta.reasoning_content ?? delta.reasoning ?? "";
   if (delta.content || reasoning) {
@@ -208,14 +211,36 @@ function described({ usage, sent, first, last }) {
   return parts.join(" · ");
 }
 
+/** Return the prompt's text, shaded by the share of layers and heads whose slot held each token. */
+function keptTokens({ tokens, mean }) {
+  const details = element("details", "kept-tokens");
+  const num = (isSo) => mean.filter(isSo).length;
+  details.append(element("summary", "", "What the slot kept of the prompt"), element("p", "stats",
+    `Of ${mean.length} tokens, ${num((share) => share === 1)} are held by all layers and heads, ${num((share) => share === 0)} by none. The darker a text, the more hold it.`));
+  const text = element("div", "prompt");
+  // Runs of equal shares become one element: a long prompt would have thousands.
+  for (let start = 0, end; start < tokens.length; start = end) {
+    end = start;
+    while (end < tokens.length && mean[end] === mean[start]) end += 1;
+    const run = element("span", mean[start] ? "" : "evicted", tokens.slice(start, end).join(""));
+    run.style.setProperty("--share", mean[start]);
+    run.title = `held by ${Math.round(100 * mean[start])} % of layers and heads`;
+    text.append(run);
+  }
+  details.append(text);
+  return details;
+}
+
 // The last request as code
 
 function showCode(body) {
   const json = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
   $("curl").textContent = `curl -N ${location.origin}/v1/chat/completions \\
   -H "Authorization: Bearer $SNAPSERVE_API_KEY" -H 'Content-Type: application/json' -d '${json}'`;
-  const { pool, ...named } = body;
-  const fields = Object.entries({ ...named, ...(pool && { extra_body: { pool } }) }).filter(([, value]) => value !== undefined);
+  // The library has no names for these.
+  const { pool, return_kept_tokens, ...named } = body;
+  const extra = given({ pool, return_kept_tokens });
+  const fields = Object.entries(given({ ...named, extra_body: Object.keys(extra).length ? extra : undefined }));
   $("python").textContent = `import os
 
 from openai import OpenAI  # pip install openai
@@ -233,6 +258,8 @@ for chunk in stream:
   $("no-code").hidden = true;
   $("code-blocks").hidden = false;
 }
+
+const given = (members) => Object.fromEntries(Object.entries(members).filter(([, value]) => value !== undefined));
 
 /** Return a value of JSON as a literal of Python. */
 function python(value) {

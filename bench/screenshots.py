@@ -65,7 +65,7 @@ def ask(page: Page, question: str) -> None:
     page.get_by_label("Temperature").evaluate("field => { field.value = 0; }")
     page.get_by_label("Message").fill(question)
     page.get_by_label("Message").press("Enter")
-    expect(page.locator(".message.assistant .stats").last).to_contain_text("kept")
+    expect(page.locator(".message.assistant > .stats").last).to_contain_text("kept")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The serving process: creates and connects the server's parts, and runs them from start to shutdown.
+"""The serving process: runs one server and its HTTP server from start to shutdown.
 
 The process listens before it loads the model, so that `/health` and `/ready` can report its state. It exits
 if the model cannot be loaded. After the first signal it admits no more requests and lets the running ones
@@ -6,7 +6,6 @@ finish. After the second signal it exits at once.
 """
 
 import asyncio
-import logging
 import socket
 import sys
 from collections.abc import Callable
@@ -15,27 +14,13 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
-from backends.clock import Clock, WallClock
-from backends.composite import CompositeBackend
-from backends.interface import Backend, BackendSpec, SlotPoolSpec
-from server.app import create_app, guarded
-from server.batches.dispatch import Dispatcher
-from server.batches.runner import BatchRunner
+from backends.clock import WallClock
+from backends.interface import BackendSpec, SlotPoolSpec
 from server.batches.service import Batches
-from server.engine.async_engine import AsyncEngine
 from server.engine.client import Health
-from server.generation.turn import template_warnings
-from server.grammar.compiler import Grammars
 from server.http.connection import protocol_with
-from server.http.observers import HttpMeter
-from server.http.simulated import SimulatedMark
-from server.metrics.metrics import Metrics
+from server.instance import Instance
 from server.options.serve import Config, with_flags
-from server.services import Services
-from server.text.draft import Draft
-from server.text.renderer import Renderer
-
-logger = logging.getLogger(__name__)
 
 CLOSING_TIME = 5  # seconds for connections to close, after their requests have ended or were aborted
 
@@ -61,101 +46,31 @@ class Process:
     def __init__(self, config: Config, listener: socket.socket, batches: Batches | None) -> None:
         self._config = config
         self._listener = listener
-        self._clock: Clock = config.backend.make_clock()
         self._start_time = WallClock().now()
-        self._renderer = Renderer()
-        self._draft = Draft(config.speculative_prefill) if config.draft is not None else None
-        metrics = Metrics(config.server.model_names[0])
-        # The option is in seconds of real time, but the engine's clock may be a simulated one.
-        stall_limit = config.process.stall_timeout * config.backend.time_scale
-        self._grammars = Grammars(self._renderer)
-        self._engine = AsyncEngine(
-            self._load, config.scheduler, metrics, self._clock, stall_limit, self._grammars
-        )
-        metrics.watch(self._engine)
-        services = Services(
-            self._engine, self._renderer, self._grammars, config.server, metrics, batches, self._draft
-        )
-        routes = create_app(services)
-        self._runner: BatchRunner | None = None
-        if batches is not None:
-            self._runner = BatchRunner(batches, Dispatcher(self._marked(routes)), metrics)
-            metrics.watch_batches(batches.store)
-        app = self._marked(guarded(routes, config.server, metrics))
-        metered: ASGIApp = HttpMeter(app, metrics, self._clock.now)
-        self._shut_down_tracing: Callable[[], None] | None = None
-        if config.is_traced:
-            metered = self._traced(metered)
-        self._server = HttpServer(_uvicorn_config(config, metered), self._begin_shutdown)
+        self._instance = Instance(config, batches)
+        self._server = HttpServer(_uvicorn_config(config, self._instance.app), self._begin_shutdown)
         self._status = 0  # the process's exit status
-
-    def _marked(self, app: ASGIApp) -> ASGIApp:
-        return app if self._config.backend.simulation is None else SimulatedMark(app)
-
-    def _traced(self, app: ASGIApp) -> ASGIApp:
-        from server.http.tracing import Tracing, provider_for
-
-        provider = provider_for(self._config.process.otlp_endpoint)
-        self._shut_down_tracing = provider.shutdown
-        return Tracing(app, provider, self._clock.now)
 
     async def run(self) -> int:
         """Serve until a signal arrives and the running requests have ended. Returns the exit status."""
         self._loop = asyncio.get_running_loop()
-        self._tasks = {asyncio.create_task(self._announce()), asyncio.create_task(self._run_batches())}
-        self._engine.start()
+        self._tasks = {asyncio.create_task(self._announce())}
+        self._instance.start()
         try:
             await self._server.serve(sockets=[self._listener])
         finally:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._engine.close()
-            self._renderer.close()
-            if self._draft is not None:
-                self._draft.renderer.close()
-            self._grammars.close()
-            if self._shut_down_tracing is not None:
-                await asyncio.to_thread(self._shut_down_tracing)
+            await self._instance.close()
         return self._status
 
-    def _load(self) -> Backend:
-        """Load the tokenizer and the backend, after the model's conversion if it is a new GGUF file.
-
-        Runs in the engine's thread: the imports and the load take long, and would block the event loop.
-        """
-        configured = self._config.backend.with_local_model()
-        self._renderer.load(configured.config.model, self._config.chat_template)
-        backend = configured.load(self._clock, len(self._renderer.vocabulary))
-        if self._config.draft is not None and self._draft is not None:
-            draft = self._config.draft.with_local_model()
-            self._draft.renderer.load(draft.config.model)
-            vocab_size = len(self._draft.renderer.vocabulary)
-            backend = CompositeBackend(backend, draft.load(self._clock, vocab_size))
-        backend.warmup()
-        return backend
-
     async def _announce(self) -> None:
-        health = await self._engine.wait_loaded()
+        health = await self._instance.wait_loaded()
         if health.is_ready:
-            for warning in template_warnings(self._renderer.info.chat_template, self._config.server):
-                logger.warning("%s", warning)
-            print(self._ready_line(self._engine.spec), flush=True)
+            print(self._ready_line(self._instance.spec), flush=True)
         else:
             self._exit_after_failed_load(health)
-
-    async def _run_batches(self) -> None:
-        health = await self._engine.wait_loaded()
-        if self._runner is None or not health.is_ready:
-            return
-        num_lines = sum(
-            self._config.scheduler.num_background_slots(pool.num_slots) for pool in self._engine.spec.pools
-        )
-        try:
-            await self._runner.run(num_lines)
-        except Exception:
-            # Requests are still served. The batches go on after a restart.
-            logger.exception("running batches failed; no batch runs until the server restarts")
 
     def _ready_line(self, spec: BackendSpec) -> str:
         host, port = self._listener.getsockname()[:2]
@@ -181,10 +96,7 @@ class Process:
         self._loop.call_soon_threadsafe(lambda: self._tasks.add(asyncio.create_task(self._shut_down())))
 
     async def _shut_down(self) -> None:
-        # The runner first: its lines in progress may still complete while the engine drains.
-        if self._runner is not None:
-            self._runner.drain()
-        await self._engine.drain(self._config.process.drain_timeout)
+        await self._instance.drain()
         self._server.should_exit = True
 
 

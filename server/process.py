@@ -1,11 +1,12 @@
 """The serving process: runs one server and its HTTP server from start to shutdown.
 
 The process listens before it loads the model, so that `/health` and `/ready` can report its state. It exits
-if the model cannot be loaded. After the first signal it admits no more requests and lets the running ones
-finish. After the second signal it exits at once.
+if the model cannot be loaded. After the first SIGINT, SIGTERM or SIGHUP it admits no more requests and lets
+the running ones finish. After the second signal it exits at once.
 """
 
 import asyncio
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -55,6 +56,9 @@ class Process:
         """Serve until a signal arrives and the running requests have ended. Returns the exit status."""
         self._loop = asyncio.get_running_loop()
         self._tasks = {asyncio.create_task(self._announce())}
+        # A terminal that closes sends SIGHUP. nohup has it ignored, and it stays so.
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            self._loop.add_signal_handler(signal.SIGHUP, self._server.handle_exit, signal.SIGHUP, None)
         self._instance.start()
         try:
             await self._server.serve(sockets=[self._listener])

@@ -5,6 +5,7 @@
 
 import argparse
 import contextlib
+import faulthandler
 import logging
 import os
 import socket
@@ -37,10 +38,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal. Returns 0, or 1 if the model cannot be loaded. Raises `OptionError`."""
     config = read_config(arguments, os.environ)
-    prepare(config)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(listen(config.process))
         batches = stack.enter_context(open_batches(config.server.batches))
+        prepare(config)
         from server.process import run_process
 
         return run_process(config, listener, batches)
@@ -48,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def prepare(config: Config) -> None:
     """Set up the process: threads, which PyTorch reads once, and the log. Raises `OptionError`."""
+    faulthandler.enable()  # native code that crashes leaves the stacks of all threads
     if config.is_traced and find_spec("opentelemetry.sdk") is None:
         raise OptionError(
             "--otlp-endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) needs: pip install 'snapserve[otel]'"

@@ -64,7 +64,8 @@ def start(*flags: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_a_process_serves_drains_and_ends() -> None:
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+def test_a_process_serves_drains_and_ends(sent: signal.Signals) -> None:
     with start() as process:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -80,10 +81,21 @@ def test_a_process_serves_drains_and_ends() -> None:
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as response:
             chunks = response.iter_lines()
             next(chunks)
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(sent)
             rest = [line for line in chunks if line]
         assert rest[-1] == "data: [DONE]"  # it was allowed to finish
         assert process.wait(timeout=30) == 0
+
+
+def test_a_crash_leaves_a_trace() -> None:
+    with start() as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGABRT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in errors
+    assert "run_process" in errors  # the stack of the main thread
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_process(tmp_path: Path) -> None:

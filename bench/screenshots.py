@@ -38,7 +38,7 @@ def take(url: str, browser: Browser, out: Path) -> None:
         page.get_by_label("Show what the slot kept").check()
         ask_about_licence(page)
         page.locator(".kept-tokens summary").click()
-        page.locator(".kept-tokens span", has_text="482913").first.scroll_into_view_if_needed()
+        page.locator(".kept-tokens span", has_text="secret").first.scroll_into_view_if_needed()
         save(page, out / "page-kept.png")
     with load(url), shown(browser, 1200, 780, "dark") as page:
         page.goto(f"{url}/#live")

@@ -8,6 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from backends.clock import WallClock
+from server.batches.disk import DiskFullError
 from server.engine.client import QueueFullError, UnavailableError
 from server.generation.events import GenerationError
 from server.generation.failures import as_api_error
@@ -16,9 +17,10 @@ from server.http.auth import KeyGuard, KeyRing
 from server.http.body import BodyGuard
 from server.http.error_shapes import error_response
 from server.http.errors import ApiError
+from server.http.hosts import HostGuard
 from server.http.ignored import IgnoredParameters
 from server.http.observers import AccessLog
-from server.http.rate_limits import RateLimits, RateObserver
+from server.http.rate_limits import Accounts, RateLimits, RateObserver
 from server.http.record import RequestId
 from server.options.settings import RateLimit, ServerSettings, UnknownParameters
 from server.routes import (
@@ -86,6 +88,7 @@ def create_app(services: Services) -> FastAPI:
         HTTPException,
         QueueFullError,
         UnavailableError,
+        DiskFullError,
         GenerationError,
         Exception,
     ):
@@ -93,21 +96,34 @@ def create_app(services: Services) -> FastAPI:
     return app
 
 
-def guarded(app: ASGIApp, settings: ServerSettings, observer: RateObserver) -> ASGIApp:
+def accounts(settings: ServerSettings) -> Accounts | None:
+    """Return the keys' accounts; None where nothing is limited."""
+    if settings.rate_limit == RateLimit() and not settings.key_rate_limits:
+        return None
+    return Accounts(settings.rate_limit, settings.key_rate_limits, WallClock().now)
+
+
+def for_batches(app: ASGIApp, limits: Accounts | None) -> ASGIApp:
+    """Return `app` for lines of batches: they count against their keys' limits, and wait for them."""
+    return app if limits is None else RateLimits(app, limits, observer=None)
+
+
+def guarded(
+    app: ASGIApp, settings: ServerSettings, observer: RateObserver, limits: Accounts | None
+) -> ASGIApp:
     """Return `app` within the middleware for client requests: authentication, limits, access log and CORS."""
     # Each middleware wraps the previous one, so requests pass them from the last to the first. The key check
     # precedes the rate limits, which are per key, and the body, which is not read without a valid key. The
     # aliases precede all middleware that compares or logs paths.
     guarded: ASGIApp = BodyGuard(app, settings.limits.max_body_bytes)
-    if settings.rate_limit != RateLimit() or settings.key_rate_limits:
-        guarded = RateLimits(
-            guarded, settings.rate_limit, settings.key_rate_limits, WallClock().now, observer
-        )
+    if limits is not None:
+        guarded = RateLimits(guarded, limits, observer)
     if settings.api_keys:
         open_paths = OPEN_PATHS | page.PATHS if settings.page_is_shown else OPEN_PATHS
         if settings.metrics_are_open:
             open_paths |= {"/metrics"}
         guarded = KeyGuard(guarded, KeyRing(settings.api_keys), open_paths)
+    guarded = HostGuard(guarded, settings.allowed_hosts)
     guarded = Aliases(AccessLog(guarded, WallClock().now))
     if settings.allowed_origins:
         # Outside the keys: a browser's preflight request carries no key.

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from backends.clock import Clock
 from backends.composite import CompositeBackend
 from backends.interface import Backend, BackendSpec
-from server.app import create_app, guarded
+from server.app import accounts, create_app, for_batches, guarded
 from server.batches.dispatch import Dispatcher
 from server.batches.runner import BatchRunner
 from server.batches.service import Batches
@@ -39,7 +39,7 @@ class Instance:
         self._clock: Clock = config.backend.make_clock()
         self._renderer = Renderer()
         self._draft = Draft(config.speculative_prefill) if config.draft is not None else None
-        metrics = Metrics(config.server.model_names[0])
+        self.metrics = metrics = Metrics(config.server.model_names[0])
         # The option is in seconds of real time, but the engine's clock may be a simulated one.
         stall_limit = config.process.stall_timeout * config.backend.time_scale
         self._grammars = Grammars(self._renderer)
@@ -51,12 +51,14 @@ class Instance:
             self._engine, self._renderer, self._grammars, config.server, metrics, batches, self._draft
         )
         routes = create_app(services)
+        limits = accounts(config.server)
         self._runner: BatchRunner | None = None
         self._running_batches: asyncio.Task[None] | None = None
         if batches is not None:
-            self._runner = BatchRunner(batches, Dispatcher(self._marked(routes)), metrics)
+            dispatcher = Dispatcher(for_batches(self._marked(routes), limits))
+            self._runner = BatchRunner(batches, dispatcher, metrics)
             metrics.watch_batches(batches.store)
-        app = self._marked(guarded(routes, config.server, metrics))
+        app = self._marked(guarded(routes, config.server, metrics, limits))
         self.app: ASGIApp = HttpMeter(app, metrics, self._clock.now)
         self._shut_down_tracing: Callable[[], None] | None = None
         if config.is_traced:

@@ -6,10 +6,11 @@ the running ones finish. After the second signal it exits at once.
 """
 
 import asyncio
+import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 import uvicorn
@@ -17,9 +18,11 @@ from starlette.types import ASGIApp
 
 from backends.clock import WallClock
 from backends.interface import BackendSpec, SlotPoolSpec
+from server.app import OPEN_PATHS
 from server.batches.service import Batches
 from server.engine.client import Health
-from server.http.connection import protocol_with
+from server.http.connection import ConnectionObserver, protocol_with
+from server.http.paths import OnlyPaths
 from server.instance import Instance
 from server.options.serve import Config, with_flags
 
@@ -41,15 +44,32 @@ class HttpServer(uvicorn.Server):
         self._on_signal()
 
 
-class Process:
-    """One server. `run` runs it in the current event loop until its shutdown."""
+class ProbeServer(uvicorn.Server):
+    """uvicorn's server beside another one, which has the signals."""
 
-    def __init__(self, config: Config, listener: socket.socket, batches: Batches | None) -> None:
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Process:
+    """One server. `run` runs it in the current event loop until its shutdown.
+
+    A second listener is for probes alone.
+    """
+
+    def __init__(self, config: Config, listeners: Sequence[socket.socket], batches: Batches | None) -> None:
         self._config = config
-        self._listener = listener
+        self._listener, *probe_listeners = listeners
         self._start_time = WallClock().now()
         self._instance = Instance(config, batches)
-        self._server = HttpServer(_uvicorn_config(config, self._instance.app), self._begin_shutdown)
+        app, metrics = self._instance.app, self._instance.metrics
+        self._server = HttpServer(_uvicorn_config(config, app, metrics), self._begin_shutdown)
+        probes = OnlyPaths(app, OPEN_PATHS | {"/metrics"})
+        self._probe_servers = [
+            (ProbeServer(_uvicorn_config(config, probes, metrics)), probe_listener)
+            for probe_listener in probe_listeners
+        ]
         self._status = 0  # the process's exit status
 
     async def run(self) -> int:
@@ -60,6 +80,8 @@ class Process:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             self._loop.add_signal_handler(signal.SIGHUP, self._server.handle_exit, signal.SIGHUP, None)
         self._instance.start()
+        for server, listener in self._probe_servers:
+            self._tasks.add(asyncio.create_task(server.serve(sockets=[listener])))
         try:
             await self._server.serve(sockets=[self._listener])
         finally:
@@ -115,11 +137,11 @@ def _described(pool: SlotPoolSpec, max_model_len: int) -> str:
     return f"{slots}, exact up to {num_exact} tokens"
 
 
-def run_process(config: Config, listener: socket.socket, batches: Batches | None) -> int:
+def run_process(config: Config, listeners: Sequence[socket.socket], batches: Batches | None) -> int:
     """Run a server in a new event loop. Returns the exit status."""
 
     async def serve() -> int:
-        return await Process(config, listener, batches).run()
+        return await Process(config, listeners, batches).run()
 
     # uvicorn's choice: uvloop if it is installed. The config's application is not used.
     loop_factory = uvicorn.Config(serve, log_config=None).get_loop_factory()
@@ -127,10 +149,10 @@ def run_process(config: Config, listener: socket.socket, batches: Batches | None
         return runner.run(serve())
 
 
-def _uvicorn_config(config: Config, app: ASGIApp) -> uvicorn.Config:
+def _uvicorn_config(config: Config, app: ASGIApp, observer: ConnectionObserver) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=protocol_with(config.server.connections),
+        http=protocol_with(config.server.connections, observer),
         ws="none",
         lifespan="off",
         log_config=None,

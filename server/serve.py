@@ -8,6 +8,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import resource
 import socket
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -17,7 +18,7 @@ from server.batches.service import Batches
 from server.logs import configure_logging
 from server.options.command_line import OptionError
 from server.options.models import INSTALL_SMOLLM2
-from server.options.serve import Config, ProcessOptions, add_serve_options, read_config, with_flags
+from server.options.serve import Config, add_serve_options, read_config, with_flags
 from server.options.settings import BatchSettings
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,10 @@ SUMMARY = "Serve a model over the OpenAI API."
 # much longer default, idle threads keep their cores from other work.
 SPIN_COUNT = "5000"
 
+# Open files beside the connections that are served: those that are refused with an answer, the probes', the
+# model's, the batches'.
+_OTHER_DESCRIPTORS = 100
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_serve_options(parser)
@@ -39,12 +44,18 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal. Returns 0, or 1 if the model cannot be loaded. Raises `OptionError`."""
     config = read_config(arguments, os.environ)
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(listen(config.process))
+        check_descriptors(config.server.connections.max_connections)
+        process = config.process
+        listeners = [
+            stack.enter_context(listen(process.host, port, flag))
+            for flag, port in (("--port", process.port), ("--admin-port", process.admin_port))
+            if port is not None
+        ]
         batches = stack.enter_context(open_batches(config.server.batches))
         prepare(config)
         from server.process import run_process
 
-        return run_process(config, listener, batches)
+        return run_process(config, listeners, batches)
 
 
 def prepare(config: Config) -> None:
@@ -78,14 +89,26 @@ def open_batches(settings: BatchSettings | None) -> Iterator[Batches | None]:
         yield batches
 
 
-def listen(process: ProcessOptions) -> socket.socket:
+def check_descriptors(max_connections: int) -> None:
+    """Let the process open as many files as connections need. Raises `OptionError` if it may not."""
+    num_needed = max_connections + _OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= num_needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < num_needed:
+        raise OptionError(
+            f"--max-connections {max_connections} needs {num_needed} open files, and this process may have "
+            f"{hard} (ulimit -Hn)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_needed, hard))
+
+
+def listen(host: str, port: int, flag: str) -> socket.socket:
     """Return a listening socket. Raises `OptionError` if the address cannot be used."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
-            process.host, process.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         return socket.create_server((str(address[0]), int(address[1])), family=family, backlog=2048)
     except OSError as error:
-        raise OptionError(
-            f"cannot listen on --host {process.host} --port {process.port}: {error.strerror}"
-        ) from error
+        raise OptionError(f"cannot listen on --host {host} {flag} {port}: {error.strerror}") from error

@@ -5,6 +5,7 @@ chosen by the server. It knows no formats.
 """
 
 import asyncio
+import errno
 import fcntl
 import os
 from collections.abc import Callable
@@ -18,6 +19,10 @@ Args = TypeVarTuple("Args")
 
 class FolderError(ValueError):
     """The folder cannot be used; the message begins with the name of its setting."""
+
+
+class DiskFullError(Exception):
+    """There is no room on the disk, or the user's share of it is used up."""
 
 
 class Disk:
@@ -46,9 +51,14 @@ class Disk:
 
     async def run(self, work: Callable[[*Args], T], *arguments: *Args) -> T:
         """Run `work` in the writing thread and return its result. Work that has started also completes when
-        the caller is cancelled.
+        the caller is cancelled. Raises `DiskFullError`.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise DiskFullError(str(error)) from error
 
     def close(self) -> None:
         """Wait for pending writes and unlock the folder."""

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from server.batches.batch import Batch, BatchStatus, Counts
+from server.batches.disk import DiskFullError
 from server.batches.dispatch import Dispatcher
 from server.batches.files import Purpose, StoredFile, new_file_id
 from server.batches.journal import Journal
@@ -24,6 +25,7 @@ logger: Final = logging.getLogger(__name__)
 
 SWEEP_INTERVAL: Final = 5.0  # seconds between two checks for expired batches and files
 RETRY_INTERVAL: Final = 5.0  # seconds before a retry after an error of the disk or a full quota
+MAX_RETRY_INTERVAL: Final = 60.0  # seconds; each failure in a row doubles the time
 EXPIRED: Final = {
     "code": "batch_expired",
     "message": "This request could not be executed before the completion window expired.",
@@ -34,6 +36,10 @@ class LineObserver(Protocol):
     """Is notified of each line written to a journal."""
 
     def answered_line(self, *, is_error: bool) -> None: ...
+
+    def failed_write(self) -> None:
+        """The disk is full or broken, and the batch waits."""
+        ...
 
 
 class BatchRunner:
@@ -89,7 +95,7 @@ class BatchRunner:
         while True:
             try:
                 await self.sweep()
-            except OSError:
+            except (OSError, DiskFullError):
                 logger.exception("expired batches and files could not be removed; retrying")
             await asyncio.sleep(SWEEP_INTERVAL)
 
@@ -97,6 +103,7 @@ class BatchRunner:
 
     async def _run_batch(self, batch_id: str) -> None:
         """Run a batch's steps until it has ended or the server drains. A failed step is retried."""
+        interval = RETRY_INTERVAL
         while not self._store[batch_id].status.has_ended and not self._draining.is_set():
             step = asyncio.create_task(self._step(self._store[batch_id]))
             self._steps[batch_id] = step
@@ -106,16 +113,25 @@ class BatchRunner:
             finally:
                 step.cancel()
                 await asyncio.wait({step})
-            if not step.cancelled() and step.exception() is not None:
-                logger.error(
-                    "batch %s failed and is retried in %g s",
-                    batch_id,
-                    RETRY_INTERVAL,
-                    exc_info=step.exception(),
-                )
-                await self._pause(RETRY_INTERVAL)
+            error = None if step.cancelled() else step.exception()
+            if error is None:
+                interval = RETRY_INTERVAL
+                continue
+            self._report(batch_id, error, interval)
+            await self._pause(interval)
+            interval = min(2 * interval, MAX_RETRY_INTERVAL)
         self._steps.pop(batch_id, None)
         del self._batches[batch_id]
+
+    def _report(self, batch_id: str, error: BaseException, interval: float) -> None:
+        """Log why a step failed. A full disk needs no traceback."""
+        full, others = _split(error, DiskFullError)
+        if full or _split(error, OSError)[0]:
+            self._observer.failed_write()
+        if full and not others:
+            logger.error("batch %s waits %g s: %s", batch_id, interval, full[0])
+        else:
+            logger.error("batch %s failed and is retried in %g s", batch_id, interval, exc_info=error)
 
     async def _step(self, batch: Batch) -> None:
         match batch.status:
@@ -242,7 +258,7 @@ class BatchRunner:
         self._files.quota.add(num_bytes)
         try:
             await self._disk.run(partial(journal.append, lines, is_error=is_error))
-        except OSError:
+        except (OSError, DiskFullError):
             self._files.quota.add(-num_bytes)
             raise
         for _ in lines:
@@ -255,6 +271,14 @@ class BatchRunner:
                 await self._draining.wait()
         except TimeoutError:
             pass
+
+
+def _split(error: BaseException, kind: type[Exception]) -> tuple[list[Exception], list[BaseException]]:
+    """Return the errors of a kind in an error or a group of them, and the others."""
+    if not isinstance(error, BaseExceptionGroup):
+        return ([error], []) if isinstance(error, kind) else ([], [error])
+    parts = [_split(each, kind) for each in error.exceptions]
+    return [one for found, _ in parts for one in found], [one for _, rest in parts for one in rest]
 
 
 def _line(custom_id: str, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:

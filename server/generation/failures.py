@@ -7,10 +7,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from scheduler.messages import FinishReason
+from server.batches.disk import DiskFullError
 from server.engine.client import HealthStatus, QueueFullError, UnavailableError
 from server.generation.events import GenerationError, SlowReaderError
 from server.http.errors import (
     ApiError,
+    disk_is_full,
     internal_error,
     invalid_value,
     overloaded,
@@ -44,6 +46,8 @@ def as_api_error(error: Exception) -> ApiError:
             return _generation_error(error)
         case StopRegexError():
             return invalid_value(f"'stop_regex' cannot be followed: {error}.", "stop_regex")
+        case DiskFullError():
+            return disk_is_full()
     return internal_error()
 
 

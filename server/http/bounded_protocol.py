@@ -17,6 +17,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from server.http.connection import Refusals
 from server.http.errors import ApiError, unavailable
 from server.http.json_response import ascii_json
 from server.http.observers import record_refusal
@@ -70,7 +71,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     disconnected.
     """
 
-    limits = ConnectionLimits()
+    limits: ConnectionLimits
+    refusals: Refusals
 
     # The request that is being answered, or was answered last. uvicorn's `cycle` is the newest request, which
     # may be pipelined and wait.
@@ -93,6 +95,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.timeout_keep_alive = self.limits.idle_timeout  # type: ignore[assignment]
         num_excess = len(self.connections) - self.limits.max_connections
         self._is_refused = num_excess > 0
+        if self._is_refused:
+            self.refusals.add(self.loop.time())
         if num_excess > MAX_REFUSED:
             transport.abort()
         shortest = min(self.limits.read_timeout, self.limits.write_timeout, self.limits.idle_timeout)

@@ -86,6 +86,11 @@ def unavailable(code: str, message: str, retry_after: int) -> ApiError:
     return ApiError(503, code, message, kind=SERVER_ERROR, headers={"Retry-After": str(retry_after)})
 
 
+def disk_is_full() -> ApiError:
+    message = "The server's disk is full: nothing can be stored until its operator has made room."
+    return ApiError(507, "insufficient_storage", message, kind=SERVER_ERROR)
+
+
 def timed_out(message: str) -> ApiError:
     """A request used up its time. A retry would use it up again."""
     return ApiError(408, "request_timeout", message, kind=SERVER_ERROR, headers={"x-should-retry": "false"})

@@ -151,43 +151,48 @@ class RateObserver(Protocol):
         ...
 
 
-class RateLimits:
-    """Middleware that gives each POST request a quota on its key's account. There is one account a key."""
+class Accounts:
+    """The accounts of all keys, one for each: clients' requests and lines of batches share them."""
 
     def __init__(
-        self,
-        app: ASGIApp,
-        default: RateLimit,
-        by_tenant: Mapping[str, RateLimit],
-        now: Callable[[], float],
-        observer: RateObserver,
+        self, default: RateLimit, by_tenant: Mapping[str, RateLimit], now: Callable[[], float]
     ) -> None:
-        self._app = app
-        self._observer = observer
         self._default = default
         self._by_tenant = by_tenant
         self._now = now
         self._accounts: dict[str, Account] = {}  # by tenant
+
+    def of(self, tenant: str) -> Account:
+        if tenant not in self._accounts:
+            self._accounts[tenant] = Account(self._by_tenant.get(tenant, self._default), self._now)
+        return self._accounts[tenant]
+
+
+class RateLimits:
+    """Middleware that gives each POST request a quota on its key's account.
+
+    Without an observer, refusals are not reported: a batch's lines wait and are sent again.
+    """
+
+    def __init__(self, app: ASGIApp, accounts: Accounts, observer: RateObserver | None) -> None:
+        self._app = app
+        self._accounts = accounts
+        self._observer = observer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         record = RequestRecord.of(scope)
-        quota = RateQuota(self._account(record.tenant), record)
+        quota = RateQuota(self._accounts.of(record.tenant), record)
         record.quota = quota
         try:
             await self._app(scope, receive, send)
         finally:
             # A background response has used its tokens only when its work ends, after the answer.
             record.when_done(quota.settle)
-            if quota.refused_by is not None:
+            if quota.refused_by is not None and self._observer is not None:
                 self._observer.rate_limited(quota.refused_by)
-
-    def _account(self, tenant: str) -> Account:
-        if tenant not in self._accounts:
-            self._accounts[tenant] = Account(self._by_tenant.get(tenant, self._default), self._now)
-        return self._accounts[tenant]
 
 
 def duration(seconds: float) -> str:

@@ -300,6 +300,9 @@ class Instruments:
             "snapserve:rate_limited_requests",
             "Requests refused by a rate limit, by limit.",
         )
+        self.refused_connections = make.counter(
+            "snapserve:refused_connections", "Connections beyond the limit of their number."
+        )
         self.ignored_parameters = make.counter(
             "snapserve:ignored_parameters", "Parameters of requests that changed nothing, as unknown ones."
         )
@@ -319,6 +322,10 @@ class Instruments:
             ("completed", "failed"),
             "snapserve:batch_lines",
             "Answered lines of batches, by outcome.",
+        )
+        self.disk_errors = make.counter(
+            "snapserve:batch_disk_errors",
+            "Writes of batches that failed, as on a full disk, and are retried.",
         )
 
     def _watch_pools(self, make: _Maker) -> None:

@@ -124,6 +124,10 @@ class Metrics:
         """The rate limit `kind` rejected a request."""
         self._instruments.rate_limited[kind].inc()
 
+    def refused_connection(self) -> None:
+        """A connection was beyond the limit."""
+        self._instruments.refused_connections.inc()
+
     def ignored_parameter(self) -> None:
         """A parameter of a request was ignored."""
         self._instruments.ignored_parameters.inc()
@@ -136,6 +140,10 @@ class Metrics:
     def answered_line(self, *, is_error: bool) -> None:
         """The answer to a line of a batch was written to its journal."""
         self._instruments.batch_lines["failed" if is_error else "completed"].inc()
+
+    def failed_write(self) -> None:
+        """A batch could not be written to the disk, and waits."""
+        self._instruments.disk_errors.inc()
 
     # EngineObserver
 

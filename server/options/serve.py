@@ -32,6 +32,7 @@ from server.options.command_line import (
     read_group,
     read_options,
 )
+from server.options.hosts import is_this_machine
 from server.options.keys import key_name, read_key_file
 from server.options.models import (
     DEMO_MODEL,
@@ -136,6 +137,8 @@ class ProcessOptions(OptionGroup):
     """Address to listen on; 0.0.0.0 for all."""
     port: Annotated[int, Field(ge=0, le=65535), Shown("PORT")] = 8000
     """Port to listen on; 0 for a free one."""
+    admin_port: Annotated[int | None, Field(ge=0, le=65535), Shown("PORT", default="none")] = None
+    """Port of a second listener for probes and `/metrics` alone, which answers when the first is full."""
     drain_timeout: Seconds = 30.0
     """Time for running requests to finish after the signal to end."""
     stall_timeout: Seconds = 60.0
@@ -162,6 +165,11 @@ class ApiOptions(OptionGroup):
     with # are comments."""
     allowed_origins: tuple[Origin, ...] = ()
     """Sites whose pages may call the server from a browser (CORS): https://example.com, or * for all."""
+    allowed_hosts: Annotated[
+        tuple[Text, ...], Shown("NAME", default="all, with keys or an address other machines reach")
+    ] = ()
+    """Names by which the server may be called, beside this machine's own; * is all. Without keys on a
+    loopback address, others get a 403: a page could point its own name there."""
     rate_limit_requests: Count | None = None
     """Requests that one key may send a minute; more get a 429."""
     rate_limit_tokens: Count | None = None
@@ -359,6 +367,7 @@ def _server(options: ServeOptions) -> ServerSettings:
         rate_limit=rate_limit,
         key_rate_limits={key_name(key): limit for key, limit in file_keys.items()},
         allowed_origins=api.allowed_origins,
+        allowed_hosts=_allowed_hosts(options, has_keys=bool(api.api_key or file_keys)),
         metrics_are_open=not api.metrics_require_key,
         priority_is_honoured=options.scheduling.scheduling_order is QueueOrder.PRIORITY,
         slots_are_shown=api.enable_slots,
@@ -377,6 +386,13 @@ def _server(options: ServeOptions) -> ServerSettings:
         storage=options.storage,
         batches=_batches(options.batches, api.max_body_size),
     )
+
+
+def _allowed_hosts(options: ServeOptions, *, has_keys: bool) -> tuple[str, ...] | None:
+    """Return the names beside this machine's own that requests may be for; None for all."""
+    named = options.api.allowed_hosts
+    is_open = not named and (has_keys or not is_this_machine(options.process.host))
+    return None if is_open or "*" in named else named
 
 
 def _batches(batches: BatchOptions, max_body_size: int) -> BatchSettings | None:

@@ -153,6 +153,8 @@ class ServerSettings:
     key_rate_limits: Mapping[str, RateLimit] = field(default_factory=dict)  # by key name
     allowed_origins: tuple[str, ...] = ()  # for CORS; `*` is any site
     metrics_are_open: bool = False  # `/metrics` needs no key
+    # Names in Host headers that are served, beside this machine's own. None: all.
+    allowed_hosts: tuple[str, ...] | None = None
     priority_is_honoured: bool = False  # the scheduler's order is by priority
     slots_are_shown: bool = False  # `GET /slots` is served
     page_is_shown: bool = True  # `/` and its live view are served

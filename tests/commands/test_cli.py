@@ -1,7 +1,9 @@
 """The command, and a whole server process from its start to its last answer."""
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +12,9 @@ import httpx
 import pytest
 
 from commands.cli import main
-from server.options.command_line import options_of
+from server.options.command_line import OptionError, options_of
 from server.options.serve import serve_groups
+from server.serve import check_descriptors
 
 
 def test_help_shows_every_flag_with_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,6 +88,38 @@ def test_a_process_serves_drains_and_ends(sent: signal.Signals) -> None:
             rest = [line for line in chunks if line]
         assert rest[-1] == "data: [DONE]"  # it was allowed to finish
         assert process.wait(timeout=30) == 0
+
+
+def test_probes_answer_on_their_own_port_while_the_main_one_is_full() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with start("--max-connections", "3", "--admin-port", str(port)) as process:
+        assert process.stdout is not None
+        url = next(word for word in process.stdout.readline().split() if word.startswith("http://"))
+        main_port = int(url.rpartition(":")[2])
+        admin = f"http://127.0.0.1:{port}"
+        with contextlib.ExitStack() as stack:
+            for _ in range(40):
+                stack.enter_context(socket.create_connection(("127.0.0.1", main_port)))
+            with pytest.raises(httpx.TransportError):
+                httpx.get(f"{url}/ready")
+            assert [httpx.get(f"{admin}{path}").status_code for path in ("/ready", "/health")] == [200, 200]
+            assert "snapserve:refused_connections_total{" in httpx.get(f"{admin}/metrics").text
+            assert httpx.get(f"{admin}/v1/models").status_code == 404
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+
+
+def test_connections_need_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits, changed = (200, 1000), list[tuple[int, int]]()
+    monkeypatch.setattr("resource.getrlimit", lambda _: limits)
+    monkeypatch.setattr("resource.setrlimit", lambda _, new: changed.append(new))
+    check_descriptors(100)
+    assert changed == []
+    check_descriptors(900)
+    assert changed == [(1000, 1000)]
+    with pytest.raises(OptionError, match="--max-connections 901 needs 1001 open files"):
+        check_descriptors(901)
 
 
 def test_a_crash_leaves_a_trace() -> None:

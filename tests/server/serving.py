@@ -18,7 +18,7 @@ from backends.interface import Backend, BackendError, BackendSpec, Feature
 from scheduler.config import SchedulerConfig
 from scheduler.messages import Add, Final
 from scheduler.stats import StepRecord
-from server.app import create_app, guarded
+from server.app import accounts, create_app, for_batches, guarded
 from server.batches.dispatch import Dispatcher
 from server.batches.runner import BatchRunner
 from server.batches.service import Batches
@@ -169,11 +169,12 @@ def serve(
     engine.observed = observed
     server_settings = server_settings or settings()
     routes = create_app(Services(engine, renderer, grammars, server_settings, observed, batches, draft))
-    metered = HttpMeter(wrap(guarded(routes, server_settings, observed)), observed, WallClock().now)
+    limits = accounts(server_settings)
+    metered = HttpMeter(wrap(guarded(routes, server_settings, observed, limits)), observed, WallClock().now)
     server = uvicorn.Server(
         uvicorn.Config(
             metered,
-            http=protocol_with(server_settings.connections),
+            http=protocol_with(server_settings.connections, observed),
             lifespan="off",
             log_config=None,
             timeout_graceful_shutdown=5,
@@ -186,7 +187,10 @@ def serve(
         await engine.wait_loaded()
         has_loaded.set()
         async with _running_batches(
-            batches, routes, observed, scheduling.num_background_slots(backend.spec.pools[0].num_slots)
+            batches,
+            for_batches(routes, limits),
+            observed,
+            scheduling.num_background_slots(backend.spec.pools[0].num_slots),
         ):
             await server.serve(sockets=[listener])
         await engine.close()

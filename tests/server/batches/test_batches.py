@@ -15,10 +15,11 @@ from openai.types.responses import Response
 
 from scheduler.config import SchedulerConfig
 from server.batches.service import Batches
+from server.options.settings import RateLimit
 from server.text.renderer import Renderer
 from tests.server.batches.conftest import KEYS
 from tests.server.batches.inputs import CHAT, answers, client, jsonl, limits, line
-from tests.server.serving import RunningServer, serve, spec
+from tests.server.serving import RunningServer, serve, settings, spec
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 
@@ -309,3 +310,21 @@ def test_metrics_count_batches_and_lines(renderer: Renderer, tmp_path: Path) -> 
             f'snapserve:batch_lines_total{{engine="0",model_name="demo",outcome="{outcome}"}} {number}.0'
             in metrics
         )
+
+
+def test_lines_count_against_their_keys_limits(renderer: Renderer, tmp_path: Path) -> None:
+    limited = settings(rate_limit=RateLimit(requests=6, tokens=1000), batches=limits(tmp_path))
+    with (
+        Batches(limits(tmp_path)) as batches,
+        serve(renderer, limited, batches=batches) as server,
+        client(server) as sdk,
+    ):
+        # The upload and the batch are requests too, so four lines are left of this minute.
+        batch = begin(sdk, [*(line(f"r{n}") for n in range(3)), line("large", max_tokens=1010)])
+        ended = wait(sdk, batch)
+        assert (ended.status, ended.request_counts and ended.request_counts.completed) == ("completed", 3)
+        # A line that no minute has room for is refused, and does not wait for ever.
+        refused = content(sdk, ended.error_file_id)["large"]["response"]
+        assert (refused["status_code"], refused["body"]["error"]["code"]) == (429, "rate_limit_exceeded")
+        with pytest.raises(openai.RateLimitError):
+            sdk.completions.create(model="demo", prompt="x", max_tokens=1)

@@ -1,5 +1,6 @@
 """`/v1/files` by the real SDK, and by clients that mean no good."""
 
+import errno
 import select
 import socket
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 from openai.types import FileDeleted, FileObject
 
 from server.batches.service import Batches
+from server.batches.upload import Upload
 from server.http.errors import ApiError
 from server.text.renderer import Renderer
 from tests.server.batches.conftest import KEYS
@@ -330,6 +332,22 @@ def test_files_survive_a_restart_and_are_private(renderer: Renderer, tmp_path: P
         assert sdk.files.list().data == [file]
         assert sdk.files.content(file.id).read() == CONTENT
     assert not (tmp_path / "kept" / "files" / "file-lost.draft").exists()
+
+
+def test_a_full_disk_is_a_507_and_leaves_nothing(
+    small: Keeping, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Upload, "_append", fail)
+        file = ("a.jsonl", b"x" * 100)
+        answer = httpx.post(f"{small.server.url}/v1/files", data={"purpose": "batch"}, files={"file": file})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (507, "insufficient_storage")
+    assert [record for record in caplog.records if record.exc_info] == []
+    with client(small.server) as sdk:
+        assert upload(sdk, b"x").bytes == 1
 
 
 def test_without_a_folder_batches_are_not_served(running: RunningServer) -> None:

@@ -2,10 +2,11 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,13 @@ class Server:
 class Seen:
     def __init__(self) -> None:
         self.lines: Counter[bool] = Counter()
+        self.num_failed_writes = 0
 
     def answered_line(self, *, is_error: bool) -> None:
         self.lines[is_error] += 1
+
+    def failed_write(self) -> None:
+        self.num_failed_writes += 1
 
 
 async def until(is_so: Callable[[], bool]) -> None:
@@ -404,3 +409,34 @@ def test_an_unreadable_record_is_ignored(tmp_path: Path) -> None:
         assert batches.store.of("") == []
         assert files.exists()
         assert (folder / "batch.json").exists()
+
+
+async def test_a_full_disk_lets_a_batch_wait_longer_and_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_full = True
+    append, pauses = Journal.append, list[float]()
+
+    def failing(journal: Journal, lines: Sequence[bytes], *, is_error: bool) -> None:
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        append(journal, lines, is_error=is_error)
+
+    async def pause(_: BatchRunner, seconds: float) -> None:
+        pauses.append(seconds)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(Journal, "append", failing)
+    monkeypatch.setattr(BatchRunner, "_pause", pause)
+    with Batches(limits(tmp_path)) as batches:
+        async with running(batches, Server()) as (_, seen):
+            batch = await create(batches, jsonl(LINES))
+            await until(lambda: len(pauses) >= 5)
+            is_full = False
+            await until(lambda: batches.store[batch.id].status is BatchStatus.COMPLETED)
+        assert len(output(batches, batch)[0]) == len(LINES)
+    assert pauses[:5] == [5, 10, 20, 40, 60]
+    assert seen.num_failed_writes == len(pauses)
+    waiting = [record for record in caplog.records if "waits" in record.message]
+    assert len(waiting) == len(pauses)
+    assert all(record.exc_info is None for record in waiting)

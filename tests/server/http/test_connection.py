@@ -28,6 +28,19 @@ MAX_READ = 256 * 1024  # bytes that an event loop reads in one go
 Address = tuple[str, int]
 
 
+class Refused:
+    """Counts connections beyond the limit."""
+
+    def __init__(self) -> None:
+        self.num = 0
+
+    def refused_connection(self) -> None:
+        self.num += 1
+
+
+REFUSED = Refused()
+
+
 class Streams:
     """What became of the endless streams of the application, and of what waits for its client to go."""
 
@@ -72,7 +85,7 @@ async def server(limits: ConnectionLimits = LIMITS) -> AsyncIterator[tuple[Addre
     app.add_api_route("/wait", streams.wait, methods=["GET"])
     listener = socket.create_server(("127.0.0.1", 0))
     uvicorn_server = uvicorn.Server(
-        uvicorn.Config(app, http=protocol_with(limits), log_config=None, lifespan="off")
+        uvicorn.Config(app, http=protocol_with(limits, REFUSED), log_config=None, lifespan="off")
     )
     streams.connections = uvicorn_server.server_state.connections
     serving = asyncio.create_task(uvicorn_server.serve(sockets=[listener]))
@@ -230,7 +243,10 @@ async def test_an_idle_connection_is_closed(sent: bytes) -> None:
     assert text.count(b"HTTP/1.1 200 OK") == sent.count(GET)
 
 
-async def test_connections_above_the_limit_get_a_503_and_far_above_it_are_closed() -> None:
+async def test_connections_above_the_limit_get_a_503_and_far_above_it_are_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    num_before = REFUSED.num
     async with server(ConnectionLimits(max_connections=2)) as (address, _), AsyncExitStack() as stack:
         streams = [await stack.enter_async_context(connection(address)) for _ in range(2 + MAX_REFUSED)]
         for reader, writer in streams[:2]:
@@ -246,6 +262,9 @@ async def test_connections_above_the_limit_get_a_503_and_far_above_it_are_closed
         assert error_of(text)["code"] == "too_many_connections"
         streams[0][1].write(GET)
         assert (await streams[0][0].readuntil(b"HTTP/1.1 200 OK")).endswith(b"HTTP/1.1 200 OK")
+        assert REFUSED.num - num_before == MAX_REFUSED + 1
+    logged = [record.message for record in caplog.records if "beyond --max-connections" in record.message]
+    assert logged == ["refused 1 connections beyond --max-connections 2"]  # more within 10 s are one line
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])

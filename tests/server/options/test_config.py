@@ -198,6 +198,16 @@ def test_names_and_keys(tmp_path: Path) -> None:
     )
 
 
+def test_other_names_are_refused_only_where_a_page_could_reach_a_server_without_keys() -> None:
+    def hosts(*flags: str) -> tuple[str, ...] | None:
+        return config_of(*flags).server.allowed_hosts
+
+    assert hosts() == hosts("--host", "::1") == ()
+    assert hosts("--api-key", "key") is hosts("--host", "0.0.0.0") is None
+    assert hosts("--allowed-hosts", "a.example", "--api-key", "key") == ("a.example",)
+    assert hosts("--allowed-hosts", "*") is None
+
+
 def test_keys_are_not_shown() -> None:
     assert "secret" not in repr(config_of("--api-key", "secret"))
 

@@ -18,7 +18,8 @@ def renderer() -> Iterator[Renderer]:
     renderer.close()
 
 
-@pytest.fixture(scope="session")
+# Not for the session: Playwright leaves an event loop running, beside which no asynchronous test can run.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium")
     if chromium is None:

@@ -110,7 +110,7 @@ def test_refuses_an_undeclared_feature_by_name(missing: Feature) -> None:
         num_prompt_logprobs=0,
         grammar="g",
     )
-    add = replace(add, num_prefill_tokens=5)
+    add = replace(add, num_prefill_tokens=5, returns_kept=True)
     assert refusal(add, SPEC) is None
     assert (
         refusal(add, replace(SPEC, features=frozenset(Feature) - {missing}))

@@ -56,10 +56,10 @@ def test_clients_that_are_silent_inside_a_request_time_out(target: Target) -> No
 INVALID = {
     "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
     "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-    "an unknown version": b"GET / HTTP/9.9\r\nHost: x\r\n\r\n",
+    "an unknown version": b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n",
     "a NUL in a header": head(X_Odd="a\0b"),
-    "a bare line feed in a name": b"POST / HTTP/1.1\r\nHost: x\r\nX-A\n: b\r\n\r\n",
-    "a space before a colon": b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length : 3\r\n\r\nabc",
+    "a bare line feed in a name": b"POST / HTTP/1.1\r\nHost: localhost\r\nX-A\n: b\r\n\r\n",
+    "a space before a colon": b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length : 3\r\n\r\nabc",
     "two lengths": head(Content_Length=3).replace(
         b"Content-Length: 3", b"Content-Length: 3\r\nContent-Length: 30"
     )
@@ -81,7 +81,7 @@ def test_invalid_requests_are_refused(target: Target, content: bytes) -> None:
 
 def test_bytes_after_a_refused_request_are_not_read_as_a_request(target: Target) -> None:
     """Request smuggling: a proxy in front may have taken these bytes for the body."""
-    smuggled = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+    smuggled = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
     received = send(
         target.address,
         head(Content_Length=len(smuggled), Transfer_Encoding="chunked") + b"0\r\n\r\n" + smuggled,

@@ -18,7 +18,7 @@ def connected(address: Address) -> Iterator[socket.socket]:
 
 def head(path: str = "/v1/completions", method: str = "POST", **headers: str | int) -> bytes:
     """Return a request's line and headers. An underscore in a name becomes a hyphen."""
-    fields = {"Host": "x", "Content_Type": "application/json"} | headers
+    fields = {"Host": "localhost", "Content_Type": "application/json"} | headers
     lines = [
         f"{method} {path} HTTP/1.1",
         *(f"{name.replace('_', '-')}: {value}" for name, value in fields.items()),

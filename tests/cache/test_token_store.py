@@ -1,0 +1,68 @@
+"""The store against a list of rows that are quantised one by one."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from cache.low_bits import dequantize, quantize, rotate
+from cache.token_store import TokenStore
+
+NUM_SLOTS = 3
+NUM_KV_HEADS = 2
+WIDTHS = (24, 16)
+
+
+def expected(rows: Tensor) -> Tensor:
+    return dequantize(*quantize(rotate(rows), 4), 4)
+
+
+def all_values(store: TokenStore) -> Tensor:
+    entries = torch.arange(store.num_tokens).expand(NUM_SLOTS, NUM_KV_HEADS, -1)
+    return store.values(slice(None), entries)
+
+
+@given(st.integers(1, 40), st.integers(0, 40), st.integers(0, 99))
+@settings(deadline=None)
+def test_a_prompt_and_the_tokens_after_it(num_tokens: int, num_filled: int, seed: int) -> None:
+    num_filled = min(num_filled, num_tokens)
+    generator = torch.Generator().manual_seed(seed)
+    keys, values = (torch.randn(NUM_KV_HEADS, num_tokens, width, generator=generator) for width in WIDTHS)
+    store = TokenStore(num_tokens, NUM_SLOTS, NUM_KV_HEADS, WIDTHS, "cpu")
+    store.fill(1, keys[:, :num_filled], values[:, :num_filled])
+    for index in range(num_filled, num_tokens):  # beside an idle row and another slot
+        store.write(
+            torch.tensor([0, 1, 2]),
+            torch.tensor([store.spare_entry, index, index]),
+            torch.stack([torch.full_like(keys[:, index], math.nan), keys[:, index], -keys[:, index]]),
+            torch.stack([torch.full_like(values[:, index], math.nan), values[:, index], -values[:, index]]),
+        )
+    assert torch.equal(store.keys(slice(1, 2))[0], expected(keys))
+    assert torch.equal(all_values(store)[1], expected(values))
+    assert not store.keys(slice(0, 1)).any()
+    assert not store.keys(slice(2, 3))[:, :, :num_filled].any()
+
+
+def test_chosen_entries_of_several_slots() -> None:
+    values = torch.randn(NUM_SLOTS, NUM_KV_HEADS, 20, WIDTHS[1])
+    store = TokenStore(20, NUM_SLOTS, NUM_KV_HEADS, WIDTHS, "cpu")
+    for slot, of_slot in enumerate(values):
+        store.fill(slot, torch.zeros(NUM_KV_HEADS, 20, WIDTHS[0]), of_slot)
+    chosen = torch.randint(20, (2, NUM_KV_HEADS, 5))
+    found = store.values(slice(1, 3), chosen)
+    for row, head, place in [(0, 0, 0), (0, 1, 4), (1, 0, 2), (1, 1, 1)]:
+        token = int(chosen[row, head, place])
+        assert torch.equal(found[row, head, place], expected(values[row + 1, head, token]))
+
+
+def test_a_token_takes_half_a_byte_a_value_and_two_steps() -> None:
+    store = TokenStore(4095, 1, 1, (64, 64), "meta")
+    assert sum(plane.nbytes for plane in store.planes) == 4096 * (32 + 32 + 2 + 2)
+
+
+def test_a_width_that_does_not_fill_its_bytes_is_refused() -> None:
+    with pytest.raises(ValueError, match="multiple of 8 numbers, got 12 and 16"):
+        TokenStore(8, 1, 1, (12, 16), "cpu")

@@ -55,6 +55,24 @@ class SlotLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreLayout:
+    """The store behind a slot's ring: it holds every token that has left the ring, in 4 bits a value.
+
+    A decode step attends to `num_attended` of its `num_tokens` tokens.
+    """
+
+    num_tokens: int
+    num_attended: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_attended <= self.num_tokens:
+            raise ValueError(
+                f"num_attended must be from 1 to the store's {self.num_tokens} tokens, "
+                f"got {self.num_attended}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class SlotPlacement:
     """A layout with the integers that a prompt fixes for the life of its sequence.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cache.budgets import share_kept
-from cache.layout import SlotLayout, SlotPlacement
+from cache.layout import SlotLayout, SlotPlacement, StoreLayout
 from cache.scorer import WindowScorer
 
 # The prompt's last tokens that a slot holds in any case. They are fewer than the tokens of a wide observation
@@ -19,15 +19,16 @@ class PolicyName(enum.StrEnum):
     STREAMING_LLM = "streaming-llm"
     SNAPKV = "snapkv"
     SNAPSTREAM = "snapstream"
+    SPARSE = "sparse"
 
 
 @dataclass(frozen=True, slots=True)
 class CachePolicy:
     """Which of a sequence's keys and values a slot holds.
 
-    `evicts` says whether decode may overwrite its ring. A policy that does not evict admits only sequences
-    that fit their slot. Where layers without a sliding window keep different numbers of tokens, `layout` is
-    the average layer's.
+    `evicts` says whether decode may lose what it overwrites in the ring. A policy that does not evict admits
+    only sequences that fit their slot. With a `store`, tokens that leave the ring go there. Where layers
+    without a sliding window keep different numbers of tokens, `layout` is the average layer's.
     """
 
     name: PolicyName
@@ -43,6 +44,7 @@ class CachePolicy:
         int, ...
     ] = ()  # the kept entries of each layer without a sliding window, where they differ
     leading_layer: int | None = None  # index into `layer_kept`: the layers after this one also use its scores
+    store: StoreLayout | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.prompt_window <= self.layout.num_recent:
@@ -54,13 +56,18 @@ class CachePolicy:
             raise ValueError(f"num_kept = {self.layout.num_kept} needs a scorer")
 
     @property
+    def capacity(self) -> int:
+        """How many tokens a slot of the average layer holds."""
+        return self.layout.capacity + (self.store.num_tokens if self.store is not None else 0)
+
+    @property
     def max_direct_tokens(self) -> int:
         """The longest prompt that needs no kept entries, so that a slot holds it in its order."""
         return self.layout.num_sink + self.prompt_window
 
     @property
     def max_exact_prompt(self) -> int:
-        """The longest prompt of which a slot loses nothing, in any layer."""
+        """The longest prompt that a slot holds as it is, in any layer."""
         return self.layout.num_sink + self.prompt_window + min(self.layer_kept, default=self.layout.num_kept)
 
     def must_choose(self, num_prompt_tokens: int) -> bool:
@@ -96,19 +103,25 @@ class CachePolicy:
         )
 
     def num_live(self, num_prompt_tokens: int, num_tokens: int) -> int:
-        """Return how many of the average layer's entries are live once `num_tokens` tokens are written."""
+        """Return how many tokens the average layer holds once `num_tokens` tokens are written."""
+        if self.store is not None:
+            return num_tokens
         layers = self._distinct_layers()
         num_live = sum(count * layer.place(num_prompt_tokens).num_live(num_tokens) for layer, count in layers)
         return num_live // sum(count for _, count in layers)
 
+    def num_quantized(self, num_tokens: int) -> int:
+        """Return how many of `num_tokens` tokens are in the store, in 4 bits."""
+        return max(num_tokens - self.layout.capacity, 0) if self.store is not None else 0
+
     def is_exact(self, num_prompt_tokens: int, num_tokens: int) -> bool:
-        """Return whether every layer still holds all of `num_tokens` tokens, prompt included."""
+        """Return whether every layer still holds all of `num_tokens` tokens as they are, prompt included."""
         return all(
             layer.place(num_prompt_tokens).is_exact(num_tokens) for layer, _ in self._distinct_layers()
         )
 
     def num_exact_tokens(self, max_model_len: int) -> int:
-        """Return up to how many tokens no admitted sequence loses any, for each length of its prompt."""
+        """Return up to how many tokens every admitted sequence is held as it is, whatever its prompt."""
         sizes = []
         for layer, _ in self._distinct_layers():
             layout = layer.layout
@@ -117,11 +130,13 @@ class CachePolicy:
             elif layer.evicts:
                 sizes.append(layout.num_sink + layout.num_recent)
             else:
-                sizes.append(layer.prompt_window + layout.num_kept)
+                sizes.append(layout.num_sink + layer.prompt_window + layout.num_kept)
         return min(max_model_len, *sizes)
 
     def exact_output_tokens(self, num_prompt_tokens: int, max_model_len: int) -> int:
-        """Return how many tokens may follow a prompt before one is evicted; negative if one already is."""
+        """Return how many tokens may follow a prompt until one is not held as it is; negative if one is not
+        already.
+        """
         rooms = []
         for layer, _ in self._distinct_layers():
             placement = layer.place(num_prompt_tokens)
@@ -149,6 +164,8 @@ class CachePolicy:
         limit = max_model_len - num_prompt_tokens
         if self.evicts:
             return limit
+        if self.store is not None:
+            return min(limit, self.capacity - num_prompt_tokens)
         placement = self.place(num_prompt_tokens)
         return min(limit, placement.window_start + placement.ring_size - num_prompt_tokens)
 
@@ -209,3 +226,13 @@ def snapstream(
     return CachePolicy(
         PolicyName.SNAPSTREAM, layout, num_recent, scorer, evicts=True, lend_kept=lend_kept, num_lent=num_lent
     )
+
+
+def sparse(num_sink: int, num_recent: int, num_stored: int, num_attended: int) -> CachePolicy:
+    """Hold everything: sinks and the newest tokens as they are, the others in 4 bits.
+
+    As YAKV (arXiv 2604.08426), a step attends to sinks and ring and to the `num_attended` best of the others.
+    """
+    store = StoreLayout(num_stored, min(num_attended, num_stored)) if num_stored > 0 else None
+    layout = SlotLayout(num_sink, num_recent, 0)
+    return CachePolicy(PolicyName.SPARSE, layout, num_recent, scorer=None, evicts=False, store=store)

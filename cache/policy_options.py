@@ -3,11 +3,24 @@
 import enum
 from dataclasses import dataclass, replace
 
-from cache.policy import CachePolicy, PolicyName, full, held_window, snapkv, snapstream, streaming_llm
+from cache.policy import (
+    CachePolicy,
+    PolicyName,
+    full,
+    held_window,
+    snapkv,
+    snapstream,
+    sparse,
+    streaming_llm,
+)
 from cache.scorer import Pooling, QueryReduction, SoftmaxDomain, WindowScorer
 
 DEFAULT_CAPACITY = 2048
 _DEFAULT_SINKS = 4
+_SPARSE_RING = 124  # of `sparse`: with 4 sinks, whole vectors of entries
+# `sparse` attends to a 32nd of what a slot may hold (arXiv 2604.08426), and to at least this many tokens.
+_ATTENDED_SHARE = 32
+_LEAST_ATTENDED = 128
 
 
 class LayerBudgets(enum.StrEnum):
@@ -58,8 +71,8 @@ DEFAULT_SCORERS = {
 class PolicyOptions:
     """A size that is None follows from the others: 2,048 entries, 4 sinks, and halves of what is left.
 
-    The default capacity of `full` is the longest sequence's length. A backend that knows its memory may set
-    that of `snapstream` by `with_default_capacity`.
+    The default capacity of `full` and of `sparse` is the longest sequence's length. A backend that knows its
+    memory may set that of `snapstream` by `with_default_capacity`.
     """
 
     name: PolicyName = PolicyName.SNAPSTREAM
@@ -67,6 +80,7 @@ class PolicyOptions:
     num_sink: int | None = None
     num_recent: int | None = None
     num_kept: int | None = None
+    num_attended: int | None = None  # of `sparse`: tokens older than the ring that a step attends to
     scorer: WindowScorer | None = None  # None: the policy's own, in `DEFAULT_SCORERS`
     lend_kept: bool | None = None  # None: only `snapstream` lends them
     lend_ring: bool | None = None  # None: only `snapstream` lends it
@@ -135,6 +149,10 @@ class PolicyOptions:
             return full(min(num_recent, max_model_len))  # a longer slot would never be filled
         if self.name is PolicyName.STREAMING_LLM:
             return streaming_llm(num_sink, num_recent)
+        if self.name is PolicyName.SPARSE:
+            capacity = num_sink + num_recent + num_kept
+            num_attended = self.num_attended or max(capacity // _ATTENDED_SHARE, _LEAST_ATTENDED)
+            return sparse(num_sink, num_recent, num_kept, num_attended)
         scorer = self.scorer or DEFAULT_SCORERS[self.name]
         if self.name is PolicyName.SNAPSTREAM:
             lend_kept = self.lend_kept is not False
@@ -151,6 +169,10 @@ class PolicyOptions:
                 raise ValueError(
                     f"{option} is not an option of policy {self.name}, whose sizes are {', '.join(allowed)}"
                 )
+        if self.num_attended is not None and self.name is not PolicyName.SPARSE:
+            raise ValueError(f"num_attended is not an option of policy {self.name}")
+        if self.num_attended is not None and self.num_attended < 1:
+            raise ValueError(f"num_attended must be at least 1, got {self.num_attended}")
         for option in ("lend_kept", "lend_ring"):
             if getattr(self, option) and self.name is not PolicyName.SNAPSTREAM:
                 raise ValueError(f"{option} is not an option of policy {self.name}")
@@ -181,17 +203,20 @@ class PolicyOptions:
         return held_window(scorer)
 
     def _given_sizes(self) -> tuple[int, int | None, int | None]:
-        """Return sinks, ring and kept entries; None for those that follow from the capacity."""
+        """Return sinks, ring and kept entries, or stored tokens; None for what follows from the capacity."""
         allowed = _SIZES_OF[self.name]
         num_sink = _DEFAULT_SINKS if self.num_sink is None else self.num_sink
         return (
             num_sink if "num_sink" in allowed else 0,
             self.num_recent,
-            self.num_kept if "num_kept" in allowed else 0,
+            self.num_kept if "num_kept" in allowed else None if self.name is PolicyName.SPARSE else 0,
         )
 
     def _sizes(self, max_model_len: int) -> tuple[int, int, int]:
-        """Return sinks, ring and kept entries. With all of them given, the capacity must be their sum."""
+        """Return sinks, ring and kept entries, or stored tokens.
+
+        With all of them given, the capacity must be their sum.
+        """
         num_sink, num_recent, num_kept = self._given_sizes()
         if num_recent is not None and num_recent < self._least_recent:
             raise self._too_small(
@@ -205,6 +230,10 @@ class PolicyOptions:
                 )
             return num_sink, num_recent, num_kept
         rest = self._capacity(max_model_len) - num_sink
+        if self.name is PolicyName.SPARSE:
+            num_recent = num_recent or min(_SPARSE_RING, rest)
+            # A store for more would never be filled.
+            return num_sink, num_recent, max(min(rest, max_model_len - num_sink) - num_recent, 0)
         if num_recent is not None:
             return num_sink, num_recent, rest - num_recent
         num_kept = rest // 2 if num_kept is None else num_kept
@@ -214,7 +243,8 @@ class PolicyOptions:
         """Return the capacity, or its default. Raises ValueError if the given sizes do not fit it."""
         capacity = self.slot_capacity
         if capacity is None:
-            capacity = max_model_len if self.name is PolicyName.FULL else min(DEFAULT_CAPACITY, max_model_len)
+            holds_all = self.name in (PolicyName.FULL, PolicyName.SPARSE)
+            capacity = max_model_len if holds_all else min(DEFAULT_CAPACITY, max_model_len)
         if capacity >= self.least_capacity:
             return capacity
         num_sink, _, _ = self._given_sizes()
@@ -240,4 +270,5 @@ _SIZES_OF = {
     PolicyName.STREAMING_LLM: ("slot_capacity", "num_sink", "num_recent"),
     PolicyName.SNAPKV: ("slot_capacity", "num_recent", "num_kept"),
     PolicyName.SNAPSTREAM: ("slot_capacity", "num_sink", "num_recent", "num_kept"),
+    PolicyName.SPARSE: ("slot_capacity", "num_sink", "num_recent"),
 }

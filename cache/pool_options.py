@@ -4,6 +4,7 @@ import enum
 import re
 from dataclasses import dataclass, field
 
+from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
 
 
@@ -33,6 +34,8 @@ class PoolOptions:
             raise ValueError(
                 f"name must be up to 64 letters, digits, dots, dashes and underscores, got {self.name!r}"
             )
+        if self.in_int8 and self.policy.name is PolicyName.SPARSE:
+            raise ValueError(f"kv_cache_dtype must be auto for policy {self.policy.name}, got int8")
 
     @property
     def label(self) -> str:

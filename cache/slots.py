@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cache.layout import SlotLayout, SlotPlacement
+from cache.layout import SlotLayout, SlotPlacement, StoreLayout
 from cache.quantization import SCALE_DTYPE, dequantize, quantize
+from cache.token_store import TokenStore
 
 
 def decode_entries(layout: SlotLayout, index: Tensor, ring_size: Tensor | int) -> Tensor:
@@ -100,7 +101,8 @@ class SlotCache:
     one, which idle rows and padding write to: readers take `[:, :, :capacity]`. With `in_int8`, they hold the
     codes of `cache.quantization`, and as many planes of width 1 with the scales follow. `kept_index` [slot,
     kv_head, num_kept] has the indices of the tokens that `pack` kept, ascending in its used part. A prompt
-    written straight into its slot keeps all its candidates, in order, and leaves `kept_index` alone.
+    written straight into its slot keeps all its candidates, in order, and leaves `kept_index` alone. `store`
+    holds the tokens that have left the ring, if the policy has one.
     """
 
     def __init__(
@@ -112,8 +114,15 @@ class SlotCache:
         device: torch.device | str,
         *,
         in_int8: bool = False,
+        store: StoreLayout | None = None,
     ) -> None:
         self.layout = layout
+        widths = [plane.width for plane in planes]
+        self.store = (
+            TokenStore(store.num_tokens, num_slots, num_kv_heads, widths, device)
+            if store is not None
+            else None
+        )
         self.in_int8 = in_int8
         self._dtypes = tuple(plane.dtype for plane in planes)
         stored = [(plane.width, plane.dtype) for plane in planes]
@@ -139,7 +148,17 @@ class SlotCache:
 
     @property
     def num_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (*self.planes, self.kept_index))
+        return sum(tensor.nbytes for tensor in (*self.contents, self.kept_index))
+
+    @property
+    def contents(self) -> tuple[Tensor, ...]:
+        """What the slots hold: the planes, and those of the store."""
+        return self.planes if self.store is None else (*self.planes, *self.store.planes)
+
+    def clear(self, slot: int) -> None:
+        """Overwrite a slot with zeros: NaN or infinity would get through an attention weight of zero."""
+        for tensor in self.contents:
+            tensor[slot].zero_()
 
     def write(self, slots: Tensor, entries: Tensor, values: Sequence[Tensor]) -> None:
         """Write tokens: `slots` [row], `entries` [row, token], `values` [row, kv_head, token, width]."""
@@ -210,9 +229,18 @@ class SlotCache:
             plane[slot].index_copy_(1, entries, shared_part)
             plane[slot].index_copy_(1, chosen_entries, chosen_part)
         self.kept_index[slot, :, :num_used] = kept[:, :num_used]
+        if self.store is not None:
+            keys, values = sources
+            self.store.fill(slot, keys[:, sink:start], values[:, sink:start])
+
+    def demote(self, slots: Tensor, entries: Tensor, store_entries: Tensor) -> None:
+        """Store the tokens in some ring entries, which are overwritten next. All arguments are [row]."""
+        assert self.store is not None, "only a policy with a store demotes tokens"
+        keys, values = self.planes
+        self.store.write(slots, store_entries, keys[slots, :, entries], values[slots, :, entries])
 
     def copy(self, source: int, targets: Sequence[int]) -> None:
         """Copy the contents of slot `source` to the slots `targets`."""
-        for tensor in (*self.planes, self.kept_index):
+        for tensor in (*self.contents, self.kept_index):
             for target in targets:
                 tensor[target] = tensor[source]

@@ -14,7 +14,7 @@ from cache.low_bits import STEP_DTYPE, dequantize, quantize, rotate
 
 BITS = 4
 BLOCK = 16  # keys of a block: the kernel scores as many at once
-_GROUP = 8  # neighbouring values of a key that share 4 bytes of its block
+STORED_TOGETHER = 8  # neighbouring numbers of a key, which share 4 bytes of its block
 
 
 class TokenStore:
@@ -35,11 +35,6 @@ class TokenStore:
         device: torch.device | str,
     ) -> None:
         key_width, value_width = widths
-        if key_width % _GROUP or value_width % _GROUP:
-            raise ValueError(
-                f"keys and values in {BITS} bits must have a multiple of {_GROUP} numbers, "
-                f"got {key_width} and {value_width}"
-            )
         self.num_tokens = num_tokens
         num_blocks = num_tokens // BLOCK + 1  # with room for the spare entry
         of_slots = (num_slots, num_kv_heads)
@@ -49,7 +44,7 @@ class TokenStore:
             return torch.zeros(*of_slots, *sizes, dtype=dtype, device=device)
 
         self.planes = (
-            zeros(num_blocks, key_width // _GROUP, BLOCK, _GROUP // 2, dtype=torch.uint8),
+            zeros(num_blocks, key_width // STORED_TOGETHER, BLOCK, STORED_TOGETHER // 2, dtype=torch.uint8),
             zeros(num_blocks * BLOCK, value_width // 2, dtype=torch.uint8),
             zeros(num_blocks * BLOCK, dtype=STEP_DTYPE),
             zeros(num_blocks * BLOCK, dtype=STEP_DTYPE),
@@ -64,7 +59,9 @@ class TokenStore:
         """Store tokens: `slots` and `entries` [token], `key` and `value` [token, kv_head, width]."""
         keys, values, key_steps, value_steps = self.planes
         codes, steps = quantize(rotate(key), BITS)
-        low, high = codes.view(*codes.shape[:2], codes.shape[2] // _GROUP, 2, _GROUP // 2).unbind(-2)
+        low, high = codes.view(
+            *codes.shape[:2], codes.shape[2] // STORED_TOGETHER, 2, STORED_TOGETHER // 2
+        ).unbind(-2)
         keys[slots, :, entries // BLOCK, :, entries % BLOCK] = low | high << BITS
         key_steps[slots, :, entries] = steps[..., 0]
         codes, steps = quantize(rotate(value), BITS)

@@ -154,6 +154,7 @@ class CacheUse:
     num_live: int  # entries still held
     num_evicted: int  # tokens no longer held
     num_ring_wraps: int  # times that the ring started to overwrite itself
+    num_quantized: int = 0  # of the entries still held: those in 4 bits
 
     @property
     def compression(self) -> float:

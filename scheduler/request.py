@@ -256,4 +256,5 @@ class Request:
             num_live=num_live,
             num_evicted=self.num_computed_tokens - num_live,
             num_ring_wraps=policy.place(self.num_prefill_tokens).num_ring_wraps(self.num_computed_tokens),
+            num_quantized=policy.num_quantized(self.num_computed_tokens),
         )

@@ -131,7 +131,7 @@ def _described(pool: SlotPoolSpec, max_model_len: int) -> str:
     name = "" if pool.name == pool.policy.name else f" ({pool.name})"
     kept = pool.policy.layer_kept
     by_layer = f" on average ({min(kept)} to {max(kept)} kept, by layer)" if kept else ""
-    capacity = pool.policy.layout.capacity
+    capacity = pool.policy.capacity
     num_exact = pool.policy.num_exact_tokens(max_model_len)
     slots = f"{pool.num_slots} slots of {capacity} entries{by_layer}, policy {pool.policy.name}{name}"
     return f"{slots}, exact up to {num_exact} tokens"

@@ -15,6 +15,7 @@ from backends.sn40l.backend import SimulationConfig
 from backends.sn40l.hardware import load_machine, machine_names
 from backends.sn40l.model_config import load_model, model_names
 from backends.timed import parse_fault
+from cache.policy import PolicyName
 
 
 class InnerName(enum.StrEnum):
@@ -104,6 +105,8 @@ def _configure(
         raise ValueError("prefix_cache_dir needs backend torch: the simulated machine has no disk")
     if any(pool.in_int8 for pool in base.pools):
         raise ValueError("kv_cache_dtype must be auto with backend sn40l, which models slots in bfloat16")
+    if any(pool.policy.name is PolicyName.SPARSE for pool in base.pools):
+        raise ValueError(f"policy {PolicyName.SPARSE} needs backend torch on a CPU: sn40l does not model it")
     inner = other(options.inner)
     simulation = options.simulation()
 

@@ -53,7 +53,8 @@ from backends.torch_backend.spec import (
     with_layer_budgets,
 )
 from backends.torch_backend.torch_private import lacks_interfaces
-from cache.policy import CachePolicy
+from cache.policy import CachePolicy, PolicyName
+from cache.token_store import STORED_TOGETHER
 
 
 class TorchBackend:
@@ -91,6 +92,7 @@ class TorchBackend:
             replace_all_linears(self._model, self._kernels, KINDS[config.quantization])
         _check_cache_dtypes(config, layers, self._model.config.model_type)
         _check_draft(config, layers, max_model_len)
+        _check_stores(config, layers, max_model_len, self._model)
         config = with_sizes(config, layers, max_model_len, self._device)
         policies = _resolve_policies(config, self._model, layers, max_model_len)
         self.pools, scratch = _build_pools(
@@ -297,6 +299,31 @@ def _check_cache_dtypes(config: TorchBackendConfig, layers: Sequence[LayerSpec],
     if has_latents and any(options.in_int8 for options in config.pools):
         raise ValueError(
             f"kv_cache_dtype must be auto for a model that caches latents ({model_type}), got int8"
+        )
+
+
+def _check_stores(
+    config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int, model: PreTrainedModel
+) -> None:
+    """Raise ValueError for a model or a device on which tokens older than the ring cannot be stored."""
+    if not any(options.policy.name is PolicyName.SPARSE for options in config.pools):
+        return
+    model_type = model.config.model_type
+    if model.device.type != "cpu":
+        raise ValueError(f"policy {PolicyName.SPARSE} needs device cpu, got {model.device.type}")
+    if any(len(layer.planes) == 1 for layer in layers):
+        raise ValueError(f"policy {PolicyName.SPARSE} stores no latents, which {model_type} caches")
+    windows = [layer.sliding_window for layer in layers if layer.sliding_window is not None]
+    if any(window < max_model_len for window in windows):
+        raise ValueError(
+            f"policy {PolicyName.SPARSE} does not serve models with sliding windows: layers of {model_type} "
+            f"see {min(windows)} tokens"
+        )
+    widths = [plane.width for layer in layers for plane in layer.planes]
+    if any(width % STORED_TOGETHER for width in widths):
+        raise ValueError(
+            f"policy {PolicyName.SPARSE} needs keys and values whose width is a multiple of "
+            f"{STORED_TOGETHER}, got {min(widths)}"
         )
 
 

@@ -52,6 +52,7 @@ def slot_bytes(options: PoolOptions, layers: Sequence[LayerSpec], max_model_len:
             layer.planes,
             "meta",
             in_int8=options.in_int8,
+            store=kind.policy.store,
         ).num_bytes
         for kind, layer in zip(kinds, layers, strict=True)
     )

@@ -122,8 +122,11 @@ def scratch_layout(
     num_echoed = max((scorer.num_echoed for scorer in scorers), default=0)
     if capacity is None or capacity >= max_model_len:
         return ScratchLayout(max_model_len, num_echoed=num_echoed)
-    if any(not kind.policy.evicts and kind.policy.scorer is None for kind in kinds):
-        raise ValueError("scratch_capacity is not an option of policy full, which evicts nothing")
+    for kind in kinds:
+        if not kind.policy.evicts and kind.policy.scorer is None:
+            raise ValueError(
+                f"scratch_capacity is not an option of policy {kind.policy.name}, which evicts nothing"
+            )
     num_needed = max(kind.policy.layout.capacity for kind in kinds)
     num_fixed = max(
         kind.policy.layout.num_sink + kind.policy.prompt_window - kind.policy.num_lent for kind in kinds

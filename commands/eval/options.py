@@ -65,7 +65,7 @@ class MeasuredOptions(EvalGroup):
     policy: Annotated[tuple[PolicyName, ...], Shown(default="snapstream")] = ()
     """Policies to measure."""
     compression: Annotated[tuple[_Compression, ...], Shown(default="4")] = ()
-    """Prompt tokens for each entry of a slot; every policy but full is measured at each."""
+    """Prompt tokens for each entry of a slot; every policy but full and sparse is measured at each."""
     serve_options: Annotated[Text, Shown(default="none")] = ""
     """More options of `snapserve serve`, as one text: `--serve-options="--selection snapkv"`."""
 

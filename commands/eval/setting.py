@@ -87,14 +87,18 @@ class Setting:
 def settings_of(
     policies: Sequence[PolicyName], compressions: Sequence[float], has_control: bool
 ) -> list[Setting]:
-    """Return each policy at each compression. The policy full has no compression.
+    """Return each policy at each compression. The policies full and sparse have none: they hold everything.
 
     The default is `snapstream` at compression 4.
     """
     settings = [
         Setting(policy, ratio)
         for policy in dict.fromkeys(policies or (PolicyName.SNAPSTREAM,))
-        for ratio in ((None,) if policy is PolicyName.FULL else dict.fromkeys(compressions or (4.0,)))
+        for ratio in (
+            (None,)
+            if policy in (PolicyName.FULL, PolicyName.SPARSE)
+            else dict.fromkeys(compressions or (4.0,))
+        )
     ]
     return settings + [Setting(None, is_control=True)] * has_control
 

@@ -85,7 +85,7 @@ class Tally:
         uses = [choice.cache for choice in self._choices if choice.cache is not None]
         num_kept = sum(use.num_live for use in uses)
         num_written = sum(use.num_tokens for use in uses)
-        return {
+        usage: CacheUsage = {
             "pool": self.pool,
             "policy": self.pool,
             "kept_tokens": num_kept,
@@ -96,6 +96,9 @@ class Tally:
             ),
             "packed_completion_tokens": sum(choice.num_packed_tokens for choice in self._choices),
         }
+        if num_quantized := sum(use.num_quantized for use in uses):
+            usage["quantized_tokens"] = num_quantized
+        return usage
 
     def usage(self, num_reasoning_tokens: int = 0) -> Usage:
         return usage(

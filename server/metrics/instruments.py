@@ -354,6 +354,11 @@ class Instruments:
             "As snapserve:cache_entries_evicted, of one pool.",
             by_pool,
         )
+        self.pool_quantized = make.counters(
+            "snapserve:pool_cache_entries_quantized",
+            "Of the entries kept of one pool, those in 4 bits (policy sparse).",
+            by_pool,
+        )
 
     def _time_http(self, make: _Maker) -> None:
         self.http_requests = make.counters(

@@ -155,10 +155,15 @@ class Metrics:
         for pool in spec.pools:
             labels = (self._model_name, ENGINE, pool.name)
             instruments.pool_slots_total.labels(*labels).set(pool.num_slots)
-            instruments.pool_slot_capacity.labels(*labels).set(pool.policy.layout.capacity)
+            instruments.pool_slot_capacity.labels(*labels).set(pool.policy.capacity)
             instruments.pool_slot_bytes.labels(*labels).set(pool.slot_bytes)
             # `labels` creates the series, so that the counters are exported from 0 on.
-            for family in (instruments.pool_sequences, instruments.pool_kept, instruments.pool_evicted):
+            for family in (
+                instruments.pool_sequences,
+                instruments.pool_kept,
+                instruments.pool_evicted,
+                instruments.pool_quantized,
+            ):
                 family.labels(*labels)
         instruments.scratch_total.set(spec.scratch.num_scratch)
         instruments.simulated.set(spec.simulated)
@@ -167,12 +172,12 @@ class Metrics:
             instruments.prefix_capacity.set(spec.prefixes.num_blocks * spec.prefixes.block_bytes)
         first_pool = spec.pools[0]
         layout = first_pool.policy.layout
-        instruments.slot_capacity.set(layout.capacity)
+        instruments.slot_capacity.set(first_pool.policy.capacity)
         # The values of `CACHE_SETTINGS`, in its order.
         cache_settings = (
             first_pool.policy.name.value,
             first_pool.num_slots,
-            layout.capacity,
+            first_pool.policy.capacity,
             layout.num_sink,
             layout.num_recent,
             layout.num_kept,
@@ -233,6 +238,7 @@ class Metrics:
             self._observe_cache(final.cache)
             instruments.pool_kept.labels(*labels).inc(final.cache.num_live)
             instruments.pool_evicted.labels(*labels).inc(final.cache.num_evicted)
+            instruments.pool_quantized.labels(*labels).inc(final.cache.num_quantized)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             instruments.request_generation_tokens.observe(final.num_output_tokens)
             self._observe_times(final.timing, final.num_output_tokens)

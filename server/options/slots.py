@@ -21,6 +21,7 @@ _SHORT = {
     "sink": "num-sink",
     "recent": "num-recent",
     "kept": "num-kept",
+    "attended": "num-attended",
 }
 _HALF = Shown(default="half of the rest")
 
@@ -96,8 +97,8 @@ class SlotOptions(OptionGroup):
     slot_capacity: Annotated[
         Count | None,
         Shown(
-            default="the sum of the sizes given; else for snapstream what fits in memory, for full the "
-            "longest sequence, for other policies and for models demo and smollm2 2048"
+            default="the sum of the sizes given; else for snapstream what fits in memory, for full and "
+            "sparse the longest sequence, for other policies and for models demo and smollm2 2048"
         ),
     ] = None
     """Entries of a slot."""
@@ -107,6 +108,10 @@ class SlotOptions(OptionGroup):
     """Entries for its newest tokens."""
     num_kept: Annotated[CountOrZero | None, _HALF] = None
     """Entries for the prompt's best tokens."""
+    num_attended: Annotated[
+        Count | None, Shown(default="for sparse a 32nd of its capacity, at least 128")
+    ] = None
+    """Tokens older than the ring that a step of policy sparse attends to."""
     lend_kept: Annotated[bool | None, Shown(default="yes; no for other policies than snapstream")] = None
     """Let the ring use kept entries that a prompt leaves free: a slot then holds all of a sequence that fits
     it."""
@@ -127,6 +132,7 @@ class SlotOptions(OptionGroup):
             num_sink=self.num_sink,
             num_recent=self.num_recent,
             num_kept=self.num_kept,
+            num_attended=self.num_attended,
             lend_kept=self.lend_kept,
         )
         policy = numbers.applied_to(policy.with_selection(self.selection))

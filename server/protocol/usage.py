@@ -19,7 +19,8 @@ class CacheUsage(TypedDict):
     `pool` is the name of the slots' pool; several names where prompts of one request went to different pools.
     `policy` is the same name under its older key. Counts are those of a full-attention layer: tokens held at
     the end, tokens evicted, and tokens written for each one held. Packed tokens are those predicted from a
-    slot, and not by the full attention of prefill.
+    slot, and not by the full attention of prefill. With policy sparse, `quantized_tokens` are those held in 4
+    bits.
     """
 
     pool: str
@@ -29,6 +30,7 @@ class CacheUsage(TypedDict):
     compression: float
     packed_prompt_tokens: int
     packed_completion_tokens: int
+    quantized_tokens: NotRequired[int]
 
 
 class SpeculativePrefillUsage(TypedDict):

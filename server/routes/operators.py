@@ -69,7 +69,7 @@ def router(services: Services) -> APIRouter:
                     "name": pool.name,
                     "policy": pool.policy.name.value,
                     "num_slots": pool.num_slots,
-                    "capacity": pool.policy.layout.capacity,
+                    "capacity": pool.policy.capacity,
                 }
                 for pool in spec.pools
             ],

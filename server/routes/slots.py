@@ -68,7 +68,7 @@ def _slot(slot_index: int, pool: SlotPoolSpec, max_model_len: int, use: SlotUse 
         "id": slot_index,
         "pool": pool.name,
         "policy": pool.policy.name.value,
-        "capacity": pool.policy.layout.capacity,
+        "capacity": pool.policy.capacity,
         "n_ctx": max_model_len,
         "is_processing": use is not None,
         "state": state,

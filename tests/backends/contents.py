@@ -27,7 +27,8 @@ def recipe_of(policy: CachePolicy) -> Recipe:
         policy.prompt_window,
         policy.lend_kept,
     )
-    sizes = sizes.with_options(num_lent=policy.num_lent)
+    num_attended = policy.store.num_attended if policy.store is not None else None
+    sizes = sizes.with_options(num_lent=policy.num_lent, num_attended=num_attended)
     if scorer is None:
         return sizes
     return sizes.with_options(

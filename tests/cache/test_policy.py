@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache.layout import SlotLayout
-from cache.policy import CachePolicy, PolicyName, full, snapkv, snapstream, streaming_llm
+from cache.policy import CachePolicy, PolicyName, full, snapkv, snapstream, sparse, streaming_llm
 from cache.scorer import WindowScorer
 from tests.cache.simulation import SimulatedSlot
 
@@ -17,6 +17,7 @@ POLICIES = {
     "streaming-llm": streaming_llm(2, 5),
     "snapkv": snapkv(max_new_tokens=4, num_kept=3, scorer=SCORER),
     "snapstream": snapstream(2, 5, 3, SCORER),
+    "sparse": sparse(num_sink=2, num_recent=5, num_stored=6, num_attended=3),
     "snapstream, kept lent": snapstream(2, 5, 3, SCORER, lend_kept=True),
 }
 
@@ -106,6 +107,15 @@ def test_the_needed_capacity_is_the_smallest_that_admits(
     ]
     assert admitted[-1] == num_output_tokens
     assert all(number < num_output_tokens for number in admitted[:-1])
+
+
+def test_sparse_admits_what_its_store_holds_and_loses_nothing() -> None:
+    policy = POLICIES["sparse"]
+    assert policy.capacity == 13
+    assert [policy.max_output_tokens(length, 1000) for length in (1, 7, 12, 13, 14)] == [12, 6, 1, 0, -1]
+    assert policy.needed_capacity(5, 8) == 13
+    assert [policy.num_live(4, length) for length in (4, 7, 8, 13)] == [4, 7, 8, 13]
+    assert [policy.num_quantized(length) for length in (4, 7, 8, 13)] == [0, 0, 1, 6]
 
 
 def test_snapkv_admits_its_new_tokens_after_any_prompt() -> None:

@@ -87,6 +87,13 @@ def test_only_policies_with_a_ring_evict(name: PolicyName) -> None:
             PolicyOptions(PolicyName.STREAMING_LLM, num_kept=8),
             "num_kept is not an option of policy streaming-llm",
         ),
+        (PolicyOptions(PolicyName.SPARSE, num_kept=8), "num_kept is not an option of policy sparse"),
+        (PolicyOptions(PolicyName.FULL, num_attended=8), "num_attended is not an option of policy full"),
+        (PolicyOptions(PolicyName.SPARSE, num_attended=0), "num_attended must be at least 1, got 0"),
+        (
+            PolicyOptions(PolicyName.SPARSE, num_recent=100, slot_capacity=90),
+            "slot_capacity must be at least 104 for policy sparse with num_sink 4, num_recent 100, got 90",
+        ),
         (PolicyOptions(PolicyName.SNAPKV, num_sink=8), "num_sink is not an option of policy snapkv"),
         (PolicyOptions(PolicyName.SNAPKV, lend_kept=True), "lend_kept is not an option of policy snapkv"),
         (
@@ -160,6 +167,7 @@ SIZES: dict[PolicyName, list[dict[str, Any]]] = {
         {"num_kept": 0},
         {"num_sink": 1, "num_kept": 50},
     ],
+    PolicyName.SPARSE: [{}, {"num_sink": 0}, {"num_recent": 80}, {"num_attended": 7}],
 }
 
 
@@ -177,13 +185,43 @@ def test_the_least_capacity_is_the_least(
             **given_sizes,
         )
         least = options.least_capacity
-        assert replace(options, slot_capacity=least).resolve(max_model_len=8192).layout.capacity == least
+        assert replace(options, slot_capacity=least).resolve(max_model_len=8192).capacity == least
         for capacity in range(least):
             with pytest.raises(
                 ValueError,
                 match=f"slot_capacity must be at least {least} for policy {name}.*, got {capacity}$",
             ):
                 replace(options, slot_capacity=capacity).resolve(max_model_len=8192)
+
+
+@pytest.mark.parametrize(
+    ("options", "max_model_len", "expected"),
+    [
+        ({}, 8192, (4, 124, 8064, 256)),
+        ({}, 2048, (4, 124, 1920, 128)),
+        ({}, 200, (4, 124, 72, 72)),  # a store with fewer tokens than a step may attend to
+        ({"slot_capacity": 1000, "num_attended": 5}, 8192, (4, 124, 872, 5)),
+        ({"slot_capacity": 9000}, 8192, (4, 124, 8064, 256)),
+        ({"num_sink": 0, "num_recent": 60}, 1024, (0, 60, 964, 128)),
+    ],
+)
+def test_sizes_of_sparse(
+    options: dict[str, Any], max_model_len: int, expected: tuple[int, int, int, int]
+) -> None:
+    policy = PolicyOptions(PolicyName.SPARSE, **options).resolve(max_model_len)
+    assert policy.store is not None
+    layout = policy.layout
+    assert (
+        layout.num_sink,
+        layout.num_recent,
+        policy.store.num_tokens,
+        policy.store.num_attended,
+    ) == expected
+
+
+def test_sparse_without_tokens_beyond_its_ring_needs_no_store() -> None:
+    policy = PolicyOptions(PolicyName.SPARSE).resolve(max_model_len=100)
+    assert (policy.capacity, policy.store) == (100, None)
 
 
 def test_only_snapstream_with_measured_budgets_measures_its_layers() -> None:

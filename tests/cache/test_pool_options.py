@@ -4,7 +4,7 @@ import pytest
 
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
-from cache.pool_options import PoolOptions, check_names
+from cache.pool_options import KVCacheDtype, PoolOptions, check_names
 
 
 def test_a_pool_without_a_name_is_called_by_its_policy() -> None:
@@ -32,3 +32,8 @@ def test_a_pool_may_have_no_slots() -> None:
     PoolOptions(0)
     with pytest.raises(ValueError, match="num_slots must be at least 0, got -1"):
         PoolOptions(-1)
+
+
+def test_sparse_pools_have_a_type_of_their_own() -> None:
+    with pytest.raises(ValueError, match="kv_cache_dtype must be auto for policy sparse, got int8"):
+        PoolOptions(1, PolicyOptions(PolicyName.SPARSE), kv_cache_dtype=KVCacheDtype.INT8)

@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,8 +60,3 @@ def test_chosen_entries_of_several_slots() -> None:
 def test_a_token_takes_half_a_byte_a_value_and_two_steps() -> None:
     store = TokenStore(4095, 1, 1, (64, 64), "meta")
     assert sum(plane.nbytes for plane in store.planes) == 4096 * (32 + 32 + 2 + 2)
-
-
-def test_a_width_that_does_not_fill_its_bytes_is_refused() -> None:
-    with pytest.raises(ValueError, match="multiple of 8 numbers, got 12 and 16"):
-        TokenStore(8, 1, 1, (12, 16), "cpu")

@@ -30,6 +30,8 @@ class Recipe:
     selection_chunk: int = 1  # how many neighbours are kept or dropped together
     layer_kept: tuple[int, ...] = ()  # how many tokens each layer keeps, where they differ
     leading_layer: int | None = None  # the layers after it also use its scores
+    # Of the tokens that left the ring, which are held in 4 bits: how many are read. None: they are lost.
+    num_attended: int | None = None
 
     @classmethod
     def full(cls, length: int) -> "Recipe":

@@ -148,13 +148,14 @@ class Sequence:
         self, layer: Layer, query: Tensor, key: Tensor, value: Tensor, scaling: float, softcap: float | None
     ) -> Tensor:
         index, group = self._first_index, len(query) // len(key)
+        attended = []
         for kv_head, slot in enumerate(layer.slots):
             slot.append(Token(index, key[kv_head, 0], value[kv_head, 0]))
+            queries = query[kv_head * group : (kv_head + 1) * group, 0]
+            best = _best_stored(slot.stored, queries, scaling, softcap, layer.recipe.num_attended)
+            attended.append(slot.held() + best)
         return torch.stack(
-            [
-                read(query[head, 0], layer.slots[head // group].held(), scaling, softcap)
-                for head in range(len(query))
-            ]
+            [read(query[head, 0], attended[head // group], scaling, softcap) for head in range(len(query))]
         )[:, None]
 
 
@@ -248,6 +249,17 @@ def _received(
         recipe, query, key, scaling, softcap, length, num_voting=num_echoed, num_echoed=num_echoed
     )
     return own + of_echo if recipe.query_reduction == "sum" else torch.maximum(own, of_echo)
+
+
+def _best_stored(
+    stored: list[Token], queries: Tensor, scaling: float, softcap: float | None, num_attended: int | None
+) -> list[Token]:
+    """Return the stored tokens that get the largest share of any query's attention among them."""
+    if not stored:
+        return []
+    keys = torch.stack([token.key for token in stored])
+    shares = torch.stack([_capped(keys @ query * scaling, softcap).softmax(0) for query in queries]).amax(0)
+    return [stored[index] for index in shares.argsort(descending=True)[:num_attended].tolist()]
 
 
 def _resized(votes: Tensor, num_candidates: int) -> Tensor:

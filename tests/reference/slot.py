@@ -1,11 +1,12 @@
 """One KV head's slot: sinks, a ring with a cursor, and the kept tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from tests.reference.recipe import Recipe
+from tests.reference.rounding import in_4_bits
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Slot:
         self._recipe = recipe
         self.kept = [prompt[index] for index in kept]
         self.sinks: list[Token] = []
+        self.stored: list[Token] = []
         ring_size = recipe.num_recent + (recipe.num_kept - len(kept) if recipe.lend_kept else 0)
         self.ring: list[Token | None] = [None] * ring_size
         self._cursor = 0
@@ -44,6 +46,9 @@ class Slot:
         if len(self.sinks) < self._recipe.num_sink:
             self.sinks.append(token)
             return
+        oldest = self.ring[self._cursor]
+        if oldest is not None and self._recipe.num_attended is not None:
+            self.stored.append(replace(oldest, key=in_4_bits(oldest.key), value=in_4_bits(oldest.value)))
         self.ring[self._cursor] = token
         self._cursor = (self._cursor + 1) % len(self.ring)
 

@@ -96,12 +96,12 @@ class _SlotCache(TracedCache):
 
 
 # Pools with the same variant share graphs: whether they have a single slot, for which torch chooses other
-# operations, and the type of their planes.
-Variant = tuple[bool, torch.dtype]
+# operations, the type of their planes, and whether there is a store.
+Variant = tuple[bool, torch.dtype, bool]
 
 
 def variant_of(slots: SlotCache) -> Variant:
-    return slots.num_slots == 1, slots.planes[0].dtype
+    return slots.num_slots == 1, slots.planes[0].dtype, slots.store is not None
 
 
 class GraphedLayer(StandIn):
@@ -137,7 +137,8 @@ class GraphedLayer(StandIn):
         variant = variant_of(cache_layer.slots)
         graph = self.graphs.get(variant)
         if graph is None:
-            self.calls[variant] = decode_call
+            if cache_layer.slots.store is None:
+                self.calls[variant] = decode_call
             return self.layer(*args, **kwargs)
         return graph(*decode_call.inputs(), *self.function.weights)[0]
 

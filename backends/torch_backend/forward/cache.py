@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from backends.torch_backend.forward.step import KindStep, LayerKind, Observation, ScratchStep, Step
 from backends.torch_backend.model.attention import AttentionOptions, grouped_attention
 from backends.torch_backend.model.probe import LayerSpec
+from backends.torch_backend.model.sparse_attention import StoredTokens, sparse_attention
 from backends.torch_backend.native.kernels import Kernels, observed_attention, prompt_attention, takes_prompt
 from cache.scoring import Reduction, candidate_scores, join_votes, reduced_attention, select, window_votes
 from cache.slots import SlotCache
@@ -42,7 +43,13 @@ class CacheLayer(CacheLayerMixin):
         self.kind_index = kind_index
         self.kind = kind
         self.slots = SlotCache(
-            kind.policy.layout, num_slots, spec.num_kv_heads, spec.planes, device, in_int8=in_int8
+            kind.policy.layout,
+            num_slots,
+            spec.num_kv_heads,
+            spec.planes,
+            device,
+            in_int8=in_int8,
+            store=kind.policy.store,
         )
         self.scratch = scratch
         self.leader: CacheLayer | None = None  # an earlier layer, whose scores count here too
@@ -67,7 +74,17 @@ class CacheLayer(CacheLayerMixin):
 
     def write(self, step: Step, *values: Tensor) -> None:
         """Write a step's tokens: for each plane, [row, kv_head, token, width]."""
-        self._target(step).write(step.rows, self.of_step(step).entries, values)
+        kind_step = self.of_step(step)
+        if kind_step.num_stored is not None:
+            self._demote(step.rows, kind_step.entries[:, 0], kind_step.num_stored)
+        self._target(step).write(step.rows, kind_step.entries, values)
+
+    def _demote(self, slots: Tensor, entries: Tensor, num_stored: Tensor) -> None:
+        """Store the tokens that a decode step overwrites, if there are any. All arguments are [row]."""
+        store = self.slots.store
+        assert store is not None, "a step with stored tokens is one of a policy with a store"
+        has_any = num_stored > 0
+        self.slots.demote(slots, entries, torch.where(has_any, num_stored - 1, store.spare_entry))
 
     def read(self, step: Step) -> list[Tensor]:
         """Return the part of each plane that a step's queries may see, [row, kv_head, entry, width]."""
@@ -123,12 +140,12 @@ class CacheLayer(CacheLayerMixin):
         join_votes(scorer, self._votes[observation.scratch, :, : votes.shape[1]], votes)
 
     def clear_slot(self, slot: int) -> None:
-        """Overwrite a slot with zeros: NaN or infinity would get through an attention weight of zero."""
-        _clear(self.slots, slot)
+        """Overwrite a slot with zeros."""
+        self.slots.clear(slot)
 
     def clear_scratch(self, scratch: int) -> None:
         """Overwrite a scratch with zeros, and forget the votes on its tokens."""
-        _clear(self.scratch, scratch)
+        self.scratch.clear(scratch)
         self.forget_votes(scratch)
         self._token_index[scratch] = torch.arange(self._token_index.shape[2], device=self._token_index.device)
 
@@ -273,11 +290,6 @@ class CacheLayer(CacheLayerMixin):
         return -1
 
 
-def _clear(cache: SlotCache, index: int) -> None:
-    for plane in cache.planes:
-        plane[index].zero_()
-
-
 class ModelCache(Cache):
     """All layers of a pool that store keys and values.
 
@@ -368,6 +380,17 @@ class ModelCache(Cache):
         if query.shape[2] < kind.bias.shape[1]:
             # Layers that store nothing may be run for the last tokens alone.
             kind = kind.of_last(query.shape[2])
+        store = cache_layer.kind.policy.store
+        if kind.num_stored is not None and store is not None and cache_layer.slots.store is not None:
+            assert step.view is not None, "a decode step reads neighbouring slots"
+            return sparse_attention(
+                query,
+                key,
+                value,
+                kind.bias,
+                StoredTokens(cache_layer.slots.store, step.view, kind.num_stored, store.num_attended),
+                options,
+            )
         # The kernel masks by the entry of each query's token, so it needs entries in the sequence's order.
         if uses_kernels and kind.last_seen is not None:
             return prompt_attention(

@@ -291,7 +291,11 @@ class DecodePlan:
             layout = kind.policy.layout
             entries = torch.where(is_live, decode_entries(layout, index, ring_size), layout.capacity)
             is_seen = live_mask(layout, index + 1, window_start, ring_size, read_length)
-            kind_steps.append(KindStep(entries[:, None], _bias(is_seen)[:, None]))
+            # Every token after the first of a full ring moves the oldest one there to the store.
+            store = kind.policy.store
+            num_left = index + 1 - layout.capacity
+            num_stored = None if store is None else num_left.clamp(0, store.num_tokens)
+            kind_steps.append(KindStep(entries[:, None], _bias(is_seen)[:, None], num_stored=num_stored))
         num_slots = index.shape[0]
         slots = torch.arange(num_slots, device=index.device)
         step = DecodeStep(slots, view=slice(0, num_slots), kinds=tuple(kind_steps))

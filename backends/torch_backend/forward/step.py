@@ -41,6 +41,9 @@ class KindStep:
     # [row, query], only where entries are in the order of the sequence: the last entry that each query sees,
     # −1 for padding. The last entry read is the last query's own.
     last_seen: Tensor | None = None
+    # [row], only in decode steps of a policy with a store: how many tokens it holds after the step. The
+    # newest of them is the one that the step's token overwrites in the ring.
+    num_stored: Tensor | None = None
 
     @property
     def read_length(self) -> int:

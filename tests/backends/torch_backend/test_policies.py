@@ -33,6 +33,7 @@ POLICIES = {
     "snapstream-lent": PolicyOptions(
         PolicyName.SNAPSTREAM, num_sink=2, num_recent=8, num_kept=5, scorer=SCORER, lend_kept=True
     ),
+    "sparse": PolicyOptions(PolicyName.SPARSE, num_sink=2, num_recent=8, num_attended=5),
 }
 NUM_STEPS = 22  # within snapkv's room
 
@@ -172,8 +173,8 @@ def test_nan_in_spare_entries_and_idle_slots_changes_nothing(subject: Subject, s
 
     expected = outputs(lambda: None)
     for layer in subject.backend.pools[0].cache.layers:
-        for plane in (*layer.slots.planes, *layer.scratch.planes):
-            plane.fill_(math.nan)  # as if the last tenants' numbers had overflowed
+        for plane in (*layer.slots.contents, *layer.scratch.planes):
+            plane.fill_(_worst(plane))  # as if the last tenants' numbers had overflowed
     assert outputs(lambda: _poison(subject.backend, idle_slots=[1, 3])) == expected
 
 
@@ -182,8 +183,15 @@ def _poison(backend: TorchBackend, idle_slots: list[int]) -> None:
         for cache in (layer.slots, layer.scratch):
             for plane in cache.planes:
                 plane[:, :, cache.spare_entry] = math.nan
-        for plane in layer.slots.planes:
-            plane[idle_slots] = math.nan
+        for plane in layer.slots.contents:
+            plane[idle_slots] = _worst(plane)
+        if layer.slots.store is not None:
+            for steps in layer.slots.store.planes[2:]:
+                steps[:, :, layer.slots.store.spare_entry] = math.nan
+
+
+def _worst(plane: torch.Tensor) -> float:
+    return math.nan if plane.is_floating_point() else 255
 
 
 CHANCE = SamplingParams(

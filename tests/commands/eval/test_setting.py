@@ -23,9 +23,16 @@ def policy_of(setting: Setting) -> CachePolicy:
     return pool.policy.resolve(LENGTH + NUM_DECODED)
 
 
-def test_each_policy_at_each_compression_and_full_once() -> None:
-    settings = settings_of([PolicyName.FULL, PolicyName.SNAPSTREAM], [4.0, 8.0], has_control=True)
-    assert [setting.label for setting in settings] == ["full", "snapstream 4x", "snapstream 8x", "control"]
+def test_each_policy_at_each_compression_and_those_that_hold_all_once() -> None:
+    policies = [PolicyName.FULL, PolicyName.SPARSE, PolicyName.SNAPSTREAM]
+    settings = settings_of(policies, [4.0, 8.0], has_control=True)
+    assert [setting.label for setting in settings] == [
+        "full",
+        "sparse",
+        "snapstream 4x",
+        "snapstream 8x",
+        "control",
+    ]
 
 
 @pytest.mark.parametrize("policy", [PolicyName.SNAPSTREAM, PolicyName.STREAMING_LLM])

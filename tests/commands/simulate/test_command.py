@@ -215,6 +215,8 @@ def test_the_documented_options_are_current() -> None:
             ("step", "--chrome-trace", "/nowhere/step.json"),
             "--chrome-trace must be a file that can be written",
         ),
+        (("sweep", "--policy", "full,sparse"), "policy sparse is not simulated"),
+        (("replay", "--policy", "sparse"), "policy sparse is not simulated"),
         (("step", "--execution", "looped", "--machine", "h100", "--sockets", "1"), "static graphs"),
         (("replay", "--trace", "/nowhere.jsonl"), "--trace must be a file that can be read .*No such file"),
         (("replay", "--sockets", "17"), "--sockets must be from 1 to 16.*got 17"),

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from backends.fake import slot_pool
-from cache.policy import full, snapkv, snapstream
+from cache.policy import full, snapkv, snapstream, sparse
 from cache.scorer import WindowScorer
 from scheduler.admission import max_output_tokens
 from scheduler.config import SchedulerConfig
@@ -273,6 +273,29 @@ def test_metrics_have_a_label_for_each_pool(renderer: Renderer) -> None:
         assert sample("snapserve:pool_sequences_total", label) == 1
         assert sample("snapserve:pool_cache_entries_kept_total", label) == num_kept
         assert sample("snapserve:pool_cache_entries_evicted_total", label) == num_evicted
+
+
+def test_a_sparse_pool_admits_by_length_and_counts_what_it_quantises(renderer: Renderer) -> None:
+    pools = (slot_pool(1, sparse(2, 8, 30, 4), 256),)
+    with (
+        serve(renderer, backend_spec=spec(pools=pools, max_model_len=256)) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
+        cache = post(http, 30, 9).json()["usage"]["cache"]
+        assert (cache["kept_tokens"], cache["evicted_tokens"], cache["compression"]) == (38, 0, 1.0)
+        assert cache["quantized_tokens"] == 28
+        assert "quantized_tokens" not in post(http, 6, 3).json()["usage"]["cache"]
+        refused = post(http, 30, 11)
+        assert refused.status_code == 400
+        assert "admits at most 10 in the completion" in refused.text
+        assert "needs a slot of at least 41 entries" in refused.text
+        [line] = [
+            line
+            for line in http.get("/metrics").text.splitlines()
+            if line.startswith("snapserve:pool_cache_entries_quantized_total")
+        ]
+        assert line.endswith(" 28.0")
+        assert 'pool="sparse"' in line
 
 
 def test_each_pool_has_its_own_queue(renderer: Renderer) -> None:

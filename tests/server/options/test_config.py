@@ -7,7 +7,7 @@ import pytest
 
 from backends.torch_backend.config import DtypeName, Quantization
 from cache.layout import SlotLayout
-from cache.policy import PolicyName
+from cache.policy import PolicyName, sparse
 from cache.policy_options import DEFAULT_SCORERS, LayerBudgets
 from cache.scorer import Pooling, SoftmaxDomain, WindowScorer
 from commands.cli import make_parser
@@ -220,7 +220,10 @@ def test_keys_are_not_shown() -> None:
         (("--num-slots", "8.0"), "--num-slots must be a whole number of at least 1, got '8.0'"),
         (("--port", "1_0"), "--port must be a whole number from 0 to 65535, got '1_0'"),
         (("--port", "70000"), "--port must be a whole number from 0 to 65535, got '70000'"),
-        (("--policy", "lru"), "--policy must be one of full, streaming-llm, snapkv, snapstream, got 'lru'"),
+        (
+            ("--policy", "lru"),
+            "--policy must be one of full, streaming-llm, snapkv, snapstream, sparse, got 'lru'",
+        ),
         (("--queue-timeout", "-1"), "--queue-timeout must be a number of seconds of at least 0, got '-1'"),
         (("--queue-timeout", "nan"), "--queue-timeout must be a number of seconds of at least 0, got 'nan'"),
         (("--pooling-size", "4"), "--selection-options pooling-size must be odd and at least 1, got 4"),
@@ -321,6 +324,15 @@ def test_several_pools() -> None:
     assert written[1].policy.resolve(512).layout.capacity == 512
 
 
+def test_a_sparse_pool() -> None:
+    [single] = config_of(
+        "--policy", "sparse", "--num-recent", "60", "--num-attended", "64"
+    ).backend.config.pools
+    [named] = config_of("--pool", "sparse:recent=60,attended=64").backend.config.pools
+    assert single == named
+    assert single.policy.resolve(1000) == sparse(4, 60, 936, 64)
+
+
 def test_the_type_of_keys_and_values_is_one_of_a_pool() -> None:
     [auto] = config_of().backend.config.pools
     [single] = config_of("--kv-cache-dtype", "int8").backend.config.pools
@@ -342,6 +354,11 @@ def test_the_type_of_keys_and_values_is_one_of_a_pool() -> None:
         (("--pool", "full:slots=2.0"), "slots of --pool full:slots=2.0 must be a whole number of at least 1"),
         (("--pool", "full:slots"), "--pool full:slots: 'slots' must have a value"),
         (("--pool", "full:slots=1,slots=2"), "--pool full:slots=1,slots=2: 'slots' is given more than once"),
+        (("--pool", "sparse:kept=2"), "--pool sparse:kept=2: num_kept is not an option of policy sparse"),
+        (
+            ("--pool", "sparse:kv-cache-dtype=int8"),
+            "--pool sparse:kv-cache-dtype=int8: kv_cache_dtype must be auto for policy sparse, got int8",
+        ),
         (("--pool", "full:sink=2"), "--pool full:sink=2: num_sink is not an option of policy full"),
         (
             ("--pool", "snapstream:capacity=4"),

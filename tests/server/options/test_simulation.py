@@ -36,6 +36,11 @@ def test_a_simulated_machine_has_no_slots_in_8_bits() -> None:
         config_of("--backend", "sn40l", "--kv-cache-dtype", "int8")
 
 
+def test_a_simulated_machine_has_no_sparse_pools() -> None:
+    with pytest.raises(OptionError, match=r"^policy sparse needs backend torch on a CPU: sn40l"):
+        config_of("--backend", "sn40l", "--policy", "sparse")
+
+
 def test_options_make_a_simulation() -> None:
     flags = "--backend sn40l --inner fake --sockets 8 --simulate-model llama-3.1-70b --no-looping"
     pace = "--time-scale 2.5 --fault slow-socket=2 failed-step=9"

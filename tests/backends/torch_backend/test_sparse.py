@@ -1,0 +1,85 @@
+"""Policy sparse: how near it is to the whole cache, and which models and settings it refuses."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from backends.torch_backend.backend import TorchBackend
+from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from cache.policy import PolicyName
+from cache.policy_options import PolicyOptions
+from cache.pool_options import PoolOptions
+from tests.backends.checkpoints import load_oracle, save_checkpoint
+from tests.backends.driver import GREEDY, Driver, Request, open_backend
+from tests.backends.oracle import continue_greedily, random_prompt
+
+MAX_MODEL_LEN = 160
+ALL = PolicyOptions(PolicyName.SPARSE, num_sink=2, num_recent=14, num_attended=MAX_MODEL_LEN)
+OBSERVED = replace(GREEDY, num_logprobs=20)
+
+
+def distances(path: Path, policy: PolicyOptions, prompt: list[int]) -> list[float]:
+    """Return by how much the log-probabilities of each step differ from the model's own, at most."""
+    expected = continue_greedily(load_oracle(path), prompt, 20)
+    driver = Driver(open_backend(path, policy, MAX_MODEL_LEN), chunk=32)
+    request = Request(prompt, sampling=OBSERVED)
+    driver.read(request)
+    found = []
+    for step, token_id in enumerate(expected.tokens):
+        logprobs = expected.logits[step].log_softmax(-1)
+        token = request.outputs[0][step]
+        found.append(max(abs(value - float(logprobs[each])) for each, value in token.top_logprobs))
+        request.outputs[0][step] = replace(token, token_id=token_id)
+        driver.decode(request)
+    return found[1:]  # prefill drew the first
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_attending_to_all_differs_from_full_by_rounding_alone(tmp_path: Path, architecture: str) -> None:
+    path = save_checkpoint(architecture, tmp_path, seed=1)
+    prompt = random_prompt(120)
+    all_errors = distances(path, ALL, prompt)
+    few_errors = distances(path, replace(ALL, num_attended=8), prompt)
+    lost = distances(path, PolicyOptions(PolicyName.STREAMING_LLM, num_sink=2, num_recent=14), prompt)
+    assert 0 < sum(all_errors) < sum(few_errors) < sum(lost)
+    assert sum(all_errors) < 0.25 * sum(lost)
+
+
+def test_a_step_after_the_last_token_that_fits_harms_no_one(tmp_path: Path) -> None:
+    """A launch may run past a sequence's end: what it stores there goes to the spare entry."""
+    backend = open_backend(save_checkpoint("llama", tmp_path), replace(ALL, slot_capacity=40), MAX_MODEL_LEN)
+    driver = Driver(backend, chunk=32)
+    neighbour, alone = (Request(random_prompt(30, seed=2), slots=(1,), sampling=OBSERVED) for _ in range(2))
+    longest = Request(random_prompt(36, seed=3), slots=(0,))
+    driver.run(alone, num_tokens=9)
+    driver.read(longest, neighbour)
+    driver.decode(longest, neighbour, num_steps=8, steps_a_launch=8)
+    assert neighbour.outputs == alone.outputs
+
+
+def refused(path: Path, message: str, device: DeviceName = DeviceName.CPU, **options: object) -> None:
+    config = TorchBackendConfig(
+        str(path), device=device, dtype=DtypeName.FLOAT32, pools=(PoolOptions(2, ALL),), max_model_len=64
+    )
+    with pytest.raises(ValueError, match=message):
+        TorchBackend(replace(config, **options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "message"),
+    [
+        ("deepseek-v3", "policy sparse stores no latents, which deepseek_v3 caches"),
+        ("gemma3", "policy sparse does not serve models with sliding windows: layers of gemma3_text see 11"),
+    ],
+)
+def test_models_that_it_cannot_hold_are_refused(tmp_path: Path, architecture: str, message: str) -> None:
+    refused(save_checkpoint(architecture, tmp_path), message)
+
+
+def test_a_bounded_scratch_is_refused(tmp_path: Path) -> None:
+    refused(
+        save_checkpoint("llama", tmp_path),
+        "scratch_capacity is not an option of policy sparse",
+        scratch_capacity=40,
+    )

@@ -177,24 +177,22 @@ class DecodeStepGraphs:
             if (call.call.args[0] is placeholder) != (index > 0):
                 raise GraphError("the model changes hidden states between its layers")
             tensors = [
-                tensor
-                for tensor in (*call.call.tensors(), call.kind.entries, call.kind.bias)
-                if tensor is not hidden
+                tensor for tensor in (*call.call.tensors(), *call.step_tensors()) if tensor is not hidden
             ]
             shared |= {id(tensor): tensor for tensor in tensors}
             positions = list(shared)
-            slots = self._pool.cache.layers[index].slots
-            source = layer.sources.get(variant_of(slots))
+            cache_layer = self._pool.cache.layers[index]
+            source = layer.sources.get(variant_of(cache_layer))
             if source is None:
                 raise GraphError(f"layer {index} has no graph")
             shared_indices = tuple(positions.index(id(tensor)) for tensor in tensors)
-            own = (*slots.planes, *layer.function.weights)
+            own = (*cache_layer.slots.contents, *layer.function.weights)
             self._layer_inputs.append(_LayerInputs(source, shared_indices, own))
         return [hidden, *shared.values()]
 
     def _trace_after(self) -> GraphSource:
         """Trace the model after its last layer, up to the logits and each slot's most likely token."""
-        last_call = self._layers[-1].calls[variant_of(self._pool.cache.layers[-1].slots)]
+        last_call = self._layers[-1].calls[variant_of(self._pool.cache.layers[-1])]
         hidden = next(iter(last_call.call.tensors()))
 
         def run(output: Tensor, *weights: Tensor) -> object:

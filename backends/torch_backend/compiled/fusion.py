@@ -30,6 +30,7 @@ _aten = torch.ops.aten
 _linear = torch.ops.snapserve.linear.default
 _rotate = torch.ops.snapserve.rotate.default
 _slot_attention = torch.ops.snapserve.slot_attention.default
+_sparse_attention = torch.ops.snapserve.sparse_attention.default
 _SLICE_END = 2**63 - 1  # of a slice to a tensor's end
 
 
@@ -92,13 +93,13 @@ def _rotary_pattern() -> PatternExpr:
     )
 
 
-def _attention_pattern() -> PatternExpr:
-    """A decode step's attention of rotated queries and keys."""
+def _attention_pattern(attention: Callable[..., Tensor], num_arguments: int) -> PatternExpr:
+    """A decode step's attention of rotated queries and keys, and of so many other arguments."""
     query, key = (
         CallFunction(_rotate, KeywordArg(name), KeywordArg("cosines"), KeywordArg("sines"))
         for name in ("query", "key")
     )
-    return CallFunction(_slot_attention, query, key, *[Ignored() for _ in range(10)])
+    return CallFunction(attention, query, key, *[Ignored() for _ in range(num_arguments)])
 
 
 def _fuse_norm(node: Node, rows: Node, weight: Node, epsilon: float) -> None:
@@ -188,5 +189,6 @@ _RULES = (
     _Rule(_gate_pattern(), _fuse_gate),
     _Rule(CallFunction(_aten.add.Tensor, KeywordArg("left"), KeywordArg("right")), _fuse_residual),
     _Rule(_rotary_pattern(), _fuse_rotary),
-    _Rule(_attention_pattern(), _fuse_rotary_into_attention),
+    _Rule(_attention_pattern(_slot_attention, 10), _fuse_rotary_into_attention),
+    _Rule(_attention_pattern(_sparse_attention, 14), _fuse_rotary_into_attention),
 )

@@ -17,12 +17,11 @@ from transformers import PreTrainedModel
 from backends.torch_backend.compiled.chunks import ChunkAttention, ChunkCode, chunk_code
 from backends.torch_backend.compiled.layer_function import LayerFunction, TracedCache
 from backends.torch_backend.compiled.trace import Compiled, GraphError, GraphSource, InputSpec
-from backends.torch_backend.forward.cache import ModelCache
+from backends.torch_backend.forward.cache import CacheLayer, ModelCache
 from backends.torch_backend.forward.stand_in import LayerCall, StandIn, decoder_layers
 from backends.torch_backend.forward.step import DecodeStep, KindStep
 from backends.torch_backend.model.attention import AttentionOptions
-from backends.torch_backend.native.kernels import Kernels, slot_attention
-from cache.slots import SlotCache
+from backends.torch_backend.native.kernels import Kernels, slot_attention, sparse_attention
 
 logger = logging.getLogger(__name__)
 
@@ -30,22 +29,36 @@ logger = logging.getLogger(__name__)
 _ROW_SIZES = ("rows",)
 _BIAS_SIZES = ("rows", None, "entries")
 _PLANE_SIZES = ("slots", None, "capacity")
+_STORE_SIZES = (("slots", None, "blocks"), *[("slots", None, "stored")] * 3)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeCall:
-    """A layer's call in a decode step, with the tensors that the layer finds in its cache."""
+    """A layer's call in a decode step, with the tensors that the layer finds in its cache.
+
+    `num_attended` is 0 for slots without a store; else the planes of the store are the last four.
+    """
 
     call: LayerCall
     kind: KindStep
     planes: tuple[Tensor, ...]
+    num_attended: int = 0
+
+    @classmethod
+    def of(cls, call: LayerCall, kind: KindStep, layer: CacheLayer) -> "DecodeCall":
+        store = layer.kind.policy.store
+        return cls(call, kind, layer.slots.contents, store.num_attended if store is not None else 0)
+
+    def step_tensors(self) -> list[Tensor]:
+        """Return what a step brings for all layers of a kind."""
+        kind = self.kind
+        return [kind.entries, kind.bias, *([] if kind.num_stored is None else [kind.num_stored])]
 
     def inputs(self) -> list[Tensor]:
         """Return the inputs of the layer's graph, but for the weights."""
         return [
             *self.call.tensors(),
-            self.kind.entries.contiguous(),
-            self.kind.bias.contiguous(),
+            *(tensor.contiguous() for tensor in self.step_tensors()),
             *self.planes,
         ]
 
@@ -59,11 +72,14 @@ class DecodeCall:
         call_specs = [
             InputSpec.of(tensor, _ROW_SIZES if tensor.shape[0] == num_rows else ()) for tensor in call_tensors
         ]
-        entries, bias, *planes = self.inputs()[len(call_tensors) :]
+        entries, bias, *stored = self.step_tensors()
+        num_planes = len(self.planes) - (len(_STORE_SIZES) if self.num_attended else 0)
+        plane_sizes = [*[_PLANE_SIZES] * num_planes, *_STORE_SIZES]
         cache_specs = [
             InputSpec.of(entries, _ROW_SIZES),
             InputSpec.of(bias, _BIAS_SIZES),
-            *(InputSpec.of(plane, _PLANE_SIZES) for plane in planes),
+            *(InputSpec.of(each, _ROW_SIZES) for each in stored),
+            *(InputSpec.of(*pair) for pair in zip(self.planes, plane_sizes, strict=False)),
         ]
         return call_specs, cache_specs
 
@@ -72,6 +88,8 @@ class DecodeCall:
 class _SlotCache(TracedCache):
     entries: Tensor
     bias: Tensor
+    num_stored: Tensor | None  # None without a store
+    num_attended: int
     planes: tuple[Tensor, ...]
 
     def attend(
@@ -82,26 +100,29 @@ class _SlotCache(TracedCache):
         value: Tensor,
         options: AttentionOptions,
     ) -> Tensor:
-        return slot_attention(
-            query,
-            key,
-            value,
-            self.planes,
-            self.entries,
-            self.bias,
-            scaling=options.scaling,
-            softcap=options.softcap,
-            sinks=options.sinks,
+        arguments = query, key, value, self.planes, self.entries, self.bias
+        scaling, softcap, sinks = options.scaling, options.softcap, options.sinks
+        if self.num_stored is None:
+            return slot_attention(*arguments, scaling=scaling, softcap=softcap, sinks=sinks)
+        return sparse_attention(
+            *arguments,
+            self.num_stored,
+            self.num_attended,
+            scaling=scaling,
+            softcap=softcap,
+            sinks=sinks,
         )
 
 
 # Pools with the same variant share graphs: whether they have a single slot, for which torch chooses other
-# operations, the type of their planes, and whether there is a store.
-Variant = tuple[bool, torch.dtype, bool]
+# operations, the type of their planes, and how many tokens of a store are attended to.
+Variant = tuple[bool, torch.dtype, int]
 
 
-def variant_of(slots: SlotCache) -> Variant:
-    return slots.num_slots == 1, slots.planes[0].dtype, slots.store is not None
+def variant_of(layer: CacheLayer) -> Variant:
+    store = layer.kind.policy.store
+    slots = layer.slots
+    return slots.num_slots == 1, slots.planes[0].dtype, store.num_attended if store is not None else 0
 
 
 class GraphedLayer(StandIn):
@@ -131,14 +152,13 @@ class GraphedLayer(StandIn):
         if not isinstance(cache.step, DecodeStep):
             return self._read_chunk(cache, call)
         cache_layer = cache.layers[self._index]
-        decode_call = DecodeCall(call, cache_layer.of_step(cache.step), cache_layer.slots.planes)
+        decode_call = DecodeCall.of(call, cache_layer.of_step(cache.step), cache_layer)
         if self.replacement is not None:
             return self.replacement(decode_call)
-        variant = variant_of(cache_layer.slots)
+        variant = variant_of(cache_layer)
         graph = self.graphs.get(variant)
         if graph is None:
-            if cache_layer.slots.store is None:
-                self.calls[variant] = decode_call
+            self.calls[variant] = decode_call
             return self.layer(*args, **kwargs)
         return graph(*decode_call.inputs(), *self.function.weights)[0]
 
@@ -156,8 +176,11 @@ class GraphedLayer(StandIn):
             raise GraphError("its cache holds latents instead of keys and values")
         call_inputs, cache_inputs = decode_call.specs()
 
-        def cache(entries: Tensor, bias: Tensor, *planes: Tensor) -> _SlotCache:
-            return _SlotCache(entries, bias, planes)
+        has_store = decode_call.num_attended > 0
+
+        def cache(entries: Tensor, bias: Tensor, *others: Tensor) -> _SlotCache:
+            num_stored = others[0] if has_store else None
+            return _SlotCache(entries, bias, num_stored, decode_call.num_attended, others[has_store:])
 
         with self._kernels.used():
             return self.function.trace(decode_call.call, call_inputs, cache_inputs, cache)
@@ -191,7 +214,8 @@ class LayerGraphs:
         for layer in self.layers:
             for variant, call in layer.calls.items():
                 call_specs, cache_specs = call.specs()
-                structure = layer.function.structure([*call_specs, *cache_specs])
+                # A graph holds `num_attended` as a constant.
+                structure = call.num_attended, layer.function.structure([*call_specs, *cache_specs])
                 by_structure.setdefault(structure, []).append((layer, variant))
         sources: dict[str, GraphSource] = {}
         for users in by_structure.values():

@@ -23,7 +23,15 @@ Compiled = Callable[..., Sequence[Tensor]]
 
 # The sizes with which a graph is traced: all different, and none that a model would have, so that a
 # coincidence is not taken for a rule.
-_EXAMPLE_SIZES = {"rows": 5, "tokens": 37, "entries": 48, "slots": 7, "capacity": 83}
+_EXAMPLE_SIZES = {
+    "rows": 5,
+    "tokens": 37,
+    "entries": 48,
+    "slots": 7,
+    "capacity": 83,
+    "blocks": 11,
+    "stored": 176,
+}
 
 
 class GraphError(Exception):

@@ -15,6 +15,7 @@
 TORCH_LIBRARY_IMPL(snapserve, CPU, implementations) {
   implementations.impl("linear", linear);
   implementations.impl("slot_attention", slot_attention);
+  implementations.impl("sparse_attention", sparse_attention);
   implementations.impl("rotate", rotate_heads);
   implementations.impl("prompt_attention", prompt_attention);
   implementations.impl("window_votes", window_votes);

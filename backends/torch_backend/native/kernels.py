@@ -44,6 +44,12 @@ for _schema in (
         "Tensor(c!)? key_scales, Tensor(d!)? value_scales, Tensor entries, Tensor bias, "
         "float scaling, float softcap, Tensor? sinks, *, Tensor? cosines=None, Tensor? sines=None) -> Tensor"
     ),
+    (
+        "sparse_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, "
+        "Tensor(c!) key_codes, Tensor(d!) value_codes, Tensor(e!) key_steps, Tensor(f!) value_steps, "
+        "Tensor entries, Tensor bias, Tensor num_stored, int num_attended, float scaling, float softcap, "
+        "Tensor? sinks, *, Tensor? cosines=None, Tensor? sines=None) -> Tensor"
+    ),
     "rotate(Tensor heads, Tensor cosines, Tensor sines) -> Tensor",
     (
         "prompt_attention(Tensor query, Tensor key, Tensor value, Tensor last_seen, int window, "
@@ -79,6 +85,7 @@ def _fake_linear(
     return hidden.new_empty(*hidden.shape[:-1], num_products // 2 if is_gated else num_products)
 
 
+@torch.library.register_fake("snapserve::sparse_attention", lib=_library)  # type: ignore[untyped-decorator]
 @torch.library.register_fake("snapserve::slot_attention", lib=_library)  # type: ignore[untyped-decorator]
 def _fake_slot_attention(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:  # noqa: ARG001
     return query.new_empty(query.shape[0], 1, query.shape[1], value.shape[3])
@@ -199,6 +206,32 @@ def slot_attention(
         scaling,
         softcap or 0.0,
         sinks,
+    )
+    return output
+
+
+def sparse_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    planes: tuple[Tensor, ...],
+    entries: Tensor,
+    bias: Tensor,
+    num_stored: Tensor,
+    num_attended: int,
+    *,
+    scaling: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Do as `slot_attention`, and also attend to the `num_attended` best tokens of each row's store.
+
+    `planes` are the slots' keys and values, then the planes of `cache.token_store`. `num_stored` [row] are
+    the tokens in the stores. The last one is the token in the entry that is written: it is stored first.
+    """
+    sinks = None if sinks is None else sinks.to(query.dtype)
+    output: Tensor = torch.ops.snapserve.sparse_attention(
+        query, key, value, *planes, entries, bias, num_stored, num_attended, scaling, softcap or 0.0, sinks
     )
     return output
 

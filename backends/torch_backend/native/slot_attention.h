@@ -20,6 +20,7 @@
 #include "checks.h"
 #include "rotary.h"
 #include "tile.h"
+#include "token_store.h"
 
 namespace {
 
@@ -239,9 +240,10 @@ void accumulate_values(const HeadGroup<T, P>& group, int64_t first, int64_t coun
 
 // Attend in two passes: all scores first, then the values. The softmax subtracts the largest score of all, so
 // nothing is rescaled. Entries are added in ascending order by one thread: the order depends on neither the
-// other rows nor the number of threads. A masked block adds nothing, so skipping it changes nothing.
-template <bool is_aligned, typename T, typename P>
-void attend(const HeadGroup<T, P>& group) {
+// other rows nor the number of threads. A masked block adds nothing, so skipping it changes nothing. The best
+// of the `stored` tokens take part, if the slot has a store.
+template <bool is_aligned, typename T, typename P, typename Stored>
+void attend(const HeadGroup<T, P>& group, Stored& stored) {
   thread_local Buffer<float> buffer;
   const int64_t num_heads = group.num_heads;
   const int64_t num_blocks = (group.num_entries + kLanes - 1) / kLanes;
@@ -264,6 +266,7 @@ void attend(const HeadGroup<T, P>& group) {
   for_visible_blocks([&](int64_t e, int64_t count, float* block_scores) {
     score_block<is_aligned>(group, e, count, block_scores, largest);
   });
+  stored.score(group, largest);
   std::fill_n(sums, num_heads * group.value_width, 0.0f);
   for (int64_t g = 0; g < num_heads; ++g) {
     totals[g] = group.sinks == nullptr ? 0.0f : std::exp(static_cast<float>(group.sinks[g]) - largest[g]);
@@ -271,6 +274,7 @@ void attend(const HeadGroup<T, P>& group) {
   for_visible_blocks([&](int64_t e, int64_t count, float* block_scores) {
     accumulate_values<is_aligned>(group, e, count, block_scores, largest, totals, sums);
   });
+  stored.add_values(largest, totals, sums);
   for (int64_t g = 0; g < num_heads; ++g) {
     // An idle row sees nothing, and its output is not read: 0, not NaN.
     const __m512 factor = _mm512_set1_ps(totals[g] > 0 ? 1 / totals[g] : 0.0f);
@@ -336,11 +340,11 @@ struct Planes {
   }
 };
 
-template <typename T, typename P>
+template <typename T, typename P, typename S>
 void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, const Tensor& value,
                       const Planes<P>& keys, const Planes<P>& values, const Tensor& entries,
                       const Tensor& bias, double scaling, double softcap, const std::optional<Tensor>& sinks,
-                      const T* cosines, const T* sines) {
+                      const T* cosines, const T* sines, const S& store) {
   const int64_t num_rows = query.size(0);
   const int64_t num_heads = query.size(1);
   const int64_t num_kv_heads = key.size(1);
@@ -381,6 +385,10 @@ void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, co
         new_key = &rotated[group_size * width];
         query_stride = width;
       }
+      auto stored = store.tokens(row, plane, width, value_width);
+      if constexpr (std::is_same_v<T, P>) {
+        stored.demote(keys.plane(plane) + entry[row] * width, values.plane(plane) + entry[row] * value_width);
+      }
       keys.write(plane, entry[row], new_key);
       values.write(plane, entry[row], new_value);
       HeadGroup<T, P> group{
@@ -410,7 +418,7 @@ void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, co
         group.query = queries;
         group.query_stride = query_stride;
       }
-      is_aligned ? attend<true>(group) : attend<false>(group);
+      is_aligned ? attend<true>(group, stored) : attend<false>(group, stored);
     }
   });
 }
@@ -464,6 +472,22 @@ inline void check_slot_arguments(const Tensor& query, const Tensor& key, const T
   }
 }
 
+inline void check_heads_arguments(const Tensor& query, const std::optional<Tensor>& sinks,
+                                  const std::optional<Tensor>& cosines, const std::optional<Tensor>& sines) {
+  const at::ScalarType dtype = query.scalar_type();
+  const int64_t num_rows = query.size(0);
+  const int64_t width = query.size(3);
+  if (sinks) check("sinks", *sinks, dtype, {query.size(1)});
+  TORCH_CHECK(cosines.has_value() == sines.has_value(),
+              "cosines and sines must both be given or both be None, ", "got ", cosines ? "cosines" : "sines",
+              " alone");
+  if (cosines) {
+    check_even_width("query", query);
+    check("cosines", *cosines, dtype, {num_rows, 1, width});
+    check("sines", *sines, dtype, {num_rows, 1, width});
+  }
+}
+
 // The operator `slot_attention`: see kernels.py. With `cosines` and `sines` [row, 1, width], query and key
 // are rotated first.
 Tensor slot_attention(const Tensor& query, const Tensor& key, const Tensor& value, Tensor& keys,
@@ -475,16 +499,7 @@ Tensor slot_attention(const Tensor& query, const Tensor& key, const Tensor& valu
   const at::ScalarType dtype = query.scalar_type();
   const int64_t num_rows = query.size(0);
   const int64_t num_heads = query.size(1);
-  const int64_t width = query.size(3);
-  if (sinks) check("sinks", *sinks, dtype, {num_heads});
-  TORCH_CHECK(cosines.has_value() == sines.has_value(),
-              "cosines and sines must both be given or both be None, ", "got ", cosines ? "cosines" : "sines",
-              " alone");
-  if (cosines) {
-    check_even_width("query", query);
-    check("cosines", *cosines, dtype, {num_rows, 1, width});
-    check("sines", *sines, dtype, {num_rows, 1, width});
-  }
+  check_heads_arguments(query, sinks, cosines, sines);
   Tensor output = at::empty({num_rows, 1, num_heads, value.size(3)}, query.options());
   const auto run = [&](auto row_type, auto plane_type) {
     using T = decltype(row_type);
@@ -495,12 +510,59 @@ Tensor slot_attention(const Tensor& query, const Tensor& key, const Tensor& valu
     };
     write_and_attend<T, P>(output, query, key, value, planes(keys, key_scales),
                            planes(values, value_scales), entries, bias, scaling, softcap, sinks,
-                           data_or_null<T>(cosines), data_or_null<T>(sines));
+                           data_or_null<T>(cosines), data_or_null<T>(sines), NoStore());
   };
   const auto run_rows = [&](auto row_type) {
     key_scales ? run(row_type, int8_t()) : run(row_type, row_type);
   };
   dtype == at::kBFloat16 ? run_rows(BFloat16()) : run_rows(float());
+  return output;
+}
+
+// The operator `sparse_attention`: see kernels.py. The rest is as in `slot_attention`.
+Tensor sparse_attention(const Tensor& query, const Tensor& key, const Tensor& value, Tensor& keys,
+                        Tensor& values, Tensor& key_codes, Tensor& value_codes, Tensor& key_steps,
+                        Tensor& value_steps, const Tensor& entries, const Tensor& bias,
+                        const Tensor& num_stored, int64_t num_attended, double scaling, double softcap,
+                        const std::optional<Tensor>& sinks, const std::optional<Tensor>& cosines,
+                        const std::optional<Tensor>& sines) {
+  check_slot_arguments(query, key, value, keys, values, std::nullopt, std::nullopt, entries, bias);
+  check_heads_arguments(query, sinks, cosines, sines);
+  const int64_t num_rows = query.size(0);
+  const int64_t num_slots = keys.size(0);
+  const int64_t num_kv_heads = keys.size(1);
+  const int64_t width = keys.size(3);
+  const int64_t value_width = values.size(3);
+  TORCH_CHECK(width % kStoredTogether == 0 && value_width % kStoredTogether == 0,
+              "keys and values must have a multiple of ", kStoredTogether, " numbers, got ", width, " and ",
+              value_width);
+  check_dim("key_codes", key_codes, 6, "[slot, kv_head, block, width / 8, 16, 4]");
+  const int64_t num_entries = key_codes.size(2) * kStoredBlock;
+  check("key_codes", key_codes, at::kByte,
+        {num_slots, num_kv_heads, key_codes.size(2), width / kStoredTogether, kStoredBlock, 4});
+  check("value_codes", value_codes, at::kByte, {num_slots, num_kv_heads, num_entries, value_width / 2});
+  check("key_steps", key_steps, at::kBFloat16, {num_slots, num_kv_heads, num_entries});
+  check("value_steps", value_steps, at::kBFloat16, {num_slots, num_kv_heads, num_entries});
+  check("num_stored", num_stored, at::kLong, {num_rows});
+  TORCH_CHECK(num_attended > 0, "num_attended must be at least 1, got ", num_attended);
+  const int64_t* stored = num_stored.const_data_ptr<int64_t>();
+  for (int64_t row = 0; row < num_rows; ++row) {
+    TORCH_CHECK(0 <= stored[row] && stored[row] <= num_entries, "num_stored must be in [0, ", num_entries,
+                "], got ", stored[row], " in row ", row);
+  }
+  const Store store{{key_codes.data_ptr<uint8_t>(), value_codes.data_ptr<uint8_t>(),
+                     key_steps.data_ptr<BFloat16>(), value_steps.data_ptr<BFloat16>(), stored, num_entries,
+                     num_attended}};
+  Tensor output = at::empty({num_rows, 1, query.size(1), value_width}, query.options());
+  const auto run = [&](auto type) {
+    using T = decltype(type);
+    const auto planes = [](Tensor& rows) {
+      return Planes<T>{rows.data_ptr<T>(), nullptr, rows.size(2), rows.size(3)};
+    };
+    write_and_attend<T, T>(output, query, key, value, planes(keys), planes(values), entries, bias, scaling,
+                           softcap, sinks, data_or_null<T>(cosines), data_or_null<T>(sines), store);
+  };
+  query.scalar_type() == at::kBFloat16 ? run(BFloat16()) : run(float());
   return output;
 }
 

@@ -14,6 +14,7 @@ from backends.torch_backend.native.kernels import (
     Kernels,
     kernels_are_supported,
 )
+from cache import token_store
 
 
 def _constant(header: str, name: str) -> float:
@@ -41,6 +42,12 @@ def test_int8_rows_are_limited_to_the_inputs_that_the_kernels_accept() -> None:
     num_inputs = int(_constant("linear.h", "kMaxInt8Inputs"))
     assert QuantizedProduct.is_packable(torch.empty(1, num_inputs)) == kernels_are_supported()
     assert not QuantizedProduct.is_packable(torch.empty(1, num_inputs + 4))
+
+
+def test_stores_have_the_kernels_blocks() -> None:
+    assert _constant("token_store.h", "kStoredBlock") == token_store.BLOCK
+    assert _constant("token_store.h", "kStoredTogether") == token_store.STORED_TOGETHER
+    assert _constant("token_store.h", "kCodes") == 1 << token_store.BITS
 
 
 def test_masked_entries_have_a_bias_that_the_kernels_skip() -> None:

@@ -1,0 +1,402 @@
+// The tokens of a slot that are older than its ring, in 4 bits a value: see cache/token_store.py.
+//
+// A decode step scores all of them by their own keys, chooses the best, and adds these to its softmax. Scores
+// are products of rotated rows, as rotations change no products. The query is rounded to 8 bits, an error that
+// is much smaller than that of keys in 4 bits. Sums of codes are exact integers, and tokens are chosen by score
+// and then by age: a row's choice does not depend on the batch.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "tile.h"
+
+namespace {
+
+constexpr int64_t kStoredBlock = 16;    // keys of a block; `BLOCK` in cache/token_store.py
+constexpr int64_t kStoredTogether = 8;  // numbers that share 4 bytes of a block; `STORED_TOGETHER` there
+constexpr float kMiddle = 7.5f;         // the code that would stand for zero
+constexpr int64_t kCodes = 16;
+
+// Rotate a row by Hadamard matrices, each as large as the largest power of two that divides the width.
+inline void hadamard(float* row, int64_t width) {
+  const int64_t size = width & -width;
+  for (int64_t half = 1; half < size; half *= 2) {
+    for (int64_t first = 0; first < width; first += 2 * half) {
+      for (int64_t i = first; i < first + half; ++i) {
+        const float sum = row[i] + row[i + half];
+        row[i + half] = row[i] - row[i + half];
+        row[i] = sum;
+      }
+    }
+  }
+  const float scale = 1 / std::sqrt(static_cast<float>(size));
+  for (int64_t i = 0; i < width; ++i) row[i] *= scale;
+}
+
+template <typename T>
+void load_rotated(float* target, const T* row, int64_t width) {
+  for (int64_t i = 0; i < width; ++i) target[i] = static_cast<float>(row[i]);
+  hadamard(target, width);
+}
+
+// Round a rotated row to codes, one a byte. Return the step.
+inline BFloat16 quantize_codes(uint8_t* codes, const float* row, int64_t width) {
+  float largest = 0;
+  for (int64_t i = 0; i < width; ++i) {
+    // A NaN must stay: it is not smaller than anything.
+    if (!(std::abs(row[i]) <= largest)) largest = std::abs(row[i]);
+  }
+  const BFloat16 step = largest / (kCodes / 2);
+  const float divisor = step;
+  for (int64_t i = 0; i < width; ++i) {
+    const float level = divisor > 0 ? std::floor(row[i] / divisor) + kCodes / 2 : kCodes / 2;
+    codes[i] = static_cast<uint8_t>(std::min(std::max(level, 0.0f), kCodes - 1.0f));
+  }
+  return step;
+}
+
+// exp(x) of x ≤ 0, with a relative error below 1e-3: enough for weights by which nothing but a choice is made.
+inline __m512 rough_exp(__m512 x) {
+  const __m512 power = _mm512_max_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _mm512_set1_ps(-126.0f));
+  const __m512 whole = _mm512_roundscale_ps(power, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 part = _mm512_sub_ps(power, whole);
+  __m512 sum = _mm512_fmadd_ps(part, _mm512_set1_ps(0.05550411f), _mm512_set1_ps(0.24022651f));
+  sum = _mm512_fmadd_ps(part, sum, _mm512_set1_ps(0.69314718f));
+  return _mm512_scalef_ps(_mm512_fmadd_ps(part, sum, _mm512_set1_ps(1.0f)), whole);
+}
+
+// The stores of all slots.
+struct StorePlanes {
+  uint8_t* key_codes;     // [slot, kv_head, block, width / 8, 16, 4]
+  uint8_t* value_codes;   // [slot, kv_head, entry, value width / 2]
+  BFloat16* key_steps;    // [slot, kv_head, entry]
+  BFloat16* value_steps;  // [slot, kv_head, entry]
+  const int64_t* num_stored;  // [row]
+  int64_t num_entries;
+  int64_t num_attended;
+};
+
+// What a step without a store does with it: nothing.
+struct NoStore {
+  struct Tokens {
+    template <typename T>
+    void demote(const T*, const T*) const {}
+    template <typename Group>
+    void score(const Group&, float*) const {}
+    void add_values(const float*, float*, float*) const {}
+  };
+  Tokens tokens(int64_t, int64_t, int64_t, int64_t) const { return {}; }
+};
+
+// The store of one row and KV head, in one step. Each thread has one at a time.
+class StoredTokens {
+ public:
+  StoredTokens(const StorePlanes& planes, int64_t row, int64_t plane, int64_t width, int64_t value_width)
+      : key_codes_(planes.key_codes + plane * planes.num_entries * width / 2),
+        value_codes_(planes.value_codes + plane * planes.num_entries * value_width / 2),
+        key_steps_(planes.key_steps + plane * planes.num_entries),
+        value_steps_(planes.value_steps + plane * planes.num_entries),
+        num_stored_(planes.num_stored[row]),
+        num_chosen_(std::min(planes.num_attended, num_stored_)),
+        width_(width),
+        value_width_(value_width) {}
+
+  // Store the token that the step overwrites in the ring, if the ring is full.
+  template <typename T>
+  void demote(const T* key, const T* value) const {
+    if (num_stored_ == 0) return;
+    const int64_t entry = num_stored_ - 1;
+    Scratch& scratch = own_scratch();
+    const int64_t longest = std::max(width_, value_width_);
+    scratch.rotated.resize(longest);
+    scratch.codes.resize(longest);
+    uint8_t* codes = scratch.codes.data();
+    load_rotated(scratch.rotated.data(), key, width_);
+    key_steps_[entry] = quantize_codes(codes, scratch.rotated.data(), width_);
+    uint8_t* block = key_codes_ + entry / kStoredBlock * kStoredBlock * width_ / 2;
+    for (int64_t d = 0; d < width_; d += kStoredTogether) {
+      uint8_t* four = block + d / kStoredTogether * 4 * kStoredBlock + entry % kStoredBlock * 4;
+      for (int64_t i = 0; i < 4; ++i) four[i] = codes[d + i] | codes[d + 4 + i] << 4;
+    }
+    load_rotated(scratch.rotated.data(), value, value_width_);
+    value_steps_[entry] = quantize_codes(codes, scratch.rotated.data(), value_width_);
+    const int64_t half = value_width_ / 2;
+    for (int64_t i = 0; i < half; ++i) value_codes_[entry * half + i] = codes[i] | codes[half + i] << 4;
+  }
+
+  // Choose the tokens to attend to, and raise `largest` [head] to their largest scores.
+  template <typename Group>
+  void score(const Group& group, float* largest) {
+    num_heads_ = group.num_heads;
+    if (num_stored_ == 0) return;
+    Scratch& scratch = own_scratch();
+    padded_ = (num_stored_ + kLanes - 1) / kLanes * kLanes;
+    scratch.scores.resize(num_heads_ * padded_);
+    scratch.chosen.resize(num_heads_ * num_chosen_);
+    score_all(group, scratch);
+    choose(scratch);
+    for (int64_t h = 0; h < num_heads_; ++h) {
+      float* chosen = scratch.chosen.data() + h * num_chosen_;
+      for (int64_t i = 0; i < num_chosen_; ++i) {
+        chosen[i] = scratch.scores[h * padded_ + scratch.candidates[i].entry];
+        largest[h] = std::max(largest[h], chosen[i]);
+      }
+    }
+  }
+
+  // Add the chosen tokens' weights to `totals` [head], and their weighted values to `sums` [head, value width].
+  void add_values(const float* largest, float* totals, float* sums) {
+    if (num_stored_ == 0) return;
+    Scratch& scratch = own_scratch();
+    scratch.rotated.resize(num_heads_ * value_width_);
+    scratch.middles.resize(num_heads_);
+    for (int64_t h = 0; h < num_heads_; ++h) {
+      float* weights = scratch.chosen.data() + h * num_chosen_;
+      float total = 0;
+      for (int64_t i = 0; i < num_chosen_; i += kLanes) {
+        const __mmask16 lanes = first_lanes(num_chosen_ - i);
+        const Vec scores = Vec(_mm512_maskz_loadu_ps(lanes, weights + i));
+        const __m512 own = _mm512_maskz_mov_ps(lanes, (scores - Vec(largest[h])).exp());
+        total += _mm512_reduce_add_ps(own);
+        store(weights + i, own, lanes);
+      }
+      totals[h] += total;
+      float middle = 0;
+      for (int64_t i = 0; i < num_chosen_; ++i) {
+        weights[i] *= static_cast<float>(value_steps_[scratch.candidates[i].entry]);
+        middle += weights[i];
+      }
+      scratch.middles[h] = kMiddle * middle;
+    }
+    for (int64_t h = 0; h < num_heads_; h += kTileRows) {
+      switch (num_heads_ - h) {
+        case 1: mix<1>(scratch, h); break;
+        case 2: mix<2>(scratch, h); break;
+        case 3: mix<3>(scratch, h); break;
+        default: mix<kTileRows>(scratch, h);
+      }
+    }
+    for (int64_t h = 0; h < num_heads_; ++h) {
+      float* rotated = scratch.rotated.data() + h * value_width_;
+      hadamard(rotated, value_width_);
+      for (int64_t d = 0; d < value_width_; ++d) sums[h * value_width_ + d] += rotated[d];
+    }
+  }
+
+ private:
+  struct Candidate {
+    float strength;
+    int32_t entry;
+    bool operator<(const Candidate& other) const {  // better: stronger, then older
+      return strength != other.strength ? strength > other.strength : entry < other.entry;
+    }
+  };
+
+  struct Scratch {
+    Buffer<float> rotated;
+    Buffer<float> scores;  // [head, entry]
+    Buffer<float> strengths;
+    Buffer<float> chosen;  // [head, candidate]: scores, then weights
+    Buffer<float> middles;
+    Buffer<int8_t> queries;  // [head, width]
+    Buffer<uint8_t> codes;
+    std::vector<Candidate> candidates;
+  };
+
+  static Scratch& own_scratch() {
+    thread_local Scratch scratch;
+    return scratch;
+  }
+
+  template <typename Group>
+  void score_all(const Group& group, Scratch& scratch) {
+    scratch.rotated.resize(width_);
+    scratch.queries.resize(num_heads_ * width_);
+    float factors[kTileRows];
+    int32_t sums[kTileRows];
+    for (int64_t h = 0; h < num_heads_; h += kTileRows) {
+      const int64_t count = std::min(kTileRows, num_heads_ - h);
+      for (int64_t i = 0; i < count; ++i) {
+        load_rotated(scratch.rotated.data(), group.query + (h + i) * group.query_stride, width_);
+        factors[i] = round_query(&scratch.queries[(h + i) * width_], scratch.rotated.data(), &sums[i]);
+        factors[i] *= group.scaling;
+      }
+      switch (count) {
+        case 1: score_heads<1>(scratch, h, factors, sums, group.softcap); break;
+        case 2: score_heads<2>(scratch, h, factors, sums, group.softcap); break;
+        case 3: score_heads<3>(scratch, h, factors, sums, group.softcap); break;
+        default: score_heads<kTileRows>(scratch, h, factors, sums, group.softcap);
+      }
+    }
+  }
+
+  // Round a query to 8 bits. Return its scale, and the sum of its integers in `sum`.
+  float round_query(int8_t* integers, const float* query, int32_t* sum) const {
+    float largest = 0;
+    for (int64_t i = 0; i < width_; ++i) largest = std::max(largest, std::abs(query[i]));
+    const float factor = largest > 0 ? 127 / largest : 0;
+    *sum = 0;
+    for (int64_t i = 0; i < width_; ++i) {
+      integers[i] = static_cast<int8_t>(std::nearbyint(query[i] * factor));
+      *sum += integers[i];
+    }
+    return largest / 127;
+  }
+
+  // Write the scores of all entries for `heads` heads from head `first` on.
+  template <int64_t heads>
+  void score_heads(Scratch& scratch, int64_t first, const float* factors, const int32_t* query_sums,
+                   float softcap) const {
+    const __m512i low_half = _mm512_set1_epi8(15);
+    const int8_t* queries = &scratch.queries[first * width_];
+    const auto four = [&](int64_t head, int64_t d) {
+      int32_t numbers;
+      std::memcpy(&numbers, queries + head * width_ + d, sizeof numbers);
+      return _mm512_set1_epi32(numbers);
+    };
+    for (int64_t e = 0; e < num_stored_; e += kStoredBlock) {
+      const uint8_t* codes = key_codes_ + e * width_ / 2;
+      __m512i low_sums[heads];
+      __m512i high_sums[heads];
+      UNROLL for (int64_t h = 0; h < heads; ++h) { low_sums[h] = high_sums[h] = _mm512_setzero_si512(); }
+      for (int64_t d = 0; d < width_; d += kStoredTogether, codes += kCacheLine) {
+        _mm_prefetch(reinterpret_cast<const char*>(codes) + kPrefetchDistance, _MM_HINT_T1);
+        const __m512i packed = _mm512_loadu_si512(codes);
+        const __m512i low = _mm512_and_si512(packed, low_half);
+        const __m512i high = _mm512_and_si512(_mm512_srli_epi16(packed, 4), low_half);
+        UNROLL for (int64_t h = 0; h < heads; ++h) {
+          low_sums[h] = _mm512_dpbusd_epi32(low_sums[h], low, four(h, d));
+          high_sums[h] = _mm512_dpbusd_epi32(high_sums[h], high, four(h, d + 4));
+        }
+      }
+      const __m512 steps = load(key_steps_ + e);
+      const __mmask16 lanes = first_lanes(num_stored_ - e);
+      UNROLL for (int64_t h = 0; h < heads; ++h) {
+        const __m512 sums = _mm512_cvtepi32_ps(_mm512_add_epi32(low_sums[h], high_sums[h]));
+        const __m512 products = _mm512_sub_ps(sums, _mm512_set1_ps(kMiddle * query_sums[h]));
+        Vec row = Vec(_mm512_mul_ps(products, steps)) * Vec(factors[h]);
+        if (softcap > 0) row = Vec(softcap) * (row / Vec(softcap)).tanh();
+        const __m512 lowest = _mm512_set1_ps(std::numeric_limits<float>::lowest());
+        store(&scratch.scores[(first + h) * padded_ + e], _mm512_mask_mov_ps(lowest, lanes, row));
+      }
+    }
+  }
+
+  // Leave the entries with the largest shares of any head's attention in the first candidates. The shares are
+  // those among the stored tokens.
+  void choose(Scratch& scratch) const {
+    std::vector<Candidate>& candidates = scratch.candidates;
+    if (num_chosen_ == num_stored_) {
+      candidates.resize(num_stored_);
+      for (int64_t e = 0; e < num_stored_; ++e) candidates[e] = {0, static_cast<int32_t>(e)};
+      return;
+    }
+    scratch.strengths.resize(padded_);
+    for (int64_t h = 0; h < num_heads_; ++h) raise_strengths(scratch, h);
+    const float bound = lower_bound(scratch.strengths.data());
+    candidates.clear();
+    for (int64_t e = 0; e < num_stored_; e += kLanes) {
+      const __m512 strengths = load(&scratch.strengths[e]);
+      uint32_t better = _mm512_cmp_ps_mask(strengths, _mm512_set1_ps(bound), _CMP_NLT_UQ);
+      better &= first_lanes(num_stored_ - e);
+      for (; better != 0; better &= better - 1) {
+        const int64_t entry = e + __builtin_ctz(better);
+        candidates.push_back({scratch.strengths[entry], static_cast<int32_t>(entry)});
+      }
+    }
+    std::nth_element(candidates.begin(), candidates.begin() + num_chosen_ - 1, candidates.end());
+  }
+
+  // Raise each entry's strength to the logarithm of its share of a head's attention.
+  void raise_strengths(Scratch& scratch, int64_t head) const {
+    const float* scores = &scratch.scores[head * padded_];
+    __m512 largest = load(scores);
+    for (int64_t e = kLanes; e < padded_; e += kLanes) largest = _mm512_max_ps(largest, load(scores + e));
+    const float most = _mm512_reduce_max_ps(largest);
+    __m512 totals = _mm512_setzero_ps();
+    for (int64_t e = 0; e < padded_; e += kLanes) {
+      totals = _mm512_add_ps(totals, rough_exp(_mm512_sub_ps(load(scores + e), _mm512_set1_ps(most))));
+    }
+    const __m512 offset = _mm512_set1_ps(most + std::log(_mm512_reduce_add_ps(totals)));
+    const __m512 lowest = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    float* strengths = scratch.strengths.data();
+    for (int64_t e = 0; e < padded_; e += kLanes) {
+      __m512 share = _mm512_sub_ps(load(scores + e), offset);
+      // A NaN has no place in an order.
+      share = _mm512_mask_mov_ps(lowest, _mm512_cmp_ps_mask(share, share, _CMP_ORD_Q), share);
+      store(strengths + e, head == 0 ? share : _mm512_max_ps(load(strengths + e), share));
+    }
+  }
+
+  // Return a strength that at least `num_chosen_` entries have. It is the least of the largest strengths of
+  // that many groups of entries, which have one lane of a few neighbouring vectors each.
+  float lower_bound(const float* strengths) const {
+    const int64_t num_vectors = num_stored_ / kLanes;
+    int64_t size = std::max<int64_t>(num_stored_ / num_chosen_, 1);
+    while (size > 1 && num_vectors / size * kLanes < num_chosen_) --size;
+    const int64_t num_groups = num_vectors / size;
+    if (num_groups * kLanes < num_chosen_) return -std::numeric_limits<float>::infinity();
+    __m512 least = _mm512_set1_ps(std::numeric_limits<float>::infinity());
+    for (int64_t group = 0; group < num_groups; ++group) {
+      const float* first = strengths + group * size * kLanes;
+      __m512 largest = load(first);
+      for (int64_t i = 1; i < size; ++i) largest = _mm512_max_ps(largest, load(first + i * kLanes));
+      least = _mm512_min_ps(least, largest);
+    }
+    return _mm512_reduce_min_ps(least);
+  }
+
+  // Write the weighted sums of the chosen tokens' rotated values, for `heads` heads from head `first` on.
+  template <int64_t heads>
+  void mix(Scratch& scratch, int64_t first) const {
+    const int64_t half = value_width_ / 2;
+    const float* weights = scratch.chosen.data() + first * num_chosen_;
+    for (int64_t d = 0; d < half; d += kLanes) {
+      const __mmask16 lanes = first_lanes(half - d);
+      __m512 low_sums[heads];
+      __m512 high_sums[heads];
+      UNROLL for (int64_t h = 0; h < heads; ++h) { low_sums[h] = high_sums[h] = _mm512_setzero_ps(); }
+      for (int64_t i = 0; i < num_chosen_; ++i) {
+        const uint8_t* codes = value_codes_ + scratch.candidates[i].entry * half + d;
+        const __m512i packed = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(lanes, codes));
+        const __m512 low = _mm512_cvtepi32_ps(_mm512_and_si512(packed, _mm512_set1_epi32(15)));
+        const __m512 high = _mm512_cvtepi32_ps(_mm512_srli_epi32(packed, 4));
+        UNROLL for (int64_t h = 0; h < heads; ++h) {
+          const __m512 weight = _mm512_set1_ps(weights[h * num_chosen_ + i]);
+          low_sums[h] = _mm512_fmadd_ps(weight, low, low_sums[h]);
+          high_sums[h] = _mm512_fmadd_ps(weight, high, high_sums[h]);
+        }
+      }
+      UNROLL for (int64_t h = 0; h < heads; ++h) {
+        float* target = scratch.rotated.data() + (first + h) * value_width_ + d;
+        const __m512 middle = _mm512_set1_ps(scratch.middles[first + h]);
+        store(target, _mm512_sub_ps(low_sums[h], middle), lanes);
+        store(target + half, _mm512_sub_ps(high_sums[h], middle), lanes);
+      }
+    }
+  }
+
+  uint8_t* key_codes_;
+  uint8_t* value_codes_;
+  BFloat16* key_steps_;
+  BFloat16* value_steps_;
+  int64_t num_stored_;
+  int64_t num_chosen_;
+  int64_t width_;
+  int64_t value_width_;
+  int64_t num_heads_ = 0;
+  int64_t padded_ = 0;
+};
+
+struct Store {
+  StorePlanes planes;
+  StoredTokens tokens(int64_t row, int64_t plane, int64_t width, int64_t value_width) const {
+    return {planes, row, plane, width, value_width};
+  }
+};
+
+}  // namespace

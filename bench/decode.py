@@ -1,9 +1,10 @@
 """Time the torch backend's decode and prefill steps against the machine's floors, without a scheduler.
 
 Figures are medians over rounds. Each round also measures the memory bandwidth, because on a shared machine
-only ratios from the same moment are meaningful. Slots hold zeros; no time depends on their values. The
-backend has the options of `snapserve serve`. With `--compare-int8`, a second pool has the same slots in 8
-bits, and its decode steps are timed in turns with the first one's.
+only ratios from the same moment are meaningful. Slots hold zeros, since no time depends on their values; only
+stores of policy sparse hold random tokens. The backend has the options of `snapserve serve`. With several
+pools, decode steps of the others are timed in turns with those of the first. With `--compare-int8`, a second
+pool has the first one's slots in 8 bits.
 
 Usage: `GOMP_SPINCOUNT=5000 python -m bench.decode --model DIR [--decode 8x256 1x256 4x2048] [--prefill 128x8
 2048x1 8192x1] [--temperature 1 --top-p 0.9] [--rounds 7] [--json FILE]`.
@@ -196,10 +197,10 @@ def measure(
 ) -> dict[str, Any]:
     """Return the figures in the form of the JSON document."""
     first, *others = config.pools
-    first = replace(first, num_slots=max(first.num_slots, *(rows for rows, _ in decode)))
     if compares_int8:
         others = [replace(first, name="int8", kv_cache_dtype=KVCacheDtype.INT8)]
-    pools = (first, *others)
+    most_rows = max(rows for rows, _ in decode)
+    pools = tuple(replace(each, num_slots=max(each.num_slots, most_rows)) for each in (first, *others))
     backend = TorchBackend(replace(config, pools=pools))
     try:
         start = time.perf_counter()
@@ -207,15 +208,20 @@ def measure(
         seconds_to_warm = time.perf_counter() - start
         if backend.compiled is not None:
             backend.compiled.wait()
+        _fill_stores(backend)
         launches = [(*case, steps) for case in decode for steps in sorted({1, num_steps})]
         steps: dict[Launch, Sequence[Batch]] = {
             launch: [decode_batch(*launch, draw=draw)] * 5 for launch in launches
         }
-        rounded: dict[Launch, Sequence[Batch]] = {
-            launch: [decode_batch(*launch, draw=draw, pool=1)] * 5 for launch in launches if compares_int8
+        compared: dict[str, dict[Launch, Sequence[Batch]]] = {
+            pool.spec.name: {
+                launch: [decode_batch(*launch, draw=draw, pool=index)] * 5 for launch in launches
+            }
+            for index, pool in enumerate(backend.pools)
+            if index > 0
         }
         reads: dict[Pair, Sequence[Batch]] = {case: prefill_batches(backend, *case) for case in prefill}
-        return _figures(backend, config, steps, rounded, reads, rounds) | {
+        return _figures(backend, config, steps, compared, reads, rounds) | {
             "temperature": draw.sampling.temperature,
             "top_p": draw.sampling.top_p,
             "seconds_to_warm": seconds_to_warm,
@@ -225,11 +231,23 @@ def measure(
         backend.close()
 
 
+def _fill_stores(backend: TorchBackend) -> None:
+    """Fill stores with random tokens: equal ones would all be as good as the best, and all be compared."""
+    for pool in backend.pools:
+        for layer in pool.cache.layers:
+            if layer.slots.store is not None:
+                *codes, key_steps, value_steps = layer.slots.store.planes
+                for plane in codes:
+                    plane.random_(256)
+                key_steps.fill_(0.25)
+                value_steps.fill_(0.25)
+
+
 def _figures(
     backend: TorchBackend,
     config: TorchBackendConfig,
     decode: Mapping[Launch, Sequence[Batch]],
-    decode_int8: Mapping[Launch, Sequence[Batch]],
+    compared: Mapping[str, Mapping[Launch, Sequence[Batch]]],
     prefill: Mapping[Pair, Sequence[Batch]],
     rounds: int,
 ) -> dict[str, Any]:
@@ -239,7 +257,9 @@ def _figures(
     work = work_of(AutoConfig.from_pretrained(config.model), plane.element_size(), bytes_per_weight)
     scoring = ScoringClock(backend)
     steps: dict[Launch, list[Timed]] = {case: [] for case in decode}
-    int8_shares: dict[Launch, list[float]] = {case: [] for case in decode_int8}
+    shares_of: dict[str, dict[Launch, list[float]]] = {
+        pool: {case: [] for case in cases} for pool, cases in compared.items()
+    }
     reads: dict[Pair, list[Timed]] = {case: [] for case in prefill}
     shares: dict[Pair, list[float]] = {case: [] for case in prefill}
     machines: list[Machine] = []
@@ -250,8 +270,8 @@ def _figures(
             floors = decode_floors(work, machine, launch[0], min(launch[1], capacity))
             seconds = run(backend, batches)
             steps[launch].append((seconds / len(batches) / launch[2], floors))
-            if launch in decode_int8:
-                int8_shares[launch].append(run(backend, decode_int8[launch]) / seconds)
+            for pool, cases in compared.items():
+                shares_of[pool][launch].append(run(backend, cases[launch]) / seconds)
         for case, batches in prefill.items():
             scoring.seconds = 0.0
             elapsed = run(backend, batches)
@@ -263,6 +283,7 @@ def _figures(
         "dtype": str(plane.dtype).removeprefix("torch."),
         "quantization": config.quantization,
         "num_threads": torch.get_num_threads(),
+        "pools": [pool.spec.name for pool in backend.pools],
         "slot_bytes": [pool.spec.slot_bytes for pool in backend.pools],
         "bandwidth": statistics.median(machine.bandwidth for machine in machines[1:]),
         "matrix_rate": statistics.median(machine.matrix_rate for machine in machines[1:]),
@@ -270,7 +291,10 @@ def _figures(
             {"rows": rows, "entries": entries, "steps_a_launch": num_steps}
             | _medians(steps[rows, entries, num_steps][1:])
             | {"saved_seconds": _saved(steps[rows, entries, 1][1:], steps[rows, entries, num_steps][1:])}
-            | _int8_share(int8_shares.get((rows, entries, num_steps)))
+            | {
+                f"{pool}_share": statistics.median(cases[rows, entries, num_steps][1:])
+                for pool, cases in shares_of.items()
+            }
             for rows, entries, num_steps in decode
         ],
         "prefill": [
@@ -284,11 +308,6 @@ def _figures(
             for tokens, prompts in prefill
         ],
     }
-
-
-def _int8_share(shares: Sequence[float] | None) -> dict[str, float]:
-    """Return the median of the rounds' ratios, slots in 8 bits over the others, if there are any."""
-    return {} if shares is None else {"int8_share": statistics.median(shares[1:])}
 
 
 def _saved(single: Sequence[Timed], shared: Sequence[Timed]) -> float:
@@ -321,7 +340,7 @@ def _table(document: dict[str, Any]) -> str:
         lines.append(
             f"| {name} | {_times(row)} | {row['tokens_per_second']:.0f} | | {row['scoring_share']:.1%} |"
         )
-    lines += _int8_lines(document)
+    lines += _compared_lines(document)
     if document["compiled"] is not None:
         lines.append(
             "\ncompiled code: "
@@ -330,17 +349,19 @@ def _table(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _int8_lines(document: dict[str, Any]) -> list[str]:
-    """Return the ratios of slots in 8 bits over the others, if they were timed."""
-    timed = [row for row in document["decode"] if "int8_share" in row]
-    if not timed:
-        return []
-    exact, rounded = document["slot_bytes"]
-    shares = [
-        f"{row['rows']} × {row['entries']}, {row['steps_a_launch']} per launch: {row['int8_share']:.2f}"
-        for row in timed
-    ]
-    return [f"\nint8 over {document['dtype']}: bytes {rounded / exact:.3f}; time {'; '.join(shares)}"]
+def _compared_lines(document: dict[str, Any]) -> list[str]:
+    """Return the other pools' ratios to the first, if there are others."""
+    first, *others = document["pools"]
+    of_first, *of_others = document["slot_bytes"]
+    lines = []
+    for pool, num_bytes in zip(others, of_others, strict=True):
+        shares = [
+            f"{row['rows']} × {row['entries']}, {row['steps_a_launch']} per launch: "
+            f"{row[f'{pool}_share']:.2f}"
+            for row in document["decode"]
+        ]
+        lines.append(f"\n{pool} over {first}: bytes {num_bytes / of_first:.3f}; time {'; '.join(shares)}")
+    return lines
 
 
 def _times(row: Mapping[str, float]) -> str:

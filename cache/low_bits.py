@@ -23,10 +23,9 @@ def rotation_size(width: int) -> int:
 
 def rotate(rows: Tensor) -> Tensor:
     """Return rows [..., width] after a Hadamard rotation, in float32. It is its own inverse."""
-    width = rows.shape[-1]
-    size = rotation_size(width)
-    parts = rows.float().reshape(*rows.shape[:-1], width // size, size)
-    return (parts @ _hadamard(size).to(rows.device)).flatten(-2)
+    size = rotation_size(rows.shape[-1])
+    parts = rows.float().reshape(rows.numel() // size, size)  # one plain product is the fastest
+    return (parts @ _hadamard(size).to(rows.device)).view(rows.shape)
 
 
 @lru_cache

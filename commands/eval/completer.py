@@ -18,12 +18,15 @@ _TIMEOUT = httpx.Timeout(30.0, read=1800.0)  # seconds; a case may wait for the 
 class SlotUsage:
     """The tokens that slots kept and evicted, summed over sequences, and the names of their pools.
 
+    `num_quantized` of those kept are held in 4 bits.
+
     The counts are those of a full-attention layer, as the server reports them.
     """
 
     pools: tuple[str, ...]
     num_kept: int
     num_evicted: int
+    num_quantized: int = 0
 
     @property
     def compression(self) -> float:
@@ -32,15 +35,21 @@ class SlotUsage:
 
     def __add__(self, more: Self) -> "SlotUsage":
         pools = tuple(sorted({*self.pools, *more.pools}))
-        return SlotUsage(pools, self.num_kept + more.num_kept, self.num_evicted + more.num_evicted)
+        return SlotUsage(
+            pools,
+            self.num_kept + more.num_kept,
+            self.num_evicted + more.num_evicted,
+            self.num_quantized + more.num_quantized,
+        )
 
     def as_json(self) -> dict[str, Any]:
+        quantized = {"quantized_tokens": self.num_quantized} if self.num_quantized else {}
         return {
             "pools": self.pools,
             "kept_tokens": self.num_kept,
             "evicted_tokens": self.num_evicted,
             "compression": self.compression,
-        }
+        } | quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +112,8 @@ class Completer:
         if not self.packs:
             return Completion(text, usage["completion_tokens"], None)
         cache: CacheUsage = usage["cache"]
-        slot_usage = SlotUsage((cache["policy"],), cache["kept_tokens"], cache["evicted_tokens"])
+        counts = cache["kept_tokens"], cache["evicted_tokens"], cache.get("quantized_tokens", 0)
+        slot_usage = SlotUsage((cache["policy"],), *counts)
         return Completion(text, usage["completion_tokens"], cache["packed_completion_tokens"], slot_usage)
 
     async def _post(self, fields: Mapping[str, Any]) -> dict[str, Any]:

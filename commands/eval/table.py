@@ -35,9 +35,11 @@ def suite_table(result: SuiteResult) -> str:
 
 
 def _is_unexpectedly_whole(run: Run) -> bool:
-    """Whether a run of a policy that evicts has evicted nothing."""
+    """Whether a run of a policy that evicts or quantises has done nothing."""
     usage = run.slot_usage
-    return run.setting.policy is not PolicyName.FULL and usage is not None and usage.num_evicted == 0
+    if run.setting.policy is PolicyName.FULL or usage is None:
+        return False
+    return usage.num_evicted == usage.num_quantized == 0
 
 
 def _cell(mean: float, interval: Interval) -> str:

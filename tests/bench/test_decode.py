@@ -1,10 +1,13 @@
 """The timed steps are those that a scheduler would submit, and every figure is reported."""
 
+from dataclasses import replace
+
 import pytest
 
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, TorchBackendConfig
 from bench.decode import decode_batch, measure, prefill_batches
+from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
 from cache.scorer import WindowScorer
@@ -55,6 +58,14 @@ def test_every_figure_is_reported(config: TorchBackendConfig) -> None:
         )
     assert document["prefill"][0]["scoring_share"] == 0  # a prompt that fits its slot is not scored
     assert 0 < document["prefill"][1]["scoring_share"] < 1
+
+
+def test_other_pools_are_timed_beside_the_first(config: TorchBackendConfig) -> None:
+    sparse = PoolOptions(1, PolicyOptions(PolicyName.SPARSE, num_recent=12, num_attended=4))
+    config = replace(config, pools=(*config.pools, sparse))
+    document = measure(config, [(2, 40)], [(8, 1)], rounds=1, num_steps=1)
+    assert document["decode"][0]["sparse_share"] > 0
+    assert document["pools"][1] == "sparse"
 
 
 def test_slots_in_8_bits_are_timed_beside_the_others(config: TorchBackendConfig) -> None:

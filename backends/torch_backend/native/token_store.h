@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -20,6 +21,8 @@ constexpr int64_t kStoredBlock = 16;    // keys of a block; `BLOCK` in cache/tok
 constexpr int64_t kStoredTogether = 8;  // numbers that share 4 bytes of a block; `STORED_TOGETHER` there
 constexpr float kMiddle = 7.5f;         // the code that would stand for zero
 constexpr int64_t kCodes = 16;
+constexpr float kWeakest = 64.0f;  // below the best strength, in which a bound is looked for
+constexpr int64_t kMaxBisections = 20;
 
 // Rotate a row by Hadamard matrices, each as large as the largest power of two that divides the width.
 inline void hadamard(float* row, int64_t width) {
@@ -301,7 +304,7 @@ class StoredTokens {
     candidates.clear();
     for (int64_t e = 0; e < num_stored_; e += kLanes) {
       const __m512 strengths = load(&scratch.strengths[e]);
-      uint32_t better = _mm512_cmp_ps_mask(strengths, _mm512_set1_ps(bound), _CMP_NLT_UQ);
+      uint32_t better = _mm512_cmp_ps_mask(strengths, _mm512_set1_ps(bound), _CMP_GE_OQ);
       better &= first_lanes(num_stored_ - e);
       for (; better != 0; better &= better - 1) {
         const int64_t entry = e + __builtin_ctz(better);
@@ -332,22 +335,33 @@ class StoredTokens {
     }
   }
 
-  // Return a strength that at least `num_chosen_` entries have. It is the least of the largest strengths of
-  // that many groups of entries, which have one lane of a few neighbouring vectors each.
+  // Return a strength that at least `num_chosen_` entries have, and few more unless many are equal.
   float lower_bound(const float* strengths) const {
-    const int64_t num_vectors = num_stored_ / kLanes;
-    int64_t size = std::max<int64_t>(num_stored_ / num_chosen_, 1);
-    while (size > 1 && num_vectors / size * kLanes < num_chosen_) --size;
-    const int64_t num_groups = num_vectors / size;
-    if (num_groups * kLanes < num_chosen_) return -std::numeric_limits<float>::infinity();
-    __m512 least = _mm512_set1_ps(std::numeric_limits<float>::infinity());
-    for (int64_t group = 0; group < num_groups; ++group) {
-      const float* first = strengths + group * size * kLanes;
-      __m512 largest = load(first);
-      for (int64_t i = 1; i < size; ++i) largest = _mm512_max_ps(largest, load(first + i * kLanes));
-      least = _mm512_min_ps(least, largest);
+    __m512 most = load(strengths);
+    for (int64_t e = kLanes; e < padded_; e += kLanes) most = _mm512_max_ps(most, load(strengths + e));
+    // Shares are at most 1, and one below e^-64 is next to nothing: then the oldest tokens will do.
+    float above = std::nextafter(_mm512_reduce_max_ps(most), 1.0f);
+    float bound = above - kWeakest;
+    if (!(above > -kWeakest) || num_stronger(strengths, bound) < num_chosen_) {
+      return -std::numeric_limits<float>::infinity();
     }
-    return _mm512_reduce_min_ps(least);
+    for (int64_t i = 0; i < kMaxBisections; ++i) {
+      const float middle = bound + (above - bound) / 2;
+      const int64_t count = num_stronger(strengths, middle);
+      (count < num_chosen_ ? above : bound) = middle;
+      if (count >= num_chosen_ && count <= num_chosen_ + kLanes) break;
+    }
+    return bound;
+  }
+
+  // Return how many entries are at least as strong as `bound`.
+  int64_t num_stronger(const float* strengths, float bound) const {
+    int64_t count = 0;
+    for (int64_t e = 0; e < padded_; e += kLanes) {
+      const __mmask16 stronger = _mm512_cmp_ps_mask(load(strengths + e), _mm512_set1_ps(bound), _CMP_GE_OQ);
+      count += std::popcount(static_cast<uint32_t>(stronger));
+    }
+    return count;
   }
 
   // Write the weighted sums of the chosen tokens' rotated values, for `heads` heads from head `first` on.

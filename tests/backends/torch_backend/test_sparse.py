@@ -46,8 +46,26 @@ def test_attending_to_all_differs_from_full_by_rounding_alone(tmp_path: Path, ar
     assert sum(all_errors) < 0.25 * sum(lost)
 
 
+@pytest.mark.long
+def test_compiled_steps_choose_the_same_tokens(tmp_path: Path, compile_cache: Path) -> None:
+    """But for the query, which the kernel rounds to 8 bits. Two pools differ in a number of the graph."""
+    path = save_checkpoint("llama", tmp_path, seed=1)
+    few = replace(ALL, num_attended=8)
+    for policy in (few, ALL):
+        requests = [Request(random_prompt(length, seed=4), sampling=OBSERVED) for length in (100, 100)]
+        for request, cache in zip(requests, (None, compile_cache), strict=True):
+            backend = open_backend(path, policy, MAX_MODEL_LEN, compile_cache=cache)
+            assert (backend.compiled is None) == (cache is None)
+            if backend.compiled is not None:
+                assert backend.compiled.steps[0].are_used
+            Driver(backend, chunk=32).run(request, num_tokens=3)
+        [expected], [found] = (request.outputs for request in requests)
+        for token, other in zip(expected, found, strict=True):
+            assert token.logprob == pytest.approx(other.logprob, abs=0.2)
+
+
 def test_a_step_after_the_last_token_that_fits_harms_no_one(tmp_path: Path) -> None:
-    """A launch may run past a sequence's end: what it stores there goes to the spare entry."""
+    """A launch may run past a sequence's end, where the store has no room."""
     backend = open_backend(save_checkpoint("llama", tmp_path), replace(ALL, slot_capacity=40), MAX_MODEL_LEN)
     driver = Driver(backend, chunk=32)
     neighbour, alone = (Request(random_prompt(30, seed=2), slots=(1,), sampling=OBSERVED) for _ in range(2))

@@ -205,6 +205,53 @@ def test_slot_attention_names_the_wrong_argument(changes: dict[str, Any], messag
     _assert_refused("slot_attention", _slot_arguments(), changes, message)
 
 
+def _sparse_arguments() -> dict[str, Any]:
+    """Return the same slots with heads of 8, and stores of 2 blocks of 16 tokens."""
+    slots = _slot_arguments()
+    del slots["key_scales"], slots["value_scales"]
+    return slots | {
+        "value": torch.zeros(2, 2, 1, 8),
+        "values": torch.zeros(3, 2, 10, 8),
+        "key_codes": torch.zeros(3, 2, 2, 1, 16, 4, dtype=torch.uint8),
+        "value_codes": torch.zeros(3, 2, 32, 4, dtype=torch.uint8),
+        "key_steps": torch.zeros(3, 2, 32).bfloat16(),
+        "value_steps": torch.zeros(3, 2, 32).bfloat16(),
+        "num_stored": torch.tensor([0, 32]),
+        "num_attended": 5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"value": torch.zeros(2, 2, 1, 6), "values": torch.zeros(3, 2, 10, 6)},
+            "keys and values must have a multiple of 8 numbers, got 8 and 6",
+        ),
+        (
+            {"key_codes": torch.zeros(3, 2, 32, 4, dtype=torch.uint8)},
+            "key_codes must have 6 dimensions [slot, kv_head, block, width / 8, 16, 4], got shape",
+        ),
+        (
+            {"key_codes": torch.zeros(3, 2, 1, 1, 16, 4, dtype=torch.uint8)},
+            "value_codes must have shape [3, 2, 16, 4], got [3, 2, 32, 4]",
+        ),
+        ({"value_codes": torch.zeros(3, 2, 32, 4)}, "value_codes must have dtype Byte, got Float"),
+        ({"key_steps": torch.zeros(3, 2, 32)}, "key_steps must have dtype BFloat16, got Float"),
+        ({"value_steps": torch.zeros(3, 2, 31).bfloat16()}, "value_steps must have shape [3, 2, 32], got"),
+        ({"num_stored": torch.tensor([0])}, "num_stored must have shape [2], got [1]"),
+        ({"num_stored": torch.tensor([-1, 32])}, "num_stored must be in [0, 32], got -1 in row 0"),
+        ({"num_stored": torch.tensor([0, 33])}, "num_stored must be in [0, 32], got 33 in row 1"),
+        ({"num_attended": 0}, "num_attended must be at least 1, got 0"),
+        ({"keys": torch.zeros(3, 2, 10, 8).char()}, "keys must have dtype Float, got Char"),
+        ({"sines": None}, "cosines and sines must both be given or both be None, got cosines alone"),
+    ],
+)
+@torch.inference_mode()
+def test_sparse_attention_names_the_wrong_argument(changes: dict[str, Any], message: str) -> None:
+    _assert_refused("sparse_attention", _sparse_arguments(), changes, message)
+
+
 def _prompt_arguments() -> dict[str, Any]:
     """Return 2 rows of 4 heads and 5 tokens, and 2 KV heads of 7 entries."""
     return {

@@ -157,23 +157,26 @@ class StoredTokens {
     Scratch& scratch = own_scratch();
     scratch.rotated.resize(num_heads_ * value_width_);
     scratch.middles.resize(num_heads_);
+    const int64_t padded = (num_chosen_ + kLanes - 1) / kLanes * kLanes;
+    scratch.steps.resize(padded);
+    for (int64_t i = 0; i < num_chosen_; ++i) {
+      scratch.steps[i] = static_cast<float>(value_steps_[scratch.candidates[i].entry]);
+    }
     for (int64_t h = 0; h < num_heads_; ++h) {
       float* weights = scratch.chosen.data() + h * num_chosen_;
-      float total = 0;
+      __m512 total = _mm512_setzero_ps();
+      __m512 middle = _mm512_setzero_ps();
       for (int64_t i = 0; i < num_chosen_; i += kLanes) {
         const __mmask16 lanes = first_lanes(num_chosen_ - i);
         const Vec scores = Vec(_mm512_maskz_loadu_ps(lanes, weights + i));
         const __m512 own = _mm512_maskz_mov_ps(lanes, (scores - Vec(largest[h])).exp());
-        total += _mm512_reduce_add_ps(own);
-        store(weights + i, own, lanes);
+        total = _mm512_add_ps(total, own);
+        const __m512 scaled = _mm512_maskz_mul_ps(lanes, own, load(&scratch.steps[i]));
+        middle = _mm512_add_ps(middle, scaled);
+        store(weights + i, scaled, lanes);
       }
-      totals[h] += total;
-      float middle = 0;
-      for (int64_t i = 0; i < num_chosen_; ++i) {
-        weights[i] *= static_cast<float>(value_steps_[scratch.candidates[i].entry]);
-        middle += weights[i];
-      }
-      scratch.middles[h] = kMiddle * middle;
+      totals[h] += _mm512_reduce_add_ps(total);
+      scratch.middles[h] = kMiddle * _mm512_reduce_add_ps(middle);
     }
     for (int64_t h = 0; h < num_heads_; h += kTileRows) {
       switch (num_heads_ - h) {
@@ -204,7 +207,8 @@ class StoredTokens {
     Buffer<float> scores;  // [head, entry]
     Buffer<float> strengths;
     Buffer<float> chosen;  // [head, candidate]: scores, then weights
-    Buffer<float> middles;
+    Buffer<float> steps;    // [candidate]: of the values
+    Buffer<float> middles;  // [head]
     Buffer<int8_t> queries;  // [head, width]
     Buffer<uint8_t> codes;
     std::vector<Candidate> candidates;

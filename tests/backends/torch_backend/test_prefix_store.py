@@ -42,6 +42,7 @@ POLICIES = {
     "snapkv": PolicyOptions(
         PolicyName.SNAPKV, num_recent=26, num_kept=5, scorer=WindowScorer(4, pooling_size=3)
     ),
+    "sparse": PolicyOptions(PolicyName.SPARSE, num_sink=2, num_recent=29, num_attended=20),
 }
 
 

@@ -8,7 +8,6 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from backends.torch_backend.compiled.trace import GraphError, GraphSource, Input
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
 from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.forward.stand_in import LayerCall
+from backends.torch_backend.forward.step import KindStep
 from backends.torch_backend.native.kernels import kernels_are_supported
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
@@ -354,7 +354,7 @@ def test_layers_whose_slots_differ_in_size_share_a_graph(
     function = LayerFunction(torch.nn.Linear(4, 4))
     structures = []
     for num_slots, capacity in (first, second):
-        kind: Any = SimpleNamespace(entries=torch.zeros(2, 1), bias=torch.zeros(2, 1, 32))
+        kind = KindStep(torch.zeros(2, 1), torch.zeros(2, 1, 32))
         planes = (torch.zeros(num_slots, 3, capacity, 4),) * 2
         call_specs, cache_specs = DecodeCall(LayerCall((torch.zeros(2, 4),), {}), kind, planes).specs()
         structures.append(function.structure([*call_specs, *cache_specs]))

@@ -16,7 +16,7 @@ from tests.backends.checkpoints import save_checkpoint
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> TorchBackendConfig:
-    policy = PolicyOptions(slot_capacity=48, num_sink=2, scorer=WindowScorer(observation_window=4))
+    policy = PolicyOptions(slot_capacity=96, num_sink=2, scorer=WindowScorer(observation_window=4))
     path = save_checkpoint("llama", tmp_path_factory.mktemp("checkpoint"))
     return TorchBackendConfig(
         str(path), device=DeviceName.CPU, pools=(PoolOptions(2, policy),), prefill_chunk=32, max_model_len=128

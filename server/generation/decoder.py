@@ -19,10 +19,11 @@ from server.generation.events import (
     Progress,
     PromptLogprobs,
 )
+from server.http.errors import invalid_value
 from server.text.detokenizer import Detokenizer
 from server.text.logprobs import TokenLogprob
 from server.text.renderer import Renderer
-from server.text.stop_regex import StopRegex
+from server.text.stop_regex import StopRegex, StopRegexError
 from server.text.stop_strings import StopString
 
 
@@ -91,7 +92,8 @@ class Decoder:
     def decode(self, output: EngineOutput) -> list[Event]:
         """Return an output's events. `Accepted` is the first of all.
 
-        Raises `GenerationError` for a choice that ends in an error.
+        Raises `GenerationError` for a choice that ends in an error, and `ApiError` for an expression that
+        proves too complex.
         """
         if output.final is not None and output.final.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             raise GenerationError(output.final)
@@ -123,7 +125,7 @@ class Decoder:
             if choice.detokenizer.stop_string is not None:
                 break
             choice.pending.append(token)
-            if choice.detokenizer.push(token.token_id):
+            if self._ends_text(choice, token.token_id):
                 self._finish(output.request_id, output.choice, choice.detokenizer.num_tokens)
         piece = choice.detokenizer.pull()
         tokens = [choice.pending.popleft() for _ in range(piece.num_tokens)]
@@ -131,6 +133,12 @@ class Decoder:
             return []
         token_ids = tuple(token.token_id for token in tokens)
         return [ChoiceDelta(output.choice, piece.text, token_ids, self._logprobs(tokens))]
+
+    def _ends_text(self, choice: _Choice, token_id: int) -> bool:
+        try:
+            return choice.detokenizer.push(token_id)
+        except StopRegexError as error:
+            raise invalid_value(f"'stop_regex' cannot be followed: {error}.", "stop_regex") from error
 
     def _last_delta(self, index: int, final: Final) -> ChoiceDelta:
         """Return what is left of a choice.

@@ -21,7 +21,6 @@ from server.http.errors import (
     unavailable,
 )
 from server.http.validation import invalid_request
-from server.text.stop_regex import StopRegexError
 
 RETRY_SOON = 1  # seconds: every request that ends frees a place in the queue
 RETRY_LATER = 5  # seconds: loading, draining and restarting take longer
@@ -44,8 +43,6 @@ def as_api_error(error: Exception) -> ApiError:
             return slow_reader(error.max_lag)
         case GenerationError():
             return _generation_error(error)
-        case StopRegexError():
-            return invalid_value(f"'stop_regex' cannot be followed: {error}.", "stop_regex")
         case DiskFullError():
             return disk_is_full()
     return internal_error()

@@ -47,6 +47,7 @@ from server.options.settings import PrefixSharing
 from server.protocol.generation import GenerationRequest
 from server.services import Services
 from server.text.renderer import PromptTooLongError, Renderer, RenderError
+from server.text.stop_regex import StopRegexError
 
 Result = TypeVar("Result")
 
@@ -191,7 +192,10 @@ async def prepare(reserved: Reserved) -> Prepared:
         structure=rendered.structure,
         grammar=await _compile(rendered, task.options, services),
     )
-    await services.grammars.check_stop_regexes(task.options.stop_regexes)
+    try:
+        await services.grammars.check_stop_regexes(task.options.stop_regexes)
+    except StopRegexError as error:
+        raise invalid_value(f"'stop_regex' cannot be followed: {error}.", "stop_regex") from error
     adds = engine_requests(task, rendered, context, services)
     if services.settings.log_prompts:
         await _log_prompts(adds, services)

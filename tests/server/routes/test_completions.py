@@ -154,7 +154,7 @@ def test_an_answer_ends_behind_the_match_of_an_expression(http: httpx.Client, st
 def test_an_expression_that_proves_too_complex_ends_the_request(http: httpx.Client, stream: bool) -> None:
     body = {"prompt": "a", "max_tokens": 900, "ignore_eos": True, "temperature": 2.0, "stream": stream}
     response = http.post("/v1/completions", json=body | {"stop_regex": r"(?s)\w.{0,300}\w\n\n\n"})
-    assert response.status_code == (200 if stream else 400)
+    assert response.status_code in (400, 200 if stream else 400)  # before the first chunk, or within it
     assert "too complex" in response.text
     assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2}).status_code == 200
 

@@ -313,7 +313,9 @@ def test_every_truncation_of_random_calls_gives_their_beginning(name: str, data:
         *complete, (last, arguments) = calls
         assert complete == whole[: len(complete)]
         assert last == whole[len(complete)][0]
-        assert whole[len(complete)][1].startswith(arguments)
+        # A message of harmony's that has no text yet is a call without arguments.
+        is_empty = name == "harmony" and arguments == "{}"
+        assert is_empty or whole[len(complete)][1].startswith(arguments)
 
 
 @settings(max_examples=100, deadline=None)

@@ -121,7 +121,7 @@ class CachePolicy:
         )
 
     def num_exact_tokens(self, max_model_len: int) -> int:
-        """Return up to how many tokens every admitted sequence is held as it is, whatever its prompt."""
+        """Return up to how many tokens every admitted sequence is held as it is, with any prompt length."""
         sizes = []
         for layer, _ in self._distinct_layers():
             layout = layer.layout

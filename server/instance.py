@@ -1,6 +1,6 @@
 """One server without its HTTP server: its parts, created and connected, from their start to their end.
 
-`app` is the whole ASGI application. Whoever runs it decides about addresses, connections and signals.
+`app` is the whole ASGI application. The runner decides about addresses, connections and signals.
 """
 
 import asyncio

@@ -30,8 +30,8 @@ from server.services import Services
 from server.text.question import Question, echoed
 
 POOL_HEADER = "x-cache-pool"
-_MAX_SEARCHES = 16  # by regular expressions, of which each is compiled in up to 7 ms
 CACHE_POLICY_HEADER = "x-cache-policy"  # the older name
+_MAX_SEARCHES = 16  # by regular expressions, of which each is compiled in up to 7 ms
 
 
 def served_model(name: str | None, settings: ServerSettings) -> str:

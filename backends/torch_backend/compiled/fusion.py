@@ -94,7 +94,7 @@ def _rotary_pattern() -> PatternExpr:
 
 
 def _attention_pattern(attention: Callable[..., Tensor], num_arguments: int) -> PatternExpr:
-    """A decode step's attention of rotated queries and keys, and of so many other arguments."""
+    """A decode step's attention of rotated queries and keys, with further arguments."""
     query, key = (
         CallFunction(_rotate, KeywordArg(name), KeywordArg("cosines"), KeywordArg("sines"))
         for name in ("query", "key")

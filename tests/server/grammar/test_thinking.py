@@ -125,5 +125,23 @@ def test_only_reasoning_counts(text: str, is_open: bool, is_forced: bool) -> Non
     assert (not all(states)) is is_forced
 
 
+def test_reasoning_that_begins_again_shares_the_budget() -> None:
+    found = matcher(8, is_open=True)
+    for token_id in encode("one two three</think><think>four five six seven eight nine"):
+        if not is_free(found):
+            return
+        found.advance(token_id)
+    raise AssertionError("the second part has a budget of its own")
+
+
+def test_a_mask_is_needed_only_where_the_end_is_forced() -> None:
+    found = matcher(8, is_open=True)
+    assert found.allowed().num_free == 8
+    for token_id in encode("one</think>"):
+        found.advance(token_id)
+    found.advance(encode(" two")[0])
+    assert found.allowed().num_free > 10**6
+
+
 def test_another_grammar_is_no_budget() -> None:
     assert ThinkingBudget.parse('{"grammars": []}') is None

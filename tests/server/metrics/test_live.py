@@ -173,7 +173,7 @@ def points(stream: Iterator[Any]) -> Iterator[Any]:
 
 
 class asked:  # noqa: N801  # a context manager, read as a verb
-    """A completion that is asked for within the block, and answered at its end."""
+    """A completion that is requested within the block, and answered at its end."""
 
     def __init__(self, server: RunningServer, **body: object) -> None:
         self._thread = threading.Thread(target=self._ask, args=(server.url, body))

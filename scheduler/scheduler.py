@@ -488,6 +488,10 @@ class Scheduler:
     def _leave_prefill(self, request: Request) -> None:
         """Take a choice out of its prefill, which goes on as long as another choice needs it."""
         prefill = next(prefill for prefill in self._reading if request in prefill.requests)
+        if prefill.scratch is None and request is prefill.requests[0] and len(prefill.requests) > 1:
+            # Its slot holds what was read so far, so the next choice takes it over.
+            heir = prefill.requests[1]
+            request.slot, heir.slot = heir.slot, request.slot
         prefill.requests.remove(request)
         if not prefill.requests:
             self._reading.remove(prefill)

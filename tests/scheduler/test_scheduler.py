@@ -19,7 +19,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.messages import Abort, EngineOutput, Final, Finish, FinishReason
 from scheduler.scheduler import Scheduler
 from scheduler.waiting import QueueOrder
-from tests.scheduler.drive import request
+from tests.scheduler.drive import Drive, answer, request
 
 ONE_STEP = SchedulerConfig(max_decode_steps=1)
 # A slot takes prompts of up to 4 + 32 = 36 tokens directly.
@@ -321,6 +321,17 @@ def test_a_choice_that_leaves_while_the_prompt_is_read_gives_its_slot_back() -> 
     scheduler.check_integrity()
     assert (scheduler.stats().num_slots_in_use, scheduler.stats().num_scratch_in_use) == (0, 0)
     assert scheduler.schedule() is None
+
+
+def test_a_prompt_that_is_read_into_the_first_choice_s_slot_survives_its_end() -> None:
+    drive = Drive(fake_spec(num_slots=2, prefill_shapes=(PrefillShape(1, 32),)), ONE_STEP)
+    add = request("a", 100, num_choices=2)
+    drive.send(add)
+    drive.step()
+    drive.send(Finish("a", 0, 0), request("b", 10))  # takes the slot that the first choice leaves
+    drive.run()
+    assert drive.tokens("a", 1) == answer(add, drive.spec, choice=1)
+    assert drive.tokens("b") == answer(request("b", 10), drive.spec)
 
 
 # The end

@@ -1,19 +1,24 @@
-"""Which tenant is admitted next: a virtual token counter for each.
+"""Turns between tenants: which one is admitted next, and what one leaves to the others.
 
-The algorithm is algorithm 2 of Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024). Tokens
-read and generated for a tenant are added to its counter, and the tenant with the lowest counter goes first. A
-tenant that comes back to the queue is lifted to the lowest counter of the waiting tenants, so an absent
-tenant saves up no claims. The algorithm is work-conserving. Between tenants that always have a waiting
-request, the counters differ by at most the cost of a full batch.
+`TokenCounters` decide who is admitted next. The algorithm is algorithm 2 of Sheng et al., "Fairness in
+Serving Large Language Models" (OSDI 2024). Tokens read and generated for a tenant are added to its counter,
+and the tenant with the lowest counter goes first. A tenant that comes back to the queue is lifted to the
+lowest counter of the waiting tenants, so an absent tenant saves up no claims. The algorithm is
+work-conserving. Between tenants that always have a waiting request, the counters differ by at most the cost
+of a full batch.
+
+`DeviceTurns` decide what admitted sequences of several tenants leave to each other. The rules are our own.
 
 A tenant is an opaque string.
 """
 
 from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable
 
 INPUT_WEIGHT = 1  # the paper's; reading a token is cheaper than generating one
 OUTPUT_WEIGHT = 2
 MAX_ABSENT = 4096  # counters kept of tenants that have nothing in the queue
+PRESENCE = 60.0  # seconds for which a tenant counts as present after its last sequence has ended
 
 
 class TokenCounters:
@@ -36,6 +41,10 @@ class TokenCounters:
             self._counts[tenant] = max(self._counts[tenant], self._floor())
             self._absent.pop(tenant, None)
         self._num_waiting[tenant] += 1
+
+    def others(self, tenant: str) -> list[int]:
+        """Return the counters of the other tenants that wait."""
+        return [self._counts[other] for other in self._num_waiting if other != tenant]
 
     def leave(self, tenant: str) -> None:
         """Note that a sequence of this tenant no longer waits."""
@@ -63,3 +72,55 @@ class TokenCounters:
         if len(self._absent) > MAX_ABSENT:
             tenant, _ = self._absent.popitem(last=False)
             del self._counts[tenant]
+
+
+class DeviceTurns:
+    """Which tenants are present, and how many seconds of device time each has had.
+
+    A tenant is present from the admission of a sequence until `PRESENCE` seconds after its last one has
+    ended. A tenant that becomes live is lifted to the lowest time of the live tenants, so an absent tenant
+    saves up no time.
+    """
+
+    def __init__(self) -> None:
+        self._num_live: Counter[str] = Counter()
+        self._seconds: dict[str, float] = {}  # of the present tenants
+        self._left: OrderedDict[str, float] = OrderedDict()  # when the last sequence ended, the oldest first
+
+    def enter(self, tenant: str) -> None:
+        """Note that a sequence of this tenant was admitted."""
+        if tenant not in self._num_live:
+            floor = min((self._seconds[live] for live in self._num_live), default=0.0)
+            self._seconds[tenant] = max(self._seconds.get(tenant, 0.0), floor)
+            self._left.pop(tenant, None)
+        self._num_live[tenant] += 1
+
+    def leave(self, tenant: str, now: float) -> None:
+        """Note that an admitted sequence of this tenant has ended."""
+        self._num_live[tenant] -= 1
+        if self._num_live[tenant] == 0:
+            del self._num_live[tenant]
+            self._left[tenant] = now
+
+    def charge(self, tenants: Collection[str], seconds: float) -> None:
+        """Divide the time of a step equally between its sequences, whose tenants are `tenants`."""
+        for tenant in tenants:
+            self._seconds[tenant] += seconds / len(tenants)
+
+    def has_others(self, tenant: str, now: float) -> bool:
+        """Return whether another tenant is present."""
+        while self._left and next(iter(self._left.values())) <= now - PRESENCE:
+            absent, _ = self._left.popitem(last=False)
+            del self._seconds[absent]
+        return len(self._seconds) > (tenant in self._seconds)
+
+    def yields(self, reader: str, others: Iterable[str]) -> bool:
+        """Return whether the prompts of `reader` wait while `others` read prompts or decode.
+
+        They wait for a tenant that has fewer sequences and had less time. So a flood slows another tenant's
+        few requests little, and no prompt waits for good: their time is charged.
+        """
+        return any(
+            self._num_live[other] < self._num_live[reader] and self._seconds[other] < self._seconds[reader]
+            for other in others
+        )

@@ -33,6 +33,10 @@ class Prefill:
         return self.requests[0].add.pool
 
     @property
+    def tenant(self) -> str:
+        return self.requests[0].add.tenant
+
+    @property
     def num_computed_tokens(self) -> int:
         return self.requests[0].num_computed_tokens
 

@@ -8,7 +8,9 @@ A sequence is admitted when it gets a slot of its pool, and a scratch if it need
 so an admitted sequence cannot run out of cache. The queue's order holds within each of a pool's two lines
 (with scratch and without). Across lines and pools, the head that ranks first is admitted first. A head that
 has no slot or scratch is passed over by the heads of other lines, never by its own line. So it is admitted as
-soon as both are free.
+soon as both are free. In the fair order, a tenant leaves the last slot and the last of several scratches to
+tenants that are present, if none of them waits, or if its prompt would pass the counter of one that waits.
+Only that one passes it over within a line.
 
 Drafts take turns with the model that answers, one step of one model at a time. They only read prompts.
 """
@@ -34,6 +36,7 @@ from scheduler.admission import needs_scratch
 from scheduler.config import SchedulerConfig
 from scheduler.constraints import ConstraintError, Constraints, Matcher
 from scheduler.decode_rotation import DecodeRotation
+from scheduler.fairness import DeviceTurns
 from scheduler.messages import (
     Abort,
     Add,
@@ -51,7 +54,7 @@ from scheduler.pool_state import PoolState
 from scheduler.prefill import Prefill
 from scheduler.request import Request, RequestStatus
 from scheduler.stats import PoolStats, SchedulerStats, SlotUse
-from scheduler.waiting import WaitingQueue
+from scheduler.waiting import QueueOrder, WaitingQueue
 
 
 class Scheduler:
@@ -79,6 +82,7 @@ class Scheduler:
         self._models = model_states(spec, archive)
         self._pacing = Pacing([model.prefill_shapes for model in spec.models], config.max_inter_token_latency)
         self._waiting = WaitingQueue(config.order)
+        self._turns = DeviceTurns() if config.order is QueueOrder.FAIR else None
         self._reading: list[Prefill] = []  # in the order of admission
         # Prefill steps alternate between the oldest prompt and the one with the fewest tokens left. The
         # oldest alone would hold up short prompts behind a long one. The shortest alone would starve it.
@@ -139,6 +143,8 @@ class Scheduler:
         """Apply a step's result to its sequences."""
         now = self._clock.now()
         self._model_of(batch.pool).prefixes.update()
+        if self._turns is not None:
+            self._turns.charge([request.add.tenant for request in self._in_step(batch)], result.elapsed)
         if isinstance(batch, PrefillBatch):
             self._update_prefill(batch, result, now)
         else:
@@ -148,11 +154,7 @@ class Scheduler:
     def fail(self, batch: Batch, error: Exception) -> None:
         """End the sequences of a step that failed."""
         self._model_of(batch.pool).prefixes.fail()
-        if isinstance(batch, PrefillBatch):
-            failed = [request for prefill in self._in_flight for request in prefill.requests]
-        else:
-            failed = [self._pools[batch.pool].decoding[row.slot] for row in batch.rows]
-        for request in failed:
+        for request in self._in_step(batch):
             self._end(request, FinishReason.ERROR, str(error))
 
     def fail_all(self, reason: FinishReason, message: str) -> None:
@@ -276,6 +278,12 @@ class Scheduler:
         places = pool.slots if add.importance is None else self._model_of(add.pool).scratches
         return self._waiting.num_waiting(add.pool) - num_background + add.num_choices - places.num_free
 
+    def _in_step(self, batch: Batch) -> list[Request]:
+        """Return the sequences of the step under way."""
+        if isinstance(batch, PrefillBatch):
+            return [request for prefill in self._in_flight for request in prefill.requests]
+        return [self._pools[batch.pool].decoding[row.slot] for row in batch.rows]
+
     def _pool_of(self, request: Request) -> PoolState:
         return self._pools[request.add.pool]
 
@@ -285,7 +293,7 @@ class Scheduler:
     # Admission
 
     def _admit(self) -> None:
-        while (request := next(filter(self._has_room, self._waiting.heads()), None)) is not None:
+        while (request := self._waiting.first(self._has_room)) is not None:
             model = self._model_of(request.add.pool)
             scratch = model.scratches.acquire(request.add.request_id) if request.needs_scratch else None
             policy = self._pool_of(request).spec.policy
@@ -301,21 +309,43 @@ class Scheduler:
             self._reading.append(prefill)
 
     def _has_room(self, request: Request) -> bool:
-        # Where there are several scratches, a background request leaves the last free one to the foreground.
-        model = self._model_of(request.add.pool)
-        num_reserved = 1 if request.add.is_background and model.spec.scratch.num_scratch > 1 else 0
-        has_scratch = model.scratches.num_free > num_reserved or not request.needs_scratch
-        has_slot = self._num_free_slots(request.add) > 0 or not request.add.needs_slot
-        return has_scratch and has_slot
+        has_slot = not request.add.needs_slot or self._num_free_slots(request.add) > 0
+        return has_slot and (not request.needs_scratch or self._has_scratch(request.add))
+
+    def _has_scratch(self, add: Add) -> bool:
+        """Return whether a request may take a scratch now. One of several stays free for others."""
+        model = self._model_of(add.pool)
+        if model.scratches.num_free == 0 or model.spec.scratch.num_scratch == 1:
+            return model.scratches.num_free > 0
+        if add.is_background:
+            return model.scratches.num_free > 1
+        index = self._pools[add.pool].model
+        num_held = sum(
+            prefill.scratch is not None and prefill.model == index and prefill.tenant == add.tenant
+            for prefill in self._reading
+        )
+        return num_held < model.spec.scratch.num_scratch - 1 or not self._leaves_room(add)
 
     def _num_free_slots(self, add: Add) -> int:
         """Return how many slots a request may take now."""
         pool = self._pools[add.pool]
-        if not add.is_background:
-            return pool.slots.num_free
-        holders = (request.add for request in self.live() if request.slot is not None)
-        num_held = sum(holder.is_background and holder.pool == add.pool for holder in holders)
-        return min(pool.slots.num_free, self._config.num_background_slots(pool.spec.num_slots) - num_held)
+        num_free, limit = pool.slots.num_free, pool.spec.num_slots
+        if num_free == 0:
+            return 0
+        holders = [request.add for request in self.live() if request.slot is not None]
+        holders = [holder for holder in holders if holder.pool == add.pool]
+        if add.is_background:
+            limit = self._config.num_background_slots(limit)
+            return min(num_free, limit - sum(holder.is_background for holder in holders))
+        if limit > 1 and self._leaves_room(add):
+            num_free = min(num_free, limit - 1 - sum(holder.tenant == add.tenant for holder in holders))
+        return num_free
+
+    def _leaves_room(self, add: Add) -> bool:
+        """Return whether a request leaves the last slot, and the last of several scratches, to others."""
+        if self._turns is None or not self._turns.has_others(add.tenant, self._clock.now()):
+            return False
+        return self._waiting.leaves_turn(add)
 
     def _with_siblings(self, request: Request) -> list[Request]:
         """Return the choices that share one prefill: all that wait, as far as there are free slots."""
@@ -330,6 +360,8 @@ class Scheduler:
         self._waiting.remove(request)
         request.status = RequestStatus.PREFILL
         request.admitted_time = self._clock.now()
+        if self._turns is not None:
+            self._turns.enter(request.add.tenant)
         if request.add.needs_slot:
             request.slot = self._pool_of(request).slots.acquire(request.add.request_id)
 
@@ -347,11 +379,12 @@ class Scheduler:
         is not delayed by the others.
         """
         ready = self._ready()
-        if not ready:
+        due = self._due(ready)
+        if not due:
             return None
-        first = ready[0]
+        first = due[0]
         if not self._reads_oldest:
-            first = min(ready, key=lambda prefill: prefill.num_remaining_tokens)
+            first = min(due, key=lambda prefill: prefill.num_remaining_tokens)
         key = first.batch_key
         others = [prefill for prefill in ready if prefill is not first and prefill.batch_key == key]
         prompts = [first, *others]
@@ -361,6 +394,14 @@ class Scheduler:
         self._in_flight = tuple(prompts[: shape.num_rows])
         rows = tuple(self._prefill_row(prefill, shape.num_tokens) for prefill in self._in_flight)
         return PrefillBatch(rows, shape, first.pool)
+
+    def _due(self, ready: list[Prefill]) -> list[Prefill]:
+        """Return the prompts that wait for no other tenant's prompt or answer."""
+        if self._turns is None:
+            return ready
+        tenants = {request.add.tenant for pool in self._pools for request in pool.decoding.values()}
+        tenants.update(prefill.tenant for prefill in ready)
+        return [prefill for prefill in ready if not self._turns.yields(prefill.tenant, tenants)]
 
     def _ready(self) -> list[Prefill]:
         """Return the prompts that can be read on now, in the order of admission."""
@@ -482,6 +523,8 @@ class Scheduler:
             self._leave_prefill(request)
         elif request.slot is not None:
             del pool.decoding[request.slot]
+        if request.status is not RequestStatus.WAITING and self._turns is not None:
+            self._turns.leave(request.add.tenant, self._clock.now())
         if request.slot is not None:
             pool.slots.release(request.slot)
 

@@ -2,9 +2,10 @@
 
 import enum
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from typing import TypeAlias
 
-from scheduler.fairness import TokenCounters
+from scheduler.fairness import INPUT_WEIGHT, TokenCounters
 from scheduler.messages import Add
 from scheduler.request import Request
 
@@ -26,7 +27,7 @@ class QueueOrder(enum.StrEnum):
 class WaitingQueue:
     """Sequences that wait to be admitted, in two lines a pool: with and without need of a scratch.
 
-    `heads` looks at one sequence a level. `remove` looks at no other sequence. So both stay fast in a long
+    `first` looks at one sequence a level. `remove` looks at no other sequence. So both stay fast in a long
     queue.
     """
 
@@ -69,18 +70,19 @@ class WaitingQueue:
 
     def charge(self, add: Add, *, num_input: int = 0, num_output: int = 0) -> None:
         """Charge a request's tenant for tokens read and generated. A negative number is a refund."""
-        if add.importance is not None:
-            num_input = int(num_input / DRAFT_DISCOUNT)
+        num_input = _num_discounted(add, num_input)
         self._counters[add.is_background].charge(add.tenant, num_input=num_input, num_output=num_output)
 
-    def heads(self) -> list[Request]:
-        """Return the first sequence of each line, in the order of admission."""
-        heads = []
-        for levels in self._lines.values():
-            if levels:
-                firsts = [next(iter(level.values())) for level in levels.values()]
-                heads.append(min(firsts, key=self._rank))
-        return sorted(heads, key=self._rank)
+    def first(self, has_room: Callable[[Request], bool]) -> Request | None:
+        """Return the sequence to admit next: the first in order among the levels' heads that have room."""
+        heads = [next(iter(level.values())) for levels in self._lines.values() for level in levels.values()]
+        return next(filter(has_room, sorted(heads, key=self._rank)), None)
+
+    def leaves_turn(self, add: Add) -> bool:
+        """Return whether no other tenant waits, or one whose counter the admission of `add` would pass."""
+        cost = INPUT_WEIGHT * _num_discounted(add, len(add.prompt_token_ids))
+        others = self._counters[False].others(add.tenant)
+        return not others or min(others) <= self._counters[False][add.tenant] + cost
 
     def _level(self, request: Request) -> Level:
         is_fair = self._order is QueueOrder.FAIR
@@ -95,6 +97,10 @@ class WaitingQueue:
 
     def _priority(self, request: Request) -> int:
         return request.add.priority if self._order is QueueOrder.PRIORITY else 0
+
+
+def _num_discounted(add: Add, num_tokens: int) -> int:
+    return num_tokens if add.importance is None else int(num_tokens / DRAFT_DISCOUNT)
 
 
 def _order(request: Request) -> tuple[int, int]:

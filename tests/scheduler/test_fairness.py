@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from backends.fake import fake_spec
 from backends.interface import Batch, DecodeBatch, PrefillShape
 from scheduler.config import SchedulerConfig
-from scheduler.fairness import INPUT_WEIGHT, MAX_ABSENT, OUTPUT_WEIGHT, TokenCounters
+from scheduler.fairness import INPUT_WEIGHT, MAX_ABSENT, OUTPUT_WEIGHT, PRESENCE, DeviceTurns, TokenCounters
 from scheduler.messages import Abort
 from scheduler.waiting import QueueOrder
 from tests.scheduler.drive import Drive, request
@@ -82,6 +82,87 @@ def test_the_tenants_that_left_first_are_forgotten() -> None:
         counters.charge(tenant, num_output=1)  # still running
     assert [counters[tenant] > 0 for tenant in tenants] == [False] * MAX_ABSENT + [True] * MAX_ABSENT
     assert sum(map(len, vars(counters).values())) <= 2 * MAX_ABSENT + 1
+
+
+def test_a_tenant_is_present_for_a_while_after_its_last_sequence() -> None:
+    turns = DeviceTurns()
+    turns.enter("a")
+    assert not turns.has_others("a", now=0.0)
+    assert turns.has_others("b", now=0.0)
+    turns.enter("a")
+    turns.leave("a", now=1.0)
+    turns.leave("a", now=2.0)
+    assert turns.has_others("b", now=2.0 + 0.9 * PRESENCE)
+    assert not turns.has_others("b", now=2.0 + 1.1 * PRESENCE)
+    assert not any(vars(turns).values())
+
+
+def test_a_flood_yields_to_fewer_sequences_until_they_had_as_much_time() -> None:
+    turns = DeviceTurns()
+    for tenant in ("flood", "flood", "few"):
+        turns.enter(tenant)
+    turns.charge(["flood", "flood"], 1.0)
+    assert turns.yields("flood", ["flood", "few"])
+    assert not turns.yields("few", ["flood", "few"])
+    assert not turns.yields("flood", ["flood"])
+    turns.charge(["flood", "few", "few"], 1.5)
+    assert turns.yields("flood", ["few"])
+    turns.charge(["few"], 0.5)
+    assert not turns.yields("flood", ["few"])
+
+
+def test_a_tenant_that_enters_saved_up_no_time() -> None:
+    turns = DeviceTurns()
+    turns.enter("busy")
+    turns.enter("busy")
+    turns.charge(["busy"], 10.0)
+    turns.enter("new")
+    assert not turns.yields("busy", ["new"])
+
+
+def flooded(order: QueueOrder) -> tuple[list[float], float]:
+    """Return the light tenant's seconds a request beside a flood of long prompts, and the run's seconds.
+
+    Alone, a light request takes 0.07 s: 0.02 s for its prompt and the first token, and 5 steps of 0.01 s.
+    """
+    drive = Drive(
+        fake_spec(num_slots=4, prefill_shapes=(PrefillShape(1, 64),)),
+        SchedulerConfig(order=order, max_decode_steps=1),
+        step_time=step_time,
+    )
+    drive.run(request("known", 10, 1, tenant="light"))
+    drive.send(*(request(f"h{i}", 1000, 50, tenant="heavy") for i in range(40)))
+    drive.step()
+    seconds = []
+    for index in range(10):
+        arrival = drive.clock.now()
+        drive.send(request(f"l{index}", 10, 6, tenant="light", arrival_time=arrival))
+        while not any(output.final for output in drive.outputs.get((f"l{index}", 0), ())):
+            drive.step()
+        seconds.append(drive.clock.now() - arrival)
+    drive.run()
+    return seconds, drive.clock.now()
+
+
+def test_beside_a_flood_another_tenant_has_half_of_the_device() -> None:
+    fair, fair_end = flooded(QueueOrder.FAIR)
+    in_order, in_order_end = flooded(QueueOrder.FCFS)
+    assert max(fair) <= 2 * 0.07 + 0.02 + 1e-9  # and a step that was under way
+    assert in_order[0] > 10  # it waits for the whole flood
+    assert fair_end <= 1.1 * in_order_end  # meanwhile the flood has three slots instead of four
+
+
+def test_a_flood_goes_on_beside_a_tenant_that_always_decodes() -> None:
+    drive = Drive(
+        fake_spec(num_slots=4, prefill_shapes=(PrefillShape(1, 64),)),
+        SchedulerConfig(max_decode_steps=1),
+        step_time=step_time,
+    )
+    drive.send(request("stream", 10, 1000, tenant="light"))
+    drive.step()
+    drive.send(*(request(f"h{i}", 1000, 50, tenant="heavy") for i in range(4)))
+    drive.run()
+    assert drive.final("h3").timing.finished < drive.final("stream").timing.finished
 
 
 sizes = st.tuples(st.integers(1, MAX_PROMPT), st.integers(1, MAX_OUTPUT))

@@ -17,7 +17,7 @@ entries = st.lists(
 
 
 @given(entries, st.sampled_from(QueueOrder), st.data())
-def test_heads_are_those_of_sorted_lists(
+def test_the_first_is_that_of_a_sorted_list(
     entries: list[tuple[int, int, bool, bool]], order: QueueOrder, data: st.DataObject
 ) -> None:
     queue, model = WaitingQueue(order), list[Request]()
@@ -33,9 +33,12 @@ def test_heads_are_those_of_sorted_lists(
                 r.arrival_order,
             )
         )
-        lines = itertools.product((0, 1), (False, True))
-        heads = [next((r for r in model if (r.add.pool, r.needs_scratch) == line), None) for line in lines]
-        assert queue.heads() == sorted((head for head in heads if head is not None), key=model.index)
+        free = data.draw(st.sets(st.sampled_from(list(itertools.product((0, 1), (False, True))))))
+
+        def has_room(request: Request, free: set[tuple[int, bool]] = free) -> bool:
+            return (request.add.pool, request.needs_scratch) in free
+
+        assert queue.first(has_room) is next(filter(has_room, model), None)
         assert (len(queue), queue.num_waiting(1)) == (len(model), sum(r.add.pool for r in model))
         queue.remove(model.pop(data.draw(st.integers(0, len(model) - 1))))
-    assert (len(queue), queue.heads()) == (0, [])
+    assert (len(queue), queue.first(lambda _: True)) == (0, None)

@@ -5,6 +5,8 @@ has at most one piece of work at a time, and owners take turns. With two workers
 waits for that of another one; with more owners, for one piece of each that came before.
 """
 
+import os
+import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -25,13 +27,16 @@ class _Job(Generic[_State]):
 class Lane(Generic[_State]):
     """Threads with states of their own. `make_state` makes each at its first use, by the worker's number.
 
-    `close` it at the end.
+    The threads' priority is lower than the process's by `niceness`, on Linux. `close` the lane at the end.
     """
 
-    def __init__(self, name: str, make_state: Callable[[int], _State], num_workers: int = 1) -> None:
+    def __init__(
+        self, name: str, make_state: Callable[[int], _State], num_workers: int = 1, niceness: int = 0
+    ) -> None:
         self._name = name
         self._make_state = make_state
         self._num_workers = num_workers
+        self._niceness = niceness
         self._waiting: OrderedDict[str, deque[_Job[_State]]] = OrderedDict()  # by owner, the next one first
         self._running: set[str] = set()  # owners
         self._changed = threading.Condition()
@@ -80,6 +85,8 @@ class Lane(Generic[_State]):
             worker.start()
 
     def _run(self, number: int) -> None:
+        if self._niceness and sys.platform == "linux":  # elsewhere it would be the whole process's
+            os.nice(self._niceness)
         state: _State | None = None
         while (next_job := self._next()) is not None:
             owner, job = next_job

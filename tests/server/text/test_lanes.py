@@ -1,5 +1,7 @@
 """Turns between owners within a lane, and its end."""
 
+import os
+import sys
 import threading
 from collections.abc import Callable
 
@@ -86,3 +88,15 @@ def test_of_two_workers_no_owner_has_both() -> None:
     lane.close()
     assert states[0] == 0
     assert len(set(states)) == len(states) <= 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere threads have no priority of their own")
+def test_a_lane_may_have_a_lower_priority() -> None:
+    def priority(_: None) -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    lane = Lane("lane", lambda _: None, niceness=3)
+    own = priority(None)
+    assert lane.submit("", priority).result(10) == min(19, own + 3)
+    assert priority(None) == own
+    lane.close()

@@ -34,6 +34,7 @@ def test_full_caches_come_once_and_first() -> None:
     assert len(labels) == len(set(labels)) == 2 + 2 * (len(SETTINGS) - 2)
 
 
+@pytest.mark.long
 def test_comparison_continues_a_run_and_its_runs_can_be_paired(tmp_path: Path, kvpress: Kvpress) -> None:
     Comparer(config(), kvpress, tmp_path).measure(settings_of(["kvpress none"], (4.0,)))
     absent = Kvpress("no/python", str(DEMO_MODEL))

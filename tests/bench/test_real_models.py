@@ -58,6 +58,7 @@ def test_kvzip_is_left_out_where_layers_have_windows(tmp_path: Path) -> None:
         assert ("kvpress KVzip" in default_settings(folder)) == has_kvzip, config
 
 
+@pytest.mark.long
 def test_results_of_other_selection_code_are_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

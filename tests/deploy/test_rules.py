@@ -24,7 +24,12 @@ from tests.paths import ROOT
 
 @pytest.mark.prometheus
 @pytest.mark.parametrize(
-    "command", ["check config prometheus.yml", "check rules rules.yml", "test rules rules.test.yml"]
+    "command",
+    [
+        "check config prometheus.yml",
+        "check rules rules.yml",
+        pytest.param("test rules rules.test.yml", marks=pytest.mark.long),
+    ],
 )
 def test_promtool_accepts_the_rules(command: str) -> None:
     done = subprocess.run(

@@ -69,7 +69,6 @@ def test_results_survive_a_later_setting_that_fails(
     assert [run["label"] for run in json.loads(file.read_text())["runs"]] == ["a"]
 
 
-@pytest.mark.long
 @dataclass(frozen=True)
 class Retrieval:
     """What the embedded model was trained for, as a task."""
@@ -83,6 +82,7 @@ class Retrieval:
         )
 
 
+@pytest.mark.long
 def test_the_sink_only_control_loses_heavily() -> None:
     """If answers read anything but the packed slot, the control would score as well as the policy."""
     config = RulerConfig(

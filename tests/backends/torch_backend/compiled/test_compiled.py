@@ -76,6 +76,7 @@ def _is_compiled(backend: TorchBackend) -> list[bool]:
     return [step.are_used for step in _compiled(backend).steps]
 
 
+@pytest.mark.long
 def test_requests_are_served_while_code_is_compiled(
     config: TorchBackendConfig, tmp_path: Path, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +129,7 @@ def test_requests_are_served_while_code_is_compiled(
     assert not list(folder.glob("*.graph")), "the next start compiles them again"
 
 
+@pytest.mark.long
 def test_nothing_is_compiled_for_a_request(config: TorchBackendConfig) -> None:
     """The number of rows, entries or steps and the kind of draws compile nothing new."""
     backend = TorchBackend(config)

@@ -213,6 +213,7 @@ def test_unsuitable_options_are_refused_before_any_work(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_answers_of_its_own_engine_come_from_packed_slots(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,9 +8,7 @@ A sequence is admitted when it gets a slot of its pool, and a scratch if it need
 so an admitted sequence cannot run out of cache. The queue's order holds within each of a pool's two lines
 (with scratch and without). Across lines and pools, the head that ranks first is admitted first. A head that
 has no slot or scratch is passed over by the heads of other lines, never by its own line. So it is admitted as
-soon as both are free. In the fair order, a tenant leaves the last slot and the last of several scratches to
-tenants that are present, if none of them waits, or if its prompt would pass the counter of one that waits.
-Only that one passes it over within a line.
+soon as both are free. `scheduler.room` says what is left to others.
 
 Drafts take turns with the model that answers, one step of one model at a time. They only read prompts.
 """
@@ -53,6 +51,7 @@ from scheduler.pacing import Pacing
 from scheduler.pool_state import PoolState
 from scheduler.prefill import Prefill
 from scheduler.request import Request, RequestStatus
+from scheduler.room import Room
 from scheduler.stats import PoolStats, SchedulerStats, SlotUse
 from scheduler.waiting import QueueOrder, WaitingQueue
 
@@ -84,6 +83,7 @@ class Scheduler:
         self._waiting = WaitingQueue(config.order)
         self._turns = DeviceTurns() if config.order is QueueOrder.FAIR else None
         self._reading: list[Prefill] = []  # in the order of admission
+        self._room = Room(config, clock, self._pools, self._models, self._reading, self._waiting, self._turns)
         # Prefill steps alternate between the oldest prompt and the one with the fewest tokens left. The
         # oldest alone would hold up short prompts behind a long one. The shortest alone would starve it.
         self._reads_oldest = True
@@ -192,8 +192,7 @@ class Scheduler:
 
     def live(self) -> list[Request]:
         """Return the admitted sequences that have not ended."""
-        decoding = (request for pool in self._pools for request in pool.decoding.values())
-        return [*decoding, *(request for prefill in self._reading for request in prefill.requests)]
+        return self._room.live()
 
     def stats(self) -> SchedulerStats:
         """Return the current state."""
@@ -293,7 +292,7 @@ class Scheduler:
     # Admission
 
     def _admit(self) -> None:
-        while (request := self._waiting.first(self._has_room)) is not None:
+        while (request := self._waiting.first(self._room.has_room)) is not None:
             model = self._model_of(request.add.pool)
             scratch = model.scratches.acquire(request.add.request_id) if request.needs_scratch else None
             policy = self._pool_of(request).spec.policy
@@ -308,45 +307,6 @@ class Scheduler:
             model.prefixes.admit(prefill)
             self._reading.append(prefill)
 
-    def _has_room(self, request: Request) -> bool:
-        has_slot = not request.add.needs_slot or self._num_free_slots(request.add) > 0
-        return has_slot and (not request.needs_scratch or self._has_scratch(request.add))
-
-    def _has_scratch(self, add: Add) -> bool:
-        """Return whether a request may take a scratch now. One of several stays free for others."""
-        model = self._model_of(add.pool)
-        if model.scratches.num_free == 0 or model.spec.scratch.num_scratch == 1:
-            return model.scratches.num_free > 0
-        if add.is_background:
-            return model.scratches.num_free > 1
-        index = self._pools[add.pool].model
-        num_held = sum(
-            prefill.scratch is not None and prefill.model == index and prefill.tenant == add.tenant
-            for prefill in self._reading
-        )
-        return num_held < model.spec.scratch.num_scratch - 1 or not self._leaves_room(add)
-
-    def _num_free_slots(self, add: Add) -> int:
-        """Return how many slots a request may take now."""
-        pool = self._pools[add.pool]
-        num_free, limit = pool.slots.num_free, pool.spec.num_slots
-        if num_free == 0:
-            return 0
-        holders = [request.add for request in self.live() if request.slot is not None]
-        holders = [holder for holder in holders if holder.pool == add.pool]
-        if add.is_background:
-            limit = self._config.num_background_slots(limit)
-            return min(num_free, limit - sum(holder.is_background for holder in holders))
-        if limit > 1 and self._leaves_room(add):
-            num_free = min(num_free, limit - 1 - sum(holder.tenant == add.tenant for holder in holders))
-        return num_free
-
-    def _leaves_room(self, add: Add) -> bool:
-        """Return whether a request leaves the last slot, and the last of several scratches, to others."""
-        if self._turns is None or not self._turns.has_others(add.tenant, self._clock.now()):
-            return False
-        return self._waiting.leaves_turn(add)
-
     def _with_siblings(self, request: Request) -> list[Request]:
         """Return the choices that share one prefill: all that wait, as far as there are free slots."""
         siblings = [
@@ -354,7 +314,7 @@ class Scheduler:
             for other in self._open[request.add.request_id].values()
             if other.status is RequestStatus.WAITING
         ]
-        return siblings[: self._num_free_slots(request.add)] if request.add.needs_slot else siblings
+        return siblings[: self._room.num_free_slots(request.add)] if request.add.needs_slot else siblings
 
     def _take_slot(self, request: Request) -> None:
         self._waiting.remove(request)

@@ -247,6 +247,9 @@ class FakeBackend:
         held = self._pools[store.pool][store.slot]
         assert held.num_prompt_tokens == store.num_prompt_tokens, (store, held)
         assert tuple(held.token_ids[: len(store.token_ids)]) == store.token_ids, (store, held)
+        assert self._spec.prefixes is not None, "this backend stores no blocks"
+        end = (store.blocks[-1].index + 1) * self._spec.prefixes.block_tokens
+        assert len(store.token_ids) == end, (store, "the tokens of the blocks and those before them")
         for block in store.blocks:
             self._store_block(block, held.token_ids)
 

@@ -9,7 +9,7 @@ from backends.interface import BackendSpec, Feature, SamplingParams, ScratchSpec
 from cache.policy import full, snapkv, snapstream
 from cache.scorer import WindowScorer
 from cache.scratch import ScratchLayout
-from scheduler.admission import RefusalReason, RefusedError, admit, needs_scratch, route
+from scheduler.admission import RefusalReason, RefusedError, admit, exact_output_tokens, needs_scratch, route
 from scheduler.messages import Add
 from tests.scheduler.drive import request
 
@@ -181,3 +181,9 @@ def test_a_refusal_names_its_reason(add: Add, reason: RefusalReason, field: str 
     with pytest.raises(RefusedError) as error:
         admit(add, SPEC)
     assert (error.value.refusal.reason, error.value.refusal.field) == (reason, field)
+
+
+@pytest.mark.parametrize("num_forced_tokens", [1, 4, 9])
+def test_a_slot_is_exact_up_to_as_many_tokens_however_they_are_read(num_forced_tokens: int) -> None:
+    num_exact = exact_output_tokens(10, 0, SPEC, 0)
+    assert exact_output_tokens(10, num_forced_tokens, SPEC, 0) == num_exact > 0

@@ -5,10 +5,13 @@ from hypothesis import strategies as st
 
 from backends.fake import fake_spec
 from backends.interface import Batch, DecodeBatch, PrefillShape
+from cache.policy import snapstream
+from cache.scorer import WindowScorer
 from scheduler.config import SchedulerConfig
 from scheduler.fairness import INPUT_WEIGHT, MAX_ABSENT, OUTPUT_WEIGHT, PRESENCE, DeviceTurns, TokenCounters
-from scheduler.messages import Abort
-from scheduler.waiting import QueueOrder
+from scheduler.messages import Abort, AdmittedAdd
+from scheduler.request import Request
+from scheduler.waiting import QueueOrder, WaitingQueue
 from tests.scheduler.drive import Drive, request
 
 NUM_SLOTS = 2
@@ -266,3 +269,28 @@ def test_a_prompt_is_charged_as_far_as_it_was_read() -> None:
     drive.step()
     drive.run(Abort("aborted"))
     assert admissions(drive) == ["aborted", "b1", "a1", "b2"]
+
+
+def scratches_of_a_flood(*known: AdmittedAdd) -> int:
+    """Return how many of two scratches a flood of long prompts holds after these requests."""
+    policy = snapstream(4, 32, 28, WindowScorer(observation_window=8))
+    drive = Drive(fake_spec(policy=policy, num_scratch=2, prefill_shapes=(PrefillShape(1, 64),)))
+    drive.run(*known)
+    drive.send(*(request(f"h{i}", 1000, 5, tenant="heavy") for i in range(4)))
+    drive.step()
+    return drive.scheduler.stats().num_scratch_in_use
+
+
+def test_a_flood_leaves_a_scratch_to_a_tenant_that_was_here() -> None:
+    assert scratches_of_a_flood() == 2
+    assert scratches_of_a_flood(request("known", 10, 1, tenant="light")) == 1
+
+
+def test_a_tenant_leaves_its_turn_to_one_whose_counter_it_would_reach() -> None:
+    queue = WaitingQueue(QueueOrder.FAIR)
+    others = request("other", tenant="b")
+    for arrival, add in enumerate((request("a", tenant="a"), others)):
+        queue.push(Request(add, 0, False, arrival))
+    queue.charge(others, num_input=5)
+    assert not queue.leaves_turn(request("short", 4, tenant="a"))
+    assert queue.leaves_turn(request("equal", 5, tenant="a"))

@@ -7,13 +7,14 @@ from itertools import pairwise
 import pytest
 
 from backends.fake import fake_spec, slot_pool
-from backends.interface import Batch, DecodeBatch, PrefillBatch, PrefillShape
+from backends.interface import Batch, DecodeBatch, DecodeRow, Draw, PrefillBatch, PrefillShape
 from cache.policy import snapstream
 from cache.scorer import WindowScorer
 from cache.scratch import ScratchLayout
 from scheduler.config import SchedulerConfig
+from scheduler.pacing import Pacing
 from scheduler.stats import StepKind
-from tests.scheduler.drive import Drive, request
+from tests.scheduler.drive import GREEDY, Drive, request
 
 SHAPES = (PrefillShape(1, 32), PrefillShape(4, 32), PrefillShape(1, 256), PrefillShape(1, 1024))
 SECONDS_PER_TOKEN = 5e-4
@@ -267,3 +268,11 @@ def test_a_launch_ends_where_the_banned_tokens_change() -> None:
     engine = Drive(config=SchedulerConfig(max_decode_steps=4))
     engine.run(request("a", 10, max_tokens=10, min_tokens=6, stop_token_ids=frozenset({0})))
     assert [batch.num_steps for batch in engine.batches if batch.kind is StepKind.DECODE] == [4, 1, 4]
+
+
+def test_rounding_costs_no_decode_step() -> None:
+    """As floating-point numbers, 0.3 / 0.1 is less than 3."""
+    pacing = Pacing([SHAPES], 0.3)
+    row = DecodeRow("a", 0, 1, 1, 1, Draw(GREEDY))
+    pacing.observe(DecodeBatch((row,), 1, 0), elapsed=0.1, now=0.0)
+    assert pacing.max_decode_steps([0], now=0.0) == 3

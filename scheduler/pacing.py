@@ -11,7 +11,7 @@ tokens before it.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from backends.interface import Batch, DecodeBatch, PrefillBatch, PrefillShape
 from scheduler.prefill import Prefill
@@ -22,8 +22,7 @@ _ROUNDING = 1e-9  # seconds: the rounding of sums must not decide whether a step
 _NOISE = 0.1  # share of a rate: plans whose rates differ by less count as equally fast
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(NamedTuple):
     """A candidate for the next prefill step."""
 
     shape: PrefillShape
@@ -90,10 +89,11 @@ class Pacing:
             return None
         # Measured steps scatter by some percent. Without the tolerance, one slow step would exclude its shape
         # for a long time.
-        min_rate = (1 - _NOISE) * max(plan.optimistic_rate for plan in plans)
-        best = max(
-            (plan for plan in plans if plan.optimistic_rate >= min_rate),
-            key=lambda plan: (plan.num_first_tokens, plan.num_tokens, plan.optimistic_rate),
+        rates = [plan.optimistic_rate for plan in plans]
+        min_rate = (1 - _NOISE) * max(rates)
+        best, _ = max(
+            (rated for rated in zip(plans, rates, strict=True) if rated[1] >= min_rate),
+            key=lambda rated: (rated[0].num_first_tokens, rated[0].num_tokens, rated[1]),
         )
         self._has_read_since_decode = True
         return best.shape
@@ -166,13 +166,16 @@ class _PrefillTimes:
 
     def _plan(self, shape: PrefillShape, prompts: Sequence[Prefill]) -> _Plan:
         """Return the plan that reads the first prompts, one for each row of the shape."""
-        rows = prompts[: shape.num_rows]
-        ends = [prompt.chunk_end(shape.num_tokens) for prompt in rows]
-        chunks = [end - prompt.num_computed_tokens for prompt, end in zip(rows, ends, strict=True)]
-        bucket = _context_bucket(max(ends))
+        longest = num_tokens = num_first_tokens = 0
+        for prompt in prompts[: shape.num_rows]:
+            end = prompt.chunk_end(shape.num_tokens)
+            longest = max(longest, end)
+            num_tokens += end - prompt.num_computed_tokens
+            num_first_tokens = num_first_tokens or num_tokens
+        bucket = _context_bucket(longest)
         timed = self._seconds.get((shape, bucket))
         seconds = self._guess(shape, bucket) if timed is None else timed
-        return _Plan(shape, chunks[0], sum(chunks), seconds, is_timed=timed is not None)
+        return _Plan(shape, num_first_tokens, num_tokens, seconds, timed is not None)
 
     def _guess(self, shape: PrefillShape, bucket: int) -> float:
         """Scale the most similar timed step by the ratio of the shapes' tokens."""

@@ -37,6 +37,10 @@ class Request:
     slot: int | None = None
     num_computed_tokens: int = 0  # tokens written into the cache: the index of the next one to be written
     num_cached_tokens: int = 0  # of these, restored from stored blocks
+    num_prompt_tokens: int = field(init=False)
+    num_prefill_tokens: int = field(
+        init=False
+    )  # that prefill reads: the prompt's length for the slot's layout
     num_forced_left: int = field(init=False)  # forced tokens that decode has yet to read
     prompt_logprobs: list[SampledToken] = field(default_factory=list)  # until they are complete and emitted
     embedding: tuple[float, ...] = ()  # of a prompt that was pooled, at its end
@@ -54,21 +58,14 @@ class Request:
     allowed: Allowed | None = field(init=False, default=None)  # the tokens that the grammar allows next
 
     def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.add.prompt_token_ids)
         self.num_forced_left = self.add.num_forced_tokens
+        self.num_prefill_tokens = self.num_prompt_tokens - self.num_forced_left
         self.banned_token_ids = tuple(sorted(self.add.stop.stop_token_ids))
         if self.matcher is not None:
             self.allowed = self.matcher.allowed()
             if self.allowed.must_end:
                 raise ConstraintError("the grammar allows no text")
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.add.prompt_token_ids)
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        """How many prompt tokens prefill reads: the prompt's length for the slot's layout."""
-        return self.num_prompt_tokens - self.add.num_forced_tokens
 
     @property
     def num_read_prompt_tokens(self) -> int:

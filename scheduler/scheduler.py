@@ -100,11 +100,26 @@ class Scheduler:
         """Whether any sequence has yet to end."""
         return bool(self._open)
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether a prompt is being read."""
+        return bool(self._reading)
+
+    @property
+    def num_waiting(self) -> int:
+        """How many sequences wait to be admitted."""
+        return len(self._waiting)
+
+    @property
+    def num_slots_in_use(self) -> int:
+        """How many slots are held, of all pools that answer."""
+        return sum(pool.slots.num_used for pool in self._pools[: len(self._spec.pools)])
+
     def add(self, add: AdmittedAdd) -> None:
         """Queue each choice of a request, or refuse all of them when the queue is full."""
         assert add.num_choices > 0, add.num_choices
         assert add.request_id not in self._open, f"request {add.request_id} is already open"
-        if not add.is_background and self._num_waiting_with(add) > self._config.max_num_waiting:
+        if not add.is_background and self._would_wait_too_many(add):
             self.refuse(add, FinishReason.QUEUE_FULL, self._queue_full_message(add))
         else:
             try:
@@ -135,9 +150,8 @@ class Scheduler:
         """Admit the sequences for which there is room and return the next step; None: no sequence is left."""
         self._admit()
         batch = self._next_batch()
-        if batch is None:
-            return None
-        return replace(batch, slot_stores=self._model_of(batch.pool).prefixes.take_slot_stores())
+        stores = self._model_of(batch.pool).prefixes.take_slot_stores() if batch is not None else ()
+        return replace(batch, slot_stores=stores) if batch is not None and stores else batch
 
     def update(self, batch: Batch, result: BatchResult) -> None:
         """Apply a step's result to its sequences."""
@@ -204,7 +218,7 @@ class Scheduler:
         return SchedulerStats(
             num_running=len(self.live()),
             num_waiting=len(self._waiting),
-            num_slots_in_use=sum(pool.num_slots_in_use for pool in pools),
+            num_slots_in_use=self.num_slots_in_use,
             num_scratch_in_use=answering.scratches.num_used,
             num_unread_prompt_tokens=sum(prefill.num_remaining_tokens for prefill in self._reading),
             num_discarded_tokens=self._num_discarded_tokens,
@@ -263,6 +277,12 @@ class Scheduler:
         num_waiting = self._num_waiting_with(add)
         limit = self._config.max_num_waiting
         return f"with {add.num_choices} more sequences, {num_waiting} would wait, and at most {limit} may"
+
+    def _would_wait_too_many(self, add: Add) -> bool:
+        # Most queues are short: then the open sequences need not be counted.
+        limit = self._config.max_num_waiting
+        is_possible = self._waiting.num_waiting(add.pool) + add.num_choices > limit
+        return is_possible and self._num_waiting_with(add) > limit
 
     def _num_waiting_with(self, add: Add) -> int:
         """Return how many foreground sequences would wait for the pool's slots if `add` were queued.
@@ -329,7 +349,10 @@ class Scheduler:
 
     def _next_batch(self) -> Batch | None:
         batch = None if self._rotation.is_under_way else self._prefill_batch()
-        return batch or self._rotation.next_batch(self._waiting, self._pacing, self._clock.now())
+        return batch or self._decode_batch()
+
+    def _decode_batch(self) -> DecodeBatch | None:
+        return self._rotation.next_batch(self._waiting, self._pacing, self._clock.now())
 
     def _prefill_batch(self) -> PrefillBatch | None:
         """Return a batch with the oldest prompt or the one with the fewest tokens left, and others that fit.
@@ -379,7 +402,8 @@ class Scheduler:
             # Admission charged the whole prompt: refund the part that is restored.
             prefixes.begin(prefill)
             self._waiting.charge(prefill.requests[0].add, num_input=-prefill.num_computed_tokens)
-        return replace(row, stored_blocks=prefixes.store(prefill, row.start + len(row.token_ids)))
+        stored = prefixes.store(prefill, row.start + len(row.token_ids))
+        return replace(row, stored_blocks=stored) if stored else row
 
     def _update_prefill(self, batch: PrefillBatch, result: BatchResult, now: float) -> None:
         self._reads_oldest = not self._reads_oldest

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from backends.sn40l.deployment import DecodeShape, Deployment, Execution
-from backends.sn40l.kernels import Call, Kernel, Step, merge, run, total_seconds
+from backends.sn40l.kernels import Call, Kernel, Step, hops, merge, run, total_seconds
 from backends.sn40l.model_config import Layer, Model
 from backends.sn40l.placement import Placement, fitting, num_sequences, slots_share
 
@@ -40,14 +40,17 @@ class _DecodeGraph:
         self._model = deployment.model
         self._machine = deployment.machine
         self._num_sockets = deployment.num_sockets
+        self._num_nodes = deployment.num_nodes
         self._execution = deployment.execution
         self._shape = shape
         self._sockets_per_sequence = placement.sockets_per_sequence
         self._ddr_share = placement.ddr_weight_share
+        self._ddr_slot_share = placement.ddr_slot_share
 
     def calls(self) -> Iterator[Call]:
         yield Call((self._embedding(),))
         yield from self._layer_calls()
+        yield from hops(self._num_nodes, self._num_sockets, 2.0 * self._shape.batch * self._model.hidden_size)
         yield Call((self._classifier(),))
         yield Call((self._sampling(),))
 
@@ -110,6 +113,7 @@ class _DecodeGraph:
             yield Kernel(
                 name,
                 cache_bytes=half.cache_bytes / 2,
+                ddr_bytes=half.ddr_bytes / 2,
                 activation_bytes=scores,
                 attention_operations=half.attention_operations / 2,
                 attention_efficiency=half.attention_efficiency,
@@ -180,9 +184,11 @@ class _DecodeGraph:
         sequences = num_sequences(shape.batch, self._num_sockets, split)
         heads = -(-attention.num_heads // split)
         operations = 2.0 * sequences * heads * attention.decode_width * entries
+        cache_bytes = shape.batch * entries * attention.cache_width * self._model.precision.cache * share
         return Kernel(
             "attention",
-            cache_bytes=shape.batch * entries * attention.cache_width * self._model.precision.cache * share,
+            cache_bytes=cache_bytes * (1 - self._ddr_slot_share),
+            ddr_bytes=cache_bytes * self._ddr_slot_share,
             attention_operations=operations * (1 + self._machine.pipeline_fill / sequences),
             attention_efficiency=self._machine.decode_attention_efficiency,
         )

@@ -21,9 +21,12 @@ class DeploymentError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A model on `num_sockets` sockets.
+    """A model on `num_sockets` sockets of each of `num_nodes` nodes, which have equal shares of its layers.
 
-    With `host_launched`, the host starts each call. With `uses_ddr`, weights can overflow into DDR.
+    A step passes the nodes one after another, and no other step overlaps with it.
+
+    With `host_launched`, the host starts each call. With `uses_ddr`, weights can overflow into DDR, with
+    `slots_in_ddr`, slots can. HBM holds the weights of the models `beside` it, too.
     """
 
     model: Model
@@ -32,16 +35,29 @@ class Deployment:
     execution: Execution = Execution.FUSED
     host_launched: bool = False
     uses_ddr: bool = False
+    slots_in_ddr: bool = False
+    beside: tuple[Model, ...] = ()
+    num_nodes: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_sockets <= self.machine.max_sockets:
             raise DeploymentError(
                 f"the machine has 1 to {self.machine.max_sockets} sockets, got {self.num_sockets}"
             )
+        if not 1 <= self.num_nodes <= len(self.model.layers):
+            raise DeploymentError(
+                f"{len(self.model.layers)} layers have 1 to as many nodes, got {self.num_nodes}"
+            )
+        if self.num_nodes > 1 and not self.machine.node_bandwidth:
+            raise DeploymentError("the machine has no node_bandwidth, so its nodes cannot share layers")
         if self.execution is Execution.LOOPED and not self.machine.loops_layers:
             raise DeploymentError("only a machine with static graphs can loop over its layers' kernels")
         if self.execution is Execution.LOOPED and self.host_launched:
             raise DeploymentError("a loop over layers is launched by the device, not by the host")
+
+    @property
+    def num_all_sockets(self) -> int:
+        return self.num_sockets * self.num_nodes
 
     @property
     def sequence_splits(self) -> tuple[int, ...]:

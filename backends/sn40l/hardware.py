@@ -72,6 +72,8 @@ class Machine:
     pads_decode: bool  # a decode step takes the time of all slots at full capacity, however few are live
     rounds_slots: bool  # the number of slots is a power of two
     spills_activations: bool  # activations that the SRAM cannot hold go through HBM, instead of not fitting
+    node_bandwidth: float = 0.0  # out of a socket, to another node; 0: not known
+    node_latency: float = 0.0  # of a transfer to another node
     price: float = 0.0  # dollars an hour; 0: not known
     power: float = 0.0  # watts, with its share of the node; 0: not known
 
@@ -130,6 +132,8 @@ _MAY_BE_ZERO = frozenset(
         "collective_latency",
         "pipeline_fill",
         "hbm_reserve",
+        "node_bandwidth",
+        "node_latency",
         "price",
         "power",
     }
@@ -142,7 +146,7 @@ _FLAGS = (
     "rounds_slots",
     "spills_activations",
 )
-_OPTIONAL = frozenset({"price", "power"})
+_OPTIONAL = frozenset({"node_bandwidth", "node_latency", "price", "power"})
 
 _WHOLE = ("max_sockets", "compute_units", "memory_units", "attention_tile", "kernels_per_layer")
 

@@ -6,7 +6,7 @@ loop takes the sum. Links overlap with both, except for the exposed share of the
 between calls. All sockets of a node do the same work, and amounts are those of the busiest socket.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -32,6 +32,8 @@ class Kernel:
     link_bytes: float = 0.0  # streamed while the kernel computes
     exchange_bytes: float = 0.0  # moved over the links before it starts
     num_collectives: int = 0
+    node_bytes: float = 0.0  # sent to the next nodes
+    num_hops: int = 0  # between nodes
     awaits_router: bool = False
     loops_inside: bool = False  # over experts or tiles, whose bytes stream one turn ahead
 
@@ -76,6 +78,8 @@ def _kernel_seconds(kernel: Kernel, machine: Machine, streams_ahead: bool) -> fl
     exposed = (
         kernel.exchange_bytes / machine.link_bandwidth + kernel.num_collectives * machine.collective_latency
     )
+    if kernel.num_hops:
+        exposed += kernel.node_bytes / machine.node_bandwidth + kernel.num_hops * machine.node_latency
     return exposed + max(streamed, bound["links"])
 
 
@@ -94,6 +98,8 @@ def merge(name: str, kernels: Sequence[Kernel]) -> Kernel:
         link_bytes=sum(kernel.link_bytes for kernel in kernels),
         exchange_bytes=sum(kernel.exchange_bytes for kernel in kernels),
         num_collectives=sum(kernel.num_collectives for kernel in kernels),
+        node_bytes=sum(kernel.node_bytes for kernel in kernels),
+        num_hops=sum(kernel.num_hops for kernel in kernels),
         awaits_router=any(kernel.awaits_router for kernel in kernels),
         loops_inside=any(kernel.loops_inside for kernel in kernels),
     )
@@ -109,6 +115,13 @@ class Call:
     @property
     def is_loop(self) -> bool:
         return len(self.kernels) > 1
+
+
+def hops(num_nodes: int, num_sockets: int, activation_bytes: float) -> Iterator[Call]:
+    """Yield the call, if any, in which the sockets hand a step's activations from node to node."""
+    count = num_nodes - 1
+    if count:
+        yield Call((Kernel("nodes", node_bytes=count * activation_bytes / num_sockets, num_hops=count),))
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ class Placement:
     sockets_per_sequence: int
     tiers: tuple[Tier, ...]
     ddr_weight_share: float  # of all weights, those that stream from DDR
+    ddr_slot_share: float  # of all slots
 
 
 def num_sequences(batch: int, num_sockets: int, sockets_per_sequence: int) -> int:
@@ -89,32 +90,41 @@ def place(deployment: Deployment, shape: DecodeShape, sockets_per_sequence: int)
             "SRAM", activations, machine.sram_capacity, f"activations of {shape.batch} sequences"
         )
     reserve = machine.hbm_reserve * machine.hbm_capacity
-    weights = model.weight_bytes / num_sockets
-    slots = slot_bytes(model, shape, num_sockets, sockets_per_sequence)
-    in_ddr = (
-        max(0.0, weights + slots + spilled + reserve - machine.hbm_capacity) if deployment.uses_ddr else 0.0
-    )
+    weights = model.weight_bytes / deployment.num_all_sockets
+    beside = sum(other.weight_bytes for other in deployment.beside) / deployment.num_all_sockets
+    slots = slot_bytes(model, shape, num_sockets, sockets_per_sequence) / deployment.num_nodes
+    available = machine.hbm_capacity - reserve - spilled - beside
+    overflow = max(0.0, weights + slots - available)
+    in_ddr = min(weights, overflow) if deployment.uses_ddr else 0.0
+    moved = min(slots, overflow - in_ddr) if deployment.slots_in_ddr else 0.0
     kept = weights - in_ddr
-    available = machine.hbm_capacity - reserve - spilled
-    if max(kept, 0.0) + slots > available:
+    slots -= moved
+    if kept + slots > available:
         raise DoesNotFitError(
             "HBM",
-            max(kept, 0.0) + slots,
+            kept + slots,
             available,
             f"weights and {shape.batch} slots of {shape.capacity} entries",
         )
-    if in_ddr > machine.ddr_capacity:
-        raise DoesNotFitError("DDR", in_ddr, machine.ddr_capacity, "weights that HBM cannot hold")
+    if in_ddr + moved > machine.ddr_capacity:
+        parts = "weights and slots that HBM cannot hold"
+        raise DoesNotFitError("DDR", in_ddr + moved, machine.ddr_capacity, parts)
     tiers = (
         Tier("SRAM", machine.sram_capacity, (("activations", activations - spilled),)),
         Tier(
             "HBM",
             machine.hbm_capacity,
-            (("weights", kept), ("slots", slots), ("activations", spilled), ("reserve", reserve)),
+            (
+                ("weights", kept),
+                ("other models", beside),
+                ("slots", slots),
+                ("activations", spilled),
+                ("reserve", reserve),
+            ),
         ),
-        Tier("DDR", machine.ddr_capacity, (("weights", in_ddr),)),
+        Tier("DDR", machine.ddr_capacity, (("weights", in_ddr), ("slots", moved))),
     )
-    return Placement(sockets_per_sequence, tiers, in_ddr / weights)
+    return Placement(sockets_per_sequence, tiers, in_ddr / weights, moved / (slots + moved))
 
 
 def fitting(deployment: Deployment, shape: DecodeShape) -> tuple[Placement, ...]:

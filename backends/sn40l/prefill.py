@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from backends.sn40l.deployment import Deployment, Execution
-from backends.sn40l.kernels import Call, Kernel, Step, merge, run, total_seconds
+from backends.sn40l.kernels import Call, Kernel, Step, hops, merge, run, total_seconds
 from backends.sn40l.model_config import Layer
 
 _OBSERVATION_WINDOW = 64  # assumption, 32 to 128: the paper does not publish its own
@@ -18,11 +18,18 @@ _OBSERVATION_WINDOW = 64  # assumption, 32 to 128: the paper does not publish it
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """The compression at a prompt's end, in tokens: the ring is gathered, the best candidates are kept."""
+    """The compression at a prompt's end, in tokens: the ring is gathered, the best candidates are kept.
+
+    With neither, `observation_window` queries only score the prompt.
+    """
 
     num_recent: int
     num_kept: int
     observation_window: int = _OBSERVATION_WINDOW
+
+    @property
+    def has_scores(self) -> bool:
+        return self.num_kept > 0 or self.num_recent == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,7 @@ class _PrefillGraph:
         self._model = deployment.model
         self._machine = deployment.machine
         self._num_sockets = deployment.num_sockets
+        self._num_nodes = deployment.num_nodes
         self._execution = deployment.execution
         self._chunk = chunk
         self._num_pairs = chunk.num_pairs(self._machine.attention_tile)
@@ -71,6 +79,7 @@ class _PrefillGraph:
         calls = [tuple(self._layer_calls(layer)) for layer, _ in self._model.kinds]
         for kind in self._model.layer_kinds:
             yield from calls[kind]
+        yield from hops(self._num_nodes, self._num_sockets, self._activations)
         params = self._model.embedding_params
         yield Call((self._product("classifier", params, self._model.precision.embedding, num_tokens=1),))
 
@@ -93,8 +102,9 @@ class _PrefillGraph:
         yield self._product("projections", attention.input_params, precision.attention, num_exchanges=1)
         compression = self._chunk.compression
         if compression and attention.window is None:
-            yield self._ring(layer, compression)
-            if compression.num_kept:
+            if compression.num_recent:
+                yield self._ring(layer, compression)
+            if compression.has_scores:
                 yield self._selection(layer, compression)
         yield self._attention(layer)
         yield self._product("output", attention.output_params, precision.attention, num_exchanges=1)

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.sn40l.decode import decode_placement, decode_step
+from backends.sn40l.decode import decode_placement, decode_seconds, decode_step
 from backends.sn40l.deployment import DecodeShape, Deployment, DeploymentError, Execution
 from backends.sn40l.hardware import load_machine
 from backends.sn40l.kernels import Step, bottleneck
+from backends.sn40l.placement import DoesNotFitError
+from backends.sn40l.prefill import Chunk, prefill_step
 from tests.backends.sn40l.strategies import deployments, executions, model, models, roomy, shapes, sockets
 
 ROUNDING = 1 + 1e-9
@@ -187,6 +189,29 @@ def test_a_machine_that_runs_kernels_one_by_one_pays_for_each() -> None:
     step = decode_step(Deployment(model("llama-3.1-8b"), load_machine("dgx-h100"), 8), DecodeShape(1, 4096))
     assert step.num_calls == 10 * 32 + 3
     assert bottleneck(step, load_machine("dgx-h100")) == "gaps"
+
+
+def test_nodes_share_layers_and_hand_on_activations() -> None:
+    """405 billion parameters in 16 bits need two nodes of eight H100."""
+    one = Deployment(model("llama-3.1-405b"), load_machine("dgx-h100"), 8)
+    with pytest.raises(DoesNotFitError):
+        decode_step(one, DecodeShape(4, 8192))
+    two = replace(one, num_nodes=2)
+    step = decode_step(two, DecodeShape(4, 8192))
+    roomy_machine = replace(one.machine, hbm_capacity=1e15)
+    alone = decode_step(replace(one, machine=roomy_machine), DecodeShape(4, 8192)).seconds
+    hop = 2 * 4 * 16384 / 8 / two.machine.node_bandwidth + two.machine.node_latency
+    assert step.seconds == pytest.approx(alone + hop + two.call_seconds)
+    assert decode_seconds(two, DecodeShape(4, 8192)) == pytest.approx(step.seconds)
+    (prompt, whole) = (
+        prefill_step(deployment, Chunk(4096)).seconds
+        for deployment in (two, replace(one, machine=roomy_machine))
+    )
+    assert whole < prompt < 1.1 * whole
+    with pytest.raises(DeploymentError, match="no node_bandwidth"):
+        replace(one, machine=load_machine("sn40l"), num_nodes=2)
+    with pytest.raises(DeploymentError, match="126 layers have 1 to as many nodes, got 127"):
+        replace(one, num_nodes=127)
 
 
 def test_an_unsupported_deployment_is_refused() -> None:

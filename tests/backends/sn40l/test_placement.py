@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 from backends.sn40l.decode import decode_placement, decode_step
 from backends.sn40l.deployment import DecodeShape, Deployment
 from backends.sn40l.hardware import load_machine
-from backends.sn40l.placement import DoesNotFitError, fitting, max_batch
+from backends.sn40l.placement import DoesNotFitError, fitting, max_batch, slot_bytes
 from tests.backends.sn40l.strategies import deployments, model, shapes, sn40l
 
 
 @settings(deadline=None)
-@given(deployments(sn40l()), shapes, st.booleans())
-def test_no_tier_holds_more_than_it_can(deployment: Deployment, shape: DecodeShape, uses_ddr: bool) -> None:
+@given(deployments(sn40l()), shapes, st.booleans(), st.booleans())
+def test_no_tier_holds_more_than_it_can(
+    deployment: Deployment, shape: DecodeShape, uses_ddr: bool, slots_in_ddr: bool
+) -> None:
     try:
-        placements = fitting(replace(deployment, uses_ddr=uses_ddr), shape)
+        placements = fitting(replace(deployment, uses_ddr=uses_ddr, slots_in_ddr=slots_in_ddr), shape)
     except DoesNotFitError:
         return
     for placement in placements:
@@ -26,6 +28,9 @@ def test_no_tier_holds_more_than_it_can(deployment: Deployment, shape: DecodeSha
             assert all(size >= 0 for _, size in tier.parts)
         weights = sum(size for tier in placement.tiers for name, size in tier.parts if name == "weights")
         assert weights == pytest.approx(deployment.model.weight_bytes / deployment.num_sockets)
+        slots = sum(size for tier in placement.tiers for name, size in tier.parts if name == "slots")
+        split = placement.sockets_per_sequence
+        assert slots == pytest.approx(slot_bytes(deployment.model, shape, deployment.num_sockets, split))
 
 
 @settings(deadline=None)
@@ -66,6 +71,27 @@ def test_overflowing_weights_stream_from_ddr_and_are_slow() -> None:
     ddr = next(tier for tier in placement.tiers if tier.name == "DDR")
     assert ddr.used > 10e9
     assert decode_step(deployment, shape).seconds > ddr.used / sn40l().ddr_bandwidth
+
+
+def test_overflowing_slots_stream_from_ddr_and_are_slow() -> None:
+    deployment = Deployment(model("llama-3.1-8b"), sn40l(), 16)
+    more = replace(deployment, slots_in_ddr=True)
+    most = max_batch(deployment, 131072)
+    assert max_batch(more, 131072) > 4 * most
+    assert decode_step(more, DecodeShape(most, 131072)) == decode_step(deployment, DecodeShape(most, 131072))
+    shape = DecodeShape(4 * most, 131072)
+    ddr = next(tier for tier in decode_placement(more, shape).tiers if tier.name == "DDR")
+    assert ddr.used > 10e9
+    assert decode_step(more, shape).seconds > ddr.used / sn40l().ddr_bandwidth
+
+
+def test_a_draft_beside_the_model_takes_memory() -> None:
+    deployment = Deployment(model("llama-3.1-8b"), load_machine("h100"), 1)
+    beside = replace(deployment, beside=(model("llama-3.2-1b"),))
+    most = max_batch(deployment, 8192)
+    assert max_batch(beside, 8192) < most
+    (placement,) = fitting(beside, DecodeShape(1, 8192))
+    assert dict(placement.tiers[1].parts)["other models"] == model("llama-3.2-1b").weight_bytes
 
 
 def test_a_gpu_holds_activations_in_its_memory() -> None:

@@ -11,7 +11,7 @@ from backends.sn40l.hardware import Machine
 from backends.sn40l.kernels import Step
 from backends.sn40l.model_config import Model, load_model
 from backends.sn40l.placement import max_batch
-from backends.sn40l.prefill import Chunk, Compression, prefill_step
+from backends.sn40l.prefill import Chunk, Compression, prefill_seconds, prefill_step
 
 MULTI_TOKEN = 2.4  # the factor in every throughput of table 5: multi-token prediction assumed, not measured
 TABLE_5 = (  # prompt, cache, batch and tokens/s without and with SnapStream
@@ -19,6 +19,7 @@ TABLE_5 = (  # prompt, cache, batch and tokens/s without and with SnapStream
     (65536, 16384, 32, 128, 908, 3928),
     (32768, 8192, 64, 256, 1832, 7903),
 )
+_NUM_AHEAD = 8  # tokens of a draft whose attention scores a prompt, arXiv 2603.02631
 LISTED_MODELS = (
     "gpt-oss-120b",
     "deepseek-r1",
@@ -106,6 +107,17 @@ def r1_prefill(machine: Machine, num_tokens: int, compression: Compression | Non
     return prefill_step(
         Deployment(model_of("deepseek-r1"), machine, 16), Chunk(num_tokens, compression=compression)
     )
+
+
+def drafted_prefill(machine: Machine, draft: str, num_tokens: int, num_kept: int) -> float:
+    """Return the seconds in which a draft scores a prompt and DeepSeek-R1 reads what is kept of it.
+
+    Both are on 16 sockets. The draft looks `_NUM_AHEAD` tokens ahead.
+    """
+    deployment = Deployment(model_of(draft), machine, 16)
+    scoring = Chunk(num_tokens, compression=Compression(0, 0, _NUM_AHEAD))
+    ahead = (_NUM_AHEAD - 1) * seconds_of(machine, draft, 16, Execution.FUSED, context=num_tokens)
+    return prefill_seconds(deployment, scoring) + ahead + r1_prefill(machine, num_kept).seconds
 
 
 def expert_layer_shares(machine: Machine) -> dict[str, float]:

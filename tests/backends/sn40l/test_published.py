@@ -34,7 +34,6 @@ def test_predictions_are_few_and_their_misses_are_explained(evidence: Mapping[st
         "R1 32k: gain",
         "R1 prefill: projections",
         "R1 prefill: router",
-        "R1 prefill of 16k",
         "looping, mean",
         "8B, 4 → 8 H100",
         "fused layer, of HBM peak",

@@ -25,7 +25,7 @@ DRAFT_SCORER = WindowScorer(
     query_reduction=QueryReduction.MAXIMUM,
     num_echoed=32,
 )
-_DRAFT_POOL = PoolOptions(
+DRAFT_POOL = PoolOptions(
     num_slots=0,
     policy=PolicyOptions(
         PolicyName.SNAPSTREAM,
@@ -76,7 +76,7 @@ class BackendConfig:
         """Return the configuration of a draft for this model."""
         return BackendConfig(
             model=model,
-            pools=(_DRAFT_POOL,),
+            pools=(DRAFT_POOL,),
             # Its tokens may be shorter, so that a prompt has more of them.
             max_model_len=max(self.max_model_len or 0, DEFAULT_MAX_MODEL_LEN),
             num_scratch=1,

@@ -24,18 +24,22 @@ def default_deployment(
     return Deployment(load_model(model), described, num_sockets, execution, uses_ddr=uses_ddr)
 
 
-def simulated_store(deployment: Deployment, held: PrefixSpec) -> SimulatedStore | None:
-    """Return a store in the machine's DDR, of as many bytes as `held` and of the simulated model's blocks.
+def simulated_store(
+    deployment: Deployment, num_bytes: int | None, block_tokens: int, max_blocks: int | None = None
+) -> SimulatedStore | None:
+    """Return a store of the simulated model's blocks in the machine's DDR, of `num_bytes` (None: all of it).
 
     Each socket copies its share of a block. None where the machine has no DDR, or no block has room.
     """
-    block_bytes = math.ceil(deployment.model.cache_bytes(held.block_tokens))
-    num_sockets, machine = deployment.num_sockets, deployment.machine
-    room = min(held.num_blocks * held.block_bytes, int(num_sockets * machine.ddr_capacity))
-    num_blocks = min(held.num_blocks, room // block_bytes)
+    block_bytes = math.ceil(deployment.model.cache_bytes(block_tokens))
+    num_sockets, machine = deployment.num_all_sockets, deployment.machine
+    room = int(num_sockets * machine.ddr_capacity)
+    num_blocks = (room if num_bytes is None else min(room, num_bytes)) // block_bytes
+    if max_blocks is not None:
+        num_blocks = min(num_blocks, max_blocks)
     if num_blocks == 0:
         return None
-    spec = PrefixSpec(num_blocks, held.block_tokens, block_bytes)
+    spec = PrefixSpec(num_blocks, block_tokens, block_bytes)
     return SimulatedStore(spec, num_sockets * machine.ddr_bandwidth)
 
 
@@ -65,11 +69,9 @@ class SimulationConfig:
         deployment = default_deployment(
             self.model, self.machine, self.num_sockets, loops=self.loops, uses_ddr=self.uses_ddr
         )
-        held = inner.spec.prefixes
-        return TimedBackend(
-            inner,
-            DeploymentCost(deployment, *inner.spec.pools),
-            clock,
-            self.faults,
-            simulated_store(deployment, held) if held is not None else None,
-        )
+        held, store = inner.spec.prefixes, None
+        if held is not None:
+            # The inner backend has room for as many blocks as it holds itself.
+            num_bytes = held.num_blocks * held.block_bytes
+            store = simulated_store(deployment, num_bytes, held.block_tokens, held.num_blocks)
+        return TimedBackend(inner, DeploymentCost(deployment, *inner.spec.pools), clock, self.faults, store)

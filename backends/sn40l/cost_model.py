@@ -16,9 +16,9 @@ class DeploymentCost:
 
     Where the machine pads decode, each pool has one graph with all slots at full capacity, however many are
     live. Elsewhere a step is timed for the batch's rows and for the entries that they hold on average.
-    Prompts are read one row after another, each chunk padded to the batch's shape. Raises DoesNotFitError for
-    pools that do not fit together: at `resident_entries` a slot if memory is paged, else at the mean
-    capacity.
+    Prompts are read one row after another, each chunk padded to the batch's shape. A pool without slots is a
+    draft's, which only scores prompts. Raises DoesNotFitError for pools that do not fit together: at
+    `resident_entries` a slot if memory is paged, else at the mean capacity.
     """
 
     def __init__(
@@ -29,19 +29,26 @@ class DeploymentCost:
         self._decode = lru_cache(maxsize=None)(self._decode_seconds)
         self._prefill = lru_cache(maxsize=65536)(self._prefill_seconds)
         num_slots = sum(pool.num_slots for pool in pools)
-        capacity = -(-sum(pool.num_slots * pool.policy.layout.capacity for pool in pools) // num_slots)
-        self._decode(num_slots, resident_entries or capacity)
+        if num_slots > 0:
+            capacity = -(-sum(pool.num_slots * pool.policy.layout.capacity for pool in pools) // num_slots)
+            self._decode(num_slots, resident_entries or capacity)
 
     def seconds(self, batch: Batch) -> float:
         pool = self._pools[batch.pool]
         if isinstance(batch, PrefillBatch):
             chunks = [_chunk(row, batch.shape.num_tokens, pool.policy) for row in batch.rows]
             chunks += [_votes(row) for row in batch.rows if row.echo or row.ahead]
-            return sum(map(self._prefill, chunks))
+            return sum(map(self._prefill, chunks)) + sum(map(self._look_ahead, batch.rows))
         capacity = pool.policy.layout.capacity
         if self._deployment.machine.pads_decode:
             return batch.num_steps * self._decode(pool.num_slots, capacity)
         return batch.num_steps * self._resident_seconds(batch, capacity)
+
+    def _look_ahead(self, row: PrefillRow) -> float:
+        """Return the seconds of the tokens that a draft decodes behind a prompt, to score it by them."""
+        if row.importance is None or not row.is_last or row.importance.num_ahead < 2:
+            return 0.0
+        return (row.importance.num_ahead - 1) * self._decode(1, row.num_prompt_tokens)
 
     def _resident_seconds(self, batch: DecodeBatch, capacity: int) -> float:
         """Return the seconds of a step at the rows' mean entries, halfway through the batch's steps.
@@ -67,8 +74,12 @@ class DeploymentCost:
 
 
 def _chunk(row: PrefillRow, num_tokens: int, policy: CachePolicy) -> Chunk:
-    compresses = row.is_last and row.scratch is not None
-    return Chunk(num_tokens, row.start, compression_of(policy) if compresses else None)
+    if row.importance is not None and row.is_last:
+        num_tail = policy.scorer.observation_window if policy.scorer is not None else 1
+        num_queries = row.importance.num_ahead or num_tail
+        return Chunk(num_tokens, row.start, Compression(0, 0, num_queries))
+    packs = row.is_last and bool(row.slots)
+    return Chunk(num_tokens, row.start, compression_of(policy, row.num_prompt_tokens) if packs else None)
 
 
 def _votes(row: PrefillRow) -> Chunk:
@@ -76,9 +87,12 @@ def _votes(row: PrefillRow) -> Chunk:
     return Chunk(len(row.echo) + len(row.ahead), row.num_prompt_tokens, None)
 
 
-def compression_of(policy: CachePolicy) -> Compression | None:
-    """Return the compression of a prompt longer than its slot. None if the policy drops nothing."""
-    if not policy.evicts and policy.scorer is None:
+def compression_of(policy: CachePolicy, num_prompt_tokens: int) -> Compression | None:
+    """Return the compression of a prompt; None if its slot holds all of it.
+
+    Such a prompt may be read in a scratch, too. Copying it from there is left out.
+    """
+    if not policy.must_choose(num_prompt_tokens) or not (policy.evicts or policy.scorer):
         return None
     layout = policy.layout
     window = policy.scorer.observation_window if policy.scorer else 0

@@ -38,7 +38,7 @@ def evaluate(deployment: Deployment, policy: CachePolicy, context: int, num_slot
     """Return the option of this deployment with `num_slots` slots. Raises DoesNotFitError."""
     shape = DecodeShape(num_slots, policy.layout.capacity)
     step = decode_step(deployment, shape)
-    compression = compression_of(policy) if context > policy.max_exact_prompt else None
+    compression = compression_of(policy, context)
     # Prefill has no loop over layers: its kernels are long, and their gaps cost little.
     prefill = prefill_step(
         replace(deployment, execution=Execution.FUSED), Chunk(context, compression=compression)

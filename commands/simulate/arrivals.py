@@ -12,6 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+HASH_TOKENS = 512  # of a block that a hash id stands for, in Mooncake's traces
+_MAX_HASH_ID = 2**62
+
 
 class TraceError(ValueError):
     """A trace cannot be read."""
@@ -21,13 +24,21 @@ class TraceError(ValueError):
 class Arrival:
     """One request, `time` in seconds since the trace's start.
 
-    Its prompt was read elsewhere in the last `seconds_elsewhere` before that time.
+    Its prompt was read elsewhere in the last `seconds_elsewhere` before that time. Prompts whose `hash_ids`
+    begin alike begin with the same blocks of `HASH_TOKENS` tokens. Without them, nothing is known of the
+    prompt but its length.
     """
 
     time: float
     num_prompt_tokens: int
     num_output_tokens: int
     seconds_elsewhere: float = 0.0
+    hash_ids: tuple[int, ...] = ()
+
+    @property
+    def block_ids(self) -> tuple[int, ...]:
+        """The hash ids of the prompt's complete blocks."""
+        return self.hash_ids[: self.num_prompt_tokens // HASH_TOKENS]
 
 
 def read_trace(path: Path) -> Iterator[Arrival]:
@@ -37,7 +48,7 @@ def read_trace(path: Path) -> Iterator[Arrival]:
 
     - our JSON lines: `time` in seconds, `num_prompt_tokens`, `num_output_tokens`;
     - Mooncake's JSON lines, which vLLM's benchmark reads too: `timestamp` in milliseconds, `input_length`,
-      `output_length`;
+      `output_length`; either may have `hash_ids`;
     - a CSV file with the columns of BurstGPT or of Azure's traces.
     """
     with path.open(newline="", errors="replace") as file:
@@ -79,23 +90,33 @@ def _csv_rows(file: TextIO) -> Iterator[tuple[int, Callable[[], Any]]]:
 def _arrival(row: Any) -> Arrival:
     if not isinstance(row, dict):
         raise TypeError(f"expected a JSON object, got {row!r}")
+    hash_ids = row.get("hash_ids", ())
     if "timestamp" in row:
-        return _checked(float(row["timestamp"]) / 1e3, row["input_length"], row["output_length"])
+        return _checked(float(row["timestamp"]) / 1e3, row["input_length"], row["output_length"], hash_ids)
     if "TIMESTAMP" in row:
         time = datetime.fromisoformat(row["TIMESTAMP"]).replace(tzinfo=UTC).timestamp()
         return _checked(time, row["ContextTokens"], row["GeneratedTokens"])
     if "Timestamp" in row:
         return _checked(float(row["Timestamp"]), row["Request tokens"], row["Response tokens"])
-    return _checked(float(row["time"]), row["num_prompt_tokens"], row["num_output_tokens"])
+    return _checked(float(row["time"]), row["num_prompt_tokens"], row["num_output_tokens"], hash_ids)
 
 
-def _checked(time: float, num_prompt_tokens: Any, num_output_tokens: Any) -> Arrival:
-    arrival = Arrival(time, int(num_prompt_tokens), int(num_output_tokens))
+def _checked(time: float, num_prompt_tokens: Any, num_output_tokens: Any, hash_ids: Any = ()) -> Arrival:
+    arrival = Arrival(
+        time, int(num_prompt_tokens), int(num_output_tokens), hash_ids=tuple(map(int, hash_ids))
+    )
     if not math.isfinite(time) or arrival.num_prompt_tokens < 1 or arrival.num_output_tokens < 1:
         raise ValueError(
             "a request needs a finite time and at least one token each in prompt and answer, "
             f"got time {time}, {arrival.num_prompt_tokens} and {arrival.num_output_tokens} tokens"
         )
+    if arrival.hash_ids and len(arrival.hash_ids) < arrival.num_prompt_tokens // HASH_TOKENS:
+        raise ValueError(
+            f"hash_ids must have one for each complete block of {HASH_TOKENS} tokens, got "
+            f"{len(arrival.hash_ids)} for {arrival.num_prompt_tokens} tokens"
+        )
+    if not all(0 <= hash_id < _MAX_HASH_ID for hash_id in arrival.hash_ids):
+        raise ValueError(f"hash_ids must be from 0 to 2^62 - 1, got {arrival.hash_ids}")
     return arrival
 
 
@@ -142,7 +163,8 @@ class Traffic:
             while rng.random() * peak > intensity(time):
                 time += rng.expovariate(self.rate * peak)
             means = (self.mean_prompt_tokens, self.mean_output_tokens)
-            yield Arrival(time, *(_length(rng, mean) if self.varies else round(mean) for mean in means))
+            prompt, output = (_length(rng, mean) if self.varies else round(mean) for mean in means)
+            yield Arrival(time, prompt, output)
 
 
 def _length(rng: random.Random, mean: float) -> int:

@@ -15,7 +15,8 @@ from backends.sn40l.plan import socket_counts
 from commands.shared.table import percentile, table
 from commands.simulate.answer import Answer
 from commands.simulate.arrivals import Traffic, read_trace
-from commands.simulate.deployment import deployment_of, policy_of
+from commands.simulate.deployment import drafting_of, policy_of, prompt_store, serving_deployment
+from commands.simulate.manifests import kustomization
 from commands.simulate.options import PlanOptions
 from commands.simulate.planning import Candidate, Carried, Limits, Load, candidates, carry, load_of, pareto
 from server.options.command_line import OptionError
@@ -39,9 +40,7 @@ def plan_answer(options: PlanOptions) -> Answer:
 
     Raises `OptionError` if none does.
     """
-    deployment = deployment_of(options, max(options.sockets) if options.sockets else None)
-    if options.execution is not None:
-        deployment = replace(deployment, execution=options.execution)
+    deployment = serving_deployment(options, max(options.sockets) if options.sockets else None)
     deployment.model.check_context(options.context)
     load = _load(options)
     limits = Limits(options.max_ttft, options.max_tpot, options.max_e2e, options.percentile)
@@ -67,6 +66,9 @@ def plan_answer(options: PlanOptions) -> Answer:
         f"{options.model} on {options.machine}, prompts of {load.mean_prompt:,} and answers of "
         f"{load.mean_output:,.0f} tokens on average"
     )
+    if options.kubernetes:
+        settings = _settings(rows[0], load)
+        options.kubernetes.write_text(kustomization(title, rows[0].replicas, settings))
     lines = [
         title,
         "",
@@ -115,7 +117,7 @@ def _carried(options: PlanOptions, sized: Sequence[Deployment], load: Load, limi
         for one in sized
         for policy in policies
         for candidate in candidates(
-            _priced(one, options), policy, load, limits, _choices(options, one, policy)
+            _priced(one, options), policy, load, limits, _choices(options, one, policy, load)
         )
     ]
     if not tried:
@@ -128,8 +130,20 @@ def _carried(options: PlanOptions, sized: Sequence[Deployment], load: Load, limi
     return carried
 
 
-def _choices(options: PlanOptions, deployment: Deployment, policy: Any) -> Candidate:
-    return Candidate(deployment, policy, 1, options.paged, options.split, options.max_inter_token_latency)
+def _choices(options: PlanOptions, deployment: Deployment, policy: Any, load: Load) -> Candidate:
+    store = prompt_store(options, deployment, load.arrivals)
+    if options.split and store is not None:
+        raise OptionError("--split reads whole prompts: with hash_ids, give --prefix-cache-bytes 0")
+    return Candidate(
+        deployment,
+        policy,
+        num_slots=1,
+        is_paged=options.paged,
+        is_split=options.split,
+        max_inter_token_latency=options.max_inter_token_latency,
+        store=store,
+        drafting=drafting_of(options, deployment),
+    )
 
 
 def _priced(deployment: Deployment, options: PlanOptions) -> Deployment:
@@ -146,7 +160,7 @@ def _unmet(
     alone: list[tuple[float, float]] = []
     for one in sized:
         for policy in policies:
-            candidate = _choices(options, one, policy)
+            candidate = _choices(options, one, policy, load)
             try:
                 alone.append((candidate.prompt_seconds(load), candidate.step_seconds(load)))
             except DoesNotFitError:
@@ -190,7 +204,7 @@ def _cells(row: _Row, tokens_per_step: float) -> tuple[str, ...]:
     one = row.carried
     candidate = one.candidate
     dollars, energy = one.dollars_per_million, one.kilowatt_hours_per_million
-    decode = candidate.deployment.num_sockets
+    decode = candidate.deployment.num_all_sockets
     split = f"{decode}+{one.num_prefill_nodes * decode}" if candidate.is_split else str(decode)
     return (
         "*" if row.is_on_front else "",
@@ -225,26 +239,41 @@ def _with_drafts(one: Carried, tokens_per_step: float) -> float:
 
 def _label(row: _Row) -> str:
     candidate = row.carried.candidate
-    return f"{candidate.deployment.num_sockets} sockets, {candidate.policy.name}, {candidate.num_slots} slots"
+    num_sockets = candidate.deployment.num_all_sockets
+    return f"{num_sockets} sockets, {candidate.policy.name}, {candidate.num_slots} slots"
 
 
 def _commands(options: PlanOptions, row: _Row, load: Load) -> list[str]:
     """Return the flags of `serve`, and the `replay` that gives the same figures."""
     candidate = row.carried.candidate
-    slots = f"--num-slots {candidate.num_slots} --policy {candidate.policy.name}"
-    if candidate.policy.evicts or candidate.policy.scorer:
-        slots += f" --slot-capacity {candidate.policy.layout.capacity}"
-    flags = f"{slots} --max-model-len {load.max_model_len}"
-    lines = [f"snapserve serve --model MODEL {flags}"]
+    flags = " ".join(f"--{flag} {value}" for flag, value in _settings(row, load).items())
+    draft = options.speculative_prefill_model
+    served, replayed = (
+        f" --speculative-prefill-model {name}" if draft is not None else "" for name in ("DRAFT", draft)
+    )
+    lines = [f"snapserve serve --model MODEL{served} {flags}"]
     if not options.trace and not candidate.is_split:
         paged = " --paged" if candidate.is_paged else ""
         lines.append(
-            f"snapserve simulate replay --model {options.model} --machine {options.machine} "
-            f"--sockets {candidate.deployment.num_sockets} --execution {candidate.deployment.execution} "
+            f"snapserve simulate replay --model {options.model}{replayed} --machine {options.machine} "
+            f"--sockets {candidate.deployment.num_sockets} --nodes {options.nodes} "
+            f"--execution {candidate.deployment.execution} "
             f"{flags} --rate {row.carried.rate:.4g} --requests {options.requests} --shape poisson "
             f"--mean-prompt {load.mean_prompt} --mean-output {options.mean_output} --no-varies{paged}"
         )
     return lines
+
+
+def _settings(row: _Row, load: Load) -> dict[str, str]:
+    """Return the options of `serve`, by the names of their flags."""
+    candidate = row.carried.candidate
+    settings = {"num-slots": str(candidate.num_slots), "policy": str(candidate.policy.name)}
+    if candidate.policy.evicts or candidate.policy.scorer:
+        settings["slot-capacity"] = str(candidate.policy.layout.capacity)
+    if candidate.drafting is not None:
+        settings["speculative-prefill-threshold"] = str(candidate.drafting.threshold)
+        settings["speculative-prefill-keep"] = f"{candidate.drafting.keep:g}"
+    return settings | {"max-model-len": str(load.max_model_len)}
 
 
 def _values(row: _Row, tokens_per_step: float) -> dict[str, Any]:
@@ -252,8 +281,8 @@ def _values(row: _Row, tokens_per_step: float) -> dict[str, Any]:
     candidate, record = one.candidate, one.record
     return {
         "replicas": row.replicas,
-        "num_sockets": candidate.deployment.num_sockets,
-        "num_prefill_sockets": one.num_sockets - candidate.deployment.num_sockets,
+        "num_sockets": candidate.deployment.num_all_sockets,
+        "num_prefill_sockets": one.num_sockets - candidate.deployment.num_all_sockets,
         "execution": candidate.deployment.execution,
         "policy": candidate.policy.name,
         "slot_capacity": candidate.policy.layout.capacity,
@@ -269,6 +298,7 @@ def _values(row: _Row, tokens_per_step: float) -> dict[str, Any]:
         "tpot_seconds": one.tpot,
         "busy": record.busy_seconds / record.seconds,
         "slot_use": record.slot_seconds / record.seconds / candidate.num_slots,
+        "restored": record.num_restored_tokens / record.num_prompt_tokens,
         "dollars_per_million_tokens": one.dollars_per_million,
         "kilowatt_hours_per_million_tokens": one.kilowatt_hours_per_million,
         "is_on_front": row.is_on_front,

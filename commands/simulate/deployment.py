@@ -1,11 +1,18 @@
 """The deployments and cache policies that the options select."""
 
-from backends.sn40l.backend import default_deployment
+from collections.abc import Iterable
+from dataclasses import replace
+
+from backends.sn40l.backend import default_deployment, simulated_store
 from backends.sn40l.deployment import Deployment, Execution
 from backends.sn40l.hardware import Machine, load_machine
+from backends.sn40l.model_config import load_model
+from backends.timed import SimulatedStore
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
-from commands.simulate.options import MachineOptions
+from commands.simulate.arrivals import HASH_TOKENS, Arrival
+from commands.simulate.drafting import Drafting
+from commands.simulate.options import MachineOptions, ServingOptions
 from server.options.command_line import OptionError
 
 
@@ -19,8 +26,30 @@ def deployment_of(
             f"--sockets must be from 1 to {max_sockets}, the number of --machine {options.machine}, "
             f"got {num_sockets}"
         )
-    return default_deployment(
+    deployment = default_deployment(
         options.model, options.machine, num_sockets or max_sockets, loops=loops, uses_ddr=options.uses_ddr
+    )
+    return replace(deployment, slots_in_ddr=options.slots_in_ddr, num_nodes=options.nodes)
+
+
+def serving_deployment(options: ServingOptions, num_sockets: int | None) -> Deployment:
+    """Return the deployment of `plan` and `replay`, with a draft's weights beside the model's."""
+    deployment = deployment_of(options, num_sockets)
+    if options.execution is not None:
+        deployment = replace(deployment, execution=options.execution)
+    draft = options.speculative_prefill_model
+    return deployment if draft is None else replace(deployment, beside=(load_model(draft),))
+
+
+def drafting_of(options: ServingOptions, deployment: Deployment) -> Drafting | None:
+    """Return what shortens long prompts on this deployment."""
+    if not deployment.beside:
+        return None
+    (draft,) = deployment.beside
+    return Drafting(
+        replace(deployment, model=draft, beside=()),
+        options.speculative_prefill_threshold,
+        options.speculative_prefill_keep,
     )
 
 
@@ -34,6 +63,21 @@ def policy_of(name: PolicyName, slot_capacity: int) -> PolicyOptions:
             f"policy {name} is not simulated: its steps read few of the tokens that a slot holds"
         )
     return PolicyOptions(name, slot_capacity=None if name is PolicyName.FULL else slot_capacity)
+
+
+def prompt_store(
+    options: ServingOptions, deployment: Deployment, arrivals: Iterable[Arrival]
+) -> SimulatedStore | None:
+    """Return where the blocks of prompts are stored; None if the arrivals do not say what prompts share.
+
+    Raises `OptionError` for a size without such arrivals.
+    """
+    num_bytes = options.prefix_cache_bytes
+    if not any(arrival.hash_ids for arrival in arrivals):
+        if num_bytes is not None:
+            raise OptionError("--prefix-cache-bytes needs a --trace with hash_ids")
+        return None
+    return simulated_store(deployment, num_bytes, HASH_TOKENS)
 
 
 def default_executions(machine: Machine) -> tuple[Execution, ...]:

@@ -14,6 +14,7 @@ from backends.sn40l.entry import MACHINE_TEXT, MODEL_TEXT, MachineName, ModelNam
 from cache.policy import PolicyName
 from commands.simulate.arrivals import ShapeName
 from server.options.command_line import options_table
+from server.options.speculative_prefill import Keep
 from server.options.types import InputFile, OutputFile, Picture, PictureFolder
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), Shown("N", expected="a number above 0")]
@@ -36,6 +37,10 @@ class MachineOptions(SimulateGroup):
     machine: Annotated[MachineName, Field(description=MACHINE_TEXT)] = "sn40l"
     uses_ddr: bool = False
     """Let weights that HBM cannot hold stream from DDR."""
+    nodes: Count = 1
+    """Nodes of these sockets, each with a share of the layers."""
+    slots_in_ddr: bool = False
+    """Let slots that HBM cannot hold stream from DDR."""
     slot_capacity: Count = 8192
     """Entries of a slot, of all policies but full."""
 
@@ -75,8 +80,16 @@ class ServingOptions(MachineOptions):
     """Mean length of drawn answers."""
     seed: CountOrZero = 0
     """Of what is drawn."""
+    speculative_prefill_model: Annotated[ModelName | None, Shown(default="none: nothing is shortened")] = None
+    """Small model on the same machine that reads long prompts first, and drops what is not needed."""
+    speculative_prefill_threshold: Tokens = 4096
+    """Tokens from which on a prompt is shortened."""
+    speculative_prefill_keep: Keep = 0.25
+    """What is kept of a prompt: a share of its chunks, or the most tokens that --model reads."""
     trace: Annotated[InputFile | None, Shown(default="they are drawn")] = None
     """Arrivals: JSON lines (ours or Mooncake's), or CSV (BurstGPT's or Azure's)."""
+    prefix_cache_bytes: Annotated[CountOrZero | None, Shown("BYTES", default="all of its DDR")] = None
+    """DDR for the keys and values of prompts, where the trace's hash_ids say what prompts share."""
 
 
 class PlanOptions(ManyDeploymentsOptions, ServingOptions):
@@ -114,6 +127,8 @@ class PlanOptions(ManyDeploymentsOptions, ServingOptions):
     """Power of a socket."""
     plot: Picture | None = None
     """Draw tokens/s for a user over tokens/s of a socket into this file."""
+    kubernetes: OutputFile | None = None
+    """Write the first one's replicas and options as a kustomization for deploy/kubernetes."""
 
 
 class SweepOptions(ManyDeploymentsOptions):

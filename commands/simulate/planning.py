@@ -6,6 +6,7 @@ share the machine, so a request takes at least its prompt's seconds and its shar
 """
 
 import heapq
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
@@ -18,9 +19,11 @@ from backends.sn40l.evidence import variants
 from backends.sn40l.hardware import MachineFile
 from backends.sn40l.placement import DoesNotFitError, max_batch
 from backends.sn40l.prefill import Chunk, prefill_seconds
+from backends.timed import CostModel, SimulatedStore
 from cache.policy import CachePolicy
 from commands.shared.table import percentile
-from commands.simulate.arrivals import Arrival
+from commands.simulate.arrivals import HASH_TOKENS, Arrival
+from commands.simulate.drafting import Drafting
 from commands.simulate.replay import Replay, ReplayRecord, replay_config, replay_spec
 
 _ROUNDS = 7  # of bisection: a rate is known within 2 % of its bound
@@ -63,17 +66,29 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Arrivals of a mean rate of one a second, the longest sequence, and the mean lengths in tokens."""
+    """Arrivals of a mean rate of one a second, the longest sequence, and the mean lengths in tokens.
+
+    `mean_restored` of a prompt's tokens begin earlier prompts, too.
+    """
 
     arrivals: tuple[Arrival, ...]
     max_model_len: int
+    mean_restored: int = 0
 
     def at(self, rate: float, num_requests: int) -> list[Arrival]:
-        """Return the first arrivals at this rate, and the same again after the last one."""
+        """Return the first arrivals at this rate, and the same again after the last one.
+
+        Those of another round share no prompts with the ones before.
+        """
         size = len(self.arrivals)
+        num_hashes = 1 + max((max(one.hash_ids, default=0) for one in self.arrivals), default=0)
         rounds = (divmod(index, size) for index in range(num_requests))
         return [
-            replace(self.arrivals[index], time=(self.arrivals[index].time + number * size) / rate)
+            replace(
+                self.arrivals[index],
+                time=(self.arrivals[index].time + number * size) / rate,
+                hash_ids=tuple(hash_id + number * num_hashes for hash_id in self.arrivals[index].hash_ids),
+            )
             for number, index in rounds
         ]
 
@@ -93,7 +108,19 @@ def load_of(arrivals: Sequence[Arrival], max_model_len: int) -> Load:
         raise ValueError("a load needs at least two requests at different times")
     scale = (len(arrivals) - 1) / span
     start = arrivals[0].time
-    return Load(tuple(replace(one, time=(one.time - start) * scale) for one in arrivals), max_model_len)
+    scaled = tuple(replace(one, time=(one.time - start) * scale) for one in arrivals)
+    return Load(scaled, max_model_len, _mean_restored(arrivals))
+
+
+def _mean_restored(arrivals: Sequence[Arrival]) -> int:
+    """Return how many of a prompt's tokens begin earlier prompts on average, if none is ever forgotten."""
+    seen: set[int] = set()
+    num_restored = 0
+    for one in arrivals:
+        num_known = sum(1 for _ in itertools.takewhile(seen.__contains__, one.block_ids))
+        num_restored += min(num_known * HASH_TOKENS, one.num_prompt_tokens - 1)
+        seen.update(one.block_ids)
+    return num_restored // len(arrivals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +128,8 @@ class Candidate:
     """A deployment that may carry a load.
 
     With `is_paged`, memory is charged for the tokens that sequences hold, not for their slots. With
-    `is_split`, other nodes of the same kind read the prompts.
+    `is_split`, other nodes of the same kind read the prompts. With a `store`, prompts that begin like earlier
+    ones are copied from there. With `drafting`, a draft shortens long prompts, where they are read.
     """
 
     deployment: Deployment
@@ -110,16 +138,35 @@ class Candidate:
     is_paged: bool = False
     is_split: bool = False
     max_inter_token_latency: float = 0.2
+    store: SimulatedStore | None = None
+    drafting: Drafting | None = None
+
+    def num_read(self, num_prompt_tokens: int) -> int:
+        """Return how many of a prompt's tokens the model is given."""
+        return num_prompt_tokens if self.drafting is None else self.drafting.num_read(num_prompt_tokens)
+
+    def read_seconds(self, num_prompt_tokens: int, num_restored: int = 0) -> float:
+        """Return how long a prompt is read, alone and in one step."""
+        num_read = self.num_read(num_prompt_tokens)
+        deployment = replace(self.deployment, execution=Execution.FUSED)
+        start = min(num_restored, num_read - 1)
+        seconds = prefill_seconds(
+            deployment, Chunk(num_read - start, start, compression_of(self.policy, num_read))
+        )
+        if self.drafting is not None and num_read < num_prompt_tokens:
+            seconds += self.drafting.seconds(num_prompt_tokens)
+        return seconds
 
     def resident(self, load: Load) -> int:
         """Return the entries that a sequence holds on average."""
-        held = load.mean_prompt + round(load.mean_output / 2)
+        held = self.num_read(load.mean_prompt) + round(load.mean_output / 2)
         return max(1, min(held, self.policy.layout.capacity))
 
     def prompt_seconds(self, load: Load) -> float:
-        compression = compression_of(self.policy) if load.mean_prompt > self.policy.max_exact_prompt else None
-        deployment = replace(self.deployment, execution=Execution.FUSED)
-        return prefill_seconds(deployment, Chunk(load.mean_prompt, compression=compression))
+        if self.store is None or self.num_read(load.mean_prompt) < load.mean_prompt:
+            return self.read_seconds(load.mean_prompt)
+        copying = self.deployment.model.cache_bytes(load.mean_restored) / self.store.bandwidth
+        return copying + self.read_seconds(load.mean_prompt, load.mean_restored)
 
     def step_seconds(self, load: Load) -> float:
         pads = self.deployment.machine.pads_decode
@@ -158,32 +205,45 @@ class Candidate:
 
     def play(self, arrivals: Sequence[Arrival], load: Load, rate: float) -> ReplayRecord:
         """Return the replay of these arrivals."""
-        spec = replay_spec(self.num_slots, self.policy, load.max_model_len)
+        prefixes = self.store.spec if self.store is not None else None
+        spec = replay_spec(self.num_slots, self.policy, load.max_model_len, prefixes)
         resident = self.resident(load) if self.is_paged else None
-        cost = DeploymentCost(self.deployment, spec.pools[0], resident_entries=resident)
+        cost: CostModel = DeploymentCost(self.deployment, spec.pools[0], resident_entries=resident)
         config = replay_config(self.max_inter_token_latency)
+        drafting = None if self.is_split else self.drafting
         if self.is_split:
             arrivals = self._read_elsewhere(arrivals, self.num_prefill_nodes(load, rate))
-        return Replay(spec, cost, config, sample_interval=math.inf, skips_prefill=self.is_split).run(arrivals)
+        if drafting is not None:
+            spec = drafting.spec(spec)
+            cost = drafting.cost(cost, spec)
+        replay = Replay(
+            spec,
+            cost,
+            config,
+            sample_interval=math.inf,
+            skips_prefill=self.is_split,
+            store=self.store,
+            drafting=drafting,
+        )
+        return replay.run(arrivals)
 
     def _read_elsewhere(self, arrivals: Sequence[Arrival], num_nodes: int) -> list[Arrival]:
         """Return the arrivals at the decode node: first come, first served by the prefill nodes.
 
         What a slot holds of a prompt is then sent over the links.
         """
-        deployment = replace(self.deployment, execution=Execution.FUSED)
-        compression = compression_of(self.policy)
-        links = self.deployment.num_sockets * self.deployment.machine.link_bandwidth
+        links = self.deployment.num_all_sockets * self.deployment.machine.link_bandwidth
         free = [0.0] * num_nodes
         found: list[Arrival] = []
         for arrival in arrivals:
-            size = arrival.num_prompt_tokens
-            drops = compression if size > self.policy.max_exact_prompt else None
-            end = max(arrival.time, heapq.heappop(free)) + prefill_seconds(deployment, Chunk(size, 0, drops))
+            end = max(arrival.time, heapq.heappop(free)) + self.read_seconds(arrival.num_prompt_tokens)
             heapq.heappush(free, end)
+            size = self.num_read(arrival.num_prompt_tokens)
             held = min(size, self.policy.layout.capacity)
             end += self.deployment.model.cache_bytes(held) / links
-            found.append(replace(arrival, time=end, seconds_elsewhere=end - arrival.time))
+            found.append(
+                replace(arrival, time=end, num_prompt_tokens=size, seconds_elsewhere=end - arrival.time)
+            )
         return sorted(found, key=lambda arrival: arrival.time)
 
 
@@ -217,7 +277,7 @@ class Carried:
 
     @property
     def num_sockets(self) -> int:
-        return self.candidate.deployment.num_sockets * (1 + self.num_prefill_nodes)
+        return self.candidate.deployment.num_all_sockets * (1 + self.num_prefill_nodes)
 
     @property
     def tpot(self) -> float:
@@ -273,7 +333,7 @@ def carry(candidate: Candidate, load: Load, limits: Limits, machine_file: Machin
         return None
     machine = candidate.deployment.machine
     num_prefill = candidate.num_prefill_nodes(load, low)
-    sockets = candidate.deployment.num_sockets * (1 + num_prefill)
+    sockets = candidate.deployment.num_all_sockets * (1 + num_prefill)
     ends = [bound, *_bounds(candidate, load, limits, machine_file)]
     return Carried(
         candidate,

@@ -2,14 +2,16 @@
 
 The scheduler is driven as the engine drives it; a cost model replaces the device. Runs of identical decode
 steps may be collapsed into one launch. The scheduler returns the same batch until an answer ends or an
-arrival finds a free slot.
+arrival finds a free slot. So most steps change nothing but counts, which `CountingScheduler` keeps.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from backends.clock import VirtualClock
+from backends.fake import slot_pool
 from backends.interface import (
     BackendSpec,
     Batch,
@@ -18,20 +20,21 @@ from backends.interface import (
     Feature,
     PrefillBatch,
     PrefillShape,
+    PrefixSpec,
     SampledToken,
     SamplingParams,
     ScratchSpec,
-    SlotPoolSpec,
 )
-from backends.timed import CostModel
+from backends.timed import CostModel, SimulatedStore
 from cache.policy import CachePolicy
 from cache.scratch import ScratchLayout
-from commands.simulate.arrivals import Arrival
+from commands.simulate.arrivals import HASH_TOKENS, Arrival
+from commands.simulate.drafting import IMPORTANCE, Drafting
 from scheduler.admission import RefusedError, admit
 from scheduler.config import SchedulerConfig
-from scheduler.messages import Add, Final, FinishReason, StopCriteria
+from scheduler.counting import CountingScheduler
+from scheduler.messages import Add, AdmittedAdd, Final, FinishReason, StopCriteria
 from scheduler.scheduler import Scheduler
-from scheduler.stats import SchedulerStats
 
 _TOKEN = SampledToken(0)
 _GREEDY = SamplingParams(temperature=0.0)
@@ -39,19 +42,24 @@ _UNBOUNDED = 10**9
 _LATENCY = SchedulerConfig().max_inter_token_latency
 
 
-def replay_spec(num_slots: int, policy: CachePolicy, max_model_len: int) -> BackendSpec:
+def replay_spec(
+    num_slots: int, policy: CachePolicy, max_model_len: int, prefixes: PrefixSpec | None = None
+) -> BackendSpec:
     """Return the spec of a simulated machine: one pool, two scratch slots, one prompt per prefill batch."""
     shapes = (256, 1024, 4096, 16384)
+    # No trace says which prompts continue an answer, so no slot is held to be good for storing one.
+    pool = replace(slot_pool(num_slots, policy, max_model_len), max_exact_tokens=0)
     return BackendSpec(
-        vocab_size=1,
+        vocab_size=2**63 - 1,
         max_model_len=max_model_len,
-        pools=(SlotPoolSpec(num_slots, policy, policy.max_exact_prompt, max_model_len, policy.name),),
+        pools=(pool,),
         scratch=ScratchSpec(2, ScratchLayout(max_model_len)),
         prefill_shapes=tuple(
             PrefillShape(1, size) for size in shapes if size <= max(max_model_len, shapes[0])
         ),
         features=frozenset(Feature),
         simulated=True,
+        prefixes=prefixes,
     )
 
 
@@ -82,7 +90,9 @@ class ReplayRecord:
     queue_time: list[float] = field(default_factory=list)
     end_times: list[float] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
-    num_prompt_tokens: int = 0
+    num_prompt_tokens: int = 0  # that the model was given
+    num_removed_tokens: int = 0  # that drafts took from prompts before
+    num_restored_tokens: int = 0  # of `num_prompt_tokens`, those that were copied from earlier prompts
     num_output_tokens: int = 0
     num_refused: int = 0
     num_steps: int = 0  # of the device; collapsed steps count one by one
@@ -113,15 +123,19 @@ class ReplayRecord:
                 (timing.finished - timing.first_token) / (final.num_output_tokens - 1)
             )
         self.num_prompt_tokens += final.num_prompt_tokens
+        self.num_restored_tokens += final.num_cached_tokens
         self.num_output_tokens += final.num_output_tokens
 
 
 class Replay:
     """Plays arrivals against the slots of a spec; `cost_model` gives the seconds of a batch.
 
-    `collapses` joins runs of decode steps of the same rows into one launch. Results are the same without it
-    where a step's time does not depend on its sequences' lengths. With `skips_prefill`, other nodes read the
-    prompts, and an arrival is the end of that.
+    `store` is where the spec's stored blocks lie, and gives the seconds of copying them. With `drafting`, the
+    spec has its draft, which reads the prompts that it shortens first.
+
+    `collapses` joins runs of decode steps of the same rows into one launch, whose tokens are only counted.
+    Results are the same without it where a step's time does not depend on its sequences' lengths. With
+    `skips_prefill`, other nodes read the prompts, and an arrival is the end of that.
     """
 
     def __init__(
@@ -133,19 +147,24 @@ class Replay:
         collapses: bool = True,
         sample_interval: float = 60.0,
         skips_prefill: bool = False,
+        store: SimulatedStore | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         self._spec = spec
         self._cost_model = cost_model
-        self._collapses = collapses
         self._skips_prefill = skips_prefill
+        self._store = store
+        self._drafting = drafting
+        self._drafted: dict[str, Add] = {}  # by their draft's request id: requests whose draft reads
         self._clock = VirtualClock()
         config = config if config is not None else replay_config(_LATENCY)
         # One step per launch: `_collapse` chooses the number of steps itself.
-        self._scheduler = Scheduler(spec, replace(config, max_decode_steps=1), self._clock)
+        config = replace(config, max_decode_steps=1)
+        self._counting = CountingScheduler(spec, config, self._clock) if collapses else None
+        self._scheduler = self._counting or Scheduler(spec, config, self._clock)
         self._sample_interval = sample_interval
         self._next_sample = 0.0
         self._prompt = (0,) * spec.max_model_len
-        self._num_output_tokens: dict[str, int] = {}  # of the requests that have not ended
         self._seconds_elsewhere: dict[str, float] = {}
         self._record = ReplayRecord()
 
@@ -166,67 +185,101 @@ class Replay:
 
     def _add(self, add: Add) -> None:
         try:
-            self._scheduler.add(admit(add, self._spec))
+            admitted = admit(add, self._spec)
         except RefusedError:
             self._record.num_refused += 1
-        else:
-            self._num_output_tokens[add.request_id] = add.stop.max_tokens
+            return
+        num_read = len(add.prompt_token_ids)
+        if self._drafting is not None:
+            num_read = self._drafting.num_read(num_read)
+        if num_read < len(add.prompt_token_ids):
+            admitted = self._draft_add(add, num_read)
+        self._scheduler.add(admitted)
+
+    def _draft_add(self, add: Add, num_read: int) -> AdmittedAdd:
+        """Return the request to the draft, which the one with the tokens that it keeps will follow."""
+        request_id = f"{add.request_id} draft"
+        # What is kept of a prompt is no beginning of another one.
+        kept = replace(add, prompt_token_ids=self._prompt[:num_read], cache_salt=add.request_id)
+        self._drafted[request_id] = kept
+        self._record.num_removed_tokens += len(add.prompt_token_ids) - num_read
+        stop = StopCriteria(max_tokens=0)
+        pool = len(self._spec.pools)
+        draft = replace(add, request_id=request_id, stop=stop, pool=pool, importance=IMPORTANCE)
+        return admit(draft, self._spec)
 
     def _adds(self, arrivals: Iterable[Arrival]) -> Iterator[Add]:
         for index, arrival in enumerate(arrivals):
-            prompt = self._prompt[: arrival.num_prompt_tokens]
-            # A prompt longer than `max_model_len` keeps its length, so that admission refuses it.
-            prompt += (0,) * (arrival.num_prompt_tokens - len(prompt))
+            prompt = self._token_ids(arrival)
             if arrival.seconds_elsewhere:
                 self._seconds_elsewhere[str(index)] = arrival.seconds_elsewhere
             stop = StopCriteria(max_tokens=arrival.num_output_tokens)
-            yield Add(str(index), prompt, _GREEDY, stop, arrival.time)
+            salt = "" if arrival.hash_ids else str(index)
+            yield Add(str(index), prompt, _GREEDY, stop, arrival.time, cache_salt=salt)
+
+    def _token_ids(self, arrival: Arrival) -> tuple[int, ...]:
+        size = arrival.num_prompt_tokens
+        if not arrival.hash_ids:
+            # A prompt longer than `max_model_len` keeps its length, so that admission refuses it.
+            prompt = self._prompt[:size]
+            return prompt + (0,) * (size - len(prompt))
+        # Tokens behind the last complete block belong to no block that could be stored.
+        blocks = [(hash_id + 1,) * HASH_TOKENS for hash_id in arrival.block_ids]
+        return (*itertools.chain.from_iterable(blocks), *((0,) * (size % HASH_TOKENS)))
 
     def _step(self, next_arrival: float) -> None:
         batch = self._scheduler.schedule()
         if batch is None:
             return
-        stats = self._scheduler.stats()
-        if self._collapses and isinstance(batch, DecodeBatch) and not stats.num_unread_prompt_tokens:
-            batch = self._collapse(batch, stats, next_arrival)
+        if self._counting is not None and isinstance(batch, DecodeBatch) and not self._counting.is_reading:
+            batch = self._collapse(batch, self._counting.num_steps_left, next_arrival)
         is_elsewhere = self._skips_prefill and isinstance(batch, PrefillBatch)
         seconds = 0.0 if is_elsewhere else self._cost_model.seconds(batch)
-        self._count(batch, stats, seconds)
+        if self._store is not None:
+            seconds += self._store.restore_time(batch) + self._store.store_time(batch)
+        self._count(batch, seconds)
         self._clock.elapse(seconds)
-        self._scheduler.update(batch, BatchResult(_tokens(batch), seconds))
+        # No one looks at the importance that a draft returns.
+        result = BatchResult(self._tokens(batch), seconds, importance=((),) * len(batch.rows))
+        self._scheduler.update(batch, result)
 
-    def _collapse(self, batch: DecodeBatch, stats: SchedulerStats, next_arrival: float) -> DecodeBatch:
+    def _tokens(self, batch: Batch) -> tuple[tuple[SampledToken, ...], ...]:
+        if isinstance(batch, PrefillBatch):
+            return tuple((_TOKEN,) * len(row.draws) for row in batch.rows)
+        return () if self._counting is not None else ((_TOKEN,),) * len(batch.rows)
+
+    def _collapse(self, batch: DecodeBatch, num_steps: int, next_arrival: float) -> DecodeBatch:
         """Return the batch with the number of steps after which the scheduler would return another batch.
 
-        That is when an answer ends, or when an arrival finds a free slot.
+        That is when an answer ends, after `num_steps`, or when an arrival finds a free slot. A draft needs
+        none.
         """
-        num_steps = min(self._num_output_tokens[row.request_id] - row.draw.output_index for row in batch.rows)
-        if stats.num_slots_in_use < self._spec.pools[0].num_slots:
+        has_room = self._scheduler.num_slots_in_use < self._spec.pools[0].num_slots
+        if has_room or self._drafting is not None:
             wait_steps = (next_arrival - self._clock.now()) / self._cost_model.seconds(batch)
             if wait_steps < num_steps:  # false for infinity too, which `ceil` cannot take
                 num_steps = math.ceil(wait_steps)
-        return replace(batch, num_steps=num_steps)
+        return DecodeBatch(batch.rows, num_steps, batch.pool)
 
-    def _count(self, batch: Batch, stats: SchedulerStats, seconds: float) -> None:
+    def _count(self, batch: Batch, seconds: float) -> None:
         record = self._record
         now = self._clock.now()
         record.num_launches += 1
         record.busy_seconds += seconds
         record.decode_seconds += seconds if isinstance(batch, DecodeBatch) else 0.0
         record.num_steps += batch.num_steps if isinstance(batch, DecodeBatch) else 1
-        record.slot_seconds += stats.num_slots_in_use * seconds
+        num_waiting, num_in_use = self._scheduler.num_waiting, self._scheduler.num_slots_in_use
+        record.slot_seconds += num_in_use * seconds
         while self._next_sample <= now:
-            record.samples.append(Sample(self._next_sample, stats.num_waiting, stats.num_slots_in_use))
+            record.samples.append(Sample(self._next_sample, num_waiting, num_in_use))
             self._next_sample += self._sample_interval
 
     def _take_outputs(self) -> None:
         for output in self._scheduler.take_outputs():
-            if output.final is not None:
-                del self._num_output_tokens[output.request_id]
+            if output.final is None:
+                continue
+            kept = self._drafted.pop(output.request_id, None)
+            if kept is not None:
+                self._scheduler.add(admit(replace(kept, turn=output.final.turn), self._spec))
+            else:
                 self._record.add(output.final, self._seconds_elsewhere.pop(output.request_id, 0.0))
-
-
-def _tokens(batch: Batch) -> tuple[tuple[SampledToken, ...], ...]:
-    if isinstance(batch, PrefillBatch):
-        return tuple((_TOKEN,) * len(row.draws) for row in batch.rows)
-    return ((_TOKEN,) * batch.num_steps,) * len(batch.rows)

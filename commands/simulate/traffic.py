@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from backends.sn40l.cost_model import DeploymentCost
+from backends.timed import CostModel
 from cache.policy import CachePolicy
 from commands.shared.table import percentile, table
 from commands.simulate.answer import Answer
 from commands.simulate.arrivals import Arrival, Traffic, read_trace
-from commands.simulate.deployment import deployment_of, policy_of
+from commands.simulate.deployment import drafting_of, policy_of, prompt_store, serving_deployment
 from commands.simulate.options import ReplayOptions
 from commands.simulate.replay import Replay, ReplayRecord, replay_config, replay_spec
 from server.options.command_line import OptionError
@@ -20,10 +21,8 @@ from server.options.command_line import OptionError
 def replay_answer(options: ReplayOptions) -> Answer:
     """Play a trace, write its series and plot on request, and return its percentiles and totals."""
     policy = policy_of(options.policy, options.slot_capacity).resolve(options.max_model_len)
-    spec = replay_spec(options.num_slots, policy, options.max_model_len)
-    deployment = deployment_of(options, options.sockets)
-    if options.execution is not None:
-        deployment = replace(deployment, execution=options.execution)
+    deployment = serving_deployment(options, options.sockets)
+    drafting = drafting_of(options, deployment)
     deployment.model.check_context(options.max_model_len)
     started = time.perf_counter()
     arrivals = list(_arrivals(options))
@@ -32,9 +31,17 @@ def replay_answer(options: ReplayOptions) -> Answer:
     # The times of published traces may be dates.
     start = min(arrival.time for arrival in arrivals)
     arrivals = [replace(arrival, time=arrival.time - start) for arrival in arrivals]
-    cost = DeploymentCost(deployment, spec.pools[0], resident_entries=_resident(options, arrivals, policy))
+    store = prompt_store(options, deployment, arrivals)
+    prefixes = store.spec if store is not None else None
+    spec = replay_spec(options.num_slots, policy, options.max_model_len, prefixes)
+    resident = _resident(options, arrivals, policy)
+    cost: CostModel = DeploymentCost(deployment, spec.pools[0], resident_entries=resident)
+    if drafting is not None:
+        spec = drafting.spec(spec)
+        cost = drafting.cost(cost, spec)
     config = replay_config(options.max_inter_token_latency)
-    record = Replay(spec, cost, config, collapses=options.collapse).run(arrivals)
+    replay = Replay(spec, cost, config, collapses=options.collapse, store=store, drafting=drafting)
+    record = replay.run(arrivals)
     wall = time.perf_counter() - started
     _write_series(options, record)
     return _replay_answer(record, options.num_slots, wall)
@@ -106,6 +113,8 @@ def _replay_answer(record: ReplayRecord, num_slots: int, wall: float) -> Answer:
         "requests": len(record.end_times),
         "refused": record.num_refused,
         "prompt_tokens": record.num_prompt_tokens,
+        "removed_prompt_tokens": record.num_removed_tokens,
+        "restored_prompt_tokens": record.num_restored_tokens,
         "output_tokens": record.num_output_tokens,
         "simulated_seconds": record.seconds,
         "output_tokens_per_second": record.num_output_tokens / record.seconds if record.seconds else 0.0,

@@ -161,9 +161,21 @@ def test_the_last_chunk_of_a_long_prompt_is_followed_by_its_compression() -> Non
         for start in (512, 576)
     ]
     middle, last = (cost.seconds(PrefillBatch((row,), SHAPE)) for row in rows)
-    assert compression_of(policy) == Compression(126, 126, 256)
+    assert compression_of(policy, 640) == Compression(126, 126, 256)
     assert last > middle
-    assert compression_of(full(4096)) is None
+    assert compression_of(policy, 256) is None
+    assert compression_of(full(4096), 5000) is None
+
+
+def test_a_prompt_that_its_slot_holds_is_not_compressed_behind_its_scratch() -> None:
+    policy = PolicyOptions(slot_capacity=256, num_sink=4).resolve(4096)
+    cost = DeploymentCost(default_deployment("llama-3.1-8b", "sn40l", 16), fake_spec(policy=policy).pools[0])
+    (row,) = prefill(200).rows
+    shape = PrefillShape(1, 256)
+    in_scratch, direct = (
+        cost.seconds(PrefillBatch((replace(row, scratch=scratch),), shape)) for scratch in (0, None)
+    )
+    assert in_scratch == direct
 
 
 def test_tokens_that_only_vote_take_time() -> None:

@@ -41,6 +41,14 @@ def test_each_trace_format_is_read(tmp_path: Path, name: str, text: str) -> None
     assert list(read_trace(tmp_path / name)) == [Arrival(1.5, 7, 3), Arrival(2.0, 1, 1)]
 
 
+def test_hash_ids_say_what_prompts_share(tmp_path: Path) -> None:
+    path = tmp_path / "mooncake.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 1100, "output_length": 3, "hash_ids": [46, 47, 9]}')
+    (arrival,) = read_trace(path)
+    assert arrival == Arrival(0.0, 1100, 3, hash_ids=(46, 47, 9))
+    assert arrival.block_ids == (46, 47)
+
+
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
@@ -49,6 +57,15 @@ def test_each_trace_format_is_read(tmp_path: Path, name: str, text: str) -> None
         ({"time": 2.0, "num_prompt_tokens": 5}, "'num_output_tokens' is missing"),
         ({"time": float("nan"), "num_prompt_tokens": 5, "num_output_tokens": 1}, "finite"),
         ([], r"expected a JSON object, got \[\]"),
+        (
+            {"timestamp": 2000, "input_length": 1024, "output_length": 1, "hash_ids": [1]},
+            "one for each complete block of 512 tokens, got 1 for 1024",
+        ),
+        (
+            {"timestamp": 2000, "input_length": 5, "output_length": 1, "hash_ids": [-1]},
+            "hash_ids must be from 0",
+        ),
+        ({"timestamp": 2000, "input_length": 5, "output_length": 1, "hash_ids": 3}, "not iterable"),
     ],
 )
 def test_an_invalid_request_is_reported_with_its_line(tmp_path: Path, entry: object, message: str) -> None:

@@ -233,6 +233,11 @@ def test_the_documented_options_are_current() -> None:
         (("step", "--model", "deepseek-r1", "--batch", "3000"), "does not fit into HBM"),
         (("replay", "--trace", __file__, "--rate", "3"), "--rate is of drawn arrivals, and --trace has its"),
         (("replay", "--trace", "/dev/null"), "--trace /dev/null has no requests"),
+        (("replay", "--prefix-cache-bytes", "9"), "--prefix-cache-bytes needs a --trace with hash_ids"),
+        (("replay", "--speculative-prefill-model", "gpt-9"), "--speculative-prefill-model must be a model"),
+        (("replay", "--speculative-prefill-keep", "1.5"), "--speculative-prefill-keep must be a share"),
+        (("plan", "--nodes", "2"), "no node_bandwidth"),
+        (("step", "--nodes", "0"), "--nodes must be a whole number of at least 1"),
     ],
 )
 def test_invalid_arguments_are_option_errors(arguments: tuple[str, ...], message: str) -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from backends.sn40l.backend import default_deployment
 from backends.sn40l.hardware import load_machine_file
 from cache.policy_options import PolicyOptions
 from commands.shared.table import percentile
-from commands.simulate.arrivals import Traffic, read_trace
+from commands.simulate.arrivals import HASH_TOKENS, Arrival, Traffic, read_trace
 from commands.simulate.planning import (
     Candidate,
     Carried,
@@ -22,7 +23,9 @@ from commands.simulate.planning import (
     load_of,
     pareto,
 )
+from server.options.command_line import OptionError
 from tests.commands.simulate.test_command import json_of, simulate
+from tests.server.options.test_config import config_of
 
 
 def load(mean_prompt: int = 3000, mean_output: int = 100, num_requests: int = 40) -> Load:
@@ -155,12 +158,20 @@ def test_the_front_has_nothing_that_is_beaten() -> None:
 
 
 def test_a_plan_names_replicas_cost_and_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    plot = tmp_path / "plan.png"
+    plot, manifest = tmp_path / "plan.png", tmp_path / "kustomization.yaml"
     options = (
         "plan --machine h100 --context 4000 --mean-output 20 --requests 20 --rate 20 --tokens-per-step 2"
     )
-    values = json_of(capsys, *options.split(), "--plot", str(plot))
+    values = json_of(capsys, *options.split(), "--plot", str(plot), "--kubernetes", str(manifest))
     best = values["options"][0]
+    kustomization = yaml.safe_load(manifest.read_text())
+    assert kustomization["replicas"] == [{"name": "snapserve", "count": best["replicas"]}]
+    (generator,) = kustomization["configMapGenerator"]
+    planned = dict(literal.split("=", 1) for literal in generator["literals"])
+    # The server takes these values.
+    (pool,) = config_of(**planned).backend.config.pools
+    assert (pool.num_slots, pool.policy.name) == (best["num_slots"], best["policy"])
+    assert len(planned) >= 3
     assert best["replicas"] * best["requests_per_second"] >= 20
     assert (best["replicas"] - 1) * best["requests_per_second"] < 20
     assert best["tokens_per_second"] < best["tokens_per_second_with_drafts"]
@@ -180,6 +191,33 @@ def test_a_plan_takes_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path
     options = ("plan", "--machine", "h100", "--trace", str(trace), "--policy", "full", "--context", "2000")
     (best,) = json_of(capsys, *options)["options"]
     assert best["requests_per_second"] > 1
+
+
+def test_a_plan_counts_what_prompts_share(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "mooncake.jsonl"
+    entries = (
+        {"timestamp": 1000 * i, "input_length": 4000, "output_length": 20, "hash_ids": [*range(7), 100 + i]}
+        for i in range(20)
+    )
+    trace.write_text("\n".join(map(json.dumps, entries)))
+    common = "plan --machine h100 --policy full --context 5000 --requests 20"
+    options = (*common.split(), "--trace", str(trace))
+    (shared,) = json_of(capsys, *options)["options"]
+    (whole,) = json_of(capsys, *options, "--prefix-cache-bytes", "0")["options"]
+    assert shared["requests_per_second"] > 1.5 * whole["requests_per_second"]
+    assert shared["restored"] > 0.7
+    assert whole["restored"] == 0
+    with pytest.raises(OptionError, match="--split reads whole prompts"):
+        simulate(*options, "--split")
+
+
+def test_a_round_of_the_same_arrivals_shares_nothing_with_the_one_before() -> None:
+    arrivals = [Arrival(float(i), 600, 1, hash_ids=(0, i)) for i in range(3)]
+    asked = load_of(arrivals, 700)
+    assert asked.mean_restored == 2 * HASH_TOKENS // 3
+    first, second = ({one.hash_ids[0] for one in asked.at(1.0, 6)[part]} for part in (slice(3), slice(3, 6)))
+    assert len(first) == len(second) == 1
+    assert first != second
 
 
 def test_a_load_of_one_instant_is_refused(tmp_path: Path) -> None:

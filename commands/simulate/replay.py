@@ -30,7 +30,7 @@ from cache.policy import CachePolicy
 from cache.scratch import ScratchLayout
 from commands.simulate.arrivals import HASH_TOKENS, Arrival
 from commands.simulate.drafting import IMPORTANCE, Drafting
-from scheduler.admission import RefusedError, admit
+from scheduler.admission import max_output_tokens
 from scheduler.config import SchedulerConfig
 from scheduler.counting import CountingScheduler
 from scheduler.messages import Add, AdmittedAdd, Final, FinishReason, StopCriteria
@@ -184,19 +184,20 @@ class Replay:
         return self._record
 
     def _add(self, add: Add) -> None:
-        try:
-            admitted = admit(add, self._spec)
-        except RefusedError:
+        # Only its lengths can be refused. `admit` would look at every token of the prompt, which is ours.
+        room = max_output_tokens(len(add.prompt_token_ids), 0, self._spec, add.pool)
+        if add.stop.max_tokens > room:
             self._record.num_refused += 1
             return
+        admitted = AdmittedAdd(add)
         num_read = len(add.prompt_token_ids)
         if self._drafting is not None:
             num_read = self._drafting.num_read(num_read)
         if num_read < len(add.prompt_token_ids):
-            admitted = self._draft_add(add, num_read)
+            admitted = AdmittedAdd(self._draft_add(add, num_read))
         self._scheduler.add(admitted)
 
-    def _draft_add(self, add: Add, num_read: int) -> AdmittedAdd:
+    def _draft_add(self, add: Add, num_read: int) -> Add:
         """Return the request to the draft, which the one with the tokens that it keeps will follow."""
         request_id = f"{add.request_id} draft"
         # What is kept of a prompt is no beginning of another one.
@@ -205,8 +206,7 @@ class Replay:
         self._record.num_removed_tokens += len(add.prompt_token_ids) - num_read
         stop = StopCriteria(max_tokens=0)
         pool = len(self._spec.pools)
-        draft = replace(add, request_id=request_id, stop=stop, pool=pool, importance=IMPORTANCE)
-        return admit(draft, self._spec)
+        return replace(add, request_id=request_id, stop=stop, pool=pool, importance=IMPORTANCE)
 
     def _adds(self, arrivals: Iterable[Arrival]) -> Iterator[Add]:
         for index, arrival in enumerate(arrivals):
@@ -280,6 +280,6 @@ class Replay:
                 continue
             kept = self._drafted.pop(output.request_id, None)
             if kept is not None:
-                self._scheduler.add(admit(replace(kept, turn=output.final.turn), self._spec))
+                self._scheduler.add(AdmittedAdd(replace(kept, turn=output.final.turn)))
             else:
                 self._record.add(output.final, self._seconds_elsewhere.pop(output.request_id, 0.0))

@@ -74,6 +74,10 @@ class SimulationOptions(OptionGroup):
     """What the tokens come from."""
     simulate_model: Annotated[ModelName, Field(description=MODEL_TEXT)] = _DEFAULT.model
     simulate_machine: Annotated[MachineName, Field(description=MACHINE_TEXT)] = _DEFAULT.machine
+    simulate_draft: Annotated[ModelName, Shown("MODEL")] = "llama-3.2-1b"
+    """Model that is timed for --speculative-prefill-model. It takes none of the simulated memory."""
+    uses_ddr: bool = _DEFAULT.uses_ddr
+    """Let weights that HBM cannot hold stream from DDR."""
     sockets: Count = _DEFAULT.num_sockets
     """Sockets of the machine."""
     looping: bool = _DEFAULT.loops
@@ -83,16 +87,20 @@ class SimulationOptions(OptionGroup):
     fault: Annotated[tuple[Annotated[str, AfterValidator(_fault)], ...], Shown("FAULT")] = ()
     """Faults: slow-socket=FACTOR, stalled-link=EVERY:SECONDS, failed-step=EVERY."""
 
-    def simulation(self) -> SimulationConfig:
-        """Raise ValueError for more sockets than the machine has."""
+    def simulation(self, *, is_draft: bool = False) -> SimulationConfig:
+        """Return the deployment of the model or of its draft.
+
+        Raises ValueError for more sockets than the machine has.
+        """
         most = load_machine(self.simulate_machine).max_sockets
         if self.sockets > most:
             raise ValueError(f"--sockets must be from 1 to {most}, got {self.sockets}")
         return SimulationConfig(
-            model=self.simulate_model,
+            model=self.simulate_draft if is_draft else self.simulate_model,
             machine=self.simulate_machine,
             num_sockets=self.sockets,
             loops=self.looping,
+            uses_ddr=self.uses_ddr,
             time_scale=self.time_scale,
             faults=tuple(parse_fault(fault) for fault in self.fault),
         )
@@ -108,7 +116,7 @@ def _configure(
     if any(pool.policy.name is PolicyName.SPARSE for pool in base.pools):
         raise ValueError(f"policy {PolicyName.SPARSE} needs backend torch on a CPU: sn40l does not model it")
     inner = other(options.inner)
-    simulation = options.simulation()
+    simulation = options.simulation(is_draft=base.is_draft)
 
     def create(config: Any, clock: Clock, vocab_size: int) -> Backend:
         backend = simulation.backend(inner.create(config, clock, vocab_size), clock)

@@ -270,8 +270,6 @@ def read_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -
         base = _backend(options)
         backend = configure_backend(options.model.backend, base, own)
         draft_model = options.speculative_prefill.speculative_prefill_model
-        if draft_model is not None and backend.simulation is not None:
-            raise OptionError("--speculative-prefill-model needs a backend that is not simulated")
         draft = None
         if draft_model is not None:
             draft = configure_backend(options.model.backend, base.of_draft(draft_model), own)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import httpx
 import openai
@@ -14,6 +15,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from backends.clock import PacedClock, VirtualClock
+from backends.interface import Importance, PrefillBatch, PrefillRow
 from backends.sn40l.backend import SimulationConfig
 from backends.timed import FailedStep, SlowSocket, TimedBackend
 from server.options.command_line import OptionError
@@ -39,6 +41,22 @@ def test_a_simulated_machine_has_no_slots_in_8_bits() -> None:
 def test_a_simulated_machine_has_no_sparse_pools() -> None:
     with pytest.raises(OptionError, match=r"^policy sparse needs backend torch on a CPU: sn40l"):
         config_of("--backend", "sn40l", "--policy", "sparse")
+
+
+def test_a_draft_takes_its_own_simulated_time() -> None:
+    flags = "--backend sn40l --inner fake --simulate-model llama-3.1-70b --time-scale virtual"
+    config = config_of(*flags.split(), "--speculative-prefill-model", str(DEMO_MODEL))
+    assert config.draft is not None
+    clock = VirtualClock()
+    seconds = []
+    for configured in (config.backend, config.draft):
+        with closing(configured.load(clock, vocab_size=512)) as backend:
+            shape = backend.spec.prefill_shapes[-1]
+            prompt = (1,) * shape.num_tokens
+            row = PrefillRow("a", prompt, 0, len(prompt), (), scratch=0)
+            batch = PrefillBatch((replace(row, importance=Importance()),), shape)
+            seconds.append(backend.submit(batch).result().elapsed)
+    assert 0 < 5 * seconds[1] < seconds[0]
 
 
 def test_options_make_a_simulation() -> None:

@@ -3,9 +3,9 @@
 from functools import lru_cache
 
 from backends.interface import Batch, DecodeBatch, PrefillBatch, PrefillRow, SlotPoolSpec
-from backends.sn40l.decode import decode_seconds
 from backends.sn40l.deployment import DecodeShape, Deployment
 from backends.sn40l.prefill import Chunk, Compression, prefill_seconds
+from backends.sn40l.speculation import Speculation, token_seconds
 from cache.policy import CachePolicy
 
 _GRID = 32  # steps of a slot's capacity for which decode is computed
@@ -17,14 +17,21 @@ class DeploymentCost:
     Where the machine pads decode, each pool has one graph with all slots at full capacity, however many are
     live. Elsewhere a step is timed for the batch's rows and for the entries that they hold on average.
     Prompts are read one row after another, each chunk padded to the batch's shape. A pool without slots is a
-    draft's, which only scores prompts. Raises DoesNotFitError for pools that do not fit together: at
-    `resident_entries` a slot if memory is paged, else at the mean capacity.
+    draft's, which only scores prompts. With `speculation`, a step is what a token takes on average.
+
+    Raises DoesNotFitError for pools that do not fit together: at `resident_entries` a slot if memory is
+    paged, else at the mean capacity.
     """
 
     def __init__(
-        self, deployment: Deployment, *pools: SlotPoolSpec, resident_entries: int | None = None
+        self,
+        deployment: Deployment,
+        *pools: SlotPoolSpec,
+        resident_entries: int | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         self._deployment = deployment
+        self._speculation = speculation
         self._pools = pools
         self._decode = lru_cache(maxsize=None)(self._decode_seconds)
         self._prefill = lru_cache(maxsize=65536)(self._prefill_seconds)
@@ -67,7 +74,7 @@ class DeploymentCost:
         return start + share * (self._decode(len(batch.rows), above) - start)
 
     def _decode_seconds(self, batch: int, entries: int) -> float:
-        return decode_seconds(self._deployment, DecodeShape(batch, entries))
+        return token_seconds(self._deployment, DecodeShape(batch, entries), self._speculation)
 
     def _prefill_seconds(self, chunk: Chunk) -> float:
         return prefill_seconds(self._deployment, chunk)

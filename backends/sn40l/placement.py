@@ -127,6 +127,12 @@ def place(deployment: Deployment, shape: DecodeShape, sockets_per_sequence: int)
     return Placement(sockets_per_sequence, tiers, in_ddr / weights, moved / (slots + moved))
 
 
+def switch_seconds(deployment: Deployment) -> float:
+    """Return how long the model's weights take from DDR into HBM, in place of another model's."""
+    machine = deployment.machine
+    return deployment.model.weight_bytes / (deployment.num_all_sockets * machine.ddr_bandwidth)
+
+
 def fitting(deployment: Deployment, shape: DecodeShape) -> tuple[Placement, ...]:
     """Return the placements that fit, one for each split of attention.
 

@@ -5,7 +5,7 @@ from backends.sn40l.deployment import DecodeShape, Deployment, Execution
 from backends.sn40l.figures import Figure, Machines, span, value
 from backends.sn40l.hardware import Machine
 from backends.sn40l.measures import model_of
-from backends.sn40l.placement import max_batch
+from backends.sn40l.placement import max_batch, switch_seconds
 from backends.sn40l.prefill import Chunk, prefill_seconds, prefill_step
 
 SN40L = "arXiv 2405.07518"
@@ -112,7 +112,7 @@ def orchestration_figures() -> tuple[Figure, ...]:
 
 def memory_figures() -> tuple[Figure, ...]:
     def switch(machines: Machines) -> float:
-        return 1e3 * model_of("llama-3.1-8b").weight_bytes / (16 * machines["sn40l"].ddr_bandwidth)
+        return 1e3 * switch_seconds(Deployment(model_of("llama-3.1-8b"), machines["sn40l"], 16))
 
     def fits_h100(machines: Machines) -> float:
         return float(max_batch(Deployment(model_of("llama-3.1-405b"), machines["dgx-h100"], 8), 4096))

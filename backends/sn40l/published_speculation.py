@@ -9,6 +9,7 @@ from backends.sn40l.deployment import Execution
 from backends.sn40l.figures import Figure, Machines, bind, value
 from backends.sn40l.hardware import Machine
 from backends.sn40l.measures import model_of, seconds_of
+from backends.sn40l.speculation import expected_tokens
 
 DATAFLOW = "successor of arXiv 2410.23668 (secondary)"
 _CONTEXT = 4096
@@ -17,11 +18,6 @@ _PAIRS = (  # target, draft, and speedups with 5 drafts, 9 drafts, and 9 drafts 
     ("70B with 8B", "llama-3.1-70b", "llama-3.1-8b", 2.8, 3.5, 2.6),
     ("405B with 3B", "llama-3.1-405b", "llama-3.2-3b", 4.0, 6.1, 5.1),
 )
-
-
-def expected_tokens(acceptance: float, num_drafts: int) -> float:
-    """Return the expected tokens of a speculative step, if drafts are accepted independently."""
-    return sum(acceptance**accepted for accepted in range(num_drafts + 1))
 
 
 def speculation_figures() -> tuple[Figure, ...]:

@@ -15,7 +15,13 @@ from backends.sn40l.plan import socket_counts
 from commands.shared.table import percentile, table
 from commands.simulate.answer import Answer
 from commands.simulate.arrivals import Traffic, read_trace
-from commands.simulate.deployment import drafting_of, policy_of, prompt_store, serving_deployment
+from commands.simulate.deployment import (
+    drafting_of,
+    policy_of,
+    prompt_store,
+    serving_deployment,
+    speculation_of,
+)
 from commands.simulate.manifests import kustomization
 from commands.simulate.options import PlanOptions
 from commands.simulate.planning import Candidate, Carried, Limits, Load, candidates, carry, load_of, pareto
@@ -143,6 +149,7 @@ def _choices(options: PlanOptions, deployment: Deployment, policy: Any, load: Lo
         max_inter_token_latency=options.max_inter_token_latency,
         store=store,
         drafting=drafting_of(options, deployment),
+        speculation=speculation_of(options),
     )
 
 
@@ -247,11 +254,16 @@ def _commands(options: PlanOptions, row: _Row, load: Load) -> list[str]:
     """Return the flags of `serve`, and the `replay` that gives the same figures."""
     candidate = row.carried.candidate
     flags = " ".join(f"--{flag} {value}" for flag, value in _settings(row, load).items())
-    draft = options.speculative_prefill_model
-    served, replayed = (
-        f" --speculative-prefill-model {name}" if draft is not None else "" for name in ("DRAFT", draft)
-    )
+    shortens = options.speculative_prefill_model is not None
+    served = " --speculative-prefill-model DRAFT" if shortens else ""
     lines = [f"snapserve serve --model MODEL{served} {flags}"]
+    if options.draft_model is not None:
+        lines = ["snapserve serve has no speculative decoding, so it does not reach these rates"]
+    replayed = "".join(
+        f" --{name.replace('_', '-')} {value}"
+        for name in ("speculative_prefill_model", "draft_model", "num_drafts", "acceptance")
+        if (value := getattr(options, name)) != type(options).model_fields[name].default
+    )
     if not options.trace and not candidate.is_split:
         paged = " --paged" if candidate.is_paged else ""
         lines.append(

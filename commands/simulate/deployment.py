@@ -7,6 +7,7 @@ from backends.sn40l.backend import default_deployment, simulated_store
 from backends.sn40l.deployment import Deployment, Execution
 from backends.sn40l.hardware import Machine, load_machine
 from backends.sn40l.model_config import load_model
+from backends.sn40l.speculation import Speculation
 from backends.timed import SimulatedStore
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
@@ -33,24 +34,36 @@ def deployment_of(
 
 
 def serving_deployment(options: ServingOptions, num_sockets: int | None) -> Deployment:
-    """Return the deployment of `plan` and `replay`, with a draft's weights beside the model's."""
+    """Return the deployment of `plan` and `replay`, with the weights of drafts beside the model's."""
     deployment = deployment_of(options, num_sockets)
     if options.execution is not None:
         deployment = replace(deployment, execution=options.execution)
-    draft = options.speculative_prefill_model
-    return deployment if draft is None else replace(deployment, beside=(load_model(draft),))
+    drafts = {options.speculative_prefill_model, options.draft_model}
+    return replace(deployment, beside=tuple(load_model(draft) for draft in sorted(filter(None, drafts))))
 
 
 def drafting_of(options: ServingOptions, deployment: Deployment) -> Drafting | None:
     """Return what shortens long prompts on this deployment."""
-    if not deployment.beside:
+    if options.speculative_prefill_model is None:
         return None
-    (draft,) = deployment.beside
+    draft = load_model(options.speculative_prefill_model)
     return Drafting(
         replace(deployment, model=draft, beside=()),
         options.speculative_prefill_threshold,
         options.speculative_prefill_keep,
     )
+
+
+def speculation_of(options: ServingOptions) -> Speculation | None:
+    """Return the speculative decoding.
+
+    Raises `OptionError` for a draft without an acceptance, or the reverse.
+    """
+    if (options.draft_model is None) != (options.acceptance is None):
+        raise OptionError("--draft-model and --acceptance need each other: no acceptance is published")
+    if options.draft_model is None or options.acceptance is None:
+        return None
+    return Speculation(load_model(options.draft_model), options.num_drafts, options.acceptance)
 
 
 def policy_of(name: PolicyName, slot_capacity: int) -> PolicyOptions:

@@ -1,13 +1,19 @@
 """`step`: one device step, kernel by kernel."""
 
+import contextlib
 import json
+import math
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 
-from backends.sn40l.decode import decode_step
-from backends.sn40l.deployment import DecodeShape
+from backends.sn40l.decode import decode_seconds, decode_step
+from backends.sn40l.deployment import DecodeShape, Deployment
+from backends.sn40l.evidence import variants
+from backends.sn40l.hardware import load_machine_file
 from backends.sn40l.kernels import Step, bottleneck
-from backends.sn40l.prefill import Chunk, prefill_step
+from backends.sn40l.placement import DoesNotFitError, switch_seconds
+from backends.sn40l.prefill import Chunk, prefill_seconds, prefill_step
 from backends.sn40l.trace import chrome_trace
 from commands.shared.table import table
 from commands.simulate.answer import Answer
@@ -20,9 +26,13 @@ def step_answer(options: StepOptions) -> Answer:
     deployment = replace(deployment_of(options, options.sockets), execution=options.execution)
     deployment.model.check_context(options.prefill or options.slot_capacity)
     if options.prefill:
-        step = prefill_step(deployment, Chunk(options.prefill))
+        chunk = Chunk(options.prefill)
+        step = prefill_step(deployment, chunk)
+        low, high = _range(options, deployment, lambda changed: prefill_seconds(changed, chunk))
     else:
-        step = decode_step(deployment, DecodeShape(options.batch, options.slot_capacity))
+        shape = DecodeShape(options.batch, options.slot_capacity)
+        step = decode_step(deployment, shape)
+        low, high = _range(options, deployment, lambda changed: decode_seconds(changed, shape))
     if options.chrome_trace:
         options.chrome_trace.write_text(json.dumps(chrome_trace(step)))
     if options.plot:
@@ -32,11 +42,15 @@ def step_answer(options: StepOptions) -> Answer:
     peak_bandwidth = step.num_sockets * deployment.machine.hbm_bandwidth
     totals = {
         "seconds": step.seconds,
+        "seconds_low": min(low, step.seconds),
+        "seconds_high": max(high, step.seconds),
         "calls": step.num_calls,
         "hbm_bytes": step.hbm_bytes,
         "operations": step.operations,
         "share_of_peak_bandwidth": step.hbm_bytes / step.seconds / peak_bandwidth,
     }
+    if deployment.machine.ddr_capacity:
+        totals["switch_seconds"] = switch_seconds(deployment)  # of the weights, from DDR
     limit = bottleneck(step, deployment.machine)
     lines = [
         *(f"{name:24} {value:,.6g}" for name, value in totals.items()),
@@ -45,6 +59,18 @@ def step_answer(options: StepOptions) -> Answer:
         _kernel_table(step),
     ]
     return Answer(lines, {**totals, "bottleneck": limit})
+
+
+def _range(
+    options: StepOptions, deployment: Deployment, seconds: Callable[[Deployment], float]
+) -> tuple[float, float]:
+    """Return the least and most seconds with one unpublished number of the machine at an end of its range."""
+    changed: list[float] = []
+    for change in variants(load_machine_file(options.machine)):
+        machine = replace(deployment.machine, **change)
+        with contextlib.suppress(DoesNotFitError):  # with the largest reserve
+            changed.append(seconds(replace(deployment, machine=machine)))
+    return min(changed, default=math.inf), max(changed, default=0.0)
 
 
 def _kernel_table(step: Step) -> str:

@@ -86,6 +86,14 @@ class ServingOptions(MachineOptions):
     """Tokens from which on a prompt is shortened."""
     speculative_prefill_keep: Keep = 0.25
     """What is kept of a prompt: a share of its chunks, or the most tokens that --model reads."""
+    draft_model: Annotated[ModelName | None, Shown(default="none: no speculative decoding")] = None
+    """Small model on the same machine that proposes tokens, which --model verifies. Needs --acceptance."""
+    num_drafts: Count = 5
+    """Tokens that it proposes a step."""
+    acceptance: Annotated[
+        float | None, Field(ge=0, lt=1), Shown("SHARE", default="none", expected="a share of 0 to below 1")
+    ] = None
+    """Probability that a proposed token is accepted."""
     trace: Annotated[InputFile | None, Shown(default="they are drawn")] = None
     """Arrivals: JSON lines (ours or Mooncake's), or CSV (BurstGPT's or Azure's)."""
     prefix_cache_bytes: Annotated[CountOrZero | None, Shown("BYTES", default="all of its DDR")] = None
@@ -120,7 +128,7 @@ class PlanOptions(ManyDeploymentsOptions, ServingOptions):
     split: bool = False
     """Let other nodes of the same kind read the prompts."""
     tokens_per_step: Annotated[float, Field(ge=1, le=20), Shown("N", expected="from 1 to 20")] = 1.0
-    """Expected tokens of a step of speculative decoding. It only enters a column of its own."""
+    """Tokens of a step that a paper assumes. It only enters a column of its own."""
     price: Annotated[_Positive | None, Shown("DOLLARS", default="the machine's")] = None
     """Price of a socket, an hour."""
     power: Annotated[_Positive | None, Shown("WATTS", default="the machine's")] = None

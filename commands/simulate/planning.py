@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from backends.sn40l.cost_model import DeploymentCost, compression_of
-from backends.sn40l.decode import decode_seconds
 from backends.sn40l.deployment import DecodeShape, Deployment, Execution
 from backends.sn40l.evidence import variants
 from backends.sn40l.hardware import MachineFile
 from backends.sn40l.placement import DoesNotFitError, max_batch
 from backends.sn40l.prefill import Chunk, prefill_seconds
+from backends.sn40l.speculation import Speculation, token_seconds
 from backends.timed import CostModel, SimulatedStore
 from cache.policy import CachePolicy
 from commands.shared.table import percentile
@@ -140,6 +140,7 @@ class Candidate:
     max_inter_token_latency: float = 0.2
     store: SimulatedStore | None = None
     drafting: Drafting | None = None
+    speculation: Speculation | None = None
 
     def num_read(self, num_prompt_tokens: int) -> int:
         """Return how many of a prompt's tokens the model is given."""
@@ -171,7 +172,7 @@ class Candidate:
     def step_seconds(self, load: Load) -> float:
         pads = self.deployment.machine.pads_decode
         entries = self.policy.layout.capacity if pads else self.resident(load)
-        return decode_seconds(self.deployment, DecodeShape(self.num_slots, entries))
+        return token_seconds(self.deployment, DecodeShape(self.num_slots, entries), self.speculation)
 
     def bound(self, load: Load, limits: Limits) -> float:
         """Return the rate in requests a second at which the machine is never idle, at the mean lengths."""
@@ -208,7 +209,9 @@ class Candidate:
         prefixes = self.store.spec if self.store is not None else None
         spec = replay_spec(self.num_slots, self.policy, load.max_model_len, prefixes)
         resident = self.resident(load) if self.is_paged else None
-        cost: CostModel = DeploymentCost(self.deployment, spec.pools[0], resident_entries=resident)
+        cost: CostModel = DeploymentCost(
+            self.deployment, spec.pools[0], resident_entries=resident, speculation=self.speculation
+        )
         config = replay_config(self.max_inter_token_latency)
         drafting = None if self.is_split else self.drafting
         if self.is_split:

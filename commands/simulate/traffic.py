@@ -12,7 +12,13 @@ from cache.policy import CachePolicy
 from commands.shared.table import percentile, table
 from commands.simulate.answer import Answer
 from commands.simulate.arrivals import Arrival, Traffic, read_trace
-from commands.simulate.deployment import drafting_of, policy_of, prompt_store, serving_deployment
+from commands.simulate.deployment import (
+    drafting_of,
+    policy_of,
+    prompt_store,
+    serving_deployment,
+    speculation_of,
+)
 from commands.simulate.options import ReplayOptions
 from commands.simulate.replay import Replay, ReplayRecord, replay_config, replay_spec
 from server.options.command_line import OptionError
@@ -35,7 +41,9 @@ def replay_answer(options: ReplayOptions) -> Answer:
     prefixes = store.spec if store is not None else None
     spec = replay_spec(options.num_slots, policy, options.max_model_len, prefixes)
     resident = _resident(options, arrivals, policy)
-    cost: CostModel = DeploymentCost(deployment, spec.pools[0], resident_entries=resident)
+    cost: CostModel = DeploymentCost(
+        deployment, spec.pools[0], resident_entries=resident, speculation=speculation_of(options)
+    )
     if drafting is not None:
         spec = drafting.spec(spec)
         cost = drafting.cost(cost, spec)

@@ -124,6 +124,15 @@ def test_reproduce_fails_while_a_prediction_fails(capsys: pytest.CaptureFixture[
     assert len(list(tmp_path.glob("*.png"))) == 5
 
 
+def test_a_step_has_the_range_of_what_is_not_published(capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in ((), ("--prefill", "4096")):
+        values = json_of(capsys, "step", "--batch", "4", *kind)
+        assert 0 < values["seconds_low"] < values["seconds"] < values["seconds_high"]
+    # As published: 10 ms for an 8B on 16 sockets.
+    assert values["switch_seconds"] == pytest.approx(0.01, rel=0.05)
+    assert "switch_seconds" not in json_of(capsys, "step", "--machine", "cpu", "--model", "qwen3-0.6b")
+
+
 def test_step_draws_its_bandwidth(tmp_path: Path) -> None:
     assert simulate("step", "--execution", "looped", "--plot", str(tmp_path / "step.png")) == 0
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
@@ -237,6 +246,9 @@ def test_the_documented_options_are_current() -> None:
         (("replay", "--speculative-prefill-model", "gpt-9"), "--speculative-prefill-model must be a model"),
         (("replay", "--speculative-prefill-keep", "1.5"), "--speculative-prefill-keep must be a share"),
         (("plan", "--nodes", "2"), "no node_bandwidth"),
+        (("plan", "--draft-model", "llama-3.2-1b"), "--draft-model and --acceptance need each other"),
+        (("replay", "--acceptance", "0.5"), "--draft-model and --acceptance need each other"),
+        (("replay", "--acceptance", "1"), "--acceptance must be a share of 0 to below 1, got '1'"),
         (("step", "--nodes", "0"), "--nodes must be a whole number of at least 1"),
     ],
 )

@@ -63,15 +63,49 @@ def test_a_replay_of_the_plan_agrees_within_a_tenth(
     context: str,
     limits: tuple[str, ...],
 ) -> None:
-    """With other arrivals than the plan had."""
-    common = ("--model", model, "--machine", machine, "--sockets", sockets, "--mean-output", "150")
-    plan = json_of(
-        capsys, "plan", *common, "--context", context, "--policy", "full", "--requests", "60", *limits
-    )
-    best = plan["options"][0]
+    common = ("--model", model, "--machine", machine, "--sockets", sockets, "--policy", "full")
+    check_agreement(capsys, context, common, limits)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "choices",
+    [
+        (),
+        ("--paged",),
+        ("--max-inter-token-latency", "0.05"),
+        ("--speculative-prefill-model", "llama-3.2-1b", "--max-tpot", "0.1"),
+        ("--draft-model", "llama-3.2-1b", "--acceptance", "0.7"),
+        ("--slots-in-ddr",),
+    ],
+)
+@pytest.mark.parametrize("policy", ["full", "snapstream"])
+@pytest.mark.parametrize(
+    ("model", "machine", "sockets"),
+    [("llama-3.1-8b", "h100", "1"), ("llama-3.1-70b", "sn40l", "16"), ("qwen3-30b-a3b", "mi300x", "2")],
+)
+def test_plans_and_replays_agree_over_a_grid(
+    capsys: pytest.CaptureFixture[str],
+    model: str,
+    machine: str,
+    sockets: str,
+    policy: str,
+    choices: tuple[str, ...],
+) -> None:
+    limits = choices[-2:] if "--max-tpot" in choices else ()
+    common = ("--model", model, "--machine", machine, "--sockets", sockets, "--policy", policy)
+    check_agreement(capsys, "12000", (*common, *choices[: len(choices) - len(limits)]), limits)
+
+
+def check_agreement(
+    capsys: pytest.CaptureFixture[str], context: str, common: tuple[str, ...], limits: tuple[str, ...]
+) -> None:
+    """Replay the best plan with other arrivals than it had."""
+    common = (*common, "--mean-output", "150")
+    best = json_of(capsys, "plan", *common, "--context", context, "--requests", "60", *limits)["options"][0]
     values = json_of(
         capsys,
-        *("replay", *common, "--policy", "full", "--max-model-len", context, "--shape", "poisson"),
+        *("replay", *common, "--max-model-len", context, "--shape", "poisson"),
         *("--mean-prompt", str(int(context) - 150), "--no-varies", "--seed", "7", "--requests", "800"),
         *("--num-slots", str(best["num_slots"]), "--rate", str(best["requests_per_second"])),
     )

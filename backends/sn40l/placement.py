@@ -102,8 +102,8 @@ def place(deployment: Deployment, shape: DecodeShape, sockets_per_sequence: int)
     if kept + slots > available:
         raise DoesNotFitError(
             "HBM",
-            kept + slots,
-            available,
+            kept + beside + slots,
+            available + beside,
             f"weights and {shape.batch} slots of {shape.capacity} entries",
         )
     if in_ddr + moved > machine.ddr_capacity:

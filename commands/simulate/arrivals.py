@@ -58,7 +58,7 @@ def read_trace(path: Path) -> Iterator[Arrival]:
                 arrival = _arrival(parse())
             except KeyError as error:
                 raise TraceError(f"{path}, line {line_number}: {error} is missing") from error
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 raise TraceError(f"{path}, line {line_number}: {error}") from error
             if arrival.time < previous_time:
                 raise TraceError(
@@ -102,9 +102,9 @@ def _arrival(row: Any) -> Arrival:
 
 
 def _checked(time: float, num_prompt_tokens: Any, num_output_tokens: Any, hash_ids: Any = ()) -> Arrival:
-    arrival = Arrival(
-        time, int(num_prompt_tokens), int(num_output_tokens), hash_ids=tuple(map(int, hash_ids))
-    )
+    if not isinstance(hash_ids, list | tuple) or not all(isinstance(hash_id, int) for hash_id in hash_ids):
+        raise TypeError(f"hash_ids must be a list of whole numbers, got {hash_ids!r}")
+    arrival = Arrival(time, int(num_prompt_tokens), int(num_output_tokens), hash_ids=tuple(hash_ids))
     if not math.isfinite(time) or arrival.num_prompt_tokens < 1 or arrival.num_output_tokens < 1:
         raise ValueError(
             "a request needs a finite time and at least one token each in prompt and answer, "

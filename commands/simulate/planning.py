@@ -27,9 +27,9 @@ from commands.simulate.drafting import Drafting
 from commands.simulate.replay import Replay, ReplayRecord, replay_config, replay_spec
 
 _ROUNDS = 7  # of bisection: a rate is known within 2 % of its bound
-_GENERATIONS = 4  # requests of a replay over those under way at once: it must outlast its beginning
-_MOST_REQUESTS = 4000
-_GROWTH = 0.05  # most of the later half of the requests that may join the queue
+_GENERATIONS = 8  # requests of a replay over those under way at once: it must outlast its beginning
+_MOST_REQUESTS = 2000
+_GROWTH = 0.03  # most of the requests between two quarters of a replay that may join the queue
 _MOST = 0.95  # share of the bound: at full use a queue grows without end
 _BALANCE = 0.8  # load of prefill nodes, which queues keep below 1
 
@@ -310,9 +310,19 @@ def candidates(
     )
     sized = [replace(base, num_slots=count) for count in sorted(counts)]
     if sized:
-        best = max(sized, key=lambda candidate: candidate.expected(load, limits))
-        if best.bound(load, limits) > 0:
+        best = max(sized, key=lambda candidate: _expected(candidate, load, limits))
+        if _expected(best, load, limits) > 0:
             yield best
+
+
+def _expected(candidate: Candidate, load: Load, limits: Limits) -> float:
+    entries = candidate.resident(load) if candidate.is_paged else candidate.policy.layout.capacity
+    shape = DecodeShape(candidate.num_slots, entries)
+    try:
+        token_seconds(candidate.deployment, shape, candidate.speculation)
+    except DoesNotFitError:
+        return 0.0  # the activations of a verification are larger than those of a step
+    return candidate.expected(load, limits)
 
 
 def carry(candidate: Candidate, load: Load, limits: Limits, machine_file: MachineFile) -> Carried | None:
@@ -323,9 +333,8 @@ def carry(candidate: Candidate, load: Load, limits: Limits, machine_file: Machin
     found: ReplayRecord | None = None
     for _ in range(_ROUNDS):
         rate = (low + high) / 2
-        arrivals = load.at(rate, count)
-        record = candidate.play(arrivals, load, rate)
-        if _is_sustained(record, arrivals) and limits.are_met(record):
+        record, count = _settled(candidate, load, limits, rate, count)
+        if record is not None:
             low, found = rate, record
             high = min(high, _MOST * bound)
             if low >= high:
@@ -352,6 +361,25 @@ def carry(candidate: Candidate, load: Load, limits: Limits, machine_file: Machin
     )
 
 
+def _settled(
+    candidate: Candidate, load: Load, limits: Limits, rate: float, num_requests: int
+) -> tuple[ReplayRecord | None, int]:
+    """Return a replay that came to rest within the limits, if there is one, and its number of requests.
+
+    A queue that grows slowly does not show in a short replay. So a replay is repeated with more requests
+    until there are enough for those that were under way at once.
+    """
+    while True:
+        arrivals = load.at(rate, num_requests)
+        record = candidate.play(arrivals, load, rate)
+        if not _is_sustained(record, arrivals) or not limits.are_met(record):
+            return None, num_requests
+        needed = math.ceil(_GENERATIONS * rate * statistics.fmean(record.end_to_end))
+        if num_requests >= min(needed, _MOST_REQUESTS):
+            return record, num_requests
+        num_requests = min(max(needed, 2 * num_requests), _MOST_REQUESTS)
+
+
 def pareto(carried: Sequence[Carried]) -> list[Carried]:
     """Return those that no other one exceeds in both tokens/s for a user and tokens/s for a socket."""
 
@@ -367,15 +395,22 @@ def pareto(carried: Sequence[Carried]) -> list[Carried]:
 
 
 def _is_sustained(record: ReplayRecord, arrivals: Sequence[Arrival]) -> bool:
-    """Return whether nothing was refused, and as many requests ended as came in the later half."""
+    """Return whether nothing was refused, and no more requests are under way at the end than before."""
     if record.num_refused or not record.end_times:
         return False
-    middle, last = arrivals[len(arrivals) // 2].time, arrivals[-1].time
-    came = len(arrivals) - len(arrivals) // 2
-    ended = sum(middle < end <= last for end in record.end_times)
-    # The numbers of requests under way at the two times differ by chance, too.
-    under_way = sum(end > middle for end in record.end_times) - came
-    return came - ended <= _GROWTH * came + math.sqrt(max(1, under_way))
+    quarter = arrivals[-1].time / 4
+    before, after = (_mean_under_way(record, part * quarter, (part + 1) * quarter) for part in (1, 3))
+    # The numbers of the two quarters differ by chance, too.
+    return after - before <= _GROWTH * len(arrivals) / 2 + math.sqrt(max(1.0, before))
+
+
+def _mean_under_way(record: ReplayRecord, start: float, end: float) -> float:
+    """Return how many requests were under way on average between two times."""
+    under_way = sum(
+        max(0.0, min(ended, end) - max(ended - whole, start))
+        for ended, whole in zip(record.end_times, record.end_to_end, strict=True)
+    )
+    return under_way / (end - start)
 
 
 def _bounds(candidate: Candidate, load: Load, limits: Limits, machine_file: MachineFile) -> Iterator[float]:

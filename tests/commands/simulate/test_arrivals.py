@@ -65,7 +65,11 @@ def test_hash_ids_say_what_prompts_share(tmp_path: Path) -> None:
             {"timestamp": 2000, "input_length": 5, "output_length": 1, "hash_ids": [-1]},
             "hash_ids must be from 0",
         ),
-        ({"timestamp": 2000, "input_length": 5, "output_length": 1, "hash_ids": 3}, "not iterable"),
+        (
+            {"timestamp": 2000, "input_length": 5, "output_length": 1, "hash_ids": ["a"]},
+            r"hash_ids must be a list of whole numbers, got \['a'\]",
+        ),
+        ({"time": 2.0, "num_prompt_tokens": float("inf"), "num_output_tokens": 1}, "infinity"),
     ],
 )
 def test_an_invalid_request_is_reported_with_its_line(tmp_path: Path, entry: object, message: str) -> None:

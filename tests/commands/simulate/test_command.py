@@ -244,6 +244,10 @@ def test_the_documented_options_are_current() -> None:
         (("replay", "--trace", "/dev/null"), "--trace /dev/null has no requests"),
         (("replay", "--prefix-cache-bytes", "9"), "--prefix-cache-bytes needs a --trace with hash_ids"),
         (("replay", "--speculative-prefill-model", "gpt-9"), "--speculative-prefill-model must be a model"),
+        (
+            ("replay", "--speculative-prefill-model", "deepseek-r1", "--machine", "h100"),
+            "72.00 GB are free",
+        ),
         (("replay", "--speculative-prefill-keep", "1.5"), "--speculative-prefill-keep must be a share"),
         (("plan", "--nodes", "2"), "no node_bandwidth"),
         (("plan", "--draft-model", "llama-3.2-1b"), "--draft-model and --acceptance need each other"),

@@ -194,7 +194,8 @@ def test_the_front_has_nothing_that_is_beaten() -> None:
 def test_a_plan_names_replicas_cost_and_commands(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     plot, manifest = tmp_path / "plan.png", tmp_path / "kustomization.yaml"
     options = (
-        "plan --machine h100 --context 4000 --mean-output 20 --requests 20 --rate 20 --tokens-per-step 2"
+        "plan --machine h100 --context 4000 --mean-output 20 --requests 20 --rate 20 --tokens-per-step 2 "
+        "--max-ttft 1"
     )
     values = json_of(capsys, *options.split(), "--plot", str(plot), "--kubernetes", str(manifest))
     best = values["options"][0]
@@ -234,7 +235,7 @@ def test_a_plan_counts_what_prompts_share(capsys: pytest.CaptureFixture[str], tm
         for i in range(20)
     )
     trace.write_text("\n".join(map(json.dumps, entries)))
-    common = "plan --machine h100 --policy full --context 5000 --requests 20"
+    common = "plan --machine h100 --policy full --context 5000 --requests 20 --max-ttft 1"
     options = (*common.split(), "--trace", str(trace))
     (shared,) = json_of(capsys, *options)["options"]
     (whole,) = json_of(capsys, *options, "--prefix-cache-bytes", "0")["options"]

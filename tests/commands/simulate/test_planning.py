@@ -79,10 +79,13 @@ def test_a_replay_of_the_plan_agrees_within_a_tenth(
         ("--slots-in-ddr",),
     ],
 )
-@pytest.mark.parametrize("policy", ["full", "snapstream"])
 @pytest.mark.parametrize(
-    ("model", "machine", "sockets"),
-    [("llama-3.1-8b", "h100", "1"), ("llama-3.1-70b", "sn40l", "16"), ("qwen3-30b-a3b", "mi300x", "2")],
+    ("model", "machine", "sockets", "policy"),
+    [
+        ("llama-3.1-8b", "h100", "1", "full"),
+        ("llama-3.1-70b", "sn40l", "16", "snapstream"),
+        ("qwen3-30b-a3b", "mi300x", "2", "full"),
+    ],
 )
 def test_plans_and_replays_agree_over_a_grid(
     capsys: pytest.CaptureFixture[str],

@@ -30,6 +30,7 @@ _ROUNDS = 7  # of bisection: a rate is known within 2 % of its bound
 _GENERATIONS = 8  # requests of a replay over those under way at once: it must outlast its beginning
 _MOST_REQUESTS = 2000
 _GROWTH = 0.03  # most of the requests between two quarters of a replay that may join the queue
+_NEARLY = 0.98  # share of the greatest expected rate that fewer slots may have
 _MOST = 0.95  # share of the bound: at full use a queue grows without end
 _BALANCE = 0.8  # load of prefill nodes, which queues keep below 1
 
@@ -299,9 +300,10 @@ class Carried:
 def candidates(
     deployment: Deployment, policy: CachePolicy, load: Load, limits: Limits, options: Candidate
 ) -> Iterator[Candidate]:
-    """Yield the candidate with the number of slots that is expected to carry most, if any fits.
+    """Yield the candidate with the fewest slots that are expected to carry about the most, if any fits.
 
-    `options` has the other choices.
+    Where a step takes the time of all slots, those that stay empty only slow it. `options` has the other
+    choices.
     """
     base = replace(options, deployment=deployment, policy=policy, num_slots=1)
     most = max_batch(deployment, base.resident(load) if base.is_paged else policy.layout.capacity)
@@ -309,10 +311,10 @@ def candidates(
         {most} if most else set()
     )
     sized = [replace(base, num_slots=count) for count in sorted(counts)]
-    if sized:
-        best = max(sized, key=lambda candidate: _expected(candidate, load, limits))
-        if _expected(best, load, limits) > 0:
-            yield best
+    rates = [_expected(candidate, load, limits) for candidate in sized]
+    best = max(rates, default=0.0)
+    if best > 0:
+        yield next(one for one, rate in zip(sized, rates, strict=True) if rate >= _NEARLY * best)
 
 
 def _expected(candidate: Candidate, load: Load, limits: Limits) -> float:

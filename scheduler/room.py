@@ -46,17 +46,16 @@ class Room:
         """Return how many slots a request may take now."""
         pool = self.pools[add.pool]
         num_free, num_slots = pool.slots.num_free, pool.spec.num_slots
-        if num_free == 0:
-            return 0
+        is_limited = add.is_background or (num_slots >= _MIN_SHARED_SLOTS and self._leaves_room(add))
+        if num_free == 0 or not is_limited:
+            return num_free
         holders = [request.add for request in self.live() if request.slot is not None]
         holders = [holder for holder in holders if holder.pool == add.pool]
         if add.is_background:
             num_held = sum(holder.is_background for holder in holders)
             return min(num_free, self.config.num_background_slots(num_slots) - num_held)
-        if num_slots >= _MIN_SHARED_SLOTS and self._leaves_room(add):
-            num_held = sum(holder.tenant == add.tenant for holder in holders)
-            return min(num_free, num_slots - 1 - num_held)
-        return num_free
+        num_held = sum(holder.tenant == add.tenant for holder in holders)
+        return min(num_free, num_slots - 1 - num_held)
 
     def _has_scratch(self, add: Add) -> bool:
         index = self.pools[add.pool].model

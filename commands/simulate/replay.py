@@ -35,6 +35,7 @@ from scheduler.config import SchedulerConfig
 from scheduler.counting import CountingScheduler
 from scheduler.messages import Add, AdmittedAdd, Final, FinishReason, StopCriteria
 from scheduler.scheduler import Scheduler
+from scheduler.waiting import QueueOrder
 
 _TOKEN = SampledToken(0)
 _GREEDY = SamplingParams(temperature=0.0)
@@ -64,8 +65,10 @@ def replay_spec(
 
 
 def replay_config(max_inter_token_latency: float) -> SchedulerConfig:
-    """Return the scheduler's options of a replay: its queue is not bounded."""
-    return SchedulerConfig(max_num_waiting=_UNBOUNDED, max_inter_token_latency=max_inter_token_latency)
+    """Return the scheduler's options of a replay: one tenant, whose queue is not bounded."""
+    return SchedulerConfig(
+        max_num_waiting=_UNBOUNDED, order=QueueOrder.FCFS, max_inter_token_latency=max_inter_token_latency
+    )
 
 
 @dataclass(frozen=True, slots=True)

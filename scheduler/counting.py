@@ -1,4 +1,4 @@
-"""A scheduler for simulations, in which nobody reads a token before its answer ends.
+"""A scheduler for simulations, in which no token is read before its answer ends.
 
 It decides as `Scheduler` does, and accounts for an answer's tokens once, at its end. So the time of a step
 does not grow with the number of answers under way.

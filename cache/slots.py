@@ -94,6 +94,14 @@ class PlaneSpec:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """A state of fixed size that a layer carries from token to token, as one sequence has it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
 class SlotCache:
     """The slots of one layer.
 
@@ -102,7 +110,8 @@ class SlotCache:
     codes of `cache.quantization`, and as many planes of width 1 with the scales follow. `kept_index` [slot,
     kv_head, num_kept] has the indices of the tokens that `pack` kept, ascending in its used part. A prompt
     written straight into its slot keeps all its candidates, in order, and leaves `kept_index` alone. `store`
-    holds the tokens that have left the ring, if the policy has one.
+    holds the tokens that have left the ring, if the policy has one. `states` are [slot, …], in the order of
+    their specs, and zeros before a sequence's first token. A layer may have planes, states, both or neither.
     """
 
     def __init__(
@@ -115,12 +124,13 @@ class SlotCache:
         *,
         in_int8: bool = False,
         store: StoreLayout | None = None,
+        states: Sequence[StateSpec] = (),
     ) -> None:
         self.layout = layout
         widths = [plane.width for plane in planes]
         self.store = (
             TokenStore(store.num_tokens, num_slots, num_kv_heads, widths, device)
-            if store is not None
+            if store is not None and planes
             else None
         )
         self.in_int8 = in_int8
@@ -135,6 +145,9 @@ class SlotCache:
         )
         self.kept_index = torch.zeros(
             num_slots, num_kv_heads, layout.num_kept, dtype=torch.int64, device=device
+        )
+        self.states = tuple(
+            torch.zeros(num_slots, *state.shape, dtype=state.dtype, device=device) for state in states
         )
 
     @property
@@ -152,8 +165,9 @@ class SlotCache:
 
     @property
     def contents(self) -> tuple[Tensor, ...]:
-        """What the slots hold: the planes, and those of the store."""
-        return self.planes if self.store is None else (*self.planes, *self.store.planes)
+        """What the slots hold: the planes, those of the store, and the states."""
+        stored = () if self.store is None else self.store.planes
+        return (*self.planes, *stored, *self.states)
 
     def clear(self, slot: int) -> None:
         """Overwrite a slot with zeros: NaN or infinity would get through an attention weight of zero."""

@@ -107,6 +107,7 @@ def _read(model: str) -> _Subject:
     from backends.torch_backend.model.latent import replace_latent_attention
     from backends.torch_backend.model.loading import check_config, decoder_class, resolve_dtype
     from backends.torch_backend.model.probe import probe_layers
+    from backends.torch_backend.model.recurrent import replace_recurrent_mixers
 
     layers: Sequence[LayerSpec] | None
     try:
@@ -124,6 +125,7 @@ def _read(model: str) -> _Subject:
         )
     num_parameters = empty.num_parameters()
     replace_latent_attention(empty)
+    replace_recurrent_mixers(empty)
     try:
         layers = [_of_dtype(layer, dtype) for layer in probe_layers(empty)]
     except UnsupportedModelError as error:

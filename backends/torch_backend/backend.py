@@ -1,5 +1,6 @@
 """The torch backend: a transformers model on a CPU or a CUDA device, decoding over SnapStream slots."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -35,6 +36,7 @@ from backends.torch_backend.model.lengths import settle_frequencies
 from backends.torch_backend.model.linear import KINDS, replace_all_linears
 from backends.torch_backend.model.loading import load_model
 from backends.torch_backend.model.probe import LayerSpec, probe_layers
+from backends.torch_backend.model.recurrent import replace_recurrent_mixers
 from backends.torch_backend.native.kernels import Kernels, kernels_are_supported
 from backends.torch_backend.pending import DecodedSteps, Finished, Output, Running, failure
 from backends.torch_backend.pool import TorchPool, allocate_scratches
@@ -55,6 +57,8 @@ from backends.torch_backend.spec import (
 from backends.torch_backend.torch_private import lacks_interfaces
 from cache.policy import CachePolicy, PolicyName
 from cache.token_store import STORED_TOGETHER
+
+logger = logging.getLogger(__name__)
 
 
 class TorchBackend:
@@ -88,11 +92,13 @@ class TorchBackend:
             is_archived = config.prefix_cache_dir is not None
             name = fingerprint(self._model, config.quantization, BLOCK_TOKENS) if is_archived else ""
             replace_latent_attention(self._model)
+            replace_recurrent_mixers(self._model)
             layers = probe_layers(self._model)
             replace_all_linears(self._model, self._kernels, KINDS[config.quantization])
         _check_cache_dtypes(config, layers, self._model.config.model_type)
         _check_draft(config, layers, max_model_len)
         _check_stores(config, layers, max_model_len, self._model)
+        config = _without_prefixes(config, layers, self._model.config.model_type)
         config = with_sizes(config, layers, max_model_len, self._device)
         policies = _resolve_policies(config, self._model, layers, max_model_len)
         self.pools, scratch = _build_pools(
@@ -113,7 +119,7 @@ class TorchBackend:
             self._model, num_parameters, self.pools, num_prefix_bytes, is_compiled=is_compiled
         )
         self._spec = replace(self._spec, description=description)
-        if not any(layer.readers for layer in layers):
+        if not any(layer.readers for layer in layers) and layers[-1].planes and not layers[-1].states:
             # Last, so that it is the outermost of the modules that replace the last layer.
             shorten_last_layer(self._model)
 
@@ -327,9 +333,28 @@ def _check_stores(
         )
 
 
+def _without_prefixes(
+    config: TorchBackendConfig, layers: Sequence[LayerSpec], model_type: str
+) -> TorchBackendConfig:
+    """Return the config without stored prompts for a model whose layers have states: a block has none.
+
+    Raises ValueError if they are configured.
+    """
+    if not any(layer.states for layer in layers):
+        return config
+    if config.prefix_cache_bytes or config.prefix_cache_dir is not None:
+        raise ValueError(
+            f"prefix_cache_bytes must be 0, without prefix_cache_dir, for a model with recurrent layers "
+            f"({model_type}): blocks of stored prompts hold no states; got {config.prefix_cache_bytes}"
+        )
+    if config.prefix_cache_bytes is None:
+        logger.info("prompts are not stored for later ones: %s has recurrent layers", model_type)
+    return replace(config, prefix_cache_bytes=0)
+
+
 def _check_draft(config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int) -> None:
     """Raise ValueError for a draft without a layer that sees the whole prompt."""
-    windows = [layer.sliding_window for layer in layers]
+    windows = [layer.sliding_window for layer in layers if layer.planes]
     if config.is_draft and all(window is not None and window < max_model_len for window in windows):
         raise ValueError(f"the draft {config.model} sees only its last {windows[0]} tokens in each layer")
 

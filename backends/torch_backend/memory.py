@@ -53,6 +53,7 @@ def slot_bytes(options: PoolOptions, layers: Sequence[LayerSpec], max_model_len:
             "meta",
             in_int8=options.in_int8,
             store=kind.policy.store,
+            states=layer.states,
         ).num_bytes
         for kind, layer in zip(kinds, layers, strict=True)
     )

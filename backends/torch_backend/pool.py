@@ -48,7 +48,9 @@ class TorchPool:
         ]
         # The leader's scores count in all full-attention layers after it. Those before it are independent.
         if spec.policy.leading_layer is not None:
-            full_attention = [layer for layer in cache_layers if layer.kind.sliding_window is None]
+            full_attention = [
+                layer for layer in cache_layers if layer.holds_entries and layer.kind.sliding_window is None
+            ]
             leader, *followers = full_attention[spec.policy.leading_layer :]
             for layer in followers:
                 layer.leader = leader
@@ -67,4 +69,7 @@ def allocate_scratches(
 ) -> list[SlotCache]:
     """Return each layer's scratches: slots that are all ring, so that entries keep the sequence's order."""
     entries = SlotLayout(0, layout.num_entries, 0)
-    return [SlotCache(entries, num_scratch, layer.num_kv_heads, layer.planes, device) for layer in layers]
+    return [
+        SlotCache(entries, num_scratch, layer.num_kv_heads, layer.planes, device, states=layer.states)
+        for layer in layers
+    ]

@@ -241,12 +241,13 @@ def _kept_tokens(pool: TorchPool, row: PrefillRow, chosen: list[Tensor | None]) 
     """Return what a row's slots hold. `chosen` is by layer, and empty where the prompt fits."""
     num_tokens = row.num_prompt_tokens
     layers = pool.cache.layers
-    full = [index for index, layer in enumerate(layers) if layer.kind.sliding_window is None]
+    holding = [index for index, layer in enumerate(layers) if layer.holds_entries]
+    full = [index for index in holding if layers[index].kind.sliding_window is None]
     held = (
         layers[index].held(num_tokens, chosen[index])
         if chosen
         else torch.ones(layers[index].num_kv_heads, num_tokens, dtype=torch.bool)
-        for index in full or range(len(layers))
+        for index in full or holding
     )
     bitmaps = (np.packbits(heads.cpu().numpy(), axis=1, bitorder="little") for heads in held)
     return KeptTokens(num_tokens, tuple(tuple(head.tobytes() for head in heads) for heads in bitmaps))

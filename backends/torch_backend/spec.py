@@ -53,13 +53,16 @@ def with_layer_budgets(
 ) -> CachePolicy:
     """Return the policy with its kept entries shared out by the layers' induction scores.
 
-    `layers` and `measured` are all layers; those with a sliding window keep nothing. No layer's slot gets
-    more than `most_entries`, unless an equal share is more. With `has_leader`, the layer with the most
-    induction leads those after it.
+    `layers` and `measured` are all layers; those with a sliding window keep nothing, and some have no
+    entries. No layer's slot gets more than `most_entries`, unless an equal share is more. With `has_leader`,
+    the layer with the most induction leads those after it.
     """
     most_kept = most_entries - policy.layout.num_sink - policy.layout.num_recent
-    windows = _windows(layers, max_model_len)
-    scores = [score for score, window in zip(measured, windows, strict=True) if window is None]
+    scores = [
+        score
+        for score, layer, window in zip(measured, layers, _windows(layers, max_model_len), strict=True)
+        if layer.planes and window is None
+    ]
     leading_layer = None
     if has_leader and scores:
         leading_layer = max(range(len(scores)), key=lambda index: scores[index].matched)
@@ -71,17 +74,24 @@ def layer_kinds(
 ) -> tuple[LayerKind, ...]:
     """Return the kind of each layer under a policy.
 
-    A layer with a sliding window has a slot without sinks and kept entries, whose ring is the window.
+    A layer with a sliding window has a slot without sinks and kept entries, whose ring is the window. A layer
+    without entries has the kind of the attending layer before it, or of the first one.
     """
-    kinds = []
+    kinds: list[LayerKind] = []
     num_full = 0  # layers without a window so far: a policy counts only these
-    for window in _windows(layers, max_model_len):
-        if window is None:
+    num_leading = 0  # layers before the first one that attends
+    for layer, window in zip(layers, _windows(layers, max_model_len), strict=True):
+        if not layer.planes:
+            if kinds:
+                kinds.append(kinds[-1])
+            else:
+                num_leading += 1
+        elif window is None:
             kinds.append(LayerKind(policy.of_layer(num_full), None))
             num_full += 1
         else:
             kinds.append(LayerKind(streaming_llm(0, window), window))
-    return tuple(kinds)
+    return tuple(kinds[:1] * num_leading + kinds)
 
 
 def _windows(layers: Sequence[LayerSpec], max_model_len: int) -> list[int | None]:

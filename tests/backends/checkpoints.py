@@ -19,6 +19,7 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     GraniteConfig,
+    Lfm2Config,
     LlamaConfig,
     MistralConfig,
     Olmo2Config,
@@ -115,6 +116,15 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {  # what i
     "olmo2": (Olmo2Config, {}),
     "gemma2": (Gemma2Config, {**_ALTERNATING, **_SOFTCAPS, "query_pre_attn_scalar": 16}),
     "gemma3": (Gemma3TextConfig, {**_ALTERNATING, "query_pre_attn_scalar": 16}),
+    # Short convolutions before and after attention.
+    "lfm2": (
+        Lfm2Config,
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": False,
+        },
+    ),
     # A mixture of experts, and picky about the memory layout of what attention returns.
     "afmoe": (AfmoeConfig, {**_ALTERNATING, **_AFMOE_EXPERTS}),
     # As V2 Lite, whose queries have no latent of their own, with the routing of the larger V2.

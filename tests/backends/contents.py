@@ -50,10 +50,19 @@ def recipe_of(policy: CachePolicy) -> Recipe:
 
 
 def assert_same_contents(backend: TorchBackend, slot: int, sequence: Sequence, *, is_packed: bool) -> None:
-    """Every live entry of every layer is the reference's; a packed slot also says which tokens it kept."""
-    assert len(backend.pools[0].cache.layers) == len(sequence.layers)
+    """Every live entry of every layer is the reference's, and every state.
+
+    A packed slot also says which tokens it kept.
+    """
+    layers = backend.pools[0].cache.layers
+    assert {index for index, layer in enumerate(layers) if layer.holds_entries} == sequence.layers.keys()
     model: Any = sequence.model
-    for index, layer in enumerate(backend.pools[0].cache.layers):
+    for index, layer in enumerate(layers):
+        if layer.slots.states:
+            for state, expected in zip(layer.slots.states, sequence.states(index), strict=True):
+                torch.testing.assert_close(state[slot], expected[0], atol=TOLERANCE, rtol=0)
+        if not layer.holds_entries:
+            continue
         keys, values = _keys_and_values(layer.slots, slot, model.model.layers[index].self_attn)
         _assert_same_layer(
             layer.slots, slot, keys, values, sequence.layers[index], f"layer {index}", is_packed

@@ -49,7 +49,7 @@ def test_slots_take_what_their_keys_and_values_take(
     assert {entries for _, entries in rows} == {"1024", "2048", "4096", "5000"}
 
 
-@pytest.mark.parametrize("architecture", ["gemma3", "deepseek-v3"])
+@pytest.mark.parametrize("architecture", ["gemma3", "deepseek-v3", "lfm2"])
 def test_families_are_probed_without_weights(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, architecture: str
 ) -> None:

@@ -4,12 +4,13 @@ The model's own layers make queries, keys and values. The reference's attention 
 model's, holds them in `Slot`s and reads them one head at a time.
 """
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedModel
+from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 from tests.reference.recipe import Recipe
@@ -41,6 +42,13 @@ class Layer:
         self.slots = slots
 
 
+class _States(DynamicCache):
+    """The states of recurrent layers. Attention's keys and values are in the reference's slots instead."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+
 class Sequence:
     """A prompt and its greedy continuation. `logits` has a row for every token that was or could be drawn."""
 
@@ -50,6 +58,7 @@ class Sequence:
         self.layers: dict[int, Layer] = {}
         self.tokens: list[int] = []
         self._num_tokens = len(prompt)
+        self._states = _States(config=model.config)
         self._first_index = 0  # of the tokens under way
         self._prompt_states: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # by layer, while the echo is read
         self.prompt_logits = self._read_prompt(prompt)  # [token, vocabulary]
@@ -58,6 +67,14 @@ class Sequence:
     @property
     def model(self) -> PreTrainedModel:
         return self._model
+
+    def states(self, layer: int) -> list[Tensor]:
+        """Return the states of a recurrent layer."""
+        held: Any = self._states.layers[layer]
+        return [
+            *held.conv_states.values(),
+            *(each for each in held.recurrent_states.values() if each is not None),
+        ]
 
     def extend(self, num_tokens: int) -> list[int]:
         """Draw `num_tokens` more tokens greedily and return all drawn; slots hold all of them but the
@@ -82,7 +99,9 @@ class Sequence:
     def _read_prompt(self, prompt: list[int]) -> Tensor:
         logits = self._forward(prompt, 0)
         if self._recipe.num_echoed > 0:
+            states = copy.deepcopy(self._states)
             self._forward(prompt[: self._recipe.num_echoed], len(prompt))
+            self._states = states
         return logits
 
     @torch.no_grad()
@@ -92,7 +111,8 @@ class Sequence:
         output = self._model(
             input_ids=torch.tensor([token_ids]),
             position_ids=positions[None],
-            use_cache=False,
+            past_key_values=self._states,
+            use_cache=True,
             reference_sequence=self,
         )
         logits: Tensor = output.logits[0]

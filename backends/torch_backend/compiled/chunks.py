@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from backends.torch_backend.compiled.layer_function import LayerFunction, TracedCache
-from backends.torch_backend.compiled.trace import InputSpec
+from backends.torch_backend.compiled.trace import GraphError, InputSpec
 from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.forward.stand_in import LayerCall
 from backends.torch_backend.model.attention import AttentionOptions
+from backends.torch_backend.model.recurrent import Mix
 from backends.torch_backend.torch_private.graph_code import function_of
 
 ChunkCode = Callable[..., Any]  # called with a `ChunkAttention` and a layer's tensors
@@ -35,6 +36,9 @@ def _attention_shape(query: Tensor, key: Tensor, value: Tensor, *_: object) -> T
 
 
 class _ChunkCache(TracedCache):
+    def mix(self, layer: int, mixer: Mix, hidden: Tensor) -> Tensor:  # noqa: ARG002
+        raise GraphError("rows with states are read one by one")
+
     def attend(
         self,
         layer: int,  # noqa: ARG002

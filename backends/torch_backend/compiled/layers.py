@@ -5,8 +5,9 @@ weights and slots. A layer that cannot be traced is not replaced, for instance o
 value.
 """
 
+import itertools
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from backends.torch_backend.forward.cache import CacheLayer, ModelCache
 from backends.torch_backend.forward.stand_in import LayerCall, StandIn, decoder_layers
 from backends.torch_backend.forward.step import DecodeStep, KindStep
 from backends.torch_backend.model.attention import AttentionOptions
+from backends.torch_backend.model.recurrent import Mix, mix_live_rows
 from backends.torch_backend.native.kernels import Kernels, slot_attention, sparse_attention
 
 logger = logging.getLogger(__name__)
@@ -30,29 +32,45 @@ _ROW_SIZES = ("rows",)
 _BIAS_SIZES = ("rows", None, "entries")
 _PLANE_SIZES = ("slots", None, "capacity")
 _STORE_SIZES = (("slots", None, "blocks"), *[("slots", None, "stored")] * 3)
+_STATE_SIZES = ("slots",)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeCall:
     """A layer's call in a decode step, with the tensors that the layer finds in its cache.
 
-    `num_attended` is 0 for slots without a store; else the planes of the store are the last four.
+    `num_attended` is 0 for slots without a store; else the planes of the store are the last four. There are
+    no planes where a layer does not attend.
     """
 
     call: LayerCall
     kind: KindStep
+    is_live: Tensor
     planes: tuple[Tensor, ...]
+    states: tuple[Tensor, ...]
     num_attended: int = 0
 
     @classmethod
-    def of(cls, call: LayerCall, kind: KindStep, layer: CacheLayer) -> "DecodeCall":
-        store = layer.kind.policy.store
-        return cls(call, kind, layer.slots.contents, store.num_attended if store is not None else 0)
+    def of(cls, call: LayerCall, step: DecodeStep, layer: CacheLayer) -> "DecodeCall":
+        states = layer.slots.states
+        contents = layer.slots.contents
+        planes = contents[: len(contents) - len(states)]
+        return cls(call, layer.of_step(step), step.is_live, planes, states, _num_attended(layer))
 
     def step_tensors(self) -> list[Tensor]:
         """Return what a step brings for all layers of a kind."""
-        kind = self.kind
-        return [kind.entries, kind.bias, *([] if kind.num_stored is None else [kind.num_stored])]
+        return [tensor for tensor, _ in self._step_inputs()]
+
+    def _step_inputs(self) -> list[tuple[Tensor, tuple[str | None, ...]]]:
+        """Return what a step brings, and which sizes differ from call to call."""
+        inputs: list[tuple[Tensor, tuple[str | None, ...]]] = []
+        if self.planes:
+            inputs += [(self.kind.entries, _ROW_SIZES), (self.kind.bias, _BIAS_SIZES)]
+        if self.kind.num_stored is not None and self.num_attended:
+            inputs.append((self.kind.num_stored, _ROW_SIZES))
+        if self.states:
+            inputs.append((self.is_live, _ROW_SIZES))
+        return inputs
 
     def inputs(self) -> list[Tensor]:
         """Return the inputs of the layer's graph, but for the weights."""
@@ -60,6 +78,7 @@ class DecodeCall:
             *self.call.tensors(),
             *(tensor.contiguous() for tensor in self.step_tensors()),
             *self.planes,
+            *self.states,
         ]
 
     def specs(self) -> tuple[list[InputSpec], list[InputSpec]]:
@@ -72,25 +91,44 @@ class DecodeCall:
         call_specs = [
             InputSpec.of(tensor, _ROW_SIZES if tensor.shape[0] == num_rows else ()) for tensor in call_tensors
         ]
-        entries, bias, *stored = self.step_tensors()
         num_planes = len(self.planes) - (len(_STORE_SIZES) if self.num_attended else 0)
         plane_sizes = [*[_PLANE_SIZES] * num_planes, *_STORE_SIZES]
         cache_specs = [
-            InputSpec.of(entries, _ROW_SIZES),
-            InputSpec.of(bias, _BIAS_SIZES),
-            *(InputSpec.of(each, _ROW_SIZES) for each in stored),
+            *(InputSpec.of(*pair) for pair in self._step_inputs()),
             *(InputSpec.of(*pair) for pair in zip(self.planes, plane_sizes, strict=False)),
+            *(InputSpec.of(state, _STATE_SIZES) for state in self.states),
         ]
         return call_specs, cache_specs
+
+    def traced(self, tensors: Sequence[Tensor]) -> "_SlotCache":
+        """Return the cache of the layer's graph, of the inputs that `specs` has for it."""
+        remaining = iter(tensors)
+        kind = self.kind
+        if self.planes:
+            stored = kind.num_stored if self.num_attended else None
+            kind = KindStep(
+                next(remaining), next(remaining), num_stored=stored if stored is None else next(remaining)
+            )
+        is_live = next(remaining) if self.states else self.is_live
+        planes = tuple(itertools.islice(remaining, len(self.planes)))
+        return _SlotCache(kind, is_live, planes, tuple(remaining), self.num_attended)
+
+
+def _num_attended(layer: CacheLayer) -> int:
+    store = layer.kind.policy.store
+    return store.num_attended if store is not None and layer.holds_entries else 0
 
 
 @dataclass(frozen=True, slots=True)
 class _SlotCache(TracedCache):
-    entries: Tensor
-    bias: Tensor
-    num_stored: Tensor | None  # None without a store
-    num_attended: int
+    kind: KindStep
+    is_live: Tensor
     planes: tuple[Tensor, ...]
+    states: tuple[Tensor, ...]
+    num_attended: int
+
+    def mix(self, layer: int, mixer: Mix, hidden: Tensor) -> Tensor:  # noqa: ARG002
+        return mix_live_rows(mixer, hidden, self.states, self.is_live)
 
     def attend(
         self,
@@ -100,13 +138,13 @@ class _SlotCache(TracedCache):
         value: Tensor,
         options: AttentionOptions,
     ) -> Tensor:
-        arguments = query, key, value, self.planes, self.entries, self.bias
+        arguments = query, key, value, self.planes, self.kind.entries, self.kind.bias
         scaling, softcap, sinks = options.scaling, options.softcap, options.sinks
-        if self.num_stored is None:
+        if self.kind.num_stored is None:
             return slot_attention(*arguments, scaling=scaling, softcap=softcap, sinks=sinks)
         return sparse_attention(
             *arguments,
-            self.num_stored,
+            self.kind.num_stored,
             self.num_attended,
             scaling=scaling,
             softcap=softcap,
@@ -115,14 +153,14 @@ class _SlotCache(TracedCache):
 
 
 # Pools with the same variant share graphs: whether they have a single slot, for which torch chooses other
-# operations, the type of their planes, and how many tokens of a store are attended to.
-Variant = tuple[bool, torch.dtype, int]
+# operations, the type of their planes if they have any, and how many tokens of a store are attended to.
+Variant = tuple[bool, torch.dtype | None, int]
 
 
 def variant_of(layer: CacheLayer) -> Variant:
-    store = layer.kind.policy.store
     slots = layer.slots
-    return slots.num_slots == 1, slots.planes[0].dtype, store.num_attended if store is not None else 0
+    dtype = slots.planes[0].dtype if slots.planes else None
+    return slots.num_slots == 1, dtype, _num_attended(layer)
 
 
 class GraphedLayer(StandIn):
@@ -152,7 +190,7 @@ class GraphedLayer(StandIn):
         if not isinstance(cache.step, DecodeStep):
             return self._read_chunk(cache, call)
         cache_layer = cache.layers[self._index]
-        decode_call = DecodeCall.of(call, cache_layer.of_step(cache.step), cache_layer)
+        decode_call = DecodeCall.of(call, cache.step, cache_layer)
         if self.replacement is not None:
             return self.replacement(decode_call)
         variant = variant_of(cache_layer)
@@ -176,11 +214,8 @@ class GraphedLayer(StandIn):
             raise GraphError("its cache holds latents instead of keys and values")
         call_inputs, cache_inputs = decode_call.specs()
 
-        has_store = decode_call.num_attended > 0
-
-        def cache(entries: Tensor, bias: Tensor, *others: Tensor) -> _SlotCache:
-            num_stored = others[0] if has_store else None
-            return _SlotCache(entries, bias, num_stored, decode_call.num_attended, others[has_store:])
+        def cache(*tensors: Tensor) -> _SlotCache:
+            return decode_call.traced(tensors)
 
         with self._kernels.used():
             return self.function.trace(decode_call.call, call_inputs, cache_inputs, cache)

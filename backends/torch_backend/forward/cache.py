@@ -12,9 +12,18 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from backends.torch_backend.forward.step import KindStep, LayerKind, Observation, ScratchStep, Step
+from backends.torch_backend.forward.step import (
+    DecodeStep,
+    KindStep,
+    LayerKind,
+    Observation,
+    PromptStep,
+    ScratchStep,
+    Step,
+)
 from backends.torch_backend.model.attention import AttentionOptions, grouped_attention
 from backends.torch_backend.model.probe import LayerSpec
+from backends.torch_backend.model.recurrent import Mix, RowStates, mix_live_rows
 from backends.torch_backend.model.sparse_attention import StoredTokens, sparse_attention
 from backends.torch_backend.native.kernels import Kernels, observed_attention, prompt_attention, takes_prompt
 from cache.scoring import Reduction, candidate_scores, join_votes, reduced_attention, select, window_votes
@@ -50,10 +59,11 @@ class CacheLayer(CacheLayerMixin):
             device,
             in_int8=in_int8,
             store=kind.policy.store,
+            states=spec.states,
         )
         self.scratch = scratch
         self.leader: CacheLayer | None = None  # an earlier layer, whose scores count here too
-        num_votes = scratch.layout.capacity if kind.scorer else 0
+        num_votes = scratch.layout.capacity if kind.scorer and self.holds_entries else 0
         self._votes = torch.zeros(scratch.num_slots, spec.num_heads, num_votes, device=device)
         # [scratch, kv_head, entry]: the index of the token in each entry. Heads differ after an eviction.
         self._token_index = torch.zeros(
@@ -63,6 +73,11 @@ class CacheLayer(CacheLayerMixin):
     @property
     def num_bytes(self) -> int:
         return self.slots.num_bytes + self.scratch.num_bytes + self._votes.nbytes + self._token_index.nbytes
+
+    @property
+    def holds_entries(self) -> bool:
+        """Whether the layer attends, and holds keys and values or latents. Others have states or nothing."""
+        return bool(self.slots.planes)
 
     @property
     def num_kv_heads(self) -> int:
@@ -93,6 +108,27 @@ class CacheLayer(CacheLayerMixin):
 
     def _target(self, step: Step) -> SlotCache:
         return self.scratch if isinstance(step, ScratchStep) else self.slots
+
+    def mix(self, step: Step, mixer: Mix, hidden: Tensor) -> Tensor:
+        """Return the output of the layer's mixer for a step's tokens [row, token, width].
+
+        The states advance by these tokens. Each row of a prompt is run alone, without its padding, which
+        would come between its state and its tokens.
+        """
+        if isinstance(step, DecodeStep):
+            return mix_live_rows(mixer, hidden, self.slots.states, step.is_live)
+        assert isinstance(step, PromptStep), "a step is of a prompt or of decode"
+        held = self._target(step).states
+        advances = not isinstance(step, ScratchStep) or step.advances_states
+        output = torch.zeros_like(hidden)
+        for row, chunk in enumerate(step.chunks):
+            tokens = slice(-chunk.num_tokens, None)
+            states = RowStates(*(state[chunk.target, None].clone() for state in held))
+            output[row, tokens] = mixer(hidden[row, None, tokens], states)[0]
+            if advances:
+                for old, new in zip(held, states.tensors, strict=True):
+                    old[chunk.target] = new[0]
+        return output
 
     def observe(
         self,
@@ -150,8 +186,9 @@ class CacheLayer(CacheLayerMixin):
         self._token_index[scratch] = torch.arange(self._token_index.shape[2], device=self._token_index.device)
 
     def votes(self, scratch: int, num_tokens: int) -> Tensor | None:
-        """Return the votes on a scratch's first tokens, [head, token]; None without a scorer."""
-        return None if self.kind.scorer is None else self._votes[scratch, :, :num_tokens]
+        """Return the votes on a scratch's first tokens, [head, token]; None without a scorer or entries."""
+        has_votes = self.kind.scorer is not None and self.holds_entries
+        return self._votes[scratch, :, :num_tokens] if has_votes else None
 
     def forget_votes(self, scratch: int) -> None:
         """Forget the votes on a scratch's tokens."""
@@ -163,6 +200,8 @@ class CacheLayer(CacheLayerMixin):
         Evicted are the candidates with the lowest scores or, without a scorer, the oldest. Sinks stay, and so
         do the newest tokens. `num_read` of the prompt's tokens have been read so far.
         """
+        if not self.holds_entries:
+            return
         num_sink = self.kind.policy.layout.num_sink
         num_left = num_held - num_evicted
         device = self._token_index.device
@@ -193,8 +232,21 @@ class CacheLayer(CacheLayerMixin):
         """Choose the tokens to keep of a prompt that was read in `scratch`, and fill `slots` with them.
 
         `num_evicted` of the prompt's tokens were evicted from the scratch. Returns the indices of the tokens
-        that each head has chosen, [kv_head, token]; None where there was no choice.
+        that each head has chosen, [kv_head, token]; None where there was no choice. States are of the whole
+        prompt, whatever was chosen.
         """
+        self.clear_slot(slots[0])
+        for of_slots, of_scratches in zip(self.slots.states, self.scratch.states, strict=True):
+            of_slots[slots[0]] = of_scratches[scratch]
+        chosen = None
+        if self.holds_entries:
+            chosen = self._pack_entries(scratch, slots[0], num_prompt_tokens, num_evicted)
+        self.slots.copy(slots[0], slots[1:])
+        return chosen
+
+    def _pack_entries(
+        self, scratch: int, slot: int, num_prompt_tokens: int, num_evicted: int
+    ) -> Tensor | None:
         policy = self.kind.policy
         placement = policy.place(num_prompt_tokens)
         # Layers evict different tokens, after which entries of two layers no longer hold the same token.
@@ -206,15 +258,13 @@ class CacheLayer(CacheLayerMixin):
             placement.num_lent,
             leader,
         )
-        self.clear_slot(slots[0])
         sources = [plane[scratch] for plane in self.scratch.planes]
-        self.slots.pack(slots[0], sources, placement, num_prompt_tokens, kept, num_evicted)
-        chosen = None
-        if kept is not None:
-            chosen = self._token_index[scratch].gather(1, kept)
-            num_used = placement.num_kept_used
-            self.slots.kept_index[slots[0], :, :num_used] = chosen[:, :num_used]
-        self.slots.copy(slots[0], slots[1:])
+        self.slots.pack(slot, sources, placement, num_prompt_tokens, kept, num_evicted)
+        if kept is None:
+            return None
+        chosen = self._token_index[scratch].gather(1, kept)
+        num_used = placement.num_kept_used
+        self.slots.kept_index[slot, :, :num_used] = chosen[:, :num_used]
         return chosen
 
     def held(self, num_prompt_tokens: int, chosen: Tensor | None) -> Tensor:
@@ -291,7 +341,7 @@ class CacheLayer(CacheLayerMixin):
 
 
 class ModelCache(Cache):
-    """All layers of a pool that store keys and values.
+    """All layers of a pool but those at the end that store nothing.
 
     The cache is the only object of this backend that a transformers model passes to its layers. The step that
     is under way is therefore an attribute of it. `ForwardPass.arguments` sets it, and the attention reads it.
@@ -358,6 +408,10 @@ class ModelCache(Cache):
     def store(self, layer: int, latents: Tensor) -> Tensor:
         """Write a step's latents to a layer, and return those that its queries may see."""
         return self._write_and_read(layer, latents)[0]
+
+    def mix(self, layer: int, mixer: Mix, hidden: Tensor) -> Tensor:
+        """Return the output of a layer's mixer for a step's tokens [row, token, width]."""
+        return self.layers[layer].mix(self.current_step, mixer, hidden)
 
     def _write_and_read(self, layer: int, *values: Tensor) -> list[Tensor]:
         self.layers[layer].write(self.current_step, *values)

@@ -15,6 +15,7 @@ from torch import Tensor
 from backends.interface import DecodeBatch, PrefillBatch, PrefillRow, PromptPooling
 from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.forward.step import (
+    Chunk,
     DecodeStep,
     DirectStep,
     KindStep,
@@ -95,8 +96,10 @@ def voting_pass(
         view=slice(row.scratch, row.scratch + 1),
         kinds=kind_steps,
         num_outputs=None,
+        chunks=(Chunk(row.scratch, len(token_ids)),),
         observations=(observation,) if has_scorer else (),
         query_entry=entry,
+        advances_states=False,
     )
     positions = (entry + (last - end)).clamp(max=max_position)
     return ForwardPass(torch.tensor([token_ids], device=device), positions, step)
@@ -125,6 +128,7 @@ def ahead_pass(
         view=slice(row.scratch, row.scratch + 1),
         kinds=tuple(_sequential_kind_step(kind, entry, index, num_entries, index + 1) for kind in kinds),
         num_outputs=None,
+        chunks=(Chunk(row.scratch, 1),),
         observations=(observation,),
         query_entry=entry,
     )
@@ -156,6 +160,7 @@ def _direct_step(batch: PrefillBatch, kinds: Sequence[LayerKind], index: Tensor)
             _sequential_kind_step(kind, index, first, kind.policy.layout.capacity, longest) for kind in kinds
         ),
         num_outputs=_num_outputs(batch.rows),
+        chunks=_chunks(slots, batch),
     )
 
 
@@ -175,6 +180,7 @@ def _scratch_step(
             _sequential_kind_step(kind, entry, min(starts), scratch.num_entries, longest) for kind in kinds
         ),
         num_outputs=_num_outputs(rows),
+        chunks=_chunks(scratches, batch),
         observations=tuple(_observations(rows, evicted, kinds)),
         query_entry=entry,
     )
@@ -187,6 +193,10 @@ def _padded(values: list[int], batch: PrefillBatch, device: torch.device) -> Ten
 
 def _view(rows: list[int], batch: PrefillBatch) -> slice | None:
     return slice(rows[0], rows[0] + 1) if batch.shape.num_rows == 1 else None
+
+
+def _chunks(targets: list[int], batch: PrefillBatch) -> tuple[Chunk, ...]:
+    return tuple(Chunk(target, len(row.token_ids)) for target, row in zip(targets, batch.rows, strict=True))
 
 
 def _num_outputs(rows: Sequence[PrefillRow]) -> int | None:
@@ -298,7 +308,7 @@ class DecodePlan:
             kind_steps.append(KindStep(entries[:, None], _bias(is_seen)[:, None], num_stored=num_stored))
         num_slots = index.shape[0]
         slots = torch.arange(num_slots, device=index.device)
-        step = DecodeStep(slots, view=slice(0, num_slots), kinds=tuple(kind_steps))
+        step = DecodeStep(slots, view=slice(0, num_slots), kinds=tuple(kind_steps), is_live=is_live)
         # A launch may run past the end of a sequence: what it draws there is dropped, but a learned position
         # beyond the last one would be an error.
         return ForwardPass(token_ids[:, None], index.clamp(0, self.max_position)[:, None], step)

@@ -92,6 +92,16 @@ class Step:
 class DecodeStep(Step):
     """The next token of each of the first slots."""
 
+    is_live: Tensor  # [row]: False for a slot without a token, whose states stay as they are
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The tokens of one row, which are its last ones; padding is before them."""
+
+    target: int  # the slot or the scratch that they are read into
+    num_tokens: int
+
 
 @dataclass(frozen=True, slots=True)
 class PromptStep(Step):
@@ -99,6 +109,7 @@ class PromptStep(Step):
 
     # How many last tokens of each row have outputs that are read, beside the cache and the votes; None: all.
     num_outputs: int | None
+    chunks: tuple[Chunk, ...]  # of the first rows; the others are padding
 
     def of_last(self, num_tokens: int) -> Self:
         """Return the step of each row's last `num_tokens` tokens alone, which write and vote as before."""
@@ -119,6 +130,8 @@ class ScratchStep(PromptStep):
 
     observations: tuple[Observation, ...]
     query_entry: Tensor  # [row, query]: the entry of each query's own token in its scratch, −1 for padding
+    # Whether the tokens belong to the sequence. Those that are read for their votes alone leave its states.
+    advances_states: bool = True
 
     def of_last(self, num_tokens: int) -> Self:
         shortened = PromptStep.of_last(self, num_tokens)

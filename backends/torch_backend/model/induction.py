@@ -16,6 +16,7 @@ from transformers.cache_utils import Cache
 
 from backends.torch_backend.model.attention import MASKED, AttentionOptions, grouped_attention
 from backends.torch_backend.model.probe import PassingLayer
+from backends.torch_backend.model.recurrent import Mix, RowStates
 
 _NUM_TOKENS = 128  # read twice
 # What attention to the first token counts: whether these heads would retrieve anything is not known.
@@ -67,6 +68,9 @@ class _MeasuringCache(Cache):
 
     def store(self, layer: int, latents: Tensor) -> Tensor:  # noqa: ARG002
         return latents
+
+    def mix(self, layer: int, mixer: Mix, hidden: Tensor) -> Tensor:  # noqa: ARG002
+        return mixer(hidden, RowStates())
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions

@@ -26,6 +26,7 @@ from backends.torch_backend.model.language_model import (
     trimmed_class,
 )
 from backends.torch_backend.model.latent import LATENT_MODEL_TYPES
+from backends.torch_backend.model.recurrent import RECURRENT_MODEL_TYPES
 
 _LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
 # Their frequencies depend on the longest sequence of a batch, so a request's keys would depend on other
@@ -91,10 +92,10 @@ def check_config(config: PreTrainedConfig) -> None:
         supported = ", ".join(sorted(LATENT_MODEL_TYPES))
         raise UnsupportedModelError(f"{name}: multi-head latent attention is supported for {supported} only")
     other_layers = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
-    if other_layers:
+    if other_layers and text.model_type not in RECURRENT_MODEL_TYPES:
+        supported = ", ".join(sorted(RECURRENT_MODEL_TYPES))
         raise UnsupportedModelError(
-            f"{name}: layers of type {', '.join(sorted(other_layers))} are not supported: "
-            "slots hold keys and values only"
+            f"{name}: layers of type {', '.join(sorted(other_layers))} are supported for {supported} only"
         )
     refused = _rope_types(text) & _REFUSED_ROPE_TYPES
     if refused:
@@ -138,11 +139,13 @@ def decoder_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
         ) or MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
     if model_class is None:
         raise UnsupportedModelError(f"{config.model_type}: transformers has no decoder of this type")
-    if not model_class.is_backend_compatible():
+    # Classes of hybrid models do not declare that they take one, though their attention layers do.
+    is_recurrent = text_config(config).model_type in RECURRENT_MODEL_TYPES
+    if not is_recurrent and not model_class.is_backend_compatible():
         raise UnsupportedModelError(
             f"{config.model_type}: {model_class.__name__} takes no attention function from outside"
         )
-    if model_class._is_stateful:
+    if not is_recurrent and model_class._is_stateful:
         raise UnsupportedModelError(
             f"{config.model_type}: {model_class.__name__} keeps a state that is not keys and values"
         )

@@ -5,6 +5,7 @@ whether slots can store its keys and values, or its latents, and how wide they a
 """
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,25 +15,31 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from backends.torch_backend.errors import UnsupportedModelError
 from backends.torch_backend.model.attention import AttentionOptions
-from cache.slots import PlaneSpec
+from backends.torch_backend.model.recurrent import Mix, RowStates
+from cache.slots import PlaneSpec, StateSpec
+
+# What configurations call layers that neither attend nor have a state.
+_STATELESS = frozenset({"mlp", "moe"})
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """The attention of a layer that stores keys and values."""
+    """What a layer stores: keys and values, states, both, or nothing. The numbers of heads may be 0."""
 
     num_heads: int
     num_kv_heads: int
-    planes: tuple[PlaneSpec, ...]  # keys and values, or latents
+    planes: tuple[PlaneSpec, ...]  # keys and values, or latents; none if it does not attend
     sliding_window: int | None  # tokens that a query sees, its own included; None: all
     readers: tuple[int, ...] = ()  # later layers that store nothing, and attend to what this one stores
+    states: tuple[StateSpec, ...] = ()
 
 
 def probe_layers(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
-    """Return the specs of the layers that store keys and values, which are the model's first ones.
+    """Return the specs of the model's layers, but for those at its end that attend to what others store.
 
-    Raises UnsupportedModelError for a layer that does not call its cache and its attention once each, unless
-    it attends to what an earlier layer stored.
+    The mixers of recurrent layers must have been replaced. Raises UnsupportedModelError for a layer that does
+    not call its cache and its attention once each, unless it attends to what an earlier layer stored, has a
+    state, or is known to store nothing.
     """
     name = type(model).__name__
     probe, logits = _watched_pass(model, has_positions=True)
@@ -41,7 +48,11 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
         raise UnsupportedModelError(
             f"{name} returns logits of shape {tuple(logits.shape)}, expected (1, 1, {vocab_size})"
         )
-    specs = probe.specs(name)
+    kinds = getattr(model.config, "layer_types", None) or ()
+    stateless = {layer for layer, kind in enumerate(kinds) if kind in _STATELESS}
+    specs = probe.specs(name, stateless)
+    if not any(spec.planes for spec in specs):
+        raise UnsupportedModelError(f"no layer of {name} attends: slots are made for keys and values")
     other_probe, other_logits = _watched_pass(model, has_positions=False)
     # A model on the meta device has no numbers to compare.
     if not logits.is_meta and not (
@@ -139,6 +150,13 @@ class _ProbeCache(Cache):
         self._probes = [_ProbeLayer() for _ in range(num_layers)]
         super().__init__(layers=list(self._probes))
         self._seen: list[list[tuple[Tensor, Tensor, Tensor, int | None]]] = [[] for _ in range(num_layers)]
+        self._states: list[tuple[StateSpec, ...]] = [()] * num_layers
+
+    def mix(self, layer: int, mixer: Mix, hidden: Tensor) -> Tensor:
+        states = RowStates()
+        output = mixer(hidden, states)
+        self._states[layer] = tuple(StateSpec(tuple(each.shape[1:]), each.dtype) for each in states.tensors)
+        return output
 
     def store(self, layer: int, latents: Tensor) -> Tensor:
         self._probes[layer].written.append((latents,))
@@ -158,8 +176,8 @@ class _ProbeCache(Cache):
             for (query, *_), (other_query, *_) in zip(seen, other_seen, strict=True)
         )
 
-    def specs(self, name: str) -> tuple[LayerSpec, ...]:
-        """Return the specs of the layers that store. Raises UnsupportedModelError."""
+    def specs(self, name: str, stateless: AbstractSet[int]) -> tuple[LayerSpec, ...]:
+        """Return the layers' specs. Layers of `stateless` may call nothing. Raises UnsupportedModelError."""
         sources = [self._source(layer) for layer in range(len(self._probes))]
         num_storing = len(sources) - sum(source is not None for source in sources)
         readers: list[list[int]] = [[] for _ in range(num_storing)]
@@ -169,7 +187,7 @@ class _ProbeCache(Cache):
                     f"layer {layer} of {name} stores keys after layers that store none"
                 )
             readers[source].append(layer)
-        specs = [self._spec(layer, name) for layer in range(num_storing)]
+        specs = [self._spec(layer, name, stateless) for layer in range(num_storing)]
         return tuple(
             replace(spec, readers=tuple(reading)) for spec, reading in zip(specs, readers, strict=True)
         )
@@ -185,9 +203,12 @@ class _ProbeCache(Cache):
                     return earlier
         return None
 
-    def _spec(self, layer: int, name: str) -> LayerSpec:
+    def _spec(self, layer: int, name: str, stateless: AbstractSet[int]) -> LayerSpec:
         written = self._probes[layer].written
         seen = self._seen[layer]
+        states = self._states[layer]
+        if not written and not seen and (states or layer in stateless):
+            return LayerSpec(0, 0, (), None, states=states)
         if len(written) != 1 or len(seen) != 1:
             raise UnsupportedModelError(
                 f"layer {layer} of {name} must call its cache and its attention once each, "
@@ -204,4 +225,4 @@ class _ProbeCache(Cache):
         planes = tuple(
             PlaneSpec(plane, tensor.shape[3], tensor.dtype) for plane, tensor in zip(names, held, strict=True)
         )
-        return LayerSpec(query.shape[1], held[0].shape[1], planes, sliding_window)
+        return LayerSpec(query.shape[1], held[0].shape[1], planes, sliding_window, states=states)

@@ -52,10 +52,13 @@ def _open(path: str, policy: PolicyOptions, recorder: ReplayRecorder | None) -> 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Gemma 2's has sliding windows beside the policy, and a softcap; DeepSeek V3's latents and experts."""
+    """Gemma 2's has sliding windows beside the policy, and a softcap; DeepSeek V3's latents and experts.
+
+    LFM2's has states.
+    """
     return {
         name: str(save_checkpoint(name, tmp_path_factory.mktemp("checkpoint")))
-        for name in ("llama", "gemma2", "deepseek-v3")
+        for name in ("llama", "gemma2", "deepseek-v3", "lfm2")
     }
 
 
@@ -77,7 +80,12 @@ def _serve(backend: TorchBackend) -> list[Request]:
 
 @pytest.mark.parametrize(
     ("model", "policy"),
-    [*(("llama", policy) for policy in POLICIES), ("gemma2", "snapstream"), ("deepseek-v3", "snapstream")],
+    [
+        *(("llama", policy) for policy in POLICIES),
+        ("gemma2", "snapstream"),
+        ("deepseek-v3", "snapstream"),
+        ("lfm2", "snapstream"),
+    ],
 )
 def test_tokens_are_those_of_unrecorded_steps(
     model: str, policy: str, checkpoints: dict[str, str], monkeypatch: pytest.MonkeyPatch

@@ -35,8 +35,8 @@ LENGTHS = (1, 2, 3, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 26, 41)
 FEWER_LENGTHS = (2, 10, 11, 15, 16, 20, 41)
 # Four query heads on two KV heads, on one and on four, compressed layers beside sliding windows of 11 tokens,
 # Gemma 2's with a softcap, and latents, of which short chunks and decode read what is held and longer chunks
-# make keys and values.
-ARCHITECTURES = ("llama", "qwen2", "phi3", "gemma3", "gemma2", "deepseek-v2", "deepseek-v3")
+# make keys and values. Compressed layers between those with states.
+ARCHITECTURES = ("llama", "qwen2", "phi3", "gemma3", "gemma2", "deepseek-v2", "deepseek-v3", "lfm2")
 
 
 @dataclass(frozen=True)

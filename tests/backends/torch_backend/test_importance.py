@@ -19,7 +19,7 @@ NUM_AHEAD = 4
 WEIGHT = 0.25
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma3"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "gemma3", "lfm2"])
 def models(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[TorchBackend, torch.nn.Module]:
@@ -71,6 +71,7 @@ def attention(oracle: torch.nn.Module, token_ids: tuple[int, ...], num_keys: int
     with torch.inference_mode():
         layers = oracle(torch.tensor([token_ids]), output_attentions=True).attentions
     kinds = getattr(oracle.config, "layer_types", None) or ["full_attention"] * len(layers)
+    kinds = [kind for kind in kinds if kind.endswith("attention")]
     paid = [
         layer[0, :, :, :num_keys]
         for layer, kind in zip(layers, kinds, strict=True)

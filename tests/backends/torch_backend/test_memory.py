@@ -19,7 +19,7 @@ from backends.torch_backend.spec import layer_kinds, scratch_layout
 from cache.policy import PolicyName
 from cache.policy_options import DEFAULT_CAPACITY, PolicyOptions
 from cache.pool_options import KVCacheDtype, PoolOptions
-from cache.slots import PlaneSpec
+from cache.slots import PlaneSpec, StateSpec
 from tests.backends.checkpoints import save_checkpoint
 from tests.backends.driver import Driver, Request
 from tests.backends.oracle import random_prompt
@@ -122,10 +122,13 @@ def test_other_policies_and_given_sizes_stay(policy: PolicyOptions) -> None:
     assert sized(10**12, PoolOptions(4, policy)) == [policy]
 
 
+@pytest.mark.parametrize("architecture", ["gemma2", "lfm2"])
 @pytest.mark.parametrize("kv_cache_dtype", KVCacheDtype)
-def test_the_computed_bytes_are_the_allocated_ones(tmp_path: Path, kv_cache_dtype: KVCacheDtype) -> None:
+def test_the_computed_bytes_are_the_allocated_ones(
+    tmp_path: Path, kv_cache_dtype: KVCacheDtype, architecture: str
+) -> None:
     config = TorchBackendConfig(
-        str(save_checkpoint("gemma2", tmp_path)),
+        str(save_checkpoint(architecture, tmp_path)),
         device=DeviceName.CPU,
         dtype=DtypeName.FLOAT32,
         pools=(PoolOptions(3, kv_cache_dtype=kv_cache_dtype),),
@@ -145,6 +148,7 @@ def test_the_computed_bytes_are_the_allocated_ones(tmp_path: Path, kv_cache_dtyp
             layer.num_kv_heads,
             tuple(PlaneSpec("", plane.shape[-1], plane.dtype) for plane in layer.scratch.planes),
             layer.kind.sliding_window,
+            states=tuple(StateSpec(tuple(state.shape[1:]), state.dtype) for state in layer.slots.states),
         )
         for layer in pool.cache.layers
     ]

@@ -1,0 +1,137 @@
+"""Layers with a state of fixed size: short convolutions, Mamba-2, gated delta nets.
+
+The part of a layer that has the state is its mixer. transformers' own code of it computes. What it finds as
+its cache are the states of a call's rows: a cache of this backend copies them out of slots or scratches, and
+back where a row has tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+# The mixers, by transformers' names of model types.
+_MIXERS = {
+    "lfm2": "Lfm2ShortConv",
+    "lfm2_moe": "Lfm2MoeShortConv",
+}
+RECURRENT_MODEL_TYPES = frozenset(_MIXERS)
+
+_CACHE_NAMES = ("past_key_values", "cache_params")  # the parameter of a mixer that takes its cache
+
+
+class RowStates:
+    """The states of a call's rows as a mixer reads and updates them, in transformers' words.
+
+    `convolution` [row, channel, width] are the last inputs of a convolution, `recurrent` [row, …] is float32.
+    Without states, the rows are at the beginning of their sequences.
+    """
+
+    def __init__(self, convolution: Tensor | None = None, recurrent: Tensor | None = None) -> None:
+        self._convolution = convolution
+        self._recurrent = recurrent
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The states that there are, in the order of the constructor's arguments."""
+        return tuple(state for state in (self._convolution, self._recurrent) if state is not None)
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:  # noqa: ARG002
+        """Return a convolution's last inputs, which a mixer may update in place."""
+        return self._convolution
+
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int,  # noqa: ARG002
+        state_idx: int = 0,  # noqa: ARG002
+        conv_kernel_size: int | None = None,
+    ) -> Tensor:
+        """Append a convolution's inputs [row, channel, token]; return them with those before them."""
+        num_tokens = conv_states.shape[2]
+        width = conv_kernel_size or num_tokens
+        if self._convolution is None:
+            inputs = functional.pad(conv_states, (max(width - num_tokens, 0), 0))
+        else:
+            width = self._convolution.shape[2]
+            inputs = torch.cat([self._convolution, conv_states], dim=2)
+        self._convolution = inputs[:, :, -width:]
+        return inputs
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:  # noqa: ARG002
+        """Return the recurrent state, which a mixer may update in place."""
+        return self._recurrent
+
+    def update_recurrent_state(
+        self,
+        recurrent_states: Tensor,
+        layer_idx: int,  # noqa: ARG002
+        state_idx: int = 0,  # noqa: ARG002
+    ) -> Tensor:
+        """Replace the recurrent state."""
+        self._recurrent = recurrent_states
+        return recurrent_states
+
+    def is_recording_past(self, layer_idx: int) -> bool:  # noqa: ARG002
+        """Return False: no token is ever taken back."""
+        return False
+
+
+Mix = Callable[[Tensor, RowStates], Tensor]
+"""Returns a mixer's output [row, token, width] for hidden states of that shape, and updates the states."""
+
+
+class RecurrentCache(Protocol):
+    """The cache that `RecurrentMixer` calls."""
+
+    def mix(self, layer: int, mixer: Mix, hidden: Tensor) -> Tensor:
+        """Return a mixer's output [row, token, width] with the states that the cache has for the layer."""
+        ...
+
+
+class RecurrentMixer(nn.Module):
+    """Replaces a mixer of `_MIXERS`, and runs it as the cache says."""
+
+    def __init__(self, mixer: nn.Module) -> None:
+        super().__init__()
+        self.mixer = mixer
+        self.layer_idx: int = mixer.layer_idx  # type: ignore[assignment]
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: object
+    ) -> Tensor:
+        if attention_mask is not None:
+            raise NotImplementedError("a recurrent layer with a mask of padding")
+        name = next(name for name in _CACHE_NAMES if name in kwargs)
+        cache: RecurrentCache = kwargs[name]  # type: ignore[assignment]
+
+        def run(hidden: Tensor, states: RowStates) -> Tensor:
+            output: Tensor = self.mixer(hidden, **{name: states})
+            return output
+
+        return cache.mix(self.layer_idx, run, hidden_states)
+
+
+def replace_recurrent_mixers(model: PreTrainedModel) -> None:
+    """Replace the mixers of a model whose layers have states. Other models stay as they are."""
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child).__name__ in _MIXERS.values():
+                setattr(module, name, RecurrentMixer(child))
+
+
+def mix_live_rows(mixer: Mix, hidden: Tensor, slots: Sequence[Tensor], is_live: Tensor) -> Tensor:
+    """Run a mixer for one token of each of the first slots; return its output [row, 1, width].
+
+    `slots` are the states of all slots, [slot, …], of which those of live rows (`is_live` [row]) are updated
+    in place. Shapes do not depend on how many rows are live.
+    """
+    held = [state[: hidden.shape[0]] for state in slots]
+    states = RowStates(*(state.clone() for state in held))
+    output = mixer(hidden, states)
+    for old, new in zip(held, states.tensors, strict=True):
+        old.copy_(torch.where(is_live.view(-1, *(1,) * (old.dim() - 1)), new, old))
+    return output

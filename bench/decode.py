@@ -118,7 +118,7 @@ class ScoringClock:
 
     def __init__(self, backend: TorchBackend) -> None:
         self.seconds = 0.0
-        self._device = backend.pools[0].cache.layers[0].slots.planes[0].device
+        self._device = backend.pools[0].device
         for layer in backend.pools[0].cache.layers:
             for name in ("observe", "pack"):
                 setattr(layer, name, self._timed(getattr(layer, name)))
@@ -251,8 +251,9 @@ def _figures(
     prefill: Mapping[Pair, Sequence[Batch]],
     rounds: int,
 ) -> dict[str, Any]:
-    plane = backend.pools[0].cache.layers[0].scratch.planes[0]  # of the model's type
-    capacity = backend.pools[0].cache.layers[0].slots.layout.capacity
+    attending = next(layer for layer in backend.pools[0].cache.layers if layer.holds_entries)
+    plane = attending.scratch.planes[0]  # of the model's type
+    capacity = attending.slots.layout.capacity
     bytes_per_weight = plane.element_size() if config.quantization is Quantization.NONE else 1
     work = work_of(AutoConfig.from_pretrained(config.model), plane.element_size(), bytes_per_weight)
     scoring = ScoringClock(backend)

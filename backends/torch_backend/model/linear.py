@@ -37,8 +37,9 @@ JOINED = (
     ("q_proj", "kv_a_proj_with_mqa"),
     ("q_a_proj", "kv_a_proj_with_mqa"),
     ("gate_proj", "up_proj"),
+    ("w1", "w3"),
 )
-ALONE = ("o_proj", "q_b_proj", "down_proj", "qkv_proj", "gate_up_proj")
+ALONE = ("o_proj", "q_b_proj", "down_proj", "qkv_proj", "gate_up_proj", "w2", "in_proj", "out_proj")
 _ROWS = 8  # rows for which oneDNN selects the layout; the one for 8 was as fast for 1 and for 512
 
 

@@ -38,8 +38,21 @@ JOINED = (
     ("q_a_proj", "kv_a_proj_with_mqa"),
     ("gate_proj", "up_proj"),
     ("w1", "w3"),
+    ("in_proj_qkvz", "in_proj_ba"),
+    ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
 )
-ALONE = ("o_proj", "q_b_proj", "down_proj", "qkv_proj", "gate_up_proj", "w2", "in_proj", "out_proj")
+ALONE = (
+    "o_proj",
+    "q_b_proj",
+    "down_proj",
+    "qkv_proj",
+    "gate_up_proj",
+    "w2",
+    "in_proj",
+    "out_proj",
+    "input_linear",
+    "output_linear",
+)
 _ROWS = 8  # rows for which oneDNN selects the layout; the one for 8 was as fast for 1 and for 512
 
 

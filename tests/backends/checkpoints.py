@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
+    FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
@@ -28,6 +29,7 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3NextConfig,
 )
 
 VOCAB_SIZE = 320
@@ -116,6 +118,31 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {  # what i
     "olmo2": (Olmo2Config, {}),
     "gemma2": (Gemma2Config, {**_ALTERNATING, **_SOFTCAPS, "query_pre_attn_scalar": 16}),
     "gemma3": (Gemma3TextConfig, {**_ALTERNATING, "query_pre_attn_scalar": 16}),
+    # Mamba-2 and attention in each layer, and gated delta nets before attention. Mamba's chunks are shorter
+    # than a prompt's.
+    "falcon-h1": (
+        FalconH1Config,
+        {
+            "mamba_d_ssm": 64,
+            "mamba_n_heads": 4,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 16,
+            "mamba_chunk_size": 4,
+            "key_multiplier": 0.7,
+        },
+    ),
+    "qwen3-next": (
+        Qwen3NextConfig,
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 16,
+            "mlp_only_layers": [0, 1, 2],
+        },
+    ),
     # Short convolutions before and after attention.
     "lfm2": (
         Lfm2Config,
@@ -137,7 +164,8 @@ _CONFIGS: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {  # what i
         {**_LATENT, **_EXPERTS, "q_lora_rank": 24, "rope_parameters": _YARN_ROPE},
     ),
 }
-ARCHITECTURES = tuple(_CONFIGS)
+HYBRIDS = ("falcon-h1", "qwen3-next")
+ARCHITECTURES = tuple(name for name in _CONFIGS if name not in HYBRIDS)
 
 
 def save_checkpoint(architecture: str, folder: Path, seed: int = 0) -> Path:
@@ -164,7 +192,9 @@ def _randomise(model: PreTrainedModel, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:
+            if name.endswith("A_log"):
+                parameter.copy_(noise - 1.0)  # states fade slowly
+            elif parameter.dim() == 1:
                 parameter.add_(
                     noise * _NORM_STD
                 )  # norms stay around 1 (Gemma: around 0, of which it takes 1 +), biases around 0

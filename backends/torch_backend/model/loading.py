@@ -93,9 +93,8 @@ def check_config(config: PreTrainedConfig) -> None:
         raise UnsupportedModelError(f"{name}: multi-head latent attention is supported for {supported} only")
     other_layers = set(getattr(text, "layer_types", None) or ()) - _LAYER_TYPES
     if other_layers and text.model_type not in RECURRENT_MODEL_TYPES:
-        supported = ", ".join(sorted(RECURRENT_MODEL_TYPES))
         raise UnsupportedModelError(
-            f"{name}: layers of type {', '.join(sorted(other_layers))} are supported for {supported} only"
+            f"{name}: layers of type {', '.join(sorted(other_layers))} are not supported for this model type"
         )
     refused = _rope_types(text) & _REFUSED_ROPE_TYPES
     if refused:

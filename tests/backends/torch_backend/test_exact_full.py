@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from backends.interface import Backend
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
-from tests.backends.checkpoints import ARCHITECTURES, load_oracle, save_checkpoint
+from tests.backends.checkpoints import ARCHITECTURES, HYBRIDS, load_oracle, save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request, open_backend
 from tests.backends.oracle import Continuation, assert_same_logprobs, continue_greedily, random_prompt
 
@@ -44,7 +44,7 @@ class Subject:
         assert_same_logprobs(request.outputs[0], expected.logits, NUM_TOP)
 
 
-@pytest.fixture(scope="module", params=[*ARCHITECTURES, *COMPILED])
+@pytest.fixture(scope="module", params=[*ARCHITECTURES, *HYBRIDS, *COMPILED])
 def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache: Path
 ) -> Iterator[Subject]:

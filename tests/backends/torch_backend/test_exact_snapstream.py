@@ -12,7 +12,7 @@ from backends.torch_backend.backend import TorchBackend
 from cache.policy import PolicyName
 from cache.policy_options import DEFAULT_SCORERS, PolicyOptions
 from cache.scorer import HeadReduction, Pooling, QueryReduction, SoftmaxDomain, WindowScorer
-from tests.backends.checkpoints import save_checkpoint
+from tests.backends.checkpoints import HYBRIDS, save_checkpoint
 from tests.backends.contents import assert_same_contents, recipe_of
 from tests.backends.driver import GREEDY, Driver, Request, open_backend
 from tests.backends.oracle import assert_same_logprobs, random_prompt
@@ -81,6 +81,7 @@ def _open(
     scope="module",
     params=[
         *itertools.product(ARCHITECTURES, (False, True)),
+        *itertools.product(HYBRIDS, (False,)),
         ("llama", "compiled"),
         pytest.param(("gemma2", "compiled"), marks=pytest.mark.long),
     ],

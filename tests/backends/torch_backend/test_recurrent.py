@@ -5,6 +5,7 @@ that a step's shapes are static in `test_cuda_graphs`.
 """
 
 import logging
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +20,12 @@ from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
 from cache.pool_options import PoolOptions
 from cache.scorer import WindowScorer
-from tests.backends.checkpoints import save_checkpoint
+from tests.backends.checkpoints import HYBRIDS, save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request, open_backend
 from tests.backends.oracle import TOLERANCE, random_prompt
 
-ARCHITECTURES = ("lfm2",)
+# The others need the same of slots, and more time.
+ARCHITECTURES = ("lfm2", *(pytest.param(name, marks=pytest.mark.long) for name in HYBRIDS))
 MAX_MODEL_LEN = 96
 FULL = PolicyOptions(PolicyName.FULL)
 SMALL = PolicyOptions(
@@ -175,7 +177,8 @@ def test_tokens_read_for_their_votes_leave_the_states(path: Path) -> None:
             assert_close(states(backend, 0), states(whole, 0))
 
 
-def test_policy_sparse_attends_beside_states(path: Path) -> None:
+def test_policy_sparse_attends_beside_states(tmp_path: Path) -> None:
+    path = save_checkpoint("lfm2", tmp_path)
     everything = PolicyOptions(PolicyName.SPARSE, num_sink=2, num_recent=14, num_attended=MAX_MODEL_LEN)
     found = []
     for policy in (everything, FULL):
@@ -183,7 +186,8 @@ def test_policy_sparse_attends_beside_states(path: Path) -> None:
         driver = Driver(open_backend(path, policy, MAX_MODEL_LEN), 8)
         driver.run(request, num_tokens=9)
         found.append([token.logprob or 0.0 for token in request.outputs[0]])
-    assert found[0] == pytest.approx(found[1], abs=0.3)
+    errors = [abs(own - exact) for own, exact in zip(*found, strict=True)]
+    assert 0 < sum(errors) / len(errors) < 0.2, "stored tokens are rounded to 4 bits"
 
 
 def test_prompts_are_not_stored(path: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
@@ -198,9 +202,9 @@ def test_prompts_are_not_stored(path: Path, caplog: pytest.LogCaptureFixture, tm
     with caplog.at_level(logging.INFO):
         backend = TorchBackend(config)
     assert backend.spec.prefixes is None
-    assert "prompts are not stored for later ones: lfm2 has recurrent layers" in caplog.text
+    assert re.search("prompts are not stored for later ones: .* has recurrent layers", caplog.text)
     for change in ({"prefix_cache_bytes": 1 << 20}, {"prefix_cache_dir": tmp_path}):
-        with pytest.raises(ValueError, match=r"prefix_cache_bytes must be 0.*recurrent layers \(lfm2\)"):
+        with pytest.raises(ValueError, match=r"prefix_cache_bytes must be 0.*recurrent layers \(.+\)"):
             TorchBackend(replace(config, **change))
 
 

@@ -8,10 +8,10 @@ import pytest
 from transformers import (
     AutoModelForCausalLM,
     JambaConfig,
+    Lfm2Config,
     LlamaConfig,
     MambaConfig,
     PreTrainedConfig,
-    Qwen3NextConfig,
 )
 
 from backends.torch_backend.backend import TorchBackend
@@ -33,15 +33,6 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 _EXPERTS: dict[str, Any] = {"num_experts": 2, "num_experts_per_tok": 1}
-_LINEAR_ATTENTION: dict[str, Any] = {
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
-    "layer_types": ["linear_attention", "full_attention"],
-}
 
 
 def _config(kind: str) -> PreTrainedConfig:
@@ -56,12 +47,14 @@ def _config(kind: str) -> PreTrainedConfig:
             return JambaConfig(
                 **_SIZES, **_EXPERTS, use_mamba_kernels=False, attn_layer_period=2, attn_layer_offset=1
             )
-        case "qwen3_?next":
-            return Qwen3NextConfig(**_SIZES, **_EXPERTS, **_LINEAR_ATTENTION, head_dim=16)
+        case "no layer of lfm2forcausallm attends":
+            return Lfm2Config(**_SIZES, layer_types=["conv", "conv"])
     return LlamaConfig(**_SIZES)
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "mamba", "jamba", "qwen3_?next", "nvfp4"])
+@pytest.mark.parametrize(
+    "kind", ["dynamic", "mamba", "jamba", "no layer of lfm2forcausallm attends", "nvfp4"]
+)
 def test_refused_by_name(kind: str, tmp_path: Path) -> None:
     AutoModelForCausalLM.from_config(_config(kind)).save_pretrained(tmp_path)  # type: ignore[no-untyped-call]
     if kind == "nvfp4":

@@ -30,6 +30,11 @@ LENGTHS: Final = (5, 29)  # one chunk, and several, beyond every sliding window
 # transformers' classes of the whole model leave out the scale that their language model's own class applies.
 UNSCALED: Final = ("aya_vision", "cohere2_vision")
 
+# transformers bounds the time steps of Mamba-2 while it reads tokens, and not when it decodes them.
+BOUNDED: Final = ("nemotron_h",)
+# What the layers with states are, by how many they have.
+_STATES: Final = {1: "short convolutions", 2: "recurrent states with convolutions"}
+
 
 def _rows(heading: str) -> dict[str, str]:
     """Return the second column of the table under a heading of the document, by the first."""
@@ -53,10 +58,14 @@ def _served(model_type: str, folder: Path) -> str:
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
         )
-        assert request.tokens == output[0, length:].tolist()
+        assert request.tokens == output.sequences[0, length:].tolist()
         with torch.no_grad():
-            logits = oracle(output[:, :-1]).logits[0, length - 1 :]
+            logits = oracle(output.sequences[:, :-1]).logits[0, length - 1 :]
+        if model_type in BOUNDED:
+            logits = torch.cat(output.logits)
         if model_type in UNSCALED:
             logits = logits * text_config(config).logit_scale
         assert_same_logprobs(request.outputs[0], logits, 20)
@@ -67,10 +76,14 @@ def _served(model_type: str, folder: Path) -> str:
 
 def _attention(backend: TorchBackend) -> str:
     layers = probe_layers(backend._model)
-    windows = {layer.sliding_window is not None for layer in layers}
+    attending = [layer for layer in layers if layer.planes]
+    windows = {layer.sliding_window is not None for layer in attending}
     kinds = {(False,): "full", (True,): "sliding window", (False, True): "full and sliding window"}
-    kind = "latents" if len(layers[0].planes) == 1 else kinds[tuple(sorted(windows))]
-    return f"{kind}, shared between layers" if any(layer.readers for layer in layers) else kind
+    kind = "latents" if len(attending[0].planes) == 1 else kinds[tuple(sorted(windows))]
+    if any(layer.readers for layer in layers):
+        kind = f"{kind}, shared between layers"
+    states = {len(layer.states) for layer in layers} - {0}
+    return f"{kind}; {_STATES[states.pop()]}" if states else kind
 
 
 def _outcome(model_type: str, folder: Path) -> tuple[bool, str]:

@@ -119,7 +119,7 @@ class TorchBackend:
             self._model, num_parameters, self.pools, num_prefix_bytes, is_compiled=is_compiled
         )
         self._spec = replace(self._spec, description=description)
-        if not any(layer.readers for layer in layers) and layers[-1].planes and not layers[-1].states:
+        if not any(layer.readers for layer in layers) and layers[-1].attends and not layers[-1].states:
             # Last, so that it is the outermost of the modules that replace the last layer.
             shorten_last_layer(self._model)
 
@@ -354,7 +354,7 @@ def _without_prefixes(
 
 def _check_draft(config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int) -> None:
     """Raise ValueError for a draft without a layer that sees the whole prompt."""
-    windows = [layer.sliding_window for layer in layers if layer.planes]
+    windows = [layer.sliding_window for layer in layers if layer.attends]
     if config.is_draft and all(window is not None and window < max_model_len for window in windows):
         raise ValueError(f"the draft {config.model} sees only its last {windows[0]} tokens in each layer")
 

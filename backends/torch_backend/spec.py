@@ -61,7 +61,7 @@ def with_layer_budgets(
     scores = [
         score
         for score, layer, window in zip(measured, layers, _windows(layers, max_model_len), strict=True)
-        if layer.planes and window is None
+        if layer.attends and window is None
     ]
     leading_layer = None
     if has_leader and scores:
@@ -81,7 +81,7 @@ def layer_kinds(
     num_full = 0  # layers without a window so far: a policy counts only these
     num_leading = 0  # layers before the first one that attends
     for layer, window in zip(layers, _windows(layers, max_model_len), strict=True):
-        if not layer.planes:
+        if not layer.attends:
             if kinds:
                 kinds.append(kinds[-1])
             else:

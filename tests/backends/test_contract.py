@@ -37,7 +37,7 @@ POLICIES = {
         slot_capacity=32, num_sink=2, num_recent=12, num_kept=18, scorer=WindowScorer(observation_window=4)
     ),
 }
-CHECKPOINTS = {"torch": "llama", "compiled": "llama", "latent": "deepseek-v3"}
+CHECKPOINTS = {"torch": "llama", "compiled": "llama", "latent": "deepseek-v3", "recurrent": "lfm2"}
 
 STEP = 0.02  # nats of a token's log-probability
 Choice = tuple[str, int]
@@ -104,6 +104,7 @@ def open_torch(
         "torch-full",
         "torch-snapstream",
         "latent-snapstream",
+        "recurrent-snapstream",
         "torch-int8",
         pytest.param("compiled-snapstream", marks=pytest.mark.long),  # compiling takes a minute
         pytest.param("compiled-int8", marks=pytest.mark.long),

@@ -24,6 +24,11 @@ class TracedCache:
         return key, value
 
 
+def is_wrapped(output: object) -> bool:
+    """Return whether a layer returns its hidden states as a tuple's only item, as a few types do."""
+    return isinstance(output, tuple) and len(output) == 1
+
+
 class LayerFunction:
     """A layer with its weights among its inputs."""
 
@@ -60,7 +65,7 @@ class LayerFunction:
         """Return the graph of a call.
 
         Its inputs are the call's tensors, the tensors of which `cache` makes the layer's cache, and the
-        weights. Raises GraphError.
+        weights. Hidden states are taken out of a tuple. Raises GraphError.
         """
         cache_start = len(call_inputs)
         weights_start = cache_start + len(cache_inputs)
@@ -68,9 +73,10 @@ class LayerFunction:
         def run(*tensors: Tensor) -> object:
             replaced = call.replaced(tensors[:cache_start], cache(*tensors[cache_start:weights_start]))
             weights = dict(zip(self._names, tensors[weights_start:], strict=True))
-            return torch.func.functional_call(
+            output = torch.func.functional_call(
                 self._layer, weights, replaced.args, dict(replaced.kwargs), tie_weights=False
             )
+            return output[0] if is_wrapped(output) else output
 
         with _without_index(self._layer):
             return trace(run, [*call_inputs, *cache_inputs, *map(InputSpec.of, self.weights)])

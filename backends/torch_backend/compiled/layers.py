@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from backends.torch_backend.compiled.chunks import ChunkAttention, ChunkCode, chunk_code
-from backends.torch_backend.compiled.layer_function import LayerFunction, TracedCache
+from backends.torch_backend.compiled.layer_function import LayerFunction, TracedCache, is_wrapped
 from backends.torch_backend.compiled.trace import Compiled, GraphError, GraphSource, InputSpec
 from backends.torch_backend.forward.cache import CacheLayer, ModelCache
 from backends.torch_backend.forward.stand_in import LayerCall, StandIn, decoder_layers
@@ -181,6 +181,7 @@ class GraphedLayer(StandIn):
         self.chunk: ChunkCode | None = None
         # Called instead of the layer while the step around the layers is traced.
         self.replacement: Callable[[DecodeCall], object] | None = None
+        self._wraps = False  # whether the layer returns its hidden states in a tuple
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         cache: ModelCache = kwargs["slot_cache"]
@@ -192,21 +193,31 @@ class GraphedLayer(StandIn):
         cache_layer = cache.layers[self._index]
         decode_call = DecodeCall.of(call, cache.step, cache_layer)
         if self.replacement is not None:
-            return self.replacement(decode_call)
+            return self._as_returned(self.replacement(decode_call))
         variant = variant_of(cache_layer)
         graph = self.graphs.get(variant)
         if graph is None:
             self.calls[variant] = decode_call
-            return self.layer(*args, **kwargs)
-        return graph(*decode_call.inputs(), *self.function.weights)[0]
+            return self._run(call)
+        return self._as_returned(graph(*decode_call.inputs(), *self.function.weights)[0])
+
+    def _run(self, call: LayerCall) -> Any:
+        output = self.layer(*call.args, **call.kwargs)
+        self._wraps = is_wrapped(output)
+        return output
+
+    def _as_returned(self, hidden: object) -> object:
+        """Return hidden states as the layer itself does."""
+        return (hidden,) if self._wraps else hidden
 
     def _read_chunk(self, cache: ModelCache, call: LayerCall) -> Any:
         tensors = call.tensors()
         if self.chunk is not None and self._kernels.are_used:
-            return self.chunk(ChunkAttention(cache, self._index), *tensors, *self.function.weights)
+            attention = ChunkAttention(cache, self._index)
+            return self._as_returned(self.chunk(attention, *tensors, *self.function.weights))
         if self.chunk_call is None or self.chunk_call.tensors()[0].shape[0] < tensors[0].shape[0]:
             self.chunk_call = call.replaced([tensor.to("meta") for tensor in tensors])  # shapes are enough
-        return self.layer(*call.args, **call.kwargs)
+        return self._run(call)
 
     def trace(self, decode_call: DecodeCall) -> GraphSource:
         """Return the graph of a decode step's call. Raises GraphError."""

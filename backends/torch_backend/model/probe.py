@@ -33,6 +33,10 @@ class LayerSpec:
     readers: tuple[int, ...] = ()  # later layers that store nothing, and attend to what this one stores
     states: tuple[StateSpec, ...] = ()
 
+    @property
+    def attends(self) -> bool:
+        return self.num_kv_heads > 0
+
 
 def probe_layers(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
     """Return the specs of the model's layers, but for those at its end that attend to what others store.
@@ -51,7 +55,7 @@ def probe_layers(model: PreTrainedModel) -> tuple[LayerSpec, ...]:
     kinds = getattr(model.config, "layer_types", None) or ()
     stateless = {layer for layer, kind in enumerate(kinds) if kind in _STATELESS}
     specs = probe.specs(name, stateless)
-    if not any(spec.planes for spec in specs):
+    if not any(spec.attends for spec in specs):
         raise UnsupportedModelError(f"no layer of {name} attends: slots are made for keys and values")
     other_probe, other_logits = _watched_pass(model, has_positions=False)
     # A model on the meta device has no numbers to compare.

@@ -76,7 +76,7 @@ def _served(model_type: str, folder: Path) -> str:
 
 def _attention(backend: TorchBackend) -> str:
     layers = probe_layers(backend._model)
-    attending = [layer for layer in layers if layer.planes]
+    attending = [layer for layer in layers if layer.attends]
     windows = {layer.sliding_window is not None for layer in attending}
     kinds = {(False,): "full", (True,): "sliding window", (False, True): "full and sliding window"}
     kind = "latents" if len(attending[0].planes) == 1 else kinds[tuple(sorted(windows))]

@@ -22,6 +22,7 @@ from cache.policy import PolicyName
 from cache.policy_options import LayerBudgets, PolicyOptions
 from cache.pool_options import PoolOptions
 from cache.scorer import WindowScorer
+from cache.slots import StateSpec
 from commands.eval.options import EVAL_MODEL
 from tests.backends.checkpoints import save_checkpoint
 from tests.backends.contents import assert_same_contents, recipe_of
@@ -182,6 +183,20 @@ def test_the_layer_with_the_highest_induction_score_leads() -> None:
         with_layer_budgets(POLICY.resolve(128), layers, measured, 128, 128, has_leader=False).leading_layer
         is None
     )
+
+
+def test_layers_with_states_have_no_share() -> None:
+    states = (StateSpec((8, 3), torch.float32),)
+    layers = [
+        LayerSpec(0, 0, (), None, states=states) if index % 2 == 0 else LayerSpec(4, 2, (), None)
+        for index in range(5)
+    ]
+    measured = [InductionScore(found, 0.0) for found in (1.0, 0.0, 1.0, 0.9, 1.0)]
+    policy = with_layer_budgets(POLICY.resolve(128), layers, measured, 128, 128, has_leader=True)
+    assert (policy.layer_kept, policy.leading_layer) == ((2, 14), 1)
+    kinds = layer_kinds(policy, layers, 128)
+    assert [kinds[index].policy.layout.num_kept for index in (1, 3)] == [2, 14]
+    assert set(kinds) == {kinds[1], kinds[3]}, "a step has no masks for layers without entries"
 
 
 def test_layers_with_a_sliding_window_have_no_share() -> None:

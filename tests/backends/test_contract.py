@@ -104,7 +104,7 @@ def open_torch(
         "torch-full",
         "torch-snapstream",
         "latent-snapstream",
-        "recurrent-snapstream",
+        pytest.param("recurrent-snapstream", marks=pytest.mark.long),
         "torch-int8",
         pytest.param("compiled-snapstream", marks=pytest.mark.long),  # compiling takes a minute
         pytest.param("compiled-int8", marks=pytest.mark.long),

@@ -25,6 +25,7 @@ COMPILED = tuple(
     pytest.param(f"{name}-compiled", marks=pytest.mark.long)
     for name in ("llama", "mistral-sliding", "qwen2", "gemma2", "lfm2", *HYBRIDS)
 )
+SLOW = tuple(pytest.param(name, marks=pytest.mark.long) for name in HYBRIDS)
 LENGTHS = (1, 2, 7, 8, 9, 16, 17, 29)
 OBSERVED = replace(GREEDY, num_logprobs=NUM_TOP)
 
@@ -45,7 +46,7 @@ class Subject:
         assert_same_logprobs(request.outputs[0], expected.logits, NUM_TOP)
 
 
-@pytest.fixture(scope="module", params=[*ARCHITECTURES, *HYBRIDS, *COMPILED])
+@pytest.fixture(scope="module", params=[*ARCHITECTURES, *SLOW, *COMPILED])
 def subject(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache: Path
 ) -> Iterator[Subject]:

@@ -81,7 +81,7 @@ def _open(
     scope="module",
     params=[
         *itertools.product(ARCHITECTURES, (False, True)),
-        *itertools.product(HYBRIDS, (False,)),
+        *(pytest.param((name, False), marks=pytest.mark.long) for name in HYBRIDS),
         ("llama", "compiled"),
         pytest.param(("gemma2", "compiled"), marks=pytest.mark.long),
     ],

@@ -37,11 +37,17 @@ from cache.scratch import ScratchLayout
 
 
 def slot_pool(
-    num_slots: int, policy: CachePolicy, max_model_len: int, name: str | None = None
+    num_slots: int,
+    policy: CachePolicy,
+    max_model_len: int,
+    name: str | None = None,
+    *,
+    max_draft_tokens: int = 0,
 ) -> SlotPoolSpec:
     """Return a pool's spec. The default name is the policy's."""
     max_direct = min(policy.max_direct_tokens, max_model_len)
-    return SlotPoolSpec(num_slots, policy, max_direct, max_model_len, name or policy.name)
+    name = name or policy.name
+    return SlotPoolSpec(num_slots, policy, max_direct, max_model_len, name, max_draft_tokens=max_draft_tokens)
 
 
 def fake_spec(
@@ -315,7 +321,31 @@ class FakeBackend:
             "a mask for more than one step"
         )
         pool = self._pools[batch.pool]
+        if batch.num_draft_tokens:
+            return BatchResult(self._verify(batch), elapsed)
         return BatchResult(tuple(self._decode_row(row, pool, batch.num_steps) for row in batch.rows), elapsed)
+
+    def _verify(self, batch: DecodeBatch) -> tuple[tuple[SampledToken, ...], ...]:
+        """Take as many steps as the drafts' tokens are the ones drawn, and one more."""
+        spec = self._spec.pools[batch.pool]
+        assert batch.num_steps == 1, batch.num_steps
+        assert batch.num_draft_tokens <= spec.max_draft_tokens, batch
+        assert all(row.draw.is_plain for row in batch.rows), batch
+        drawn = []
+        for row in batch.rows:
+            num_written = 1 + len(row.draft_token_ids)
+            if row.draft_token_ids:
+                assert num_written <= spec.draft_room(row.num_prompt_tokens, row.index), (row, spec)
+                assert row.index + num_written <= self._spec.max_model_len, row
+            tokens: list[SampledToken] = []
+            for draft in (*row.draft_token_ids, None):
+                tokens += self._decode_row(row, self._pools[batch.pool], 1)
+                if tokens[-1].token_id != draft:
+                    break
+                draw = replace(row.draw, output_index=row.draw.output_index + 1)
+                row = replace(row, token_id=draft, index=row.index + 1, draw=draw)  # noqa: PLW2901
+            drawn.append(tuple(tokens))
+        return tuple(drawn)
 
     def _decode_row(
         self, row: DecodeRow, pool: dict[int, _Contents], num_steps: int

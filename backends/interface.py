@@ -108,6 +108,12 @@ class Draw:
     forced_token_ids: tuple[int, ...] = ()
     num_forced_logprobs: int | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the draw depends on the logits, on temperature and filters, and on nothing else."""
+        is_free = not self.banned_token_ids and self.allowed_mask is None and not self.forced_token_ids
+        return is_free and self.sampling.required_features() <= {Feature.SAMPLING}
+
     def num_logprobs(self, step: int) -> int | None:
         """Return the number of alternatives of a step's token. None is no log-probabilities."""
         return self.num_forced_logprobs if step < len(self.forced_token_ids) else self.sampling.num_logprobs
@@ -225,7 +231,11 @@ class PrefillBatch:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """One live slot. `token_id` is written at `index` of its sequence, and the next token is drawn."""
+    """One live slot. `token_id` is written at `index` of its sequence, and the next token is drawn.
+
+    `draft_token_ids` are a guess of the tokens that are drawn. Each one that is drawn is written too, at once,
+    and the token after it is drawn by the same step. The first draw that differs is the row's last.
+    """
 
     request_id: str
     slot: int
@@ -233,19 +243,26 @@ class DecodeRow:
     index: int
     num_prompt_tokens: int
     draw: Draw
+    draft_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeBatch:
     """`num_steps` decode steps of every row. Each step adds one to `Draw.output_index`.
 
-    `slot_stores` are stored first.
+    `slot_stores` are stored first. If a row has a draft, there is one step, and the draws of all rows need
+    no feature but `SAMPLING` and force no token (`Draw.is_plain`). No token of a draft may overwrite another
+    token in its slot, because it may turn out to be wrong.
     """
 
     rows: tuple[DecodeRow, ...]
     num_steps: int = 1
     pool: int = 0
     slot_stores: tuple[SlotStore, ...] = ()
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return sum(len(row.draft_token_ids) for row in self.rows)
 
 
 Batch: TypeAlias = PrefillBatch | DecodeBatch
@@ -280,7 +297,8 @@ class KeptTokens:
 class BatchResult:
     """The result of a step, by row of its batch.
 
-    `tokens[row]` has one token for each draw (prefill) or step (decode). `prompt_logprobs[row]` (prefill) has
+    `tokens[row]` has one token for each draw (prefill) or step (decode), and in a batch with drafts one more
+    than were guessed. `prompt_logprobs[row]` (prefill) has
     one for each requested target. `hidden[row]` (prefill of pooled rows) has `BackendSpec.embedding_size`
     numbers: the sum of the chunk's hidden states after the last layer's norm, or the last token's.
     `importance[row]` (prefill of rows that request it) has a number for each chunk of a prompt that ends with
@@ -316,6 +334,7 @@ class SlotPoolSpec:
     they hold all tokens of sequences of up to `max_exact_tokens`. With
     `in_int8`, slots hold keys and values in 8 bits; scratches never do. A slot takes `slot_bytes` of the
     device's memory; 0 where it takes none. A pool without slots reads prompts for their importance alone.
+    A decode step verifies drafts of up to `max_draft_tokens` tokens, the sum over its rows.
     """
 
     num_slots: int
@@ -325,6 +344,12 @@ class SlotPoolSpec:
     name: str
     in_int8: bool = False
     slot_bytes: int = 0
+    max_draft_tokens: int = 0
+
+    def draft_room(self, num_prompt_tokens: int, num_tokens: int) -> int:
+        """Return how many tokens may follow `num_tokens` until one overwrites another in any layer."""
+        room = self.policy.ring_room(num_prompt_tokens, num_tokens)
+        return min(room, self.max_exact_tokens - num_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,11 @@ class CachePolicy:
             layer.place(num_prompt_tokens).is_exact(num_tokens) for layer, _ in self._distinct_layers()
         )
 
+    def ring_room(self, num_prompt_tokens: int, num_tokens: int) -> int:
+        """Return how many tokens may follow `num_tokens` until one overwrites another; negative after that."""
+        placements = [layer.place(num_prompt_tokens) for layer, _ in self._distinct_layers()]
+        return min(place.window_start + place.ring_size for place in placements) - num_tokens
+
     def num_exact_tokens(self, max_model_len: int) -> int:
         """Return up to how many tokens every admitted sequence is held as it is, with any prompt length."""
         sizes = []

@@ -125,6 +125,7 @@ def _token_refusals(add: Add, spec: BackendSpec) -> Iterator[Refusal]:
         "logprob_token_ids": add.sampling.logprob_token_ids,
         "prompt_token_ids": (min(prompt), max(prompt)),
         "question_token_ids": add.question_token_ids,
+        "prediction_token_ids": add.prediction_token_ids,
     }
     for field, token_ids in checked.items():
         for token_id in token_ids:

@@ -19,6 +19,8 @@ class SchedulerConfig:
     The rest of the time is for more decode steps. One step of the cheapest shape always runs, even when it
     exceeds the bound, so prefill never stops.
 
+    A decode step verifies up to `num_speculative_tokens` guessed tokens where one or two sequences are live.
+
     `max_background_slots` are the slots of a pool that background sequences may hold at once. None means
     half of the slots, and at least one.
     """
@@ -28,6 +30,7 @@ class SchedulerConfig:
     max_num_waiting_per_tenant: int | None = None  # None: no limit for one tenant
     max_inter_token_latency: float = 0.2
     max_decode_steps: int = 4  # steps of one decode launch, when no sequence waits for a slot
+    num_speculative_tokens: int = 7  # of a draft that one decode step verifies; 0: none
     max_background_slots: int | None = None
     reports_slots: bool = False  # each step's statistics say which request holds which slot
 
@@ -40,6 +43,8 @@ class SchedulerConfig:
             )
         if self.max_decode_steps < 1:
             raise ValueError(f"max_decode_steps must be at least 1, got {self.max_decode_steps}")
+        if self.num_speculative_tokens < 0:
+            raise ValueError(f"num_speculative_tokens must be at least 0, got {self.num_speculative_tokens}")
         if self.max_background_slots is not None and self.max_background_slots < 1:
             raise ValueError(f"max_background_slots must be at least 1, got {self.max_background_slots}")
 

@@ -1,4 +1,8 @@
-"""Which pool decodes next, and how many steps its launch has."""
+"""Which pool decodes next, how many steps its launch has, and which tokens it guesses.
+
+Few live sequences leave a step's time to the weights, which it reads once for any number of rows. Rows that
+verify a draft are then nearly free. Beside more sequences they are not, and nothing is guessed.
+"""
 
 from collections.abc import Sequence
 
@@ -8,6 +12,9 @@ from scheduler.pool_state import PoolState
 from scheduler.waiting import WaitingQueue
 
 
+_MAX_DRAFTING = 2  # live sequences
+
+
 class DecodeRotation:
     """Pools decode in rounds: once one pool has decoded, the others follow before it decodes again.
 
@@ -15,9 +22,10 @@ class DecodeRotation:
     takes the time of another.
     """
 
-    def __init__(self, pools: Sequence[PoolState], max_steps: int) -> None:
+    def __init__(self, pools: Sequence[PoolState], max_steps: int, max_draft_tokens: int) -> None:
         self._pools = pools
         self._max_steps = max_steps
+        self._max_draft_tokens = max_draft_tokens
         self._due: list[PoolState] = []  # pools that have not decoded in this round
         self._steps_in_time: int | None = None  # that each pool may take in this round; None: any number
 
@@ -39,9 +47,29 @@ class DecodeRotation:
         if not self._due:
             return None
         pool = self._due.pop(0)
-        num_steps = self._num_steps(pool, waiting.num_waiting(pool.index))
-        rows = tuple(request.decode_row(num_steps) for request in pool.decoding.values())
+        drafts = self._drafts(pool)
+        num_steps = 1 if any(drafts) else self._num_steps(pool, waiting.num_waiting(pool.index))
+        rows = tuple(
+            request.decode_row(num_steps, draft)
+            for request, draft in zip(pool.decoding.values(), drafts, strict=True)
+        )
         return DecodeBatch(rows, num_steps, pool.index)
+
+    def _drafts(self, pool: PoolState) -> list[tuple[int, ...]]:
+        """Return a draft for each sequence of a pool, () for none. The device's limit is shared equally."""
+        requests = list(pool.decoding.values())
+        # Without the tokens that the rows read in any case.
+        most = min(self._max_draft_tokens, pool.spec.max_draft_tokens) + 1 - len(requests)
+        num_live = sum(len(other.decoding) for other in self._pools)
+        if num_live > _MAX_DRAFTING or most < 1 or not all(each.draw().is_plain for each in requests):
+            return [()] * len(requests)
+        return [
+            request.draft(
+                most // len(requests),
+                pool.spec.draft_room(request.num_prefill_tokens, request.num_computed_tokens),
+            )
+            for request in requests
+        ]
 
     def _num_steps(self, pool: PoolState, num_waiting: int) -> int:
         """Return the steps of a launch: none beyond the shortest answer's length.

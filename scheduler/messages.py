@@ -41,6 +41,8 @@ class Add:
     prompt. Without them, the prompt's own beginning is. A vote of theirs on what is kept counts
     `question_weight` of that of the prompt's last token.
 
+    `prediction_token_ids` are a guess of the answer, or of parts of it. It changes speed alone.
+
     `stop.max_tokens` 0 means that the prompt is only scored, or pooled. With `importance`, it is for a
     draft's pool. The request that follows it takes over its `turn`, the place in the queue.
 
@@ -64,6 +66,7 @@ class Add:
     num_prefill_tokens: int | None = None
     question_token_ids: tuple[int, ...] = ()
     question_weight: float = 1.0
+    prediction_token_ids: tuple[int, ...] = ()
     pooling: PromptPooling | None = None  # how the prompt's hidden states become one vector; None: no vector
     importance: Importance | None = None  # a draft measures that of the prompt's chunks
     returns_kept: bool = False  # choice 0 reports which tokens of the prompt its slot holds after prefill
@@ -184,6 +187,8 @@ class Final:
     num_cached_tokens: int = 0  # of the prompt, restored from stored blocks instead of read
     num_prefill_output_tokens: int = 0  # 1 if prefill, not decode, sampled the first token of the output
     num_discarded_tokens: int = 0  # generated beyond the end, never counted in usage
+    num_draft_tokens: int = 0  # guessed and verified
+    num_accepted_tokens: int = 0  # of these, those that were drawn
     cache: CacheUse | None = None  # None when no slot ever held the whole prompt
     stop_token_id: int | None = None
     turn: int | None = None  # its place in the queue; None if it was not queued

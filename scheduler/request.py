@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from backends.interface import DecodeRow, Draw, KeptTokens, SampledToken
 from cache.policy import CachePolicy
 from scheduler.constraints import Allowed, ConstraintError, Matcher
+from scheduler.lookup import Lookup
 from scheduler.messages import Add, CacheUse, Final, FinishReason, Timing
 from scheduler.stats import SlotUse
 
@@ -48,6 +49,9 @@ class Request:
     kept: KeptTokens | None = None  # what its slot holds of the prompt, until it was reported
     output_token_ids: list[int] = field(default_factory=list)
     num_discarded_tokens: int = 0
+    lookup: Lookup | None = None  # made for the first draft
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     last_token_id: int = -1
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
@@ -135,7 +139,30 @@ class Request:
             num_forced_logprobs=num_logprobs,
         )
 
-    def decode_row(self, num_steps: int) -> DecodeRow:
+    def draft(self, max_tokens: int, room: int) -> tuple[int, ...]:
+        """Return a guess of at most `max_tokens` next tokens, or () where it would hardly pay.
+
+        Up to `room` tokens may be written.
+        """
+        # The token after the last one of a draft is drawn too, and the last token of an answer is not written.
+        num_left = self.add.stop.max_tokens - self.num_output_tokens
+        max_tokens = min(max_tokens, room - 1, num_left - 1)
+        if self.allowed is not None:
+            max_tokens = min(max_tokens, self.allowed.num_free - 1)
+        if max_tokens < 1:
+            return ()
+        if self.lookup is None:
+            self.lookup = Lookup(self.add.prompt_token_ids, self.add.prediction_token_ids)
+        return self.lookup.draft(self.output_token_ids, max_tokens)
+
+    def observe_draft(self, num_tokens: int, num_accepted: int) -> None:
+        """Learn how many of a draft's tokens were drawn."""
+        assert self.lookup is not None, "a draft comes from a lookup"
+        self.lookup.observe(num_accepted)
+        self.num_draft_tokens += num_tokens
+        self.num_accepted_tokens += num_accepted
+
+    def decode_row(self, num_steps: int, draft: tuple[int, ...] = ()) -> DecodeRow:
         """Return the next `num_steps` decode steps of this sequence."""
         assert self.slot is not None
         return DecodeRow(
@@ -145,6 +172,7 @@ class Request:
             index=self.num_computed_tokens,
             num_prompt_tokens=self.num_prefill_tokens,
             draw=self.draw(num_steps),
+            draft_token_ids=draft,
         )
 
     def append(self, sampled: tuple[SampledToken, ...]) -> tuple[SampledToken, ...]:
@@ -221,6 +249,8 @@ class Request:
             num_packed_prompt_tokens=max(self.add.num_forced_tokens - self.num_forced_left - 1, 0),
             num_prefill_output_tokens=int(self.num_output_tokens > 0 and self.add.num_forced_tokens == 0),
             num_discarded_tokens=self.num_discarded_tokens,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
             cache=self._cache_use(policy),
             stop_token_id=self.stop_token_id,
             turn=self.arrival_order,

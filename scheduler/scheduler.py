@@ -77,7 +77,9 @@ class Scheduler:
         self._constraints = constraints
         pools = [(pool, index) for index, model in enumerate(spec.models) for pool in model.pools]
         self._pools = tuple(PoolState(index, *pool) for index, pool in enumerate(pools))
-        self._rotation = DecodeRotation(self._pools, min(spec.max_decode_steps, config.max_decode_steps))
+        self._rotation = DecodeRotation(
+            self._pools, min(spec.max_decode_steps, config.max_decode_steps), config.num_speculative_tokens
+        )
         self._models = model_states(spec, archive)
         self._pacing = Pacing([model.prefill_shapes for model in spec.models], config.max_inter_token_latency)
         self._waiting = WaitingQueue(config.order)
@@ -441,7 +443,9 @@ class Scheduler:
     def _update_decode(self, batch: DecodeBatch, result: BatchResult, now: float) -> None:
         for row, sampled in zip(batch.rows, result.tokens, strict=True):
             request = self._pools[batch.pool].decoding[row.slot]
-            request.num_computed_tokens += batch.num_steps
+            request.num_computed_tokens += len(sampled)
+            if row.draft_token_ids:
+                request.observe_draft(len(row.draft_token_ids), len(sampled) - 1)
             self._take_tokens(request, sampled, now)
 
     def _take_tokens(self, request: Request, sampled: tuple[SampledToken, ...], now: float) -> None:

@@ -21,6 +21,9 @@ class BatchRecord:
     num_steps: int  # decode steps of the launch; 1 for a prefill
     elapsed: float  # seconds by the backend's clock
     restore_time: float = 0.0  # of these, restoring stored blocks
+    num_drafts: int = 0  # rows that had one
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0  # of these
 
     @classmethod
     def of(cls, batch: Batch, result: BatchResult) -> "BatchRecord":
@@ -28,7 +31,16 @@ class BatchRecord:
         if isinstance(batch, PrefillBatch):
             num_tokens = sum(len(row.token_ids) for row in batch.rows)
             return cls(StepKind.PREFILL, num_rows, num_tokens, 1, result.elapsed, result.restore_time)
-        return cls(StepKind.DECODE, num_rows, num_rows * batch.num_steps, batch.num_steps, result.elapsed)
+        return cls(
+            StepKind.DECODE,
+            num_rows,
+            sum(map(len, result.tokens)),
+            batch.num_steps,
+            result.elapsed,
+            num_drafts=sum(bool(row.draft_token_ids) for row in batch.rows),
+            num_draft_tokens=batch.num_draft_tokens,
+            num_accepted_tokens=sum(map(len, result.tokens)) - num_rows if batch.num_draft_tokens else 0,
+        )
 
 
 @dataclass(frozen=True, slots=True)

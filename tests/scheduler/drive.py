@@ -39,6 +39,7 @@ def request(
     prompt_token_ids: tuple[int, ...] | None = None,
     pooling: PromptPooling | None = None,
     cache_salt: str = "",
+    prediction_token_ids: tuple[int, ...] = (),
 ) -> AdmittedAdd:
     """Return an admitted request. Its prompt depends on its id, so mixed-up sequences are detected."""
     base = sum(map(ord, request_id))
@@ -60,6 +61,7 @@ def request(
         tenant=tenant,
         pooling=pooling,
         cache_salt=cache_salt,
+        prediction_token_ids=prediction_token_ids,
     )
     return AdmittedAdd(add)
 

@@ -4,6 +4,7 @@ What was promised holds all the same.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -72,7 +73,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.order = order
         self.faults = Faults()
         spec = fake_spec(
-            pools=(slot_pool(num_slots, POLICY, 256), slot_pool(2, full(140), 256)),
+            pools=(
+                slot_pool(num_slots, POLICY, 256, max_draft_tokens=7),
+                slot_pool(2, full(140), 256, max_draft_tokens=5),
+            ),
             num_scratch=num_scratch,
             scratch=scratch,
             max_model_len=256,
@@ -102,6 +106,7 @@ class EngineMachine(RuleBasedStateMachine):
         prefill_share=st.none() | st.floats(0.0, 1.0),
         tenant=st.sampled_from("ab"),
         prefix=st.sampled_from(["", "", "first", "next turn"]),
+        num_predicted=st.integers(0, 12),
     )
     def add(
         self,
@@ -119,6 +124,7 @@ class EngineMachine(RuleBasedStateMachine):
         prefill_share: float | None,
         tenant: str,
         prefix: str,
+        num_predicted: int,
     ) -> None:
         name = f"r{len(self.adds)}"
         base = request(
@@ -159,6 +165,9 @@ class EngineMachine(RuleBasedStateMachine):
             pool=pool,
             cache_salt=tenant,
         )
+        # Right up to some token, then wrong.
+        predicted = answer(self.adds[name], self.drive.spec)[:num_predicted]
+        self.adds[name] = replace(self.adds[name], prediction_token_ids=(*predicted, 3, 1, 4))
         self.drive.send(AdmittedAdd(self.adds[name]))
 
     @precondition(lambda self: self.adds)
@@ -224,6 +233,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.drive.tokens(add.request_id, choice),
         )
         assert final.num_cached_tokens % 8 == 0
+        assert 0 <= final.num_accepted_tokens <= final.num_draft_tokens
         assert final.num_cached_tokens < max(1, len(add.prompt_token_ids) - add.num_forced_tokens)
         assert final.num_cached_tokens == 0 or add.num_prompt_logprobs is None
         whole = answer(add, self.drive.spec, choice)

@@ -343,7 +343,7 @@ class FakeBackend:
                 if tokens[-1].token_id != draft:
                     break
                 draw = replace(row.draw, output_index=row.draw.output_index + 1)
-                row = replace(row, token_id=draft, index=row.index + 1, draw=draw)  # noqa: PLW2901
+                row = replace(row, token_id=draft, index=row.index + 1, draw=draw)
             drawn.append(tuple(tokens))
         return tuple(drawn)
 

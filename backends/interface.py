@@ -233,8 +233,8 @@ class PrefillBatch:
 class DecodeRow:
     """One live slot. `token_id` is written at `index` of its sequence, and the next token is drawn.
 
-    `draft_token_ids` are a guess of the tokens that are drawn. Each one that is drawn is written too, at once,
-    and the token after it is drawn by the same step. The first draw that differs is the row's last.
+    `draft_token_ids` are a guess of the tokens that are drawn. Each one that is drawn is written too, and the
+    same step draws the token after it. The first draw that differs is the row's last.
     """
 
     request_id: str

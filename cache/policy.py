@@ -121,7 +121,7 @@ class CachePolicy:
         )
 
     def ring_room(self, num_prompt_tokens: int, num_tokens: int) -> int:
-        """Return how many tokens may follow `num_tokens` until one overwrites another; negative after that."""
+        """Return how many tokens may follow `num_tokens` before one overwrites another; negative later."""
         placements = [layer.place(num_prompt_tokens) for layer, _ in self._distinct_layers()]
         return min(place.window_start + place.ring_size for place in placements) - num_tokens
 

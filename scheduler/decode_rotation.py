@@ -11,7 +11,6 @@ from scheduler.pacing import Pacing
 from scheduler.pool_state import PoolState
 from scheduler.waiting import WaitingQueue
 
-
 _MAX_DRAFTING = 2  # live sequences
 
 

@@ -1,6 +1,6 @@
 """Guesses of a sequence's next tokens, looked up in its own text and in the request's prediction.
 
-Where the last tokens have occurred before, those that followed them may follow again (prompt lookup decoding).
+Where the last tokens have occurred before, those that followed them may follow again: prompt lookup decoding.
 A guess costs a little time when it is wrong. A sequence whose guesses are mostly wrong makes fewer of them.
 """
 

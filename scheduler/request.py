@@ -144,7 +144,7 @@ class Request:
 
         Up to `room` tokens may be written.
         """
-        # The token after the last one of a draft is drawn too, and the last token of an answer is not written.
+        # A token more is written than the draft has, and one more is drawn.
         num_left = self.add.stop.max_tokens - self.num_output_tokens
         max_tokens = min(max_tokens, room - 1, num_left - 1)
         if self.allowed is not None:

@@ -26,7 +26,7 @@ from backends.torch_backend.compiled.code import CompiledCode
 from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
 from backends.torch_backend.forward.last_layer import shorten_last_layer
-from backends.torch_backend.forward.plan import DecodePlan, decode_plan, idle_plans
+from backends.torch_backend.forward.plan import DecodePlan, decode_plan, idle_plans, verifying_plan
 from backends.torch_backend.memory import with_sizes
 from backends.torch_backend.model.allocation import returning_memory
 from backends.torch_backend.model.fingerprint import fingerprint
@@ -55,6 +55,7 @@ from backends.torch_backend.spec import (
     with_layer_budgets,
 )
 from backends.torch_backend.torch_private import lacks_interfaces
+from backends.torch_backend.verification import VerifiedDrafts, most_draft_tokens, with_drafts
 from cache.policy import CachePolicy, PolicyName
 from cache.token_store import STORED_TOGETHER
 
@@ -101,8 +102,16 @@ class TorchBackend:
         config = _without_prefixes(config, layers, self._model.config.model_type)
         config = with_sizes(config, layers, max_model_len, self._device)
         policies = _resolve_policies(config, self._model, layers, max_model_len)
+        self._recorder = recorder or _default_recorder(config, self._device)
         self.pools, scratch = _build_pools(
-            config, self._model, layers, policies, max_model_len, self._kernels
+            config,
+            self._model,
+            layers,
+            policies,
+            max_model_len,
+            self._kernels,
+            # A recorded step has one row for each of the first slots.
+            verifies_drafts=self._device.type == "cpu" and self._recorder is None,
         )
         specs = tuple(pool.spec for pool in self.pools)
         prefixes = prefix_spec(config.prefix_cache_bytes or 0, layers)
@@ -110,7 +119,6 @@ class TorchBackend:
         self._archive = self._open_archive(config, name)
         self._spec = backend_spec(config, self._model.config, max_model_len, specs, scratch, prefixes)
         self._prefill = Prefill(self._model, self._spec, self.prefixes)
-        self._recorder = recorder or _default_recorder(config, self._device)
         self._graphs: tuple[DecodeGraphs, ...] = ()
         self.compiled = self._compiled_code(config)
         is_compiled = self.compiled is not None or self._recorder is not None
@@ -207,6 +215,8 @@ class TorchBackend:
                 output: Output
                 if isinstance(batch, PrefillBatch):
                     output = self._prefill.run(self.pools[batch.pool], batch)
+                elif batch.num_draft_tokens:
+                    output = self._verify(batch)
                 else:
                     output = self._decode(batch)
                 # Kernels of a CUDA step are only queued. The event lets the scheduler prepare the next step
@@ -265,6 +275,20 @@ class TorchBackend:
             steps.append(sampled)
             plan.advance(sampled.token_ids)
         return steps
+
+    def _verify(self, batch: DecodeBatch) -> VerifiedDrafts:
+        """Run one step that reads the drafts of a batch too, as further rows of their slots."""
+        rows = with_drafts(batch)
+        check_token_ids((row.token_id for row in rows), self._spec.vocab_size)
+        pool = self.pools[batch.pool]
+        plan = verifying_plan(rows, pool.kinds, self._spec.max_model_len, self._device)
+        draw_plan = pool.sampler.verifying_plan([(row.slot, row.draw) for row in rows])
+        graphs = self.compiled.steps[batch.pool] if self.compiled is not None else None
+        if graphs is not None and graphs.are_used:
+            drawn = pool.sampler.verify(*graphs.run(plan), draw_plan)
+        else:
+            drawn = pool.sampler.verify(self._decode_logits(pool, plan), None, draw_plan)
+        return VerifiedDrafts(batch, drawn)
 
     def _decode_logits(self, pool: TorchPool, plan: DecodePlan) -> Tensor:
         """Return the logits [slot, vocabulary] of a plan's next step."""
@@ -385,6 +409,8 @@ def _build_pools(
     policies: Sequence[CachePolicy],
     max_model_len: int,
     kernels: Kernels,
+    *,
+    verifies_drafts: bool,
 ) -> tuple[tuple[TorchPool, ...], ScratchSpec]:
     """Allocate the scratches, which all pools share, and each pool's slots."""
     kinds = [layer_kinds(policy, layers, max_model_len) for policy in policies]
@@ -394,5 +420,7 @@ def _build_pools(
     pools = []
     for options, policy, pool_kinds in zip(config.pools, policies, kinds, strict=True):
         spec = pool_spec(options, policy, pool_kinds, max_model_len)
+        if verifies_drafts:
+            spec = replace(spec, max_draft_tokens=most_draft_tokens(spec))
         pools.append(TorchPool.build(spec, pool_kinds, layers, scratches, model.config.vocab_size, kernels))
     return tuple(pools), ScratchSpec(config.num_scratch, layout)

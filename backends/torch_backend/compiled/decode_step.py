@@ -164,7 +164,7 @@ class DecodeStepGraphs:
                 )
             return [tensor.contiguous() for tensor in self._assign_inputs(calls, placeholder)]
 
-        plan_inputs = InputSpec((2 + 2 * num_kinds, self._num_rows), "int64")
+        plan_inputs = InputSpec((3 + 2 * num_kinds, self._num_rows), "int64")
         lengths = [InputSpec(("entries",), "int8")] * num_kinds
         return trace(run, [plan_inputs, *lengths, *map(InputSpec.of, self._weights)])
 
@@ -197,7 +197,7 @@ class DecodeStepGraphs:
 
         def run(output: Tensor, *weights: Tensor) -> object:
             # Dead code alone reads the plan, so one kind's masks serve all: tracing them takes long.
-            inputs = torch.zeros(4, output.shape[0], dtype=torch.int64)
+            inputs = torch.zeros(5, output.shape[0], dtype=torch.int64)
             plan = DecodePlan(self._pool.kinds[:1], inputs, (1,), self._max_position)
             forward_pass = plan.forward_pass()
             step = replace(forward_pass.step, kinds=forward_pass.step.kinds * len(self._pool.kinds))

@@ -39,11 +39,12 @@ _STATE_SIZES = ("slots",)
 class DecodeCall:
     """A layer's call in a decode step, with the tensors that the layer finds in its cache.
 
-    `num_attended` is 0 for slots without a store; else the planes of the store are the last four. There are
-    no planes where a layer does not attend.
+    `slots` [row] are the rows' slots. `num_attended` is 0 for slots without a store; else the planes of the
+    store are the last four. There are no planes where a layer does not attend.
     """
 
     call: LayerCall
+    slots: Tensor
     kind: KindStep
     is_live: Tensor
     planes: tuple[Tensor, ...]
@@ -55,19 +56,27 @@ class DecodeCall:
         states = layer.slots.states
         contents = layer.slots.contents
         planes = contents[: len(contents) - len(states)]
-        return cls(call, layer.of_step(step), step.is_live, planes, states, _num_attended(layer))
+        kind = layer.of_step(step)
+        return cls(call, step.rows, kind, step.is_live, planes, states, _num_attended(layer))
 
     def step_tensors(self) -> list[Tensor]:
         """Return what a step brings for all layers of a kind."""
         return [tensor for tensor, _ in self._step_inputs()]
 
     def _step_inputs(self) -> list[tuple[Tensor, tuple[str | None, ...]]]:
-        """Return what a step brings, and which sizes differ from call to call."""
+        """Return what a step brings, and which sizes differ from call to call.
+
+        With a store or states, row i always has slot i.
+        """
         inputs: list[tuple[Tensor, tuple[str | None, ...]]] = []
         if self.planes:
-            inputs += [(self.kind.entries, _ROW_SIZES), (self.kind.bias, _BIAS_SIZES)]
-        if self.kind.num_stored is not None and self.num_attended:
-            inputs.append((self.kind.num_stored, _ROW_SIZES))
+            stored = self.kind.num_stored if self.num_attended else None
+            by_row = self.slots if stored is None else stored
+            inputs += [
+                (self.kind.entries, _ROW_SIZES),
+                (self.kind.bias, _BIAS_SIZES),
+                (by_row, _ROW_SIZES),
+            ]
         if self.states:
             inputs.append((self.is_live, _ROW_SIZES))
         return inputs
@@ -103,15 +112,13 @@ class DecodeCall:
     def traced(self, tensors: Sequence[Tensor]) -> "_SlotCache":
         """Return the cache of the layer's graph, of the inputs that `specs` has for it."""
         remaining = iter(tensors)
-        kind = self.kind
+        kind, by_row = self.kind, self.slots
         if self.planes:
-            stored = kind.num_stored if self.num_attended else None
-            kind = KindStep(
-                next(remaining), next(remaining), num_stored=stored if stored is None else next(remaining)
-            )
+            kind = KindStep(next(remaining), next(remaining))
+            by_row = next(remaining)
         is_live = next(remaining) if self.states else self.is_live
         planes = tuple(itertools.islice(remaining, len(self.planes)))
-        return _SlotCache(kind, is_live, planes, tuple(remaining), self.num_attended)
+        return _SlotCache(kind, by_row, is_live, planes, tuple(remaining), self.num_attended)
 
 
 def _num_attended(layer: CacheLayer) -> int:
@@ -122,6 +129,7 @@ def _num_attended(layer: CacheLayer) -> int:
 @dataclass(frozen=True, slots=True)
 class _SlotCache(TracedCache):
     kind: KindStep
+    by_row: Tensor  # [row]: the slots, or with a store how many tokens it holds
     is_live: Tensor
     planes: tuple[Tensor, ...]
     states: tuple[Tensor, ...]
@@ -140,11 +148,13 @@ class _SlotCache(TracedCache):
     ) -> Tensor:
         arguments = query, key, value, self.planes, self.kind.entries, self.kind.bias
         scaling, softcap, sinks = options.scaling, options.softcap, options.sinks
-        if self.kind.num_stored is None:
-            return slot_attention(*arguments, scaling=scaling, softcap=softcap, sinks=sinks)
+        if self.num_attended == 0:
+            return slot_attention(
+                *arguments, scaling=scaling, softcap=softcap, sinks=sinks, slots=self.by_row
+            )
         return sparse_attention(
             *arguments,
-            self.kind.num_stored,
+            self.by_row,
             self.num_attended,
             scaling=scaling,
             softcap=softcap,

@@ -5,14 +5,14 @@ column. Padding before them, and slots without a row in a decode step, have inde
 spare entry, see nothing, and their outputs are never read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from backends.interface import DecodeBatch, PrefillBatch, PrefillRow, PromptPooling
+from backends.interface import DecodeBatch, DecodeRow, PrefillBatch, PrefillRow, PromptPooling
 from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.forward.step import (
     Chunk,
@@ -266,22 +266,23 @@ def _bias(is_seen: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """The sequences of a decode batch, over as many of the first slots as hold all of them.
+    """The tokens that a decode step reads: of each of the first slots, or any number of some slots' tokens.
 
     All values that change from step to step and from batch to batch are in `inputs`, so that a recorded step
     finds them in one tensor.
     """
 
     kinds: tuple[LayerKind, ...]
-    # [2 + 2 * kind, slot]: the tokens to read, their indices (−1 for a slot without a row), and for each kind
-    # the window starts, then for each kind the ring sizes.
+    # [3 + 2 * kind, row]: the tokens to read, their indices (−1 for a slot without a token), the rows' slots,
+    # and for each kind the window starts, then for each kind the ring sizes.
     inputs: Tensor
     read_lengths: tuple[int, ...]  # for each kind
     max_position: int
+    is_by_slot: bool = True  # row i has slot i
 
     @property
     def bucket(self) -> tuple[int, tuple[int, ...]]:
-        """The step's shape: the number of slots, and the entries that are read."""
+        """The step's shape: the number of rows, and the entries that are read."""
         return self.inputs.shape[1], self.read_lengths
 
     @property
@@ -290,7 +291,7 @@ class DecodePlan:
 
     def forward_pass(self) -> ForwardPass:
         """Return the next step's pass."""
-        token_ids, index, *placements = self.inputs
+        token_ids, index, slots, *placements = self.inputs
         window_starts = placements[: len(self.kinds)]
         ring_sizes = placements[len(self.kinds) :]
         is_live = self.is_live
@@ -306,9 +307,8 @@ class DecodePlan:
             num_left = index + 1 - layout.capacity
             num_stored = None if store is None else num_left.clamp(0, store.num_tokens)
             kind_steps.append(KindStep(entries[:, None], _bias(is_seen)[:, None], num_stored=num_stored))
-        num_slots = index.shape[0]
-        slots = torch.arange(num_slots, device=index.device)
-        step = DecodeStep(slots, view=slice(0, num_slots), kinds=tuple(kind_steps), is_live=is_live)
+        view = slice(0, index.shape[0]) if self.is_by_slot else None
+        step = DecodeStep(slots, view, kinds=tuple(kind_steps), is_live=is_live)
         # A launch may run past the end of a sequence: what it draws there is dropped, but a learned position
         # beyond the last one would be an error.
         return ForwardPass(token_ids[:, None], index.clamp(0, self.max_position)[:, None], step)
@@ -324,20 +324,38 @@ def decode_plan(
 ) -> DecodePlan:
     """Return the plan of a decode batch before its first step. The pool has `num_slots` slots."""
     size = _bucket_size(max(row.slot for row in batch.rows) + 1, num_slots)
+    rows = {row.slot: row for row in batch.rows}
+    inputs = _decode_inputs(rows, list(range(size)), kinds, device)
+    read_lengths = tuple(_decode_read_length(kind, batch.rows, batch.num_steps) for kind in kinds)
+    return DecodePlan(tuple(kinds), inputs, read_lengths, max_model_len - 1)
+
+
+def verifying_plan(
+    rows: Sequence[DecodeRow], kinds: Sequence[LayerKind], max_model_len: int, device: torch.device
+) -> DecodePlan:
+    """Return the plan of one step that reads these tokens, of which several may be of one slot."""
+    inputs = _decode_inputs(dict(enumerate(rows)), [row.slot for row in rows], kinds, device)
+    read_lengths = tuple(_decode_read_length(kind, rows, 1) for kind in kinds)
+    return DecodePlan(tuple(kinds), inputs, read_lengths, max_model_len - 1, is_by_slot=False)
+
+
+def _decode_inputs(
+    rows: Mapping[int, DecodeRow], slots: list[int], kinds: Sequence[LayerKind], device: torch.device
+) -> Tensor:
+    """Return `DecodePlan.inputs`: `slots` has one for each row of the step, and `rows` those with a token."""
+    size = len(slots)
     token_ids = [0] * size
     index = [-1] * size
     window_starts = [[0] * size for _ in kinds]
     ring_sizes = [[1] * size for _ in kinds]
-    for row in batch.rows:
-        token_ids[row.slot] = row.token_id
-        index[row.slot] = row.index
+    for position, row in rows.items():
+        token_ids[position] = row.token_id
+        index[position] = row.index
         for i, kind in enumerate(kinds):
             placement = kind.policy.place(row.num_prompt_tokens)
-            window_starts[i][row.slot] = placement.window_start
-            ring_sizes[i][row.slot] = placement.ring_size
-    inputs = torch.tensor([token_ids, index, *window_starts, *ring_sizes], device=device)
-    read_lengths = tuple(_decode_read_length(kind, batch) for kind in kinds)
-    return DecodePlan(tuple(kinds), inputs, read_lengths, max_model_len - 1)
+            window_starts[i][position] = placement.window_start
+            ring_sizes[i][position] = placement.ring_size
+    return torch.tensor([token_ids, index, slots, *window_starts, *ring_sizes], device=device)
 
 
 def idle_plans(
@@ -348,9 +366,10 @@ def idle_plans(
     All share one input tensor.
     """
     # The values of slots without a row: index −1, and a ring size of 1, by which indices are divided.
-    inputs = torch.zeros(2 + 2 * len(kinds), num_slots, dtype=torch.int64, device=device)
+    inputs = torch.zeros(3 + 2 * len(kinds), num_slots, dtype=torch.int64, device=device)
     inputs[1] = -1
-    inputs[2 + len(kinds) :] = 1
+    inputs[2] = torch.arange(num_slots)
+    inputs[3 + len(kinds) :] = 1
     sizes = {_bucket_size(num_read, num_slots) for num_read in range(1, num_slots + 1)}
     lengths = set()
     longest = 0
@@ -373,9 +392,9 @@ def _bucket_size(num_read: int, num_slots: int) -> int:
     return min(max(1 << (num_read - 1).bit_length(), _MIN_ROWS), num_slots)
 
 
-def _decode_read_length(kind: LayerKind, batch: DecodeBatch) -> int:
-    uses_kept = any(kind.policy.place(row.num_prompt_tokens).num_kept_used for row in batch.rows)
-    return _entries_read(kind, max(row.index for row in batch.rows) + batch.num_steps, uses_kept=uses_kept)
+def _decode_read_length(kind: LayerKind, rows: Sequence[DecodeRow], num_steps: int) -> int:
+    uses_kept = any(kind.policy.place(row.num_prompt_tokens).num_kept_used for row in rows)
+    return _entries_read(kind, max(row.index for row in rows) + num_steps, uses_kept=uses_kept)
 
 
 def _entries_read(kind: LayerKind, longest: int, *, uses_kept: bool) -> int:

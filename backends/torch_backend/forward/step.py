@@ -90,7 +90,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep(Step):
-    """The next token of each of the first slots."""
+    """The next token of each of the first slots, or several next tokens of some slots."""
 
     is_live: Tensor  # [row]: False for a slot without a token, whose states stay as they are
 

@@ -42,7 +42,8 @@ for _schema in (
     (
         "slot_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, "
         "Tensor(c!)? key_scales, Tensor(d!)? value_scales, Tensor entries, Tensor bias, "
-        "float scaling, float softcap, Tensor? sinks, *, Tensor? cosines=None, Tensor? sines=None) -> Tensor"
+        "float scaling, float softcap, Tensor? sinks, Tensor? slots=None, *, Tensor? cosines=None, "
+        "Tensor? sines=None) -> Tensor"
     ),
     (
         "sparse_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, "
@@ -183,10 +184,12 @@ def slot_attention(
     scaling: float,
     softcap: float | None,
     sinks: Tensor | None,
+    slots: Tensor | None = None,
 ) -> Tensor:
     """Write each row's new token to its slot, then attend over its entries: [row, 1, head, value width].
 
-    Row i has slot i. `query`, `key` and `value` are [row, head, 1, width]. `planes` are the slots' keys and
+    `slots` [row] may name a slot several times: all tokens are written before any row attends. Without them,
+    row i has slot i. `query`, `key` and `value` are [row, head, 1, width]. `planes` are the slots' keys and
     values [slot, kv_head, entry, width], and for int8 both planes' scales [slot, kv_head, entry, 1]. Their
     `entries` [row, 1] are written. `bias` [row, 1, entry], float32, is added to the scores: an entry below
     -1e30 is masked.
@@ -206,6 +209,7 @@ def slot_attention(
         scaling,
         softcap or 0.0,
         sinks,
+        slots,
     )
     return output
 

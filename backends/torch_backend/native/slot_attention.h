@@ -1,5 +1,6 @@
 // Attention of a decode step. Each row's new token is written to its slot and attends over the entries that
-// its bias does not mask. Blocks of 16 masked entries are not read.
+// its bias does not mask. Blocks of 16 masked entries are not read. Rows of the same slot are neighbouring
+// tokens of its sequence, and see each other's.
 //
 // A slot's planes have the rows' type, or they are int8 with a scale for each entry, as cache/quantization.py
 // rounds. Int8 keys are multiplied as they are. For that, the query is rounded to 16 bits: no element changes
@@ -340,11 +341,19 @@ struct Planes {
   }
 };
 
+// Return whether two of the rows have the same slot. Null: row i has slot i.
+inline bool has_duplicates(const int64_t* slots, int64_t num_rows) {
+  if (slots == nullptr) return false;
+  std::vector<int64_t> sorted(slots, slots + num_rows);
+  std::sort(sorted.begin(), sorted.end());
+  return std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
+}
+
 template <typename T, typename P, typename S>
 void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, const Tensor& value,
                       const Planes<P>& keys, const Planes<P>& values, const Tensor& entries,
                       const Tensor& bias, double scaling, double softcap, const std::optional<Tensor>& sinks,
-                      const T* cosines, const T* sines, const S& store) {
+                      const T* cosines, const T* sines, const S& store, const int64_t* slots = nullptr) {
   const int64_t num_rows = query.size(0);
   const int64_t num_heads = query.size(1);
   const int64_t num_kv_heads = key.size(1);
@@ -357,12 +366,38 @@ void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, co
   const int64_t elements = std::max<int64_t>(1, num_entries * (width + value_width));
   const int64_t groups_per_thread = std::max<int64_t>(1, kGrain / 4 / elements);
   // The rows of one KV head come before those of the next. Long and idle rows thus go to all threads alike.
-  const auto plane_of = [&](int64_t i) { return i % num_rows * num_kv_heads + i / num_rows; };
+  const auto plane_of = [&](int64_t i) {
+    const int64_t row = i % num_rows;
+    return (slots == nullptr ? row : slots[row]) * num_kv_heads + i / num_rows;
+  };
+  const auto write = [&](int64_t i, const auto& stored) {
+    thread_local Buffer<T> rotated;
+    const int64_t row = i % num_rows;
+    const int64_t kv_head = i / num_rows;
+    const int64_t plane = plane_of(i);
+    const T* new_key = key.const_data_ptr<T>() + row * key.stride(0) + kv_head * key.stride(1);
+    const T* new_value = value.const_data_ptr<T>() + row * value.stride(0) + kv_head * value.stride(1);
+    if (cosines != nullptr) {
+      rotated.resize(width);
+      rotate(rotated.data(), new_key, cosines + row * width, sines + row * width, width);
+      new_key = rotated.data();
+    }
+    if constexpr (std::is_same_v<T, P>) {
+      stored.demote(keys.plane(plane) + entry[row] * width, values.plane(plane) + entry[row] * value_width);
+    }
+    keys.write(plane, entry[row], new_key);
+    values.write(plane, entry[row], new_value);
+  };
+  // Rows of one slot see each other's tokens, so that all are written before any attends.
+  const bool shares_slots = has_duplicates(slots, num_rows);
+  if (shares_slots) {
+    for (int64_t i = 0; i < num_rows * num_kv_heads; ++i) write(i, typename NoStore::Tokens());
+  }
   at::parallel_for(0, num_rows * num_kv_heads, groups_per_thread, [&](int64_t begin, int64_t end) {
-    thread_local Buffer<T> rotated;  // the query heads, then the key
+    thread_local Buffer<T> rotated;  // the query heads
     thread_local Buffer<Query<P>> rounded;
     thread_local Buffer<float> query_scales;
-    rotated.resize((group_size + 1) * width);
+    rotated.resize(group_size * width);
     rounded.resize(group_size * width);
     query_scales.resize(group_size);
     for (int64_t i = begin; i < end; ++i) {
@@ -371,26 +406,18 @@ void write_and_attend(Tensor& output, const Tensor& query, const Tensor& key, co
       const int64_t first_head = kv_head * group_size;
       const int64_t plane = plane_of(i);
       const int64_t next_plane = plane_of(std::min(i + 1, end - 1));
-      const T* new_key = key.const_data_ptr<T>() + row * key.stride(0) + kv_head * key.stride(1);
-      const T* new_value = value.const_data_ptr<T>() + row * value.stride(0) + kv_head * value.stride(1);
       const T* queries = query.const_data_ptr<T>() + row * query.stride(0) + first_head * query.stride(1);
       int64_t query_stride = query.stride(1);
       if (cosines != nullptr) {
-        const auto rotate_head = [&](int64_t target, const T* source) {
-          rotate(&rotated[target * width], source, cosines + row * width, sines + row * width, width);
-        };
-        for (int64_t g = 0; g < group_size; ++g) rotate_head(g, queries + g * query_stride);
-        rotate_head(group_size, new_key);
+        for (int64_t g = 0; g < group_size; ++g) {
+          rotate(&rotated[g * width], queries + g * query_stride, cosines + row * width, sines + row * width,
+                 width);
+        }
         queries = rotated.data();
-        new_key = &rotated[group_size * width];
         query_stride = width;
       }
       auto stored = store.tokens(row, plane, width, value_width);
-      if constexpr (std::is_same_v<T, P>) {
-        stored.demote(keys.plane(plane) + entry[row] * width, values.plane(plane) + entry[row] * value_width);
-      }
-      keys.write(plane, entry[row], new_key);
-      values.write(plane, entry[row], new_value);
+      if (!shares_slots) write(i, stored);
       HeadGroup<T, P> group{
           .key = keys.plane(plane),
           .value = values.plane(plane),
@@ -427,7 +454,7 @@ inline void check_slot_arguments(const Tensor& query, const Tensor& key, const T
                                  const Tensor& keys, const Tensor& values,
                                  const std::optional<Tensor>& key_scales,
                                  const std::optional<Tensor>& value_scales, const Tensor& entries,
-                                 const Tensor& bias) {
+                                 const Tensor& bias, const std::optional<Tensor>& slots = std::nullopt) {
   const at::ScalarType dtype = query.scalar_type();
   check_row_dtype("query", query);
   check_dim("query", query, 4, "[row, head, 1, width]");
@@ -460,8 +487,17 @@ inline void check_slot_arguments(const Tensor& query, const Tensor& key, const T
   }
   check("entries", entries, at::kLong, {num_rows, 1});
   check("bias", bias, at::kFloat, {num_rows, 1, bias.size(2)});
-  TORCH_CHECK(num_rows <= num_slots, "query must have at most one row per slot, ", num_slots, ", got ",
-              num_rows);
+  if (slots) {
+    check("slots", *slots, at::kLong, {num_rows});
+    const int64_t* slot = slots->const_data_ptr<int64_t>();
+    for (int64_t row = 0; row < num_rows; ++row) {
+      TORCH_CHECK(0 <= slot[row] && slot[row] < num_slots, "slots must be in [0, ", num_slots, "), got ",
+                  slot[row], " in row ", row);
+    }
+  } else {
+    TORCH_CHECK(num_rows <= num_slots, "query must have at most one row per slot, ", num_slots, ", got ",
+                num_rows);
+  }
   // The last entry is the one that idle rows write to, which no row may see.
   TORCH_CHECK(bias.size(2) < capacity, "bias must cover fewer entries than a slot's ", capacity, ", got ",
               bias.size(2));
@@ -494,8 +530,9 @@ Tensor slot_attention(const Tensor& query, const Tensor& key, const Tensor& valu
                       Tensor& values, const std::optional<Tensor>& key_scales,
                       const std::optional<Tensor>& value_scales, const Tensor& entries, const Tensor& bias,
                       double scaling, double softcap, const std::optional<Tensor>& sinks,
-                      const std::optional<Tensor>& cosines, const std::optional<Tensor>& sines) {
-  check_slot_arguments(query, key, value, keys, values, key_scales, value_scales, entries, bias);
+                      const std::optional<Tensor>& slots, const std::optional<Tensor>& cosines,
+                      const std::optional<Tensor>& sines) {
+  check_slot_arguments(query, key, value, keys, values, key_scales, value_scales, entries, bias, slots);
   const at::ScalarType dtype = query.scalar_type();
   const int64_t num_rows = query.size(0);
   const int64_t num_heads = query.size(1);
@@ -510,7 +547,8 @@ Tensor slot_attention(const Tensor& query, const Tensor& key, const Tensor& valu
     };
     write_and_attend<T, P>(output, query, key, value, planes(keys, key_scales),
                            planes(values, value_scales), entries, bias, scaling, softcap, sinks,
-                           data_or_null<T>(cosines), data_or_null<T>(sines), NoStore());
+                           data_or_null<T>(cosines), data_or_null<T>(sines), NoStore(),
+                           data_or_null<int64_t>(slots));
   };
   const auto run_rows = [&](auto row_type) {
     key_scales ? run(row_type, int8_t()) : run(row_type, row_type);

@@ -64,6 +64,10 @@ class SlotParams:
         for field in fields(self):
             getattr(self, field.name).copy_(getattr(other, field.name))
 
+    def of(self, slots: Tensor) -> "SlotParams":
+        """Return the parameters of some slots, [row]."""
+        return SlotParams(*(getattr(self, field.name)[slots] for field in fields(self)))
+
     def first(self, num_slots: int) -> "SlotParams":
         """Return the parameters of the first slots."""
         return SlotParams(*(getattr(self, field.name)[:num_slots] for field in fields(self)))
@@ -180,6 +184,35 @@ class Sampler:
                 {slot: draw.sampling.logprob_token_ids for slot, draw in draws.items()}, num_slots
             ),
         )
+
+    def verifying_plan(self, rows: Sequence[tuple[int, Draw]]) -> DrawPlan:
+        """Return the plan of plain draws (`Draw.is_plain`), of which a slot may have several."""
+        self._hold(dict(rows))
+        slots = torch.tensor([slot for slot, _ in rows], device=self._device)
+        draws = [draw for _, draw in rows]
+        return DrawPlan(
+            params=self._params.of(slots),
+            is_live=torch.ones_like(slots, dtype=torch.bool),
+            output_index=torch.tensor([draw.output_index for draw in draws], device=self._device),
+            banned=None,
+            forbidden=None,
+            forced=(),
+            filtered=self._slots([row for row, draw in enumerate(draws) if _is_filtered(draw.sampling)]),
+            is_random=not all(draw.sampling.is_greedy for draw in draws),
+            has_penalties=False,
+            has_bias=False,
+            num_logprobs=None,
+            named=None,
+        )
+
+    def verify(self, logits: Tensor, best: Tensor | None, plan: DrawPlan) -> Tensor:
+        """Draw a token for each row of `logits` [row, token], as `sample` would. `best` is as there.
+
+        Only some of them will be tokens of the answers. None is counted: plain draws depend on no counts.
+        """
+        if best is not None and plan.kind is DrawKind.GREEDY:
+            return best
+        return self._choose(logits, plan, 0)
 
     def plan_of_kind(self, kind: DrawKind, is_live: Tensor, output_index: Tensor) -> DrawPlan:
         """Return the plan of one kind of draws in the first slots, for capture.

@@ -127,7 +127,7 @@ def engine_requests(
 ) -> tuple[AdmittedAdd, ...]:
     """Return one engine request for each prompt. Raises `ApiError` for one that it can never serve."""
     return tuple(
-        _engine_request(task, index, prompt, rendered.question, context, services)
+        _engine_request(task, index, prompt, rendered.question, rendered.prediction, context, services)
         for index, prompt in enumerate(rendered.prompts)
     )
 
@@ -137,6 +137,7 @@ def _engine_request(
     index: int,
     prompt: tuple[int, ...],
     question: Question | None,
+    prediction: tuple[int, ...],
     context: RequestContext,
     services: Services,
 ) -> AdmittedAdd:
@@ -186,6 +187,7 @@ def _engine_request(
         returns_kept=task.returns_kept_tokens,
         question_token_ids=paragraph.token_ids,
         question_weight=paragraph.weight,
+        prediction_token_ids=prediction,
         requires_exact=bool(options.require_exact),
         pooling=task.pooling,
         pool=pool,

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from backends.interface import BackendSpec
+from server.generation.admission import prompt_too_long
 from server.generation.choice_reader import ChoiceReader
 from server.generation.choices import (
     ChoiceEnd,
@@ -32,7 +33,7 @@ from server.protocol.chat import (
     MessageToolCall,
 )
 from server.text.logprobs import TokenLogprob
-from server.text.renderer import Renderer
+from server.text.renderer import PromptTooLongError, Renderer
 
 
 def chat_task(
@@ -58,6 +59,7 @@ def chat_task(
             thinking=turn.thinking,
             kept_token_ids=turn.kept_token_ids,
             question=turn.question,
+            prediction=await _prediction(request, renderer, spec),
             source=None if request.add_special_tokens else turn.source,
         )
 
@@ -75,6 +77,19 @@ def chat_task(
         continues_prompt=bool(request.continue_final_message),
         truncates=request.truncate_prompt_tokens is not None,
     )
+
+
+async def _prediction(
+    request: ChatCompletionRequest, renderer: Renderer, spec: BackendSpec
+) -> tuple[int, ...]:
+    """Return the tokens of the request's prediction. Raises `ApiError` for one that is no answer's length."""
+    if request.prediction is None:
+        return ()
+    try:
+        token_ids = await renderer.encode(request.prediction.text, add_special_tokens=False)
+    except PromptTooLongError as error:
+        raise prompt_too_long(error.num_chars, spec, "prediction") from error
+    return token_ids
 
 
 def _turn_request(request: ChatCompletionRequest) -> TurnRequest:

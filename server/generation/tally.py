@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from scheduler.messages import CacheUse
 from server.generation.events import ChoiceDelta, Drafted, DraftProgress, Event, Progress
-from server.protocol.usage import CacheUsage, SpeculativePrefillUsage, Usage, usage
+from server.protocol.usage import CacheUsage, CompletionTokensDetails, SpeculativePrefillUsage, Usage, usage
 
 
 @dataclass(slots=True)
@@ -13,6 +13,8 @@ class ChoiceCounts:
     num_cached_tokens: int = 0
     num_packed_prompt_tokens: int = 0
     num_packed_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     cache: CacheUse | None = None
 
     def add(self, delta: ChoiceDelta) -> None:
@@ -22,6 +24,8 @@ class ChoiceCounts:
             self.num_tokens = final.num_output_tokens
             self.cache = final.cache
             self.num_cached_tokens = final.num_cached_tokens
+            self.num_draft_tokens = final.num_draft_tokens
+            self.num_accepted_tokens = final.num_accepted_tokens
             self.num_packed_prompt_tokens = final.num_packed_prompt_tokens
             self.num_packed_tokens = self.num_tokens - min(final.num_prefill_output_tokens, self.num_tokens)
 
@@ -101,11 +105,18 @@ class Tally:
         return usage
 
     def usage(self, num_reasoning_tokens: int = 0) -> Usage:
+        num_accepted = sum(choice.num_accepted_tokens for choice in self._choices)
+        details: CompletionTokensDetails = {
+            "reasoning_tokens": num_reasoning_tokens,
+            "accepted_prediction_tokens": num_accepted,
+            "rejected_prediction_tokens": sum(choice.num_draft_tokens for choice in self._choices)
+            - num_accepted,
+        }
         return usage(
             sum(self.num_prompt_tokens),
             self.num_cached_tokens,
             self.num_output_tokens,
-            num_reasoning_tokens,
+            details,
             self.cache,
             self.drafted_usage,
         )

@@ -86,6 +86,7 @@ class Rendered:
     thinking: Thinking | None = None  # None: the model marks no reasoning
     kept_token_ids: frozenset[int] = frozenset()  # special tokens whose text the formatters need
     question: Question | None = None  # a chat's last user message, or as a completion names it
+    prediction: tuple[int, ...] = ()  # the tokens of a guess of the answer
     source: Source | None = None  # of the only prompt; None for one that is not made of text
 
 

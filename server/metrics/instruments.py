@@ -281,6 +281,13 @@ class Instruments:
         self.step_time = make.histogram_by(
             "kind", StepKind, "snapserve:step_time_seconds", "Time of one launch, by kind.", _STEP_TIME
         )
+        self.spec_drafts = make.counter(
+            "vllm:spec_decode_num_drafts", "Drafts of next tokens that a decode step verified."
+        )
+        self.spec_draft_tokens = make.counter("vllm:spec_decode_num_draft_tokens", "Tokens of these drafts.")
+        self.spec_accepted_tokens = make.counter(
+            "vllm:spec_decode_num_accepted_tokens", "Tokens of these drafts that were also drawn."
+        )
         self.tokens_discarded = make.counter(
             "snapserve:tokens_discarded",
             "Tokens generated after an answer's end; no other metric counts them.",

@@ -207,6 +207,9 @@ class Metrics:
             instruments.step_time[record.batch.kind].observe(record.batch.elapsed)
             instruments.step_tokens.observe(record.batch.num_tokens)
             instruments.restore_time.inc(record.batch.restore_time)
+            instruments.spec_drafts.inc(record.batch.num_drafts)
+            instruments.spec_draft_tokens.inc(record.batch.num_draft_tokens)
+            instruments.spec_accepted_tokens.inc(record.batch.num_accepted_tokens)
 
     def read_prompt(self, add: Add) -> None:
         read = self._instruments.prompt_tokens if add.importance is None else self._instruments.draft_tokens

@@ -126,6 +126,9 @@ class SchedulingOptions(OptionGroup):
     and gives more tokens a second in all."""
     max_decode_steps: Count = _SCHEDULER.max_decode_steps
     """Most decode steps of one launch, if no request waits."""
+    num_speculative_tokens: CountOrZero = _SCHEDULER.num_speculative_tokens
+    """Most tokens that are guessed and then verified by one decode step, where one or two sequences are live;
+    0 for none. They come from a request's text and its `prediction`, and change no answer."""
 
 
 class ProcessOptions(OptionGroup):
@@ -347,6 +350,7 @@ def _scheduler(options: ServeOptions, num_keys: int) -> SchedulerConfig:
         max_num_waiting_per_tenant=share,
         max_inter_token_latency=scheduling.max_inter_token_latency,
         max_decode_steps=scheduling.max_decode_steps,
+        num_speculative_tokens=scheduling.num_speculative_tokens,
         max_background_slots=options.batches.batch_concurrency,
         reports_slots=options.api.enable_slots,
     )

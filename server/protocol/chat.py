@@ -8,10 +8,20 @@ from typing_extensions import TypedDict
 
 from server.http.errors import invalid_value
 from server.http.ignored import ignore
-from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Hint, RequestBody, Text, Unsupported, few, only
+from server.protocol.fields import (
+    MAX_INT32,
+    MAX_ITEMS,
+    MAX_LOGPROBS,
+    Hint,
+    RequestBody,
+    Text,
+    Unsupported,
+    few,
+    only,
+)
 from server.protocol.generation import ChoicesRequest, Effort, Verbosity, also
 from server.protocol.kept_tokens import KeptTokensField
-from server.protocol.messages import Messages
+from server.protocol.messages import Messages, TextPart
 from server.protocol.prompt_logprobs import PromptLogprobs
 from server.protocol.tools import ToolFields
 from server.protocol.usage import Usage
@@ -85,6 +95,17 @@ class ReasoningChoice(RequestBody):
     max_tokens: Hint = None
 
 
+class Prediction(RequestBody):
+    """A guess of the answer, most of which the client knows already."""
+
+    type: Literal["content"]
+    content: Text | Annotated[list[TextPart], Field(fail_fast=True, max_length=MAX_ITEMS)]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     max_tokens: Annotated[
@@ -94,7 +115,7 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
-    prediction: Hint = None  # for speed alone
+    prediction: Prediction | None = None  # for speed alone
 
     functions: Unsupported = None
     function_call: Unsupported = None

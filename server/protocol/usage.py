@@ -10,7 +10,11 @@ class PromptTokensDetails(TypedDict):
 
 
 class CompletionTokensDetails(TypedDict):
+    """Prediction tokens are those that were guessed, from the request's prediction or from its own text."""
+
     reasoning_tokens: int
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
 
 
 class CacheUsage(TypedDict):
@@ -59,7 +63,7 @@ def usage(
     num_prompt_tokens: int,
     num_cached_tokens: int,
     num_output_tokens: int,
-    num_reasoning_tokens: int,
+    details: CompletionTokensDetails,
     cache: CacheUsage,
     speculative_prefill: SpeculativePrefillUsage | None = None,
 ) -> Usage:
@@ -68,7 +72,7 @@ def usage(
         "completion_tokens": num_output_tokens,
         "total_tokens": num_prompt_tokens + num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": num_cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
+        "completion_tokens_details": details,
         "cache": cache,
     }
     if speculative_prefill is not None:

@@ -101,8 +101,9 @@ def test_drafts_after_a_prompt_that_was_packed(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("policy", [FULL, SNAPSTREAM], ids=["full", "snapstream"])
-@pytest.mark.parametrize("quantization", [Quantization.NONE, Quantization.INT8])
+@pytest.mark.parametrize(
+    ("policy", "quantization"), [(FULL, Quantization.NONE), (SNAPSTREAM, Quantization.INT8)]
+)
 def test_drafts_change_no_token_of_compiled_steps(
     tmp_path: Path, compile_cache: Path, policy: PolicyOptions, quantization: Quantization
 ) -> None:

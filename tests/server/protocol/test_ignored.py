@@ -25,7 +25,6 @@ FUNCTION = {"type": "function", "function": {"name": "f"}}
 REPORTED: list[dict[str, Any]] = [
     {"temprature": 1},
     {"service_tier": "flex"},
-    {"prediction": {"type": "content", "content": "x"}},
     {"store": True},
     {"metadata": {"a": "b"}},
     {"verbosity": "low"},
@@ -50,6 +49,7 @@ REPORTED: list[dict[str, Any]] = [
     {"session_id": "a"},
 ]
 SILENT: list[dict[str, Any]] = [
+    {"prediction": {"type": "content", "content": "x"}},
     {"anything": None},
     {"tools": []},
     {"tool_choice": "auto"},

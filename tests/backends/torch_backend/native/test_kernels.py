@@ -266,6 +266,42 @@ def test_slot_attention_in_8_bits_equals_float64_and_is_batch_invariant(
         assert torch.equal(alone[0], output[row])
 
 
+@pytest.mark.parametrize("in_int8", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_rows_of_one_slot_see_each_other_as_if_one_came_after_another(
+    dtype: torch.dtype, in_int8: bool
+) -> None:
+    """Two rows of slot 3 and four of slot 1, whose later tokens their bias hides."""
+    slots, index = torch.tensor([3, 1, 1, 3, 1, 1]), torch.tensor([20, 7, 8, 21, 9, 10])
+    planes = [_random(5, 2, 33, 16, dtype=dtype, seed=seed) for seed in range(2)]
+    if in_int8:
+        codes, scales = zip(*map(quantize, planes), strict=True)
+        planes = [*codes, *scales]
+    query, key, value = (
+        _random(len(slots), 1, heads, 16, dtype=dtype, seed=7 + heads).transpose(1, 2) for heads in (4, 2, 2)
+    )
+    bias = torch.where(torch.arange(32) <= index[:, None], 0.0, MASKED)[:, None]
+
+    def attend(planes: tuple[Tensor, ...], rows: list[int]) -> Tensor:
+        return slot_attention(
+            *(heads[rows] for heads in (query, key, value)),
+            planes,
+            index[rows, None],
+            bias[rows],
+            scaling=0.3,
+            softcap=None,
+            sinks=None,
+            slots=slots[rows],
+        )
+
+    together, one_by_one = (tuple(plane.clone() for plane in planes) for _ in range(2))
+    output = attend(together, list(range(len(slots))))
+    for row in range(len(slots)):
+        assert torch.equal(attend(one_by_one, [row])[0], output[row])
+    assert all(map(torch.equal, together, one_by_one))
+
+
 @torch.inference_mode()
 def test_slot_attention_rounds_rows_of_any_size_as_torch_does() -> None:
     rows = torch.cat([_random(6, 64, dtype=torch.float32) * 10.0**power for power in (-30, -3, 0, 9, 30)])

@@ -42,7 +42,7 @@ for _schema in (
     (
         "slot_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, "
         "Tensor(c!)? key_scales, Tensor(d!)? value_scales, Tensor entries, Tensor bias, "
-        "float scaling, float softcap, Tensor? sinks, Tensor? slots=None, *, Tensor? cosines=None, "
+        "float scaling, float softcap, Tensor? sinks, Tensor? slots, *, Tensor? cosines=None, "
         "Tensor? sines=None) -> Tensor"
     ),
     (

@@ -146,6 +146,7 @@ def _slot_arguments() -> dict[str, Any]:
         "scaling": 1.0,
         "softcap": 0.0,
         "sinks": torch.zeros(4),
+        "slots": None,
         "cosines": torch.zeros(2, 1, 8),
         "sines": torch.zeros(2, 1, 8),
     }
@@ -198,6 +199,8 @@ def _slot_arguments() -> dict[str, Any]:
             {"keys": torch.zeros(1, 2, 10, 8), "values": torch.zeros(1, 2, 10, 6)},
             "query must have at most one row per slot, 1, got 2",
         ),
+        ({"slots": torch.zeros(1, dtype=torch.int64)}, "slots must have shape [2], got [1]"),
+        ({"slots": torch.tensor([2, 3])}, "slots must be in [0, 3), got 3 in row 1"),
     ],
 )
 @torch.inference_mode()
@@ -208,7 +211,7 @@ def test_slot_attention_names_the_wrong_argument(changes: dict[str, Any], messag
 def _sparse_arguments() -> dict[str, Any]:
     """Return the same slots with heads of 8, and stores of 2 blocks of 16 tokens."""
     slots = _slot_arguments()
-    del slots["key_scales"], slots["value_scales"]
+    del slots["key_scales"], slots["value_scales"], slots["slots"]
     return slots | {
         "value": torch.zeros(2, 2, 1, 8),
         "values": torch.zeros(3, 2, 10, 8),

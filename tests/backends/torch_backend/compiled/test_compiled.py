@@ -359,7 +359,8 @@ def test_layers_whose_slots_differ_in_size_share_a_graph(
         kind = KindStep(torch.zeros(2, 1), torch.zeros(2, 1, 32))
         planes = (torch.zeros(num_slots, 3, capacity, 4),) * 2
         call = LayerCall((torch.zeros(2, 4),), {})
-        call_specs, cache_specs = DecodeCall(call, kind, torch.ones(2), planes, ()).specs()
+        decode_call = DecodeCall(call, torch.arange(2), kind, torch.ones(2), planes, ())
+        call_specs, cache_specs = decode_call.specs()
         structures.append(function.structure([*call_specs, *cache_specs]))
     assert (structures[0] == structures[1]) is are_equal
 

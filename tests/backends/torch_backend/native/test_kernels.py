@@ -285,7 +285,9 @@ def test_rows_of_one_slot_see_each_other_as_if_one_came_after_another(
 
     def attend(planes: tuple[Tensor, ...], rows: list[int]) -> Tensor:
         return slot_attention(
-            *(heads[rows] for heads in (query, key, value)),
+            query[rows],
+            key[rows],
+            value[rows],
             planes,
             index[rows, None],
             bias[rows],

@@ -420,7 +420,7 @@ def _build_pools(
     pools = []
     for options, policy, pool_kinds in zip(config.pools, policies, kinds, strict=True):
         spec = pool_spec(options, policy, pool_kinds, max_model_len)
-        if verifies_drafts:
+        if verifies_drafts and not any(layer.states for layer in layers):  # no state can be taken back
             spec = replace(spec, max_draft_tokens=most_draft_tokens(spec))
         pools.append(TorchPool.build(spec, pool_kinds, layers, scratches, model.config.vocab_size, kernels))
     return tuple(pools), ScratchSpec(config.num_scratch, layout)

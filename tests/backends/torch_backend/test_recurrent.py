@@ -1,4 +1,4 @@
-"""Layers with states of fixed size: a sequence's own states, and nobody else's.
+"""Layers with states of fixed size: a sequence's own states, and those of no other.
 
 That tokens, states and slots are those of transformers and of the reference is shown in `test_exact_*`, and
 that a step's shapes are static in `test_cuda_graphs`.
@@ -47,6 +47,10 @@ def backend(path: Path, request: pytest.FixtureRequest) -> Iterator[TorchBackend
     backend = open_backend(path, request.param, MAX_MODEL_LEN)
     yield backend
     backend.close()
+
+
+def test_no_draft_is_verified_since_no_state_can_be_taken_back(backend: TorchBackend) -> None:
+    assert [pool.max_draft_tokens for pool in backend.spec.pools] == [0]
 
 
 def request_of(length: int, slot: int, seed: int = 0) -> Request:

@@ -1,20 +1,28 @@
-"""A folder that one process locks, and the thread that writes there.
+"""A folder that several servers may share, and the thread that writes there.
+
+Two kinds of locks keep the servers apart, and the kernel frees both when a process dies. A transaction locks
+the folder for a moment. A server that works on one thing for long, such as a batch or an upload, locks a file
+of it.
 
 After a crash, a file has its complete new content or its old content. This module handles bytes and paths
 chosen by the server. It knows no formats.
 """
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar, TypeVarTuple
+from typing import Final, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
+
+LOCK_TIMEOUT: Final = 5.0  # seconds at the start; a transaction takes milliseconds
 
 
 class FolderError(ValueError):
@@ -26,21 +34,19 @@ class DiskFullError(Exception):
 
 
 class Disk:
-    """A locked folder and one writing thread, which runs the work passed to `run` in call order."""
+    """A shared folder and one writing thread, which runs the work passed to it in call order."""
 
     def __init__(self, root: Path) -> None:
-        """Lock the folder, and create it if it is missing. Raises `FolderError`."""
+        """Create the folder if it is missing, and check that it can be locked. Raises `FolderError`."""
         self.root = root
+        self._readers: list[Callable[[], None]] = []
+        self._num_seen: int | None = None  # changes that the readers have read
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(root / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise FolderError(f"batch_dir {root} cannot be used: {error.strerror}") from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
-            raise FolderError(f"batch_dir {root} is in use by another server") from error
+        self._check_lock()
         self._thread = ThreadPoolExecutor(1, "batch-disk")
 
     def folder(self, name: str) -> Path:
@@ -48,6 +54,14 @@ class Disk:
         path = self.root / name
         path.mkdir(mode=0o700, exist_ok=True)
         return path
+
+    def register(self, reader: Callable[[], None]) -> None:
+        """Call `reader` in the next transaction, and in each one after any server has changed the folder.
+
+        It reads what the folder holds into memory.
+        """
+        self._readers.append(reader)
+        self._num_seen = None
 
     async def run(self, work: Callable[[*Args], T], *arguments: *Args) -> T:
         """Run `work` in the writing thread and return its result. Work that has started also completes when
@@ -60,10 +74,82 @@ class Disk:
                 raise
             raise DiskFullError(str(error)) from error
 
+    async def change(self, work: Callable[[*Args], T], *arguments: *Args) -> T:
+        """As `run`, in a transaction: the memory is up to date, and no other server changes the folder.
+
+        `work` updates the memory too.
+        """
+        return await self.run(self.change_now, work, *arguments)
+
+    def change_now(self, work: Callable[[*Args], T], *arguments: *Args) -> T:
+        """As `change`, in the calling thread."""
+        with self._transaction():
+            # Before the work: if this process dies amid it, the others read the folder again. If it fails,
+            # this process does too.
+            num_changes = (self._num_seen or 0) + 1
+            self._num_seen = None
+            os.pwrite(self._lock, num_changes.to_bytes(8), 0)
+            result = work(*arguments)
+            self._num_seen = num_changes
+            return result
+
+    def read_now(self) -> None:
+        """Let the readers read what other servers have changed."""
+        with self._transaction():
+            pass
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        try:
+            num_changes = int.from_bytes(os.pread(self._lock, 8, 0))
+            if num_changes != self._num_seen:
+                self._num_seen = None
+                for reader in self._readers:
+                    reader()
+                self._num_seen = num_changes
+            yield
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
     def close(self) -> None:
-        """Wait for pending writes and unlock the folder."""
+        """Wait for pending writes."""
         self._thread.shutdown()
         os.close(self._lock)
+
+    def _check_lock(self) -> None:
+        """Raise `FolderError` if the folder cannot be locked within some seconds."""
+        deadline = time.monotonic() + LOCK_TIMEOUT
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+                return
+            except OSError as error:
+                if error.errno == errno.EWOULDBLOCK and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                    continue
+                os.close(self._lock)
+                raise FolderError(
+                    f"batch_dir {self.root} cannot be locked: {error.strerror}. Its file system must have "
+                    "locks (flock), and no server of an older version may use it"
+                ) from error
+
+
+def try_lock(path: Path) -> int | None:
+    """Lock a file, which is created if it is missing, until its descriptor is closed or the process dies.
+
+    Returns the descriptor, or None if it is locked.
+    """
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno != errno.EWOULDBLOCK:
+            raise
+        return None
+    return descriptor
 
 
 def write_atomically(path: Path, content: bytes) -> None:

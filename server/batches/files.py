@@ -7,16 +7,17 @@ stored as text and never become paths.
 
 import enum
 import logging
+import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from pydantic import TypeAdapter
 
-from server.batches.disk import Disk, move, write_atomically
+from server.batches.disk import Disk, move, try_lock, write_atomically
 from server.batches.quota import Quota
 from server.http.errors import ApiError, conflict, overloaded
 from server.options.settings import BatchSettings
@@ -52,20 +53,25 @@ def new_file_id() -> str:
 
 
 class FileStore:
-    """The files of all owners. Lookups run on the event loop, writes in the disk's thread."""
+    """The files of all owners and all servers. Lookups run on the event loop, writes in the disk's thread.
+
+    `read_ids` returns the ids of the files that unfinished batches read. These are not deleted.
+    """
 
     def __init__(self, disk: Disk, settings: BatchSettings, now: Callable[[], float]) -> None:
-        """Read the stored files, and remove incomplete ones that a crash left."""
+        """Remove incomplete files that a crash left. The disk's first transaction reads the others."""
         self._disk = disk
         self._settings = settings
         self._now = now
         self._folder = disk.folder("files")
-        self._holds: Counter[str] = Counter()  # unfinished batches that read a file, by file id
+        # Replaced by the disk's thread, never changed, so that the event loop may read it at any time.
+        self._files: dict[str, StoredFile] = {}
+        self.read_ids: Callable[[], Collection[str]] = tuple
         self.quota = Quota(settings.max_disk_bytes)
-        self.uploads = Counter[str]()  # uploads in progress, by owner
-        records = sorted(_load_records(self._folder), key=lambda file: (file.created_at, file.id))
-        self._files = {file.id: file for file in records}
-        self.quota.add(sum(file.num_bytes for file in records))
+        self.quota.sources.append(lambda: sum(file.num_bytes for file in self._files.values()))
+        self.uploads = Counter[str]()  # uploads in progress at this server, by owner
+        disk.change_now(self._clean)
+        disk.register(self._read)
 
     def draft_path(self, file_id: str) -> Path:
         """Return the path of an upload in progress."""
@@ -114,47 +120,68 @@ class FileStore:
             )
 
     async def keep(self, file: StoredFile, source: Path) -> None:
-        """Add a file, and move its content here from `source`. The quota must include the content already."""
-        await self._disk.run(self._write, file, source)
-        self._files[file.id] = file
-
-    def hold(self, file_id: str) -> None:
-        """Protect a file from deletion until `release`. Holds are counted."""
-        self._holds[file_id] += 1
-
-    def release(self, file_id: str) -> None:
-        self._holds[file_id] -= 1
+        """Add a file, and move its content here from `source`."""
+        await self._disk.change(self._keep, file, source)
 
     async def delete(self, file_id: str, owner: str) -> None:
         """Delete an owner's file. Raises `ApiError`."""
-        file = self.get(file_id, owner)
-        if self._holds[file_id] > 0:
-            raise conflict(
-                "file_in_use", f"File '{file_id}' is the input of a batch that has not ended.", "file_id"
-            )
-        await self._remove(file)
+        await self._disk.change(self._delete, file_id, owner)
 
     async def expire(self) -> None:
         """Remove the expired files that no unfinished batch reads."""
-        expired = [
-            file for file in self._files.values() if self._has_expired(file) and self._holds[file.id] <= 0
-        ]
-        for file in expired:
-            await self._remove(file)
+        if any(map(self._has_expired, self._files.values())):
+            await self._disk.change(self._expire)
 
     def _has_expired(self, file: StoredFile) -> bool:
         return file.expires_at <= self._now()
 
-    def _write(self, file: StoredFile, source: Path) -> None:
+    # In the disk's thread, in a transaction
+
+    def _read(self) -> None:
+        """Read the records of new files, and forget those that are gone."""
+        ids = {path.stem for path in self._folder.glob("*.json")}
+        files = [file for file in self._files.values() if file.id in ids]
+        files += [
+            record
+            for file_id in ids - self._files.keys()
+            if self.content_of(file_id).exists()
+            and (record := _load_record(self._folder / f"{file_id}.json")) is not None
+        ]
+        files.sort(key=lambda file: (file.created_at, file.id))
+        self._files = {file.id: file for file in files}
+
+    def _clean(self) -> None:
+        """Remove what a crash left: one of a file's two parts, and uploads whose server is gone."""
+        for path in self._folder.iterdir():
+            other = {".json": ".data", ".data": ".json"}.get(path.suffix)
+            if other is not None and path.with_suffix(other).exists():
+                continue
+            lock = try_lock(path)
+            if lock is not None:
+                path.unlink()
+                os.close(lock)
+
+    def _keep(self, file: StoredFile, source: Path) -> None:
         write_atomically(self._folder / f"{file.id}.json", _RECORD.dump_json(file))
         move(source, self.content_of(file.id))
+        self._files = {**self._files, file.id: file}
 
-    async def _remove(self, file: StoredFile) -> None:
-        del self._files[file.id]
-        self.quota.add(-file.num_bytes)
-        await self._disk.run(self._unlink, file)
+    def _delete(self, file_id: str, owner: str) -> None:
+        file = self.get(file_id, owner)
+        if file_id in self.read_ids():
+            raise conflict(
+                "file_in_use", f"File '{file_id}' is the input of a batch that has not ended.", "file_id"
+            )
+        self._remove(file)
 
-    def _unlink(self, file: StoredFile) -> None:
+    def _expire(self) -> None:
+        read_ids = self.read_ids()
+        for file in self._files.values():
+            if self._has_expired(file) and file.id not in read_ids:
+                self._remove(file)
+
+    def _remove(self, file: StoredFile) -> None:
+        self._files = {file_id: other for file_id, other in self._files.items() if file_id != file.id}
         # The content goes first: after a crash here, the next start removes the record.
         self.content_of(file.id).unlink(missing_ok=True)
         (self._folder / f"{file.id}.json").unlink(missing_ok=True)
@@ -164,20 +191,10 @@ def no_such_file(file_id: str) -> ApiError:
     return ApiError(404, "file_not_found", f"No such File object: {file_id[:128]}", param="file_id")
 
 
-def _load_records(folder: Path) -> list[StoredFile]:
-    """Return the records of all complete files, and remove all other files from `folder`."""
-    records: list[StoredFile] = []
-    complete_ids = set[str]()
-    for path in folder.glob("*.json"):
-        if not path.with_suffix(".data").exists():
-            continue
-        # An unreadable record may be another version's: the file is not served, but not removed either.
-        complete_ids.add(path.stem)
-        try:
-            records.append(_RECORD.validate_json(path.read_bytes()))
-        except ValueError:
-            logger.warning("%s is not a valid file record; it is ignored and not deleted", path)
-    for path in folder.iterdir():
-        if path.stem not in complete_ids or path.suffix not in (".json", ".data"):
-            path.unlink()
-    return records
+def _load_record(path: Path) -> StoredFile | None:
+    # An unreadable record may be another version's: the file is not served, but not removed either.
+    try:
+        return _RECORD.validate_json(path.read_bytes())
+    except ValueError:
+        logger.warning("%s is not a valid file record; it is ignored and not deleted", path)
+        return None

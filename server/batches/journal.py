@@ -23,6 +23,7 @@ class Journal:
         self.output_path = folder / "output.jsonl"
         self.error_path = folder / "error.jsonl"
         self.usage = Usage()
+        self.num_bytes = 0
         self.num_completed = self._repair(self.output_path)
         self.num_failed = self._repair(self.error_path)
         sync_folder(folder)
@@ -42,7 +43,9 @@ class Journal:
         """
         lines = [answer + b"\n" for answer in answers]
         path = self.error_path if is_error else self.output_path
-        _append(path, b"".join(lines))
+        content = b"".join(lines)
+        _append(path, content)
+        self.num_bytes += len(content)
         self.usage = sum((Usage.of(json.loads(line)) for line in lines), self.usage)
         if is_error:
             self.num_failed += len(lines)
@@ -51,7 +54,7 @@ class Journal:
 
     def _repair(self, path: Path) -> int:
         """Create `path` if it is missing, truncate it after the last complete line, and return its number of
-        lines. Adds the lines' usage.
+        lines. Adds the lines' bytes and usage.
         """
         num_lines = 0
         end = 0
@@ -61,6 +64,7 @@ class Journal:
             num_lines += 1
             self.usage += Usage.of(answer)
         os.truncate(path, end)
+        self.num_bytes += end
         return num_lines
 
 

@@ -1,19 +1,23 @@
 """Moves batches from state to state and runs their lines, a bounded number at a time over all batches.
 
+Servers that share a folder run each batch once: a lock on a file of the batch says whose it is. A server that
+dies loses its locks, and the others try each lock once a second.
+
 Each state's step can be interrupted anywhere and run again, after a cancellation, a full disk or a crash: the
 journal holds the ids of the answered lines.
 """
 
 import asyncio
 import logging
+import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol
 
 from server.batches.batch import Batch, BatchStatus, Counts
-from server.batches.disk import DiskFullError
+from server.batches.disk import DiskFullError, try_lock
 from server.batches.dispatch import Dispatcher
 from server.batches.files import Purpose, StoredFile, new_file_id
 from server.batches.journal import Journal
@@ -23,7 +27,7 @@ from server.http.json_response import ascii_json
 
 logger: Final = logging.getLogger(__name__)
 
-SWEEP_INTERVAL: Final = 5.0  # seconds between two checks for expired batches and files
+SWEEP_INTERVAL: Final = 1.0  # seconds between two looks at expiry times and at what other servers have done
 RETRY_INTERVAL: Final = 5.0  # seconds before a retry after an error of the disk or a full quota
 MAX_RETRY_INTERVAL: Final = 60.0  # seconds; each failure in a row doubles the time
 EXPIRED: Final = {
@@ -58,7 +62,8 @@ class BatchRunner:
         self._observer = observer
         self._draining = asyncio.Event()
         self._batches: dict[str, asyncio.Task[None]] = {}  # one task for each unfinished batch, by id
-        self._steps: dict[str, asyncio.Task[None]] = {}  # the current step of each of them, by id
+        # The current step of each of them that this server holds, by id, and the state that it began in.
+        self._steps: dict[str, tuple[BatchStatus, asyncio.Task[None]]] = {}
         self._line_slots = asyncio.Semaphore(0)
 
     async def run(self, num_lines: int) -> None:
@@ -66,47 +71,74 @@ class BatchRunner:
         self._line_slots = asyncio.Semaphore(num_lines)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._sweep_periodically())
-            for batch in self._store.unfinished():
-                self._store.changed.put_nowait(batch.id)
             while True:
                 batch_id = await self._store.changed.get()
                 if batch_id in self._steps:
-                    # The batch was cancelled or has expired: its task goes on with the new state's step.
-                    self._steps[batch_id].cancel()
-                elif batch_id not in self._batches and not self._store[batch_id].status.has_ended:
-                    self._batches[batch_id] = group.create_task(self._run_batch(batch_id))
+                    status, step = self._steps[batch_id]
+                    if self._store[batch_id].status is not status:
+                        # The batch was cancelled or has expired: its task goes on with the new state's step.
+                        step.cancel()
+                elif batch_id not in self._batches and self._may_run(batch_id):
+                    self._batches[batch_id] = group.create_task(self._try_batch(batch_id))
+
+    def _may_run(self, batch_id: str) -> bool:
+        return self._store.is_unfinished(batch_id) and not self._draining.is_set()
 
     def drain(self) -> None:
         """Start no more lines; those in progress may complete."""
         self._draining.set()
 
     async def sweep(self) -> None:
-        """End the expired batches and remove the expired files."""
-        now = self._now()
+        """Read what other servers have done, end the expired batches and remove the expired files."""
+        await self._store.refresh()
         for batch in self._store.unfinished():
-            if batch.status.may_run and batch.expires_at <= now:
-                await self._store.put(
-                    replace(batch.entered(BatchStatus.FINALIZING, now), ending=BatchStatus.EXPIRED)
-                )
-                self._store.changed.put_nowait(batch.id)
+            if self._has_expired(batch):
+                await self._store.update(batch.id, self._expired)
+            self._store.changed.put_nowait(batch.id)
         await self._files.expire()
+
+    def _has_expired(self, batch: Batch) -> bool:
+        return batch.status.may_run and batch.expires_at <= self._now()
+
+    def _expired(self, batch: Batch) -> Batch | None:
+        if not self._has_expired(batch):
+            return None
+        return replace(batch.entered(BatchStatus.FINALIZING, self._now()), ending=BatchStatus.EXPIRED)
 
     async def _sweep_periodically(self) -> None:
         while True:
             try:
                 await self.sweep()
             except (OSError, DiskFullError):
-                logger.exception("expired batches and files could not be removed; retrying")
+                logger.exception("the folder of batches could not be read or changed; retrying")
             await asyncio.sleep(SWEEP_INTERVAL)
 
     # One batch
+
+    async def _try_batch(self, batch_id: str) -> None:
+        """Run a batch, unless another server does."""
+        try:
+            lock = await self._disk.run(try_lock, self._store.folder(batch_id) / "lock")
+            if lock is None:
+                return
+            try:
+                await self._store.refresh()  # its last server may have changed it, and even ended it
+                await self._run_batch(batch_id)
+            finally:
+                os.close(lock)
+        except (OSError, DiskFullError):
+            logger.exception("batch %s could not be taken; retrying", batch_id)
+        finally:
+            self._steps.pop(batch_id, None)
+            del self._batches[batch_id]
 
     async def _run_batch(self, batch_id: str) -> None:
         """Run a batch's steps until it has ended or the server drains. A failed step is retried."""
         interval = RETRY_INTERVAL
         while not self._store[batch_id].status.has_ended and not self._draining.is_set():
-            step = asyncio.create_task(self._step(self._store[batch_id]))
-            self._steps[batch_id] = step
+            batch = self._store[batch_id]
+            step = asyncio.create_task(self._step(batch))
+            self._steps[batch_id] = batch.status, step
             # `wait` does not raise the step's exceptions, so a cancelled step does not cancel this task.
             try:
                 await asyncio.wait({step})
@@ -120,8 +152,6 @@ class BatchRunner:
             self._report(batch_id, error, interval)
             await self._pause(interval)
             interval = min(2 * interval, MAX_RETRY_INTERVAL)
-        self._steps.pop(batch_id, None)
-        del self._batches[batch_id]
 
     def _report(self, batch_id: str, error: BaseException, interval: float) -> None:
         """Log why a step failed. A full disk needs no traceback."""
@@ -170,9 +200,13 @@ class BatchRunner:
 
     async def _leave(self, batch: Batch, status: BatchStatus, **changes: Any) -> None:
         """Move the batch to `status`, unless it was cancelled or has expired in the meantime."""
-        current = self._store[batch.id]
-        if current.status is batch.status:
-            await self._store.put(replace(current.entered(status, self._now()), **changes))
+
+        def moved(current: Batch) -> Batch | None:
+            if current.status is not batch.status:
+                return None
+            return replace(current.entered(status, self._now()), **changes)
+
+        await self._store.update(batch.id, moved)
 
     async def _finalize(self, batch: Batch) -> None:
         """Turn the journal into the output and error files, and end the batch."""
@@ -192,7 +226,7 @@ class BatchRunner:
                 )
                 await self._files.keep(file, path)
             await self._disk.run(partial(path.unlink, missing_ok=True))
-        await self._store.put(batch.entered(batch.ending, self._now()))
+        await self._put(batch.entered(batch.ending, self._now()))
 
     async def _seal(self, batch: Batch) -> Batch:
         """Complete the journal, and store the final counts, usage and file ids. Returns the sealed batch."""
@@ -207,7 +241,8 @@ class BatchRunner:
             ids = await asyncio.to_thread(
                 lambda: [read_task(path, start).custom_id for start in found.unanswered]
             )
-            await self._record(journal, [_line(custom_id, None, EXPIRED) for custom_id in ids], is_error=True)
+            lines = [_line(custom_id, None, EXPIRED) for custom_id in ids]
+            await self._record(batch, journal, lines, is_error=True)
         batch = replace(
             batch,
             is_sealed=True,
@@ -216,8 +251,12 @@ class BatchRunner:
             output_file_id=new_file_id() if journal.num_completed else None,
             error_file_id=new_file_id() if journal.num_failed else None,
         )
-        await self._store.put(batch)
+        await self._put(batch)
         return batch
+
+    async def _put(self, batch: Batch) -> None:
+        """Replace the state of a batch that nobody else changes: its lines run no more."""
+        await self._store.update(batch.id, lambda _: batch)
 
     async def _journal(self, batch: Batch) -> Journal:
         return await self._disk.run(Journal, self._store.folder(batch.id))
@@ -246,21 +285,16 @@ class BatchRunner:
             if reply.is_answer:
                 response = {"status_code": reply.status, "request_id": reply.request_id, "body": reply.body}
                 is_error = reply.status != 200
-                await self._record(journal, [_line(task.custom_id, response, None)], is_error=is_error)
-                self._store.count(batch.id, journal)
+                await self._record(batch, journal, [_line(task.custom_id, response, None)], is_error=is_error)
                 return
             await self._pause(reply.retry_after)
 
-    async def _record(self, journal: Journal, lines: Iterable[bytes], *, is_error: bool) -> None:
+    async def _record(
+        self, batch: Batch, journal: Journal, lines: Sequence[bytes], *, is_error: bool
+    ) -> None:
         """Append lines to the journal, and count their bytes and number."""
-        lines = list(lines)
-        num_bytes = sum(map(len, lines)) + len(lines)
-        self._files.quota.add(num_bytes)
-        try:
-            await self._disk.run(partial(journal.append, lines, is_error=is_error))
-        except (OSError, DiskFullError):
-            self._files.quota.add(-num_bytes)
-            raise
+        await self._disk.run(partial(journal.append, lines, is_error=is_error))
+        self._store.count(batch.id, journal)
         for _ in lines:
             self._observer.answered_line(is_error=is_error)
 

@@ -14,15 +14,16 @@ DISABLED = "Files and batches are disabled: the server was started without --bat
 
 
 class Batches:
-    """The files and batches in one folder. A context manager, which unlocks the folder on exit."""
+    """The files and batches in one folder, which servers may share. A context manager."""
 
     def __init__(self, settings: BatchSettings, now: Callable[[], float] = time.time) -> None:
-        """Lock the folder and load its files and batches. Raises `FolderError`."""
+        """Load the folder's files and batches. Raises `FolderError`."""
         self.settings = settings
         self.now = now
         self.disk = Disk(settings.folder)
         self.files = FileStore(self.disk, settings, now)
         self.store = BatchStore(self.disk, self.files, settings, now)
+        self.disk.read_now()
 
     def close(self) -> None:
         self.disk.close()
@@ -39,3 +40,10 @@ def enabled(batches: Batches | None) -> Batches:
     if batches is None:
         raise ApiError(404, "batches_disabled", DISABLED)
     return batches
+
+
+async def up_to_date(batches: Batches | None) -> Batches:
+    """Return `batches` with what other servers have done. Raises `ApiError` if the server has none."""
+    found = enabled(batches)
+    await found.store.refresh()
+    return found

@@ -7,11 +7,11 @@ time waited for the sender. Without the last limit, slow senders could block all
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import BinaryIO, Final
 
 from starlette.datastructures import Headers
 
-from server.batches.disk import Disk, private
+from server.batches.disk import Disk, try_lock
 from server.batches.files import DEFAULT_LIFETIME, FileStore, Purpose, StoredFile, new_file_id
 from server.batches.multipart import UploadForm
 from server.http.errors import ApiError, invalid_value
@@ -38,6 +38,7 @@ class Upload:
         self._path = files.draft_path(self._id)
         self._num_bytes = 0
         self._buffer = bytearray()
+        self._draft: BinaryIO | None = None  # locked: no other server takes it for the rest of a crash
         self._is_kept = False
 
     async def __aenter__(self) -> "Upload":
@@ -47,8 +48,8 @@ class Upload:
     async def __aexit__(self, *_: object) -> None:
         self._files.uploads[self._owner] -= 1
         if not self._is_kept:
-            self._files.quota.add(-self._num_bytes)
-            await asyncio.shield(self._disk.run(lambda: self._path.unlink(missing_ok=True)))
+            self._files.quota.release(self._num_bytes)
+            await asyncio.shield(self._disk.run(self._discard))
 
     async def receive(self, headers: Headers, pieces: AsyncIterator[bytes]) -> UploadForm:
         """Write the file in a request's body to a draft, and return its form. Raises `ApiError`."""
@@ -96,6 +97,7 @@ class Upload:
     async def _keep(self, file: StoredFile) -> None:
         await self._disk.run(self._sync)
         await self._files.keep(file, self._path)
+        self._files.quota.release(self._num_bytes)
 
     async def _buffer_content(self, content: bytes) -> None:
         if self._num_bytes + len(content) > self._max_bytes:
@@ -109,15 +111,28 @@ class Upload:
     async def _write(self) -> None:
         piece = bytes(self._buffer)
         self._buffer.clear()
-        await self._disk.run(self._append, piece)
+        if self._draft is None:
+            self._draft = await self._disk.change(self._open)
+        await self._disk.run(self._append, self._draft, piece)
 
-    def _append(self, piece: bytes) -> None:
-        with open(self._path, "ab", opener=private) as file:
-            file.write(piece)
+    def _open(self) -> BinaryIO:
+        descriptor = try_lock(self._path)
+        assert descriptor is not None, "nobody else knows the id"
+        return open(descriptor, "wb", buffering=0)
+
+    def _append(self, draft: BinaryIO, piece: bytes) -> None:
+        while piece:  # an unbuffered write may be short
+            piece = piece[draft.write(piece) :]
 
     def _sync(self) -> None:
-        with open(self._path, "ab", opener=private) as file:
-            os.fsync(file.fileno())
+        assert self._draft is not None, "the form was received"
+        os.fsync(self._draft.fileno())
+        self._draft.close()
+
+    def _discard(self) -> None:
+        self._path.unlink(missing_ok=True)
+        if self._draft is not None:
+            self._draft.close()
 
     def _too_large(self) -> ApiError:
         return ApiError(

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 
 from server.batches.batch import Batch, Usage
 from server.batches.dispatch import ENDPOINTS
-from server.batches.service import enabled
+from server.batches.service import enabled, up_to_date
 from server.http.pages import page
 from server.http.record import RequestRecord
 from server.protocol.batches import BatchList, BatchObject, BatchRequest, BatchUsage
@@ -28,7 +28,7 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/v1/batches")
     async def list_batches(request: Request) -> BatchList:
-        owned = enabled(batches).store.of(RequestRecord.of(request.scope).tenant)
+        owned = (await up_to_date(batches)).store.of(RequestRecord.of(request.scope).tenant)
         shown, has_more = page(request, owned, default=DEFAULT_LISTED, max_limit=MAX_LISTED)
         listed: BatchList = {
             "object": "list",
@@ -41,7 +41,8 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/v1/batches/{batch_id}")
     async def retrieve_batch(request: Request, batch_id: str) -> BatchObject:
-        return _batch_object(enabled(batches).store.get(batch_id, RequestRecord.of(request.scope).tenant))
+        owner = RequestRecord.of(request.scope).tenant
+        return _batch_object((await up_to_date(batches)).store.get(batch_id, owner))
 
     @routes.post("/v1/batches/{batch_id}/cancel")
     async def cancel_batch(request: Request, batch_id: str) -> BatchObject:

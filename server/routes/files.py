@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 
 from server.batches.files import StoredFile, no_such_file
-from server.batches.service import enabled
+from server.batches.service import enabled, up_to_date
 from server.batches.upload import Upload
 from server.http.pages import page
 from server.http.record import RequestRecord
@@ -42,7 +42,7 @@ def router(services: Services) -> APIRouter:
         purpose = request.query_params.get("purpose")
         files = [
             file
-            for file in enabled(batches).files.of(RequestRecord.of(request.scope).tenant)
+            for file in (await up_to_date(batches)).files.of(RequestRecord.of(request.scope).tenant)
             if purpose in (None, file.purpose)
         ]
         shown, has_more = page(request, files, default=MAX_LISTED, max_limit=MAX_LISTED)
@@ -57,11 +57,12 @@ def router(services: Services) -> APIRouter:
 
     @routes.get("/v1/files/{file_id}")
     async def retrieve_file(request: Request, file_id: str) -> FileObject:
-        return _file_object(enabled(batches).files.get(file_id, RequestRecord.of(request.scope).tenant))
+        owner = RequestRecord.of(request.scope).tenant
+        return _file_object((await up_to_date(batches)).files.get(file_id, owner))
 
     @routes.get("/v1/files/{file_id}/content", response_class=StreamingResponse)
     async def retrieve_content(request: Request, file_id: str) -> StreamingResponse:
-        files = enabled(batches).files
+        files = (await up_to_date(batches)).files
         file = files.get(file_id, RequestRecord.of(request.scope).tenant)
         try:
             content = await run_in_threadpool(_open, files.content_of(file.id))

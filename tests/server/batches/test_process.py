@@ -1,5 +1,6 @@
-"""A real server process in the middle of a batch: killed, restarted, terminated, restarted."""
+"""Real server processes in the middle of a batch: killed, restarted, terminated, and two that share one."""
 
+import contextlib
 import signal
 from pathlib import Path
 
@@ -55,11 +56,6 @@ def test_a_batch_survives_its_process(tmp_path: Path) -> None:
         serve(*options, log=tmp_path / "third") as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="any") as sdk,
     ):
-        with (
-            pytest.raises(RuntimeError, match=r"--batch-dir .* is in use by another server"),
-            serve(*options, log=tmp_path / "other"),
-        ):
-            pass
         while (ended := sdk.batches.retrieve(batch.id)).status != "completed":
             assert ended.status in ("in_progress", "finalizing")
         content = sdk.files.content(str(ended.output_file_id)).read()
@@ -71,3 +67,35 @@ def test_a_batch_survives_its_process(tmp_path: Path) -> None:
         NUM_LINES,
         NUM_LINES,
     )
+
+
+@pytest.mark.long
+def test_replicas_lose_and_repeat_no_line_when_they_are_killed(tmp_path: Path) -> None:
+    """Two replicas with one folder; whichever runs the batch is killed, and comes back."""
+    options = ("--backend", "fake", "--batch-dir", str(tmp_path / "kept"))
+    lines = [line(f"r{number}", model="snapserve-demo", max_tokens=32) for number in range(NUM_LINES)]
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(serve(*options, log=tmp_path / name)) for name in ("a", "b")]
+        sdk = stack.enter_context(openai.OpenAI(base_url=f"{servers[1].url}/v1", api_key="any"))
+        file = sdk.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
+        batch = sdk.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+        for num_kills in range(1, 5):
+            # The one that made the batch has it; then the other one, and so on.
+            runs, other = servers[num_kills % 2], servers[(num_kills + 1) % 2]
+            with openai.OpenAI(base_url=f"{other.url}/v1", api_key="any") as sdk:
+                wait_for(sdk, batch, num_kills * NUM_LINES // 8)
+                end(runs, signal.SIGKILL)
+                journal = tmp_path / "kept" / "batches" / batch.id / "output.jsonl"
+                num_before = journal.read_bytes().count(b"\n")
+                assert num_before < NUM_LINES
+                wait_for(sdk, batch, num_before + 10)
+            servers[num_kills % 2] = stack.enter_context(serve(*options, log=tmp_path / f"kill{num_kills}"))
+        with openai.OpenAI(base_url=f"{servers[0].url}/v1", api_key="any") as sdk:
+            while (ended := sdk.batches.retrieve(batch.id)).status != "completed":
+                assert ended.status in ("in_progress", "finalizing")
+            content = sdk.files.content(str(ended.output_file_id)).read()
+    assert set(answers(content)) == {f"r{number}" for number in range(NUM_LINES)}
+    assert ended.request_counts is not None
+    assert (ended.request_counts.total, ended.request_counts.completed) == (NUM_LINES, NUM_LINES)

@@ -82,7 +82,6 @@ async def upload(batches: Batches, content: bytes) -> StoredFile:
     )
     draft = batches.files.draft_path(file.id)
     draft.write_bytes(content)
-    batches.files.quota.take(len(content))
     await batches.files.keep(file, draft)
     return file
 
@@ -389,13 +388,6 @@ async def test_unfinished_batches_are_limited(tmp_path: Path) -> None:
         with pytest.raises(ApiError) as refused:
             await create(batches, jsonl(LINES))
         assert refused.value.status == 429
-
-
-def test_a_folder_belongs_to_one_server(tmp_path: Path) -> None:
-    with Batches(limits(tmp_path)), pytest.raises(ValueError, match="in use by another server"):
-        Batches(limits(tmp_path))
-    with Batches(limits(tmp_path)):
-        pass
 
 
 def test_an_unreadable_record_is_ignored(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import openai
@@ -69,33 +70,49 @@ def test_a_batch_survives_its_process(tmp_path: Path) -> None:
     )
 
 
+def runner_of(batch: Batch, folder: Path, servers: list[Server]) -> Server:
+    """Return the server that holds the batch's lock."""
+    inode = str((folder / "batches" / batch.id / "lock").stat().st_ino)
+    while True:
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        pids = {int(lock[4]) for lock in locks if lock[1] == "FLOCK" and lock[5].endswith(f":{inode}")}
+        for server in servers:
+            if server.process.pid in pids:
+                return server
+
+
 @pytest.mark.long
 def test_replicas_lose_and_repeat_no_line_when_they_are_killed(tmp_path: Path) -> None:
-    """Two replicas with one folder; whichever runs the batch is killed, and comes back."""
-    options = ("--backend", "fake", "--batch-dir", str(tmp_path / "kept"))
-    lines = [line(f"r{number}", model="snapserve-demo", max_tokens=32) for number in range(NUM_LINES)]
+    """Three replicas with one folder: the one that runs the batch is killed, then the next one too."""
+    folder = tmp_path / "kept"
+    options = ("--backend", "fake", "--batch-dir", str(folder), "--batch-concurrency", "1")
+    lines = [line(f"r{number}", model="snapserve-demo", max_tokens=64) for number in range(NUM_LINES)]
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(serve(*options, log=tmp_path / name)) for name in ("a", "b")]
-        sdk = stack.enter_context(openai.OpenAI(base_url=f"{servers[1].url}/v1", api_key="any"))
+        with ThreadPoolExecutor(3) as executor:
+            logs = [tmp_path / name for name in ("a", "b", "c")]
+            servers = list(executor.map(lambda log: stack.enter_context(serve(*options, log=log)), logs))
+        clients = {
+            server.url: stack.enter_context(openai.OpenAI(base_url=f"{server.url}/v1", api_key="any"))
+            for server in servers
+        }
+        sdk = clients[servers[0].url]
         file = sdk.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
         batch = sdk.batches.create(
             input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
         )
-        for num_kills in range(1, 5):
-            # The one that made the batch has it; then the other one, and so on.
-            runs, other = servers[num_kills % 2], servers[(num_kills + 1) % 2]
-            with openai.OpenAI(base_url=f"{other.url}/v1", api_key="any") as sdk:
-                wait_for(sdk, batch, num_kills * NUM_LINES // 8)
-                end(runs, signal.SIGKILL)
-                journal = tmp_path / "kept" / "batches" / batch.id / "output.jsonl"
-                num_before = journal.read_bytes().count(b"\n")
-                assert num_before < NUM_LINES
-                wait_for(sdk, batch, num_before + 10)
-            servers[num_kills % 2] = stack.enter_context(serve(*options, log=tmp_path / f"kill{num_kills}"))
-        with openai.OpenAI(base_url=f"{servers[0].url}/v1", api_key="any") as sdk:
-            while (ended := sdk.batches.retrieve(batch.id)).status != "completed":
-                assert ended.status in ("in_progress", "finalizing")
-            content = sdk.files.content(str(ended.output_file_id)).read()
+        num_before = 0
+        while len(servers) > 1:
+            sdk = clients[servers[-1].url]
+            wait_for(sdk, batch, num_before + 20)
+            runs = runner_of(batch, folder, servers)
+            end(runs, signal.SIGKILL)
+            servers.remove(runs)
+            num_before = (folder / "batches" / batch.id / "output.jsonl").read_bytes().count(b"\n")
+            assert 20 <= num_before < NUM_LINES
+        sdk = clients[servers[0].url]
+        while (ended := sdk.batches.retrieve(batch.id)).status != "completed":
+            assert ended.status in ("in_progress", "finalizing")
+        content = sdk.files.content(str(ended.output_file_id)).read()
     assert set(answers(content)) == {f"r{number}" for number in range(NUM_LINES)}
     assert ended.request_counts is not None
     assert (ended.request_counts.total, ended.request_counts.completed) == (NUM_LINES, NUM_LINES)

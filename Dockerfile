@@ -16,7 +16,7 @@ RUN python3 -m venv /opt/snapserve
 # The dependencies are a separate layer, since it is the largest and seldom changes. Builds of PyTorch from TORCH_INDEX have
 # a local version (2.13.0+cpu), which pip prefers to the same version without one. PyTorch's test programs are deleted.
 COPY pyproject.toml constraints.txt ./
-RUN python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > requirements.txt \
+RUN python3 -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *p['optional-dependencies']['redis'], sep='\n')" > requirements.txt \
     && /opt/snapserve/bin/pip install --no-cache-dir --constraint constraints.txt --extra-index-url "${TORCH_INDEX}" --requirement requirements.txt \
     && cd /opt/snapserve/lib/python3*/site-packages/torch && rm -rf test && find bin -type f ! -name torch_shm_manager -delete
 # The default model, 98 MB, in a layer of its own that changes least. The first start converts it into /cache.

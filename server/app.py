@@ -42,6 +42,7 @@ from server.routes import (
     tokens,
 )
 from server.services import Services
+from server.state.interface import SharedState, StateError
 
 OPEN_PATHS = frozenset({"/health", "/ready", "/version"})
 
@@ -89,6 +90,7 @@ def create_app(services: Services) -> FastAPI:
         QueueFullError,
         UnavailableError,
         DiskFullError,
+        StateError,
         GenerationError,
         Exception,
     ):
@@ -96,11 +98,11 @@ def create_app(services: Services) -> FastAPI:
     return app
 
 
-def accounts(settings: ServerSettings) -> Accounts | None:
+def accounts(settings: ServerSettings, state: SharedState) -> Accounts | None:
     """Return the keys' accounts; None where nothing is limited."""
     if settings.rate_limit == RateLimit() and not settings.key_rate_limits:
         return None
-    return Accounts(settings.rate_limit, settings.key_rate_limits, WallClock().now)
+    return Accounts(settings.rate_limit, settings.key_rate_limits, state.buckets)
 
 
 def for_batches(app: ASGIApp, limits: Accounts | None) -> ASGIApp:

@@ -7,14 +7,12 @@ At its end, it lets running requests finish. The runner has the address, the con
 the options about these have no effect. Each worker process of a runner loads its own model.
 """
 
-import argparse
 import contextlib
-import os
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.instance import Instance
-from server.options.serve import Config, add_serve_options, read_config, with_flags
+from server.options.serve import Config, environment_config, with_flags
 from server.serve import open_batches, prepare
 
 
@@ -58,9 +56,7 @@ class Application:
 def create_app(config: Config | None = None) -> Application:
     """Return the application of a configuration, by default that of the environment. Raises `OptionError`."""
     if config is None:
-        parser = argparse.ArgumentParser()
-        add_serve_options(parser)
-        config = read_config(parser.parse_args([]), os.environ)
+        config = environment_config()
     prepare(config)
     return Application(config)
 

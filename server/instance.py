@@ -24,7 +24,10 @@ from server.http.observers import HttpMeter
 from server.http.simulated import SimulatedMark
 from server.metrics.metrics import Metrics
 from server.options.serve import Config
+from server.options.settings import ServerSettings
 from server.services import Services
+from server.state.interface import SharedState
+from server.state.memory import MemoryState
 from server.text.draft import Draft
 from server.text.renderer import Renderer
 
@@ -47,11 +50,19 @@ class Instance:
             self._load, config.scheduler, metrics, self._clock, stall_limit, self._grammars
         )
         metrics.watch(self._engine)
+        self._state = open_state(config.server)
         services = Services(
-            self._engine, self._renderer, self._grammars, config.server, metrics, batches, self._draft
+            self._engine,
+            self._renderer,
+            self._grammars,
+            config.server,
+            metrics,
+            self._state,
+            batches,
+            self._draft,
         )
         routes = create_app(services)
-        limits = accounts(config.server)
+        limits = accounts(config.server, self._state)
         self._runner: BatchRunner | None = None
         self._running_batches: asyncio.Task[None] | None = None
         if batches is not None:
@@ -77,6 +88,9 @@ class Instance:
     @property
     def spec(self) -> BackendSpec:
         return self._engine.spec
+
+    def health(self) -> Health:
+        return self._engine.health()
 
     def start(self) -> None:
         """Begin to load the model, and run the batches once it is loaded."""
@@ -104,6 +118,7 @@ class Instance:
             self._running_batches.cancel()
             await asyncio.gather(self._running_batches, return_exceptions=True)
         await self._engine.close()
+        await self._state.close()
         self._renderer.close()
         if self._draft is not None:
             self._draft.renderer.close()
@@ -139,3 +154,13 @@ class Instance:
         except Exception:
             # Requests are still served. The batches go on after a restart.
             logger.exception("running batches failed; no batch runs until the server restarts")
+
+
+def open_state(settings: ServerSettings) -> SharedState:
+    """Return the state of this process, or the one that replicas share where a URL names it."""
+    if settings.state_url is None:
+        return MemoryState(settings.storage)
+    # Imported late: its package is an extra.
+    from server.state.redis_state import RedisState
+
+    return RedisState(settings.state_url, settings.storage)

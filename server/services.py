@@ -8,6 +8,7 @@ from server.engine.client import EngineClient
 from server.grammar.compiler import Grammars
 from server.metrics.metrics import Totals, WatchedResponses
 from server.options.settings import ServerSettings
+from server.state.interface import SharedState
 from server.text.draft import Draft
 from server.text.renderer import Renderer
 
@@ -44,5 +45,6 @@ class Services:
     grammars: Grammars
     settings: ServerSettings
     metrics: Exposition
+    state: SharedState
     batches: Batches | None = None
     draft: Draft | None = None  # None: prompts are read as they are

@@ -141,7 +141,7 @@ class ChatBody:
             message.token_ids += event.token_ids
             message.end = ChoiceEnd.of(event)
 
-    def body(self, tally: Tally) -> Payload:
+    async def body(self, tally: Tally) -> Payload:
         num_reasoning_tokens = sum(message.reader.num_reasoning_tokens for message in self._messages)
         choices = [self._choice(index, message) for index, message in enumerate(self._messages)]
         body = self._envelope.body(choices, tally.usage(num_reasoning_tokens)) | {
@@ -235,12 +235,12 @@ class ChatStream:
                 chunks[0]["prompt_token_ids"] = self._prompt_fields.token_ids(prompt)
         return chunks
 
-    def closing(self, tally: Tally) -> Sequence[Payload]:
+    async def closing(self, tally: Tally) -> Sequence[Payload]:
         if not self._request.includes_usage:
             return ()
         return (self._envelope.chunk() | {"usage": tally.usage(self._num_reasoning_tokens)},)
 
-    def failure(self, error: ApiError, _: Tally) -> Sequence[Payload]:
+    async def failure(self, error: ApiError, _: Tally) -> Sequence[Payload]:
         return (error.body(),)
 
     @property

@@ -147,7 +147,7 @@ class CompletionBody:
             choice.token_ids += event.token_ids
             choice.end = ChoiceEnd.of(event)
 
-    def body(self, tally: Tally) -> Payload:
+    async def body(self, tally: Tally) -> Payload:
         choices = [self._choice(index, choice) for index, choice in enumerate(self._choices)]
         return self._envelope.body(choices, tally.usage())
 
@@ -198,12 +198,12 @@ class CompletionStream:
         pieces = self._pieces(prompt, tally.choice_index(prompt, event), event)
         return [self._envelope.chunk(piece) | usage for piece in pieces]
 
-    def closing(self, tally: Tally) -> Sequence[Payload]:
+    async def closing(self, tally: Tally) -> Sequence[Payload]:
         if not self._request.includes_usage:
             return ()
         return (self._envelope.chunk() | {"usage": tally.usage()},)
 
-    def failure(self, error: ApiError, _: Tally) -> Sequence[Payload]:
+    async def failure(self, error: ApiError, _: Tally) -> Sequence[Payload]:
         return (error.body(),)
 
     def _pieces(self, prompt: int, index: int, event: ChoiceDelta) -> list[CompletionChoice]:

@@ -73,7 +73,7 @@ class EmbeddingBody:
         if isinstance(event, Embedding):
             self._vectors[prompt] = event.vector
 
-    def body(self, tally: Tally) -> Payload:
+    async def body(self, tally: Tally) -> Payload:
         num_tokens = sum(tally.num_prompt_tokens)
         whole: EmbeddingList = {
             "object": "list",

@@ -21,6 +21,7 @@ from server.http.errors import (
     unavailable,
 )
 from server.http.validation import invalid_request
+from server.state.interface import StateError
 
 RETRY_SOON = 1  # seconds: every request that ends frees a place in the queue
 RETRY_LATER = 5  # seconds: loading, draining and restarting take longer
@@ -45,6 +46,9 @@ def as_api_error(error: Exception) -> ApiError:
             return _generation_error(error)
         case DiskFullError():
             return disk_is_full()
+        case StateError():
+            message = "The server cannot reach the state that its replicas share."
+            return unavailable("state_unavailable", message, RETRY_LATER)
     return internal_error()
 
 

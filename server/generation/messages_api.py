@@ -302,7 +302,7 @@ class MessageBody:
     def add(self, _: int, event: Event, __: Tally) -> None:
         self._answer.read(event)
 
-    def body(self, tally: Tally) -> Payload:
+    async def body(self, tally: Tally) -> Payload:
         return self._answer.whole(tally)
 
 
@@ -320,7 +320,7 @@ class MessageStream:
     def add(self, _: int, event: Event, __: Tally) -> Sequence[Payload]:
         return self._answer.read(event)
 
-    def closing(self, tally: Tally) -> Sequence[Payload]:
+    async def closing(self, tally: Tally) -> Sequence[Payload]:
         stop_reason, stop_sequence = self._answer.stop(tally)
         delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
         return (
@@ -328,7 +328,7 @@ class MessageStream:
             {"type": "message_stop"},
         )
 
-    def failure(self, error: ApiError, _: Tally) -> Sequence[Payload]:
+    async def failure(self, error: ApiError, _: Tally) -> Sequence[Payload]:
         return (anthropic_error(error),)
 
 

@@ -159,7 +159,7 @@ def embed_task(body: EmbedRequest, model: str, settings: ServerSettings, spec: B
     start = time.monotonic()
 
     class Body(EmbeddingBody):
-        def body(self, tally: Tally) -> Payload:
+        async def body(self, tally: Tally) -> Payload:
             answer: OllamaEmbeddings = {
                 "model": model,
                 "embeddings": self.vectors(),
@@ -182,7 +182,7 @@ class OllamaBody:
     def add(self, _: int, event: Event, __: Tally) -> None:
         self._pieces += self._reply.read(event)
 
-    def body(self, tally: Tally) -> Payload:
+    async def body(self, tally: Tally) -> Payload:
         return self._reply.ended(self._pieces, tally)
 
 
@@ -201,10 +201,10 @@ class OllamaLines:
         pieces = self._reply.read(event)
         return (self._reply.answer(pieces),) if pieces else ()
 
-    def closing(self, tally: Tally) -> Sequence[Payload]:
+    async def closing(self, tally: Tally) -> Sequence[Payload]:
         return (self._reply.ended((), tally),)
 
-    def failure(self, error: ApiError, _: Tally) -> Sequence[Payload]:
+    async def failure(self, error: ApiError, _: Tally) -> Sequence[Payload]:
         return (ollama_error(error),)
 
 

@@ -136,7 +136,7 @@ class Accepted:
         }
 
 
-def reserve(call: Call) -> Reserved:
+async def reserve(call: Call) -> Reserved:
     """Take a ticket for the request. Raises `ApiError`, `QueueFullError` and `UnavailableError`."""
     task = call.task
     record = call.record
@@ -146,7 +146,7 @@ def reserve(call: Call) -> Reserved:
     # Whose turn it is to tokenize: a batch's owner, or a user where there are no keys.
     tenant.set(call.tenant)
     check_limits(task.options, task.num_in_flight, call.services.settings)
-    record.quota.admit()
+    await record.quota.admit()
     num_sequences = task.num_in_flight * task.options.num_choices
     ticket = client.reserve(num_sequences, call.tenant, in_background=record.is_background)
     return Reserved(call, ticket, arrival_time)
@@ -165,7 +165,7 @@ async def without_generation(
         return await work()
 
     record = RequestRecord.of(request.scope)
-    record.quota.admit()
+    await record.quota.admit()
     with services.client.reserve(1, record.tenant):
         return await unless_disconnected(request.receive, worked())
 
@@ -199,7 +199,7 @@ async def prepare(reserved: Reserved) -> Prepared:
     adds = engine_requests(task, rendered, context, services)
     if services.settings.log_prompts:
         await _log_prompts(adds, services)
-    call.record.quota.reserve(sum(_max_cost(add, task) for add in adds))
+    await call.record.quota.reserve(sum(_max_cost(add, task) for add in adds))
     pools = tuple(services.client.spec.pools[add.pool].name for add in adds)
     tally = Tally(tuple(len(add.prompt_token_ids) for add in adds), pools, task.options.num_choices)
     chooses_pool = context.pool is None and len(services.client.spec.pools) > 1

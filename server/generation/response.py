@@ -34,7 +34,7 @@ class GenerationResponse(Response):
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = Call(self._task, RequestRecord.of(scope), Headers(scope=scope), self._services)
-        reserved = reserve(call)
+        reserved = await reserve(call)
         with reserved.ticket:
             prepared = await prepare(reserved)
             with submit(prepared) as submitted:
@@ -54,13 +54,13 @@ class GenerationResponse(Response):
         try:
             await sender.send(formatter.opening())
             await self._send_events(accepted, sender)
-            await sender.send(formatter.closing(accepted.tally))
+            await sender.send(await formatter.closing(accepted.tally))
             await stream.done()
         except Exception as error:
             failure = as_api_error(error)
             if failure.status == 500:
                 logger.exception("request %s failed inside its stream", self._task.id)
-            await sender.send(formatter.failure(failure, accepted.tally))
+            await sender.send(await formatter.failure(failure, accepted.tally))
         await stream.close()
 
     async def _send_events(self, accepted: Accepted, sender: "_Sender") -> None:
@@ -107,4 +107,4 @@ async def collect(accepted: Accepted) -> Payload:
             "x-cache-evicted-tokens": str(cache["evicted_tokens"]),
             "x-cache-compression": f"{cache['compression']:g}",
         }
-    return formatter.body(accepted.tally)
+    return await formatter.body(accepted.tally)

@@ -31,13 +31,16 @@ class BodyFormatter(Protocol):
         """Take an event of a prompt, which `tally` has counted."""
         ...
 
-    def body(self, tally: Tally) -> Payload:
+    async def body(self, tally: Tally) -> Payload:
         """Return the answer. Every choice has ended."""
         ...
 
 
 class StreamFormatter(Protocol):
-    """Turns engine events into the events of a family's stream. It keeps only text that it needs again."""
+    """Turns engine events into the events of a family's stream. It keeps only text that it needs again.
+
+    The end is asynchronous, since some families store their answer first.
+    """
 
     @property
     def stream_type(self) -> type[EventStream]:
@@ -52,11 +55,11 @@ class StreamFormatter(Protocol):
         """Take an event of a prompt, which `tally` has counted; return the events to send."""
         ...
 
-    def closing(self, tally: Tally) -> Sequence[Payload]:
+    async def closing(self, tally: Tally) -> Sequence[Payload]:
         """Return the events that a complete stream ends with."""
         ...
 
-    def failure(self, error: ApiError, tally: Tally) -> Sequence[Payload]:
+    async def failure(self, error: ApiError, tally: Tally) -> Sequence[Payload]:
         """Return the events that a stream ends with when it cannot be completed."""
         ...
 

@@ -9,7 +9,7 @@ queues or engines.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,54 +17,45 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.http.errors import ApiError
 from server.http.record import RequestRecord
 from server.options.settings import RateLimit
+from server.state.interface import Buckets
 
 DEFAULT_MAX_TOKENS = 256  # reserved for an answer without a limit; tokens beyond are charged at its end
-_ROUNDING = 1e-6  # the rounding of sums must not decide
 
 
 class Bucket:
-    """`limit` requests or tokens a minute.
+    """A request's view of one of its key's buckets, of `limit` requests or tokens a minute.
 
-    The level is negative after more was used than had been reserved.
+    `level` is the amount that could be taken at the last look. It is negative after more was used than had
+    been reserved.
     """
 
-    def __init__(self, kind: str, limit: int, now: Callable[[], float]) -> None:
+    def __init__(self, kind: str, limit: int, tenant: str, buckets: Buckets) -> None:
         self.kind = kind
         self.limit = limit
-        self._now = now
-        self._level = float(limit)
-        self._time = now()  # of `_level`
+        self.level = float(limit)
+        self._name = f"{tenant}:{kind}"
+        self._buckets = buckets
 
-    @property
-    def level(self) -> float:
-        """The amount that may be taken now."""
-        now = self._now()
-        refill = (now - self._time) * self.limit / 60
-        self._level = min(self.limit, self._level + refill)
-        self._time = now
-        return self._level
+    async def look(self) -> None:
+        await self._take(0)
 
-    def seconds_until(self, level: float) -> float:
-        return max(level - self.level, 0) * 60 / self.limit
-
-    def take(self, amount: int) -> None:
+    async def take(self, amount: int) -> None:
         """Take `amount`, or nothing and raise `ApiError`."""
-        if amount > self.level + _ROUNDING:
-            raise self._refusal(amount)
-        self._level -= amount
+        if not await self._take(amount):
+            raise self.refusal(amount)
 
     def settle(self, num_reserved: int, num_used: int) -> None:
         """Replace a reservation by the amount that was used."""
-        self._level = min(self.limit, self.level + num_reserved - num_used)
+        self._buckets.settle(self._name, self.limit, num_used - num_reserved)
 
     def headers(self) -> dict[str, str]:
         return {
             f"x-ratelimit-limit-{self.kind}": str(self.limit),
             f"x-ratelimit-remaining-{self.kind}": str(max(math.floor(self.level), 0)),
-            f"x-ratelimit-reset-{self.kind}": duration(self.seconds_until(self.limit)),
+            f"x-ratelimit-reset-{self.kind}": duration(self._seconds_until(self.limit)),
         }
 
-    def _refusal(self, amount: int) -> ApiError:
+    def refusal(self, amount: int) -> ApiError:
         """Return the error for a request that exceeds the current level, or even the limit."""
         limit = f"{self.kind} per min: Limit {self.limit}, Requested {amount}"
         if amount > self.limit:
@@ -72,7 +63,7 @@ class Bucket:
             return ApiError(
                 429, "rate_limit_exceeded", message, kind=self.kind, headers={"x-should-retry": "false"}
             )
-        seconds = self.seconds_until(amount)
+        seconds = self._seconds_until(amount)
         used = self.limit - math.floor(self.level)
         message = f"Rate limit reached on {limit}, Used {used}. Please try again in {duration(seconds)}."
         headers = {
@@ -81,68 +72,72 @@ class Bucket:
         }
         return ApiError(429, "rate_limit_exceeded", message, kind=self.kind, headers=headers)
 
+    async def _take(self, amount: int) -> bool:
+        self.level, is_taken = await self._buckets.take(self._name, self.limit, amount)
+        return is_taken
 
-class Account:
-    """The buckets of one key."""
-
-    def __init__(self, limit: RateLimit, now: Callable[[], float]) -> None:
-        self.requests = None if limit.requests is None else Bucket("requests", limit.requests, now)
-        self.tokens = None if limit.tokens is None else Bucket("tokens", limit.tokens, now)
-
-    def headers(self) -> dict[str, str]:
-        """Return the state of the buckets in OpenAI's headers."""
-        headers: dict[str, str] = {}
-        for bucket in (self.requests, self.tokens):
-            if bucket is not None:
-                headers |= bucket.headers()
-        return headers
+    def _seconds_until(self, level: float) -> float:
+        return max(level - self.level, 0) * 60 / self.limit
 
 
 class RateQuota:
-    """The use that one request makes of its account.
+    """The use that one request makes of its key's buckets.
 
-    The account's state goes into the headers of the answer.
+    Their state goes into the headers of the answer.
     """
 
-    def __init__(self, account: Account, record: RequestRecord) -> None:
-        self._account = account
+    def __init__(self, limit: RateLimit, record: RequestRecord, buckets: Buckets) -> None:
+        def bucket(kind: str, limit: int | None) -> Bucket | None:
+            return None if limit is None else Bucket(kind, limit, record.tenant, buckets)
+
+        self._requests = bucket("requests", limit.requests)
+        self._tokens = bucket("tokens", limit.tokens)
         self._record = record
         self._num_reserved = 0
         self.refused_by: str | None = None  # the kind of the limit that refused the request
+
+    async def look(self) -> None:
+        """Report the buckets before anything is taken."""
+        for bucket in (self._requests, self._tokens):
+            if bucket is not None:
+                await bucket.look()
         self._update_headers()
 
-    def admit(self) -> None:
-        """Count the request before any work is done for it.
+    async def admit(self) -> None:
+        """Count the request before any work is done for it, after `look`.
 
         Raises `ApiError`, also when no tokens are left.
         """
-        account = self._account
-        if account.tokens is not None and account.tokens.level < 1:
-            self._take(account.tokens, 1)  # raises: the level is too low
-        if account.requests is not None:
-            self._take(account.requests, 1)
+        if self._tokens is not None and self._tokens.level < 1:
+            self.refused_by = self._tokens.kind
+            raise self._tokens.refusal(1)
+        if self._requests is not None:
+            await self._take(self._requests, 1)
         self._update_headers()
 
-    def reserve(self, num_tokens: int) -> None:
+    async def reserve(self, num_tokens: int) -> None:
         """Reserve the tokens that the request may cost. Raises `ApiError`."""
-        if self._account.tokens is not None:
-            self._take(self._account.tokens, num_tokens)
+        if self._tokens is not None:
+            await self._take(self._tokens, num_tokens)
             self._num_reserved = num_tokens
             self._update_headers()
 
     def settle(self) -> None:
         """Refund the reserved tokens that were not used, or charge those used beyond the reservation."""
-        if self._account.tokens is not None:
+        if self._tokens is not None:
             num_used = self._record.num_prompt_tokens + self._record.num_output_tokens
-            self._account.tokens.settle(self._num_reserved, num_used)
+            self._tokens.settle(self._num_reserved, num_used)
 
-    def _take(self, bucket: Bucket, amount: int) -> None:
+    async def _take(self, bucket: Bucket, amount: int) -> None:
         self.refused_by = bucket.kind
-        bucket.take(amount)
+        await bucket.take(amount)
         self.refused_by = None
 
     def _update_headers(self) -> None:
-        self._record.headers.update(self._account.headers())
+        """Put the state of the buckets into OpenAI's headers."""
+        for bucket in (self._requests, self._tokens):
+            if bucket is not None:
+                self._record.headers.update(bucket.headers())
 
 
 class RateObserver(Protocol):
@@ -152,20 +147,15 @@ class RateObserver(Protocol):
 
 
 class Accounts:
-    """The accounts of all keys, one for each: clients' requests and lines of batches share them."""
+    """The limits and buckets of all keys: clients' requests and lines of batches share them."""
 
-    def __init__(
-        self, default: RateLimit, by_tenant: Mapping[str, RateLimit], now: Callable[[], float]
-    ) -> None:
+    def __init__(self, default: RateLimit, by_tenant: Mapping[str, RateLimit], buckets: Buckets) -> None:
         self._default = default
         self._by_tenant = by_tenant
-        self._now = now
-        self._accounts: dict[str, Account] = {}  # by tenant
+        self._buckets = buckets
 
-    def of(self, tenant: str) -> Account:
-        if tenant not in self._accounts:
-            self._accounts[tenant] = Account(self._by_tenant.get(tenant, self._default), self._now)
-        return self._accounts[tenant]
+    def quota(self, record: RequestRecord) -> RateQuota:
+        return RateQuota(self._by_tenant.get(record.tenant, self._default), record, self._buckets)
 
 
 class RateLimits:
@@ -184,7 +174,8 @@ class RateLimits:
             await self._app(scope, receive, send)
             return
         record = RequestRecord.of(scope)
-        quota = RateQuota(self._accounts.of(record.tenant), record)
+        quota = self._accounts.quota(record)
+        await quota.look()
         record.quota = quota
         try:
             await self._app(scope, receive, send)

@@ -27,11 +27,11 @@ tenant: ContextVar[str] = ContextVar("tenant", default="")
 class Quota(Protocol):
     """The share of its key's rate limits that a request uses."""
 
-    def admit(self) -> None:
+    async def admit(self) -> None:
         """Count the request. Raises `ApiError`."""
         ...
 
-    def reserve(self, num_tokens: int) -> None:
+    async def reserve(self, num_tokens: int) -> None:
         """Reserve tokens until the request's end. Raises `ApiError`."""
         ...
 
@@ -43,9 +43,9 @@ class Quota(Protocol):
 class NoQuota:
     """The quota of a key without rate limits."""
 
-    def admit(self) -> None: ...
+    async def admit(self) -> None: ...
 
-    def reserve(self, num_tokens: int) -> None: ...
+    async def reserve(self, num_tokens: int) -> None: ...
 
     def settle(self) -> None: ...
 

@@ -55,7 +55,7 @@ from server.options.settings import (
 )
 from server.options.slots import CacheOptions, SelectionOptions, SlotOptions, read_pools
 from server.options.speculative_prefill import SpeculativePrefill
-from server.options.types import InputFile, Origin
+from server.options.types import InputFile, Origin, RedisUrl
 
 TRACE_VARIABLES = frozenset({"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"})
 _SCHEDULER = SchedulerConfig()
@@ -177,6 +177,9 @@ class ApiOptions(OptionGroup):
     """Requests that one key may send a minute; more get a 429."""
     rate_limit_tokens: Count | None = None
     """Tokens of prompts and answers that one key may use a minute."""
+    state_url: Annotated[RedisUrl | None, Shown("URL", default="none: in this process")] = None
+    """Redis where replicas share rate limits and stored responses, as redis://host:6379/0; needs the extra
+    `redis`. Prefer the variable if it has a password."""
     metrics_require_key: bool = True
     """Whether `/metrics` needs a key when there are keys."""
     tool_call_parser: ToolParserName = ToolParserName.AUTO
@@ -260,6 +263,13 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
         add_options(parser, serve_groups())
     except (argparse.ArgumentError, RegistryError) as error:
         raise OptionError(f"a backend cannot be registered: {error}") from error
+
+
+def environment_config() -> Config:
+    """Return the configuration that the process's environment alone makes. Raises `OptionError`."""
+    parser = argparse.ArgumentParser()
+    add_serve_options(parser)
+    return read_config(parser.parse_args([]), os.environ)
 
 
 def read_config(arguments: argparse.Namespace, environment: Mapping[str, str]) -> Config:
@@ -386,6 +396,7 @@ def _server(options: ServeOptions) -> ServerSettings:
         limits=Limits(max_body_bytes=api.max_body_size),
         connections=options.connections,
         storage=options.storage,
+        state_url=api.state_url,
         batches=_batches(options.batches, api.max_body_size),
     )
 

@@ -170,4 +170,7 @@ class ServerSettings:
     limits: Limits = Limits()
     batches: BatchSettings | None = None  # None: files and batches are not served
     storage: StorageLimits = field(default_factory=StorageLimits)
+    # Of the Redis where replicas share rate limits and responses. None: they are in this process. Not shown,
+    # since it may have a password.
+    state_url: str | None = field(default=None, repr=False)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)

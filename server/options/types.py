@@ -40,6 +40,14 @@ def _url(value: str) -> str:
     return value.rstrip("/")
 
 
+def _redis_url(value: str) -> str:
+    if re.fullmatch(r"(rediss?|unix)://\S+", value) is None:
+        raise ValueError("a URL like redis://127.0.0.1:6379/0, with rediss for TLS, or unix:///path")
+    if find_spec("redis") is None:
+        raise ValueError("left out where redis is missing (pip install 'snapserve[redis]')")
+    return value
+
+
 def is_printable(value: str) -> bool:
     return value.isascii() and value.isprintable()
 
@@ -89,6 +97,7 @@ def _need_matplotlib() -> None:
 
 Origin = Annotated[str, AfterValidator(_origin), Shown("ORIGIN")]
 Url = Annotated[str, AfterValidator(_url), Shown("URL")]
+RedisUrl = Annotated[str, AfterValidator(_redis_url), Shown("URL")]
 ApiKey = Annotated[str, AfterValidator(_key), Shown("KEY")]
 AnyFile = Annotated[Path, AfterValidator(_path), Shown("FILE")]
 InputFile = Annotated[Path, AfterValidator(_readable), Shown("FILE")]

@@ -1,6 +1,10 @@
-"""Responses that are generated in the background. Each holds a ticket, which limits their number."""
+"""Responses that are generated in the background. Each holds a ticket, which limits their number.
+
+The other replicas see them in the shared state, where each is announced until it has ended.
+"""
 
 import asyncio
+import json
 import logging
 from typing import Final
 
@@ -9,27 +13,31 @@ from server.generation.path import Call, Prepared, accept, prepare, reserve, sub
 from server.generation.response import collect
 from server.http.errors import ApiError
 from server.responses.model_response import ModelResponse
+from server.state.interface import ANNOUNCE_INTERVAL, Responses, StateError
 
 logger: Final = logging.getLogger(__name__)
 
 
 class BackgroundResponses:
-    """The unfinished responses, by owner and id. A finished one is in the store."""
+    """The unfinished responses of this replica, by owner and id. A finished one is in the store."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Responses) -> None:
+        self._store = store
         self._running: dict[tuple[str, str], tuple[ModelResponse, asyncio.Task[None]]] = {}
 
     async def start(self, owner: str, response: ModelResponse, call: Call) -> None:
         """Start a response. Raises the error that refuses it; a later failure is in its body."""
-        reserved = reserve(call)
+        reserved = await reserve(call)
         try:
             prepared = await prepare(reserved)
+            # Before the client has the id, which it may send to another replica.
+            await self._announce(owner, response)
         except BaseException:
             reserved.ticket.release()
             raise
         call.record.detach()
         key = (owner, response.id)
-        task = asyncio.create_task(self._make(response, prepared))
+        task = asyncio.create_task(self._make(owner, response, prepared))
         self._running[key] = (response, task)
         task.add_done_callback(lambda _: self._running.pop(key))
 
@@ -37,27 +45,48 @@ class BackgroundResponses:
         found = self._running.get((owner, response_id))
         return None if found is None else found[0]
 
-    async def cancel(self, owner: str, response_id: str) -> None:
-        """End a response, if it has not ended."""
+    async def cancel(self, owner: str, response_id: str) -> bool:
+        """End a response, if it is made here and has not ended. Returns whether it is."""
         found = self._running.get((owner, response_id))
-        if found is not None:
-            _, task = found
-            task.cancel()
-            await asyncio.wait((task,))
+        if found is None:
+            return False
+        _, task = found
+        task.cancel()
+        await asyncio.wait((task,))
+        return True
 
-    async def _make(self, response: ModelResponse, prepared: Prepared) -> None:
+    async def _make(self, owner: str, response: ModelResponse, prepared: Prepared) -> None:
+        making = asyncio.current_task()
+        assert making is not None
+        announcing = asyncio.create_task(self._keep_announcing(owner, response, making))
         try:
             with prepared.ticket, submit(prepared) as submitted:
                 accepted = await accept(submitted)
                 response.start()
                 await collect(accepted)
         except asyncio.CancelledError:
-            response.cancel()
+            await response.cancel()
             raise
         except Exception as error:
-            response.fail(_api_error(response, error))
+            await response.fail(_api_error(response, error))
         finally:
             prepared.call.record.end()
+            announcing.cancel()
+            await asyncio.wait((announcing,))
+            await self._store.withdraw(owner, response.id)
+
+    async def _announce(self, owner: str, response: ModelResponse) -> bool:
+        return await self._store.announce(owner, response.id, json.dumps(response.snapshot()).encode())
+
+    async def _keep_announcing(self, owner: str, response: ModelResponse, making: asyncio.Task[None]) -> None:
+        while True:
+            await asyncio.sleep(ANNOUNCE_INTERVAL)
+            try:
+                if not await self._announce(owner, response):
+                    making.cancel()
+                    return
+            except StateError:
+                continue  # the response is stored at its end, if the state is back by then
 
 
 def _api_error(response: ModelResponse, error: Exception) -> ApiError:

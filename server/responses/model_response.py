@@ -4,7 +4,7 @@ import itertools
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
@@ -34,7 +34,7 @@ from server.protocol.response_items import (
 from server.protocol.responses import ResponsesRequest, ResponseUsage
 from server.protocol.usage import Usage
 from server.responses.items import OutputWriter
-from server.responses.store import StoredResponse
+from server.state.interface import StoredResponse
 from server.text.renderer import Renderer
 
 Status: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -46,15 +46,15 @@ _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Annotated[Item, Field(discrim
 class Archive(Protocol):
     """The stored responses of one owner."""
 
-    def conversation(self, response_id: str) -> list[Resource]:
+    async def conversation(self, response_id: str) -> list[Resource]:
         """Return the items up to a response's end. Raises `ApiError` if there is no such response."""
         ...
 
-    def item(self, item_id: str) -> Resource:
+    async def item(self, item_id: str) -> Resource:
         """Return one item of a response. Raises `ApiError`."""
         ...
 
-    def keep(self, response: StoredResponse) -> bool:
+    async def keep(self, response: StoredResponse) -> bool:
         """Store a response and return True, unless it is too large."""
         ...
 
@@ -115,7 +115,7 @@ class ModelResponse:
         sampling = request.sampling_params(renderer.defaults, 0, None)
         top_p = sampling.top_p if request.top_p is None else request.top_p
         self._sampling = {"temperature": sampling.temperature, "top_p": top_p}
-        source = self._read_input()
+        source = await self._read_input()
         self._input = source.resources
         turn = await self._render_turn(source, renderer)
         writer = OutputWriter(turn.reader(), self._key, turn.new_call_id)
@@ -163,12 +163,12 @@ class ModelResponse:
             verbosity_param="text.verbosity",
         )
 
-    def _read_input(self) -> ResponseInput:
+    async def _read_input(self) -> ResponseInput:
         """Return earlier items and the request's own. Raises `ApiError`."""
         request = self._request
         earlier: list[Resource] = []
         if request.previous_response_id is not None:
-            earlier = self._archive.conversation(request.previous_response_id)
+            earlier = await self._archive.conversation(request.previous_response_id)
         items = [] if request.input is None else request.input
         if isinstance(items, str):
             items = [MessageItem(role="user", content=items)]
@@ -180,16 +180,16 @@ class ModelResponse:
                 f"got {num_items}.",
                 "input",
             )
-        resources = [*earlier, *self._own_resources(items)]
+        resources = [*earlier, *[each async for each in self._own_resources(items)]]
         parsed = _ITEMS.validate_python(resources)
         _check_calls(parsed)
         return ResponseInput(resources, turns_of(parsed))
 
-    def _own_resources(self, items: Sequence[InputItem]) -> Iterator[Resource]:
+    async def _own_resources(self, items: Sequence[InputItem]) -> AsyncIterator[Resource]:
         for index, item in enumerate(items):
             match item:
                 case ItemReference():
-                    yield self._archive.item(item.id)
+                    yield await self._archive.item(item.id)
                 case SkippedItem():
                     ignore(f"input.{item.type}")
                 case _:
@@ -199,19 +199,19 @@ class ModelResponse:
         """The engine has accepted the request."""
         self._status = "in_progress"
 
-    def complete(self, finish_reason: str, usage: Usage) -> None:
+    async def complete(self, finish_reason: str, usage: Usage) -> None:
         """The answer has ended, by itself or at a limit."""
         self._usage = usage
         self._completed_at = int(time.time())
-        self._end("completed" if finish_reason == "stop" else "incomplete")
+        await self._end("completed" if finish_reason == "stop" else "incomplete")
 
-    def fail(self, error: ApiError, usage: Usage | None = None) -> None:
+    async def fail(self, error: ApiError, usage: Usage | None = None) -> None:
         self._error = error
         self._usage = usage
-        self._stop("failed")
+        await self._stop("failed")
 
-    def cancel(self) -> None:
-        self._stop("cancelled")
+    async def cancel(self) -> None:
+        await self._stop("cancelled")
 
     @property
     def status(self) -> Status:
@@ -241,16 +241,16 @@ class ModelResponse:
     def _output(self) -> list[OutputItem]:
         return [] if self._writer is None else self._writer.items
 
-    def _stop(self, status: Status) -> None:
+    async def _stop(self, status: Status) -> None:
         if self._writer is not None:
             self._writer.stop()
-        self._end(status)
+        await self._end(status)
 
-    def _end(self, status: Status) -> None:
+    async def _end(self, status: Status) -> None:
         self._status = status
         if self._is_stored:
             body = json.dumps(self.snapshot()).encode()
-            self._is_stored = self._archive.keep(
+            self._is_stored = await self._archive.keep(
                 StoredResponse(self.id, body, json.dumps(list(self._input)).encode())
             )
 
@@ -268,8 +268,8 @@ class ResponseBody:
             self._writer.read(event)
             self._finish_reason = event.finish_reason or self._finish_reason
 
-    def body(self, tally: Tally) -> Payload:
-        self._response.complete(self._finish_reason, tally.usage(self._writer.num_reasoning_tokens))
+    async def body(self, tally: Tally) -> Payload:
+        await self._response.complete(self._finish_reason, tally.usage(self._writer.num_reasoning_tokens))
         return self._response.snapshot()
 
 
@@ -299,12 +299,12 @@ class ResponseStream:
         self._finish_reason = event.finish_reason or self._finish_reason
         return self._numbered(self._writer.read(event))
 
-    def closing(self, tally: Tally) -> Sequence[Payload]:
-        self._response.complete(self._finish_reason, tally.usage(self._writer.num_reasoning_tokens))
+    async def closing(self, tally: Tally) -> Sequence[Payload]:
+        await self._response.complete(self._finish_reason, tally.usage(self._writer.num_reasoning_tokens))
         return self._end()
 
-    def failure(self, error: ApiError, tally: Tally) -> Sequence[Payload]:
-        self._response.fail(error, tally.usage(self._writer.num_reasoning_tokens))
+    async def failure(self, error: ApiError, tally: Tally) -> Sequence[Payload]:
+        await self._response.fail(error, tally.usage(self._writer.num_reasoning_tokens))
         return self._end()
 
     def _end(self) -> Sequence[Payload]:

@@ -23,7 +23,6 @@ from server.protocol.responses import (
 from server.responses.archive import OwnedArchive, not_found
 from server.responses.background import BackgroundResponses
 from server.responses.model_response import ModelResponse
-from server.responses.store import ResponseStore
 from server.services import Services
 from server.text.renderer import RenderError
 
@@ -32,8 +31,8 @@ PATH = "/v1/responses"
 
 def router(services: Services) -> APIRouter:
     routes = APIRouter()
-    store = ResponseStore(services.settings.storage)
-    background = BackgroundResponses()
+    store = services.state.responses
+    background = BackgroundResponses(store)
     services.metrics.watch_responses(store)
 
     def archive_of(request: Request) -> OwnedArchive:
@@ -81,7 +80,7 @@ def _add_creation_routes(
 def _add_stored_routes(routes: APIRouter, archive_of: Callable[[Request], OwnedArchive]) -> None:
     @routes.get(PATH + "/{response_id}", response_model=ResponseObject)
     async def retrieve_response(request: Request, response_id: str, stream: bool = False) -> Response:
-        body = archive_of(request).body(response_id)
+        body = await archive_of(request).body(response_id)
         if stream:
             raise unsupported_parameter("stream", "is not supported for a stored response")
         return json_response(body)
@@ -91,16 +90,16 @@ def _add_stored_routes(routes: APIRouter, archive_of: Callable[[Request], OwnedA
         archive = archive_of(request)
         # A background response is stored only at its end, so end it first.
         await archive.cancel(response_id)
-        archive.delete(response_id)
+        await archive.delete(response_id)
         return {"id": response_id, "object": "response", "deleted": True}
 
     @routes.post(PATH + "/{response_id}/cancel", response_model=ResponseObject)
     async def cancel_response(request: Request, response_id: str) -> Response:
         archive = archive_of(request)
-        if not archive.body(response_id)["background"]:
+        if not (await archive.body(response_id))["background"]:
             raise invalid_value("Only responses created with 'background': true can be cancelled.", None)
         await archive.cancel(response_id)
-        return json_response(archive.body(response_id))
+        return json_response(await archive.body(response_id))
 
     @routes.get(PATH + "/{response_id}/input_items")
     async def list_input_items(
@@ -110,7 +109,8 @@ def _add_stored_routes(routes: APIRouter, archive_of: Callable[[Request], OwnedA
         order: Literal["asc", "desc"] = "desc",
         after: str | None = None,
     ) -> ResponseItemList:
-        items: list[dict[str, Any]] = json.loads(archive_of(request).get(response_id).input_items)
+        stored = await archive_of(request).get(response_id)
+        items: list[dict[str, Any]] = json.loads(stored.input_items)
         return _page(items if order == "asc" else items[::-1], limit, after)
 
 

@@ -27,6 +27,7 @@ from server.engine.tickets import SequenceTicket
 from server.grammar.compiler import Grammars
 from server.http.connection import protocol_with
 from server.http.observers import HttpMeter
+from server.instance import open_state
 from server.metrics.metrics import Metrics
 from server.options.settings import ServerSettings
 from server.services import Services
@@ -168,8 +169,10 @@ def serve(
     )
     engine.observed = observed
     server_settings = server_settings or settings()
-    routes = create_app(Services(engine, renderer, grammars, server_settings, observed, batches, draft))
-    limits = accounts(server_settings)
+    state = open_state(server_settings)
+    services = Services(engine, renderer, grammars, server_settings, observed, state, batches, draft)
+    routes = create_app(services)
+    limits = accounts(server_settings, state)
     metered = HttpMeter(wrap(guarded(routes, server_settings, observed, limits)), observed, WallClock().now)
     server = uvicorn.Server(
         uvicorn.Config(
@@ -194,6 +197,7 @@ def serve(
         ):
             await server.serve(sockets=[listener])
         await engine.close()
+        await state.close()
 
     thread = threading.Thread(target=asyncio.run, args=(main(),), name="server")
     thread.start()

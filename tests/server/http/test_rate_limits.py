@@ -1,5 +1,6 @@
 """Requests and tokens a minute: the buckets on a virtual clock, and the headers of answers, over HTTP."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from backends.clock import VirtualClock
 from server.http.errors import ApiError
-from server.http.rate_limits import DEFAULT_MAX_TOKENS, Account, Bucket, RateQuota, duration
+from server.http.rate_limits import DEFAULT_MAX_TOKENS, Accounts, Bucket, duration
 from server.http.record import RequestRecord
 from server.options.command_line import OptionError
 from server.options.keys import key_name, read_key_file
 from server.options.settings import RateLimit
+from server.state.memory import MemoryBuckets
 from server.text.renderer import Renderer
 from tests.server.serving import RunningServer, serve, settings
 
@@ -29,56 +31,66 @@ def test_no_minute_exceeds_twice_the_limit_and_retry_after_suffices(
 ) -> None:
     """A full bucket, and what flows in meanwhile."""
     clock, taken = VirtualClock(), list[tuple[float, int]]()
-    bucket = Bucket("tokens", limit, clock.now)
-    for seconds, amount in asks:
-        clock.elapse(seconds)
-        if amount > bucket.level:
-            with pytest.raises(ApiError) as refused:
-                bucket.take(amount)
-            assert (refused.value.status, refused.value.code, refused.value.kind) == (
-                429,
-                "rate_limit_exceeded",
-                "tokens",
-            )
-            assert ("Retry-After" in refused.value.headers) == (amount <= limit)
-            if amount > limit:
-                continue
-            clock.elapse(int(refused.value.headers["retry-after-ms"]) / 1000)
-        bucket.take(amount)
-        taken.append((clock.now(), amount))
+    bucket = Bucket("tokens", limit, "me", MemoryBuckets(clock.now))
+
+    async def ask() -> None:
+        for seconds, amount in asks:
+            clock.elapse(seconds)
+            await bucket.look()
+            if amount > bucket.level:
+                with pytest.raises(ApiError) as refused:
+                    await bucket.take(amount)
+                assert (refused.value.status, refused.value.code, refused.value.kind) == (
+                    429,
+                    "rate_limit_exceeded",
+                    "tokens",
+                )
+                assert ("Retry-After" in refused.value.headers) == (amount <= limit)
+                if amount > limit:
+                    continue
+                clock.elapse(int(refused.value.headers["retry-after-ms"]) / 1000)
+            await bucket.take(amount)
+            taken.append((clock.now(), amount))
+
+    asyncio.run(ask())
     for start, _ in taken:
         assert sum(amount for time, amount in taken if start <= time < start + 60) <= 2 * limit + 1
 
 
-def test_tokens_are_reserved_and_settled_by_what_was_used() -> None:
-    clock, record = VirtualClock(), RequestRecord("x")
-    account = Account(RateLimit(tokens=600), clock.now)
-    quota = RateQuota(account, record)
-    quota.admit()
-    quota.reserve(500)
+async def test_tokens_are_reserved_and_settled_by_what_was_used() -> None:
+    record, late = RequestRecord("x"), RequestRecord("y")
+    accounts = Accounts(RateLimit(tokens=600), {}, MemoryBuckets(VirtualClock().now))
+    quota = accounts.quota(record)
+    await quota.look()
+    await quota.admit()
+    await quota.reserve(500)
     assert record.headers["x-ratelimit-remaining-tokens"] == "100"
     with pytest.raises(ApiError, match="Used 500"):
-        RateQuota(account, RequestRecord("y")).reserve(101)
+        await accounts.quota(late).reserve(101)
     record.num_prompt_tokens, record.num_output_tokens = 20, 30
     quota.settle()
-    assert account.headers()["x-ratelimit-remaining-tokens"] == "550"
+    await accounts.quota(late).look()
+    assert late.headers["x-ratelimit-remaining-tokens"] == "550"
 
 
-def test_usage_above_the_reservation_delays_the_next_request() -> None:
-    clock, record = VirtualClock(), RequestRecord("x")
-    account = Account(RateLimit(requests=10, tokens=60), clock.now)
-    quota = RateQuota(account, record)
-    quota.reserve(50)
+async def test_usage_above_the_reservation_delays_the_next_request() -> None:
+    clock, record, later = VirtualClock(), RequestRecord("x"), RequestRecord("y")
+    accounts = Accounts(RateLimit(requests=10, tokens=60), {}, MemoryBuckets(clock.now))
+    quota = accounts.quota(record)
+    await quota.reserve(50)
     record.num_output_tokens = 90
     quota.settle()
-    late = RateQuota(account, RequestRecord("y"))
+    late = accounts.quota(later)
+    await late.look()
     with pytest.raises(ApiError) as refused:
-        late.admit()
+        await late.admit()
     assert (refused.value.kind, refused.value.headers["Retry-After"]) == ("tokens", "31")
-    assert account.headers()["x-ratelimit-remaining-tokens"] == "0"
-    assert account.headers()["x-ratelimit-remaining-requests"] == "10"
+    assert late.refused_by == "tokens"
+    assert later.headers["x-ratelimit-remaining-tokens"] == "0"
+    assert later.headers["x-ratelimit-remaining-requests"] == "10"
     clock.elapse(31)
-    late.admit()
+    await late.look()
+    await late.admit()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from server.app import create_app
 from server.engine.async_engine import AsyncEngine
 from server.grammar.compiler import Grammars
 from server.services import Services
+from server.state.memory import MemoryState
 from server.text.renderer import Renderer
 from tests.server.engines import Gate
 from tests.server.serving import MODEL, Observed, settings, spec
@@ -37,6 +38,11 @@ class Loading:
         return FakeBackend(spec(max_decode_steps=1), step_time=self.gate.step)
 
 
+def services_of(engine: AsyncEngine, renderer: Renderer) -> Services:
+    made = settings()
+    return Services(engine, renderer, Grammars(renderer), made, Observed(), MemoryState(made.storage))
+
+
 @pytest.fixture
 def loading() -> Loading:
     return Loading()
@@ -55,9 +61,7 @@ async def engine(loading: Loading) -> AsyncIterator[AsyncEngine]:
 
 @pytest.fixture
 async def http(engine: AsyncEngine, renderer: Renderer) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(
-        create_app(Services(engine, renderer, Grammars(renderer), settings(), Observed()))
-    )
+    transport = httpx.ASGITransport(create_app(services_of(engine, renderer)))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
         yield client
 
@@ -125,9 +129,7 @@ async def test_an_engine_that_makes_no_progress_is_not_well(renderer: Renderer, 
     engine = AsyncEngine(loading, SchedulerConfig(), Observed(), WallClock(), stall_limit=0)
     engine.start()
     await engine.wait_loaded()
-    transport = httpx.ASGITransport(
-        create_app(Services(engine, renderer, Grammars(renderer), settings(), Observed()))
-    )
+    transport = httpx.ASGITransport(create_app(services_of(engine, renderer)))
     async with httpx.AsyncClient(transport=transport, base_url="http://server") as http:
         assert await states(http) == (200, 200, "ready")
         running = asyncio.create_task(http.post("/v1/chat/completions", json=CHAT))

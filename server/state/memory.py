@@ -1,28 +1,18 @@
-"""Stored responses, in memory. Their number, the bytes of their JSON and their age are limited.
+"""The state of one replica, in memory.
 
-An API key sees its own responses only. Above a limit, the key that has most of it loses its oldest response.
-With k keys, a key that uses at most a k-th of each limit therefore loses nothing to the others.
+The number of stored responses, the bytes of their JSON and their age are limited. Above a limit, the key that
+has most of it loses its oldest response. With k keys, a key that uses at most a k-th of each limit therefore
+loses nothing to the others.
 """
 
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from server.options.settings import StorageLimits
+from server.state.interface import RunningResponse, StoredResponse
 
-
-@dataclass(frozen=True, slots=True)
-class StoredResponse:
-    """The JSON of a response. `input_items` are all items before its output, earlier responses included."""
-
-    response_id: str
-    body: bytes
-    input_items: bytes
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.body) + len(self.input_items)
+ROUNDING = 1e-6  # the rounding of sums must not decide
 
 
 class _OwnerResponses:
@@ -52,7 +42,7 @@ class _OwnerResponses:
             self.take_oldest()
 
 
-class ResponseStore:
+class MemoryResponses:
     """`now` returns the seconds of a monotonic clock."""
 
     def __init__(self, limits: StorageLimits, now: Callable[[], float] = time.monotonic) -> None:
@@ -68,11 +58,7 @@ class ResponseStore:
     def num_bytes(self) -> int:
         return sum(owned.num_bytes for owned in self._owners.values())
 
-    def put(self, owner: str, response: StoredResponse) -> bool:
-        """Store a response, and return whether it is stored.
-
-        It is not if it alone is above a limit, or above its owner's share of a full store.
-        """
+    async def put(self, owner: str, response: StoredResponse) -> bool:
         self._drop_expired()
         if response.num_bytes > self._limits.max_bytes or self._limits.max_responses == 0:
             return False
@@ -84,18 +70,28 @@ class ResponseStore:
         self._drop_empty()
         return owner in self._owners and response.response_id in self._owners[owner].responses
 
-    def get(self, owner: str, response_id: str) -> StoredResponse | None:
-        """Return the owner's response with this id, or None."""
+    async def get(self, owner: str, response_id: str) -> StoredResponse | None:
         self._drop_expired()
         found = self._owners[owner].responses.get(response_id) if owner in self._owners else None
         return None if found is None else found[0]
 
-    def delete(self, owner: str, response_id: str) -> bool:
-        """Delete a response, and return whether there was one."""
+    async def delete(self, owner: str, response_id: str) -> bool:
         self._drop_expired()
         was_there = owner in self._owners and self._owners[owner].take(response_id) is not None
         self._drop_empty()
         return was_there
+
+    # There are no other replicas.
+
+    async def announce(self, _owner: str, _response_id: str, _body: bytes, /) -> bool:
+        return True
+
+    async def withdraw(self, _owner: str, _response_id: str, /) -> None: ...
+
+    async def running(self, _owner: str, _response_id: str, /) -> RunningResponse | None:
+        return None
+
+    async def cancel(self, _owner: str, _response_id: str, /) -> None: ...
 
     def _drop_expired(self) -> None:
         now = self._now()
@@ -106,3 +102,34 @@ class ResponseStore:
     def _drop_empty(self) -> None:
         for owner in [owner for owner, owned in self._owners.items() if not owned.responses]:
             del self._owners[owner]
+
+
+class MemoryBuckets:
+    """`now` returns the seconds of a monotonic clock."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._levels: dict[str, tuple[float, float]] = {}  # and the time of each
+
+    async def take(self, name: str, limit: int, amount: int) -> tuple[float, bool]:
+        level = self._level(name, limit)
+        if amount > level + ROUNDING:
+            return level, False
+        self._levels[name] = (level - amount, self._now())
+        return level - amount, True
+
+    def settle(self, name: str, limit: int, amount: int) -> None:
+        self._levels[name] = (min(limit, self._level(name, limit) - amount), self._now())
+
+    def _level(self, name: str, limit: int) -> float:
+        now = self._now()
+        level, since = self._levels.get(name, (float(limit), now))
+        return min(limit, level + (now - since) * limit / 60)
+
+
+class MemoryState:
+    def __init__(self, limits: StorageLimits) -> None:
+        self.buckets = MemoryBuckets()
+        self.responses = MemoryResponses(limits)
+
+    async def close(self) -> None: ...

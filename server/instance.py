@@ -20,6 +20,7 @@ from server.engine.async_engine import AsyncEngine
 from server.engine.client import Health
 from server.generation.turn import template_warnings
 from server.grammar.compiler import Grammars
+from server.http.load_report import LoadReport
 from server.http.observers import HttpMeter
 from server.http.simulated import SimulatedMark
 from server.metrics.metrics import Metrics
@@ -42,7 +43,7 @@ class Instance:
         self._clock: Clock = config.backend.make_clock()
         self._renderer = Renderer()
         self._draft = Draft(config.speculative_prefill) if config.draft is not None else None
-        self.metrics = metrics = Metrics(config.server.model_names[0])
+        self.metrics = metrics = Metrics(config.server.model_names[0], config.process.replica)
         # The option is in seconds of real time, but the engine's clock may be a simulated one.
         stall_limit = config.process.stall_timeout * config.backend.time_scale
         self._grammars = Grammars(self._renderer)
@@ -69,7 +70,7 @@ class Instance:
             dispatcher = Dispatcher(for_batches(self._marked(routes), limits))
             self._runner = BatchRunner(batches, dispatcher, metrics)
             metrics.watch_batches(batches.store)
-        app = self._marked(guarded(routes, config.server, metrics, limits))
+        app = LoadReport(self._marked(guarded(routes, config.server, metrics, limits)), metrics.load)
         self.app: ASGIApp = HttpMeter(app, metrics, self._clock.now)
         self._shut_down_tracing: Callable[[], None] | None = None
         if config.is_traced:

@@ -28,6 +28,9 @@ CACHE_SETTINGS = (
     "num_kept",
     "num_scratch",
     "max_model_len",
+    # Of the store of prompts, under vLLM's names: the endpoint picker of Kubernetes' gateways reads them.
+    "block_size",
+    "num_gpu_blocks",
 )
 
 _TTFT = (
@@ -140,7 +143,7 @@ class Instruments:
         self.num_running = make.gauge("vllm:num_requests_running", "Sequences that have a slot.")
         self.cache_config = make.gauges(
             "vllm:cache_config_info",
-            "The settings of the first pool as labels; always 1.",
+            "The settings of the first pool, and of the store of prompts, as labels; always 1.",
             (*LABELS, *CACHE_SETTINGS),
         )
         self.num_waiting = make.gauge("vllm:num_requests_waiting", "Sequences that wait for a slot.")

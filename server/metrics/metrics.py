@@ -6,12 +6,14 @@ table of `docs/reference/metrics.md`.
 """
 
 import collections
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics_core import Metric
 
 from backends.interface import ArchiveStats, BackendSpec
 from scheduler.messages import Add, CacheUse, Final, FinishReason, Timing
@@ -63,8 +65,10 @@ class Metrics:
 
     content_type = CONTENT_TYPE_PLAIN_0_0_4
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, replica: str | None = None) -> None:
+        """With `replica`, every metric has a label of this name."""
         self._model_name = model_name
+        self._replica = replica
         self._registry = CollectorRegistry()
         self._instruments = Instruments(self._registry, model_name)
         ProcessCollector(registry=self._registry)  # memory, CPU time and open files
@@ -75,7 +79,9 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        if self._replica is None:
+            return generate_latest(self._registry)
+        return generate_latest(_Labelled(self._registry, {"replica": self._replica}))
 
     def totals(self) -> Totals:
         """Return the sums from which rates follow. Much cheaper than `render`."""
@@ -88,6 +94,14 @@ class Metrics:
             _sample(instruments.itl, "_sum"),
             _sample(instruments.rejections, "_total"),
         )
+
+    def load(self) -> dict[str, float]:
+        """Return the load by vLLM's names, for a gateway."""
+        instruments = self._instruments
+        return {
+            "kv_cache_usage_perc": _sample(instruments.cache_usage),
+            "num_requests_waiting": _sample(instruments.num_waiting),
+        }
 
     def watch(self, engine: WatchedEngine) -> None:
         """Read this engine's health and load at every scrape: a stuck engine emits no more events."""
@@ -183,6 +197,8 @@ class Metrics:
             layout.num_kept,
             spec.scratch.num_scratch,
             spec.max_model_len,
+            0 if spec.prefixes is None else spec.prefixes.block_tokens,
+            0 if spec.prefixes is None else spec.prefixes.num_blocks,
         )
         instruments.cache_config.labels(self._model_name, ENGINE, *cache_settings).set(1)
 
@@ -290,7 +306,23 @@ class Metrics:
             instruments.tpot.observe(decode_time / (num_output_tokens - 1))
 
 
-def _sample(instrument: Counter | Histogram, suffix: str) -> float:
+class _Labelled(CollectorRegistry):
+    """The metrics of a registry, each with further labels."""
+
+    def __init__(self, inner: CollectorRegistry, labels: dict[str, str]) -> None:
+        super().__init__()
+        self._inner = inner
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._inner.collect():
+            family.samples = [
+                sample._replace(labels={**sample.labels, **self._labels}) for sample in family.samples
+            ]
+            yield family
+
+
+def _sample(instrument: Counter | Gauge | Histogram, suffix: str = "") -> float:
     """Return the value of an instrument's sample whose name ends with `suffix`."""
     samples = (sample for family in instrument.collect() for sample in family.samples)
     return next(sample.value for sample in samples if sample.name.endswith(suffix))

@@ -142,6 +142,8 @@ class ProcessOptions(OptionGroup):
     """Port to listen on; 0 for a free one."""
     admin_port: Annotated[int | None, Field(ge=0, le=65535), Shown("PORT", default="none")] = None
     """Port of a second listener for probes and `/metrics` alone, which answers when the first is full."""
+    replica: Annotated[Text | None, Shown("NAME", default="none")] = None
+    """Name of this server among its replicas, which becomes the label `replica` of all its metrics."""
     drain_timeout: Seconds = 30.0
     """Time for running requests to finish after the signal to end."""
     stall_timeout: Seconds = 60.0

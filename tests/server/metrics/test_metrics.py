@@ -142,7 +142,7 @@ async def test_health_and_unfinished_sequences_are_read_at_every_scrape() -> Non
 
 def test_cache_settings_are_labels() -> None:
     metrics = Metrics("tiny")
-    metrics.loaded(SPEC)
+    metrics.loaded(replace(SPEC, prefixes=PrefixSpec(40, 16, 1000)))
     settings = {
         "policy": "snapstream",
         "num_slots": "4",
@@ -150,9 +150,22 @@ def test_cache_settings_are_labels() -> None:
         "num_sink": "2",
         "num_recent": "8",
         "num_kept": "8",
+        "num_scratch": "2",
+        "max_model_len": "512",
+        "block_size": "16",
+        "num_gpu_blocks": "40",
     }
-    assert Samples(metrics)("vllm:cache_config_info", **settings, num_scratch="2", max_model_len="512") == 1
+    assert Samples(metrics)("vllm:cache_config_info", **settings) == 1
     assert Samples(metrics)("snapserve:slot_capacity") == 18
+
+
+def test_a_replica_is_named_in_every_metric_and_none_is_lost() -> None:
+    plain, named = Metrics("tiny"), Metrics("tiny", "pod-7")
+    families = [list(text_string_to_metric_families(each.render().decode())) for each in (plain, named)]
+    without, samples = ([sample for family in each for sample in family.samples] for each in families)
+    assert {sample.labels.get("replica") for sample in samples} == {"pod-7"}
+    assert len(samples) == len(without) > 100
+    assert named.load() == {"kv_cache_usage_perc": 0, "num_requests_waiting": 0}
 
 
 def test_every_outcome_is_there_from_the_start() -> None:

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+from backends.host_cpus import num_threads
 from server.batches.disk import FolderError
 from server.batches.service import Batches
 from server.logs import configure_logging
@@ -65,6 +66,9 @@ def prepare(config: Config) -> None:
         raise OptionError(
             "--otlp-endpoint (or OTEL_EXPORTER_OTLP_ENDPOINT) needs: pip install 'snapserve[otel]'"
         )
+    threads = num_threads()
+    if threads is not None:
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     configure_logging(config.process.log_level.upper(), config.process.log_format)

@@ -71,7 +71,14 @@ QUERIES = {
 def filled_in(scene: Scene, text: str) -> str:
     """Return a query about the healthy server, as Grafana would send it."""
     instance = re.escape(scene.servers["healthy"].url.removeprefix("http://")).replace("\\", "\\\\")
-    values = {"$__rate_interval": RATE_INTERVAL, "$model_name": "healthy", "$instance": instance}
+    values = {
+        "$__rate_interval": RATE_INTERVAL,
+        "$model_name": "healthy",
+        "$instance": instance,
+        # What an operator sets in the autoscaler's queries.
+        'namespace="default"': 'namespace="healthy"',
+        'model_name="SmolLM2-135M-Instruct"': 'model_name="healthy"',
+    }
     text = sped_up(text)
     for name, value in values.items():
         text = text.replace(name, value)

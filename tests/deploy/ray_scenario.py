@@ -1,0 +1,180 @@
+"""Replicas on Ray Serve under load, in Ray's own environment: `test_ray` starts it and reads what it prints.
+
+Scale up under 64 streams, shared prefixes, a replica killed amid streams, scale down beside a stream.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ray
+from ray import serve
+
+from tests.e2e.process import free_port
+from tests.paths import ROOT
+
+sys.path.insert(0, str(ROOT / "deploy" / "ray"))
+from app import Scale, build
+
+NUM_SLOTS = 8
+NUM_STREAMS = 64
+ENVIRONMENT = {
+    "PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'ray'}",
+    "OMP_NUM_THREADS": "1",
+    "SNAPSERVE_MODEL": "demo",
+    "SNAPSERVE_COMPILE": "no",
+    "SNAPSERVE_DTYPE": "float32",
+    "SNAPSERVE_NUM_SLOTS": str(NUM_SLOTS),
+    "SNAPSERVE_POLICY": "full",
+    "SNAPSERVE_MAX_MODEL_LEN": "3072",
+    "SNAPSERVE_MAX_NUM_WAITING": "256",
+    "SNAPSERVE_LOG_LEVEL": "warning",
+}
+SENTENCES = (
+    "The bells stayed near the theatre. ",
+    "Marta keeps a brave falcon. ",
+    "Celia plays a blue flute. ",
+)
+
+
+@dataclass
+class Ended:
+    """How one stream ended."""
+
+    status: int
+    text: str = ""
+    errors: list[str] = field(default_factory=list)
+    is_done: bool = False  # with [DONE]
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+
+
+def prefix(number: int) -> str:
+    """Return a text of some 300 tokens that begins unlike the others."""
+    return f"Text {number}. " + "".join(SENTENCES[(number + index * index) % 3] for index in range(36))
+
+
+async def stream(
+    http: httpx.AsyncClient, prompt: str, max_tokens: int, started: asyncio.Event | None = None
+) -> Ended:
+    body = {
+        "model": "snapserve-demo",
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    async with http.stream("POST", "/v1/completions", json=body) as answer:
+        ended = Ended(answer.status_code)
+        if answer.status_code != 200:
+            ended.errors.append((await answer.aread()).decode())
+            return ended
+        async for line in answer.aiter_lines():
+            if line == "data: [DONE]":
+                ended.is_done = True
+            elif line.startswith("data: "):
+                event: dict[str, Any] = json.loads(line[6:])
+                if "error" in event:
+                    ended.errors.append(event["error"]["code"])
+                ended.text += "".join(choice["text"] for choice in event.get("choices", ()))
+                if started is not None and ended.text:
+                    started.set()
+                if event.get("usage"):
+                    ended.num_prompt_tokens = event["usage"]["prompt_tokens"]
+                    ended.num_cached_tokens = event["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return ended
+
+
+def outcome(ended: Ended) -> str:
+    return f"{ended.status} {'done' if ended.is_done else ended.errors}"
+
+
+def replicas() -> list[str]:
+    """Return the names of the replicas' actors."""
+    names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
+    return [name for name in names if name.startswith("SERVE_REPLICA::") and "#Replica#" in name]
+
+
+def num_running() -> int:
+    states = serve.status().applications["snapserve"].deployments["Replica"].replica_states
+    return int(states.get("RUNNING", 0))
+
+
+async def until_running(count: int, seconds: float = 120) -> float:
+    start = time.monotonic()
+    while num_running() != count:
+        assert time.monotonic() - start < seconds, serve.status()
+        await asyncio.sleep(0.2)
+    return time.monotonic() - start
+
+
+async def scenario(url: str) -> dict[str, Any]:
+    limits = httpx.Limits(max_connections=2 * NUM_STREAMS)
+    async with httpx.AsyncClient(base_url=url, timeout=300, limits=limits) as http:
+        # Scale up under load.
+        start = time.monotonic()
+        flood = [asyncio.create_task(stream(http, prefix(n), 64)) for n in range(NUM_STREAMS)]
+        scaled_up = await until_running(2)
+        flooded = await asyncio.gather(*flood)
+        flood_time = time.monotonic() - start
+        # Each prefix once, so that it is stored, then all at once.
+        await asyncio.gather(*(stream(http, prefix(100 + n), 4) for n in range(8)))
+        shared = await asyncio.gather(
+            *(stream(http, f"{prefix(100 + n % 8)} Question {n}?", 8) for n in range(NUM_STREAMS))
+        )
+        # One replica dies amid streams.
+        begun = [asyncio.Event() for _ in range(2 * NUM_SLOTS)]
+        dying = [
+            asyncio.create_task(stream(http, f"{n} is a number.", 600, begun[n]))
+            for n in range(2 * NUM_SLOTS)
+        ]
+        await asyncio.gather(*(event.wait() for event in begun))
+        ray.kill(ray.get_actor(replicas()[0], namespace="serve"))
+        killed = await asyncio.gather(*dying)
+        after = await asyncio.gather(*(stream(http, f"After {n}.", 8) for n in range(8)))
+        await until_running(2)
+        # With little load the surplus replica ends, and its last request before it.
+        last = [asyncio.create_task(stream(http, f"The end {n}.", 2500)) for n in range(2)]
+        scaled_down = await until_running(1)
+        after += await asyncio.gather(*last)
+        health = (await http.get("/health")).status_code
+    return {
+        "scaled_up_after": scaled_up,
+        "scaled_down_after": scaled_down,
+        "tokens_per_second": NUM_STREAMS * 64 / flood_time,
+        "flood": Counter(map(outcome, flooded)),
+        "hit_rate": sum(each.num_cached_tokens > 0 for each in shared) / len(shared),
+        "killed": [asdict(each) | {"text": len(each.text)} for each in killed],
+        "after": Counter(map(outcome, after)),
+        "health": health,
+    }
+
+
+def main(folder: Path) -> None:
+    port = free_port()
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=100 * 1024 * 1024,
+        _temp_dir=str(folder),
+        runtime_env={"env_vars": ENVIRONMENT},
+        log_to_driver=False,
+    )
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    scale = Scale(min_replicas=1, max_replicas=2, num_cpus=1, upscale_delay=1, downscale_delay=6)
+    serve.run(build(scale), name="snapserve")
+    found = asyncio.run(scenario(f"http://127.0.0.1:{port}"))
+    serve.shutdown()
+    ray.shutdown()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

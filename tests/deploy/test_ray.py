@@ -1,0 +1,43 @@
+"""Ray Serve: `deploy/ray` under load in a process of its own, with the environment of `scripts/setup-ray`."""
+
+import json
+import os
+import subprocess
+import tempfile
+
+import pytest
+
+from tests.paths import ROOT
+
+PYTHON = ROOT / ".venv-ray" / "bin" / "python"
+TIME_LIMIT = 400.0  # seconds, for a machine that is busy with other things
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_replicas_on_ray_serve() -> None:
+    if not PYTHON.exists():
+        pytest.skip("needs Ray's environment (`scripts/setup-ray`)")
+    # Not pytest's folder: the path of a Unix socket has at most 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:
+        done = subprocess.run(
+            [PYTHON, "-m", "tests.deploy.ray_scenario", folder],
+            cwd=ROOT,
+            env=os.environ
+            | {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"},
+            capture_output=True,
+            text=True,
+            timeout=TIME_LIMIT,
+            check=False,
+        )
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-12000:]}"
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["flood"] == {"200 done": 64}
+    assert found["hit_rate"] >= 0.9
+    # The streams of the dead replica end with one error, the others to their end, and nothing else is lost.
+    endings = [(each["status"], each["is_done"], each["errors"]) for each in found["killed"]]
+    lost = [ending for ending in endings if ending == (200, False, ["replica_lost"])]
+    assert len(lost) + endings.count((200, True, [])) == 16, endings
+    assert 1 <= len(lost) < 16
+    assert found["after"] == {"200 done": 10}
+    assert found["health"] == 200

@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +21,7 @@ def wait_for(sdk: openai.OpenAI, batch: Batch, num_completed: int) -> Batch:
         now := sdk.batches.retrieve(batch.id)
     ).request_counts is None or now.request_counts.completed < num_completed:
         assert now.status in ("validating", "in_progress")
+        time.sleep(0.02)
     return now
 
 
@@ -59,6 +61,7 @@ def test_a_batch_survives_its_process(tmp_path: Path) -> None:
     ):
         while (ended := sdk.batches.retrieve(batch.id)).status != "completed":
             assert ended.status in ("in_progress", "finalizing")
+            time.sleep(0.02)
         content = sdk.files.content(str(ended.output_file_id)).read()
     assert all(content.startswith(part) for part in written)
     assert set(answers(content)) == {f"r{number}" for number in range(NUM_LINES)}
@@ -112,6 +115,7 @@ def test_replicas_lose_and_repeat_no_line_when_they_are_killed(tmp_path: Path) -
         sdk = clients[servers[0].url]
         while (ended := sdk.batches.retrieve(batch.id)).status != "completed":
             assert ended.status in ("in_progress", "finalizing")
+            time.sleep(0.02)
         content = sdk.files.content(str(ended.output_file_id)).read()
     assert set(answers(content)) == {f"r{number}" for number in range(NUM_LINES)}
     assert ended.request_counts is not None

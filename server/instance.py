@@ -27,7 +27,7 @@ from server.metrics.metrics import Metrics
 from server.options.serve import Config
 from server.options.settings import ServerSettings
 from server.services import Services
-from server.state.interface import SharedState
+from server.state.interface import SharedState, StateObserver
 from server.state.memory import MemoryState
 from server.text.draft import Draft
 from server.text.renderer import Renderer
@@ -51,7 +51,7 @@ class Instance:
             self._load, config.scheduler, metrics, self._clock, stall_limit, self._grammars
         )
         metrics.watch(self._engine)
-        self._state = open_state(config.server)
+        self._state = open_state(config.server, metrics)
         services = Services(
             self._engine,
             self._renderer,
@@ -157,11 +157,11 @@ class Instance:
             logger.exception("running batches failed; no batch runs until the server restarts")
 
 
-def open_state(settings: ServerSettings) -> SharedState:
+def open_state(settings: ServerSettings, observer: StateObserver) -> SharedState:
     """Return the state of this process, or the one that replicas share where a URL names it."""
     if settings.state_url is None:
         return MemoryState(settings.storage)
     # Imported late: its package is an extra.
     from server.state.redis_state import RedisState
 
-    return RedisState(settings.state_url, settings.storage)
+    return RedisState(settings.state_url, settings.storage, observer)

@@ -316,9 +316,15 @@ class Instruments:
         self.ignored_parameters = make.counter(
             "snapserve:ignored_parameters", "Parameters of requests that changed nothing, as unknown ones."
         )
-        self.stored_responses = make.gauge("snapserve:stored_responses", "Responses stored in memory.")
+        self.stored_responses = make.gauge(
+            "snapserve:stored_responses", "Stored responses; those of all replicas where these share them."
+        )
         self.stored_response_bytes = make.gauge(
             "snapserve:stored_response_bytes", "Bytes of JSON of the stored responses."
+        )
+        self.state_errors = make.counter(
+            "snapserve:shared_state_errors",
+            "Times that the Redis of --state-url could not be reached; each is followed by a pause of 5 s.",
         )
         statuses = [status.value for status in BatchStatus]
         self.batches = make.gauge_by(

@@ -138,6 +138,10 @@ class Metrics:
         """The rate limit `kind` rejected a request."""
         self._instruments.rate_limited[kind].inc()
 
+    def lost_state(self) -> None:
+        """The state that replicas share could not be reached."""
+        self._instruments.state_errors.inc()
+
     def refused_connection(self) -> None:
         """A connection was beyond the limit."""
         self._instruments.refused_connections.inc()

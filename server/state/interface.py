@@ -98,6 +98,12 @@ class Buckets(Protocol):
         ...
 
 
+class StateObserver(Protocol):
+    def lost_state(self) -> None:
+        """The shared state could not be reached."""
+        ...
+
+
 class SharedState(Protocol):
     @property
     def buckets(self) -> Buckets: ...

@@ -18,7 +18,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from server.options.settings import StorageLimits
-from server.state.interface import LEASE, RunningResponse, StateError, StoredResponse
+from server.state.interface import LEASE, RunningResponse, StateError, StateObserver, StoredResponse
 from server.state.memory import ROUNDING, MemoryBuckets
 
 logger: Final = logging.getLogger(__name__)
@@ -118,8 +118,9 @@ local done = redis.call('HEXISTS', prefix .. 'sizes', name)
 class RedisState:
     """The state at a Redis URL. Belongs to one event loop."""
 
-    def __init__(self, url: str, limits: StorageLimits) -> None:
+    def __init__(self, url: str, limits: StorageLimits, observer: StateObserver) -> None:
         """Raises ValueError for a wrong URL. Connects at the first command."""
+        self._observer = observer
         self._client = redis.asyncio.Redis.from_url(
             url,
             socket_timeout=TIMEOUT,
@@ -146,6 +147,7 @@ class RedisState:
             return await command
         except (RedisError, OSError) as error:
             self._paused_until = time.monotonic() + PAUSE
+            self._observer.lost_state()
             logger.error("the shared state cannot be reached; next try in %g s: %s", PAUSE, error)
             raise StateError(str(error)) from error
 

@@ -169,7 +169,7 @@ def serve(
     )
     engine.observed = observed
     server_settings = server_settings or settings()
-    state = open_state(server_settings)
+    state = open_state(server_settings, observed)
     services = Services(engine, renderer, grammars, server_settings, observed, state, batches, draft)
     routes = create_app(services)
     limits = accounts(server_settings, state)

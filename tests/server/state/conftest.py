@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 
+from server.metrics.metrics import Metrics
 from server.options.settings import StorageLimits
 from server.state.interface import Responses, StoredResponse
 from server.state.memory import MemoryResponses
@@ -102,7 +103,7 @@ def new_store(request: pytest.FixtureRequest, runner: asyncio.Runner) -> Iterato
             return Store(runner, MemoryResponses(StorageLimits(**limits)))
         process: RedisServer = request.getfixturevalue("redis_process")
         process.empty()
-        states.append(RedisState(process.url, StorageLimits(**limits)))
+        states.append(RedisState(process.url, StorageLimits(**limits), Metrics("demo")))
         return Store(runner, states[-1].responses)
 
     yield new

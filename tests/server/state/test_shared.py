@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import openai
 import pytest
 
+from server.metrics.metrics import Metrics
 from server.options.settings import RateLimit, StorageLimits
 from server.state import redis_state
 from server.state.redis_state import RedisState
@@ -44,7 +45,7 @@ def servers(renderer: Renderer, redis_server: RedisServer) -> Iterator[tuple[Run
 
 
 async def test_a_bucket_gives_all_replicas_together_its_limit(redis_server: RedisServer) -> None:
-    states = [RedisState(redis_server.url, StorageLimits()) for _ in range(3)]
+    states = [RedisState(redis_server.url, StorageLimits(), Metrics("demo")) for _ in range(3)]
     start = time.monotonic()
     taken = await asyncio.gather(
         *(states[number % 3].buckets.take("me:tokens", 600, 10) for number in range(100))
@@ -121,7 +122,7 @@ async def test_a_background_response_of_a_dead_replica_has_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(redis_state, "LEASE", 0.2)
-    dead = RedisState(redis_server.url, StorageLimits())
+    dead = RedisState(redis_server.url, StorageLimits(), Metrics("demo"))
     assert await dead.responses.announce("", "resp_1", b'{"status": "in_progress", "background": true}')
     there = client(servers[1])
     assert (await asyncio.to_thread(there.responses.retrieve, "resp_1")).status == "in_progress"
@@ -154,6 +155,12 @@ def test_without_redis_replicas_answer_and_limit_alone(
                 sdk.completions.create(model="demo", prompt="Anna keeps", max_tokens=2)
             with pytest.raises(openai.RateLimitError):
                 sdk.completions.create(model="demo", prompt="Anna keeps", max_tokens=2)
+            (errors,) = (
+                line
+                for line in server.observed.render().decode().splitlines()
+                if line.startswith("snapserve:shared_state_errors_total")
+            )
+            assert float(errors.split()[-1]) > 0
         finally:
             redis_server.start()
         with pytest.raises(openai.NotFoundError):  # this Redis keeps nothing on the disk

@@ -19,6 +19,7 @@ from scheduler.messages import (
     Finish,
     FinishReason,
     ResetPrefixes,
+    ServedElsewhere,
     Shutdown,
     WatchSlots,
 )
@@ -96,6 +97,8 @@ class EngineCore:
                 self._scheduler.finish(message)
             case Abort():
                 self._scheduler.abort(message)
+            case ServedElsewhere():
+                self._scheduler.charge_elsewhere(message)
             case ResetPrefixes():
                 self._scheduler.reset_prefixes()
             case WatchSlots():

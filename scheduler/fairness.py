@@ -21,6 +21,10 @@ MAX_ABSENT = 4096  # counters kept of tenants that have nothing in the queue
 PRESENCE = 60.0  # seconds for which a tenant counts as present after its last sequence has ended
 
 
+def weighted(num_input: int, num_output: int) -> int:
+    return INPUT_WEIGHT * num_input + OUTPUT_WEIGHT * num_output
+
+
 class TokenCounters:
     """The counters, in weighted tokens.
 
@@ -59,8 +63,15 @@ class TokenCounters:
 
         A negative number refunds a charge for work that was not done.
         """
+        self.add(tenant, weighted(num_input, num_output))
+
+    def add(self, tenant: str, num_weighted: int) -> None:
+        """Add weighted tokens, also those that another replica has served the tenant.
+
+        Those of a tenant that is not known here are left out: it begins at the others' counters.
+        """
         if tenant in self._num_waiting or tenant in self._absent:
-            self._counts[tenant] += INPUT_WEIGHT * num_input + OUTPUT_WEIGHT * num_output
+            self._counts[tenant] += num_weighted
 
     def _floor(self) -> int:
         """Return the lowest counter of the waiting tenants; without any, that of the last one that waited."""

@@ -1,6 +1,7 @@
 """The messages between the server's event loop and the engine's thread: frozen, without tensors or text."""
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NewType, TypeAlias
 
@@ -126,6 +127,13 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class ServedElsewhere:
+    """Weighted tokens that other replicas have served, by tenant. They count in the queue's order."""
+
+    num_weighted: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class ResetPrefixes:
     """Forget all stored blocks of prompts."""
 
@@ -142,7 +150,9 @@ class Shutdown:
     """End the engine: every open choice gets a final output, then the loop returns."""
 
 
-EngineInput: TypeAlias = AdmittedAdd | Finish | Abort | ResetPrefixes | WatchSlots | Shutdown
+EngineInput: TypeAlias = (
+    AdmittedAdd | Finish | Abort | ServedElsewhere | ResetPrefixes | WatchSlots | Shutdown
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from scheduler.messages import (
     Final,
     Finish,
     FinishReason,
+    ServedElsewhere,
     Timing,
     WatchSlots,
 )
@@ -186,6 +187,9 @@ class Scheduler:
         for pool in self._pools:
             pool.decoding.clear()
         self._waiting = WaitingQueue(self._config.order)
+
+    def charge_elsewhere(self, served: ServedElsewhere) -> None:
+        self._waiting.charge_elsewhere(served.num_weighted)
 
     def reset_prefixes(self) -> None:
         """Forget all stored blocks of prompts."""

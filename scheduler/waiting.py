@@ -2,7 +2,7 @@
 
 import enum
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from scheduler.fairness import INPUT_WEIGHT, TokenCounters
@@ -72,6 +72,11 @@ class WaitingQueue:
         """Charge a request's tenant for tokens read and generated. A negative number is a refund."""
         num_input = _num_discounted(add, num_input)
         self._counters[add.is_background].charge(add.tenant, num_input=num_input, num_output=num_output)
+
+    def charge_elsewhere(self, num_weighted: Mapping[str, int]) -> None:
+        """Charge tenants for weighted tokens that other replicas have served."""
+        for tenant, amount in num_weighted.items():
+            self._counters[False].add(tenant, amount)
 
     def first(self, has_room: Callable[[Request], bool]) -> Request | None:
         """Return the sequence to admit next: the first in order among the levels' heads that have room."""

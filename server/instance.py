@@ -27,7 +27,7 @@ from server.metrics.metrics import Metrics
 from server.options.serve import Config
 from server.options.settings import ServerSettings
 from server.services import Services
-from server.state.interface import SharedState, StateObserver
+from server.state.interface import EXCHANGE_INTERVAL, Served, SharedState, StateError, StateObserver
 from server.state.memory import MemoryState
 from server.text.draft import Draft
 from server.text.renderer import Renderer
@@ -66,6 +66,7 @@ class Instance:
         limits = accounts(config.server, self._state)
         self._runner: BatchRunner | None = None
         self._running_batches: asyncio.Task[None] | None = None
+        self._sharing_turns: asyncio.Task[None] | None = None
         if batches is not None:
             dispatcher = Dispatcher(for_batches(self._marked(routes), limits))
             self._runner = BatchRunner(batches, dispatcher, metrics)
@@ -96,6 +97,8 @@ class Instance:
     def start(self) -> None:
         """Begin to load the model, and run the batches once it is loaded."""
         self._running_batches = asyncio.create_task(self._run_batches())
+        if self._state.served is not None:
+            self._sharing_turns = asyncio.create_task(self._share_turns(self._state.served))
         self._engine.start()
 
     async def wait_loaded(self) -> Health:
@@ -115,9 +118,10 @@ class Instance:
 
     async def close(self) -> None:
         """End everything, at once."""
-        if self._running_batches is not None:
-            self._running_batches.cancel()
-            await asyncio.gather(self._running_batches, return_exceptions=True)
+        for task in (self._running_batches, self._sharing_turns):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await self._engine.close()
         await self._state.close()
         self._renderer.close()
@@ -142,6 +146,16 @@ class Instance:
             backend = CompositeBackend(backend, draft.load(self._clock, vocab_size))
         backend.warmup()
         return backend
+
+    async def _share_turns(self, served: Served) -> None:
+        while True:
+            await asyncio.sleep(EXCHANGE_INTERVAL)
+            try:
+                others = await served.exchange(self._engine.take_served())
+            except StateError:
+                continue  # the others do not learn of these tokens
+            if others:
+                self._engine.charge_elsewhere(others)
 
     async def _run_batches(self) -> None:
         health = await self._engine.wait_loaded()

@@ -8,7 +8,8 @@ observer. Every choice of every request ends with exactly one final output, also
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Protocol, TypeVarTuple
@@ -18,6 +19,7 @@ from backends.interface import Backend, BackendSpec
 from scheduler.config import SchedulerConfig
 from scheduler.constraints import Constraints
 from scheduler.engine import EngineCore
+from scheduler.fairness import weighted
 from scheduler.messages import (
     Abort,
     Add,
@@ -28,6 +30,7 @@ from scheduler.messages import (
     Finish,
     FinishReason,
     ResetPrefixes,
+    ServedElsewhere,
     Shutdown,
     Timing,
     WatchSlots,
@@ -113,6 +116,8 @@ class AsyncEngine:
         self._core: EngineCore | None = None
         self._spec: BackendSpec | None = None
         self._stats: SchedulerStats | None = None  # after the last step
+        # Weighted tokens by tenant, until `take_served`; None if it is never called.
+        self._served: Counter[str] | None = None
         self._failure: str | None = None  # why the engine's thread has ended
         self._has_loaded = asyncio.Event()
 
@@ -198,6 +203,15 @@ class AsyncEngine:
 
     def abort(self, request_id: str) -> None:
         self._inbox.put(Abort(request_id))
+
+    def take_served(self) -> Mapping[str, int]:
+        """Return the weighted tokens that each tenant was served since the last call, without batches."""
+        served, self._served = self._served, Counter()
+        return served or {}
+
+    def charge_elsewhere(self, num_weighted: Mapping[str, int]) -> None:
+        """Let weighted tokens that other replicas have served count in the queue's order."""
+        self._inbox.put(ServedElsewhere(num_weighted))
 
     def reset_prefixes(self) -> None:
         self._inbox.put(ResetPrefixes())
@@ -312,9 +326,13 @@ class AsyncEngine:
 
     def _observe(self, stream: Stream, output: EngineOutput, now: float) -> None:
         add = stream.add
+        num_read = 0
         if not stream.has_read_prompt and output.num_computed_prompt_tokens == len(add.prompt_token_ids):
             stream.has_read_prompt = True
+            num_read = len(add.prompt_token_ids)
             self._observer.read_prompt(add)
+        if self._served is not None and not add.is_background:
+            self._served[add.tenant] += weighted(num_read, len(output.tokens))
         if output.tokens:
             last = stream.last_token_times.get(output.choice)
             self._observer.got_tokens(add, now - add.arrival_time, None if last is None else now - last)

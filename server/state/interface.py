@@ -1,9 +1,10 @@
-"""What a request must find at every replica: its key's rate limits, and stored responses.
+"""What a request must find at every replica: its key's rate limits and turns, and stored responses.
 
 `MemoryState` has them in this process. `RedisState` has them where several replicas share them. A call raises
 `StateError` if the state cannot be reached, unless it says otherwise.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -98,6 +99,17 @@ class Buckets(Protocol):
         ...
 
 
+class Served(Protocol):
+    """The weighted tokens that all replicas have served, by tenant, for the order of their queues."""
+
+    async def exchange(self, own: Mapping[str, int]) -> Mapping[str, int]:
+        """Add what this replica has served since the last call, and return what the others have."""
+        ...
+
+
+EXCHANGE_INTERVAL = 1.0  # seconds
+
+
 class StateObserver(Protocol):
     def lost_state(self) -> None:
         """The shared state could not be reached."""
@@ -110,5 +122,10 @@ class SharedState(Protocol):
 
     @property
     def responses(self) -> Responses: ...
+
+    @property
+    def served(self) -> Served | None:
+        """None without other replicas."""
+        ...
 
     async def close(self) -> None: ...

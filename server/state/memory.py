@@ -131,5 +131,6 @@ class MemoryState:
     def __init__(self, limits: StorageLimits) -> None:
         self.buckets = MemoryBuckets()
         self.responses = MemoryResponses(limits)
+        self.served = None
 
     async def close(self) -> None: ...

@@ -9,7 +9,8 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable
+from collections import Counter
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final, TypeVar, cast
 
 import redis.asyncio
@@ -27,6 +28,7 @@ T = TypeVar("T")
 
 PREFIX: Final = "snapserve:"
 TIMEOUT: Final = 1.0  # seconds of one command
+WINDOW: Final = 60  # seconds; tokens of the window before the last are forgotten
 PAUSE: Final = 5.0  # seconds without a command after a failure, so that no request waits for another timeout
 
 _NOW = """
@@ -50,6 +52,18 @@ level = math.min(limit, level - amount)
 redis.call('HSET', key, 'level', tostring(level), 'time', string.format('%.6f', now))
 redis.call('EXPIRE', key, math.ceil((limit - level) * 60 / limit) + 1)
 return {tostring(level), 1}
+"""
+)
+
+_EXCHANGE = (
+    _NOW
+    + """
+local seconds = tonumber(ARGV[1])
+local window = math.floor(now / seconds)
+local key = KEYS[1] .. window
+for index = 2, #ARGV, 2 do redis.call('HINCRBY', key, ARGV[index], ARGV[index + 1]) end
+redis.call('EXPIRE', key, 3 * seconds)
+return {window, redis.call('HGETALL', KEYS[1] .. (window - 1)), redis.call('HGETALL', key)}
 """
 )
 
@@ -130,6 +144,7 @@ class RedisState:
         self._paused_until = 0.0
         self.buckets = RedisBuckets(self)
         self.responses = RedisResponses(self, limits)
+        self.served = RedisServed(self)
 
     def script(self, text: str) -> "Script":
         return Script(self, self._client.register_script(text))
@@ -197,6 +212,32 @@ class RedisBuckets:
     async def _run(self, name: str, limit: int, amount: int, *, must: bool) -> tuple[float, bool]:
         level, is_taken = await self._script(f"{PREFIX}bucket:{name}", limit, amount, int(must), ROUNDING)
         return float(level), bool(is_taken)
+
+
+class RedisServed:
+    """The weighted tokens served to each tenant, in a hash for each `WINDOW`."""
+
+    def __init__(self, state: RedisState) -> None:
+        self._script = state.script(_EXCHANGE)
+        self._seen: dict[tuple[int, bytes], int] | None = None  # by window and tenant; None at first
+
+    async def exchange(self, own: Mapping[str, int]) -> Mapping[str, int]:
+        arguments: list[bytes | int] = [WINDOW]
+        for tenant, amount in own.items():
+            arguments += [tenant.encode(errors="surrogatepass"), amount]  # a client's `user` may be any text
+        window, *hashes = await self._script(f"{PREFIX}served:", *arguments)
+        before, self._seen = self._seen, {}
+        others = Counter[str]()
+        for number, pairs in zip((window - 1, window), hashes, strict=True):
+            for tenant, amount in zip(pairs[::2], pairs[1::2], strict=True):
+                self._seen[number, tenant] = int(amount)
+                # What was served before this replica began is of no concern.
+                if before is not None:
+                    others[tenant.decode(errors="surrogatepass")] += int(amount) - before.get(
+                        (number, tenant), 0
+                    )
+        others.subtract(own if before is not None else {})
+        return {tenant: amount for tenant, amount in others.items() if amount > 0}
 
 
 class RedisResponses:

@@ -9,7 +9,7 @@ from cache.policy import snapstream
 from cache.scorer import WindowScorer
 from scheduler.config import SchedulerConfig
 from scheduler.fairness import INPUT_WEIGHT, MAX_ABSENT, OUTPUT_WEIGHT, PRESENCE, DeviceTurns, TokenCounters
-from scheduler.messages import Abort, AdmittedAdd
+from scheduler.messages import Abort, AdmittedAdd, ServedElsewhere
 from scheduler.request import Request
 from scheduler.waiting import QueueOrder, WaitingQueue
 from tests.scheduler.drive import Drive, request
@@ -73,6 +73,17 @@ def test_a_tenant_is_charged_for_requests_that_left_the_queue() -> None:
     counters.leave("a")
     counters.charge("a", num_input=7)
     assert counters["a"] == 7
+
+
+def test_tokens_that_other_replicas_served_cost_turns_here() -> None:
+    drive = drive_of()
+    drive.run(
+        *(request(f"first{number}", tenant="other", max_tokens=4) for number in range(NUM_SLOTS)),
+        *(request(name, tenant=name.rstrip("2"), max_tokens=4) for name in ("busy", "busy2", "idle")),
+        ServedElsewhere({"busy": 1000, "unknown": 5}),
+    )
+    order = admissions(drive)
+    assert order.index("idle") < order.index("busy") < order.index("busy2")
 
 
 def test_the_tenants_that_left_first_are_forgotten() -> None:

@@ -13,6 +13,7 @@ from backends.fake_model import expected_tokens
 from backends.interface import Backend, BackendError, BackendUnusableError, Batch
 from scheduler.admission import admit
 from scheduler.config import SchedulerConfig
+from scheduler.fairness import INPUT_WEIGHT, OUTPUT_WEIGHT
 from scheduler.messages import Add, AdmittedAdd, EngineOutput, FinishReason
 from server.engine.async_engine import AsyncEngine
 from server.engine.client import HealthStatus, QueueFullError, UnavailableError
@@ -43,6 +44,18 @@ async def test_a_stream_begins_with_acceptance_and_ends_with_one_final_output() 
     assert (seen.num_generated, seen.prompts) == (6, [add])
     assert seen.gaps[0] is None
     assert all(gap is not None and gap >= 0 for gap in seen.gaps[1:])
+
+
+async def test_served_tokens_are_counted_once_somebody_takes_them() -> None:
+    async with running(Observations()) as engine:
+        assert engine.take_served() == {}
+        add = add_of(max_tokens=6)
+        await outputs_of(engine, add)
+        expected = INPUT_WEIGHT * len(add.prompt_token_ids) + OUTPUT_WEIGHT * 6
+        assert engine.take_served() == {add.tenant: expected}
+        assert engine.take_served() == {}
+        engine.charge_elsewhere({add.tenant: 100})
+        await outputs_of(engine, add_of(max_tokens=2))
 
 
 async def test_every_choice_has_its_own_end() -> None:

@@ -65,6 +65,26 @@ async def test_a_bucket_gives_all_replicas_together_its_limit(redis_server: Redi
         await state.close()
 
 
+async def test_replicas_learn_what_the_others_served(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_state, "WINDOW", window := 2)
+    await asyncio.sleep(window - time.time() % window)
+    states = [RedisState(redis_server.url, StorageLimits(), Metrics("demo")) for _ in range(3)]
+    first, second, third = (state.served for state in states)
+    assert await first.exchange({"a": 5}) == await second.exchange({}) == {}
+    assert await first.exchange({"a": 10, "\ud800": 1}) == {}
+    assert await second.exchange({"a": 7}) == {"a": 10, "\ud800": 1}
+    assert await third.exchange({}) == {}  # it has just begun
+    await asyncio.sleep(window)
+    assert await second.exchange({"b": 3}) == {}
+    assert await first.exchange({"a": 2}) == {"a": 7, "b": 3}
+    assert await third.exchange({}) == {"a": 2, "b": 3}
+    assert await second.exchange({}) == {"a": 2}
+    for state in states:
+        await state.close()
+
+
 def test_rate_limits_count_at_all_replicas(
     renderer: Renderer, redis_server: RedisServer, client: NewClient
 ) -> None:

@@ -41,10 +41,15 @@ def _url(value: str) -> str:
 
 
 def _redis_url(value: str) -> str:
-    if re.fullmatch(r"(rediss?|unix)://\S+", value) is None:
-        raise ValueError("a URL like redis://127.0.0.1:6379/0, with rediss for TLS, or unix:///path")
     if find_spec("redis") is None:
         raise ValueError("left out where redis is missing (pip install 'snapserve[redis]')")
+    from redis import Redis  # imported late: it is an extra
+
+    try:
+        Redis.from_url(value).close()
+    except ValueError as error:
+        message = "a URL like redis://127.0.0.1:6379/0, with rediss for TLS, or unix:///path"
+        raise ValueError(message) from error
     return value
 
 

@@ -58,6 +58,14 @@ def test_switches() -> None:
     assert config_of("--no-metrics-require-key").server.metrics_are_open
 
 
+@pytest.mark.parametrize("url", ["http://host", "redis://host:port", "host:6379", ""])
+def test_a_wrong_url_of_redis(url: str) -> None:
+    with pytest.raises(OptionError, match="--state-url must be"):
+        config_of("--state-url", url)
+    assert config_of("--state-url", "rediss://:word@host:1/2").server.state_url == "rediss://:word@host:1/2"
+    assert "word" not in repr(config_of("--state-url", "rediss://:word@host:1/2").server)
+
+
 def test_options_reach_their_floor() -> None:
     config = config_of(
         *(

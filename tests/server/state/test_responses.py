@@ -71,7 +71,7 @@ def test_owners_cannot_read_or_evict_others_responses(new_store: NewStore) -> No
     assert store.delete("you", "a")
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 100)), max_size=60))
 def test_an_owner_within_its_share_loses_nothing(new_store: NewStore, puts: list[tuple[str, int]]) -> None:
     """Four keys, limits of 8 responses and 100 bytes: two responses of 25 bytes in total always stay."""
@@ -105,7 +105,7 @@ STEPS = st.tuples(
 )
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(STEPS))
 def test_limits_hold_for_any_operations(new_store: NewStore, steps: list[tuple[str, str, str, int]]) -> None:
     store = new_store(max_responses=4, max_bytes=100)

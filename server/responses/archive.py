@@ -30,11 +30,12 @@ class OwnedArchive:
 
     async def conversation(self, response_id: str) -> list[Resource]:
         """Return the items up to a response's end, which a later response continues."""
+        unfinished = await self._unfinished(response_id)
+        if unfinished is not None and unfinished["status"] != "failed":
+            raise invalid_value(f"The response '{response_id}' has not ended.", "previous_response_id")
         stored = await self._store.get(self.owner, response_id)
         if stored is not None:
             return _items(stored)
-        if await self._unfinished(response_id) is not None:
-            raise invalid_value(f"The response '{response_id}' has not ended.", "previous_response_id")
         message = f"Previous response with id '{response_id[:128]}' not found."
         raise ApiError(400, "previous_response_not_found", message, param="previous_response_id")
 
@@ -52,11 +53,14 @@ class OwnedArchive:
 
     async def body(self, response_id: str) -> dict[str, Any]:
         """Return a response, whether it has ended or not."""
+        # In this order, since a response that ends is stored before it is withdrawn.
+        unfinished = await self._unfinished(response_id)
+        if unfinished is not None and unfinished["status"] != "failed":
+            return unfinished
         stored = await self._store.get(self.owner, response_id)
         if stored is not None:
             body: dict[str, Any] = json.loads(stored.body)
             return body
-        unfinished = await self._unfinished(response_id)
         if unfinished is None:
             raise not_found("Response", response_id)
         return unfinished

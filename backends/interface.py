@@ -21,11 +21,29 @@ class PromptPooling(enum.StrEnum):
 
 
 class BackendError(Exception):
-    """A step failed. The requests of its batch are lost, and the backend can run other steps."""
+    """A step failed, and the backend can run other steps.
+
+    Each of its decode rows may be submitted once more as a step of one row and one token. A prompt may be
+    read once more from its start. What the step was to store is lost.
+    """
+
+
+class SequencesLostError(BackendError):
+    """A step failed, and its slots may hold what a second try would not expect. Its requests are lost."""
 
 
 class BackendUnusableError(BackendError):
     """The backend cannot run another step."""
+
+
+class CodeState(enum.StrEnum):
+    """What decode steps run as."""
+
+    PLAIN = "plain"  # the model's own code: nothing is to be compiled
+    BUILDING = "building"  # slower than they will be: their code is being compiled or loaded
+    COMPILED = "compiled"
+    KERNELS = "kernels"  # there is no compiler: as traced, with the kernels that came with the package
+    FAILED = "failed"  # slower than they could be, since compiling or loading failed
 
 
 class Feature(enum.Enum):
@@ -298,8 +316,9 @@ class BatchResult:
     """The result of a step, by row of its batch.
 
     `tokens[row]` has one token for each draw (prefill) or step (decode), and in a batch with drafts one more
-    than were guessed. `prompt_logprobs[row]` (prefill) has
-    one for each requested target. `hidden[row]` (prefill of pooled rows) has `BackendSpec.embedding_size`
+    than were guessed; where a later step of a launch failed, those of the steps before it, as many in every
+    row. `prompt_logprobs[row]` (prefill) has one for each requested target. `hidden[row]` (prefill of pooled
+    rows) has `BackendSpec.embedding_size`
     numbers: the sum of the chunk's hidden states after the last layer's norm, or the last token's.
     `importance[row]` (prefill of rows that request it) has a number for each chunk of a prompt that ends with
     the row, and none before. `kept[row]` (prefill, if any row requests it) is None for the other rows.
@@ -436,7 +455,7 @@ class Pending(Protocol):
     """A step that was submitted."""
 
     def result(self) -> BatchResult:
-        """Wait for the step's end. Raises `BackendError`, after which the batch's requests are lost."""
+        """Wait for the step's end. Raises `BackendError`."""
         ...
 
 
@@ -448,6 +467,11 @@ class Backend(Protocol):
 
     @property
     def prefix_archive(self) -> PrefixArchive | None: ...
+
+    @property
+    def code(self) -> CodeState:
+        """What decode steps run as now. Any thread may read it."""
+        ...
 
     def warmup(self) -> None:
         """Do the one-time work that would make the first requests slow."""

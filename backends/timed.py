@@ -15,6 +15,7 @@ from backends.interface import (
     BackendSpec,
     Batch,
     BatchResult,
+    CodeState,
     Pending,
     PrefillBatch,
     PrefixSpec,
@@ -80,18 +81,25 @@ class StalledLink:
 
 @dataclass(frozen=True, slots=True)
 class FailedStep:
-    """Every `every`-th step fails."""
+    """Every `every`-th step fails, and those that follow it: `times` in a row.
+
+    A sequence fails only with its second try.
+    """
 
     every: int
+    times: int = 1
 
     def seconds(self, step: int, seconds: float) -> float:
-        if step % self.every == 0:
+        if step >= self.every and step % self.every < self.times:
             raise BackendError(f"simulated fault: step {step} failed")
         return seconds
 
 
 def parse_fault(text: str) -> Fault:
-    """Parse `slow-socket=FACTOR`, `stalled-link=EVERY:SECONDS` or `failed-step=EVERY`. Raises ValueError."""
+    """Parse `slow-socket=FACTOR`, `stalled-link=EVERY:SECONDS` or `failed-step=EVERY[:TIMES]`.
+
+    Raises ValueError.
+    """
     name, _, value = text.partition("=")
     try:
         match name:
@@ -101,12 +109,15 @@ def parse_fault(text: str) -> Fault:
                 every, _, stall = value.partition(":")
                 if int(every) > 0 and float(stall) >= 0:
                     return StalledLink(int(every), float(stall))
-            case "failed-step" if int(value) > 0:
-                return FailedStep(int(value))
+            case "failed-step":
+                every, _, times = value.partition(":")
+                if int(every) > 0 and int(times or 1) > 0:
+                    return FailedStep(int(every), int(times or 1))
     except ValueError:
         pass
     raise ValueError(
-        f"fault {text!r} is none of slow-socket=FACTOR, stalled-link=EVERY:SECONDS and failed-step=EVERY"
+        f"fault {text!r} is none of slow-socket=FACTOR, stalled-link=EVERY:SECONDS and "
+        "failed-step=EVERY[:TIMES]"
     )
 
 
@@ -165,6 +176,10 @@ class TimedBackend:
     @property
     def prefix_archive(self) -> None:
         """No cost model has a disk."""
+
+    @property
+    def code(self) -> CodeState:
+        return self._inner.code
 
     def warmup(self) -> None:
         self._inner.warmup()

@@ -46,6 +46,10 @@ class DecodeRotation:
         if not self._due:
             return None
         pool = self._due.pop(0)
+        # After a failed step, its sequences decode alone: the one at fault must not cost the others theirs.
+        retried = next((request for request in pool.decoding.values() if request.is_retried), None)
+        if retried is not None:
+            return DecodeBatch((retried.decode_row(1),), 1, pool.index)
         drafts = self._drafts(pool)
         num_steps = 1 if any(drafts) else self._num_steps(pool, waiting.num_waiting(pool.index))
         rows = tuple(

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 from typing import TypeAlias
 
 from backends.clock import Clock
-from backends.interface import Backend, BackendError, BackendUnusableError, Batch
+from backends.interface import Backend, BackendError, BackendUnusableError, Batch, CodeState
 from scheduler.messages import (
     Abort,
     Add,
@@ -50,6 +50,11 @@ class EngineCore:
         self.last_step_time = clock.now()
         self.error: Exception | None = None  # that killed the engine
 
+    @property
+    def code(self) -> CodeState:
+        """What decode steps run as."""
+        return self._backend.code
+
     def run(self, deliver: Deliver) -> None:
         """Run steps until `Shutdown`, and deliver the outputs of each.
 
@@ -74,7 +79,8 @@ class EngineCore:
         batch = self._scheduler.schedule()
         record = self._execute(batch) if batch is not None else None
         self.last_step_time = self._clock.now()
-        return StepRecord(record, self._scheduler.stats())
+        has_failed = batch is not None and record is None
+        return StepRecord(record, self._scheduler.stats(), has_failed)
 
     def _drain_inbox(self) -> None:
         """Handle the messages that have arrived. Blocks only when there is nothing else to do."""
@@ -112,8 +118,11 @@ class EngineCore:
         except BackendUnusableError:
             raise
         except BackendError as error:
-            logger.warning("a step failed, its requests end with an error: %s", error)
-            self._scheduler.fail(batch, error)
+            num_ended = self._scheduler.fail(batch, error)
+            if num_ended:
+                logger.warning("a step failed for good, and %d sequences end: %s", num_ended, error)
+            else:
+                logger.warning("a step failed, and each of its rows tries it again alone: %s", error)
             return None
         self._scheduler.update(batch, result)
         return BatchRecord.of(batch, result)

@@ -27,6 +27,7 @@ class Prefill:
     restored_blocks: tuple[int, ...] = ()  # their numbers; final once `has_begun`
     num_sought_blocks: int = 0  # of its first blocks, those that an archive was searched for
     has_begun: bool = False  # its first chunk was scheduled
+    is_retried: bool = False  # a step of it failed, and it is read once more
 
     @property
     def pool(self) -> int:
@@ -77,6 +78,17 @@ class Prefill:
         self.has_begun = True
         for request in self.requests:
             request.num_cached_tokens = request.num_computed_tokens
+
+    def restart(self) -> None:
+        """Read the prompt once more, from its start: a chunk that failed may have left a part of itself."""
+        self.is_retried = True
+        self.has_begun = False
+        self.restored_blocks = ()
+        self.prompt_logprobs = []
+        self.hidden = ()
+        for request in self.requests:
+            request.num_computed_tokens = 0
+            request.num_cached_tokens = 0
 
     def row(self, max_tokens: int) -> PrefillRow:
         """Return the prompt's next chunk, of at most `max_tokens` tokens."""

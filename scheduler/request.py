@@ -47,6 +47,7 @@ class Request:
     embedding: tuple[float, ...] = ()  # of a prompt that was pooled, at its end
     importance: tuple[float, ...] = ()  # of a prompt's chunks, at its end
     kept: KeptTokens | None = None  # what its slot holds of the prompt, until it was reported
+    is_retried: bool = False  # its last decode step failed, and the next one is its last try
     output_token_ids: list[int] = field(default_factory=list)
     num_discarded_tokens: int = 0
     lookup: Lookup | None = None  # made for the first draft

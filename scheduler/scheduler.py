@@ -28,6 +28,7 @@ from backends.interface import (
     PrefillRow,
     PrefixArchive,
     SampledToken,
+    SequencesLostError,
 )
 from cache.free_list import FreeList
 from scheduler.admission import needs_scratch
@@ -168,11 +169,28 @@ class Scheduler:
             self._update_decode(batch, result, now)
         self._pacing.observe(batch, result.elapsed, now, self._pools[batch.pool].model)
 
-    def fail(self, batch: Batch, error: Exception) -> None:
-        """End the sequences of a step that failed."""
+    def fail(self, batch: Batch, error: Exception) -> int:
+        """Let each sequence of a failed step try it once more, alone. Return how many have ended instead.
+
+        These are the ones whose second try has failed, or for which the error allows none.
+        """
         self._model_of(batch.pool).prefixes.fail()
-        for request in self._in_step(batch):
+        is_lost = isinstance(error, SequencesLostError)
+        ended: list[Request] = []
+        if isinstance(batch, PrefillBatch):
+            for prefill in self._in_flight:
+                if is_lost or prefill.is_retried:
+                    ended += prefill.requests
+                else:
+                    self._restart(prefill)
+        else:
+            for request in self._in_step(batch):
+                if is_lost or request.is_retried:
+                    ended.append(request)
+                request.is_retried = True
+        for request in ended:
             self._end(request, FinishReason.ERROR, str(error))
+        return len(ended)
 
     def fail_all(self, reason: FinishReason, message: str) -> None:
         """End every sequence. Only `refuse`, `take_outputs` and `stats` may be called afterwards."""
@@ -375,7 +393,13 @@ class Scheduler:
         if not self._reads_oldest:
             first = min(due, key=lambda prefill: prefill.num_remaining_tokens)
         key = first.batch_key
-        others = [prefill for prefill in ready if prefill is not first and prefill.batch_key == key]
+        others = [
+            prefill
+            for prefill in ready
+            if prefill is not first and prefill.batch_key == key and not prefill.is_retried
+        ]
+        if first.is_retried:
+            others = []
         prompts = [first, *others]
         shape = self._pacing.choose_shape(prompts, self._clock.now(), self._rotation.decoding())
         if shape is None:
@@ -410,6 +434,12 @@ class Scheduler:
             self._waiting.charge(prefill.requests[0].add, num_input=-prefill.num_computed_tokens)
         stored = prefixes.store(prefill, row.start + len(row.token_ids))
         return replace(row, stored_blocks=stored) if stored else row
+
+    def _restart(self, prefill: Prefill) -> None:
+        request = prefill.requests[0]
+        # Charge again for what was restored: it may be read this time.
+        self._waiting.charge(request.add, num_input=request.num_cached_tokens)
+        prefill.restart()
 
     def _update_prefill(self, batch: PrefillBatch, result: BatchResult, now: float) -> None:
         self._reads_oldest = not self._reads_oldest
@@ -447,6 +477,7 @@ class Scheduler:
     def _update_decode(self, batch: DecodeBatch, result: BatchResult, now: float) -> None:
         for row, sampled in zip(batch.rows, result.tokens, strict=True):
             request = self._pools[batch.pool].decoding[row.slot]
+            request.is_retried = False
             request.num_computed_tokens += len(sampled)
             if row.draft_token_ids:
                 request.observe_draft(len(row.draft_token_ids), len(sampled) - 1)

@@ -31,15 +31,16 @@ class BatchRecord:
         if isinstance(batch, PrefillBatch):
             num_tokens = sum(len(row.token_ids) for row in batch.rows)
             return cls(StepKind.PREFILL, num_rows, num_tokens, 1, result.elapsed, result.restore_time)
+        num_tokens = sum(map(len, result.tokens))
         return cls(
             StepKind.DECODE,
             num_rows,
-            sum(map(len, result.tokens)),
-            batch.num_steps,
+            num_tokens,
+            1 if batch.num_draft_tokens else num_tokens // num_rows,
             result.elapsed,
             num_drafts=sum(bool(row.draft_token_ids) for row in batch.rows),
             num_draft_tokens=batch.num_draft_tokens,
-            num_accepted_tokens=sum(map(len, result.tokens)) - num_rows if batch.num_draft_tokens else 0,
+            num_accepted_tokens=num_tokens - num_rows if batch.num_draft_tokens else 0,
         )
 
 
@@ -105,3 +106,4 @@ class StepRecord:
 
     batch: BatchRecord | None
     stats: SchedulerStats
+    has_failed: bool = False

@@ -85,7 +85,7 @@ class SimulationOptions(OptionGroup):
     time_scale: Annotated[float | None, BeforeValidator(_time_scale), Shown("FACTOR|virtual")] = 1.0
     """How many times as fast simulated time passes; virtual for no waiting."""
     fault: Annotated[tuple[Annotated[str, AfterValidator(_fault)], ...], Shown("FAULT")] = ()
-    """Faults: slow-socket=FACTOR, stalled-link=EVERY:SECONDS, failed-step=EVERY."""
+    """Faults: slow-socket=FACTOR, stalled-link=EVERY:SECONDS, failed-step=EVERY[:TIMES]."""
 
     def simulation(self, *, is_draft: bool = False) -> SimulationConfig:
         """Return the deployment of the model or of its draft.

@@ -7,7 +7,15 @@ from typing import Protocol
 import torch
 
 from backends.clock import Clock
-from backends.interface import BackendError, BackendUnusableError, BatchResult, Draw, KeptTokens, SampledToken
+from backends.interface import (
+    BackendError,
+    BackendUnusableError,
+    BatchResult,
+    Draw,
+    KeptTokens,
+    SampledToken,
+    SequencesLostError,
+)
 from backends.torch_backend.sampling.logprobs import Sampled, steps_to_host
 
 
@@ -82,16 +90,17 @@ class Running:
             self.wait()
             return self.output.collect().result(self.clock.now() - self.started)
         except Exception as error:
-            raise failure(error) from error
+            raise failure(error, is_repeatable=False) from error
 
 
-def failure(error: Exception) -> BackendError:
+def failure(error: Exception, *, is_repeatable: bool) -> BackendError:
     """Return the scheduler's error for an exception of a step.
 
     After an error of the device itself, CUDA refuses all further work: the backend is unusable.
     """
-    is_final = isinstance(error, torch.AcceleratorError)
-    kind = BackendUnusableError if is_final else BackendError
+    kind = BackendError if is_repeatable else SequencesLostError
+    if isinstance(error, torch.AcceleratorError):
+        kind = BackendUnusableError
     wrapped = kind(f"a step failed: {type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped

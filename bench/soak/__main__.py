@@ -18,7 +18,7 @@ from bench.systems import MeasurementError
 KEYS: Final = ("soak-one", "soak-two", "soak-three", "soak-limited")
 # Small limits fill the queue at times, and some steps fail. Time is simulated; tokens are real.
 OPTIONS: Final = (
-    *("--backend", "sn40l", "--fault", "failed-step=500", "--log-level", "error"),
+    *("--backend", "sn40l", "--fault", "failed-step=500:2", "--log-level", "error"),
     *("--num-slots", "6", "--slot-capacity", "512", "--max-model-len", "4096"),
     *("--max-num-waiting", "16", "--max-stored-responses", "100"),
 )

@@ -29,7 +29,7 @@ OVERLOADED = (
     "overloaded",
     "*",
 )
-FAILING = ("--fault", "failed-step=20", "--served-model-name", "failing", "*")
+FAILING = ("--fault", "failed-step=10:3", "--served-model-name", "failing", "*")
 # SnapserveStuck fires about 5 s after the link stalls, if every scrape succeeds. The stall timeout leaves
 # time for scrapes that a busy machine misses.
 HANGING = ("--fault", "stalled-link=20:3600", "--stall-timeout", "30", "--served-model-name", "hanging", "*")

@@ -122,6 +122,7 @@ class Drive:
         self.outputs: dict[Key, list[EngineOutput]] = {}
         self.token_times: dict[Key, list[float]] = {}
         self.batches: list[BatchRecord] = []
+        self.num_failed = 0  # steps
 
     def send(self, *messages: EngineInput) -> None:
         for message in messages:
@@ -132,6 +133,7 @@ class Drive:
         if self.inbox.empty() and not self.scheduler.has_work:
             return
         record = self.core.step()
+        self.num_failed += record.has_failed
         if record.batch is not None:
             self.batches.append(record.batch)
         for output in self.scheduler.take_outputs():

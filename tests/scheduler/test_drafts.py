@@ -107,7 +107,7 @@ def test_an_aborted_draft_frees_its_scratch(num_steps: int) -> None:
 
 
 def test_a_draft_s_failed_step_ends_its_requests_alone() -> None:
-    drive = Pair(faults={1: BackendError("a draft broke")})
+    drive = Pair(faults=dict.fromkeys((1, 2), BackendError("a draft broke")))
     add = request("a", 20, 8)
     drive.run(scored("x", 600), add)
     assert drive.final("x").reason is FinishReason.ERROR

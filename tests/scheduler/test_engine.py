@@ -14,7 +14,9 @@ from backends.interface import (
     DecodeBatch,
     Pending,
     PrefillShape,
+    PrefixSpec,
     SamplingParams,
+    SequencesLostError,
 )
 from cache.policy import full
 from scheduler.config import SchedulerConfig
@@ -121,8 +123,89 @@ def test_an_idle_engine_shuts_down() -> None:
     assert run_to_the_end(drive).outputs == []
 
 
-def test_a_failed_step_costs_only_its_batch() -> None:
-    drive = Drive(fake_spec(num_slots=1), faults={1: BackendError("a bit flipped")})
+@pytest.mark.parametrize("step", range(8))
+def test_a_failed_step_is_tried_again_and_costs_nothing(step: int) -> None:
+    """Prompts of several chunks and rows, restored blocks, several choices, packed prompts, decode."""
+    prefixes = PrefixSpec(8, block_tokens=16, block_bytes=64)
+    spec = fake_spec(
+        num_slots=4, prefixes=prefixes, prefill_shapes=(PrefillShape(1, 32), PrefillShape(4, 32))
+    )
+    drive = Drive(spec, faults={step: BackendError("a bit flipped")})
+    adds = [
+        request("a", 80, 9, num_prompt_logprobs=2),
+        request("b", 12, 6, num_choices=3, sampling=SamplingParams(temperature=0.9, seed=3)),
+        request("c", 40, 5, tenant="t"),
+    ]
+    drive.run(*adds)
+    drive.run(again := request("a again", 80, 4, prompt_token_ids=adds[0].prompt_token_ids))
+    for add in (*adds, again):
+        for choice in range(add.num_choices):
+            assert drive.tokens(add.request_id, choice) == answer(add, drive.spec, choice)
+            assert drive.final(add.request_id, choice).reason is FinishReason.LENGTH
+    scores = [token for output in drive.outputs["a", 0] for token in output.prompt_logprobs]
+    assert [token.token_id for token in scores] == list(adds[0].prompt_token_ids[1:])
+    assert drive.num_failed == 1
+
+
+class PoisonedBackend(FakeBackend):
+    """Fails each batch of more than one row, or each that has a row of the request "bad"."""
+
+    is_only_bad = True
+
+    def submit(self, batch: Batch) -> Done:
+        is_bad = any(row.request_id == "bad" for row in batch.rows)
+        if is_bad if self.is_only_bad else len(batch.rows) > 1:
+            return Done(BackendError("poisoned"))
+        return super().submit(batch)
+
+
+def test_the_row_at_fault_fails_alone() -> None:
+    backend = PoisonedBackend(fake_spec(num_slots=4, prefill_shapes=(PrefillShape(4, 64),)))
+    drive = Drive(backend=backend)
+    adds = [request(name, max_tokens=6) for name in ("a", "bad", "b")]
+    drive.run(*adds)
+    assert (drive.final("bad").reason, drive.final("bad").message) == (FinishReason.ERROR, "poisoned")
+    for add in (adds[0], adds[2]):
+        assert drive.tokens(add.request_id) == answer(add, drive.spec)
+
+
+def test_what_fails_in_company_is_served_row_by_row() -> None:
+    backend = PoisonedBackend(fake_spec(num_slots=3, prefill_shapes=(PrefillShape(4, 64),)))
+    backend.is_only_bad = False
+    drive = Drive(backend=backend)
+    adds = [request(name, 100, max_tokens=6) for name in "abc"]
+    drive.run(*adds)
+    for add in adds:
+        assert drive.tokens(add.request_id) == answer(add, drive.spec)
+
+
+class InterruptedBackend(FakeBackend):
+    """Returns only the first steps of a launch, as one does whose later step failed."""
+
+    def submit(self, batch: Batch) -> Done:
+        if isinstance(batch, DecodeBatch) and batch.num_steps > 1:
+            batch = replace(batch, num_steps=batch.num_steps - 1)
+        return super().submit(batch)
+
+
+def test_a_launch_may_end_early() -> None:
+    drive = Drive(backend=InterruptedBackend(fake_spec()))
+    adds = [request(name, max_tokens=11) for name in "ab"]
+    drive.run(*adds)
+    for add in adds:
+        assert drive.tokens(add.request_id) == answer(add, drive.spec)
+    assert sum(batch.num_tokens for batch in drive.batches if batch.kind is StepKind.DECODE) == 20
+
+
+def test_lost_sequences_are_not_tried_again() -> None:
+    drive = Drive(faults={1: SequencesLostError("the slots are lost")})
+    drive.run(request("a"))
+    assert drive.final("a").message == "the slots are lost"
+    assert drive.num_failed == 1
+
+
+def test_a_step_that_fails_twice_costs_only_its_batch() -> None:
+    drive = Drive(fake_spec(num_slots=1), faults=dict.fromkeys((1, 2), BackendError("a bit flipped")))
     adds = [request(name, max_tokens=4) for name in "ab"]
     drive.run(*adds)
     assert (drive.final("a").reason, drive.final("a").message) == (FinishReason.ERROR, "a bit flipped")

@@ -176,7 +176,8 @@ def test_a_reset_forgets_everything() -> None:
 
 
 def test_a_failed_step_stores_nothing() -> None:
-    drive = Drive(spec(), faults={1: BackendError("a fault")})  # the second of four chunks
+    # The second of four chunks, and of the second try, which restores the first one.
+    drive = Drive(spec(), faults=dict.fromkeys((1, 2), BackendError("a fault")))
     drive.run(request("failed", prompt_token_ids=prompt(100)))
     assert drive.final("failed").reason is FinishReason.ERROR
     assert asks(drive, "next", prompt(100)) == 32
@@ -242,7 +243,7 @@ def test_what_a_slot_in_8_bits_holds_is_neither_stored_nor_restored(length: int,
 
 
 def test_the_answer_of_a_failed_step_is_not_stored() -> None:
-    drive = Drive(spec(), faults={4: BackendError("a fault")})  # two chunks, then decode
+    drive = Drive(spec(), faults=dict.fromkeys((4, 5), BackendError("a fault")))  # two chunks, then decode
     drive.run(request("failed", prompt_token_ids=prompt(40), max_tokens=60))
     assert drive.final("failed").reason is FinishReason.ERROR
     assert len(drive.tokens("failed")) > 8
@@ -360,7 +361,7 @@ def test_a_reset_empties_the_archive() -> None:
 
 def test_a_failed_step_archives_nothing() -> None:
     held: dict[bytes, tuple[int, ...]] = {}
-    backend = FakeBackend(spec(), faults={1: BackendError("a fault")})
+    backend = FakeBackend(spec(), faults=dict.fromkeys((1, 2), BackendError("a fault")))
     archive = Archive(held)
     archive.backend = backend
     backend.prefix_archive = archive

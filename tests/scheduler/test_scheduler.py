@@ -12,6 +12,7 @@ from backends.interface import (
     PrefillBatch,
     PrefillShape,
     SampledToken,
+    SequencesLostError,
 )
 from cache.policy import snapstream
 from cache.scorer import WindowScorer
@@ -417,7 +418,7 @@ def test_a_failed_step_ends_the_sequences_of_its_batch(num_turns: int) -> None:
         turn(scheduler)
     batch = scheduler.schedule()
     assert batch is not None
-    scheduler.fail(batch, RuntimeError("out of order"))
+    assert scheduler.fail(batch, SequencesLostError("out of order")) == 2
     scheduler.check_integrity()
     finals = [
         (output.choice, output.final) for output in scheduler.take_outputs() if output.final is not None

@@ -28,15 +28,15 @@ SHAPES = (PrefillShape(1, 16), PrefillShape(3, 16), PrefillShape(2, 48))
 
 
 class Faults(Mapping[int, BackendError]):
-    """Fails the next step on request."""
+    """Fails the next steps on request."""
 
     def __init__(self) -> None:
-        self.is_next = False
+        self.num_next = 0
 
     def __getitem__(self, step: int) -> BackendError:
-        if not self.is_next:
+        if not self.num_next:
             raise KeyError(step)
-        self.is_next = False
+        self.num_next -= 1
         return BackendError("a fault of the test")
 
     def __iter__(self) -> Iterator[int]:
@@ -194,9 +194,9 @@ class EngineMachine(RuleBasedStateMachine):
     def reset_prefixes(self) -> None:
         self.drive.send(ResetPrefixes())
 
-    @rule()
-    def next_step_fails(self) -> None:
-        self.faults.is_next = True
+    @rule(num_steps=st.integers(1, 4))
+    def next_steps_fail(self, num_steps: int) -> None:
+        self.faults.num_next = num_steps
 
     @rule(seconds=st.floats(0.0, 0.2))
     def time_goes_by(self, seconds: float) -> None:

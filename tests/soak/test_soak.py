@@ -19,7 +19,7 @@ def test_every_request_is_accounted_for(
 ) -> None:
     result_file = tmp_path / "soak.json"
     picture = tmp_path / "soak.svg"
-    server_options = ("--inner", "fake", "--fault", f"failed-step={steps_to_fault}")
+    server_options = ("--inner", "fake", "--fault", f"failed-step={steps_to_fault}:2")
     status = main(
         ["--minutes", minutes, "--json", str(result_file), "--plot", str(picture), "--", *server_options]
     )

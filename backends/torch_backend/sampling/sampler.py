@@ -254,10 +254,11 @@ class Sampler:
             is_in_prompt.scatter_(
                 1, token_ids[:, None], is_in_prompt.gather(1, token_ids[:, None]) | is_forced[:, None]
             )
-        self._count(token_ids, is_output)
-        if plan.num_logprobs is None:
-            return Sampled(token_ids)
-        return log_probabilities(logits, token_ids, plan.num_logprobs, plan.named)
+        sampled = Sampled(token_ids)
+        if plan.num_logprobs is not None:
+            sampled = log_probabilities(logits, token_ids, plan.num_logprobs, plan.named)
+        self._count(token_ids, is_output)  # last: a step that fails before can be drawn again
+        return sampled
 
     def _count(self, token_ids: Tensor, is_output: Tensor) -> None:
         self._counts[: len(token_ids)].scatter_add_(1, token_ids[:, None], is_output[:, None].int())

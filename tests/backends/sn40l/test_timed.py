@@ -1,5 +1,6 @@
 """Any backend with another machine's time, and faults."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -96,12 +97,20 @@ def test_a_failed_step_fails_and_the_next_one_does_not() -> None:
     timed.submit(prefill()).result()
 
 
+def test_steps_fail_several_times_in_a_row() -> None:
+    timed = TimedBackend(FakeBackend(), Linear(), VirtualClock(), [FailedStep(every=3, times=2)])
+    for step in range(1, 12):
+        with pytest.raises(BackendError) if step in (3, 4, 6, 7, 9, 10) else nullcontext():
+            timed.submit(prefill()).result()
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
         ("slow-socket=1.5", SlowSocket(1.5)),
         ("stalled-link=100:0.5", StalledLink(100, 0.5)),
         ("failed-step=7", FailedStep(7)),
+        ("failed-step=7:2", FailedStep(7, 2)),
     ],
 )
 def test_faults_are_parsed(text: str, fault: Fault) -> None:
@@ -109,7 +118,8 @@ def test_faults_are_parsed(text: str, fault: Fault) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "slow-socket", "slow-socket=0.5", "failed-step=0", "stalled-link=5", "fire=1"]
+    "text",
+    ["", "slow-socket", "slow-socket=0.5", "failed-step=0", "failed-step=5:0", "stalled-link=5", "fire=1"],
 )
 def test_invalid_faults_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is none of slow-socket=FACTOR"):

@@ -227,7 +227,7 @@ async def test_a_failure_to_load_is_reported() -> None:
 
 async def test_a_failed_step_ends_only_its_requests() -> None:
     seen = Observations()
-    async with running(seen, faults={2: BackendError("lost")}) as engine:
+    async with running(seen, faults=dict.fromkeys((2, 3), BackendError("lost"))) as engine:
         assert reasons_of(await outputs_of(engine, add_of())) == [FinishReason.ERROR]
         assert reasons_of(await outputs_of(engine, add_of())) == [FinishReason.LENGTH]
         assert engine.health().is_ready

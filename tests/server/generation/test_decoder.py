@@ -211,7 +211,9 @@ async def test_reading_a_long_prompt_shows_progress(renderer: Renderer) -> None:
 
 
 async def test_an_end_by_error_is_raised(renderer: Renderer) -> None:
-    async with running(Observations(), spec=SPEC, faults={1: BackendError("lost")}) as engine:
+    async with running(
+        Observations(), spec=SPEC, faults=dict.fromkeys(range(1, 4), BackendError("lost"))
+    ) as engine:
         with pytest.raises(GenerationError) as raised:
             await events_of(engine, renderer, add_of(PROMPT, 10, num_choices=2))
     assert raised.value.final.reason is FinishReason.ERROR

@@ -307,7 +307,7 @@ def test_a_client_that_leaves_ends_either_phase(renderer: Renderer, is_answering
 
 
 def test_a_failed_draft_is_counted_and_the_whole_prompt_read(renderer: Renderer) -> None:
-    with drafting(renderer, draft_faults={1: BackendError("the draft broke")}) as server:
+    with drafting(renderer, draft_faults=dict.fromkeys((1, 2), BackendError("the draft broke"))) as server:
         failed = post(server)
         again = post(server)
         whole = post(server, speculative_prefill=False)

@@ -42,7 +42,9 @@ def test_unknown_urls_and_methods(http: httpx.Client, method: str, path: str, st
 def test_a_failed_step_is_an_internal_error_without_details(renderer: Renderer) -> None:
     with (
         serve(
-            renderer, backend_spec=spec(max_decode_steps=1), faults={2: BackendError("secret 0x7f00")}
+            renderer,
+            backend_spec=spec(max_decode_steps=1),
+            faults=dict.fromkeys((2, 3), BackendError("secret 0x7f00")),
         ) as server,
         httpx.Client(base_url=server.url, timeout=30) as http,
     ):

@@ -257,7 +257,7 @@ def test_input_tokens_are_counted_without_an_answer(http: httpx.Client) -> None:
 
 
 def test_a_failing_step_fails_its_response_only(renderer: Renderer) -> None:
-    faults = {3: BackendError("at 0x7f00"), 13: BackendError("at 0x7f00")}
+    faults = dict.fromkeys((3, 4, 13, 14), BackendError("at 0x7f00"))  # each twice in a row
     with (
         serve(renderer, backend_spec=spec(max_decode_steps=1), faults=faults, is_open=False) as server,
         httpx.Client(base_url=server.url, timeout=30) as http,

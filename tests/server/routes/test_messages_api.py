@@ -528,7 +528,7 @@ def test_a_keys_limit_and_a_full_server(renderer: Renderer) -> None:
 
 
 def test_an_error_inside_a_stream_is_raised_by_the_sdk(renderer: Renderer) -> None:
-    fault = {3: BackendError("step 3 failed at address 0x7f00")}
+    fault = dict.fromkeys((3, 4), BackendError("a step failed at address 0x7f00"))
     with (
         serve(renderer, backend_spec=spec(max_decode_steps=1), faults=fault) as server,
         client(server) as sdk,

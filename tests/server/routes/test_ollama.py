@@ -189,7 +189,7 @@ def test_errors_are_ollamas(llama: ollama.Client, renderer: Renderer) -> None:
         llama.chat(MODEL, HELLO, options={"temperature": 9})
     with pytest.raises(ollama.ResponseError, match="images"):
         llama.chat(MODEL, [HELLO[0] | {"images": [b"x"]}])
-    fault = {3: BackendError("step 3 failed at address 0x7f00")}
+    fault = dict.fromkeys((3, 4), BackendError("a step failed at address 0x7f00"))
     with (
         serve(renderer, backend_spec=spec(max_decode_steps=1), faults=fault) as server,
         ollama.Client(host=server.url) as client,

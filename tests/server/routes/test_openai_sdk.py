@@ -284,7 +284,7 @@ def test_a_request_over_the_servers_limits_is_refused(renderer: Renderer) -> Non
 
 
 def test_an_error_inside_a_stream_is_raised_by_the_sdk(renderer: Renderer) -> None:
-    fault = {3: BackendError("step 3 failed at address 0x7f00")}
+    fault = dict.fromkeys((3, 4), BackendError("a step failed at address 0x7f00"))
     with (
         serve(renderer, backend_spec=spec(max_decode_steps=1), faults=fault) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=30) as sdk,

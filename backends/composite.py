@@ -6,7 +6,7 @@ cores from each other, and no pacing could bound their steps.
 
 from dataclasses import replace
 
-from backends.interface import Backend, BackendSpec, Batch, Pending, PrefixArchive
+from backends.interface import Backend, BackendSpec, Batch, CodeState, Pending, PrefixArchive
 
 
 class CompositeBackend:
@@ -27,6 +27,11 @@ class CompositeBackend:
     def prefix_archive(self) -> PrefixArchive | None:
         """That of the model that answers: a draft's prompts are stored in memory only."""
         return self._backends[0].prefix_archive
+
+    @property
+    def code(self) -> CodeState:
+        """That of the model that answers: a draft does not decode."""
+        return self._backends[0].code
 
     def warmup(self) -> None:
         for backend in self._backends:

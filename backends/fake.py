@@ -15,6 +15,7 @@ from backends.interface import (
     BackendSpec,
     Batch,
     BatchResult,
+    CodeState,
     DecodeBatch,
     DecodeRow,
     Draw,
@@ -167,6 +168,10 @@ class FakeBackend:
     @property
     def spec(self) -> BackendSpec:
         return self._spec
+
+    @property
+    def code(self) -> CodeState:
+        return CodeState.PLAIN
 
     def warmup(self) -> None:
         """Nothing here is slow at first."""

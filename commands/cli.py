@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from commands import chat, check, simulate
+from commands import compile as compilation
 from commands.eval import command as evaluation
 from commands.loadtest import command as bench
 from server import serve
@@ -29,7 +30,7 @@ class Command(Protocol):
     def run(self, arguments: argparse.Namespace) -> int: ...
 
 
-COMMANDS: tuple[Command, ...] = (serve, chat, check, bench, evaluation, simulate)
+COMMANDS: tuple[Command, ...] = (serve, chat, check, compilation, bench, evaluation, simulate)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

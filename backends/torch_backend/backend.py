@@ -9,9 +9,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from backends.clock import Clock, WallClock
+from backends.errors import ModelLoadError
 from backends.interface import (
     BackendSpec,
     Batch,
+    CodeState,
     DecodeBatch,
     DecodeRow,
     Draw,
@@ -119,6 +121,7 @@ class TorchBackend:
         self._archive = self._open_archive(config, name)
         self._spec = backend_spec(config, self._model.config, max_model_len, specs, scratch, prefixes)
         self._prefill = Prefill(self._model, self._spec, self.prefixes)
+        self._requires_compiled = config.require_compiled
         self._graphs: tuple[DecodeGraphs, ...] = ()
         self.compiled = self._compiled_code(config)
         is_compiled = self.compiled is not None or self._recorder is not None
@@ -138,7 +141,10 @@ class TorchBackend:
         """
         if self._device.type != "cpu":
             return None
-        if lacks_interfaces(for_compiling=False) or not config.compile or not kernels_are_supported():
+        if lacks_interfaces(for_compiling=False) or not config.compile:
+            return None
+        if not kernels_are_supported():
+            logger.warning("decode runs uncompiled: this processor lacks AVX-512 with VNNI")
             return None
         return CompiledCode(
             config.compile_cache, self._model, self.pools, self._spec.max_model_len - 1, self._kernels
@@ -147,6 +153,14 @@ class TorchBackend:
     @property
     def spec(self) -> BackendSpec:
         return self._spec
+
+    @property
+    def code(self) -> CodeState:
+        if self.compiled is not None:
+            return self.compiled.state
+        if self._recorder is None:
+            return CodeState.PLAIN
+        return CodeState.COMPILED if self.num_recorded else CodeState.FAILED
 
     @property
     def num_recorded(self) -> int:
@@ -170,7 +184,8 @@ class TorchBackend:
     def warmup(self) -> None:
         """Read a chunk of every shape and decode once in each pool, then record decode.
 
-        Decode is compiled later, in idle time.
+        Decode is compiled later, in idle time, or at once if the config requires it. Raises `ModelLoadError`
+        if it then cannot be.
 
         No slot holds anything yet, and every prompt clears its slots first.
         """
@@ -189,6 +204,11 @@ class TorchBackend:
             self._graphs = tuple(self._record(pool, self._recorder) for pool in self.pools)
         if self.compiled is not None:
             self.compiled.start()
+        if self._requires_compiled:
+            if self.compiled is not None:
+                self.compiled.wait()
+            if self.code is not CodeState.COMPILED:
+                raise ModelLoadError(f"require_compiled: decode is not compiled ({self.code}); see the log")
 
     def _warm_up_scoring(self, pool: int) -> None:
         """Read a chunk of every shape in a pool without slots."""
@@ -207,6 +227,7 @@ class TorchBackend:
         if self.compiled is not None:
             self.compiled.poll()
         started = self._clock.now()
+        is_repeatable = True
         try:
             with torch.inference_mode():
                 for store in batch.slot_stores:
@@ -218,7 +239,9 @@ class TorchBackend:
                 elif batch.num_draft_tokens:
                     output = self._verify(batch)
                 else:
+                    is_repeatable = self._is_repeatable(batch.pool)
                     output = self._decode(batch)
+                    is_repeatable = False  # all its steps have run
                 # Kernels of a CUDA step are only queued. The event lets the scheduler prepare the next step
                 # while they run, and wait for this step alone.
                 if self._device.type == "cuda":
@@ -227,7 +250,15 @@ class TorchBackend:
                     return Running(self._clock, started, ended.synchronize, output)
             return Finished(output.collect().result(self._clock.now() - started))
         except Exception as error:
-            return Finished(failure(error))
+            return Finished(failure(error, is_repeatable=is_repeatable))
+
+    def _is_repeatable(self, pool: int) -> bool:
+        """Return whether a decode step that failed can be run again.
+
+        It writes the same token to the same entry. But a store already has the token that was in the entry
+        before, and the number of recorded steps that have run is unknown.
+        """
+        return self.pools[pool].spec.policy.store is None and not self._graphs
 
     def close(self) -> None:
         """Free the device's memory."""
@@ -262,16 +293,25 @@ class TorchBackend:
     def _decode_unrecorded(
         self, pool_index: int, plan: DecodePlan, draw_plan: DrawPlan, num_steps: int
     ) -> list[Sampled]:
-        """Run decode steps with the compiled code of the pool if it is ready, else with the model itself."""
+        """Run decode steps with the compiled code of the pool if it is ready, else with the model itself.
+
+        Where a step after the first one fails, return those before it: the next launch begins with it.
+        """
         pool = self.pools[pool_index]
         graphs = self.compiled.steps[pool_index] if self.compiled is not None else None
         steps: list[Sampled] = []
         for step in range(num_steps):
-            if graphs is not None and graphs.are_used:
-                logits, best = graphs.run(plan)
-                sampled = pool.sampler.sample(logits, draw_plan, step, best)
-            else:
-                sampled = pool.sampler.sample(self._decode_logits(pool, plan), draw_plan, step)
+            try:
+                if graphs is not None and graphs.are_used:
+                    logits, best = graphs.run(plan)
+                    sampled = pool.sampler.sample(logits, draw_plan, step, best)
+                else:
+                    sampled = pool.sampler.sample(self._decode_logits(pool, plan), draw_plan, step)
+            except Exception as error:
+                if not steps or not self._is_repeatable(pool_index):
+                    raise
+                logger.warning("a step of a launch failed, and begins the next one: %s", error)
+                break
             steps.append(sampled)
             plan.advance(sampled.token_ids)
         return steps

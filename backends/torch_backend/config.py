@@ -37,7 +37,8 @@ class Quantization(enum.StrEnum):
 @dataclass(frozen=True, slots=True)
 class TorchBackendConfig(BackendConfig):
     """Decode steps of a compiled backend run on CUDA as graphs that are captured at warm-up. On a CPU they
-    run as code that is read from `compile_cache`, or compiled in the background.
+    run as code that is read from `compile_cache`, or compiled in the background; with `require_compiled`,
+    during warm-up.
     """
 
     device: DeviceName = DeviceName.AUTO
@@ -45,6 +46,12 @@ class TorchBackendConfig(BackendConfig):
     quantization: Quantization = Quantization.NONE
     compile: bool = False
     compile_cache: Path = DEFAULT_COMPILE_CACHE
+    require_compiled: bool = False
+
+    def __post_init__(self) -> None:
+        BackendConfig.__post_init__(self)
+        if self.require_compiled and not self.compile:
+            raise ValueError("require_compiled needs compile")
 
 
 def _folder(value: Path) -> Path:
@@ -71,4 +78,6 @@ class TorchOptions(OptionGroup):
     compile_cache: Annotated[Path, AfterValidator(_folder), Shown("FOLDER", default="~/.cache/snapserve")] = (
         DEFAULT_COMPILE_CACHE
     )
-    """Where the code for the CPU is stored."""
+    """Where the code for the CPU is stored. What another user owns, or could have written, is not loaded."""
+    require_compiled: bool = False
+    """Whether the server is ready only once decode is compiled, and ends if it cannot be."""

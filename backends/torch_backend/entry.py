@@ -33,6 +33,7 @@ def _configure(
         quantization=options.quantization,
         compile=options.compile and not base.is_draft,  # it is for decode
         compile_cache=options.compile_cache,
+        require_compiled=options.require_compiled and not base.is_draft,
     )
     return ConfiguredBackend(config, _create)
 

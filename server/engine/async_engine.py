@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Protocol, TypeVarTuple
 
 from backends.clock import Clock
-from backends.interface import Backend, BackendSpec
+from backends.interface import Backend, BackendSpec, CodeState
 from scheduler.config import SchedulerConfig
 from scheduler.constraints import Constraints
 from scheduler.engine import EngineCore
@@ -233,6 +233,10 @@ class AsyncEngine:
                 f"no step has ended for {silence:.0f} s, the limit is {self._stall_limit:g} s",
             )
         return Health(HealthStatus.READY)
+
+    def code(self) -> CodeState | None:
+        """Return what decode steps run as; None before the model is loaded."""
+        return None if self._core is None else self._core.code
 
     def stats(self) -> SchedulerStats | None:
         return self._stats

@@ -8,6 +8,7 @@ the kernels | v decode_step                a pool's whole step: the graph before
 the graph after them |  texts v code (CompiledCode)        writes the texts to a folder, starts the process
 `build`, and later loads what it compiled
 
-A graph is known by its text: equal texts are one file, in every process and at every start. The backend runs
-without graphs until they are loaded, and for good where there are none.
+A graph is known by its text: equal texts are one file, in every process and at every start. Until it is
+compiled, and for good where there is no compiler, a graph runs as it was traced, once the kernels are there.
+`trust` says which files are loaded.
 """

@@ -1,11 +1,13 @@
 """The process that builds the code of compiled decode.
 
-`python -m backends.torch_backend.compiled.build FOLDER KEY…` builds the kernels and the graphs with these
-keys, whose text is in the folder, unless they were built before. It locks the folder while it works.
+`python -m backends.torch_backend.compiled.build FOLDER KEY…` builds the graphs with these keys, whose text is
+in the folder, and the kernels if none came with the package, unless they were built before. It locks the
+folder while it works.
 """
 
 import fcntl
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -15,10 +17,13 @@ from pathlib import Path
 import torch
 
 from backends.torch_backend.compiled.trace import GraphSource, compile_graph
-from backends.torch_backend.native.kernels import SOURCES, build_kernels, load_kernels
+from backends.torch_backend.compiled.trust import seal
+from backends.torch_backend.native.kernels import FLAGS, build_kernels, load_kernels, sources
+from backends.torch_backend.native.packaged import packaged_kernels
 from backends.torch_backend.torch_private.graph_code import OPTIONS
 
 KERNELS = "kernels.so"
+_FORMAT = "2"  # of the folder; a change of it compiles everything again
 
 
 def code_folder(cache: Path) -> Path:
@@ -27,8 +32,7 @@ def code_folder(cache: Path) -> Path:
     flags = ""
     if cpu_info.exists():
         flags = next((line for line in cpu_info.read_text().splitlines() if line.startswith("flags")), "")
-    sources = (path.read_text() for path in sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"))))
-    parts = (torch.__version__, sys.version, flags, repr(OPTIONS), *sources)
+    parts = (_FORMAT, torch.__version__, sys.version, flags, repr(OPTIONS), *FLAGS, *sources())
     return cache / hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -54,21 +58,27 @@ def source_path(folder: Path, key: str) -> Path:
 
 def main(folder: Path, keys: Sequence[str]) -> None:
     """Build what the folder lacks, while other processes wait for its lock."""
+    os.umask(0o077)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         # Of a process that was killed: inductor would take its unfinished files for finished ones.
         shutil.rmtree(build_folder(folder), ignore_errors=True)
         for partial in folder.glob(f"{Path(KERNELS).stem}.[0-9]*"):
             partial.unlink()
-        kernels = folder / KERNELS
+        kernels = packaged_kernels() or folder / KERNELS
         if not kernels.exists():
-            build_kernels(kernels)
+            draft = folder / "kernels.partial"
+            build_kernels(draft)
+            seal(draft, kernels)
         load_kernels(kernels)
         for key in keys:
             target = graph_path(folder, key)
             if not target.exists():
-                compile_graph(GraphSource.from_json(source_path(folder, key).read_text()), target)
+                draft = folder / "graph.partial"
+                draft.unlink(missing_ok=True)
+                compile_graph(GraphSource.from_json(source_path(folder, key).read_text()), draft)
                 _copy_libraries(build_folder(folder), unpacked_folder(folder))
+                seal(draft, target)
 
 
 def _copy_libraries(built: Path, unpacked: Path) -> None:
@@ -81,9 +91,9 @@ def _copy_libraries(built: Path, unpacked: Path) -> None:
         target = unpacked / library.relative_to(built)
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-            partial = target.with_suffix(".partial")
-            shutil.copy(library, partial)
-            partial.replace(target)
+            draft = target.with_suffix(".partial")
+            shutil.copy(library, draft)
+            seal(draft, target)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from backends.torch_backend.torch_private.graph_code import function_of
 
@@ -148,9 +148,19 @@ def _trace(function: Function, inputs: Sequence[InputSpec]) -> tuple[GraphModule
         for name, size in zip(spec.sizes, example.shape, strict=True):
             if isinstance(name, str) and not is_symbolic(size):
                 raise GraphError(f"the function works for only one number of {name}: {size}")
-    graph.graph.eliminate_dead_code()
+    graph.graph.eliminate_dead_code(_has_effect)
     graph.recompile()
     return graph, examples
+
+
+def _has_effect(node: Node) -> bool:
+    """Return whether a node matters without users: not if it writes to a new tensor that only it uses."""
+    if not node.is_impure():
+        return False
+    written = node.args[0] if node.args else None
+    if not isinstance(written, Node) or written.op != "call_function" or list(written.users) != [node]:
+        return True
+    return any(isinstance(each.meta.get("val"), Tensor) for each in written.all_input_nodes)
 
 
 def _example(spec: InputSpec) -> tuple[Tensor, list[bool]]:

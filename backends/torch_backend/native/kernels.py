@@ -22,16 +22,19 @@ BLOCK = 64  # outputs of a block in a packed weight; `kBlock` in tile.h
 PADDING_BYTES = 64  # oneDNN pads an output's inputs with zeros to a multiple of this
 
 _DTYPES = (torch.float32, torch.bfloat16)
-_FLAGS = (
+FLAGS = (
     "-std=c++20",
     "-O3",
-    "-march=native",
     "-fopenmp",
     "-fPIC",
     "-shared",
     "-DCPU_CAPABILITY=AVX512",
     "-DCPU_CAPABILITY_AVX512",
 )
+
+# The instruction sets that the kernels can be built for, the best first: torch's name of the newest of their
+# instructions, and the compiler's flag. The second one computes in bfloat16 by float32.
+INSTRUCTION_SETS = {"avx512_bf16": "-march=cooperlake", "avx512_vnni": "-march=cascadelake"}
 
 _library = torch.library.Library("snapserve", "DEF")  # type: ignore[no-untyped-call]
 for _schema in (
@@ -130,13 +133,24 @@ class Kernels:
             self.are_used = before
 
 
+def instruction_set() -> str | None:
+    """Return the best of `INSTRUCTION_SETS` that this processor has, if it has one."""
+    capabilities = torch.cpu.get_capabilities()
+    return next((name for name in INSTRUCTION_SETS if capabilities.get(name)), None)
+
+
 def kernels_are_supported() -> bool:
-    """Return whether this processor has the instructions of the kernels: AVX-512 with bfloat16."""
-    return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+    """Return whether this processor has the instructions of the kernels: AVX-512 with VNNI."""
+    return instruction_set() is not None
 
 
-def build_kernels(target: Path) -> None:
-    """Compile the kernels into the shared library `target`. Takes about 10 s.
+def sources() -> list[str]:
+    """Return the texts of the kernels' source files."""
+    return [path.read_text() for path in sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h")))]
+
+
+def build_kernels(target: Path, architecture: str = "-march=native") -> None:
+    """Compile the kernels into the shared library `target`, by default for this processor. Takes about 10 s.
 
     Raises OSError without a compiler, and CalledProcessError when the compilation fails.
     """
@@ -145,7 +159,8 @@ def build_kernels(target: Path) -> None:
     partial = target.with_suffix(f".{os.getpid()}")  # renamed at the end: no process loads half a library
     command = [
         os.environ.get("CXX", "g++"),
-        *_FLAGS,
+        architecture,
+        *FLAGS,
         f"-I{torch_folder / 'include'}",
         str(SOURCES / "kernels.cpp"),
         *libraries,

@@ -162,10 +162,10 @@ inline __m512 store_weights(BFloat16* target, const __m512 (&weights)[2], __m512
       _mm512_set_epi32(0x1f000f, 0x1e000e, 0x1d000d, 0x1c000c, 0x1b000b, 0x1a000a, 0x190009, 0x180008,  //
                        0x170007, 0x160006, 0x150005, 0x140004, 0x130003, 0x120002, 0x110001, 0x100000);
   const __m512i pairs =
-      _mm512_permutexvar_epi16(interleave, (__m512i)_mm512_cvtne2ps_pbh(weights[1], weights[0]));
+      _mm512_permutexvar_epi16(interleave, narrow(weights[1], weights[0]));
   _mm512_storeu_si512(target, pairs);
   const __m512i ones = _mm512_set1_epi32(0x3f803f80);  // pairs of 1.0
-  return _mm512_dpbf16_ps(total, (__m512bh)pairs, (__m512bh)ones);
+  return add_pairs(total, pairs, ones);
 }
 
 // Of a block, for 16 queries.

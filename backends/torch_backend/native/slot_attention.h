@@ -90,7 +90,7 @@ inline __m512 multiply_add(__m512 sums, __m512i left, __m512i right, float) {
 }
 
 inline __m512 multiply_add(__m512 sums, __m512i left, __m512i right, BFloat16) {
-  return _mm512_dpbf16_ps(sums, (__m512bh)left, (__m512bh)right);
+  return add_pairs(sums, left, right);
 }
 
 // Sums of integers are int32 in the registers of float32 sums. They are exact up to a width of 8,192.

@@ -26,7 +26,7 @@ inline __m512 multiply_add(__m512 sums, const float* input, __m512i weights) {
 inline __m512 multiply_add(__m512 sums, const BFloat16* input, __m512i weights) {
   int32_t pair;
   std::memcpy(&pair, input, sizeof pair);
-  return _mm512_dpbf16_ps(sums, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)weights);
+  return add_pairs(sums, _mm512_set1_epi32(pair), weights);
 }
 
 // The sums of int8 rows are int32. They travel in the registers and the memory of float32 sums, so that one
@@ -45,7 +45,7 @@ inline __m512 load(const int8_t* source) {
 inline __m512i load_widened(const int8_t* source, float) { return _mm512_castps_si512(load(source)); }
 
 inline __m512i load_widened(const int8_t* source, BFloat16) {
-  return (__m512i)_mm512_cvtne2ps_pbh(load(source + kLanes), load(source));
+  return narrow(load(source + kLanes), load(source));
 }
 
 // Load a block's weights for `kPack<T>` inputs.

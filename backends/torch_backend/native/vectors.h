@@ -51,7 +51,44 @@ inline __m512 widen(__m256i numbers) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(numbers), 16));
 }
 
+// The bfloat16 instructions, or the same by float32 where the processor lacks them: numbers rounded to nearest
+// even, and sums of the products of pairs that share a lane.
+#ifdef __AVX512BF16__
+
 inline __m256i narrow(__m512 values) { return (__m256i)_mm512_cvtneps_pbh(values); }
+
+inline __m512i narrow(__m512 high, __m512 low) { return (__m512i)_mm512_cvtne2ps_pbh(high, low); }
+
+inline __m512 add_pairs(__m512 sums, __m512i left, __m512i right) {
+  return _mm512_dpbf16_ps(sums, (__m512bh)left, (__m512bh)right);
+}
+
+#else
+
+inline __m256i narrow(__m512 values) {
+  const __m512i bits = _mm512_castps_si512(values);
+  const __m512i is_odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i nearest =
+      _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), is_odd);
+  // Rounding could turn a NaN into an infinity.
+  const __mmask16 is_nan = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+  const __m512i rounded_bits = _mm512_mask_mov_epi32(nearest, is_nan, _mm512_set1_epi32(0x7fc00000));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded_bits, 16));
+}
+
+inline __m512i narrow(__m512 high, __m512 low) {
+  return _mm512_inserti64x4(_mm512_castsi256_si512(narrow(low)), narrow(high), 1);
+}
+
+inline __m512 add_pairs(__m512 sums, __m512i left, __m512i right) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int32_t>(0xffff0000));
+  const __m512 odd = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_and_si512(left, upper)),
+                                     _mm512_castsi512_ps(_mm512_and_si512(right, upper)), sums);
+  return _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(left, 16)),
+                         _mm512_castsi512_ps(_mm512_slli_epi32(right, 16)), odd);
+}
+
+#endif
 
 inline __m512 load(const float* source) { return _mm512_loadu_ps(source); }
 

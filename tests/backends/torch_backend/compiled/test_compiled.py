@@ -6,6 +6,7 @@ That its tokens are right is shown in `test_exact_*`.
 import logging
 import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from backends.interface import CodeState
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.compiled.build import code_folder
 from backends.torch_backend.compiled.code import CompiledCode
 from backends.torch_backend.compiled.layer_function import LayerFunction
 from backends.torch_backend.compiled.layers import DecodeCall, GraphedLayer
 from backends.torch_backend.compiled.trace import GraphError, GraphSource, InputSpec, chain, trace
+from backends.torch_backend.compiled.trust import make_private
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
+from backends.torch_backend.errors import ModelLoadError
 from backends.torch_backend.forward.cache import ModelCache
 from backends.torch_backend.forward.stand_in import LayerCall
 from backends.torch_backend.forward.step import KindStep
@@ -36,9 +40,7 @@ from tests.backends.checkpoints import load_oracle, save_checkpoint
 from tests.backends.driver import GREEDY, Driver, Request
 from tests.backends.oracle import random_prompt
 
-pytestmark = pytest.mark.skipif(
-    not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16"
-)
+pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with VNNI")
 
 POLICY = PolicyOptions(num_sink=4, num_recent=30, num_kept=20, scorer=WindowScorer(observation_window=4))
 CONSTANT = torch.ones(4)
@@ -71,6 +73,29 @@ def _proceed(backend: TorchBackend) -> None:
         pass
 
 
+def _start_to_build(backend: TorchBackend) -> None:
+    while _compiled(backend)._process is None:
+        assert backend.use_idle_time()
+
+
+def copy_kernels(built: Path, folder: Path) -> None:
+    """Copy kernels with their checksum, to where a backend looks for them."""
+    make_private(folder)
+    for path in (built, built.with_name(f"{built.name}.sha256")):
+        shutil.copy(path, folder)
+
+
+def _refuse_layers(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no layer of the model be called itself."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a layer is called")
+
+    for layer in backend._model.modules():
+        if isinstance(layer, GraphedLayer):
+            monkeypatch.setattr(layer.layer, "forward", refuse)
+
+
 def _is_compiled(backend: TorchBackend) -> list[bool]:
     """Return whether each pool's steps run as graphs."""
     return [step.are_used for step in _compiled(backend).steps]
@@ -82,8 +107,7 @@ def test_requests_are_served_while_code_is_compiled(
 ) -> None:
     """A first start compiles, a second one finds all code, and no request waits."""
     folder = code_folder(tmp_path)
-    folder.mkdir()
-    shutil.copy(built_kernels, folder)  # they take the longest
+    copy_kernels(built_kernels, folder)  # they take the longest
     unfinished = folder / "build" / "unfinished.so"  # of a process that was killed
     unfinished.parent.mkdir()
     unfinished.touch()
@@ -92,7 +116,7 @@ def test_requests_are_served_while_code_is_compiled(
     sampling = replace(GREEDY, temperature=0.9, top_p=0.8, seed=1)
     plain, early, late = (Request(random_prompt(20), sampling=sampling) for _ in range(3))
     Driver(backend, 32).run(early, num_tokens=12)
-    assert _is_compiled(backend) == [False]
+    assert (_is_compiled(backend), backend.code) == ([False], CodeState.BUILDING)
 
     def refuse(*_: object, **__: object) -> str:
         raise AssertionError("the thread that runs the steps compiles")
@@ -100,7 +124,7 @@ def test_requests_are_served_while_code_is_compiled(
     monkeypatch.setattr("torch._inductor.cpp_builder.CppBuilder.build", refuse)
     monkeypatch.setattr("torch._inductor.codecache._precompile_header", refuse)
     _compiled(backend).wait()
-    assert _is_compiled(backend) == [True]
+    assert (_is_compiled(backend), backend.code) == ([True], CodeState.COMPILED)
     Driver(backend, 32).run(late, num_tokens=12)
     Driver(TorchBackend(replace(config, compile=False)), 32).run(plain, num_tokens=12)
     assert early.tokens == late.tokens == plain.tokens
@@ -125,7 +149,7 @@ def test_requests_are_served_while_code_is_compiled(
     third = TorchBackend(replace(config, compile_cache=tmp_path))
     third.warmup()
     _proceed(third)
-    assert _is_compiled(third) == [False]
+    assert third.code is CodeState.FAILED
     assert not list(folder.glob("*.graph")), "the next start compiles them again"
 
 
@@ -155,13 +179,7 @@ def test_neither_chunks_nor_steps_call_the_layers_themselves(
     backend = TorchBackend(config)
     backend.warmup()
     _compiled(backend).wait()
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("a layer is called")
-
-    for layer in backend._model.modules():
-        if isinstance(layer, GraphedLayer):
-            monkeypatch.setattr(layer.layer, "forward", refuse)
+    _refuse_layers(backend, monkeypatch)
     Driver(backend, 32).run(
         *(Request(random_prompt(length), slots=(slot,)) for slot, length in enumerate((9, 20, 100))),
         num_tokens=3,
@@ -173,7 +191,8 @@ def test_the_models_that_ship_have_graphs(config: TorchBackendConfig, model: Pat
     """One of the evaluation model's products has a number of inputs that its weight is filled up from."""
     backend = TorchBackend(replace(config, model=str(model), dtype=DtypeName.BFLOAT16))
     backend.warmup()
-    _proceed(backend)
+    while not _compiled(backend)._sources:
+        assert backend.use_idle_time()
     layers = [module for module in backend._model.modules() if isinstance(module, GraphedLayer)]
     assert layers
     assert all(layer.sources and layer.chunk for layer in layers)
@@ -276,9 +295,82 @@ def test_without_a_compiler_everything_else_works(
     backend.warmup()
     with caplog.at_level(logging.WARNING):
         _compiled(backend).wait()
-    assert "no-such-compiler" in caplog.text
-    assert _is_compiled(backend) == [False]
+    assert "no C++ compiler no-such-compiler: decode runs uncompiled" in caplog.text
+    assert (_is_compiled(backend), backend.code) == ([False], CodeState.FAILED)
     Driver(backend, 32).run(Request(random_prompt(9)), num_tokens=3)
+
+
+def test_without_a_compiler_the_kernels_of_the_package_are_used(
+    config: TorchBackendConfig, tmp_path: Path, built_kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps run as they were traced. Their tokens are those of the model's own code."""
+    plain, traced = (
+        Request(random_prompt(40), sampling=replace(GREEDY, temperature=0.9, top_p=0.8, seed=1))
+        for _ in range(2)
+    )
+    Driver(TorchBackend(replace(config, compile=False)), 32).run(plain, num_tokens=40)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr("backends.torch_backend.compiled.code.packaged_kernels", lambda: built_kernels)
+    backend = TorchBackend(replace(config, compile_cache=tmp_path))
+    backend.warmup()
+    _proceed(backend)
+    assert (_is_compiled(backend), backend.code) == ([True], CodeState.KERNELS)
+    _refuse_layers(backend, monkeypatch)
+    Driver(backend, 32).run(traced, num_tokens=40)
+    assert traced.tokens == plain.tokens
+    assert not list(tmp_path.rglob("kernels.so"))
+
+
+def test_another_user_s_code_is_not_loaded(
+    config: TorchBackendConfig,
+    tmp_path: Path,
+    built_kernels: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    copy_kernels(built_kernels, code_folder(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    backend = TorchBackend(replace(config, compile_cache=tmp_path))
+    backend.warmup()
+    with caplog.at_level(logging.WARNING):
+        _proceed(backend)
+    assert f"belongs to user {os.getuid()}" in caplog.text
+    assert (_is_compiled(backend), backend.code) == ([False], CodeState.FAILED)
+    assert (code_folder(tmp_path) / "kernels.so").exists()
+
+
+def test_a_server_that_requires_compiled_code_ends_without_it(
+    config: TorchBackendConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    backend = TorchBackend(replace(config, compile_cache=tmp_path, require_compiled=True))
+    with pytest.raises(ModelLoadError, match="require_compiled: decode is not compiled"):
+        backend.warmup()
+    with pytest.raises(ValueError, match="require_compiled needs compile"):
+        replace(config, compile=False, require_compiled=True)
+
+
+def test_compiling_goes_on_at_normal_priority_after_a_time(
+    config: TorchBackendConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = TorchBackend(replace(config, compile_cache=tmp_path))
+    backend.warmup()
+    compiled = _compiled(backend)
+    _start_to_build(backend)
+    first = compiled._process
+    assert first is not None
+    assert os.sched_getscheduler(first.pid) == os.SCHED_IDLE or os.getpriority(os.PRIO_PROCESS, first.pid) > 0
+    compiled.poll()
+    assert compiled._process is first, "it has had no time yet"
+    monkeypatch.setattr("backends.torch_backend.compiled.code._LOW_PRIORITY_TIME", 0.0)
+    compiled.poll()
+    second = compiled._process
+    assert second is not None
+    assert first.wait(30) == -signal.SIGKILL
+    assert os.sched_getscheduler(second.pid) == os.SCHED_OTHER
+    assert os.getpriority(os.PRIO_PROCESS, second.pid) == os.getpriority(os.PRIO_PROCESS, 0)
+    backend.close()
+    assert second.returncode == -signal.SIGKILL
 
 
 def test_an_unwritable_folder_is_not_used(
@@ -295,7 +387,7 @@ def test_an_unwritable_folder_is_not_used(
 def test_closing_ends_the_compiler(config: TorchBackendConfig, tmp_path: Path) -> None:
     backend = TorchBackend(replace(config, compile_cache=tmp_path))
     backend.warmup()
-    _proceed(backend)
+    _start_to_build(backend)
     process = _compiled(backend)._process
     assert process is not None
     backend.close()

@@ -24,7 +24,7 @@ from tests.backends.driver import GREEDY, Driver, Request, open_backend
 from tests.backends.oracle import assert_same_logprobs, continue_greedily, random_prompt
 
 needs_kernels = pytest.mark.skipif(
-    not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16"
+    not kernels_are_supported(), reason="the processor has no AVX-512 with VNNI"
 )
 
 DTYPES = [torch.float32, torch.bfloat16]

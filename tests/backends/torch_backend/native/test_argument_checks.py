@@ -9,9 +9,7 @@ import torch
 
 from backends.torch_backend.native.kernels import kernels_are_supported, load_kernels
 
-pytestmark = pytest.mark.skipif(
-    not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16"
-)
+pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with VNNI")
 
 
 @pytest.fixture(scope="module", autouse=True)

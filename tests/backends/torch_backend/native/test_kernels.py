@@ -29,9 +29,7 @@ from cache.quantization import dequantize, quantize
 from cache.scoring import Window, reduced_attention
 from tests.pairs import pairwise_cases
 
-pytestmark = pytest.mark.skipif(
-    not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16"
-)
+pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with VNNI")
 
 DTYPES = [torch.float32, torch.bfloat16]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}

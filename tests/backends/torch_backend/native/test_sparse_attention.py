@@ -14,9 +14,7 @@ from cache.low_bits import rotate
 from cache.quantization import quantize
 from cache.token_store import TokenStore
 
-pytestmark = pytest.mark.skipif(
-    not kernels_are_supported(), reason="the processor has no AVX-512 with bfloat16"
-)
+pytestmark = pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with VNNI")
 
 CAPACITY = 21  # and a spare entry
 STORED = 700

@@ -1,0 +1,58 @@
+"""The kernels that come with the package: which library is used, and that each instruction set computes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from backends.torch_backend.native import packaged
+from backends.torch_backend.native.kernels import INSTRUCTION_SETS, instruction_set, kernels_are_supported
+from backends.torch_backend.native.packaged import build_all, packaged_kernels
+from tests.paths import ROOT
+
+
+def processor_with(*names: str) -> Mapping[str, bool]:
+    return dict.fromkeys(names, True)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (("avx2", "avx512_f", "avx512_vnni", "avx512_bf16"), "avx512_bf16"),
+        (("avx2", "avx512_f", "avx512_vnni"), "avx512_vnni"),
+        (("avx2", "avx512_f"), None),
+    ],
+)
+def test_the_best_library_of_the_processor_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], expected: str | None
+) -> None:
+    monkeypatch.setattr(packaged, "build_kernels", lambda path, _flag: path.touch())
+    libraries = build_all(tmp_path)
+    assert set(libraries) == set(INSTRUCTION_SETS)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: processor_with(*names))
+    assert instruction_set() == expected
+    assert packaged_kernels(tmp_path) == (None if expected is None else libraries[expected])
+    monkeypatch.setattr(torch, "__version__", "3.0")
+    assert packaged_kernels(tmp_path) is None, "a library fits only the torch that it was built with"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not kernels_are_supported(), reason="the processor has no AVX-512 with VNNI")
+def test_kernels_of_every_instruction_set_pass_their_tests(tmp_path: Path) -> None:
+    libraries = build_all(tmp_path)
+    tests = Path("tests") / "backends" / "torch_backend" / "native"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    for library in libraries.values():
+        done = subprocess.run(
+            [*command, str(tests / "test_kernels.py"), str(tests / "test_sparse_attention.py")],
+            cwd=ROOT,
+            env=os.environ | {"TESTED_KERNELS": str(library)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout[-5000:]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from backends.interface import CodeState
 from scheduler.messages import FinishReason
 from scheduler.stats import StepKind
 from server.batches.batch import BatchStatus
@@ -227,6 +228,13 @@ class Instruments:
         self.health = make.gauge_by(
             "state", states, "snapserve:health", "1 for the state that the engine is in, 0 for the others."
         )
+        self.decode_code = make.gauge_by(
+            "state",
+            [state.value for state in CodeState],
+            "snapserve:decode_code",
+            "1 for the state of decode's code, 0 for the others: plain (none is to be compiled), building, "
+            "compiled, kernels (there is no compiler, and the package's kernels are used), failed.",
+        )
         self.unfinished = make.gauge(
             "snapserve:sequences_unfinished", "Sequences submitted to the engine that have not ended."
         )
@@ -281,6 +289,9 @@ class Instruments:
         self.steps = make.counter_by(
             "kind", StepKind, "snapserve:engine_steps", "Device steps launched, by kind."
         )
+        self.failed_steps = make.counter(
+            "snapserve:failed_steps", "Device steps that failed; their sequences try them again once, alone."
+        )
         self.step_time = make.histogram_by(
             "kind", StepKind, "snapserve:step_time_seconds", "Time of one launch, by kind.", _STEP_TIME
         )
@@ -315,6 +326,10 @@ class Instruments:
         )
         self.ignored_parameters = make.counter(
             "snapserve:ignored_parameters", "Parameters of requests that changed nothing, as unknown ones."
+        )
+        self.available_memory = make.gauge(
+            "snapserve:memory_available_bytes",
+            "Memory that the process may still take, within its control group's limit; NaN if unknown.",
         )
         self.stored_responses = make.gauge(
             "snapserve:stored_responses", "Stored responses; those of all replicas where these share them."

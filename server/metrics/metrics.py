@@ -6,6 +6,7 @@ table of `docs/reference/metrics.md`.
 """
 
 import collections
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
 
-from backends.interface import ArchiveStats, BackendSpec
+from backends.host_memory import available_bytes
+from backends.interface import ArchiveStats, BackendSpec, CodeState
 from scheduler.messages import Add, CacheUse, Final, FinishReason, Timing
 from scheduler.stats import PrefixStats, StepRecord
 from server.batches.batch import BatchStatus
@@ -30,6 +32,8 @@ class WatchedEngine(Protocol):
     def num_unfinished(self) -> int: ...
 
     def health(self) -> Health: ...
+
+    def code(self) -> CodeState | None: ...
 
 
 class WatchedBatches(Protocol):
@@ -72,6 +76,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._instruments = Instruments(self._registry, model_name)
         ProcessCollector(registry=self._registry)  # memory, CPU time and open files
+        self._instruments.available_memory.set_function(_available_memory)
         self._num_slots = 0
         self._block_bytes = 0
         self._prefixes = PrefixStats()  # after the last step
@@ -104,13 +109,19 @@ class Metrics:
         }
 
     def watch(self, engine: WatchedEngine) -> None:
-        """Read this engine's health and load at every scrape: a stuck engine emits no more events."""
+        """Read this engine's health, code and load at every scrape: a stuck engine emits no more events."""
 
         def is_in(status: HealthStatus) -> float:
             return float(engine.health().status is status)
 
         for status in HealthStatus:
             self._instruments.health[status.value].set_function(partial(is_in, status))
+
+        def has_code(state: CodeState) -> float:
+            return float(engine.code() is state)
+
+        for state in CodeState:
+            self._instruments.decode_code[state.value].set_function(partial(has_code, state))
         self._instruments.unfinished.set_function(lambda: engine.num_unfinished)
 
     def watch_batches(self, batches: WatchedBatches) -> None:
@@ -222,6 +233,8 @@ class Metrics:
             instruments.pool_slots_in_use.labels(self._model_name, ENGINE, name).set(pool.num_slots_in_use)
             instruments.pool_waiting.labels(self._model_name, ENGINE, name).set(pool.num_waiting)
         self._observe_prefixes(stats.prefixes)
+        if record.has_failed:
+            instruments.failed_steps.inc()
         if record.batch is not None:
             instruments.steps[record.batch.kind].inc()
             instruments.step_time[record.batch.kind].observe(record.batch.elapsed)
@@ -324,6 +337,11 @@ class _Labelled(CollectorRegistry):
                 sample._replace(labels={**sample.labels, **self._labels}) for sample in family.samples
             ]
             yield family
+
+
+def _available_memory() -> float:
+    available = available_bytes()
+    return math.nan if available is None else available
 
 
 def _sample(instrument: Counter | Gauge | Histogram, suffix: str = "") -> float:

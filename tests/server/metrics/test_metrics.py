@@ -1,6 +1,7 @@
 """What is exported, against what the clients of a real engine saw."""
 
 import asyncio
+import math
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from backends.fake import fake_spec
-from backends.interface import ArchiveStats, PrefixSpec
+from backends.interface import ArchiveStats, BackendError, CodeState, PrefixSpec
 from cache.policy import snapstream
 from cache.scorer import WindowScorer
 from scheduler.admission import admit
@@ -118,11 +119,29 @@ async def test_a_load_of_nothing_but_plain_requests_is_counted_to_the_token() ->
     assert samples("snapserve:compression_ratio_count") == 3
 
 
+async def test_failed_steps_are_counted() -> None:
+    metrics = Metrics("tiny")
+    async with running(metrics, spec=SPEC, faults={1: BackendError("a fault")}) as engine:
+        async for _ in generate(engine, add_of(range(1, 11), 8)):
+            pass
+    assert Samples(metrics)("snapserve:failed_steps_total") == 1
+    assert Samples(metrics)("snapserve:requests_total", outcome="length") == 1
+
+
+def test_available_memory_is_read_at_every_scrape(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics("tiny")
+    assert Samples(metrics)("snapserve:memory_available_bytes") > 0
+    monkeypatch.setattr("server.metrics.metrics.available_bytes", lambda: None)
+    assert math.isnan(Samples(metrics)("snapserve:memory_available_bytes"))
+
+
 async def test_health_and_unfinished_sequences_are_read_at_every_scrape() -> None:
     metrics, gate = Metrics("tiny"), Gate(is_open=False)
     assert Samples(metrics)("snapserve:sequences_unfinished") == 0
     async with running(metrics, gate=gate, spec=SPEC) as engine:
         metrics.watch(engine)
+        codes = {state: Samples(metrics)("snapserve:decode_code", state=state.value) for state in CodeState}
+        assert codes == dict.fromkeys(CodeState, 0.0) | {CodeState.PLAIN: 1.0}
         outputs = generate(engine, add_of(num_choices=3))
         reading = asyncio.ensure_future(anext(outputs))
         await gate.wait_for_step()  # the engine is stuck in its first step and has reported nothing yet

@@ -201,14 +201,15 @@ class CompiledCode:
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
         }
         with self._log.open("wb") as log:
-            # In a session of its own, to be stopped with the compilers that it starts.
+            # In a group of its own, to be stopped with the compilers that it starts. In a session of its own,
+            # Linux' automatic grouping would give it as much time as the server has, at any priority.
             self._process = subprocess.Popen(
                 command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,
+                process_group=0,
             )
         if self._is_urgent:
             return

@@ -121,7 +121,11 @@ def test_every_alert_is_driven_or_listed() -> None:
     driven = set().union(*FIRING.values(), *MAY_FIRE.values())
     assert set(alerts()) - driven == {
         "SnapserveBatchDisk",
+        "SnapserveBatchesStuck",
         "SnapserveConnectionsRefused",
+        "SnapserveFileDescriptors",
+        "SnapserveMemory",
         "SnapserveNoTargets",
+        "SnapserveNotCompiled",
         "SnapserveReplicaNotReady",
     }  # promtool's tests drive them

@@ -256,9 +256,10 @@ class TorchBackend:
         """Return whether a decode step that failed can be run again.
 
         It writes the same token to the same entry. But a store already has the token that was in the entry
-        before, and the number of recorded steps that have run is unknown.
+        before, a state may have advanced, and the number of recorded steps that have run is unknown.
         """
-        return self.pools[pool].spec.policy.store is None and not self._graphs
+        has_states = any(layer.slots.states for layer in self.pools[pool].cache.layers)
+        return self.pools[pool].spec.policy.store is None and not has_states and not self._graphs
 
     def close(self) -> None:
         """Free the device's memory."""

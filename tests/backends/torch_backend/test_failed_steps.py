@@ -120,6 +120,23 @@ def test_a_prompt_that_fails_is_read_again(
     assert answers(drive) == expected
 
 
+def test_a_state_that_has_advanced_does_not_advance_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk that fails is read again; a decode step that fails ends its sequence."""
+    backend = open_backend(save_checkpoint("lfm2", tmp_path), POLICY, max_model_len=128)
+    add = request("a", max_tokens=12, prompt_token_ids=tuple(random_prompt(50)))
+    plain = drive_of(backend)
+    plain.run(add)
+    for number, reason in ((1, FinishReason.LENGTH), (2, FinishReason.LENGTH), (12, FinishReason.ERROR)):
+        with monkeypatch.context() as patch:
+            patch.setattr(CacheLayer, "write", failing(CacheLayer.write, number))
+            drive = drive_of(backend)
+            drive.run(add)
+        assert (drive.final("a").reason, drive.num_failed) == (reason, 1)
+        assert drive.tokens("a") == plain.tokens("a")[: len(drive.tokens("a"))]
+
+
 def test_a_store_that_was_written_is_not_written_twice(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,11 +19,16 @@ def test_a_shifted_window_still_holds_its_token(pooling_shift: int) -> None:
         WindowScorer(pooling_shift=pooling_shift)
 
 
-def test_a_selection_chunk_has_a_token() -> None:
-    with pytest.raises(ValueError, match="selection_chunk must be at least 1, got 0"):
-        WindowScorer(selection_chunk=0)
-
-
-def test_an_observation_window_has_a_token() -> None:
-    with pytest.raises(ValueError, match="observation_window must be at least 1, got 0"):
-        WindowScorer(observation_window=0)
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [
+        ("observation_window", 1),
+        ("observation_half_life", 0),
+        ("pooling_half_life", 0),
+        ("selection_chunk", 1),
+        ("num_echoed", 0),
+    ],
+)
+def test_numbers_have_a_least_value(name: str, least: int) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be at least {least}, got {least - 1}"):
+        WindowScorer(**{name: least - 1})

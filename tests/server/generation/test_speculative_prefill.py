@@ -17,11 +17,12 @@ from backends.fake import fake_spec, slot_pool
 from backends.interface import BackendError, BackendSpec, PrefixSpec
 from cache.policy import snapstream
 from scheduler.messages import Add, FinishReason
+from server.generation.speculative_prefill import CHUNK_TOKENS, shortening
 from server.options.speculative_prefill import DraftQueries, SpeculativePrefill
 from server.text.draft import Draft
 from server.text.renderer import Renderer
-from server.text.shortening import MARK
-from server.text.tokenizer import Tokenizer
+from server.text.shortening import MARK, SEPARATOR, Passage
+from server.text.tokenizer import FramedText, Tokenizer
 from tests.server.serving import MODEL, RunningServer, serve, settings, spec
 from tests.server.text.tokenizers import byte_level
 
@@ -375,3 +376,12 @@ def test_a_share_or_a_number_of_tokens_is_kept(server: RunningServer, keep: floa
     response = httpx.post(f"{server.url}/v1/chat/completions", json=body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "speculative_prefill_keep"
+
+
+def test_of_the_question_the_beginning_and_the_end_are_always_kept() -> None:
+    """One token a character. The last one ends where the question does."""
+    passages = (Passage("x" * 500, True), Passage("q" * 200, True, is_question=True))
+    start, end = 500 + len(SEPARATOR), 700 + len(SEPARATOR)
+    framed = FramedText(tuple(range(end)), 0, tuple((index, index + 1) for index in range(end)))
+    short = shortening(passages, framed, [0.0] * (end // CHUNK_TOKENS + 1), 0.1)
+    assert short.protected == [(start, start + 32), (end - 64, end)]

@@ -71,7 +71,7 @@ class Instance:
             dispatcher = Dispatcher(for_batches(self._marked(routes), limits))
             self._runner = BatchRunner(batches, dispatcher, metrics)
             metrics.watch_batches(batches.store)
-        app = LoadReport(self._marked(guarded(routes, config.server, metrics, limits)), metrics.load)
+        app = self._marked(guarded(LoadReport(routes, metrics.load), config.server, metrics, limits))
         self.app: ASGIApp = HttpMeter(app, metrics, self._clock.now)
         self._shut_down_tracing: Callable[[], None] | None = None
         if config.is_traced:

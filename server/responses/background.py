@@ -6,6 +6,7 @@ The other replicas see them in the shared state, where each is announced until i
 import asyncio
 import json
 import logging
+from dataclasses import dataclass
 from typing import Final
 
 from server.generation.failures import as_api_error
@@ -23,7 +24,7 @@ class BackgroundResponses:
 
     def __init__(self, store: Responses) -> None:
         self._store = store
-        self._running: dict[tuple[str, str], tuple[ModelResponse, asyncio.Task[None]]] = {}
+        self._running: dict[tuple[str, str], _Running] = {}
 
     async def start(self, owner: str, response: ModelResponse, call: Call) -> None:
         """Start a response. Raises the error that refuses it; a later failure is in its body."""
@@ -37,59 +38,79 @@ class BackgroundResponses:
             raise
         call.record.detach()
         key = (owner, response.id)
-        task = asyncio.create_task(self._make(owner, response, prepared))
-        self._running[key] = (response, task)
-        task.add_done_callback(lambda _: self._running.pop(key))
+        generating = asyncio.create_task(_generate(response, prepared))
+        ending = asyncio.create_task(self._end(owner, response, prepared, generating))
+        self._running[key] = _Running(response, generating, ending)
+        ending.add_done_callback(lambda _: self._running.pop(key))
 
     def get(self, owner: str, response_id: str) -> ModelResponse | None:
         found = self._running.get((owner, response_id))
-        return None if found is None else found[0]
+        return None if found is None else found.response
 
     async def cancel(self, owner: str, response_id: str) -> bool:
         """End a response, if it is made here and has not ended. Returns whether it is."""
         found = self._running.get((owner, response_id))
         if found is None:
             return False
-        _, task = found
-        task.cancel()
-        await asyncio.wait((task,))
+        found.generating.cancel()
+        await asyncio.wait((found.ending,))
         return True
 
-    async def _make(self, owner: str, response: ModelResponse, prepared: Prepared) -> None:
-        making = asyncio.current_task()
-        assert making is not None
-        announcing = asyncio.create_task(self._keep_announcing(owner, response, making))
+    async def _end(
+        self, owner: str, response: ModelResponse, prepared: Prepared, generating: asyncio.Task[None]
+    ) -> None:
+        """Wait for a response's generation, and store how it ended."""
+        announcing = asyncio.create_task(self._keep_announcing(owner, response, generating))
         try:
-            with prepared.ticket, submit(prepared) as submitted:
-                accepted = await accept(submitted)
-                response.start()
-                await collect(accepted)
-        except asyncio.CancelledError:
-            await response.cancel()
-            raise
-        except Exception as error:
-            await response.fail(_api_error(response, error))
+            await asyncio.wait((generating,))
+            if generating.cancelled():
+                await response.cancel()
+            elif (error := generating.exception()) is not None:
+                await response.fail(_api_error(response, error))
         finally:
+            prepared.ticket.release()  # of a task that was cancelled before it began
             prepared.call.record.end()
             announcing.cancel()
             await asyncio.wait((announcing,))
             await self._store.withdraw(owner, response.id)
 
-    async def _announce(self, owner: str, response: ModelResponse) -> bool:
-        return await self._store.announce(owner, response.id, json.dumps(response.snapshot()).encode())
+    async def _announce(self, owner: str, response: ModelResponse) -> None:
+        await self._store.announce(owner, response.id, json.dumps(response.snapshot()).encode())
 
-    async def _keep_announcing(self, owner: str, response: ModelResponse, making: asyncio.Task[None]) -> None:
+    async def _keep_announcing(
+        self, owner: str, response: ModelResponse, generating: asyncio.Task[None]
+    ) -> None:
+        status = response.status
         while True:
             await asyncio.sleep(ANNOUNCE_INTERVAL)
             try:
-                if not await self._announce(owner, response):
-                    making.cancel()
+                if response.status != status:
+                    await self._announce(owner, response)
+                    status = response.status
+                if not await self._store.announce(owner, response.id, None):
+                    generating.cancel()
                     return
             except StateError:
                 continue  # the response is stored at its end, if the state is back by then
 
 
-def _api_error(response: ModelResponse, error: Exception) -> ApiError:
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A cancel ends `generating` alone, so that `ending` stores the response and withdraws it."""
+
+    response: ModelResponse
+    generating: asyncio.Task[None]
+    ending: asyncio.Task[None]
+
+
+async def _generate(response: ModelResponse, prepared: Prepared) -> None:
+    with prepared.ticket, submit(prepared) as submitted:
+        accepted = await accept(submitted)
+        response.start()
+        await collect(accepted)
+
+
+def _api_error(response: ModelResponse, error: BaseException) -> ApiError:
     failure = as_api_error(error)
     if failure.status == 500:
         logger.error("response %s failed in the background", response.id, exc_info=error)

@@ -28,7 +28,7 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class RunningResponse:
-    """The JSON of a response that another replica makes, as it was a moment ago."""
+    """The JSON of a response that another replica makes, as it was when its status last changed."""
 
     body: bytes
     is_alive: bool  # the replica still works on it
@@ -60,10 +60,11 @@ class Responses(Protocol):
 
     # Unfinished responses, for the other replicas
 
-    async def announce(self, owner: str, response_id: str, body: bytes) -> bool:
-        """Show the state of a response that this replica makes. Returns False if its owner cancelled it.
+    async def announce(self, owner: str, response_id: str, body: bytes | None) -> bool:
+        """Show a response that this replica makes, or, without a body, that it still does.
 
-        To be repeated every `ANNOUNCE_INTERVAL` seconds; the replica counts as dead after `LEASE`.
+        Returns False if its owner cancelled it. To be repeated every `ANNOUNCE_INTERVAL` seconds; the replica
+        counts as dead after `LEASE`.
         """
         ...
 

@@ -83,7 +83,7 @@ class MemoryResponses:
 
     # There are no other replicas.
 
-    async def announce(self, _owner: str, _response_id: str, _body: bytes, /) -> bool:
+    async def announce(self, _owner: str, _response_id: str, _body: bytes | None, /) -> bool:
         return True
 
     async def withdraw(self, _owner: str, _response_id: str, /) -> None: ...

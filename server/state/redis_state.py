@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar, cast
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from server.options.settings import StorageLimits
 from server.state.interface import LEASE, RunningResponse, StateError, StateObserver, StoredResponse
@@ -27,8 +27,10 @@ logger: Final = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PREFIX: Final = "snapserve:"
-TIMEOUT: Final = 1.0  # seconds of one command
+TIMEOUT: Final = 1.0  # seconds of one command, and of the wait for a connection
+MAX_CONNECTIONS: Final = 32  # at once, of those that the process may open beside its clients'
 WINDOW: Final = 60  # seconds; tokens of the window before the last are forgotten
+SHOWN_AS_FAILED: Final = 3600.0  # seconds; a response of a replica that has died
 PAUSE: Final = 5.0  # seconds without a command after a failure, so that no request waits for another timeout
 
 _NOW = """
@@ -117,7 +119,11 @@ redis.call('ZINCRBY', prefix .. 'bytes', size, owner)
 redis.call('INCRBY', prefix .. 'num_bytes', size)
 local function drop_oldest(of_most)
     local most = redis.call('ZREVRANGE', prefix .. of_most, 0, 0)[1]
-    drop(most, redis.call('ZRANGE', prefix .. 'of:' .. most, 0, 0)[1])
+    local oldest = most and redis.call('ZRANGE', prefix .. 'of:' .. most, 0, 0)[1]
+    if not oldest then
+        error('keys of stored responses are missing: Redis must not evict any')
+    end
+    drop(most, oldest)
 end
 while redis.call('ZCARD', prefix .. 'deadlines') > max_responses do drop_oldest('counts') end
 while tonumber(redis.call('GET', prefix .. 'num_bytes')) > max_bytes do drop_oldest('bytes') end
@@ -135,12 +141,16 @@ class RedisState:
     def __init__(self, url: str, limits: StorageLimits, observer: StateObserver) -> None:
         """Raises ValueError for a wrong URL. Connects at the first command."""
         self._observer = observer
-        self._client = redis.asyncio.Redis.from_url(
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
             url,
+            max_connections=MAX_CONNECTIONS,
+            timeout=TIMEOUT,
             socket_timeout=TIMEOUT,
             socket_connect_timeout=TIMEOUT,
-            retry=Retry(NoBackoff(), 1),  # a connection that Redis has closed
+            # For a connection that Redis has closed. After a timeout, a command may have run: not again.
+            retry=Retry(NoBackoff(), 1, supported_errors=(redis.exceptions.ConnectionError,)),
         )
+        self._client = redis.asyncio.Redis.from_pool(pool)
         self._paused_until = 0.0
         self.buckets = RedisBuckets(self)
         self.responses = RedisResponses(self, limits)
@@ -160,6 +170,10 @@ class RedisState:
             raise StateError("Redis could not be reached a moment ago")
         try:
             return await command
+        except ResponseError as error:  # Redis answers: it has no memory left, or keys are missing
+            logger.error("the shared state refused a command: %s", error)
+            self._observer.lost_state()
+            raise StateError(str(error)) from error
         except (RedisError, OSError) as error:
             self._paused_until = time.monotonic() + PAUSE
             self._observer.lost_state()
@@ -276,10 +290,15 @@ class RedisResponses:
         done, self.num_responses, self.num_bytes = await script(PREFIX, *arguments)
         return bool(done)
 
-    async def announce(self, owner: str, response_id: str, body: bytes) -> bool:
+    async def announce(self, owner: str, response_id: str, body: bytes | None) -> bool:
         name = f"{owner} {response_id}"
         async with self._client.pipeline() as pipeline:
-            pipeline.set(f"{PREFIX}running:{name}", body, px=math.ceil(self._limits.ttl * 1000))
+            if body is not None:
+                pipeline.set(f"{PREFIX}running:{name}", body)
+            # Of a replica that has died, it is shown as failed for a while.
+            pipeline.pexpire(
+                f"{PREFIX}running:{name}", math.ceil(1000 * min(self._limits.ttl, SHOWN_AS_FAILED))
+            )
             pipeline.set(f"{PREFIX}lease:{name}", b"", px=math.ceil(LEASE * 1000))
             pipeline.exists(f"{PREFIX}cancelled:{name}")
             results = await self._state.done(pipeline.execute())

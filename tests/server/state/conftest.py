@@ -2,7 +2,9 @@
 
 import asyncio
 import shutil
+import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,6 +53,10 @@ class RedisServer:
     def empty(self) -> None:
         with redis.Redis.from_url(self.url) as client:
             client.flushall()
+
+    def pause(self, seconds: float) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+        threading.Timer(seconds, self._process.send_signal, (signal.SIGCONT,)).start()
 
     def kill(self) -> None:
         self._process.kill()

@@ -10,6 +10,7 @@ import pytest
 from server.metrics.metrics import Metrics
 from server.options.settings import RateLimit, StorageLimits
 from server.state import redis_state
+from server.state.interface import StoredResponse
 from server.state.redis_state import RedisState
 from server.text.renderer import Renderer
 from tests.server.serving import RunningServer, serve, settings
@@ -57,7 +58,7 @@ async def test_a_bucket_gives_all_replicas_together_its_limit(redis_server: Redi
     level, is_taken = await states[1].buckets.take("me:tokens", 600, 299)
     assert is_taken
     assert level < 20
-    # Nobody is limited by another's use, and a refund fills no bucket beyond its limit.
+    # No one is limited by another's use, and a refund fills no bucket beyond its limit.
     states[0].buckets.settle("you:tokens", 600, -300)
     await states[0].buckets.close()
     assert await states[1].buckets.take("you:tokens", 600, 601) == (600, False)
@@ -153,6 +154,39 @@ async def test_a_background_response_of_a_dead_replica_has_failed(
     assert failed.error is not None
     assert failed.error.code == "server_error"
     await dead.close()
+
+
+async def test_a_command_that_times_out_is_not_sent_again(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_state, "PAUSE", 0.0)
+    state = RedisState(redis_server.url, StorageLimits(), Metrics("demo"))
+    await state.buckets.take("me:tokens", 60_000, 0)
+    redis_server.pause(1.5)
+    await state.buckets.take("me:tokens", 60_000, 20_000)  # taken by this replica alone, and there too
+    await asyncio.sleep(1.0)
+    level, _ = await state.buckets.take("me:tokens", 60_000, 0)
+    assert 40_000 <= level < 45_000
+    await state.close()
+
+
+async def test_many_requests_share_few_connections(redis_server: RedisServer) -> None:
+    state = RedisState(redis_server.url, StorageLimits(), Metrics("demo"))
+    await asyncio.gather(*(state.buckets.take("me:tokens", 60_000, 1) for _ in range(300)))
+    info = await state.client.info("clients")
+    assert info["connected_clients"] <= redis_state.MAX_CONNECTIONS
+    await state.close()
+
+
+async def test_without_memory_nothing_else_is_given_up(redis_server: RedisServer) -> None:
+    state = RedisState(redis_server.url, StorageLimits(), Metrics("demo"))
+    await state.client.config_set("maxmemory", 1)
+    try:
+        assert not await state.responses.put("me", StoredResponse("resp_1", b"{}", b"[]"))
+    finally:
+        await state.client.config_set("maxmemory", 0)
+    assert await state.responses.put("me", StoredResponse("resp_1", b"{}", b"[]"))
+    await state.close()
 
 
 def test_without_redis_replicas_answer_and_limit_alone(

@@ -89,8 +89,9 @@ class DeviceTurns:
     """Which tenants are present, and how many seconds of device time each has had.
 
     A tenant is present from the admission of a sequence until `PRESENCE` seconds after its last one has
-    ended. A tenant that becomes live is lifted to the lowest time of the live tenants, so an absent tenant
-    saves up no time.
+    ended. A tenant that becomes live is lifted to the lowest time of the live tenants, or without any to that
+    of the tenant that left last. So an absent tenant saves up no time, and owes none for a time alone.
+    Background sequences do not count.
     """
 
     def __init__(self) -> None:
@@ -98,10 +99,12 @@ class DeviceTurns:
         self._seconds: dict[str, float] = {}  # of the present tenants
         self._left: OrderedDict[str, float] = OrderedDict()  # when the last sequence ended, the oldest first
 
-    def enter(self, tenant: str) -> None:
+    def enter(self, tenant: str, now: float) -> None:
         """Note that a sequence of this tenant was admitted."""
         if tenant not in self._num_live:
-            floor = min((self._seconds[live] for live in self._num_live), default=0.0)
+            last = self._seconds[next(reversed(self._left))] if self._left else 0.0
+            floor = min((self._seconds[live] for live in self._num_live), default=last)
+            self._forget_absent(now)
             self._seconds[tenant] = max(self._seconds.get(tenant, 0.0), floor)
             self._left.pop(tenant, None)
         self._num_live[tenant] += 1
@@ -120,9 +123,7 @@ class DeviceTurns:
 
     def has_others(self, tenant: str, now: float) -> bool:
         """Return whether another tenant is present."""
-        while self._left and next(iter(self._left.values())) <= now - PRESENCE:
-            absent, _ = self._left.popitem(last=False)
-            del self._seconds[absent]
+        self._forget_absent(now)
         return len(self._seconds) > (tenant in self._seconds)
 
     def yields(self, reader: str, others: Iterable[str]) -> bool:
@@ -135,3 +136,8 @@ class DeviceTurns:
             self._num_live[other] < self._num_live[reader] and self._seconds[other] < self._seconds[reader]
             for other in others
         )
+
+    def _forget_absent(self, now: float) -> None:
+        while self._left and next(iter(self._left.values())) <= now - PRESENCE:
+            absent, _ = self._left.popitem(last=False)
+            del self._seconds[absent]

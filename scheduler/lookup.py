@@ -17,6 +17,7 @@ _WIDTH = array(_TYPE).itemsize  # bytes of a token
 # bring a token more.
 _MIN_ACCEPTED = 0.3
 _SMOOTHING = 0.2  # weight of the newest draft in the running average
+_MAX_BETWEEN = 32  # occurrences of the bytes that begin between two tokens, after which a search ends
 _PAUSE = 32  # tokens without a draft after drafts that did not pay
 
 
@@ -74,9 +75,11 @@ class Lookup:
 def _last_end(text: bytearray, ngram: bytearray, limit: int) -> int | None:
     """Return where the last occurrence of some tokens within the first `limit` bytes ends; None: nowhere."""
     position = text.rfind(ngram, 0, limit)
-    while position > 0 and position % _WIDTH:  # between two tokens
+    for _ in range(_MAX_BETWEEN):
+        if position < 0 or position % _WIDTH == 0:
+            break
         position = text.rfind(ngram, 0, position + len(ngram) - 1)
-    return None if position < 0 else position + len(ngram)
+    return None if position < 0 or position % _WIDTH else position + len(ngram)
 
 
 def _packed(token_ids: Sequence[int]) -> bytes:

@@ -220,5 +220,6 @@ class PrefixReuse:
             not pool.in_int8
             and num_tokens >= request.num_prefill_tokens  # the prompt was read
             and num_tokens <= pool.max_exact_tokens
-            and pool.policy.is_exact(request.num_prefill_tokens, num_tokens)
+            # A step that failed may have written one more.
+            and pool.policy.is_exact(request.num_prefill_tokens, num_tokens + request.is_retried)
         )

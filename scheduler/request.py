@@ -156,12 +156,13 @@ class Request:
             self.lookup = Lookup(self.add.prompt_token_ids, self.add.prediction_token_ids)
         return self.lookup.draft(self.output_token_ids, max_tokens)
 
-    def observe_draft(self, num_tokens: int, num_accepted: int) -> None:
-        """Learn how many of a draft's tokens were drawn."""
+    def observe_draft(self, num_tokens: int, sampled: tuple[SampledToken, ...]) -> None:
+        """Learn which tokens were drawn in the step of a draft, before they are appended."""
         assert self.lookup is not None, "a draft comes from a lookup"
-        self.lookup.observe(num_accepted)
+        self.lookup.observe(len(sampled) - 1)
         self.num_draft_tokens += num_tokens
-        self.num_accepted_tokens += num_accepted
+        stop_index = self._stop_index(sampled)  # those behind it are no part of the answer
+        self.num_accepted_tokens += len(sampled) - 1 if stop_index is None else stop_index
 
     def decode_row(self, num_steps: int, draft: tuple[int, ...] = ()) -> DecodeRow:
         """Return the next `num_steps` decode steps of this sequence."""
@@ -236,6 +237,7 @@ class Request:
         num_kept = min(num_tokens, self.num_output_tokens)
         self.num_discarded_tokens += self.num_output_tokens - num_kept
         del self.output_token_ids[num_kept:]
+        self.num_accepted_tokens = min(self.num_accepted_tokens, num_kept)
 
     def final(
         self, reason: FinishReason, now: float, policy: CachePolicy, message: str | None = None

@@ -46,8 +46,9 @@ class Room:
         """Return how many slots a request may take now."""
         pool = self.pools[add.pool]
         num_free, num_slots = pool.slots.num_free, pool.spec.num_slots
-        is_limited = add.is_background or (num_slots >= _MIN_SHARED_SLOTS and self._leaves_room(add))
-        if num_free == 0 or not is_limited:
+        if num_free == 0:
+            return 0
+        if not add.is_background and (num_slots < _MIN_SHARED_SLOTS or not self._leaves_room(add)):
             return num_free
         holders = [request.add for request in self.live() if request.slot is not None]
         holders = [holder for holder in holders if holder.pool == add.pool]

@@ -162,7 +162,8 @@ class Scheduler:
         now = self._clock.now()
         self._model_of(batch.pool).prefixes.update()
         if self._turns is not None:
-            self._turns.charge([request.add.tenant for request in self._in_step(batch)], result.elapsed)
+            adds = [request.add for request in self._in_step(batch)]
+            self._turns.charge([add.tenant for add in adds if not add.is_background], result.elapsed)
         if isinstance(batch, PrefillBatch):
             self._update_prefill(batch, result, now)
         else:
@@ -364,8 +365,8 @@ class Scheduler:
         self._waiting.remove(request)
         request.status = RequestStatus.PREFILL
         request.admitted_time = self._clock.now()
-        if self._turns is not None:
-            self._turns.enter(request.add.tenant)
+        if self._turns is not None and not request.add.is_background:
+            self._turns.enter(request.add.tenant, request.admitted_time)
         if request.add.needs_slot:
             request.slot = self._pool_of(request).slots.acquire(request.add.request_id)
 
@@ -385,8 +386,7 @@ class Scheduler:
         advances. Prompts of equal length are read one after another, not chunk by chunk in turn, so the first
         is not delayed by the others.
         """
-        ready = self._ready()
-        due = self._due(ready)
+        due = self._due(self._ready())
         if not due:
             return None
         first = due[0]
@@ -395,7 +395,7 @@ class Scheduler:
         key = first.batch_key
         others = [
             prefill
-            for prefill in ready
+            for prefill in due
             if prefill is not first and prefill.batch_key == key and not prefill.is_retried
         ]
         if first.is_retried:
@@ -412,8 +412,9 @@ class Scheduler:
         """Return the prompts that wait for no other tenant's prompt or answer."""
         if self._turns is None:
             return ready
-        tenants = {request.add.tenant for pool in self._pools for request in pool.decoding.values()}
-        tenants.update(prefill.tenant for prefill in ready)
+        decoding = (request.add for pool in self._pools for request in pool.decoding.values())
+        adds = itertools.chain(decoding, (prefill.requests[0].add for prefill in ready))
+        tenants = {add.tenant for add in adds if not add.is_background}
         return [prefill for prefill in ready if not self._turns.yields(prefill.tenant, tenants)]
 
     def _ready(self) -> list[Prefill]:
@@ -477,10 +478,11 @@ class Scheduler:
     def _update_decode(self, batch: DecodeBatch, result: BatchResult, now: float) -> None:
         for row, sampled in zip(batch.rows, result.tokens, strict=True):
             request = self._pools[batch.pool].decoding[row.slot]
-            request.is_retried = False
+            # A launch may have failed after these steps.
+            request.is_retried = not batch.num_draft_tokens and len(sampled) < batch.num_steps
             request.num_computed_tokens += len(sampled)
             if row.draft_token_ids:
-                request.observe_draft(len(row.draft_token_ids), len(sampled) - 1)
+                request.observe_draft(len(row.draft_token_ids), sampled)
             self._take_tokens(request, sampled, now)
 
     def _take_tokens(self, request: Request, sampled: tuple[SampledToken, ...], now: float) -> None:
@@ -546,7 +548,8 @@ class Scheduler:
             self._leave_prefill(request)
         elif request.slot is not None:
             del pool.decoding[request.slot]
-        if request.status is not RequestStatus.WAITING and self._turns is not None:
+        is_counted = request.status is not RequestStatus.WAITING and not request.add.is_background
+        if is_counted and self._turns is not None:
             self._turns.leave(request.add.tenant, self._clock.now())
         if request.slot is not None:
             pool.slots.release(request.slot)

@@ -65,7 +65,7 @@ class BackgroundResponses:
             await asyncio.wait((generating,))
             if generating.cancelled():
                 await response.cancel()
-            elif (error := generating.exception()) is not None:
+            elif isinstance(error := generating.exception(), Exception):
                 await response.fail(_api_error(response, error))
         finally:
             prepared.ticket.release()  # of a task that was cancelled before it began
@@ -110,7 +110,7 @@ async def _generate(response: ModelResponse, prepared: Prepared) -> None:
         await collect(accepted)
 
 
-def _api_error(response: ModelResponse, error: BaseException) -> ApiError:
+def _api_error(response: ModelResponse, error: Exception) -> ApiError:
     failure = as_api_error(error)
     if failure.status == 500:
         logger.error("response %s failed in the background", response.id, exc_info=error)

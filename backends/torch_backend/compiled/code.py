@@ -285,10 +285,9 @@ class CompiledCode:
         try:
             self._load_kernels()
             self._kernels.use()
+            self._use({key: _as_traced(source) for key, source in self._sources.items()})
         except (OSError, RuntimeError, UntrustedError):  # `_finish` tries again, and reports it
             self._have_kernels_failed = True
-            return
-        self._use({key: _as_traced(source) for key, source in self._sources.items()})
 
     def _load_kernels(self) -> None:
         if self._packaged is None:

@@ -119,7 +119,8 @@ class Kernels:
     def use(self) -> None:
         """Run the preparations, then use the kernels from now on."""
         while self._preparations:
-            self._preparations.pop()()
+            self._preparations[-1]()
+            self._preparations.pop()
         self.are_used = True
 
     @contextmanager

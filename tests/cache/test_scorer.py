@@ -1,5 +1,7 @@
 """Scorer options that are refused."""
 
+from collections.abc import Callable
+
 import pytest
 
 from cache.scorer import WindowScorer
@@ -20,15 +22,15 @@ def test_a_shifted_window_still_holds_its_token(pooling_shift: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "least"),
+    ("make", "reason"),
     [
-        ("observation_window", 1),
-        ("observation_half_life", 0),
-        ("pooling_half_life", 0),
-        ("selection_chunk", 1),
-        ("num_echoed", 0),
+        (lambda: WindowScorer(observation_window=0), "observation_window must be at least 1, got 0"),
+        (lambda: WindowScorer(observation_half_life=-1), "observation_half_life must be at least 0, got -1"),
+        (lambda: WindowScorer(pooling_half_life=-1), "pooling_half_life must be at least 0, got -1"),
+        (lambda: WindowScorer(selection_chunk=0), "selection_chunk must be at least 1, got 0"),
+        (lambda: WindowScorer(num_echoed=-1), "num_echoed must be at least 0, got -1"),
     ],
 )
-def test_numbers_have_a_least_value(name: str, least: int) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be at least {least}, got {least - 1}"):
-        WindowScorer(**{name: least - 1})
+def test_numbers_have_a_least_value(make: Callable[[], WindowScorer], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        make()

@@ -117,15 +117,27 @@ class BatchRunner:
 
     async def _try_batch(self, batch_id: str) -> None:
         """Run a batch, unless another server does."""
+        locks: list[int] = []  # one descriptor; none if another server holds the lock
+
+        def lock() -> None:
+            descriptor = try_lock(self._store.folder(batch_id) / "lock")
+            if descriptor is not None:
+                locks.append(descriptor)
+
+        def unlock() -> None:
+            for descriptor in locks:
+                os.close(descriptor)
+
         try:
-            lock = await self._disk.run(try_lock, self._store.folder(batch_id) / "lock")
-            if lock is None:
-                return
             try:
-                await self._store.refresh()  # its last server may have changed it, and even ended it
-                await self._run_batch(batch_id)
+                await self._disk.run(lock)
+                if locks:
+                    await self._store.refresh()  # its last server may have changed it, and even ended it
+                    await self._run_batch(batch_id)
             finally:
-                os.close(lock)
+                # The last write of a cancelled task may still run in the disk's thread. The lock is freed
+                # behind it, so that the next server reads that write.
+                await asyncio.shield(self._disk.run(unlock))
         except (OSError, DiskFullError):
             logger.exception("batch %s could not be taken; retrying", batch_id)
         finally:

@@ -1,19 +1,26 @@
 """Several servers with one folder: each sees the others' work, and each batch runs at one of them."""
 
+import asyncio
 import fcntl
+import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from server.batches import disk
 from server.batches.batch import BatchStatus, Usage
-from server.batches.disk import FolderError
+from server.batches.disk import FolderError, try_lock
+from server.batches.dispatch import Dispatcher
 from server.batches.files import new_file_id
+from server.batches.journal import Journal
+from server.batches.runner import BatchRunner
 from server.batches.service import Batches
 from server.batches.upload import Upload
 from server.http.errors import ApiError
 from tests.server.batches.inputs import jsonl, limits
-from tests.server.batches.test_runner import LINES, Server, create, output, running, until, upload
+from tests.server.batches.test_runner import LINES, Seen, Server, create, output, running, until, upload
 
 
 async def test_each_server_sees_the_files_and_batches_of_the_others(tmp_path: Path) -> None:
@@ -69,6 +76,45 @@ async def test_a_batch_of_a_server_that_is_gone_goes_on_at_another(tmp_path: Pat
         assert (len(right), wrong) == (10, {})
         assert there.store[batch.id].usage == Usage(20, 0, 30)
         assert 10 <= (first.asked + second.asked).total() <= 11
+
+
+@pytest.mark.parametrize(
+    ("name", "work"),
+    [("server.batches.runner.try_lock", try_lock), ("server.batches.journal.Journal.append", Journal.append)],
+    ids=["lock", "append"],
+)
+async def test_a_stopped_server_frees_a_batch_after_its_work_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, work: Any
+) -> None:
+    is_working, may_end = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        result = work(*arguments, **options)
+        is_working.set()
+        may_end.wait(10)
+        return result
+
+    with Batches(limits(tmp_path)) as here, Batches(limits(tmp_path)) as there:
+        batch = await create(here, jsonl(LINES))
+        path = here.store.folder(batch.id) / "lock"
+        with monkeypatch.context() as patch:
+            patch.setattr(name, slow)
+            task = asyncio.create_task(BatchRunner(here, Dispatcher(Server()), Seen()).run(2))
+            await until(is_working.is_set)
+            task.cancel()
+            for _ in range(100):
+                await asyncio.sleep(0)
+            early = try_lock(path)
+            may_end.set()
+            await asyncio.gather(task, return_exceptions=True)
+        assert early is None
+        late = try_lock(path)
+        assert late is not None
+        os.close(late)
+        async with running(there, Server()) as (runner, _):
+            await runner.sweep()
+            await until(lambda: there.store[batch.id].status is BatchStatus.COMPLETED)
+        assert len(output(there, batch)[0]) == there.store[batch.id].counts.total == 10
 
 
 async def test_a_server_that_starts_leaves_the_uploads_of_the_others(tmp_path: Path) -> None:

@@ -75,14 +75,15 @@ class BatchRunner:
                 batch_id = await self._store.changed.get()
                 if batch_id in self._steps:
                     status, step = self._steps[batch_id]
-                    if self._store[batch_id].status is not status:
+                    batch = self._store.get_unfinished(batch_id)
+                    if batch is None or batch.status is not status:
                         # The batch was cancelled or has expired: its task goes on with the new state's step.
                         step.cancel()
                 elif batch_id not in self._batches and self._may_run(batch_id):
                     self._batches[batch_id] = group.create_task(self._try_batch(batch_id))
 
     def _may_run(self, batch_id: str) -> bool:
-        return self._store.is_unfinished(batch_id) and not self._draining.is_set()
+        return self._store.get_unfinished(batch_id) is not None and not self._draining.is_set()
 
     def drain(self) -> None:
         """Start no more lines; those in progress may complete."""
@@ -109,7 +110,7 @@ class BatchRunner:
         while True:
             try:
                 await self.sweep()
-            except (OSError, DiskFullError):
+            except Exception:
                 logger.exception("the folder of batches could not be read or changed; retrying")
             await asyncio.sleep(SWEEP_INTERVAL)
 
@@ -138,7 +139,7 @@ class BatchRunner:
                 # The last write of a cancelled task may still run in the disk's thread. The lock is freed
                 # behind it, so that the next server reads that write.
                 await asyncio.shield(self._disk.run(unlock))
-        except (OSError, DiskFullError):
+        except Exception:  # it must not stop the other batches
             logger.exception("batch %s could not be taken; retrying", batch_id)
         finally:
             self._steps.pop(batch_id, None)
@@ -147,8 +148,7 @@ class BatchRunner:
     async def _run_batch(self, batch_id: str) -> None:
         """Run a batch's steps until it has ended or the server drains. A failed step is retried."""
         interval = RETRY_INTERVAL
-        while not self._store[batch_id].status.has_ended and not self._draining.is_set():
-            batch = self._store[batch_id]
+        while (batch := self._store.get_unfinished(batch_id)) is not None and not self._draining.is_set():
             step = asyncio.create_task(self._step(batch))
             self._steps[batch_id] = batch.status, step
             # `wait` does not raise the step's exceptions, so a cancelled step does not cancel this task.

@@ -73,10 +73,13 @@ class BatchStore:
         return self._folder / batch_id
 
     def __getitem__(self, batch_id: str) -> Batch:
-        batch = self._batches[batch_id]
+        return self._counted(self._batches[batch_id])
+
+    def _counted(self, batch: Batch) -> Batch:
+        """Return the batch with its counts and usage so far."""
         if batch.is_sealed or batch.status.has_ended:
             return batch
-        progress = self._progress_of(batch_id)
+        progress = self._progress_of(batch.id)
         counts = Counts(batch.counts.total, progress.num_completed, progress.num_failed)
         return replace(batch, counts=counts, usage=progress.usage)
 
@@ -87,19 +90,20 @@ class BatchStore:
         batch = self._batches.get(batch_id)
         if batch is None or batch.owner != owner:
             raise no_such_batch(batch_id)
-        return self[batch_id]
+        return self._counted(batch)
+
+    def get_unfinished(self, batch_id: str) -> Batch | None:
+        """Return a batch, or None if it has ended or another server has deleted it."""
+        batch = self._batches.get(batch_id)
+        return None if batch is None or batch.status.has_ended else self._counted(batch)
 
     def of(self, owner: str) -> list[Batch]:
         """Return an owner's batches, the oldest first."""
-        return [self[batch.id] for batch in self._batches.values() if batch.owner == owner]
+        return [self._counted(batch) for batch in self._batches.values() if batch.owner == owner]
 
     def unfinished(self) -> list[Batch]:
         """Return the batches that have not ended, the oldest first."""
         return [batch for batch in self._batches.values() if not batch.status.has_ended]
-
-    def is_unfinished(self, batch_id: str) -> bool:
-        batch = self._batches.get(batch_id)
-        return batch is not None and not batch.status.has_ended
 
     def num_by_status(self) -> Counter[BatchStatus]:
         return Counter(batch.status for batch in self._batches.values())
@@ -135,15 +139,17 @@ class BatchStore:
 
         await self.refresh()
         self.get(batch_id, owner)
-        await self.update(batch_id, cancelled)
+        batch = await self.update(batch_id, cancelled)
+        if batch is None:
+            raise no_such_batch(batch_id)
         self.changed.put_nowait(batch_id)
-        return self[batch_id]
+        return batch
 
-    async def update(self, batch_id: str, change: Callable[[Batch], Batch | None]) -> None:
+    async def update(self, batch_id: str, change: Callable[[Batch], Batch | None]) -> Batch | None:
         """Replace a batch's state by what `change` makes of it, unless that is None. On the disk before this
-        returns.
+        returns. Returns the batch, or None if another server has deleted it.
         """
-        await self._disk.change(self._update, batch_id, change)
+        return await self._disk.change(self._update, batch_id, change)
 
     def count(self, batch_id: str, journal: Journal) -> None:
         """Update a batch's counts and usage, in memory only: after a restart they come from the journal."""
@@ -236,10 +242,13 @@ class BatchStore:
             self._batches = {key: batch for key, batch in self._batches.items() if key != ended_id}
             shutil.rmtree(self.folder(ended_id))
 
-    def _update(self, batch_id: str, change: Callable[[Batch], Batch | None]) -> None:
+    def _update(self, batch_id: str, change: Callable[[Batch], Batch | None]) -> Batch | None:
+        if batch_id not in self._batches:
+            return None
         changed = change(self[batch_id])
         if changed is not None:
             self._write(changed)
+        return self[batch_id]
 
     def _write(self, batch: Batch) -> None:
         write_atomically(self.folder(batch.id) / "batch.json", _RECORD.dump_json(batch))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from server.batches import disk
-from server.batches.batch import BatchStatus, Usage
+from server.batches.batch import Batch, BatchStatus, Usage
 from server.batches.disk import FolderError, try_lock
 from server.batches.dispatch import Dispatcher
 from server.batches.files import new_file_id
@@ -19,7 +19,7 @@ from server.batches.runner import BatchRunner
 from server.batches.service import Batches
 from server.batches.upload import Upload
 from server.http.errors import ApiError
-from tests.server.batches.inputs import jsonl, limits
+from tests.server.batches.inputs import DAY, Clock, jsonl, limits
 from tests.server.batches.test_runner import LINES, Seen, Server, create, output, running, until, upload
 
 
@@ -115,6 +115,60 @@ async def test_a_stopped_server_frees_a_batch_after_its_work_on_the_disk(
             await runner.sweep()
             await until(lambda: there.store[batch.id].status is BatchStatus.COMPLETED)
         assert len(output(there, batch)[0]) == there.store[batch.id].counts.total == 10
+
+
+async def delete(batches: Batches, batch: Batch) -> None:
+    """End a batch, and make the server, which stores one batch, delete it for a new one."""
+    await batches.store.update(batch.id, lambda batch: batch.entered(BatchStatus.FAILED, 0))
+    await create(batches, jsonl(LINES))
+    assert not batches.store.folder(batch.id).exists()
+
+
+async def test_changes_of_a_batch_that_another_server_deletes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    with Batches(limits(tmp_path), clock.now) as here, Batches(limits(tmp_path, max_batches=1)) as there:
+        cancelled = await create(here, jsonl(LINES))
+        refresh, batch = here.store.refresh, cancelled
+
+        async def refresh_too_early() -> None:
+            await refresh()
+            await delete(there, batch)
+
+        monkeypatch.setattr(here.store, "refresh", refresh_too_early)
+        with pytest.raises(ApiError, match="No batch found") as missing:
+            await here.store.cancel(cancelled.id, "")
+        assert missing.value.status == 404
+        batch = await create(here, jsonl(LINES))
+        clock.time += DAY
+        await BatchRunner(here, Dispatcher(Server()), Seen()).sweep()
+        assert batch.id not in [each.id for each in here.store.of("")]
+
+
+async def test_a_batch_that_cannot_run_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Batches(limits(tmp_path)) as here, Batches(limits(tmp_path, max_batches=1)) as there:
+        deleted, last = await create(here, jsonl(LINES)), await create(here, jsonl(LINES))
+        refresh, num_refreshed = here.store.refresh, 0
+
+        async def refresh_late() -> None:
+            nonlocal num_refreshed
+            num_refreshed += 1
+            match num_refreshed:
+                case 1:
+                    raise RuntimeError("an error of the test, in the sweep")
+                case 2:
+                    await delete(there, deleted)
+                case 3:
+                    raise RuntimeError("an error of the test, of a batch")
+            await refresh()
+
+        monkeypatch.setattr(here.store, "refresh", refresh_late)
+        async with running(here, Server()):
+            await until(lambda: here.store[last.id].status is BatchStatus.COMPLETED)
+        assert num_refreshed >= 4
 
 
 async def test_a_server_that_starts_leaves_the_uploads_of_the_others(tmp_path: Path) -> None:

@@ -95,9 +95,13 @@ class Upload:
         return file
 
     async def _keep(self, file: StoredFile) -> None:
-        await self._disk.run(self._sync)
-        await self._files.keep(file, self._path)
-        self._files.quota.release(self._num_bytes)
+        try:
+            await self._disk.run(self._sync)
+            await self._files.keep(file, self._path)
+        finally:
+            self._files.quota.release(self._num_bytes)
+            # Until here the lock keeps other servers from removing the draft. A kept file has left its path.
+            await self._disk.run(self._discard)
 
     async def _buffer_content(self, content: bytes) -> None:
         if self._num_bytes + len(content) > self._max_bytes:
@@ -117,7 +121,7 @@ class Upload:
 
     def _open(self) -> BinaryIO:
         descriptor = try_lock(self._path)
-        assert descriptor is not None, "nobody else knows the id"
+        assert descriptor is not None, "only this upload knows the id"
         return open(descriptor, "wb", buffering=0)
 
     def _append(self, draft: BinaryIO, piece: bytes) -> None:
@@ -127,7 +131,6 @@ class Upload:
     def _sync(self) -> None:
         assert self._draft is not None, "the form was received"
         os.fsync(self._draft.fileno())
-        self._draft.close()
 
     def _discard(self) -> None:
         self._path.unlink(missing_ok=True)

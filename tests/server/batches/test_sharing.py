@@ -1,20 +1,24 @@
 """Several servers with one folder: each sees the others' work, and each batch runs at one of them."""
 
 import asyncio
+import errno
 import fcntl
 import os
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.datastructures import Headers
 
 from server.batches import disk
 from server.batches.batch import Batch, BatchStatus, Usage
 from server.batches.disk import FolderError, try_lock
 from server.batches.dispatch import Dispatcher
-from server.batches.files import new_file_id
+from server.batches.files import FileStore, StoredFile, new_file_id
 from server.batches.journal import Journal
+from server.batches.multipart import UploadForm
 from server.batches.runner import BatchRunner
 from server.batches.service import Batches
 from server.batches.upload import Upload
@@ -182,6 +186,55 @@ async def test_a_server_that_starts_leaves_the_uploads_of_the_others(tmp_path: P
                 assert [path.suffix for path in dead.parent.iterdir()] == [".draft"]
                 assert not dead.exists()
         assert list(dead.parent.iterdir()) == []
+
+
+FORM = (
+    b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n--b--\r\n'
+)
+
+
+async def receive(going: Upload) -> UploadForm:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield FORM
+
+    return await going.receive(Headers({"content-type": "multipart/form-data; boundary=b"}), pieces())
+
+
+async def test_a_server_that_starts_leaves_an_upload_that_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Batches(limits(tmp_path)) as here:
+        keep = here.files.keep
+
+        async def keep_late(file: StoredFile, source: Path) -> None:
+            with Batches(limits(tmp_path)):
+                await keep(file, source)
+
+        monkeypatch.setattr(here.files, "keep", keep_late)
+        async with Upload(here.disk, here.files, 100, "") as going:
+            file = await going.keep(await receive(going), here.now())
+        path = here.files.content_of(file.id)
+        assert path.read_bytes() == b"x"
+        assert here.files.quota.num_used == 1
+        lock = try_lock(path)
+        assert lock is not None
+        os.close(lock)
+
+
+async def test_an_upload_that_cannot_be_stored_leaves_no_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "an error of the test")
+
+    with Batches(limits(tmp_path)) as here:
+        monkeypatch.setattr(FileStore, "_keep", fail)
+        with pytest.raises(OSError, match="of the test"):
+            async with Upload(here.disk, here.files, 100, "") as going:
+                await going.keep(await receive(going), here.now())
+        assert list((here.disk.root / "files").iterdir()) == []
+        assert here.files.quota.num_used == 0
 
 
 def test_a_folder_that_another_version_has_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

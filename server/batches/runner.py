@@ -64,10 +64,12 @@ class BatchRunner:
         self._batches: dict[str, asyncio.Task[None]] = {}  # one task for each unfinished batch, by id
         # The current step of each of them that this server holds, by id, and the state that it began in.
         self._steps: dict[str, tuple[BatchStatus, asyncio.Task[None]]] = {}
+        self._num_lines = 0
         self._line_slots = asyncio.Semaphore(0)
 
     async def run(self, num_lines: int) -> None:
         """Run the unfinished batches and all new ones, with at most `num_lines` lines in progress at once."""
+        self._num_lines = num_lines
         self._line_slots = asyncio.Semaphore(num_lines)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._sweep_periodically())
@@ -197,16 +199,16 @@ class BatchRunner:
         journal = await self._journal(batch)
         found = await self._inspect(batch, await self._disk.run(journal.custom_ids))
         self._store.count(batch.id, journal)
-        # Tasks are created only when a line slot is free. So batches take turns in the semaphore's queue, and
-        # a batch of thousands of lines has no more tasks than slots.
+        # A batch has no more tasks than there are line slots, and those that pause count too. So batches take
+        # turns in the queue for slots, and a batch of thousands of lines does not have thousands of tasks.
+        room = asyncio.Semaphore(self._num_lines)
         async with asyncio.TaskGroup() as group:
             for start in found.unanswered:
-                await self._line_slots.acquire()
+                await room.acquire()
                 if self._draining.is_set():
-                    self._line_slots.release()
                     break
                 answering = group.create_task(self._answer(batch, journal, start))
-                answering.add_done_callback(lambda _: self._line_slots.release())
+                answering.add_done_callback(lambda _: room.release())
         if not self._draining.is_set():
             await self._leave(batch, BatchStatus.FINALIZING)
 
@@ -267,7 +269,7 @@ class BatchRunner:
         return batch
 
     async def _put(self, batch: Batch) -> None:
-        """Replace the state of a batch that nobody else changes: its lines run no more."""
+        """Replace the state of a batch whose lines run no more: nothing else changes it."""
         await self._store.update(batch.id, lambda _: batch)
 
     async def _journal(self, batch: Batch) -> Journal:
@@ -287,19 +289,26 @@ class BatchRunner:
 
         A line that has no answer when the server drains runs after the next start.
         """
-        task = await asyncio.to_thread(read_task, self._files.content_of(batch.input_file_id), start)
         while not self._draining.is_set():
-            # Without room for the answer, do not spend compute on it.
-            if self._files.quota.is_full:
-                await self._pause(RETRY_INTERVAL)
-                continue
-            reply = await self._dispatcher.send(batch.endpoint, task, batch.owner)
-            if reply.is_answer:
-                response = {"status_code": reply.status, "request_id": reply.request_id, "body": reply.body}
-                is_error = reply.status != 200
-                await self._record(batch, journal, [_line(task.custom_id, response, None)], is_error=is_error)
+            async with self._line_slots:
+                retry_after = await self._try_line(batch, journal, start)
+            if retry_after is None:
                 return
-            await self._pause(reply.retry_after)
+            await self._pause(retry_after)  # without a slot: other batches' lines need not wait
+
+    async def _try_line(self, batch: Batch, journal: Journal, start: int) -> float | None:
+        """Run a line once. Returns the seconds to wait before the next try, or None after an answer."""
+        task = await asyncio.to_thread(read_task, self._files.content_of(batch.input_file_id), start)
+        # Without room for the answer, do not spend compute on it.
+        if self._draining.is_set() or self._files.quota.is_full:
+            return RETRY_INTERVAL
+        reply = await self._dispatcher.send(batch.endpoint, task, batch.owner)
+        if not reply.is_answer:
+            return reply.retry_after
+        response = {"status_code": reply.status, "request_id": reply.request_id, "body": reply.body}
+        is_error = reply.status != 200
+        await self._record(batch, journal, [_line(task.custom_id, response, None)], is_error=is_error)
+        return None
 
     async def _record(
         self, batch: Batch, journal: Journal, lines: Sequence[bytes], *, is_error: bool

@@ -32,6 +32,7 @@ class Server:
 
     def __init__(self) -> None:
         self.statuses: dict[str, list[int]] = {}
+        self.retry_after = 0  # seconds
         self.asked: Counter[str] = Counter()
         self.may_answer = asyncio.Event()
         self.may_answer.set()
@@ -48,7 +49,7 @@ class Server:
         return JSONResponse(
             {"said": content, "usage": {"prompt_tokens": 2, "completion_tokens": 3}},
             status,
-            headers={"Retry-After": "0"} if status != 200 else {},
+            headers={"Retry-After": str(self.retry_after)} if status != 200 else {},
         )
 
 
@@ -187,6 +188,23 @@ async def test_a_request_refused_by_a_full_server_is_retried(tmp_path: Path) -> 
         right, wrong = output(batches, batch)
     assert (len(right), wrong) == (10, {})
     assert (server.asked["Hello r1"], server.asked["Hello r2"], server.asked["Hello r0"]) == (4, 2, 1)
+
+
+async def test_lines_that_wait_for_their_keys_limit_do_not_hold_up_other_batches(tmp_path: Path) -> None:
+    server = Server()
+    server.statuses = {f"Hello r{number}": [429] for number in range(10)}
+    server.retry_after = 3600
+    with Batches(limits(tmp_path)) as batches:
+        async with running(batches, server, num_lines=2) as (runner, _):
+            refused = await create(batches, jsonl(LINES))
+            await until(lambda: server.asked.total() == 2)
+            other = await create(batches, jsonl(line(f"s{number}") for number in range(10)))
+            await until(lambda: batches.store[other.id].status is BatchStatus.COMPLETED)
+            assert server.asked.total() == 12  # no more lines of the refused batch than slots
+            runner.drain()
+            await until(lambda: not runner._batches)
+        assert server.asked.total() == 12
+        assert batches.store[refused.id].status is BatchStatus.IN_PROGRESS
 
 
 async def test_running_lines_are_limited_and_batches_take_turns(tmp_path: Path) -> None:

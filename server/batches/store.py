@@ -169,17 +169,21 @@ class BatchStore:
             batch_id: progress
             for batch_id in unfinished
             if batch_id not in self._progress
-            and (progress := _load_progress(self._progress_path(batch_id))) is not None
+            and (progress := _load_progress(self._progress_path(batch_id)) or self._others.get(batch_id))
         }
         for batch_id, progress in list(self._progress.items()):
             if batch_id not in unfinished:
                 self._progress.pop(batch_id)
                 self._written.pop(batch_id, None)
             elif progress != self._written.get(batch_id):
-                self._written[batch_id] = progress
-                # Not atomically: who reads a part of it keeps the old one, and the next second has a new one.
-                with open(self._progress_path(batch_id), "wb", opener=private) as file:
-                    file.write(_PROGRESS.dump_json(progress))
+                # Not atomically: a server that reads a part of it keeps the old one, until the next refresh.
+                try:
+                    with open(self._progress_path(batch_id), "wb", opener=private) as file:
+                        file.write(_PROGRESS.dump_json(progress))
+                except OSError as error:  # only other servers read it; the next refresh tries again
+                    logger.warning("the progress of batch %s could not be written: %s", batch_id, error)
+                else:
+                    self._written[batch_id] = progress
 
     def _progress_path(self, batch_id: str) -> Path:
         return self.folder(batch_id) / "progress.json"

@@ -121,6 +121,24 @@ async def test_a_stopped_server_frees_a_batch_after_its_work_on_the_disk(
         assert len(output(there, batch)[0]) == there.store[batch.id].counts.total == 10
 
 
+async def test_progress_that_cannot_be_written_is_written_later(tmp_path: Path) -> None:
+    with Batches(limits(tmp_path)) as here, Batches(limits(tmp_path)) as there:
+        batch = await create(here, jsonl(LINES))
+        path = here.store.folder(batch.id) / "progress.json"
+        journal = Journal(here.store.folder(batch.id))
+        journal.append([b'{"custom_id": "r0"}'], is_error=False)
+        here.store.count(batch.id, journal)
+        path.mkdir()
+        await here.store.refresh()
+        path.rmdir()
+        await here.store.refresh()
+        await there.store.refresh()
+        assert there.store[batch.id].counts.completed == 1
+        path.write_bytes(b"")  # the disk is full: the old counts stay
+        await there.store.refresh()
+        assert there.store[batch.id].counts.completed == 1
+
+
 async def delete(batches: Batches, batch: Batch) -> None:
     """End a batch, and make the server, which stores one batch, delete it for a new one."""
     await batches.store.update(batch.id, lambda batch: batch.entered(BatchStatus.FAILED, 0))

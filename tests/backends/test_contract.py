@@ -106,8 +106,7 @@ def open_torch(
         "latent-snapstream",
         pytest.param("recurrent-snapstream", marks=pytest.mark.long),
         "torch-int8",
-        pytest.param("compiled-snapstream", marks=pytest.mark.long),  # compiling takes a minute
-        pytest.param("compiled-int8", marks=pytest.mark.long),
+        pytest.param("compiled-int8", marks=pytest.mark.long),  # compiling takes a minute
     ],
 )
 def backend(request: pytest.FixtureRequest) -> Backend:

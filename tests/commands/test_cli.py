@@ -64,6 +64,8 @@ def start(*flags: str) -> "subprocess.Popen[str]":
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        # The tests may run under nohup, whose ignored SIGHUP is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
     )
 
 

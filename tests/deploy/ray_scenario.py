@@ -96,10 +96,16 @@ def outcome(ended: Ended) -> str:
     return f"{ended.status} {'done' if ended.is_done else ended.errors}"
 
 
-def replicas() -> list[str]:
-    """Return the names of the replicas' actors."""
+def busiest_replica() -> ray.actor.ActorHandle:
+    """Return the actor of the replica with the most requests."""
     names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
-    return [name for name in names if name.startswith("SERVE_REPLICA::") and "#Replica#" in name]
+    actors = [
+        ray.get_actor(name, namespace="serve")
+        for name in names
+        if name.startswith("SERVE_REPLICA::") and "#Replica#" in name
+    ]
+    counts = ray.get([actor.get_num_ongoing_requests.remote() for actor in actors])
+    return actors[counts.index(max(counts))]
 
 
 def num_running() -> int:
@@ -129,14 +135,16 @@ async def scenario(url: str) -> dict[str, Any]:
         shared = await asyncio.gather(
             *(stream(http, f"{prefix(100 + n % 8)} Question {n}?", 8) for n in range(NUM_STREAMS))
         )
-        # One replica dies amid streams.
+        # One replica dies amid streams. Little load may have ended one.
+        while num_running() < 2:
+            await asyncio.gather(*(stream(http, prefix(n), 64) for n in range(NUM_STREAMS)))
         begun = [asyncio.Event() for _ in range(2 * NUM_SLOTS)]
         dying = [
-            asyncio.create_task(stream(http, f"{n} is a number.", 600, begun[n]))
+            asyncio.create_task(stream(http, f"{n} is a number.", 1200, begun[n]))
             for n in range(2 * NUM_SLOTS)
         ]
         await asyncio.gather(*(event.wait() for event in begun))
-        ray.kill(ray.get_actor(replicas()[0], namespace="serve"))
+        ray.kill(busiest_replica())
         killed = await asyncio.gather(*dying)
         after = await asyncio.gather(*(stream(http, f"After {n}.", 8) for n in range(8)))
         await until_running(2)

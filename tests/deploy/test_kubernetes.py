@@ -213,6 +213,7 @@ def test_pod_has_no_privileges_it_does_not_need() -> None:
         "runAsUser": 10001,
         "runAsGroup": 10001,
         "fsGroup": 10001,
+        "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,

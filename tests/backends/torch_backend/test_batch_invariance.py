@@ -28,10 +28,15 @@ if onednn.supports(torch.bfloat16):
     DTYPES.append(DtypeName.BFLOAT16)
 # In float32, the products of very few rows with the matrices of latents and of experts round as the number of
 # rows has it.
-SUBJECTS: list[Any] = [("llama", dtype, False) for dtype in DTYPES]
-SUBJECTS += [pytest.param("llama", dtype, True, marks=pytest.mark.long) for dtype in DTYPES]
-SUBJECTS += [("lfm2", DTYPES[-1], False)]
-SUBJECTS += [("deepseek-v3", dtype, False) for dtype in DTYPES if dtype is DtypeName.BFLOAT16]
+MODELS = [("llama", dtype) for dtype in DTYPES]
+MODELS += [("lfm2", DTYPES[-1])]
+MODELS += [("deepseek-v3", dtype) for dtype in DTYPES if dtype is DtypeName.BFLOAT16]
+FULL = PolicyOptions(PolicyName.FULL)
+SUBJECTS: list[Any] = [(*model, False, policy) for model in MODELS for policy in (FULL, SNAPSTREAM)]
+SUBJECTS += [
+    pytest.param("llama", dtype, True, policy, marks=pytest.mark.long)
+    for dtype, policy in ((DTYPES[0], FULL), (DTYPES[-1], SNAPSTREAM))
+]
 
 
 def _answer(backend: TorchBackend, neighbours: int, slot: int) -> list[SampledToken]:
@@ -56,8 +61,11 @@ def _answer(backend: TorchBackend, neighbours: int, slot: int) -> list[SampledTo
     return request.outputs[0]
 
 
-@pytest.mark.parametrize("policy", [PolicyOptions(PolicyName.FULL), SNAPSTREAM], ids=["full", "snapstream"])
-@pytest.mark.parametrize(("architecture", "dtype", "is_compiled"), SUBJECTS)
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "is_compiled", "policy"),
+    SUBJECTS,
+    ids=lambda value: value.name.value if isinstance(value, PolicyOptions) else None,
+)
 def test_every_bit_is_batch_invariant(
     tmp_path: Path,
     architecture: str,

@@ -32,7 +32,8 @@ class Shown:
 
     `expected` completes "--flag must be …". `flag` is the flag's name without dashes. With `alone`, the flag
     can also have no value, which means this one. `separator` splits the variable of a list. The values of a
-    list follow its flag, or are joined by commas with `is_joined`.
+    list follow its flag, or are joined by commas with `is_joined`. Errors do not print values that are
+    secret.
     """
 
     metavar: str | None = None
@@ -42,6 +43,7 @@ class Shown:
     alone: str | None = None
     separator: str | None = None
     is_joined: bool | None = None
+    is_secret: bool | None = None
 
 
 def _text(value: str) -> str:

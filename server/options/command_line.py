@@ -78,6 +78,10 @@ class Option:
         return bool(self._shown("is_joined"))
 
     @property
+    def is_secret(self) -> bool:
+        return bool(self._shown("is_secret"))
+
+    @property
     def metavar(self) -> str:
         own: str | None = self._shown("metavar")
         return own if own is not None else "|".join(self._choices)
@@ -224,8 +228,11 @@ def validated(group: type[Group], values: Mapping[str, Any], sources: Mapping[st
         if not first["loc"]:
             raise OptionError(reason) from error
         key = str(first["loc"][0])
-        expected = reason or Option(key, group.model_fields[key], group.prefix).expected
-        raise OptionError(f"{sources[key]} must be {expected}, got {first['input']!r}") from error
+        option = Option(key, group.model_fields[key], group.prefix)
+        message = f"{sources[key]} must be {reason or option.expected}"
+        if option.is_secret:
+            raise OptionError(message) from None
+        raise OptionError(f"{message}, got {first['input']!r}") from error
 
 
 def options_table(groups: Iterable[type[OptionGroup]]) -> str:

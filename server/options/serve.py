@@ -163,7 +163,7 @@ class ApiOptions(OptionGroup):
 
     title: ClassVar[str] = "API"
 
-    api_key: Annotated[tuple[Text, ...], Shown("KEY")] = ()
+    api_key: Annotated[tuple[Text, ...], Shown("KEY", is_secret=True)] = ()
     """Keys of which requests must give one; prefer the file or the variable."""
     api_key_file: Annotated[Text | None, Shown("FILE")] = None
     """File with one key a line, which `requests=N` and `tokens=N` may follow: its own limits a minute. Lines

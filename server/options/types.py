@@ -102,8 +102,8 @@ def _need_matplotlib() -> None:
 
 Origin = Annotated[str, AfterValidator(_origin), Shown("ORIGIN")]
 Url = Annotated[str, AfterValidator(_url), Shown("URL")]
-RedisUrl = Annotated[str, AfterValidator(_redis_url), Shown("URL")]
-ApiKey = Annotated[str, AfterValidator(_key), Shown("KEY")]
+RedisUrl = Annotated[str, AfterValidator(_redis_url), Shown("URL", is_secret=True)]
+ApiKey = Annotated[str, AfterValidator(_key), Shown("KEY", is_secret=True)]
 AnyFile = Annotated[Path, AfterValidator(_path), Shown("FILE")]
 InputFile = Annotated[Path, AfterValidator(_readable), Shown("FILE")]
 OutputFile = Annotated[Path, AfterValidator(_writable), Shown("FILE")]

@@ -13,6 +13,7 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+import anyio
 from pydantic import BaseModel
 from ray import serve
 from ray.exceptions import RayError
@@ -24,6 +25,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 MAX_BODY_BYTES = 256 * 1024 * 1024  # an upload; the server has lower limits for other requests
+MAX_BODIES_BYTES = 1024 * 1024 * 1024  # of all requests that are being received or wait for a replica
+MAX_MESSAGES = 64  # parts of an answer that a slow client has not taken
 TARGET_LOAD = 0.75  # of the slots of all replicas
 REPLICA_LOST = {
     "error": {
@@ -62,7 +65,7 @@ class Replica:
     ) -> AsyncIterator[list[Mapping[str, Any]]]:
         """Answer one request. Yields the messages of its ASGI answer, those that are there together."""
         del blocks  # for the router
-        messages: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
+        to_client, messages = anyio.create_memory_object_stream[Mapping[str, Any]](MAX_MESSAGES)
         is_gone = asyncio.Event()
         parts = iter([{"type": "http.request", "body": body, "more_body": False}])
 
@@ -72,16 +75,18 @@ class Replica:
                 await is_gone.wait()
             return part or {"type": "http.disconnect"}
 
-        answering = asyncio.create_task(self._instance.app(dict(scope), receive, messages.put))
-        answering.add_done_callback(lambda _: messages.put_nowait(None))
+        async def answer() -> None:
+            async with to_client:
+                await self._instance.app(dict(scope), receive, to_client.send)
+
+        answering = asyncio.create_task(answer())
         try:
-            while (message := await messages.get()) is not None:
+            async for message in messages:
                 ready = [message]
-                while not messages.empty() and (message := messages.get_nowait()) is not None:
-                    ready.append(message)
+                with contextlib.suppress(anyio.WouldBlock, anyio.EndOfStream):
+                    while True:
+                        ready.append(messages.receive_nowait())
                 yield ready
-                if message is None:
-                    break
         finally:
             # At the end of the answer, or when the client has left.
             is_gone.set()
@@ -116,15 +121,28 @@ class Ingress:
 
     def __init__(self, replicas: DeploymentHandle) -> None:
         self._replicas = replicas.options(stream=True)
+        self._num_bytes = 0  # of the bodies that are held
 
     async def __call__(self, request: Request) -> Response:
+        held = 0
         try:
-            body = await _body(request)
+            pieces = []
+            async for piece in request.stream():
+                held += len(piece)
+                self._num_bytes += len(piece)
+                if held > MAX_BODY_BYTES:
+                    return _refused(413, "request_too_large", "The body is too large.")
+                if self._num_bytes > MAX_BODIES_BYTES:
+                    return _refused(503, "server_overloaded", "Too many bodies are being sent. Try later.")
+                pieces.append(piece)
+            return await self._pass_on(request, b"".join(pieces))
         except ClientDisconnect:
             return Response(status_code=400)
-        if body is None:
-            error = {"message": "The body is too large.", "code": "request_too_large"}
-            return JSONResponse({"error": error}, 413)
+        finally:
+            self._num_bytes -= held
+
+    async def _pass_on(self, request: Request, body: bytes) -> Response:
+        """Send a request to a replica, and return once the answer begins."""
         scope = {name: request.scope[name] for name in _SCOPE if name in request.scope}
         owner = request.headers.get("authorization", "").encode()
         answer = self._replicas.remote(scope, body, blocks=blocks_of(body, owner))
@@ -151,15 +169,10 @@ _SCOPE = (
 )
 
 
-async def _body(request: Request) -> bytes | None:
-    """Return the body; None if it is too large."""
-    pieces, num_bytes = [], 0
-    async for piece in request.stream():
-        num_bytes += len(piece)
-        if num_bytes > MAX_BODY_BYTES:
-            return None
-        pieces.append(piece)
-    return b"".join(pieces)
+def _refused(status: int, code: str, message: str) -> Response:
+    kind = "server_error" if status == 503 else "invalid_request_error"
+    error = {"message": message, "type": kind, "param": None, "code": code}
+    return JSONResponse({"error": error}, status, {"Retry-After": "1"} if status == 503 else {})
 
 
 async def _pieces(

@@ -14,6 +14,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
+MAX_PROMPT_BYTES = 4 * 1024 * 1024  # of a body that is read here, as the server's own default limit
 BLOCK_BYTES = 256  # of a prompt's JSON: about a block of 64 tokens
 MAX_BLOCKS = 256  # compared of one prompt
 MAX_KNOWN = 16_384  # blocks remembered of one replica
@@ -25,8 +26,10 @@ _PARTS = ("model", "tools", "system", "instructions", "messages", "prompt", "inp
 def blocks_of(body: bytes, owner: bytes) -> tuple[bytes, ...]:
     """Return the hashes of a prompt's blocks, each with all before it.
 
-    Owners do not share prompts.
+    Owners do not share prompts. A body that is no prompt, as an upload, has none.
     """
+    if len(body) > MAX_PROMPT_BYTES:
+        return ()
     try:
         request = json.loads(body)
         parts = [request[name] for name in _PARTS if name in request]

@@ -73,7 +73,7 @@ class PrefixReuse:
     def begin(self, prefill: Prefill) -> None:
         """Note that a prompt's first chunk is scheduled."""
         prefill.begin()
-        if self._is_on:
+        if self._is_on and not prefill.is_retried:
             self._num_queried_tokens += prefill.requests[0].num_prefill_tokens
             self._num_hit_tokens += prefill.num_computed_tokens
 

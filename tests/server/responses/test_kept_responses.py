@@ -149,6 +149,7 @@ def test_the_background(renderer: Renderer) -> None:
         server.observed.wait_until(lambda: server.observed.last_step is not None)
         cancelled = http.post(f"{path}/cancel").json()
         assert (cancelled["status"], http.get(path).json()) == ("cancelled", cancelled)
+        assert http.post(f"{path}/cancel").json() == cancelled
         deleted = ask(http, background=True)["id"]
         assert http.delete(f"{PATH}/{deleted}").status_code == 200
         assert http.get(f"{PATH}/{deleted}").status_code == 404

@@ -19,14 +19,16 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
-from router import SlotRouter, blocks_of
+from router import MAX_PROMPT_BYTES, SlotRouter, blocks_of
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 MAX_BODY_BYTES = 256 * 1024 * 1024  # an upload; the server has lower limits for other requests
 MAX_BODIES_BYTES = 1024 * 1024 * 1024  # of all requests that are being received or wait for a replica
-MAX_MESSAGES = 64  # parts of an answer that a slow client has not taken
+MAX_UPLOADS_BYTES = 512 * 1024 * 1024  # of these, what large bodies may take: prompts need room beside them
+MAX_BODY_SECONDS = 300.0  # for a whole body
+MAX_MESSAGES = 64  # parts of an answer that Ray has not taken; for a slow client, Ray holds the rest
 TARGET_LOAD = 0.75  # of the slots of all replicas
 REPLICA_LOST = {
     "error": {
@@ -61,13 +63,13 @@ class Replica:
         self._num_slots = sum(pool.num_slots for pool in self._instance.spec.pools)
 
     async def __call__(
-        self, scope: Mapping[str, Any], body: bytes, blocks: tuple[bytes, ...]
+        self, scope: Mapping[str, Any], body: bytearray, blocks: tuple[bytes, ...]
     ) -> AsyncIterator[list[Mapping[str, Any]]]:
         """Answer one request. Yields the messages of its ASGI answer, those that are there together."""
         del blocks  # for the router
         to_client, messages = anyio.create_memory_object_stream[Mapping[str, Any]](MAX_MESSAGES)
         is_gone = asyncio.Event()
-        parts = iter([{"type": "http.request", "body": body, "more_body": False}])
+        parts = iter([{"type": "http.request", "body": bytes(body), "more_body": False}])
 
         async def receive() -> Mapping[str, Any]:
             part = next(parts, None)
@@ -90,8 +92,11 @@ class Replica:
         finally:
             # At the end of the answer, or when the client has left.
             is_gone.set()
-            await asyncio.wait({answering}, timeout=10)
-            answering.cancel()
+            try:
+                await asyncio.wait({answering}, timeout=10)
+            finally:
+                answering.cancel()
+                messages.close()
 
     def check_health(self) -> None:
         """Let Ray replace a replica whose engine is dead or makes no progress."""
@@ -124,24 +129,32 @@ class Ingress:
         self._num_bytes = 0  # of the bodies that are held
 
     async def __call__(self, request: Request) -> Response:
-        held = 0
+        body = bytearray()
         try:
-            pieces = []
-            async for piece in request.stream():
-                held += len(piece)
-                self._num_bytes += len(piece)
-                if held > MAX_BODY_BYTES:
-                    return _refused(413, "request_too_large", "The body is too large.")
-                if self._num_bytes > MAX_BODIES_BYTES:
-                    return _refused(503, "server_overloaded", "Too many bodies are being sent. Try later.")
-                pieces.append(piece)
-            return await self._pass_on(request, b"".join(pieces))
+            refusal = await self._receive(request, body)
+            return refusal or await self._pass_on(request, body)
+        finally:
+            self._num_bytes -= len(body)
+
+    async def _receive(self, request: Request, body: bytearray) -> Response | None:
+        """Append the request's body to `body`. Returns the error of one that is refused."""
+        try:
+            async with asyncio.timeout(MAX_BODY_SECONDS):
+                async for piece in request.stream():
+                    body += piece
+                    self._num_bytes += len(piece)
+                    if len(body) > MAX_BODY_BYTES:
+                        return _refused(413, "request_too_large", "The body is too large.")
+                    limit = MAX_BODIES_BYTES if len(body) <= MAX_PROMPT_BYTES else MAX_UPLOADS_BYTES
+                    if self._num_bytes > limit:
+                        return _refused(503, "server_overloaded", "Too many large requests. Try later.")
+        except TimeoutError:
+            return _refused(408, "request_timeout", "The body arrived too slowly.")
         except ClientDisconnect:
             return Response(status_code=400)
-        finally:
-            self._num_bytes -= held
+        return None
 
-    async def _pass_on(self, request: Request, body: bytes) -> Response:
+    async def _pass_on(self, request: Request, body: bytearray) -> Response:
         """Send a request to a replica, and return once the answer begins."""
         scope = {name: request.scope[name] for name in _SCOPE if name in request.scope}
         owner = request.headers.get("authorization", "").encode()

@@ -23,7 +23,7 @@ MAX_KNOWN = 16_384  # blocks remembered of one replica
 _PARTS = ("model", "tools", "system", "instructions", "messages", "prompt", "input")
 
 
-def blocks_of(body: bytes, owner: bytes) -> tuple[bytes, ...]:
+def blocks_of(body: bytes | bytearray, owner: bytes) -> tuple[bytes, ...]:
     """Return the hashes of a prompt's blocks, each with all before it.
 
     Owners do not share prompts. A body that is no prompt, as an upload, has none.

@@ -130,11 +130,19 @@ async def scenario(url: str) -> dict[str, Any]:
         scaled_up = await until_running(2)
         flooded = await asyncio.gather(*flood)
         flood_time = time.monotonic() - start
-        # Each prefix once, so that it is stored, then all at once.
+        # Each prefix once, so that it is stored, then as many at once as there are slots. The router may pass
+        # over a replica where two requests wait for each slot.
         await asyncio.gather(*(stream(http, prefix(100 + n), 4) for n in range(8)))
-        shared = await asyncio.gather(
-            *(stream(http, f"{prefix(100 + n % 8)} Question {n}?", 8) for n in range(NUM_STREAMS))
-        )
+        shared = [
+            ended
+            for first in range(0, NUM_STREAMS, 2 * NUM_SLOTS)
+            for ended in await asyncio.gather(
+                *(
+                    stream(http, f"{prefix(100 + n % 8)} Question {n}?", 8)
+                    for n in range(first, first + 2 * NUM_SLOTS)
+                )
+            )
+        ]
         # One replica dies amid streams. Little load may have ended one.
         while num_running() < 2:
             await asyncio.gather(*(stream(http, prefix(n), 64) for n in range(NUM_STREAMS)))
@@ -176,7 +184,7 @@ def main(folder: Path) -> None:
         log_to_driver=False,
     )
     serve.start(http_options={"host": "127.0.0.1", "port": port})
-    scale = Scale(min_replicas=1, max_replicas=2, num_cpus=1, upscale_delay=1, downscale_delay=6)
+    scale = Scale(min_replicas=1, max_replicas=2, num_cpus=1, upscale_delay=1, downscale_delay=15)
     serve.run(build(scale), name="snapserve")
     found = asyncio.run(scenario(f"http://127.0.0.1:{port}"))
     serve.shutdown()

@@ -96,7 +96,10 @@ class BatchRunner:
         await self._store.refresh()
         for batch in self._store.unfinished():
             if self._has_expired(batch):
-                await self._store.update(batch.id, self._expired)
+                try:
+                    await self._store.update(batch.id, self._expired)
+                except (OSError, DiskFullError):  # it must not hide the later ones
+                    logger.exception("batch %s could not expire; retrying", batch.id)
             self._store.changed.put_nowait(batch.id)
         await self._files.expire()
 

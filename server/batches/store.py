@@ -277,5 +277,5 @@ def _load_progress(path: Path) -> Progress | None:
     """Return what another server has written; None if that is nothing, or only a part of it."""
     try:
         return _PROGRESS.validate_json(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return None

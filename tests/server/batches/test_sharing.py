@@ -134,9 +134,35 @@ async def test_progress_that_cannot_be_written_is_written_later(tmp_path: Path) 
         await here.store.refresh()
         await there.store.refresh()
         assert there.store[batch.id].counts.completed == 1
+        path.unlink()
+        path.mkdir()  # it cannot be read
+        await there.store.refresh()
+        assert there.store[batch.id].counts.completed == 1
+        path.rmdir()
         path.write_bytes(b"")  # the disk is full: the old counts stay
         await there.store.refresh()
         assert there.store[batch.id].counts.completed == 1
+
+
+async def test_a_batch_that_cannot_expire_does_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    with Batches(limits(tmp_path), clock.now) as here:
+        first, second = await create(here, jsonl(LINES)), await create(here, jsonl(LINES))
+        clock.time += DAY
+        update = here.store.update
+
+        async def fail_first(batch_id: str, change: Any) -> Batch | None:
+            if batch_id == first.id:
+                raise OSError(errno.EIO, "an error of the test")
+            return await update(batch_id, change)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(here.store, "update", fail_first)
+            await BatchRunner(here, Dispatcher(Server()), Seen()).sweep()
+        assert here.store[first.id].status is BatchStatus.VALIDATING
+        assert here.store[second.id].status is BatchStatus.FINALIZING  # on its way to expired
 
 
 async def delete(batches: Batches, batch: Batch) -> None:

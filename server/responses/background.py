@@ -14,7 +14,7 @@ from server.generation.path import Call, Prepared, accept, prepare, reserve, sub
 from server.generation.response import collect
 from server.http.errors import ApiError
 from server.responses.model_response import ModelResponse
-from server.state.interface import ANNOUNCE_INTERVAL, Responses, StateError
+from server.state.interface import ANNOUNCE_INTERVAL, LEASE, Responses, StateError
 
 logger: Final = logging.getLogger(__name__)
 
@@ -80,13 +80,14 @@ class BackgroundResponses:
     async def _keep_announcing(
         self, owner: str, response: ModelResponse, generating: asyncio.Task[None]
     ) -> None:
-        status = response.status
+        status, age = response.status, 0.0
         while True:
             await asyncio.sleep(ANNOUNCE_INTERVAL)
+            age += ANNOUNCE_INTERVAL
             try:
-                if response.status != status:
+                if response.status != status or age >= LEASE:  # a state that was restarted has lost it
                     await self._announce(owner, response)
-                    status = response.status
+                    status, age = response.status, 0.0
                 if not await self._store.announce(owner, response.id, None):
                     generating.cancel()
                     return

@@ -297,7 +297,8 @@ class RedisResponses:
                 pipeline.set(f"{PREFIX}running:{name}", body)
             # Of a replica that has died, it is shown as failed for a while.
             pipeline.pexpire(
-                f"{PREFIX}running:{name}", math.ceil(1000 * min(self._limits.ttl, SHOWN_AS_FAILED))
+                f"{PREFIX}running:{name}",
+                math.ceil(1000 * max(LEASE, min(self._limits.ttl, SHOWN_AS_FAILED))),
             )
             pipeline.set(f"{PREFIX}lease:{name}", b"", px=math.ceil(LEASE * 1000))
             pipeline.exists(f"{PREFIX}cancelled:{name}")

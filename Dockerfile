@@ -33,6 +33,8 @@ COPY commands commands
 # Without isolation, so that the kernels are built for the torch that is installed.
 RUN /opt/snapserve/bin/pip install --no-cache-dir hatchling \
     && /opt/snapserve/bin/pip install --no-cache-dir --no-deps --no-build-isolation . \
+    && { ! command -v g++ || [ "$(uname -m)" != x86_64 ] \
+        || ls /opt/snapserve/lib/python3*/site-packages/backends/torch_backend/native/built/*.so; } \
     && /opt/snapserve/bin/pip uninstall --yes hatchling pip
 
 FROM ${BASE_IMAGE}

@@ -172,6 +172,7 @@ def test_nothing_is_compiled_for_a_request(config: TorchBackendConfig) -> None:
     assert not counters, dict(counters)
 
 
+@pytest.mark.long
 def test_neither_chunks_nor_steps_call_the_layers_themselves(
     config: TorchBackendConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

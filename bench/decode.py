@@ -199,7 +199,7 @@ def measure(
     first, *others = config.pools
     if compares_int8:
         others = [replace(first, name="int8", kv_cache_dtype=KVCacheDtype.INT8)]
-    most_rows = max(rows for rows, _ in decode)
+    most_rows = max(*(rows for rows, _ in decode), *(prompts for _, prompts in prefill))
     pools = tuple(replace(each, num_slots=max(each.num_slots, most_rows)) for each in (first, *others))
     backend = TorchBackend(replace(config, pools=pools))
     try:

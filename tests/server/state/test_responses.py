@@ -105,25 +105,37 @@ STEPS = st.tuples(
 )
 
 
+def take(store: Store, clock: Clock, action: str, owner: str, name: str, number: int) -> None:
+    """Take one of the steps, and check what it returns."""
+    match action:
+        case "put":
+            is_kept = store.put(owner, response(name, number))
+            assert store.get(owner, name) == (response(name, number) if is_kept else None)
+        case "get":
+            store.get(owner, name)
+        case "delete":
+            store.delete(owner, name)
+            assert store.get(owner, name) is None
+        case "wait":
+            clock.seconds += number
+
+
+def check_limits(store: Store) -> None:
+    """Check the counts against what is found, and both against the limits of 4 responses and 100 bytes."""
+    found = [stored for owner in "xyz" for name in "abcd" if (stored := store.get(owner, name)) is not None]
+    counts = (len(found), sum(stored.num_bytes for stored in found))
+    assert (store.store.num_responses, store.store.num_bytes) == counts
+    assert counts[0] <= 4
+    assert counts[1] <= 100
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.lists(STEPS))
 def test_limits_hold_for_any_operations(new_store: NewStore, steps: list[tuple[str, str, str, int]]) -> None:
     store = new_store(max_responses=4, max_bytes=100)
-    for action, owner, name, number in steps:
-        match action:
-            case "put":
-                is_kept = store.put(owner, response(name, number))
-                assert store.get(owner, name) == (response(name, number) if is_kept else None)
-            case "delete":
-                store.delete(owner, name)
-                assert store.get(owner, name) is None
-            case _:
-                continue
-        found = [stored for owner in "xyz" for name in "abcd" if (stored := store.get(owner, name))]
-        counts = (len(found), sum(stored.num_bytes for stored in found))
-        assert (store.store.num_responses, store.store.num_bytes) == counts
-        assert counts[0] <= 4
-        assert counts[1] <= 100
+    for step in steps:
+        take(store, Clock(), *step)  # time passes in memory only: Redis has its own
+        check_limits(store)
 
 
 @given(st.lists(STEPS))
@@ -132,24 +144,6 @@ def test_limits_and_counts_hold_while_time_passes(steps: list[tuple[str, str, st
     memory = MemoryResponses(StorageLimits(max_responses=4, max_bytes=100, ttl=50), clock.now)
     with asyncio.Runner() as runner:
         store = Store(runner, memory)
-        for action, owner, name, number in steps:
-            match action:
-                case "put":
-                    is_kept = store.put(owner, response(name, number))
-                    assert store.get(owner, name) == (response(name, number) if is_kept else None)
-                case "get":
-                    store.get(owner, name)
-                case "delete":
-                    store.delete(owner, name)
-                    assert store.get(owner, name) is None
-                case "wait":
-                    clock.seconds += number
-            found = [
-                stored for owner in "xyz" for name in "abcd" if (stored := store.get(owner, name)) is not None
-            ]
-            assert (memory.num_responses, memory.num_bytes) == (
-                len(found),
-                sum(stored.num_bytes for stored in found),
-            )
-            assert memory.num_responses <= 4
-            assert memory.num_bytes <= 100
+        for step in steps:
+            take(store, clock, *step)
+            check_limits(store)

@@ -1,4 +1,4 @@
-"""`snapserve compile`: what it leaves in the cache, and where it says no."""
+"""`snapserve compile`: what it leaves in the cache, and what it refuses."""
 
 import os
 import subprocess

@@ -233,7 +233,7 @@ class CacheLayer(CacheLayerMixin):
 
         `num_evicted` of the prompt's tokens were evicted from the scratch. Returns the indices of the tokens
         that each head has chosen, [kv_head, token]; None where there was no choice. States are of the whole
-        prompt, whatever was chosen.
+        prompt, for every choice.
         """
         self.clear_slot(slots[0])
         for of_slots, of_scratches in zip(self.slots.states, self.scratch.states, strict=True):

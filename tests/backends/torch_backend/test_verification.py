@@ -1,4 +1,4 @@
-"""Steps that read drafts give the tokens of steps without, whatever the drafts are."""
+"""Steps that read drafts give the tokens of steps without, for right and wrong drafts."""
 
 import random
 from collections.abc import Sequence

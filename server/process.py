@@ -22,8 +22,9 @@ from backends.interface import BackendSpec, SlotPoolSpec
 from server.app import OPEN_PATHS
 from server.batches.service import Batches
 from server.engine.client import Health
-from server.http.connection import ConnectionObserver, protocol_with
+from server.http.connection import protocol_with
 from server.http.paths import OnlyPaths
+from server.http.refusals import ConnectionObserver
 from server.instance import Instance
 from server.options.serve import Config, with_flags
 

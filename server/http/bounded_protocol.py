@@ -17,10 +17,10 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from server.http.connection import Refusals
 from server.http.errors import ApiError, unavailable
 from server.http.json_response import ascii_json
 from server.http.observers import record_refusal
+from server.http.refusals import Refusals
 from server.options.settings import ConnectionLimits
 
 MAX_HEAD_BYTES = 64 * 1024  # of a request line and headers; one read may exceed it

@@ -21,8 +21,8 @@ from backends.interface import PrefillBatch, PrefillRow
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DtypeName
 from bench.comparison import machine
-from bench.presses import Kvpress
-from bench.systems import MeasurementError
+from bench.fidelity.presses import Kvpress
+from bench.systems.system import MeasurementError
 from cache.policy import PolicyName
 from commands.eval.errors import EvalError
 from commands.eval.options import RulerOptions

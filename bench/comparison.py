@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.presses import Kvpress, NamedSetting
-from bench.systems import ROOT, MeasurementError
+from bench.fidelity.presses import Kvpress, NamedSetting
+from bench.systems.system import ROOT, MeasurementError
 from cache.policy import PolicyName
 from commands.eval.completer import SlotUsage
 from commands.eval.errors import EvalError

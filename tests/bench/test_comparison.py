@@ -6,14 +6,14 @@ import pytest
 
 from bench.agreement import agreement
 from bench.comparison import SETTINGS, Comparer, settings_of, table
-from bench.presses import Kvpress
-from bench.systems import MeasurementError
+from bench.fidelity.presses import Kvpress
+from bench.systems.system import MeasurementError
 from commands.eval.compare import compare
 from commands.eval.options import CaseOptions, ServedOptions
 from commands.eval.ruler import RulerConfig, ruler_config
 from server.options.command_line import OptionError
 from server.options.models import DEMO_MODEL
-from tests.bench.test_presses import ECHO
+from tests.bench.fidelity.test_presses import ECHO
 
 
 def config(seed: int = 1, num_cases: int = 2) -> RulerConfig:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.presses import Kvpress
+from bench.fidelity.presses import Kvpress
 from bench.real_models import LAYOUTS, Comparison, default_settings, main
 from commands.eval.options import ProseOptions, ProseSuiteOptions, ReportOptions, ServedOptions
 from server.options.models import DEMO_MODEL
-from tests.bench.test_presses import ECHO
+from tests.bench.fidelity.test_presses import ECHO
 
 
 def comparison(out: Path, settings: list[str], layouts: list[str]) -> Comparison:

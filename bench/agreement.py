@@ -20,7 +20,7 @@ from backends.clock import VirtualClock
 from backends.interface import PrefillBatch, PrefillRow
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DtypeName
-from bench.comparison import machine
+from bench.fidelity.comparer import machine
 from bench.fidelity.presses import Kvpress
 from bench.systems.system import MeasurementError
 from cache.policy import PolicyName

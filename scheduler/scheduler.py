@@ -317,8 +317,8 @@ class Scheduler:
         pool = self._pools[add.pool]
         others = (request.add for choices in self._open.values() for request in choices.values())
         num_background = sum(other.is_background and other.pool == add.pool for other in others)
-        places = pool.slots if add.importance is None else self._model_of(add.pool).scratches
-        return self._waiting.num_waiting(add.pool) - num_background + add.num_choices - places.num_free
+        waited_for = pool.slots if add.importance is None else self._model_of(add.pool).scratches
+        return self._waiting.num_waiting(add.pool) - num_background + add.num_choices - waited_for.num_free
 
     def _in_step(self, batch: Batch) -> list[Request]:
         """Return the sequences of the step under way."""

@@ -7,7 +7,7 @@ package does not import them. `snapserve bench`, the load generator for users, i
 - Steps beside the hardware's limits: decode, floor, gpu, long_contexts, bounded_prefill.
 - A server's behaviour: start, two_keys, soak, structured.
 - What policies lose: comparison, agreement, real_models, long_answers, sparse_control, speculative_prefill.
-- Models of random weights: make_model, make_gguf. Pictures of the page: screenshots.
+- Models of random weights: make_model, make_gguf. Pictures of the page: screenshots. The tests: mutation.
 
 What several of them use is in `systems` (how servers and engines are started and loaded) and `fidelity` (runs
 of policies and of kvpress on the same cases). `fidelity.kvpress_worker` and `systems.openvino_engine` run in

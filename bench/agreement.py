@@ -20,9 +20,9 @@ from backends.clock import VirtualClock
 from backends.interface import PrefillBatch, PrefillRow
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DtypeName
-from bench.comparison import machine
-from bench.presses import Kvpress
-from bench.systems import MeasurementError
+from bench.fidelity.comparer import machine
+from bench.fidelity.presses import Kvpress
+from bench.systems.system import MeasurementError
 from cache.policy import PolicyName
 from commands.eval.errors import EvalError
 from commands.eval.options import RulerOptions

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.closed_loop import run_engine
+from bench.systems.closed_loop import run_engine
 from commands.loadtest.config import Load
 from commands.loadtest.prompts import make_prompts
 from commands.loadtest.report import Report, make_report

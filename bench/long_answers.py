@@ -23,7 +23,7 @@ import httpx
 import numpy as np
 from matplotlib.figure import Figure
 
-from bench.comparison import machine
+from bench.fidelity.comparer import machine
 from commands.eval.completer import first_model, http_client
 from commands.eval.engine import engine
 from commands.eval.errors import EvalError

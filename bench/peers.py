@@ -20,8 +20,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.servers import OWN_OPTIONS, Server, llama_cpp, serving, snapserve, transformers, vllm
-from bench.systems import HttpServer, MeasurementError, OpenVinoEngine, OwnEngine, System, measure_in_turns
+from bench.systems.servers import OWN_OPTIONS, Server, llama_cpp, serving, snapserve, transformers, vllm
+from bench.systems.system import (
+    HttpServer,
+    MeasurementError,
+    OpenVinoEngine,
+    OwnEngine,
+    System,
+    measure_in_turns,
+)
 from commands.loadtest.comparison import medians, ratios
 from commands.loadtest.config import Address, Load, PromptFormat
 from commands.loadtest.report import Figure

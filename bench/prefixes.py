@@ -24,8 +24,8 @@ from typing import Any, Self
 import httpx
 
 from bench.peers import add_servers, installed_servers, machine
-from bench.servers import Server, serving, snapserve
-from bench.systems import MeasurementError
+from bench.systems.servers import Server, serving, snapserve
+from bench.systems.system import MeasurementError
 
 NUM_HITS = 5
 NUM_TURNS = 10

@@ -18,9 +18,9 @@ from typing import Any
 
 from backends.checkpoint import local_model
 from backends.errors import ModelLoadError
-from bench.comparison import FULL, SETTINGS, Comparer, settings_of, table
-from bench.presses import Kvpress
-from bench.systems import MeasurementError
+from bench.fidelity.comparer import FULL, SETTINGS, Comparer, settings_of, table
+from bench.fidelity.presses import Kvpress
+from bench.systems.system import MeasurementError
 from cache.policy import PolicyName
 from commands.eval.errors import EvalError
 from commands.eval.options import Pack, ProseSuiteOptions

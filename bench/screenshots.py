@@ -18,8 +18,8 @@ import httpx
 from PIL import Image
 from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwright
 
-from bench.servers import Server, serving
-from bench.systems import ROOT, MeasurementError
+from bench.systems.servers import Server, serving
+from bench.systems.system import ROOT, MeasurementError
 
 NUM_SLOTS = 8
 OPTIONS = ("--num-slots", str(NUM_SLOTS), "--slot-capacity", "540", "--no-compile", "--log-level", "warning")

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from backends.torch_backend.compiled.code import COMPILED_MESSAGE
 from bench.peers import machine
-from bench.servers import serving, snapserve
-from bench.systems import HttpServer, MeasurementError
+from bench.systems.servers import serving, snapserve
+from bench.systems.system import HttpServer, MeasurementError
 from commands.loadtest.comparison import medians, ratios
 from commands.loadtest.config import Address, Load
 from commands.loadtest.report import Figure

@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from bench.servers import serving, snapserve
+from bench.systems.servers import serving, snapserve
 
 AIM = 1.5
 KEYS = ("greedy-key", "modest-key")

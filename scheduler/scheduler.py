@@ -25,7 +25,6 @@ from backends.interface import (
     BatchResult,
     DecodeBatch,
     PrefillBatch,
-    PrefillRow,
     PrefixArchive,
     SampledToken,
     SequencesLostError,
@@ -52,6 +51,7 @@ from scheduler.model_state import ModelState, model_states
 from scheduler.pacing import Pacing
 from scheduler.pool_state import PoolState
 from scheduler.prefill import Prefill
+from scheduler.prefill_rotation import PrefillRotation
 from scheduler.request import Request, RequestStatus
 from scheduler.room import Room
 from scheduler.stats import PoolStats, SchedulerStats, SlotUse
@@ -79,21 +79,19 @@ class Scheduler:
         self._constraints = constraints
         pools = [(pool, index) for index, model in enumerate(spec.models) for pool in model.pools]
         self._pools = tuple(PoolState(index, *pool) for index, pool in enumerate(pools))
-        self._rotation = DecodeRotation(
+        self._decodes = DecodeRotation(
             self._pools, min(spec.max_decode_steps, config.max_decode_steps), config.num_speculative_tokens
         )
         self._models = model_states(spec, archive)
         self._pacing = Pacing([model.prefill_shapes for model in spec.models], config.max_inter_token_latency)
         self._waiting = WaitingQueue(config.order)
         self._turns = DeviceTurns() if config.order is QueueOrder.FAIR else None
-        self._reading: list[Prefill] = []  # in the order of admission
-        self._room = Room(config, clock, self._pools, self._models, self._reading, self._waiting, self._turns)
-        # Prefill steps alternate between the oldest prompt and the one with the fewest tokens left. The
-        # oldest alone would hold up short prompts behind a long one. The shortest alone would starve it.
-        self._reads_oldest = True
+        self._prefills = PrefillRotation(self._pools, self._models, self._waiting, self._turns)
+        self._room = Room(
+            config, clock, self._pools, self._models, self._prefills.reading, self._waiting, self._turns
+        )
         self._open: dict[str, dict[int, Request]] = {}  # by request id and choice, until the final output
         self._deadlines: list[tuple[float, str]] = []  # a heap; may name requests that have ended
-        self._in_flight: tuple[Prefill, ...] = ()  # row by row, the prompts of the prefill batch under way
         self._arrival_order = itertools.count()
         self._reports_slots = config.reports_slots
         self._num_discarded_tokens = 0
@@ -107,7 +105,7 @@ class Scheduler:
     @property
     def is_reading(self) -> bool:
         """Whether a prompt is being read."""
-        return bool(self._reading)
+        return bool(self._prefills.reading)
 
     @property
     def num_waiting(self) -> int:
@@ -179,11 +177,11 @@ class Scheduler:
         is_lost = isinstance(error, SequencesLostError)
         ended: list[Request] = []
         if isinstance(batch, PrefillBatch):
-            for prefill in self._in_flight:
+            for prefill in self._prefills.in_flight:
                 if is_lost or prefill.is_retried:
                     ended += prefill.requests
                 else:
-                    self._restart(prefill)
+                    self._prefills.restart(prefill)
         else:
             for request in self._in_step(batch):
                 if is_lost or request.is_retried:
@@ -202,7 +200,7 @@ class Scheduler:
             for request in choices.values():
                 self._emit(request, final=self._final(request, reason, message))
         self._open.clear()
-        self._reading.clear()
+        self._prefills.reading.clear()
         for pool in self._pools:
             pool.decoding.clear()
         self._waiting = WaitingQueue(self._config.order)
@@ -245,7 +243,7 @@ class Scheduler:
             num_waiting=len(self._waiting),
             num_slots_in_use=self.num_slots_in_use,
             num_scratch_in_use=answering.scratches.num_used,
-            num_unread_prompt_tokens=sum(prefill.num_remaining_tokens for prefill in self._reading),
+            num_unread_prompt_tokens=sum(prefill.num_remaining_tokens for prefill in self._prefills.reading),
             num_discarded_tokens=self._num_discarded_tokens,
             pools=pools,
             prefixes=answering.prefixes.stats(),
@@ -269,7 +267,7 @@ class Scheduler:
             _check_held(pool.slots, slots, f"slots of pool {pool.index}")
         for index, model in enumerate(self._models):
             model.prefixes.check_integrity()
-            scratches = [prefill.scratch for prefill in self._reading if prefill.model == index]
+            scratches = [prefill.scratch for prefill in self._prefills.reading if prefill.model == index]
             _check_held(model.scratches, scratches, f"scratches of model {index}")
         num_open = sum(len(choices) for choices in self._open.values())
         assert len(requests) + len(self._waiting) == num_open, (len(requests), len(self._waiting), num_open)
@@ -319,13 +317,13 @@ class Scheduler:
         pool = self._pools[add.pool]
         others = (request.add for choices in self._open.values() for request in choices.values())
         num_background = sum(other.is_background and other.pool == add.pool for other in others)
-        places = pool.slots if add.importance is None else self._model_of(add.pool).scratches
-        return self._waiting.num_waiting(add.pool) - num_background + add.num_choices - places.num_free
+        waited_for = pool.slots if add.importance is None else self._model_of(add.pool).scratches
+        return self._waiting.num_waiting(add.pool) - num_background + add.num_choices - waited_for.num_free
 
     def _in_step(self, batch: Batch) -> list[Request]:
         """Return the sequences of the step under way."""
         if isinstance(batch, PrefillBatch):
-            return [request for prefill in self._in_flight for request in prefill.requests]
+            return [request for prefill in self._prefills.in_flight for request in prefill.requests]
         return [self._pools[batch.pool].decoding[row.slot] for row in batch.rows]
 
     def _pool_of(self, request: Request) -> PoolState:
@@ -350,7 +348,7 @@ class Scheduler:
                 self._take_slot(admitted)
             self._waiting.charge(request.add, num_input=prefill.num_remaining_tokens)
             model.prefixes.admit(prefill)
-            self._reading.append(prefill)
+            self._prefills.reading.append(prefill)
 
     def _with_siblings(self, request: Request) -> list[Request]:
         """Return the choices that share one prefill: all that wait, as far as there are free slots."""
@@ -373,78 +371,18 @@ class Scheduler:
     # Steps
 
     def _next_batch(self) -> Batch | None:
-        batch = None if self._rotation.is_under_way else self._prefill_batch()
+        batch: Batch | None = None
+        if not self._decodes.is_under_way:
+            decoding = self._decodes.decoding()
+            batch = self._prefills.next_batch(self._pacing, decoding, self._clock.now())
         return batch or self._decode_batch()
 
     def _decode_batch(self) -> DecodeBatch | None:
-        return self._rotation.next_batch(self._waiting, self._pacing, self._clock.now())
-
-    def _prefill_batch(self) -> PrefillBatch | None:
-        """Return a batch with the oldest prompt or the one with the fewest tokens left, and others that fit.
-
-        The two alternate. A short prompt waits for at most one chunk of a long one, and a long one always
-        advances. Prompts of equal length are read one after another, not chunk by chunk in turn, so the first
-        is not delayed by the others.
-        """
-        due = self._due(self._ready())
-        if not due:
-            return None
-        first = due[0]
-        if not self._reads_oldest:
-            first = min(due, key=lambda prefill: prefill.num_remaining_tokens)
-        key = first.batch_key
-        others = [
-            prefill
-            for prefill in due
-            if prefill is not first and prefill.batch_key == key and not prefill.is_retried
-        ]
-        if first.is_retried:
-            others = []
-        prompts = [first, *others]
-        shape = self._pacing.choose_shape(prompts, self._clock.now(), self._rotation.decoding())
-        if shape is None:
-            return None
-        self._in_flight = tuple(prompts[: shape.num_rows])
-        rows = tuple(self._prefill_row(prefill, shape.num_tokens) for prefill in self._in_flight)
-        return PrefillBatch(rows, shape, first.pool)
-
-    def _due(self, ready: list[Prefill]) -> list[Prefill]:
-        """Return the prompts that wait for no other tenant's prompt or answer."""
-        if self._turns is None:
-            return ready
-        decoding = (request.add for pool in self._pools for request in pool.decoding.values())
-        adds = itertools.chain(decoding, (prefill.requests[0].add for prefill in ready))
-        tenants = {add.tenant for add in adds if not add.is_background}
-        return [prefill for prefill in ready if not self._turns.yields(prefill.tenant, tenants)]
-
-    def _ready(self) -> list[Prefill]:
-        """Return the prompts that can be read on now, in the order of admission."""
-        if len(self._models) == 1:
-            return self._models[0].prefixes.match(self._reading)
-        ready: list[Prefill] = []
-        for index, model in enumerate(self._models):
-            ready += model.prefixes.match([prefill for prefill in self._reading if prefill.model == index])
-        return [prefill for prefill in self._reading if prefill in ready]
-
-    def _prefill_row(self, prefill: Prefill, max_tokens: int) -> PrefillRow:
-        row = prefill.row(max_tokens)
-        prefixes = self._models[prefill.model].prefixes
-        if not prefill.has_begun:
-            # Admission charged the whole prompt: refund the part that is restored.
-            prefixes.begin(prefill)
-            self._waiting.charge(prefill.requests[0].add, num_input=-prefill.num_computed_tokens)
-        stored = prefixes.store(prefill, row.start + len(row.token_ids))
-        return replace(row, stored_blocks=stored) if stored else row
-
-    def _restart(self, prefill: Prefill) -> None:
-        request = prefill.requests[0]
-        # Charge again for what was restored: it may be read this time.
-        self._waiting.charge(request.add, num_input=request.num_cached_tokens)
-        prefill.restart()
+        return self._decodes.next_batch(self._waiting, self._pacing, self._clock.now())
 
     def _update_prefill(self, batch: PrefillBatch, result: BatchResult, now: float) -> None:
-        self._reads_oldest = not self._reads_oldest
-        for index, (prefill, row) in enumerate(zip(self._in_flight, batch.rows, strict=True)):
+        self._prefills.alternate()
+        for index, (prefill, row) in enumerate(zip(self._prefills.in_flight, batch.rows, strict=True)):
             prompt_logprobs = result.prompt_logprobs[index] if row.score is not None else ()
             hidden = result.hidden[index] if row.pooling is not None else ()
             prefill.advance(len(row.token_ids), prompt_logprobs, hidden)
@@ -453,7 +391,7 @@ class Scheduler:
             if row.is_last:
                 if row.returns_kept:
                     prefill.requests[0].kept = result.kept[index]
-                self._reading.remove(prefill)
+                self._prefills.reading.remove(prefill)
                 self._finish_prefill(prefill, result.tokens[index], now)
             else:
                 for request in prefill.requests:
@@ -462,7 +400,7 @@ class Scheduler:
     def _finish_prefill(self, prefill: Prefill, sampled: tuple[SampledToken, ...], now: float) -> None:
         if prefill.scratch is not None:
             self._models[prefill.model].scratches.release(prefill.scratch)
-        if not self._rotation.decoding():
+        if not self._decodes.decoding():
             self._pacing.mark_decode_due(now)
         for index, request in enumerate(prefill.requests):
             if request.choice == 0:
@@ -556,14 +494,14 @@ class Scheduler:
 
     def _leave_prefill(self, request: Request) -> None:
         """Take a choice out of its prefill, which goes on as long as another choice needs it."""
-        prefill = next(prefill for prefill in self._reading if request in prefill.requests)
+        prefill = next(prefill for prefill in self._prefills.reading if request in prefill.requests)
         if prefill.scratch is None and request is prefill.requests[0] and len(prefill.requests) > 1:
             # Its slot holds what was read so far, so the next choice takes it over.
             heir = prefill.requests[1]
             request.slot, heir.slot = heir.slot, request.slot
         prefill.requests.remove(request)
         if not prefill.requests:
-            self._reading.remove(prefill)
+            self._prefills.reading.remove(prefill)
             # Admission charged the whole prompt: refund the part that was neither read nor restored.
             num_unread = request.num_prefill_tokens
             if prefill.has_begun:

@@ -1,6 +1,6 @@
 """Stored blocks of prompts as files, which outlive the server and are shared by servers of one host.
 
-One file a block, because a file is renamed into its place at once, evicted alone, and read by any number of
+One file a block, because a file gets its final name at once, evicted alone, and read by any number of
 servers without a lock; an embedded database would add a lock and give no space back. A file is named by the
 block's key, in a folder named by the model's fingerprint. It is written by a thread of its own. A file that
 is broken or not ours is a miss, and a failed write turns writing off.

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from bench.servers import Server, serving
 from bench.soak.plot import plot
 from bench.soak.run import Plan, Soak
-from bench.systems import MeasurementError
+from bench.systems.servers import Server, serving
+from bench.systems.system import MeasurementError
 
 KEYS: Final = ("soak-one", "soak-two", "soak-three", "soak-limited")
 # Small limits fill the queue at times, and some steps fail. Time is simulated; tokens are real.

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, Field, create_model
+from pydantic import Field, create_model
 
 from backends.options import Count, CountOrZero, OptionGroup, Shown, Text
 from cache.policy import PolicyName
@@ -19,7 +19,7 @@ from commands.eval.prose.tasks import PROSE_TASKS
 from commands.eval.tasks.suite import TASKS
 from server.options.command_line import OptionSet, groups_of, options_table
 from server.options.models import Model
-from server.options.types import ApiKey, JsonFile, Picture, Url
+from server.options.types import ApiKey, JsonFile, Picture, Url, one_of
 
 EVAL_MODEL = Path(__file__).parent / "eval_model"
 
@@ -31,18 +31,8 @@ class Pack(StrEnum):
     BEFORE_QUESTION = "before-question"  # nothing was kept for the question's sake
 
 
-def _task_name(value: str) -> str:
-    if value not in TASKS:
-        raise ValueError(f"one of {', '.join(TASKS)}")
-    return value
-
-
-def _prose_task_name(value: str) -> str:
-    if value not in PROSE_TASKS:
-        raise ValueError(f"one of {', '.join(PROSE_TASKS)}")
-    return value
-
-
+_Task = Annotated[str, one_of(lambda: TASKS)]
+_ProseTask = Annotated[str, one_of(lambda: PROSE_TASKS)]
 _Compression = Annotated[
     float, Field(ge=1, allow_inf_nan=False), Shown("RATIO", expected="a number of at least 1")
 ]
@@ -96,9 +86,7 @@ class CaseOptions(EvalGroup):
 
     title: ClassVar[str] = "Cases"
 
-    tasks: Annotated[tuple[Annotated[str, AfterValidator(_task_name)], ...], Shown("TASK", default="all")] = (
-        tuple(TASKS)
-    )
+    tasks: Annotated[tuple[_Task, ...], Shown("TASK", default="all")] = tuple(TASKS)
     """Tasks to run."""
     num_cases: Count = 200
     """Cases of each task."""
@@ -115,9 +103,7 @@ class CaseOptions(EvalGroup):
 class ProseOptions(CaseOptions):
     """The cases: facts in real prose."""
 
-    tasks: Annotated[
-        tuple[Annotated[str, AfterValidator(_prose_task_name)], ...], Shown("TASK", default="all")
-    ] = tuple(PROSE_TASKS)
+    tasks: Annotated[tuple[_ProseTask, ...], Shown("TASK", default="all")] = tuple(PROSE_TASKS)
     """Tasks to run."""
     chat_template: bool = True
     """Send prompts through the model's chat template."""

@@ -133,8 +133,8 @@ class ReplayRecord:
 class Replay:
     """Plays arrivals against the slots of a spec; `cost_model` gives the seconds of a batch.
 
-    `store` is where the spec's stored blocks lie, and gives the seconds of copying them. With `drafting`, the
-    spec has its draft, which reads the prompts that it shortens first.
+    `store` is the memory of the spec's stored blocks, and gives the seconds of copying them. With
+    `drafting`, the spec has its draft, which reads the prompts that it shortens first.
 
     `collapses` joins runs of decode steps of the same rows into one launch, whose tokens are only counted.
     Results are the same without it where a step's time does not depend on its sequences' lengths. With

@@ -144,29 +144,11 @@ def _engine_request(
     options = task.options
     settings = services.settings
     spec = services.client.spec
-    num_prompt = len(prompt)
     num_forced = 0
     if options.num_prefill_tokens is not None:
-        num_forced = max(num_prompt - options.num_prefill_tokens, 0)
-    pool = _pool_index(task, num_prompt, num_forced, context.pool, spec)
-    room = max_output_tokens(num_prompt, num_forced, spec, pool)
-    if options.require_exact:
-        room = min(room, exact_output_tokens(num_prompt, num_forced, spec, pool))
-    max_tokens = task.max_tokens(max(room, 1))
-    if task.shrinks_to_room:
-        max_tokens = min(max_tokens, max(room, 1))
-    min_tokens = options.min_tokens or 0
-    stop_token_ids = frozenset(options.stop_token_ids or ())
-    if not options.ignore_eos:
-        stop_token_ids |= services.renderer.stop_token_ids
-    if options.logprob_token_ids and task.num_logprobs is None:
-        raise invalid_value(
-            "'logprob_token_ids' is only allowed where log-probabilities are requested.", "logprob_token_ids"
-        )
-    sampling = options.sampling_params(services.renderer.defaults, context.seed, task.num_logprobs)
-    if task.pooling is not None:
-        # An embedding draws no token, so the model's default penalties must not require a feature.
-        sampling = SamplingParams(temperature=0.0)
+        num_forced = max(len(prompt) - options.num_prefill_tokens, 0)
+    pool = _pool_index(task, len(prompt), num_forced, context.pool, spec)
+    stop = _stop_criteria(task, _room(task, len(prompt), num_forced, pool, spec), services)
     paragraph = echoed(
         question or Question(prompt, prompt),
         services.renderer.vocabulary,
@@ -175,8 +157,8 @@ def _engine_request(
     add = Add(
         request_id=f"{task.id}-{index}",
         prompt_token_ids=prompt,
-        sampling=sampling,
-        stop=StopCriteria(max_tokens, min_tokens, stop_token_ids),
+        sampling=_sampling_params(task, context, services),
+        stop=stop,
         arrival_time=context.arrival_time,
         num_choices=options.num_choices,
         priority=options.priority or 0,
@@ -200,11 +182,43 @@ def _engine_request(
         admitted = admit(add, spec)
     except RefusedError as error:
         raise _api_error(error.refusal, add, spec, task, context.structure) from error
-    if min_tokens > max_tokens:
+    if stop.min_tokens > stop.max_tokens:
         raise invalid_value(
-            f"'min_tokens' is {min_tokens}, but at most {max_tokens} tokens may be generated.", "min_tokens"
+            f"'min_tokens' is {stop.min_tokens}, but at most {stop.max_tokens} tokens may be generated.",
+            "min_tokens",
         )
     return admitted
+
+
+def _room(task: Task, num_prompt: int, num_forced: int, pool: int, spec: BackendSpec) -> int:
+    """Return how many tokens an answer may have, at least 1."""
+    room = max_output_tokens(num_prompt, num_forced, spec, pool)
+    if task.options.require_exact:
+        room = min(room, exact_output_tokens(num_prompt, num_forced, spec, pool))
+    return max(room, 1)
+
+
+def _stop_criteria(task: Task, room: int, services: Services) -> StopCriteria:
+    options = task.options
+    max_tokens = task.max_tokens(room)
+    if task.shrinks_to_room:
+        max_tokens = min(max_tokens, room)
+    stop_token_ids = frozenset(options.stop_token_ids or ())
+    if not options.ignore_eos:
+        stop_token_ids |= services.renderer.stop_token_ids
+    return StopCriteria(max_tokens, options.min_tokens or 0, stop_token_ids)
+
+
+def _sampling_params(task: Task, context: RequestContext, services: Services) -> SamplingParams:
+    options = task.options
+    if options.logprob_token_ids and task.num_logprobs is None:
+        raise invalid_value(
+            "'logprob_token_ids' is only allowed where log-probabilities are requested.", "logprob_token_ids"
+        )
+    if task.pooling is not None:
+        # An embedding draws no token, so the model's default penalties must not require a feature.
+        return SamplingParams(temperature=0.0)
+    return options.sampling_params(services.renderer.defaults, context.seed, task.num_logprobs)
 
 
 def _pool_index(

@@ -68,7 +68,7 @@ class StreamFormatter(Protocol):
 class Source:
     """The texts that a prompt is made of, for making a shorter one.
 
-    `render` returns the prompt of other texts in the place of the passages. `question` is the beginning of
+    `render` returns the prompt with other texts in place of the passages. `question` is the beginning of
     what the user asks. A prompt that is no chat is raw text, for a draft too.
     """
 

@@ -134,8 +134,13 @@ class Instruments:
         make = _Maker(registry, model_name)
         self.families = make.families
         self._count_work(make)
+        self._time_sequences(make)
+        self._measure_lengths(make)
         self._count_drafts(make)
-        self._watch_slots(make)
+        self._watch_engine(make)
+        self._watch_prefixes(make)
+        self._count_entries(make)
+        self._count_steps(make)
         self._count_answers(make)
         self._watch_pools(make)
         self._time_http(make)
@@ -168,6 +173,8 @@ class Instruments:
         self.rejections = make.counter(
             "vllm:admission_rejections", "Requests refused because the waiting queue was full."
         )
+
+    def _time_sequences(self, make: _Maker) -> None:
         self.ttft = make.histogram(
             "vllm:time_to_first_token_seconds", "From a request's arrival to a sequence's first token.", _TTFT
         )
@@ -194,6 +201,8 @@ class Instruments:
         self.decode_time = make.histogram(
             "vllm:request_decode_time_seconds", "From a sequence's first token to its end.", _REQUEST_TIME
         )
+
+    def _measure_lengths(self, make: _Maker) -> None:
         self.step_tokens = make.histogram(
             "vllm:iteration_tokens_total", "Prompt and output tokens of one step.", _STEP_TOKENS
         )
@@ -223,7 +232,7 @@ class Instruments:
             "snapserve:draft_prompt_tokens", "Tokens of prompts that drafts read, in the drafts' tokens."
         )
 
-    def _watch_slots(self, make: _Maker) -> None:
+    def _watch_engine(self, make: _Maker) -> None:
         states = [status.value for status in HealthStatus]
         self.health = make.gauge_by(
             "state", states, "snapserve:health", "1 for the state that the engine is in, 0 for the others."
@@ -251,6 +260,8 @@ class Instruments:
         self.unread_prompt_tokens = make.gauge(
             "snapserve:unread_prompt_tokens", "Unread tokens of the prompts that are being read."
         )
+
+    def _watch_prefixes(self, make: _Maker) -> None:
         self.prefix_bytes = make.gauge("snapserve:prefix_cache_bytes", "Bytes of stored prompts.")
         self.prefix_capacity = make.gauge(
             "snapserve:prefix_cache_capacity_bytes", "Bytes that the store of prompts can hold."
@@ -274,6 +285,8 @@ class Instruments:
         self.restore_time = make.counter(
             "snapserve:prefix_cache_restore_seconds", "Time of restoring stored prompts."
         )
+
+    def _count_entries(self, make: _Maker) -> None:
         self.entries_kept = make.counter(
             "snapserve:cache_entries_kept", "Entries in the slots of sequences when they ended."
         )
@@ -286,6 +299,8 @@ class Instruments:
         self.compression = make.histogram(
             "snapserve:compression_ratio", "Tokens written per entry kept, once for each sequence.", _RATIO
         )
+
+    def _count_steps(self, make: _Maker) -> None:
         self.steps = make.counter_by(
             "kind", StepKind, "snapserve:engine_steps", "Device steps launched, by kind."
         )

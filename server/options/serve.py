@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from backends.config import DEFAULT_MAX_MODEL_LEN, BackendConfig, ConfiguredBackend
 from backends.interface import PromptPooling
@@ -55,7 +55,7 @@ from server.options.settings import (
 )
 from server.options.slots import CacheOptions, SelectionOptions, SlotOptions, read_pools
 from server.options.speculative_prefill import SpeculativePrefill
-from server.options.types import InputFile, Origin, RedisUrl
+from server.options.types import InputFile, Origin, RedisUrl, one_of
 
 TRACE_VARIABLES = frozenset({"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"})
 _SCHEDULER = SchedulerConfig()
@@ -68,12 +68,6 @@ class LogLevel(enum.StrEnum):
     WARNING = "warning"
     INFO = "info"
     DEBUG = "debug"
-
-
-def _backend_name(value: str) -> str:
-    if value not in backend_entries():
-        raise ValueError(f"one of {', '.join(backend_entries())}")
-    return value
 
 
 class ModelOptions(OptionGroup):
@@ -92,7 +86,7 @@ class ModelOptions(OptionGroup):
         ),
     ] = ()
     """Names that requests may give; answers carry the first. `*` accepts any."""
-    backend: Annotated[str, AfterValidator(_backend_name), Shown("|".join(BUILT_IN))] = "torch"
+    backend: Annotated[str, one_of(backend_entries), Shown("|".join(BUILT_IN))] = "torch"
     """What turns batches into tokens."""
     max_model_len: Annotated[
         Tokens | None, Shown(default=f"the model's own limit, at most {DEFAULT_MAX_MODEL_LEN}")

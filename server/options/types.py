@@ -5,6 +5,7 @@ Files are checked before any work, so that no long measurement ends in a file th
 
 import os
 import re
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,18 @@ from pydantic import AfterValidator
 from backends.options import Shown
 
 _PICTURES = (".png", ".svg", ".pdf")
+
+
+def one_of(names: Callable[[], Iterable[str]]) -> AfterValidator:
+    """Return the check that a value is one of the names. They are read when there is a value to check."""
+
+    def check(value: str) -> str:
+        known = tuple(names())
+        if value not in known:
+            raise ValueError(f"one of {', '.join(known)}")
+        return value
+
+    return AfterValidator(check)
 
 
 def _path(value: Path) -> Path:

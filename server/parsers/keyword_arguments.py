@@ -16,7 +16,7 @@ _SPACE = " \t\r\n"
 
 @dataclass(frozen=True, slots=True)
 class KeywordStyle:
-    """Each argument is its name, `equals` and its value. Strings stand between one of the `delimiters`.
+    """Each argument is its name, `equals` and its value. Strings are between one of the `delimiters`.
 
     Values are read as Python or JSON, and written as JSON. With another first delimiter than quotes, strings
     are written without escapes. The call ends with `end`.

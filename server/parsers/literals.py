@@ -1,6 +1,6 @@
 """Values that models write as in Python, JavaScript or JSON, as JSON.
 
-Nothing is evaluated. Strings stand between one of several delimiters; words are True, none, 1.5 or a key.
+Nothing is evaluated. Strings are between one of several delimiters; words are True, none, 1.5 or a key.
 """
 
 import json

@@ -2,7 +2,7 @@
 
 Blocks, tools and fields of other kinds are skipped and reported: clients send what only Anthropic's own
 server can use.
-Images and documents without text are refused, since the model would answer without what it was asked about.
+Images and documents without text are refused: the model would answer without what the question is about.
 """
 
 import base64
@@ -472,7 +472,7 @@ class _Conversation:
                     pass
 
     def _add_system(self, message: Message) -> None:
-        """Add a system message. One inside the conversation joins what the user says, where it stands."""
+        """Add a system message. One inside the conversation joins what the user says at its position."""
         text = "\n".join(_texts(message.blocks))
         if not text:
             return

@@ -10,6 +10,7 @@ from server.generation.response import GenerationResponse
 from server.generation.turn import ChatFormat
 from server.http.json_response import json_response
 from server.http.streams import LineStream, described
+from server.options.settings import ServerSettings
 from server.protocol.ollama import (
     EmbedRequest,
     OllamaAnswer,
@@ -41,7 +42,6 @@ _DEFAULT_TAG = ":latest"  # which Ollama's clients add to names without a tag
 def router(services: Services) -> APIRouter:
     routes = APIRouter()
     settings = services.settings
-    modified_at = datetime.fromtimestamp(settings.created, UTC).isoformat()
 
     def model_of(name: str | None) -> str:
         if name is not None and name not in settings.model_names:
@@ -71,23 +71,9 @@ def router(services: Services) -> APIRouter:
         model = model_of(body.model)
         return GenerationResponse(services, embed_task(body, model, settings, services.client.spec))
 
-    def models() -> list[OllamaModel]:
-        return [
-            {
-                "name": name,
-                "model": name,
-                "modified_at": modified_at,
-                "size": 0,
-                "digest": "",
-                "details": _DETAILS,
-            }
-            for name in settings.model_names
-            if name != "*"
-        ]
-
     @routes.get("/api/tags")
     async def list_models() -> OllamaModels:
-        return {"models": models()}
+        return {"models": _models(settings)}
 
     @routes.get("/api/ps")
     async def list_running() -> RunningModels:
@@ -95,7 +81,7 @@ def router(services: Services) -> APIRouter:
         return {
             "models": [
                 {**model, "expires_at": _NEVER, "size_vram": 0, "context_length": length}
-                for model in models()
+                for model in _models(settings)
             ]
         }
 
@@ -104,22 +90,46 @@ def router(services: Services) -> APIRouter:
         model_of(body.model if body.model is not None else body.name)
         with services.client.reserve(0):
             template = services.renderer.info.chat_template or ""
-        reasons = ChatFormat.of(template, settings).reasoning is not None
-        return {
-            "modelfile": "",
-            "parameters": "",
-            "template": template,
-            "modified_at": modified_at,
-            "details": _DETAILS,
-            "model_info": {
-                "general.architecture": "snapserve",
-                "snapserve.context_length": services.client.spec.max_model_len,
-            },
-            "capabilities": ["completion", "tools", *(["thinking"] if reasons else [])],
-        }
+        return _shown(template, services.client.spec.max_model_len, settings)
 
     @routes.get("/api/version")
     async def version() -> dict[str, str]:
         return {"version": server_version()}
 
     return routes
+
+
+def _models(settings: ServerSettings) -> list[OllamaModel]:
+    """Return the model under each of its names."""
+    return [
+        {
+            "name": name,
+            "model": name,
+            "modified_at": _modified_at(settings),
+            "size": 0,
+            "digest": "",
+            "details": _DETAILS,
+        }
+        for name in settings.model_names
+        if name != "*"
+    ]
+
+
+def _shown(template: str, max_model_len: int, settings: ServerSettings) -> ShownModel:
+    reasons = ChatFormat.of(template, settings).reasoning is not None
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": template,
+        "modified_at": _modified_at(settings),
+        "details": _DETAILS,
+        "model_info": {
+            "general.architecture": "snapserve",
+            "snapserve.context_length": max_model_len,
+        },
+        "capabilities": ["completion", "tools", *(["thinking"] if reasons else [])],
+    }
+
+
+def _modified_at(settings: ServerSettings) -> str:
+    return datetime.fromtimestamp(settings.created, UTC).isoformat()

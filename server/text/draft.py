@@ -29,7 +29,7 @@ class Draft:
         return scores
 
     def remember(self, key: bytes, scores: tuple[float, ...]) -> None:
-        """Keep a prompt's scores, in the place of the oldest."""
+        """Keep a prompt's scores, in place of the oldest."""
         self._scores[key] = scores
         self._scores.move_to_end(key)
         while len(self._scores) > _MAX_REMEMBERED:

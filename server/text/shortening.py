@@ -96,7 +96,7 @@ def _overlaps(span: Span, others: Iterable[Span]) -> bool:
 
 
 def shortened(text: str, kept: Iterable[Span]) -> str:
-    """Return a text with a mark in the place of all but the `kept` spans, widened to whole sentences."""
+    """Return a text with a mark in place of all but the `kept` spans, widened to whole sentences."""
     ends = [0, *(match.end() for match in _END.finditer(text)), len(text)]
     pieces = []
     end = 0

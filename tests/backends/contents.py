@@ -18,7 +18,7 @@ SCORE_TOLERANCE = 1e-4  # relative, of attention weights in float32
 
 
 def recipe_of(policy: CachePolicy) -> Recipe:
-    """Say in the reference's words what a policy asks for."""
+    """Return a policy's settings in the reference's words."""
     scorer = policy.scorer
     sizes = Recipe(
         policy.layout.num_sink,

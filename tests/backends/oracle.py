@@ -42,7 +42,7 @@ def continue_greedily(model: Any, prompt: list[int], num_tokens: int) -> Continu
     best = logits[len(prompt) - 1 :].topk(2).values
     margin = float((best[:, 0] - best[:, 1]).min())
     assert margin > _LEAST_MARGIN, (
-        f"two tokens lie {margin:.1e} apart in the oracle itself: choose another prompt"
+        f"two tokens are {margin:.1e} apart in the oracle itself: choose another prompt"
     )
     return Continuation(
         output[0, len(prompt) :].tolist(), logits[: len(prompt) - 1], logits[len(prompt) - 1 :]

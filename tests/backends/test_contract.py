@@ -466,7 +466,7 @@ def test_a_mask_applies_to_its_row_only(backend: Backend, sampling: SamplingPara
 
 @pytest.mark.parametrize("kind", ["fake", "torch"])
 def test_pools_know_nothing_of_each_other(kind: str, request: pytest.FixtureRequest) -> None:
-    """Each sequence is answered as by a backend with its pool only, whatever else runs and is aborted."""
+    """Each sequence is answered as by a backend with its pool only, while others run and are aborted."""
     adds = [replace(add, request_id=f"{add.request_id}{pool}", pool=pool) for add in CROWD for pool in (0, 1)]
     conversation = Conversation(opened(request, kind, TWO_POOLS))
     conversation.send(*adds)

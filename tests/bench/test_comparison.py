@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 
 from bench.agreement import agreement
-from bench.comparison import SETTINGS, Comparer, settings_of, table
-from bench.presses import Kvpress
-from bench.systems import MeasurementError
+from bench.fidelity.comparer import SETTINGS, Comparer, settings_of, table
+from bench.fidelity.presses import Kvpress
+from bench.systems.system import MeasurementError
 from commands.eval.compare import compare
 from commands.eval.options import CaseOptions, ServedOptions
 from commands.eval.ruler import RulerConfig, ruler_config
 from server.options.command_line import OptionError
 from server.options.models import DEMO_MODEL
-from tests.bench.test_presses import ECHO
+from tests.bench.fidelity.test_presses import ECHO
 
 
 def config(seed: int = 1, num_cases: int = 2) -> RulerConfig:
@@ -60,7 +60,7 @@ def test_new_cases_are_added_to_measured_ones(
     tmp_path: Path, kvpress: Kvpress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that fails in the third of five cases and continues equals a run of all cases at once."""
-    monkeypatch.setattr("bench.comparison.CASES_PER_WRITE", 1)
+    monkeypatch.setattr("bench.fidelity.comparer.CASES_PER_WRITE", 1)
     for name in ("parts", "all"):
         (tmp_path / name).mkdir()
     settings = settings_of(["kvpress none"], ())
@@ -88,7 +88,7 @@ def test_new_cases_are_added_to_measured_ones(
     merged = Comparer(config(num_cases=6), None, tmp_path / "all", earlier).measure(settings)
     assert merged.runs[0].num_cases == 6
     (tmp_path / "all" / "comparison.json").unlink()
-    monkeypatch.setattr("bench.comparison.CASES_PER_WRITE", 5)
+    monkeypatch.setattr("bench.fidelity.comparer.CASES_PER_WRITE", 5)
     assert parts == Comparer(config(num_cases=5), kvpress, tmp_path / "all").measure(settings).runs[0]
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bench.peers import Row, compare, table
-from bench.servers import Server, serving
-from bench.systems import HttpServer, MeasurementError, OwnEngine, System
+from bench.systems.servers import Server, serving
+from bench.systems.system import HttpServer, MeasurementError, OwnEngine, System
 from commands.loadtest.config import Address, Load
 from commands.loadtest.report import Figure
 from tests.commands.loadtest.scripted import Reply, scripted, whole

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from backends.interface import PrefixSpec
 from bench.prefixes import Client, Row, Sizes, table
-from bench.servers import Server
+from bench.systems.servers import Server
 from server.text.renderer import Renderer
 from server.text.tokenizer import Tokenizer
 from tests.paths import DEMO_MODEL

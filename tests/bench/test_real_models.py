@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bench.presses import Kvpress
+from bench.fidelity.presses import Kvpress
 from bench.real_models import LAYOUTS, Comparison, default_settings, main
 from commands.eval.options import ProseOptions, ProseSuiteOptions, ReportOptions, ServedOptions
 from server.options.models import DEMO_MODEL
-from tests.bench.test_presses import ECHO
+from tests.bench.fidelity.test_presses import ECHO
 
 
 def comparison(out: Path, settings: list[str], layouts: list[str]) -> Comparison:
@@ -63,7 +63,7 @@ def test_results_of_other_selection_code_are_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = comparison(tmp_path, ["kvpress none", "snapstream"], ["last"]).measure()["last"]
-    monkeypatch.setattr("bench.comparison.selection_digest", lambda: "other")
+    monkeypatch.setattr("bench.fidelity.comparer.selection_digest", lambda: "other")
     again = comparison(tmp_path, ["kvpress none"], ["last"]).measure()["last"]
     assert [run.setting.label for run in first.runs] == ["snapstream 4x", "kvpress none"]
     assert [run.setting.label for run in again.runs] == ["kvpress none"]

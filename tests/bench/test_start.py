@@ -6,7 +6,7 @@ import pytest
 
 from backends.torch_backend.compiled.code import COMPILED_MESSAGE
 from bench.start import COMPILING, ON_DISK, UNCOMPILED, FreshServer, table, wait_for_code
-from bench.systems import HttpServer, MeasurementError
+from bench.systems.system import HttpServer, MeasurementError
 from commands.loadtest.config import Address, Load
 from server.options.models import DEMO_MODEL
 

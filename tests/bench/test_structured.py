@@ -4,8 +4,8 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 
-from bench.random_schemas import KEYWORDS, random_schema
-from bench.structured import Findings
+from bench.structured.random_schemas import KEYWORDS, random_schema
+from bench.structured.survey import Findings
 
 
 def keywords(schema: Any, *, is_map: bool = False) -> set[str]:

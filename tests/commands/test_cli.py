@@ -69,7 +69,7 @@ def start(*flags: str) -> "subprocess.Popen[str]":
     )
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("sent", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long)])
 def test_a_process_serves_drains_and_ends(sent: signal.Signals) -> None:
     with start() as process:
         assert process.stdout is not None

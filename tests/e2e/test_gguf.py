@@ -39,6 +39,7 @@ def test_a_file_is_converted_at_its_first_start_only(tmp_path: Path, monkeypatch
     assert CONVERTED not in (tmp_path / "second").read_text()
 
 
+@pytest.mark.long
 def test_a_file_that_cannot_be_read_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "tiny.gguf"

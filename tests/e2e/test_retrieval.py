@@ -20,7 +20,7 @@ def test_full_policy_retrieves_from_documents_of_up_to_4096_tokens(
     assert num_exact(full_server.url, cases) >= 0.95 * num_cases
 
 
-@pytest.mark.parametrize("num_cases", [4, pytest.param(24, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_cases", [2, pytest.param(24, marks=pytest.mark.long)])
 def test_small_slots_retrieve_facts_within_reach_of_the_ring(
     small_slot_server: Server, count_tokens: Callable[[str], int], num_cases: int
 ) -> None:

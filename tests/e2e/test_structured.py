@@ -1,6 +1,6 @@
 """Structured output that a real model finds unlikely: random schemas and prompts, also at temperature 2."""
 
-from bench.structured import survey
+from bench.structured.survey import survey
 from tests.e2e.process import Server
 
 

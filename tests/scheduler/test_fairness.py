@@ -310,7 +310,7 @@ def test_tokens_are_charged_as_generated_and_not_as_requested() -> None:
 
 
 def test_a_prompt_is_charged_as_far_as_it_was_read() -> None:
-    """Who gives up a long prompt early is not made to wait as if it had been read."""
+    """A tenant that aborts a long prompt early waits no longer than for what was read."""
     spec = fake_spec(num_slots=1, prefill_shapes=(PrefillShape(1, 16),))
     drive = Drive(spec, step_time=step_time)
     drive.send(request("aborted", 200, 5, tenant="a"), request("a1", 10, 5, tenant="a"))

@@ -105,14 +105,14 @@ class Observed(Metrics):
 
 
 class ObservedEngine(AsyncEngine):
-    """The engine's client, which says when it has given a place away."""
+    """The engine's client, which says when it has issued a ticket."""
 
     observed: Observed
 
     def reserve(self, num_sequences: int, tenant: str = "", *, in_background: bool = False) -> SequenceTicket:
-        places = super().reserve(num_sequences, tenant, in_background=in_background)
+        ticket = super().reserve(num_sequences, tenant, in_background=in_background)
         self.observed.reserved()
-        return places
+        return ticket
 
 
 @dataclass(frozen=True)

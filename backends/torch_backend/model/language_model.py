@@ -138,7 +138,7 @@ def _remove_other_parts(model: PreTrainedModel) -> None:
 
 
 def _remove_others(module: nn.Module, prefix: str, kept: set[nn.Module]) -> Iterator[str]:
-    """Remove what lies beside the kept modules; yield the removed parts' names."""
+    """Remove the modules beside the kept ones; yield the removed parts' names."""
     for name, child in list(module.named_children()):
         if child in kept:
             continue

@@ -83,7 +83,7 @@ def test_equal_to_the_reference(subject: Subject, length: int) -> None:
 
 @pytest.mark.parametrize("length", [1, 7, 10, 11, 15, 16, 37])
 def test_exact_until_something_is_lost_and_not_after(subject: Subject, length: int) -> None:
-    """The oracle's tokens are fed instead of drawn ones, so every step sees the same sequence."""
+    """The oracle's tokens are the input instead of drawn ones, so every step sees the same sequence."""
     request = Request(random_prompt(length, seed=1), sampling=OBSERVED)
     expected = continue_greedily(subject.oracle, request.prompt, NUM_STEPS)
     placement = subject.backend.spec.pools[0].policy.place(length)

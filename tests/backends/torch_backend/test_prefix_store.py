@@ -148,7 +148,7 @@ def test_quantised_weights(tmp_path: Path, quantization: Quantization) -> None:
 
 @pytest.mark.parametrize(("length", "num_cached"), [(18, 0), (31, 24), (60, 56)])
 def test_slots_in_8_bits(tmp_path: Path, length: int, num_cached: int) -> None:
-    """Only prompts that are read in a scratch are stored: exactly, whatever slot they are packed into."""
+    """Only prompts that are read in a scratch are stored: exactly, and for a slot of any pool."""
     drive = open_drive(tmp_path, SNAPSTREAM, kv_cache_dtype=KVCacheDtype.INT8)
     check_hit(drive, prompt_of(length), num_cached)
 

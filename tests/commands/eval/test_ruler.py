@@ -34,7 +34,8 @@ SMALL = ("--num-cases", "2", "--length", "600", "--tasks", "niah_single_1", "qa_
 
 def test_its_own_engine_answers_from_packed_slots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plot = tmp_path / "plot.svg"
-    assert main(["eval", "ruler", *SMALL, "--compression", "4", "--plot", str(plot), "--json"]) == 0
+    options = ("--compression", "4", "--serve-options=--no-compile", "--plot", str(plot), "--json")
+    assert main(["eval", "ruler", *SMALL, *options]) == 0
     output = capsys.readouterr()
     result = json.loads(output.out)
     run = result["runs"][0]

@@ -248,7 +248,7 @@ async def test_a_restart_neither_loses_nor_repeats_an_answer(tmp_path: Path) -> 
 
 
 class Dying:
-    """`os.replace` of a process that dies: from a moment on, no file takes another's place any more."""
+    """`os.replace` of a process that dies: from a moment on, no file replaces another any more."""
 
     def __init__(self, num_before: int) -> None:
         self._replace, self._num_before = os.replace, num_before

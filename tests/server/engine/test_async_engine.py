@@ -1,4 +1,4 @@
-"""The engine's thread behind its client: places, streams, ends of every kind, health."""
+"""The engine's thread behind its client: tickets, streams, ends of every kind, health."""
 
 import asyncio
 import random
@@ -67,7 +67,7 @@ async def test_every_choice_has_its_own_end() -> None:
     assert seen.num_generated == 88
 
 
-async def test_places_are_taken_once_and_released_once() -> None:
+async def test_tickets_are_taken_once_and_released_once() -> None:
     seen = Observations()
     async with running(seen, max_num_waiting=2) as engine:  # with 8 slots
         first, second = engine.reserve(7), engine.reserve(3)
@@ -83,7 +83,7 @@ async def test_places_are_taken_once_and_released_once() -> None:
             pass
 
 
-async def test_a_tenant_has_its_share_of_the_places() -> None:
+async def test_a_tenant_has_its_share_of_the_tickets() -> None:
     config = SchedulerConfig(max_num_waiting=8, max_num_waiting_per_tenant=2)
     async with running(Observations(), spec=fake_spec(num_slots=4), config=config) as engine:
         with engine.reserve(6, "heavy") as ticket:

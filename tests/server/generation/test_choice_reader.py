@@ -13,6 +13,7 @@ from server.generation.events import ChoiceDelta
 from server.parsers.answer_reader import AnswerReader
 from server.parsers.parts import Reasoning
 from server.parsers.reasoning import REASONING_FORMATS, ReasoningParser
+from server.text.logprobs import TokenLogprob
 from server.text.renderer import Renderer
 
 END = Final(FinishReason.STOP, Timing(0, None, None, 0), 1, 1)
@@ -56,3 +57,15 @@ def test_the_tags_count(renderer: Renderer, is_open: bool) -> None:
     assert count(renderer, thought + answer, [], is_open=is_open)[0] == len(thought)
     assert count(renderer, thought, [], is_open=is_open)[0] == len(thought)
     assert count(renderer, answer, [], is_open=is_open)[0] == (len(answer) if is_open else 0)
+
+
+def test_content_keeps_its_log_probabilities(renderer: Renderer) -> None:
+    thought, answer = encoded(renderer, "<think>Anna keeps</think>"), encoded(renderer, " the lamp")
+    parser = ReasoningParser(REASONING_FORMATS["think"], is_open=False)
+    reader, found = ChoiceReader(AnswerReader(parser, None), renderer.vocabulary), []
+    for part in (thought + answer[:1], *([token] for token in answer[1:])):
+        text = "".join(map(renderer.token_text, part))
+        logprobs = tuple(TokenLogprob(renderer.token_text(token), token, b"", -1.0) for token in part)
+        reader.read(ChoiceDelta(0, text, tuple(part), logprobs))
+        found += [logprob.token_id for logprob in reader.content_logprobs]
+    assert found == answer

@@ -68,6 +68,14 @@ def test_the_length_selects_the_pool(
     assert policy_of(post(http, num_prompt_tokens, max_tokens)) == policy
 
 
+@pytest.mark.parametrize(("num_prefill_tokens", "policy"), [(18, "snapstream"), (17, "exact")])
+def test_tokens_that_decode_reads_count_for_the_pool(
+    http: httpx.Client, num_prefill_tokens: int, policy: str
+) -> None:
+    """The kept entries hold what prefill reads alone."""
+    assert policy_of(post(http, 18, 1, num_prefill_tokens=num_prefill_tokens)) == policy
+
+
 @pytest.mark.parametrize(
     ("num_prompt_tokens", "max_tokens", "pool"), [(9, 2, "snapstream"), (9, 3, "exact"), (60, 4, "exact")]
 )

@@ -13,6 +13,7 @@ from server.options.models import DEMO_MODEL
 from server.text.renderer import Renderer
 from server.text.tokenizer import Tokenizer
 from server.text.vocabulary import Vocabulary
+from tests.server.events import data
 from tests.server.routes.test_tools import TEMPLATE
 from tests.server.serving import MODEL, RunningServer, serve
 
@@ -29,8 +30,9 @@ def encode(text: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def thinker() -> Iterator[RunningServer]:
+    """A server whose model has a switch for its reasoning, and no degrees."""
     inner = AutoTokenizer.from_pretrained(DEMO_MODEL)
-    inner.chat_template = TEMPLATE
+    inner.chat_template = TEMPLATE.replace("{{ reasoning_effort }}", "")
     renderer = Renderer(Tokenizer(inner, {"eos_token_id": 2}))
     with serve(renderer) as server:
         yield server
@@ -64,6 +66,25 @@ def test_reasoning_ends_with_its_budget(
     assert "</think>" not in message["content"]
     if answer:
         assert set(message["content"]) <= set("abc")
+
+
+@pytest.mark.parametrize(("effort", "num_reasoning_tokens"), [("low", 60), ("none", 0)])
+def test_an_effort_turns_the_templates_switch(
+    thinker: RunningServer, effort: str, num_reasoning_tokens: int
+) -> None:
+    answer = ask(thinker, reasoning_effort=effort)
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == num_reasoning_tokens
+    assert "reasoning_effort" not in answer["headers"].get("x-ignored-parameters", "")
+
+
+def test_hidden_reasoning_is_streamed_with_its_log_probabilities(thinker: RunningServer) -> None:
+    body = {"messages": HELLO, "max_tokens": 20, "ignore_eos": True, "reasoning_effort": "low"}
+    hidden = {"include_reasoning": False, "logprobs": True, "stream": True}
+    with httpx.stream("POST", f"{thinker.url}/v1/chat/completions", json=body | hidden) as response:
+        choices = [chunk["choices"][0] for chunk in data(response)]
+    assert all(not choice["delta"].get("content") for choice in choices)
+    found = [choice["logprobs"]["content"] for choice in choices if choice.get("logprobs")]
+    assert sum(len(tokens) for tokens in found) == 20
 
 
 def test_several_choices_have_a_budget_each(thinker: RunningServer) -> None:

@@ -24,6 +24,11 @@ MISSING_NAME = """
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 del HttpToolsProtocol.send_400_response
 """
+CHOOSE = """
+from server.http.connection import protocol_with
+from server.options.settings import ConnectionLimits
+print(protocol_with(ConnectionLimits(), None))
+"""
 SERVE = """
 import sys
 from commands.cli import main
@@ -41,10 +46,17 @@ def test_only_the_bounded_protocol_imports_modules_of_uvicorn() -> None:
     assert users == {"server/http/bounded_protocol.py"}
 
 
-@pytest.mark.parametrize("injected", [MISSING_MODULE, MISSING_NAME])
-def test_a_server_without_uvicorns_internals_warns_and_serves(injected: str) -> None:
+@pytest.mark.parametrize("missing", [MISSING_MODULE, MISSING_NAME])
+def test_the_fence_falls_back_to_uvicorns_own_protocol(missing: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", missing + CHOOSE], capture_output=True, text=True, check=True
+    )
+    assert ended.stdout == "auto\n"
+
+
+def test_a_server_without_uvicorns_internals_warns_and_serves() -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", injected + SERVE],
+        [sys.executable, "-c", MISSING_MODULE + SERVE],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -50,9 +50,9 @@ def test_who_pays_is_no_part_of_the_prompt() -> None:
 def test_a_later_system_message_joins_what_the_user_says() -> None:
     """Many templates take one system message alone, at the beginning."""
     reminder = {"role": "system", "content": [text("Be quick.")], "clear_at": "never"}
-    told = "<system-reminder>\nBe quick.\n</system-reminder>"
-    assert turns(user(text("hi")), reminder) == [{"role": "user", "content": f"hi\n{told}"}]
-    assert turns(user(text("hi")), assistant(text("yes")), reminder)[2] == {"role": "user", "content": told}
+    shown = "<system-reminder>\nBe quick.\n</system-reminder>"
+    assert turns(user(text("hi")), reminder) == [{"role": "user", "content": f"hi\n{shown}"}]
+    assert turns(user(text("hi")), assistant(text("yes")), reminder)[2] == {"role": "user", "content": shown}
     other = {"role": "system", "content": [{"type": "tool_removal", "tool": {"type": "x"}}]}
     assert len(turns(user(text("hi")), assistant(text("yes")), other)) == 2
 

@@ -79,7 +79,7 @@ def test_last_pooling_returns_the_last_tokens_hidden_state(renderer: Renderer) -
     assert item["embedding"] == pytest.approx(unit(list(hidden_state(fold(0, [5, 6, 7]), SIZE))))
 
 
-def test_more_inputs_than_places(sdk: openai.OpenAI, running: RunningServer) -> None:
+def test_more_inputs_than_slots_and_queue_hold(sdk: openai.OpenAI, running: RunningServer) -> None:
     """A request's inputs take turns: it holds few tickets for any number of inputs."""
     answer = sdk.embeddings.create(model=MODEL, input=[[number % VOCAB_SIZE, 1] for number in range(1000)])
     assert answer.data[999].embedding == pytest.approx(mean_of([999, 1]), abs=1e-6)

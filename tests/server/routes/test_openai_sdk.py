@@ -219,10 +219,10 @@ def test_a_full_server_raises_rate_limit_error_and_does_no_work(renderer: Render
         assert caught.value.response.headers["retry-after"] == "1"
         assert caught.value.code == "rate_limit_exceeded"
         assert server.observed.num_refused == 1
-        assert len(chat(sdk, n=2).choices) == 2  # both places were given back
+        assert len(chat(sdk, n=2).choices) == 2  # both tickets were given back
 
 
-def test_more_choices_than_there_are_places_can_never_be_served(renderer: Renderer) -> None:
+def test_more_choices_than_slots_and_queue_hold_can_never_be_served(renderer: Renderer) -> None:
     with (
         serve(renderer, backend_spec=spec(num_slots=1), config=SchedulerConfig(max_num_waiting=1)) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=30) as sdk,

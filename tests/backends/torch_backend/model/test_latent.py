@@ -153,6 +153,6 @@ def test_a_token_takes_the_bytes_of_its_latent(tmp_path: Path) -> None:
     layers = backend.pools[0].cache.layers
     assert len(layers) == 2
     for layer in layers:
-        for cache, places in ((layer.slots, 3), (layer.scratch, 2)):
+        for cache, num_rows in ((layer.slots, 3), (layer.scratch, 2)):
             num_bytes = sum(plane.nbytes for plane in cache.planes)
-            assert num_bytes == places * (31 + 1) * 576 * torch.float32.itemsize  # one entry is spare
+            assert num_bytes == num_rows * (31 + 1) * 576 * torch.float32.itemsize  # one entry is spare

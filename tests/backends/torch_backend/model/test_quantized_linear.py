@@ -171,7 +171,7 @@ class _Made(TorchDispatchMode):
 
 @pytest.mark.parametrize("is_apart", [False, True], ids=["together", "apart"])
 def test_without_kernels_the_weight_is_converted_in_parts(is_apart: bool) -> None:
-    """Of rows that lie apart either, such as the last ones of several chunks."""
+    """Of rows that are apart either, such as the last ones of several chunks."""
     layer = _linear(64, 9000, torch.bfloat16)
     quantized, hidden = QuantizedLinear([layer], Kernels()), torch.randn(8, 5, 64).bfloat16()
     hidden = hidden[:, -1:] if is_apart else hidden[:1]

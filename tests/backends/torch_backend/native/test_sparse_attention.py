@@ -78,8 +78,8 @@ class Case:
         demoted = [plane[slots, :, self.entries[:, 0]] for plane in self.planes]
         for steps in self.store.planes[2:]:  # the plain version relies on cleared slots
             steps.nan_to_num_(0)
-        places = torch.where(NUM_STORED > 0, NUM_STORED - 1, self.store.spare_entry)
-        self.store.write(slots, places, *demoted)
+        entries = torch.where(NUM_STORED > 0, NUM_STORED - 1, self.store.spare_entry)
+        self.store.write(slots, entries, *demoted)
         for plane, new in zip(self.planes, (self.key, self.value), strict=True):
             plane[slots[:, None], :, self.entries] = new.transpose(1, 2)
         stored = StoredTokens(self.store, slice(0, 4), NUM_STORED, num_attended)

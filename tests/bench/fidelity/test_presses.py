@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.presses import Kvpress, NamedSetting, compression_ratio
-from bench.systems import MeasurementError
+from bench.fidelity.presses import Kvpress, NamedSetting, compression_ratio
+from bench.systems.system import MeasurementError
 from commands.eval.options import Pack
 from commands.eval.prompts import Prompt, PromptWriter, load_tokenizer
 from commands.eval.tasks.suite import TASKS

@@ -1,7 +1,7 @@
 """Answers of NVIDIA's kvpress to the suite's prompts, with the budget of our slots and our scoring.
 
-kvpress runs in another environment, by `bench/kvpress_worker.py`. This module writes its job and scores its
-answers.
+kvpress runs in another environment, by `bench/fidelity/kvpress_worker.py`. This module writes its job and
+scores its answers.
 """
 
 import json
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.systems import ROOT, MeasurementError
+from bench.systems.system import ROOT, MeasurementError
 from commands.eval.completer import Completion
 from commands.eval.prompts import Prompt
 from commands.eval.ruler import task_scores
@@ -21,7 +21,7 @@ from commands.eval.run import Run
 from commands.shared.progress import ProgressLine
 from server.text.tokenizer import Tokenizer
 
-WORKER = (str(ROOT / "bench" / "kvpress_worker.py"),)
+WORKER = (str(ROOT / "bench" / "fidelity" / "kvpress_worker.py"),)
 
 
 @dataclass(frozen=True, slots=True)

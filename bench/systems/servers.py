@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from bench.systems import ROOT, MeasurementError
+from bench.systems.system import ROOT, MeasurementError
 
 START_LIMIT = 300.0  # seconds
 OWN_OPTIONS = ("--num-slots", "8", "--slot-capacity", "2048", "--max-model-len", "16384")

@@ -1,14 +1,7 @@
-"""Check a running server's structured output with random schemas and prompts.
+"""Requests for random schemas, and whether the answers satisfy them."""
 
-`python -m bench.structured http://127.0.0.1:8000 --schemas 1000` validates each answer by `jsonschema`. An
-answer that ends in `stop` must satisfy its schema. The report counts the answers that end in `length`, and
-the rejected schemas by reason.
-"""
-
-import argparse
 import asyncio
 import json
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
@@ -17,7 +10,7 @@ from typing import Any
 import httpx
 import jsonschema  # type: ignore[import-untyped]
 
-from bench.random_schemas import WORDS, Schema, random_schema
+from bench.structured.random_schemas import WORDS, Schema, random_schema
 
 TEMPERATURES = (0.0, 1.0, 2.0)
 
@@ -103,24 +96,3 @@ def _violation(text: str, schema: Schema) -> str | None:
     except (ValueError, jsonschema.ValidationError) as error:
         return f"{str(error).splitlines()[0]} in {text[:200]!r}"
     return None
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("url")
-    parser.add_argument("--schemas", type=int, default=1000)
-    parser.add_argument("--max-tokens", type=int, default=256)
-    parser.add_argument("--concurrency", type=int, default=8)
-    parser.add_argument("--first-seed", type=int, default=0)
-    options = parser.parse_args()
-    findings = asyncio.run(
-        survey(options.url, options.schemas, options.max_tokens, options.concurrency, options.first_seed)
-    )
-    print(findings)
-    return 1 if findings.violations else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

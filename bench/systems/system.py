@@ -24,7 +24,7 @@ from commands.loadtest.target import TargetError
 from server.serve import SPIN_COUNT
 
 PERCENTILES = (90.0, 99.0)
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 class MeasurementError(Exception):
@@ -108,7 +108,12 @@ class OpenVinoEngine:
             result_path = Path(folder) / "result.json"
             job_path.write_text(json.dumps(job))
             _call(
-                [self.python, str(ROOT / "bench" / "openvino_engine.py"), str(job_path), str(result_path)],
+                [
+                    self.python,
+                    str(ROOT / "bench" / "systems" / "openvino_engine.py"),
+                    str(job_path),
+                    str(result_path),
+                ],
                 load.timeout,
             )
             result = json.loads(result_path.read_text())

@@ -1,6 +1,6 @@
 """Load OpenVINO GenAI's continuous batching in a closed loop.
 
-It runs in OpenVINO's environment and imports nothing of ours. Usage: `python bench/openvino_engine.py
+It runs in OpenVINO's environment and imports nothing of ours. Usage: `python bench/systems/openvino_engine.py
 JOB.json RESULT.json`. The job has the model's folder, the prompts (token ids, and the most tokens of each
 answer), the number of requests in flight, the precision of the KV cache, and optionally an eviction (sink,
 recent and total tokens). The result has the times of every request, from which `bench.peers` computes the

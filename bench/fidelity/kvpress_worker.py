@@ -1,8 +1,8 @@
 """Answer prompts with NVIDIA's kvpress. Runs in kvpress's environment and imports nothing of ours.
 
-Usage: `python -P bench/kvpress_worker.py JOB.json`. The job has the model's folder, the type of its weights,
-one of PRESSES (or null for the full cache), and the prompts. A prompt has token ids, the number of them that
-prefill reads, the most tokens of the answer, and kvpress's `compression_ratio`.
+Usage: `python -P bench/fidelity/kvpress_worker.py JOB.json`. The job has the model's folder, the type of its
+weights, one of PRESSES (or null for the full cache), and the prompts. A prompt has token ids, the number of
+them that prefill reads, the most tokens of the answer, and kvpress's `compression_ratio`.
 
 The first line of the output has versions and settings. One line for each prompt follows, with the answer's
 token ids. With `reports_entries` it also has the tokens that each layer's KV heads hold after prefill.

@@ -1,6 +1,6 @@
 from backends.clock import WallClock
 from backends.fake import FakeBackend, fake_spec
-from bench.closed_loop import run_engine
+from bench.systems.closed_loop import run_engine
 from commands.loadtest.answer import Answer, Failure
 from commands.loadtest.prompts import Prompt
 from scheduler.config import SchedulerConfig

@@ -47,6 +47,7 @@ REPORTED: list[dict[str, Any]] = [
     {"transforms": ["middle-out"]},
     {"usage": {"include": True}},
     {"session_id": "a"},
+    {"structured_outputs": True},
 ]
 SILENT: list[dict[str, Any]] = [
     {"prediction": {"type": "content", "content": "x"}},

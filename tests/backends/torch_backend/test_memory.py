@@ -1,5 +1,6 @@
 """Slots whose size follows from the free memory."""
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -79,6 +80,25 @@ def test_sequences_are_as_long_as_fit(
 ) -> None:
     """Two scratches hold the longest sequence each, and with policy full each slot does."""
     assert fitted(num_tokens * ENTRY, limit, policy, monkeypatch) == length
+
+
+@pytest.mark.parametrize("fills_memory", [False, True])
+def test_a_backend_serves_the_models_own_limit(
+    tmp_path: Path, fills_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "DEFAULT_MAX_MODEL_LEN", 80)
+    folder = save_checkpoint("llama", tmp_path)
+    config = TorchBackendConfig(
+        str(folder),
+        device=DeviceName.CPU,
+        dtype=DtypeName.FLOAT32,
+        fills_memory=fills_memory,
+        compile=False,
+    )
+    backend = TorchBackend(config)
+    limit = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
+    assert backend.spec.max_model_len == (limit if fills_memory else 80)
+    assert limit > 80
 
 
 def test_long_slots_are_of_a_few_sizes() -> None:

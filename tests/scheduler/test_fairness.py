@@ -1,5 +1,6 @@
 """Turns between tenants: the counters by themselves, and what they do to waiting times on a virtual clock."""
 
+import statistics
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -12,7 +13,15 @@ from backends.interface import Batch, DecodeBatch, PrefillBatch, PrefillShape
 from cache.policy import snapstream
 from cache.scorer import WindowScorer
 from scheduler.config import SchedulerConfig
-from scheduler.fairness import INPUT_WEIGHT, MAX_ABSENT, OUTPUT_WEIGHT, PRESENCE, DeviceTurns, TokenCounters
+from scheduler.fairness import (
+    INPUT_WEIGHT,
+    MAX_ABSENT,
+    MAX_SAVED,
+    OUTPUT_WEIGHT,
+    PRESENCE,
+    DeviceTurns,
+    TokenCounters,
+)
 from scheduler.messages import Abort, AdmittedAdd, ServedElsewhere
 from scheduler.request import Request
 from scheduler.waiting import QueueOrder, WaitingQueue
@@ -138,6 +147,20 @@ def test_a_tenant_that_enters_saved_up_no_time() -> None:
     assert not turns.yields("busy", ["new"])
 
 
+def test_a_present_tenant_saves_up_a_little() -> None:
+    turns = DeviceTurns()
+    for _ in range(2):
+        turns.enter("flood", now=0.0)
+    turns.enter("few", now=0.0)
+    turns.leave("few", now=0.0)
+    turns.charge(["flood"], 10.0)
+    turns.enter("few", now=10.0)
+    turns.charge(["few"], MAX_SAVED - 0.01)
+    assert turns.yields("flood", ["few"])
+    turns.charge(["few"], 0.02)
+    assert not turns.yields("flood", ["few"])
+
+
 def test_a_tenant_owes_nothing_for_a_time_in_which_it_was_alone() -> None:
     turns = DeviceTurns()
     turns.enter("alone", now=0.0)
@@ -207,6 +230,41 @@ def test_beside_a_flood_another_tenant_has_half_of_the_device() -> None:
     assert fair_end <= 1.15 * in_order_end  # meanwhile the flood has three slots instead of four
 
 
+@pytest.mark.parametrize("pause", [0.1, 1.0])
+def test_a_tenant_that_pauses_hardly_waits_for_a_flood(pause: float) -> None:
+    drive = Drive(
+        fake_spec(num_slots=4, prefill_shapes=(PrefillShape(1, 64), PrefillShape(1, 256))),
+        SchedulerConfig(max_decode_steps=1),
+        step_time=by_rows,
+    )
+    drive.run(request("known", 10, 1, tenant="light"))
+    drive.send(*(request(f"h{i}", 1000, 50, tenant="heavy") for i in range(80)))
+    seconds = []
+    for index in range(20):
+        end = drive.clock.now() + pause
+        while drive.clock.now() < end:
+            drive.step()
+        arrival = drive.clock.now()
+        drive.send(request(f"l{index}", 10, 11, tenant="light", arrival_time=arrival))
+        while not any(output.final for output in drive.outputs.get((f"l{index}", 0), ())):
+            drive.step()
+        seconds.append(drive.clock.now() - arrival)
+    assert statistics.median(seconds) <= 1.5 * (0.02 + 10 * 0.008)
+
+
+def test_many_tenants_that_return_starve_no_flood() -> None:
+    drive = Drive(
+        fake_spec(num_slots=8, prefill_shapes=(PrefillShape(1, 64),)),
+        SchedulerConfig(max_decode_steps=1, max_num_waiting=2000),
+        step_time=by_rows,
+    )
+    lights = [f"{tenant}-{index}" for index in range(70) for tenant in range(12)]
+    drive.send(*(request(f"h{i}", 640, 20, tenant="heavy") for i in range(2)))
+    drive.run(*(request(name, 10, 5, tenant=name.partition("-")[0]) for name in lights))
+    last = max(drive.final(name).timing.finished for name in lights)
+    assert all(drive.final(f"h{i}").timing.finished < 0.7 * last for i in range(2))
+
+
 def test_a_flood_goes_on_beside_a_tenant_that_always_decodes() -> None:
     drive = Drive(
         fake_spec(num_slots=4, prefill_shapes=(PrefillShape(1, 64),)),
@@ -252,7 +310,8 @@ def beside_answers(order: QueueOrder, decode_time: Callable[[Batch], float]) -> 
 
 
 def longest_gap(drive: Drive, name: str) -> float:
-    return max(after - before for before, after in pairwise(drive.token_times[name, 0]))
+    """Return the longest time between two tokens, without the first ones: times are not known yet."""
+    return max(after - before for before, after in pairwise(drive.token_times[name, 0][8:]))
 
 
 def test_the_rows_of_a_flood_skip_steps_for_a_tenant_with_less_time() -> None:

@@ -105,6 +105,7 @@ SILENT: list[dict[str, Any]] = [
     },
     {"tools": [FUNCTION | {"cache_control": {"type": "ephemeral"}}]},
     {"tools": [{"type": "function", "function": {"name": "f", "extra": 1, "strict": None}}]},
+    {"tools": [{"type": "function", "function": {"name": f"mcp__server__{'x' * 100}"}}]},
 ]
 # What would change the output is refused by name.
 REFUSED: list[dict[str, Any]] = [

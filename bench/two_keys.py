@@ -131,7 +131,8 @@ def main() -> int:
         parser.error("give a model's folder or --url")
 
     def measured(url: str) -> list[Row]:
-        keys = TwoKeys(url, *options.keys, options.pause)
+        greedy, modest = options.keys
+        keys = TwoKeys(url, greedy, modest, options.pause)
         return [keys.measure(flood, options.requests, options.flood) for flood in FLOODS]
 
     if options.url is not None:

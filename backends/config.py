@@ -44,13 +44,13 @@ class BackendConfig:
     """The model and the sizes of its cache.
 
     `model` is a local folder, a hub id or a GGUF file (`backends.checkpoint`). `max_model_len` None is the
-    model's own limit, at most `DEFAULT_MAX_MODEL_LEN`. `prefill_chunk` is the number of tokens that one
-    prefill step reads, all rows together. `scratch_capacity` None means that a scratch holds any prompt. With
-    `fills_memory`, slots of policy snapstream without a size are as long as fit in memory; a backend that
-    has no memory of its own ignores it. Stored blocks of prompts take up to `prefix_cache_bytes` of host
-    memory; None is `host_memory.prefix_bytes` of what is available, 0 stores none. They are also written to
-    `prefix_cache_dir`, up to `prefix_cache_disk_bytes`. A draft only scores prompts for another model, and
-    its `max_model_len` is cut to the model's own limit.
+    model's own limit, but beyond `DEFAULT_MAX_MODEL_LEN` only with `fills_memory`, as far as memory allows.
+    `prefill_chunk` is the number of tokens that one prefill step reads, all rows together. `scratch_capacity`
+    None means that a scratch holds any prompt. With `fills_memory`, slots of policy snapstream without a size
+    are as long as fit in memory; a backend that has no memory of its own ignores it. Stored blocks of prompts
+    take up to `prefix_cache_bytes` of host memory; None is `host_memory.prefix_bytes` of what is available, 0
+    stores none. They are also written to `prefix_cache_dir`, up to `prefix_cache_disk_bytes`. A draft only
+    scores prompts for another model, and its `max_model_len` is cut to the model's own limit.
     """
 
     model: str

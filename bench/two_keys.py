@@ -1,11 +1,12 @@
 """Measure how much one key's flood slows another key: its requests' times beside it, and alone.
 
 Two floods: of generations, by which slots and prefill are shared, and of `/tokenize`, by which tokenizing is.
-The other key sends one short chat after the other. The aim is a median of at most 1.5 times its own alone.
-The machine must have cores to spare: on a busy one, the flood's own work is measured too.
+The other key sends one short chat after the other, with a pause before each. The aim is a median of at most
+1.5 times its own alone. The machine must have cores to spare: on a busy one, the flood's own work is measured
+too.
 
-Usage: `python -m bench.two_keys MODEL_DIR [--requests 20] [--flood 12] [--json FILE]`, or with `--url URL
---keys GREEDY MODEST` against a server that runs.
+Usage: `python -m bench.two_keys MODEL_DIR [--requests 20] [--flood 12] [--pause 0.2] [--json FILE]`, or with
+`--url URL --keys GREEDY MODEST` against a server that runs.
 """
 
 import argparse
@@ -57,8 +58,9 @@ class Row:
 class TwoKeys:
     """A greedy and a modest client of one server."""
 
-    def __init__(self, url: str, greedy: str, modest: str) -> None:
+    def __init__(self, url: str, greedy: str, modest: str, pause: float = 0.0) -> None:
         self._url = url
+        self._pause = pause  # seconds before each modest request
         self._greedy = greedy
         self._modest = modest
 
@@ -75,6 +77,7 @@ class TwoKeys:
         seconds = []
         with self._client(self._modest) as client:
             for _ in range(num_requests):
+                time.sleep(self._pause)
                 start = time.monotonic()
                 client.post("/v1/chat/completions", json=SHORT).raise_for_status()
                 seconds.append(time.monotonic() - start)
@@ -121,13 +124,15 @@ def main() -> int:
     parser.add_argument("--keys", nargs=2, default=KEYS, metavar="KEY")
     parser.add_argument("--requests", type=int, default=20)
     parser.add_argument("--flood", type=int, default=12)
+    parser.add_argument("--pause", type=float, default=0.2, metavar="SECONDS")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     if (options.model is None) == (options.url is None):
         parser.error("give a model's folder or --url")
 
     def measured(url: str) -> list[Row]:
-        keys = TwoKeys(url, *options.keys)
+        greedy, modest = options.keys
+        keys = TwoKeys(url, greedy, modest, options.pause)
         return [keys.measure(flood, options.requests, options.flood) for flood in FLOODS]
 
     if options.url is not None:

@@ -1,4 +1,4 @@
-"""Which pool decodes next, how many steps its launch has, and which tokens it guesses.
+"""Which pool decodes next, with which rows, how many steps its launch has, and which tokens it guesses.
 
 Few live sequences leave a step's time to the weights, which it reads once for any number of rows. Rows that
 verify a draft are then nearly free. Beside more sequences they are not, and nothing is guessed.
@@ -7,8 +7,10 @@ verify a draft are then nearly free. Beside more sequences they are not, and not
 from collections.abc import Sequence
 
 from backends.interface import DecodeBatch
+from scheduler.fairness import DeviceTurns
 from scheduler.pacing import Pacing
 from scheduler.pool_state import PoolState
+from scheduler.request import Request
 from scheduler.waiting import WaitingQueue
 
 _MAX_DRAFTING = 2  # live sequences
@@ -18,11 +20,14 @@ class DecodeRotation:
     """Pools decode in rounds: once one pool has decoded, the others follow before it decodes again.
 
     Prefill waits for the end of the round. The time left in a gap is divided when a round starts, so no pool
-    takes the time of another.
+    takes the time of another. `turns` is None in the orders that know no tenants.
     """
 
-    def __init__(self, pools: Sequence[PoolState], max_steps: int, max_draft_tokens: int) -> None:
+    def __init__(
+        self, pools: Sequence[PoolState], max_steps: int, max_draft_tokens: int, turns: DeviceTurns | None
+    ) -> None:
         self._pools = pools
+        self._turns = turns
         self._max_steps = max_steps
         self._max_draft_tokens = max_draft_tokens
         self._due: list[PoolState] = []  # pools that have not decoded in this round
@@ -50,17 +55,33 @@ class DecodeRotation:
         retried = next((request for request in pool.decoding.values() if request.is_retried), None)
         if retried is not None:
             return DecodeBatch((retried.decode_row(1),), 1, pool.index)
-        drafts = self._drafts(pool)
-        num_steps = 1 if any(drafts) else self._num_steps(pool, waiting.num_waiting(pool.index))
+        requests = self._due_requests(pool, pacing, now)
+        drafts = self._drafts(pool, requests)
+        is_single = any(drafts) or len(requests) < len(pool.decoding)
+        num_steps = 1 if is_single else self._num_steps(pool, waiting.num_waiting(pool.index))
         rows = tuple(
-            request.decode_row(num_steps, draft)
-            for request, draft in zip(pool.decoding.values(), drafts, strict=True)
+            request.decode_row(num_steps, draft) for request, draft in zip(requests, drafts, strict=True)
         )
         return DecodeBatch(rows, num_steps, pool.index)
 
-    def _drafts(self, pool: PoolState) -> list[tuple[int, ...]]:
-        """Return a draft for each sequence of a pool, () for none. The device's limit is shared equally."""
+    def _due_requests(self, pool: PoolState, pacing: Pacing, now: float) -> list[Request]:
+        """Return the sequences that take the pool's next step: all, or those of the tenants whose turn it is.
+
+        A slot loses nothing by a step that it does not take.
+        """
         requests = list(pool.decoding.values())
+        tenants = {request.add.tenant for request in requests if not request.add.is_background}
+        if self._turns is None or len(tenants) < 2:
+            return requests
+        due = {tenant for tenant in tenants if not self._turns.yields(tenant, tenants)}
+        if due == tenants or not pacing.may_skip(pool.index, self.decoding(), now):
+            return requests
+        return [
+            request for request in requests if request.add.tenant in due and not request.add.is_background
+        ]
+
+    def _drafts(self, pool: PoolState, requests: Sequence[Request]) -> list[tuple[int, ...]]:
+        """Return a draft for each of these sequences, () for none. The device's limit is shared equally."""
         # Without the tokens that the rows read in any case.
         most = min(self._max_draft_tokens, pool.spec.max_draft_tokens) + 1 - len(requests)
         num_live = sum(len(other.decoding) for other in self._pools)

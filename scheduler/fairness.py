@@ -19,6 +19,7 @@ INPUT_WEIGHT = 1  # the paper's; reading a token is cheaper than generating one
 OUTPUT_WEIGHT = 2
 MAX_ABSENT = 4096  # counters kept of tenants that have nothing in the queue
 PRESENCE = 60.0  # seconds for which a tenant counts as present after its last sequence has ended
+MAX_SAVED = 0.25  # seconds of device time that a present tenant may save up between its sequences
 
 
 def weighted(num_input: int, num_output: int) -> int:
@@ -90,7 +91,8 @@ class DeviceTurns:
 
     A tenant is present from the admission of a sequence until `PRESENCE` seconds after its last one has
     ended. A tenant that becomes live is lifted to the lowest time of the live tenants, or without any to that
-    of the tenant that left last. So an absent tenant saves up no time, and owes none for a time alone.
+    of the tenant that left last, but for `MAX_SAVED` if it is present. So a tenant that pauses between its
+    requests hardly waits for a flood; one that was absent saves up nothing; and none owes for a time alone.
     Background sequences do not count.
     """
 
@@ -105,7 +107,7 @@ class DeviceTurns:
             last = self._seconds[next(reversed(self._left))] if self._left else 0.0
             floor = min((self._seconds[live] for live in self._num_live), default=last)
             self._forget_absent(now)
-            self._seconds[tenant] = max(self._seconds.get(tenant, 0.0), floor)
+            self._seconds[tenant] = max(self._seconds.get(tenant, floor), floor - MAX_SAVED)
             self._left.pop(tenant, None)
         self._num_live[tenant] += 1
 

@@ -20,6 +20,8 @@ _SECONDS_PER_TOKEN = 1e-3  # assumed until the first prefill is timed: a slow pr
 _SMOOTHING = 0.3  # weight of the newest step in a running estimate
 _ROUNDING = 1e-9  # seconds: the rounding of sums must not decide whether a step fits
 _NOISE = 0.1  # share of a rate: plans whose rates differ by less count as equally fast
+_MIN_GAIN = 1.5  # times that a step of all sequences takes as long as one of few, so that the others skip it
+_FORGETTING = 0.995  # of the time of a step of few, at each step of all: so it is tried again
 
 
 class _Plan(NamedTuple):
@@ -53,7 +55,8 @@ class Pacing:
     def __init__(self, shapes: Sequence[Sequence[PrefillShape]], max_inter_token_latency: float) -> None:
         self._max_inter_token_latency = max_inter_token_latency
         self._prefill_times = [_PrefillTimes(of_model) for of_model in shapes]
-        self._decode_seconds: dict[int, float] = {}  # of one step, by pool
+        self._decode_seconds: dict[int, float] = {}  # of one step of all sequences, by pool
+        self._partial_seconds: dict[int, float] = {}  # of one that some sequences skipped
         self._has_read_since_decode = False
         self._decode_due_since = 0.0
 
@@ -72,6 +75,18 @@ class Pacing:
     def mark_decode_due(self, now: float) -> None:
         """Start the gap of the next decode step: from now on, live sequences wait for a token."""
         self._decode_due_since = now
+
+    def may_skip(self, pool: int, decoding: Collection[int], now: float) -> bool:
+        """Return whether some sequences of a pool may skip its next step.
+
+        Their tokens must still come in time, by the step after it. And it must be much faster without them:
+        a device on which it is not would lose their tokens for nothing.
+        """
+        in_time = now + 2 * self._decode_round_seconds(decoding) <= (
+            self._decode_due_since + self._max_inter_token_latency
+        )
+        whole, partial = self._decode_seconds.get(pool, 0.0), self._partial_seconds.get(pool, 0.0)
+        return in_time and whole >= _MIN_GAIN * partial
 
     def choose_shape(
         self, prompts: Sequence[Prefill], now: float, decoding: Collection[int]
@@ -118,15 +133,26 @@ class Pacing:
         )
         return [plan for plan in in_time if plan.rate() >= next_rate]
 
-    def observe(self, batch: Batch, elapsed: float, now: float, model: int = 0) -> None:
-        """Update the estimates from a step of `model` that took `elapsed` seconds and ended at `now`."""
-        if isinstance(batch, DecodeBatch):
-            seconds_per_step = elapsed / batch.num_steps
-            self._decode_seconds[batch.pool] = _blend(self._decode_seconds.get(batch.pool), seconds_per_step)
-            self._decode_due_since = now
-            self._has_read_since_decode = False
+    def observe(
+        self, batch: Batch, elapsed: float, now: float, model: int = 0, *, is_partial: bool = False
+    ) -> None:
+        """Update the estimates from a step of `model` that took `elapsed` seconds and ended at `now`.
+
+        `is_partial` says that some of the pool's sequences skipped it. They still wait for their tokens.
+        """
+        if not isinstance(batch, DecodeBatch):
+            self._prefill_times[model].observe(batch, elapsed)
             return
-        self._prefill_times[model].observe(batch, elapsed)
+        seconds_per_step = elapsed / batch.num_steps
+        if is_partial:
+            estimate = self._partial_seconds.get(batch.pool)
+            self._partial_seconds[batch.pool] = _blend(estimate, seconds_per_step)
+            return
+        self._decode_seconds[batch.pool] = _blend(self._decode_seconds.get(batch.pool), seconds_per_step)
+        if batch.pool in self._partial_seconds:
+            self._partial_seconds[batch.pool] *= _FORGETTING
+        self._decode_due_since = now
+        self._has_read_since_decode = False
 
     def _decode_round_seconds(self, decoding: Collection[int]) -> float:
         """Return the time of one decode step of each pool: all pools decode before any decodes again."""

@@ -79,13 +79,16 @@ class Scheduler:
         self._constraints = constraints
         pools = [(pool, index) for index, model in enumerate(spec.models) for pool in model.pools]
         self._pools = tuple(PoolState(index, *pool) for index, pool in enumerate(pools))
+        self._turns = DeviceTurns() if config.order is QueueOrder.FAIR else None
         self._decodes = DecodeRotation(
-            self._pools, min(spec.max_decode_steps, config.max_decode_steps), config.num_speculative_tokens
+            self._pools,
+            min(spec.max_decode_steps, config.max_decode_steps),
+            config.num_speculative_tokens,
+            self._turns,
         )
         self._models = model_states(spec, archive)
         self._pacing = Pacing([model.prefill_shapes for model in spec.models], config.max_inter_token_latency)
         self._waiting = WaitingQueue(config.order)
-        self._turns = DeviceTurns() if config.order is QueueOrder.FAIR else None
         self._prefills = PrefillRotation(self._pools, self._models, self._waiting, self._turns)
         self._room = Room(
             config, clock, self._pools, self._models, self._prefills.reading, self._waiting, self._turns
@@ -162,11 +165,13 @@ class Scheduler:
         if self._turns is not None:
             adds = [request.add for request in self._in_step(batch)]
             self._turns.charge([add.tenant for add in adds if not add.is_background], result.elapsed)
+        pool = self._pools[batch.pool]
+        is_partial = isinstance(batch, DecodeBatch) and len(batch.rows) < len(pool.decoding)
         if isinstance(batch, PrefillBatch):
             self._update_prefill(batch, result, now)
         else:
             self._update_decode(batch, result, now)
-        self._pacing.observe(batch, result.elapsed, now, self._pools[batch.pool].model)
+        self._pacing.observe(batch, result.elapsed, now, pool.model, is_partial=is_partial)
 
     def fail(self, batch: Batch, error: Exception) -> int:
         """Let each sequence of a failed step try it once more, alone. Return how many have ended instead.

@@ -29,7 +29,7 @@ from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.cuda_graphs import CudaRecorder, DecodeGraphs, Recorder
 from backends.torch_backend.forward.last_layer import shorten_last_layer
 from backends.torch_backend.forward.plan import DecodePlan, decode_plan, idle_plans, verifying_plan
-from backends.torch_backend.memory import with_sizes
+from backends.torch_backend.memory import fitting_length, with_sizes
 from backends.torch_backend.model.allocation import returning_memory
 from backends.torch_backend.model.fingerprint import fingerprint
 from backends.torch_backend.model.induction import measure_induction
@@ -90,13 +90,15 @@ class TorchBackend:
             self._device = self._model.device
             num_parameters = self._model.num_parameters()
             max_model_len = resolve_max_model_len(config, self._model.config)
-            settle_frequencies(self._model, max_model_len)
+            settle_frequencies(self._model, max_model_len)  # of the longest that may be chosen below
             # Of the weights as they were loaded, which the next lines replace.
             is_archived = config.prefix_cache_dir is not None
             name = fingerprint(self._model, config.quantization, BLOCK_TOKENS) if is_archived else ""
             replace_latent_attention(self._model)
             replace_recurrent_mixers(self._model)
             layers = probe_layers(self._model)
+            if config.max_model_len is None:
+                max_model_len = fitting_length(config, layers, max_model_len, self._device)
             replace_all_linears(self._model, self._kernels, KINDS[config.quantization])
         _check_cache_dtypes(config, layers, self._model.config.model_type)
         _check_draft(config, layers, max_model_len)

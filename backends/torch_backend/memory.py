@@ -1,6 +1,6 @@
 """What slots, scratches and stored prompts take of the memory.
 
-Without a configured size, slots are as long as fit, and stored prompts take a share.
+Without a configured size, sequences and slots are as long as fit, and stored prompts take a share.
 """
 
 import logging
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from backends.config import DEFAULT_MAX_MODEL_LEN
 from backends.host_memory import available_bytes, fitting_prefix_bytes, prefix_bytes
 from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.model.probe import LayerSpec
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 _CPU_SHARE = 0.5
 _CUDA_SHARE = 0.8
 _STEP = 64  # entries
+# Of longer slots, whose memory then differs less than what is available from start to start: compiled decode
+# is of one length.
+_LARGE_STEP = 4096
 
 
 def free_bytes(device: torch.device, root: Path = Path("/")) -> int | None:
@@ -59,6 +63,36 @@ def slot_bytes(options: PoolOptions, layers: Sequence[LayerSpec], max_model_len:
     )
 
 
+def fitting_length(
+    config: TorchBackendConfig, layers: Sequence[LayerSpec], limit: int, device: torch.device
+) -> int:
+    """Return the longest sequence without a configured one, of a model whose own limit is `limit`.
+
+    It is the limit, or the largest power of two that fits in memory beside slots as long as those for
+    `DEFAULT_MAX_MODEL_LEN`. It is never less than that, unless the limit is.
+    """
+    least = min(limit, DEFAULT_MAX_MODEL_LEN)
+    free = _fillable_bytes(config, device) if config.fills_memory else None
+    if free is None:
+        return least
+    pools = sized_pools(config, layers, least, free)
+
+    def fits(length: int) -> bool:
+        taken = sum(slot_bytes(options, layers, length) for options in pools)
+        return taken + _scratch_bytes(config, layers, length) <= free
+
+    lengths = [limit, *(1 << bits for bits in range(limit.bit_length() - 1, least.bit_length() - 1, -1))]
+    return next(filter(fits, lengths), least)
+
+
+def _fillable_bytes(config: TorchBackendConfig, device: torch.device) -> int | None:
+    """Return the memory that slots and scratches may take beside the stored prompts; None: unknown."""
+    free = free_bytes(device)
+    if free is None or device.type != "cpu":  # else stored prompts are in other memory
+        return free
+    return free - prefix_bytes(config.prefix_cache_bytes, available_bytes())
+
+
 def with_sizes(
     config: TorchBackendConfig, layers: Sequence[LayerSpec], max_model_len: int, device: torch.device
 ) -> TorchBackendConfig:
@@ -69,9 +103,7 @@ def with_sizes(
     is_cpu = device.type == "cpu"  # else slots are in other memory than stored prompts
     available = available_bytes()
     if config.fills_memory:
-        free = free_bytes(device)
-        if free is not None and is_cpu:
-            free -= prefix_bytes(config.prefix_cache_bytes, available)
+        free = _fillable_bytes(config, device)
         config = replace(config, pools=sized_pools(config, layers, max_model_len, free))
     taken = _scratch_bytes(config, layers, max_model_len) if is_cpu else 0
     taken += sum(slot_bytes(options, layers, max_model_len) for options in config.pools if is_cpu)
@@ -116,6 +148,8 @@ def sized_pools(
         capacities = range(least, max(most, least) + 1, _STEP)
         num_fitting = bisect_right(capacities, budget, key=lambda capacity: needed(options, capacity))
         capacity = capacities[max(num_fitting - 1, 0)]
+        if capacity > DEFAULT_MAX_MODEL_LEN:
+            capacity -= capacity % _LARGE_STEP
         if num_fitting > 0:
             logger.info(
                 "slots of pool %s have %d entries: %d of them fit into %.1f GB, but not slots of %d",

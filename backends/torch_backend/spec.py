@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedConfig
 
-from backends.config import DEFAULT_MAX_MODEL_LEN
 from backends.interface import BackendSpec, Feature, PrefillShape, PrefixSpec, ScratchSpec, SlotPoolSpec
 from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.forward.step import LayerKind
@@ -19,10 +18,13 @@ MAX_DECODE_STEPS = 8
 
 
 def resolve_max_model_len(config: TorchBackendConfig, model: PreTrainedConfig) -> int:
-    """Return the longest sequence. Raises ValueError when a model that answers was made for shorter ones."""
+    """Return the longest sequence: as configured, or the model's own limit, whether or not it fits in memory.
+
+    Raises ValueError when a model that answers was made for shorter ones.
+    """
     limit = longest_sequence(model)
     if config.max_model_len is None:
-        return min(limit, DEFAULT_MAX_MODEL_LEN)
+        return limit
     if config.max_model_len > limit and config.is_draft:
         return limit
     if config.max_model_len > limit:

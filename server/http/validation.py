@@ -9,6 +9,8 @@ from server.http.errors import ApiError, invalid_value, unsupported_parameter
 
 Steps: TypeAlias = Sequence[str | int]  # keys of objects and indices of lists
 
+MAX_MESSAGE = 512  # characters of an error's text
+
 _MISSING = ("missing", "union_tag_not_found")  # pydantic's types of errors about an absent field
 
 
@@ -19,7 +21,7 @@ def invalid_request(error: RequestValidationError) -> ApiError:
     """
     detail, steps = _most_specific(error)
     kind = str(detail["type"])
-    message = str(detail["msg"])
+    message = str(detail["msg"])[:MAX_MESSAGE]  # some repeat the value
     path = _joined(steps)
     if kind == "json_invalid":
         cause = detail["ctx"]["error"]

@@ -89,7 +89,8 @@ class ModelOptions(OptionGroup):
     backend: Annotated[str, one_of(backend_entries), Shown("|".join(BUILT_IN))] = "torch"
     """What turns batches into tokens."""
     max_model_len: Annotated[
-        Tokens | None, Shown(default=f"the model's own limit, at most {DEFAULT_MAX_MODEL_LEN}")
+        Tokens | None,
+        Shown(default=f"the model's own limit; above {DEFAULT_MAX_MODEL_LEN}, as far as memory allows"),
     ] = None
     """Most tokens of a sequence, prompt and answer together."""
     chat_template: Annotated[InputFile | None, Shown(default="the model's")] = None

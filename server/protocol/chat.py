@@ -12,14 +12,13 @@ from server.protocol.fields import (
     MAX_INT32,
     MAX_ITEMS,
     MAX_LOGPROBS,
-    Hint,
     RequestBody,
     Text,
     Unsupported,
     few,
     only,
 )
-from server.protocol.generation import ChoicesRequest, Effort, Verbosity, also
+from server.protocol.generation import ChoicesRequest, Effort, ThinkingLimit, Verbosity, also
 from server.protocol.kept_tokens import KeptTokensField
 from server.protocol.messages import Messages, TextPart
 from server.protocol.prompt_logprobs import PromptLogprobs
@@ -92,7 +91,7 @@ class ReasoningChoice(RequestBody):
     effort: Effort | None = None
     enabled: bool | None = None
     exclude: bool | None = None
-    max_tokens: Hint = None
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
 
 
 class Prediction(RequestBody):
@@ -114,6 +113,7 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
     ] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    n_probs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None  # llama.cpp's, for both
 
     prediction: Prediction | None = None  # for speed alone
 
@@ -165,7 +165,13 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
+        return self.n_probs or ((self.top_logprobs or 0) if self.logprobs else None)
+
+    @property
+    def thinking_budget(self) -> ThinkingLimit | None:
+        if self.reasoning is None or self.reasoning.max_tokens is None:
+            return super().thinking_budget
+        return ThinkingLimit(self.reasoning.max_tokens, "reasoning.max_tokens")
 
 
 class TopLogprob(TypedDict):

@@ -28,6 +28,10 @@ class ForeignFields(RequestBody):
     custom_logit_processor: Unsupported = None
     return_hidden_states: _Off = None
     return_routed_experts: _Off = None
+    return_sampling_mask: _Off = None
+    return_flat_raw_output_top_logprobs: _Off = None
+    sampling_logprobs_mode: Unsupported = None
+    watermark: Annotated[object, AfterValidator(only({}, {"enabled": False}))] = None
     lora_path: _NoItems = None
     session_params: _NoItems = None
     input_ids: Unsupported = None
@@ -38,6 +42,7 @@ class ForeignFields(RequestBody):
     typical_p: _NoShare = None
     tfs_z: _NoShare = None
     top_n_sigma: Annotated[object, AfterValidator(only(-1, 0))] = None
+    adaptive_target: Annotated[object, AfterValidator(only(-1))] = None
     xtc_probability: _Off = None
     dry_multiplier: _Off = None
     min_keep: _Off = None

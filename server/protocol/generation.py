@@ -150,7 +150,10 @@ class GenerationRequest(StructuredFields, ForeignFields):
     cache_salt: Annotated[Text | None, also("cache_salt", "extra_key")] = None
 
     # The most tokens of reasoning, after which its end is forced; -1: no limit.
-    thinking_token_budget: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+    thinking_token_budget: Annotated[
+        Annotated[int, Field(ge=-1, le=MAX_INT32)] | None,
+        also("thinking_token_budget", "reasoning_budget_tokens", "thinking_budget_tokens"),
+    ] = None
     # Beside the log-probabilities that are requested, those of these tokens.
     logprob_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_NAMED)] | None = None
     length_penalty: Annotated[Inert, unfollowed(1)] = None  # of beam search alone
@@ -198,7 +201,8 @@ class GenerationRequest(StructuredFields, ForeignFields):
             frequency_penalty=_given(self.frequency_penalty, 0.0),
             repetition_penalty=_given(self.repetition_penalty, defaults.repetition_penalty),
             logit_bias=tuple(sorted((int(key), bias) for key, bias in (self.logit_bias or {}).items())),
-            seed=_given(self.seed, seed) % 2**63,
+            # -1 is no seed, as in vLLM and llama.cpp: their clients send it.
+            seed=(seed if self.seed in (None, -1) else self.seed) % 2**63,
             num_logprobs=num_logprobs,
             logprob_token_ids=tuple(dict.fromkeys(self.logprob_token_ids or ())),
         )
@@ -208,7 +212,7 @@ class ChoicesRequest(GenerationRequest, ResponseFormatFields, TruncationFields):
     """Fields of the two families whose answers are numbered choices."""
 
     stream_options: StreamOptions | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    n: Annotated[Annotated[int, Field(ge=1, le=MAX_INT32)] | None, also("n", "n_cmpl")] = None
     max_tokens: Annotated[
         Annotated[int, Field(ge=0, le=MAX_INT32)] | None,
         also("max_tokens", "max_new_tokens"),

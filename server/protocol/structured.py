@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from server.grammar.structure import Structure, StructureKind
 from server.grammar.token_rules import TokenChoice
 from server.http.errors import invalid_value
+from server.http.ignored import ignore
 from server.protocol.fields import Hint, Inert, RequestBody, Text, TokenId, Unsupported, few, only
 
 Schema: TypeAlias = dict[str, Any]
@@ -65,10 +66,18 @@ class StructuredOutputs(RequestBody):
     disable_fallback: Inert = None
 
 
+def without_switch(options: object) -> object:
+    """Drop OpenRouter's switch of the same name: it says only that a schema may be sent."""
+    if not isinstance(options, bool):
+        return options
+    ignore("structured_outputs")
+    return None
+
+
 class StructuredFields(RequestBody):
     """The fields of other servers, which every family takes."""
 
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: Annotated[StructuredOutputs | None, BeforeValidator(without_switch)] = None
     guided_json: Schema | Text | None = None
     guided_regex: Annotated[Text, Field(min_length=1)] | None = None
     guided_choice: Choices | None = None

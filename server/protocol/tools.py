@@ -10,7 +10,8 @@ from pydantic_core import PydanticCustomError
 from server.http.errors import invalid_value
 from server.protocol.fields import RequestBody, Text, few
 
-FunctionName: TypeAlias = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
+# Of twice OpenAI's length: those that agents make of a server's and a tool's name are long.
+FunctionName: TypeAlias = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,128}$")]
 
 
 class FunctionDefinition(RequestBody):

@@ -96,6 +96,7 @@ BOMBS = {
     "half a surrogate pair": b'{"prompt":"\\ud800","input":"\\udfff",'
     b'"messages":[{"role":"user","content":"\\ud800"}]}',
     "half a surrogate pair as a name": b'{"\\ud800":1}',
+    "a role of 70,000 letters": b'{"messages":[{"role":"%s","content":"x"}]}' % (b"a" * 70_000),
     "a NUL as a name": b'{"\\u0000":1}',
     "a string as the body": b'"x"',
     "a name of Python's own": b'{"__class__":{"__init__":1},"__proto__":{}}',

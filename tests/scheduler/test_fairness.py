@@ -1,5 +1,9 @@
 """Turns between tenants: the counters by themselves, and what they do to waiting times on a virtual clock."""
 
+import statistics
+from collections.abc import Callable
+from itertools import pairwise
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -9,11 +13,19 @@ from backends.interface import Batch, DecodeBatch, PrefillBatch, PrefillShape
 from cache.policy import snapstream
 from cache.scorer import WindowScorer
 from scheduler.config import SchedulerConfig
-from scheduler.fairness import INPUT_WEIGHT, MAX_ABSENT, OUTPUT_WEIGHT, PRESENCE, DeviceTurns, TokenCounters
+from scheduler.fairness import (
+    INPUT_WEIGHT,
+    MAX_ABSENT,
+    MAX_SAVED,
+    OUTPUT_WEIGHT,
+    PRESENCE,
+    DeviceTurns,
+    TokenCounters,
+)
 from scheduler.messages import Abort, AdmittedAdd, ServedElsewhere
 from scheduler.request import Request
 from scheduler.waiting import QueueOrder, WaitingQueue
-from tests.scheduler.drive import Drive, request
+from tests.scheduler.drive import Drive, answer, request
 
 NUM_SLOTS = 2
 MAX_PROMPT, MAX_OUTPUT = 40, 12
@@ -135,6 +147,20 @@ def test_a_tenant_that_enters_saved_up_no_time() -> None:
     assert not turns.yields("busy", ["new"])
 
 
+def test_a_present_tenant_saves_up_a_little() -> None:
+    turns = DeviceTurns()
+    for _ in range(2):
+        turns.enter("flood", now=0.0)
+    turns.enter("few", now=0.0)
+    turns.leave("few", now=0.0)
+    turns.charge(["flood"], 10.0)
+    turns.enter("few", now=10.0)
+    turns.charge(["few"], MAX_SAVED - 0.01)
+    assert turns.yields("flood", ["few"])
+    turns.charge(["few"], 0.02)
+    assert not turns.yields("flood", ["few"])
+
+
 def test_a_tenant_owes_nothing_for_a_time_in_which_it_was_alone() -> None:
     turns = DeviceTurns()
     turns.enter("alone", now=0.0)
@@ -204,6 +230,41 @@ def test_beside_a_flood_another_tenant_has_half_of_the_device() -> None:
     assert fair_end <= 1.15 * in_order_end  # meanwhile the flood has three slots instead of four
 
 
+@pytest.mark.parametrize("pause", [0.1, 1.0])
+def test_a_tenant_that_pauses_hardly_waits_for_a_flood(pause: float) -> None:
+    drive = Drive(
+        fake_spec(num_slots=4, prefill_shapes=(PrefillShape(1, 64), PrefillShape(1, 256))),
+        SchedulerConfig(max_decode_steps=1),
+        step_time=by_rows,
+    )
+    drive.run(request("known", 10, 1, tenant="light"))
+    drive.send(*(request(f"h{i}", 1000, 50, tenant="heavy") for i in range(80)))
+    seconds = []
+    for index in range(20):
+        end = drive.clock.now() + pause
+        while drive.clock.now() < end:
+            drive.step()
+        arrival = drive.clock.now()
+        drive.send(request(f"l{index}", 10, 11, tenant="light", arrival_time=arrival))
+        while not any(output.final for output in drive.outputs.get((f"l{index}", 0), ())):
+            drive.step()
+        seconds.append(drive.clock.now() - arrival)
+    assert statistics.median(seconds) <= 1.5 * (0.02 + 10 * 0.008)
+
+
+def test_many_tenants_that_return_starve_no_flood() -> None:
+    drive = Drive(
+        fake_spec(num_slots=8, prefill_shapes=(PrefillShape(1, 64),)),
+        SchedulerConfig(max_decode_steps=1, max_num_waiting=2000),
+        step_time=by_rows,
+    )
+    lights = [f"{tenant}-{index}" for index in range(70) for tenant in range(12)]
+    drive.send(*(request(f"h{i}", 640, 20, tenant="heavy") for i in range(2)))
+    drive.run(*(request(name, 10, 5, tenant=name.partition("-")[0]) for name in lights))
+    last = max(drive.final(name).timing.finished for name in lights)
+    assert all(drive.final(f"h{i}").timing.finished < 0.7 * last for i in range(2))
+
+
 def test_a_flood_goes_on_beside_a_tenant_that_always_decodes() -> None:
     drive = Drive(
         fake_spec(num_slots=4, prefill_shapes=(PrefillShape(1, 64),)),
@@ -215,6 +276,75 @@ def test_a_flood_goes_on_beside_a_tenant_that_always_decodes() -> None:
     drive.send(*(request(f"h{i}", 1000, 50, tenant="heavy") for i in range(4)))
     drive.run()
     assert drive.final("h3").timing.finished < drive.final("stream").timing.finished
+
+
+def by_rows(batch: Batch) -> float:
+    """A device whose decode steps take longer with each row."""
+    if isinstance(batch, PrefillBatch):
+        return 0.02
+    return batch.num_steps * (0.004 + 0.004 * len(batch.rows))
+
+
+def beside_answers(order: QueueOrder, decode_time: Callable[[Batch], float]) -> tuple[float, Drive]:
+    """Return the light tenant's seconds for 40 short requests beside three long answers, and the run."""
+    drive = Drive(
+        fake_spec(num_slots=4, max_model_len=4096),
+        SchedulerConfig(order=order, max_decode_steps=4, max_inter_token_latency=0.05),
+        step_time=decode_time,
+    )
+    floods = [request(f"h{i}", 10, 900, tenant="heavy") for i in range(3)]
+    drive.send(*floods)
+    for _ in range(10):
+        drive.step()
+    start = drive.clock.now()
+    lights = [request(f"l{index}", 10, 10, tenant="light") for index in range(40)]
+    for light in lights:
+        drive.send(light)
+        while not any(output.final for output in drive.outputs.get((light.request_id, 0), ())):
+            drive.step()
+    seconds = drive.clock.now() - start
+    drive.run()
+    for add in (*floods, *lights):
+        assert drive.tokens(add.request_id) == answer(add, drive.spec), "no token is lost"
+    return seconds, drive
+
+
+def longest_gap(drive: Drive, name: str) -> float:
+    """Return the longest time between two tokens, without the first ones: times are not known yet."""
+    return max(after - before for before, after in pairwise(drive.token_times[name, 0][8:]))
+
+
+def test_the_rows_of_a_flood_skip_steps_for_a_tenant_with_less_time() -> None:
+    fair, drive = beside_answers(QueueOrder.FAIR, by_rows)
+    in_order, _ = beside_answers(QueueOrder.FCFS, by_rows)
+    alone = 40 * (0.02 + 9 * 0.008)
+    assert fair < 1.8 * alone
+    assert in_order > 2.1 * alone
+    # A light prompt, and a step of each kind, may come on top of the bound.
+    assert max(longest_gap(drive, f"h{i}") for i in range(3)) <= 0.05 + 0.02 + 0.02 + 1e-9
+
+
+def test_no_row_skips_steps_for_nothing() -> None:
+    """Where a step takes as long without the others, they take all but a few trials."""
+    fair, fair_drive = beside_answers(QueueOrder.FAIR, step_time)
+    in_order, in_order_drive = beside_answers(QueueOrder.FCFS, step_time)
+    assert fair <= 1.01 * in_order
+    assert fair_drive.clock.now() <= 1.05 * in_order_drive.clock.now()
+
+
+def test_skipped_steps_respect_the_time_between_tokens() -> None:
+    """The flood was charged for a long prompt, but it waits for no longer than the bound."""
+    drive = Drive(
+        fake_spec(num_slots=4, prefill_shapes=(PrefillShape(1, 64),), max_model_len=4096),
+        SchedulerConfig(max_decode_steps=1, max_inter_token_latency=0.05),
+        step_time=by_rows,
+    )
+    drive.send(request("light", 10, 500, tenant="light"))
+    drive.step()
+    drive.send(*(request(f"h{i}", 2000, 100, tenant="heavy") for i in range(2)))
+    drive.run()
+    assert longest_gap(drive, "h0") <= 0.05 + 0.02 + 1e-9
+    assert longest_gap(drive, "h1") <= 0.05 + 1e-9
 
 
 sizes = st.tuples(st.integers(1, MAX_PROMPT), st.integers(1, MAX_OUTPUT))

@@ -1,5 +1,6 @@
 """Slots whose size follows from the free memory."""
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from backends.host_memory import fitting_prefix_bytes, prefix_bytes
 from backends.torch_backend import memory
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
-from backends.torch_backend.memory import free_bytes, sized_pools, slot_bytes, with_sizes
+from backends.torch_backend.memory import fitting_length, free_bytes, sized_pools, slot_bytes, with_sizes
 from backends.torch_backend.model.probe import LayerSpec
 from backends.torch_backend.spec import layer_kinds, scratch_layout
 from cache.policy import PolicyName
@@ -53,6 +54,61 @@ def test_slots_are_as_long_as_fit(caplog: pytest.LogCaptureFixture) -> None:
     longer = replace(policy, slot_capacity=capacity + 64)
     assert slot_bytes(PoolOptions(4, policy), (FULL,), MAX_MODEL_LEN) <= 4 * 5000 * ENTRY
     assert slot_bytes(PoolOptions(4, longer), (FULL,), MAX_MODEL_LEN) > 4 * 5000 * ENTRY
+
+
+def fitted(free: int, limit: int, policy: PolicyName, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return the longest sequence by default, of four slots."""
+    monkeypatch.setattr(memory, "free_bytes", lambda _device: free)
+    pools = (PoolOptions(4, PolicyOptions(policy)),)
+    config = TorchBackendConfig("model", pools=pools, fills_memory=True)
+    return fitting_length(config, (FULL,), limit, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("limit", "num_tokens", "policy", "length"),
+    [
+        (8192, 0, PolicyName.SNAPSTREAM, 8192),
+        (131072, 0, PolicyName.SNAPSTREAM, 16384),  # what was always served
+        (131072, 6 * 16400, PolicyName.SNAPSTREAM, 16384),  # slots of 16384 come first
+        (131072, 4 * 16400 + 2 * 70_000, PolicyName.SNAPSTREAM, 65536),
+        (100_000, 4 * 16400 + 2 * 100_100, PolicyName.SNAPSTREAM, 100_000),
+        (131072, 6 * 32_800, PolicyName.FULL, 32768),
+    ],
+)
+def test_sequences_are_as_long_as_fit(
+    limit: int, num_tokens: int, policy: PolicyName, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two scratches hold the longest sequence each, and with policy full each slot does."""
+    assert fitted(num_tokens * ENTRY, limit, policy, monkeypatch) == length
+
+
+@pytest.mark.parametrize("fills_memory", [False, True])
+def test_a_backend_serves_the_models_own_limit(
+    tmp_path: Path, fills_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "DEFAULT_MAX_MODEL_LEN", 80)
+    folder = save_checkpoint("llama", tmp_path)
+    config = TorchBackendConfig(
+        str(folder),
+        device=DeviceName.CPU,
+        dtype=DtypeName.FLOAT32,
+        fills_memory=fills_memory,
+        compile=False,
+    )
+    backend = TorchBackend(config)
+    limit = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
+    assert backend.spec.max_model_len == (limit if fills_memory else 80)
+    assert limit > 80
+
+
+def test_long_slots_are_of_a_few_sizes() -> None:
+    config = TorchBackendConfig("model", pools=(PoolOptions(4),))
+    scratch = 2 * 131_073 * ENTRY
+    capacities = set()
+    for num_entries in range(39_000, 42_000, 500):
+        [pool] = sized_pools(config, (FULL,), 131_072, scratch + 4 * num_entries * ENTRY)
+        capacities.add(pool.policy.resolve(131_072).layout.capacity)
+    assert capacities <= {32_768, 36_864, 40_960}
 
 
 def test_slots_are_smaller_than_a_scratch_that_evicts() -> None:

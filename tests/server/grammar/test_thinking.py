@@ -87,6 +87,16 @@ def test_hidden_reasoning_is_streamed_with_its_log_probabilities(thinker: Runnin
     assert sum(len(tokens) for tokens in found) == 20
 
 
+@pytest.mark.parametrize(
+    "spelling",
+    [{"thinking_budget_tokens": 5}, {"reasoning_budget_tokens": 5}, {"reasoning": {"max_tokens": 5}}],
+)
+def test_other_servers_spell_the_budget_otherwise(thinker: RunningServer, spelling: dict[str, Any]) -> None:
+    options = {"seed": 1, "chat_template_kwargs": {"enable_thinking": True}}
+    ours = ask(thinker, thinking_token_budget=5, **options)
+    assert ask(thinker, **spelling, **options)["choices"] == ours["choices"]
+
+
 def test_several_choices_have_a_budget_each(thinker: RunningServer) -> None:
     answer = ask(
         thinker, n=2, seed=3, thinking_token_budget=5, chat_template_kwargs={"enable_thinking": True}

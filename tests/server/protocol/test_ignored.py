@@ -47,6 +47,7 @@ REPORTED: list[dict[str, Any]] = [
     {"transforms": ["middle-out"]},
     {"usage": {"include": True}},
     {"session_id": "a"},
+    {"structured_outputs": True},
 ]
 SILENT: list[dict[str, Any]] = [
     {"prediction": {"type": "content", "content": "x"}},
@@ -104,6 +105,7 @@ SILENT: list[dict[str, Any]] = [
     },
     {"tools": [FUNCTION | {"cache_control": {"type": "ephemeral"}}]},
     {"tools": [{"type": "function", "function": {"name": "f", "extra": 1, "strict": None}}]},
+    {"tools": [{"type": "function", "function": {"name": f"mcp__server__{'x' * 100}"}}]},
 ]
 # What would change the output is refused by name.
 REFUSED: list[dict[str, Any]] = [

@@ -1,8 +1,9 @@
 """Every field of other servers' chats alone: it is accepted, or refused because it changes the output.
 
-The fields are those of vLLM's and SGLang's request models as of 2026-11, and of the documentation of
-llama.cpp and OpenRouter. Values are plausible ones that differ from the field's default. Fields that need
-another one are left out: `continue_final_message`, and `tool_choice` with a name.
+The fields are those of vLLM's and SGLang's request models as of 2026-11 (SGLang 0.5.23), of llama.cpp's
+documentation and code, and of OpenRouter's documentation. Values are plausible ones that differ from the
+field's default. Fields that need another one are left out: `continue_final_message`, and `tool_choice` with
+a name.
 """
 
 from typing import Any
@@ -108,6 +109,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         "data_parallel_rank": 1,
         "disagg_prefill_dp_rank": 1,
         "ebnf": 'root ::= "a"',
+        "custom_labels": {"a": "b"},
         "extra_key": "a",
         "images_config": {"a": 1},
         "max_dynamic_patch": 1,
@@ -119,15 +121,23 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         "reasoning_effort": 0.5,
         "regex": "[a-c]{1,3}",
         "return_cached_tokens_details": True,
+        "return_flat_raw_top_logprobs_b64": False,
+        "return_input_ids_in_sglext": True,
         "return_meta_info": True,
+        "return_output_ids_in_sglext": True,
         "return_prompt_token_ids": True,
+        "return_spec_tokens_details": True,
         "rid": "abc",
         "routed_dp_rank": 1,
         "routed_experts_start_len": 1,
         "task": "query",
+        "thinking": {"type": "enabled"},
         "use_audio_in_video": True,
+        "video_config": {"a": 1},
     },
     "llama.cpp": {
+        "adaptive_decay": 0.9,
+        "backend_sampling": True,
         "cache_prompt": True,
         "dry_allowed_length": 2,
         "dry_base": 1.75,
@@ -140,16 +150,25 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         "logit_bias": [[5, 1.5]],
         "mirostat_eta": 0.1,
         "mirostat_tau": 5.0,
+        "n_cache_reuse": 5,
+        "n_cmpl": 2,
         "n_discard": 5,
         "n_keep": 5,
         "n_predict": 2,
         "n_probs": 1,
+        "reasoning_budget_message": "a",
+        "reasoning_budget_tokens": 5,
+        "reasoning_control": True,
         "repeat_last_n": 64,
         "repeat_penalty": 1.1,
         "response_fields": ["content"],
         "return_progress": True,
         "return_tokens": True,
         "samplers": ["top_k"],
+        "seed": -1,
+        "speculative.n_max": 3,
+        "sse_ping_interval": 5,
+        "thinking_budget_tokens": 5,
         "timings_per_token": True,
         "xtc_threshold": 0.1,
     },
@@ -163,6 +182,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         "reasoning": {"effort": "high", "exclude": True},
         "route": "fallback",
         "session_id": "a",
+        "structured_outputs": True,
         "trace": {"trace_id": "a"},
         "transforms": ["middle-out"],
         "usage": {"include": True},
@@ -187,13 +207,18 @@ REFUSED: dict[str, dict[str, Any]] = {
         "custom_logit_processor": "x",
         "input_ids": [5],
         "lora_path": "a",
+        "return_flat_raw_output_top_logprobs": True,
         "return_hidden_states": True,
         "return_routed_experts": True,
+        "return_sampling_mask": True,
+        "sampling_logprobs_mode": "selected",
         "separate_reasoning": False,
         "session_params": {"id": "a"},
         "stream_reasoning": False,
+        "watermark": {"enabled": True},
     },
     "llama.cpp": {
+        "adaptive_target": 0.5,
         "dry_multiplier": 0.8,
         "dynatemp_range": 0.5,
         "image_data": [{"id": 1}],
@@ -231,6 +256,18 @@ def ask(http: httpx.Client, name: str, value: object) -> httpx.Response:
 def test_a_field_alone_is_accepted(http: httpx.Client, name: str, value: object) -> None:
     response = ask(http, name, value)
     assert response.status_code == 200, response.text
+
+
+def test_llama_cpp_s_spellings_have_their_effect(http: httpx.Client) -> None:
+    def choices(**fields: object) -> Any:
+        return http.post(PATH, json=CHAT | {"ignore_eos": True} | fields).json()["choices"]
+
+    assert len(choices(n_cmpl=2)) == 2
+    [choice] = choices(n_probs=2)
+    assert [len(token["top_logprobs"]) for token in choice["logprobs"]["content"]] == [2, 2]
+    hot = {"temperature": 2, "max_tokens": 24}
+    assert choices(**hot, seed=7) == choices(**hot, seed=7)
+    assert choices(**hot, seed=-1) != choices(**hot, seed=-1)
 
 
 @pytest.mark.parametrize(("name", "value"), each(REFUSED))

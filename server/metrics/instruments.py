@@ -348,6 +348,10 @@ class Instruments:
             "snapserve:batches",
             "Stored batches in each state.",
         )
+        self.batch_stall = make.gauge(
+            "snapserve:batch_stalled_seconds",
+            "Time since an unfinished batch had an answer or a new state, of the batch where it is longest.",
+        )
         self.batch_lines = make.counter_by(
             "outcome",
             ("completed", "failed"),

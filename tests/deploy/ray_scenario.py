@@ -14,13 +14,11 @@ from typing import Any
 
 import httpx
 import ray
+from app import Scale, build
 from ray import serve
 
 from tests.e2e.process import free_port
 from tests.paths import ROOT
-
-sys.path.insert(0, str(ROOT / "deploy" / "ray"))
-from app import Scale, build
 
 NUM_SLOTS = 8
 NUM_STREAMS = 64

@@ -339,7 +339,7 @@ class Instruments:
         )
         self.state_errors = make.counter(
             "snapserve:shared_state_errors",
-            "Times that the Redis of --state-url could not be reached; each is followed by a pause of 5 s.",
+            "Times that the state of --state-url could not be used; a Redis is then left alone for 5 s.",
         )
         statuses = [status.value for status in BatchStatus]
         self.batches = make.gauge_by(

@@ -12,11 +12,9 @@ from typing import Any
 
 import app
 import httpx
-import ray
 from ray import cloudpickle, serve
 
-from tests.e2e.process import free_port
-from tests.paths import ROOT
+from tests.deploy.ray_cluster import cluster
 
 KIB = 1024
 LIMITS = {
@@ -75,20 +73,9 @@ def main(folder: Path) -> None:
     assert LIMITS.keys() <= vars(app).keys()
     vars(app).update(LIMITS)
     cloudpickle.register_pickle_by_value(app)  # with these limits
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=100 * 1024 * 1024,
-        _temp_dir=str(folder),
-        runtime_env={"env_vars": {"PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'ray'}"}},
-        log_to_driver=False,
-    )
-    port = free_port()
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
-    serve.run(serve.deployment(app.Ingress).bind(serve.deployment(Counting).bind()), name="limits")
-    found = asyncio.run(scenario(f"http://127.0.0.1:{port}"))
-    serve.shutdown()
-    ray.shutdown()
+    with cluster(folder, {}) as url:
+        serve.run(serve.deployment(app.Ingress).bind(serve.deployment(Counting).bind()), name="limits")
+        found = asyncio.run(scenario(url))
     print(json.dumps(found))
 
 

@@ -54,6 +54,15 @@ def test_limits_of_bodies() -> None:
 
 @pytest.mark.long
 @pytest.mark.ray
+def test_a_replica_whose_engine_stalls_is_replaced() -> None:
+    found = result_of("ray_health")
+    assert found["before"] == found["after"] == [200, None]
+    status, code = found["stalled"]
+    assert (status, code) == (503, "replica_lost")
+
+
+@pytest.mark.long
+@pytest.mark.ray
 def test_replicas_on_ray_serve() -> None:
     found = result_of("ray_scenario")
     assert found["flood"] == {"200 done": 64}

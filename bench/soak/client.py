@@ -62,7 +62,8 @@ class Client:
             max_tokens=request.max_tokens,
             key=self._key,
         )
-        sending = asyncio.create_task(self._send(request, target, ending, is_sent))
+        ledger.sent()
+        sending = asyncio.create_task(self._send(request, target, ledger, ending, is_sent))
         if self._rng.random() < self._share_cancelled:
             await is_sent.wait()
             await asyncio.wait({sending}, timeout=PATIENCE * self._rng.random() ** 2)
@@ -78,7 +79,7 @@ class Client:
             await self._read_again(response, ledger)
 
     async def _send(
-        self, request: Request, target: Target, ending: Ending, is_sent: asyncio.Event
+        self, request: Request, target: Target, ledger: Ledger, ending: Ending, is_sent: asyncio.Event
     ) -> dict[str, Any] | None:
         """Return the response, if one was stored."""
 
@@ -94,8 +95,6 @@ class Client:
             headers={"Content-Type": "application/json"},
             extensions={"trace": trace},
         )
-        ledger = target.ledger
-        ledger.sent()
         try:
             response = await self._http.send(http_request, stream=True)
             try:

@@ -62,7 +62,7 @@ class Replica(Target):
 
     async def kill_and_restart(self) -> None:
         """Kill the process with SIGKILL, and return when the next one is ready. Raises `MeasurementError`."""
-        # Before the kill: every request that breaks off from now on belongs to the old process.
+        # No client runs until the process has died: it has all requests until now, and none from now on.
         self.earlier.append(self.ledger)
         self.ledger = Ledger()
         self.is_up = False

@@ -166,6 +166,25 @@ def test_an_answer_streams_and_can_be_stopped(renderer: Renderer, page: Page, wa
         assert server.observed.finals[0].reason.value == "abort"
 
 
+def test_a_late_frame_does_not_hide_that_an_answer_was_stopped(renderer: Renderer, page: Page) -> None:
+    with scripted(renderer, "word " * 300, is_open=False) as server:
+        page.goto(server.url)
+        page.evaluate(
+            "requestAnimationFrame = (draw) => setTimeout(draw, 400); cancelAnimationFrame = clearTimeout"
+        )
+        ask(page, "Hello")
+        answer = page.locator(".message.assistant")
+        server.gate.let(8)
+        expect(answer).to_contain_text("word word")
+        server.gate.let(8)
+        page.wait_for_timeout(150)  # new words wait for their frame
+        page.keyboard.press("Escape")
+        expect(answer).to_contain_text("stopped")
+        page.wait_for_timeout(500)
+        expect(answer).to_contain_text("stopped")
+        server.gate.open()
+
+
 def test_an_error_is_shown_and_the_question_is_not_sent_again(renderer: Renderer, page: Page) -> None:
     with scripted(renderer, "Yes.") as server:
         broken = 'data: {"error": {"message": "the step failed <b>"}}\n\n'

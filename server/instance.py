@@ -6,6 +6,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from starlette.types import ASGIApp
 
@@ -24,11 +25,14 @@ from server.http.load_report import LoadReport
 from server.http.observers import HttpMeter
 from server.http.simulated import SimulatedMark
 from server.metrics.metrics import Metrics
+from server.options.command_line import OptionError
 from server.options.serve import Config
 from server.options.settings import ServerSettings
+from server.options.types import SQLITE
 from server.services import Services
 from server.state.interface import EXCHANGE_INTERVAL, Served, SharedState, StateError, StateObserver
 from server.state.memory import MemoryState
+from server.state.sqlite_state import SqliteState
 from server.text.draft import Draft
 from server.text.renderer import Renderer
 
@@ -39,6 +43,7 @@ class Instance:
     """The parts of one server. `start` and what follows belong to one event loop."""
 
     def __init__(self, config: Config, batches: Batches | None) -> None:
+        """Raises `OptionError` if the file of a state cannot be used."""
         self._config = config
         self._clock: Clock = config.backend.make_clock()
         self._renderer = Renderer()
@@ -172,10 +177,16 @@ class Instance:
 
 
 def open_state(settings: ServerSettings, observer: StateObserver) -> SharedState:
-    """Return the state of this process, or the one that replicas share where a URL names it."""
-    if settings.state_url is None:
+    """Return the state of this process, or the one that a URL names. Raises `OptionError`."""
+    url = settings.state_url
+    if url is None:
         return MemoryState(settings.storage)
+    if url.startswith(SQLITE):
+        try:
+            return SqliteState(Path(url.removeprefix(SQLITE)), settings.storage, observer)
+        except StateError as error:
+            raise OptionError(f"--state-url: {error}") from error
     # Imported late: its package is an extra.
     from server.state.redis_state import RedisState
 
-    return RedisState(settings.state_url, settings.storage, observer)
+    return RedisState(url, settings.storage, observer)

@@ -14,15 +14,16 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
     minutes = [sample["seconds"] / 60 for sample in result["samples"]]
     figure = Figure(figsize=(8, 4), layout="constrained")
     memory = figure.subplots()
-    memory.plot(minutes, [sample["resident_bytes"] / 2**20 for sample in result["samples"]], color="C0")
-    memory.axvspan(0, WARM_SHARE * minutes[-1], color="grey", alpha=0.1)
-    memory.set(
-        xlabel="minutes (grey: warming up)", ylabel="resident memory, MiB", title="A soak of the server"
-    )
+    for name in result["servers"]:
+        sizes = [sample["memory"][name] / 2**20 for sample in result["samples"]]
+        memory.plot(minutes, sizes, label=f"memory of {name}")
+    if not result["num_kills"]:
+        memory.axvspan(0, WARM_SHARE * minutes[-1], color="grey", alpha=0.1, label="warming up")
+    memory.set(xlabel="minutes", ylabel="resident memory, MiB", title="A soak of the server")
     memory.set_ylim(bottom=0)
     sent = memory.twinx()
-    sent.plot(minutes, [sample["sent"] for sample in result["samples"]], color="C1")
+    sent.plot(minutes, [sample["sent"] for sample in result["samples"]], color="C1", label="requests")
     sent.set(ylabel="requests sent")
     sent.set_ylim(bottom=0)
-    figure.legend(["memory", "warming up", "requests"], loc="outside lower center", ncols=3)
+    figure.legend(loc="outside lower center", ncols=3)
     figure.savefig(path)

@@ -99,6 +99,12 @@ def _response(rng: random.Random) -> Request:
     return Request("response, streamed" if stream else "response", "/v1/responses", body, 1, limit)
 
 
+def _background_response(rng: random.Random) -> Request:
+    limit = rng.randint(16, MAX_TOKENS)
+    body = {"input": words(rng, 3, 60), "max_output_tokens": limit, "background": True}
+    return Request("response, background", "/v1/responses", body, 1, limit)
+
+
 def _embedding(rng: random.Random) -> Request:
     texts = [words(rng, 1, 60) for _ in range(rng.randint(1, 4))]
     return Request("embedding", "/v1/embeddings", {"input": texts}, len(texts))
@@ -132,6 +138,7 @@ KINDS: Final[Mapping[Callable[[random.Random], Request], int]] = {
     _tool_chat: 2,
     _completion: 4,
     _response: 4,
+    _background_response: 1,
     _embedding: 2,
     _tokenize: 1,
     _wrong: 3,

@@ -116,7 +116,7 @@ def serving(server: Server, log: Path) -> Iterator[tuple[str, float]]:
 
     Raises `MeasurementError`.
     """
-    port = _free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [part.replace("{port}", str(port)) for part in server.command]
     start = time.monotonic()
@@ -158,6 +158,6 @@ def _wait_until_ready(server: Server, url: str, process: subprocess.Popen[bytes]
     raise MeasurementError(f"{server.name} was not ready after {START_LIMIT:.0f} s; its output is in {log}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])

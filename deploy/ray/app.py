@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy, RequestRouterConfig
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from router import MAX_PROMPT_BYTES, SlotRouter, blocks_of
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
@@ -43,7 +43,7 @@ REPLICA_LOST = {
 class Replica:
     """One server of a model, without an HTTP server."""
 
-    async def __init__(self) -> None:
+    async def __init__(self) -> None:  # type: ignore[misc]  # Ray awaits it
         # Imported here, so that Ray's controller and the ingress need no PyTorch.
         from server.instance import Instance
         from server.options.serve import environment_config
@@ -71,7 +71,7 @@ class Replica:
         is_gone = asyncio.Event()
         parts = iter([{"type": "http.request", "body": bytes(body), "more_body": False}])
 
-        async def receive() -> Mapping[str, Any]:
+        async def receive() -> dict[str, Any]:
             part = next(parts, None)
             if part is None:
                 await is_gone.wait()
@@ -189,7 +189,9 @@ def _refused(status: int, code: str, message: str) -> Response:
 
 
 async def _pieces(
-    answer: AsyncIterator[list[Mapping[str, Any]]], ready: list[Mapping[str, Any]], start: Mapping[str, Any]
+    answer: DeploymentResponseGenerator[list[Mapping[str, Any]]],
+    ready: list[Mapping[str, Any]],
+    start: Mapping[str, Any],
 ) -> AsyncIterator[bytes]:
     """Yield the body's pieces. The stream of a replica that dies ends with an error."""
     try:

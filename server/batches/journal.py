@@ -8,10 +8,12 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from server.batches.batch import Usage
 from server.batches.disk import private, sync_folder
+
+JOURNAL_FILES: Final = ("output.jsonl", "error.jsonl")
 
 
 class Journal:
@@ -20,8 +22,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         """Open or create the two files, and cut off an incomplete last line."""
         folder.mkdir(mode=0o700, exist_ok=True)
-        self.output_path = folder / "output.jsonl"
-        self.error_path = folder / "error.jsonl"
+        self.output_path, self.error_path = (folder / name for name in JOURNAL_FILES)
         self.usage = Usage()
         self.num_bytes = 0
         self.num_completed = self._repair(self.output_path)

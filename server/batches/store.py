@@ -4,8 +4,10 @@ The queue `BatchStore.changed` notifies the runner of batches that this server h
 """
 
 import asyncio
+import contextlib
 import logging
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -17,7 +19,7 @@ from pydantic import TypeAdapter
 from server.batches.batch import COMPLETION_WINDOW, Batch, BatchStatus, Counts, Usage, new_batch_id
 from server.batches.disk import Disk, private, write_atomically
 from server.batches.files import DEFAULT_LIFETIME, FileStore, Purpose
-from server.batches.journal import Journal
+from server.batches.journal import JOURNAL_FILES, Journal
 from server.http.errors import ApiError, conflict, invalid_value, overloaded
 from server.options.settings import BatchSettings
 from server.protocol.batches import BatchRequest
@@ -61,6 +63,7 @@ class BatchStore:
         self._progress: dict[str, Progress] = {}  # of unfinished batches that this server runs or ran
         self._others: dict[str, Progress] = {}  # of unfinished batches, as the servers that run them wrote it
         self._written: dict[str, Progress] = {}  # by this server
+        self._last_changes: dict[str, float] = {}  # Unix seconds, of unfinished batches at any server
         self.changed: asyncio.Queue[str] = asyncio.Queue()  # ids of new and cancelled batches
         files.read_ids = lambda: {batch.input_file_id for batch in self.unfinished()}
         files.quota.sources.append(
@@ -107,6 +110,10 @@ class BatchStore:
 
     def num_by_status(self) -> Counter[BatchStatus]:
         return Counter(batch.status for batch in self._batches.values())
+
+    def stalled_seconds(self) -> float:
+        """Return the time since the last answer or new state of the unfinished batch where it is longest."""
+        return max((time.time() - change for change in self._last_changes.values()), default=0.0)
 
     async def refresh(self) -> None:
         """Read what other servers have done, and write for them how far this server is."""
@@ -165,6 +172,7 @@ class BatchStore:
     def _refresh(self) -> None:
         self._disk.read_now()
         unfinished = [batch.id for batch in self.unfinished()]
+        self._last_changes = {batch_id: self._last_change(batch_id) for batch_id in unfinished}
         self._others = {
             batch_id: progress
             for batch_id in unfinished
@@ -184,6 +192,14 @@ class BatchStore:
                     logger.warning("the progress of batch %s could not be written: %s", batch_id, error)
                 else:
                     self._written[batch_id] = progress
+
+    def _last_change(self, batch_id: str) -> float:
+        """Return when its record or its journal was last written. A restart of the server changes neither."""
+        times = []
+        for name in ("batch.json", *JOURNAL_FILES):
+            with contextlib.suppress(FileNotFoundError):
+                times.append((self.folder(batch_id) / name).stat().st_mtime)
+        return max(times, default=time.time())  # without any, another server has just deleted it
 
     def _progress_path(self, batch_id: str) -> Path:
         return self.folder(batch_id) / "progress.json"

@@ -354,7 +354,7 @@ class Instruments:
         )
         self.state_errors = make.counter(
             "snapserve:shared_state_errors",
-            "Times that the Redis of --state-url could not be reached; each is followed by a pause of 5 s.",
+            "Times that the state of --state-url could not be used; a Redis is then left alone for 5 s.",
         )
         statuses = [status.value for status in BatchStatus]
         self.batches = make.gauge_by(
@@ -362,6 +362,10 @@ class Instruments:
             statuses,
             "snapserve:batches",
             "Stored batches in each state.",
+        )
+        self.batch_stall = make.gauge(
+            "snapserve:batch_stalled_seconds",
+            "Time since an unfinished batch had an answer or a new state, of the batch where it is longest.",
         )
         self.batch_lines = make.counter_by(
             "outcome",

@@ -41,6 +41,8 @@ class WatchedBatches(Protocol):
 
     def num_by_status(self) -> collections.Counter[BatchStatus]: ...
 
+    def stalled_seconds(self) -> float: ...
+
 
 class WatchedResponses(Protocol):
     """A store of responses, as metrics see it."""
@@ -125,13 +127,14 @@ class Metrics:
         self._instruments.unfinished.set_function(lambda: engine.num_unfinished)
 
     def watch_batches(self, batches: WatchedBatches) -> None:
-        """Read the numbers of batches by state at every scrape."""
+        """Read the state of all batches at every scrape."""
 
         def num_in(status: BatchStatus) -> float:
             return float(batches.num_by_status()[status])
 
         for status in BatchStatus:
             self._instruments.batches[status.value].set_function(partial(num_in, status))
+        self._instruments.batch_stall.set_function(batches.stalled_seconds)
 
     def watch_responses(self, store: WatchedResponses) -> None:
         """Report the size of the store at every scrape."""

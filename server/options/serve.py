@@ -55,7 +55,7 @@ from server.options.settings import (
 )
 from server.options.slots import CacheOptions, SelectionOptions, SlotOptions, read_pools
 from server.options.speculative_prefill import SpeculativePrefill
-from server.options.types import InputFile, Origin, RedisUrl, one_of
+from server.options.types import InputFile, Origin, StateUrl, one_of
 
 TRACE_VARIABLES = frozenset({"OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"})
 _SCHEDULER = SchedulerConfig()
@@ -174,9 +174,10 @@ class ApiOptions(OptionGroup):
     """Requests that one key may send a minute; more get a 429."""
     rate_limit_tokens: Count | None = None
     """Tokens of prompts and answers that one key may use a minute."""
-    state_url: Annotated[RedisUrl | None, Shown("URL", default="none: in this process")] = None
+    state_url: Annotated[StateUrl | None, Shown("URL", default="none: in this process")] = None
     """Redis where replicas share rate limits and stored responses, as redis://host:6379/0; needs the extra
-    `redis`. Prefer the variable if it has a password."""
+    `redis`. Prefer the variable if it has a password. Or a file where one server's stored responses outlive
+    it, as sqlite:///path/responses.db."""
     metrics_require_key: bool = True
     """Whether `/metrics` needs a key when there are keys."""
     tool_call_parser: ToolParserName = ToolParserName.AUTO

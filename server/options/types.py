@@ -15,6 +15,8 @@ from pydantic import AfterValidator
 
 from backends.options import Shown
 
+SQLITE = "sqlite://"
+
 _PICTURES = (".png", ".svg", ".pdf")
 
 
@@ -53,7 +55,13 @@ def _url(value: str) -> str:
     return value.rstrip("/")
 
 
-def _redis_url(value: str) -> str:
+def _state_url(value: str) -> str:
+    if value.startswith("sqlite:"):
+        path = Path(value.removeprefix(SQLITE))
+        if not path.is_absolute():
+            raise ValueError("a URL like sqlite:///path")
+        _writable(path)
+        return value
     if find_spec("redis") is None:
         raise ValueError("left out where redis is missing (pip install 'snapserve[redis]')")
     from redis import Redis  # imported late: it is an extra
@@ -61,7 +69,7 @@ def _redis_url(value: str) -> str:
     try:
         Redis.from_url(value).close()
     except ValueError as error:
-        message = "a URL like redis://127.0.0.1:6379/0, with rediss for TLS, or unix:///path"
+        message = "a URL like redis://127.0.0.1:6379/0, with rediss for TLS, unix:///path or sqlite:///path"
         raise ValueError(message) from error
     return value
 
@@ -115,7 +123,7 @@ def _need_matplotlib() -> None:
 
 Origin = Annotated[str, AfterValidator(_origin), Shown("ORIGIN")]
 Url = Annotated[str, AfterValidator(_url), Shown("URL")]
-RedisUrl = Annotated[str, AfterValidator(_redis_url), Shown("URL", is_secret=True)]
+StateUrl = Annotated[str, AfterValidator(_state_url), Shown("URL", is_secret=True)]
 ApiKey = Annotated[str, AfterValidator(_key), Shown("KEY", is_secret=True)]
 AnyFile = Annotated[Path, AfterValidator(_path), Shown("FILE")]
 InputFile = Annotated[Path, AfterValidator(_readable), Shown("FILE")]

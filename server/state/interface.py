@@ -1,7 +1,8 @@
 """What a request must find at every replica: its key's rate limits and turns, and stored responses.
 
-`MemoryState` has them in this process. `RedisState` has them where several replicas share them. A call raises
-`StateError` if the state cannot be reached, unless it says otherwise.
+`MemoryState` has them in this process, and `SqliteState` has its stored responses in a file. `RedisState` has
+them where several replicas share them. A call raises `StateError` if the state cannot be reached, unless it
+says otherwise.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,7 @@
 """The page in a real Chromium: chat and live view as a person uses them."""
 
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -161,9 +162,32 @@ def test_an_answer_streams_and_can_be_stopped(renderer: Renderer, page: Page, wa
             page.keyboard.press("Escape")
         expect(answer).to_contain_text("stopped")
         expect(page.get_by_role("button", name="Send")).to_be_visible()
+        for _ in range(200):  # slowly: the server must learn that the client has left before the answer's end
+            if server.observed.finals:
+                break
+            server.gate.let(1)
+            time.sleep(0.02)
+        assert [final.reason.value for final in server.observed.finals] == ["abort"]
         server.gate.open()
-        server.observed.wait_until(lambda: len(server.observed.finals) == 1)
-        assert server.observed.finals[0].reason.value == "abort"
+
+
+def test_a_late_frame_does_not_hide_that_an_answer_was_stopped(renderer: Renderer, page: Page) -> None:
+    with scripted(renderer, "word " * 300, is_open=False) as server:
+        page.goto(server.url)
+        page.evaluate(
+            "requestAnimationFrame = (draw) => setTimeout(draw, 400); cancelAnimationFrame = clearTimeout"
+        )
+        ask(page, "Hello")
+        answer = page.locator(".message.assistant")
+        server.gate.let(8)
+        expect(answer).to_contain_text("word word")
+        server.gate.let(8)
+        page.wait_for_timeout(150)  # new words wait for their frame
+        page.keyboard.press("Escape")
+        expect(answer).to_contain_text("stopped")
+        page.wait_for_timeout(500)
+        expect(answer).to_contain_text("stopped")
+        server.gate.open()
 
 
 def test_an_error_is_shown_and_the_question_is_not_sent_again(renderer: Renderer, page: Page) -> None:

@@ -14,27 +14,19 @@ from typing import Any
 
 import httpx
 import ray
+from app import Scale, build
 from ray import serve
 
-from tests.e2e.process import free_port
-from tests.paths import ROOT
-
-sys.path.insert(0, str(ROOT / "deploy" / "ray"))
-from app import Scale, build
+from tests.deploy.ray_cluster import DEMO, cluster
 
 NUM_SLOTS = 8
 NUM_STREAMS = 64
-ENVIRONMENT = {
-    "PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'ray'}",
-    "OMP_NUM_THREADS": "1",
-    "SNAPSERVE_MODEL": "demo",
-    "SNAPSERVE_COMPILE": "no",
+ENVIRONMENT = DEMO | {
     "SNAPSERVE_DTYPE": "float32",
     "SNAPSERVE_NUM_SLOTS": str(NUM_SLOTS),
     "SNAPSERVE_POLICY": "full",
     "SNAPSERVE_MAX_MODEL_LEN": "3072",
     "SNAPSERVE_MAX_NUM_WAITING": "256",
-    "SNAPSERVE_LOG_LEVEL": "warning",
 }
 SENTENCES = (
     "The bells stayed near the theatre. ",
@@ -174,21 +166,10 @@ async def scenario(url: str) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    port = free_port()
-    ray.init(
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=100 * 1024 * 1024,
-        _temp_dir=str(folder),
-        runtime_env={"env_vars": ENVIRONMENT},
-        log_to_driver=False,
-    )
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
     scale = Scale(min_replicas=1, max_replicas=2, num_cpus=1, upscale_delay=1, downscale_delay=15)
-    serve.run(build(scale), name="snapserve")
-    found = asyncio.run(scenario(f"http://127.0.0.1:{port}"))
-    serve.shutdown()
-    ray.shutdown()
+    with cluster(folder, ENVIRONMENT) as url:
+        serve.run(build(scale), name="snapserve")
+        found = asyncio.run(scenario(url))
     print(json.dumps(found))
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import tempfile
+from typing import Any
 
 import pytest
 
@@ -13,25 +14,57 @@ PYTHON = ROOT / ".venv-ray" / "bin" / "python"
 TIME_LIMIT = 400.0  # seconds, for a machine that is busy with other things
 
 
-@pytest.mark.long
-@pytest.mark.ray
-def test_replicas_on_ray_serve() -> None:
+def result_of(module: str) -> Any:
+    """Return what a module of this folder prints in Ray's environment."""
     if not PYTHON.exists():
         pytest.skip("needs Ray's environment (`scripts/setup-ray`)")
     # Not pytest's folder: the path of a Unix socket has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="ray") as folder:
         done = subprocess.run(
-            [PYTHON, "-m", "tests.deploy.ray_scenario", folder],
+            [PYTHON, "-m", f"tests.deploy.{module}", folder],
             cwd=ROOT,
             env=os.environ
-            | {"PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"},
+            | {
+                "PYTHONPATH": f"{ROOT}:{ROOT / 'deploy' / 'ray'}",
+                "RAY_USAGE_STATS_ENABLED": "0",
+                "RAY_AUTH_MODE": "disabled",
+            },
             capture_output=True,
             text=True,
             timeout=TIME_LIMIT,
             check=False,
         )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-12000:]}"
-    found = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_limits_of_bodies() -> None:
+    assert result_of("ray_limits") == {
+        "largest": [200, "10240", ""],
+        "too large": [413, "request_too_large", ""],
+        "upload beside an upload": [503, "server_overloaded", "1"],
+        "prompt beside an upload": [200, "1024", ""],
+        "slow": [408, "request_timeout", ""],
+        "upload after it": [200, "6144", ""],
+        "upload after a client that left": [200, "6144", ""],
+    }
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_a_replica_whose_engine_stalls_is_replaced() -> None:
+    found = result_of("ray_health")
+    assert found["before"] == found["after"] == [200, None]
+    status, code = found["stalled"]
+    assert (status, code) == (503, "replica_lost")
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_replicas_on_ray_serve() -> None:
+    found = result_of("ray_scenario")
     assert found["flood"] == {"200 done": 64}
     assert found["hit_rate"] >= 0.9
     # The streams of the dead replica end with one error, the others to their end, and nothing else is lost.

@@ -147,9 +147,9 @@ async function answer(body, { signal }) {
   thoughts.hidden = true;
   message.append(thoughts, text, stats);
   const seen = { content: "", reasoning: "", usage: null, kept: null, sent: performance.now(), first: 0, last: 0 };
-  let isDrawn = true;
+  let frame = 0; // in which it will be drawn
   const draw = () => {
-    isDrawn = true;
+    frame = 0;
     const pane = $("messages");
     const isAtEnd = pane.scrollHeight - pane.scrollTop - pane.clientHeight < 80;
     text.replaceChildren(render(seen.content));
@@ -166,14 +166,12 @@ async function answer(body, { signal }) {
     for await (const chunk of events(response)) {
       if (chunk.error) throw new Error(chunk.error.message);
       take(chunk, seen);
-      if (isDrawn) {
-        isDrawn = false;
-        requestAnimationFrame(draw);
-      }
+      frame ||= requestAnimationFrame(draw);
     }
   } catch (error) {
     failure = error;
   }
+  cancelAnimationFrame(frame); // it would draw over what follows
   draw();
   if (seen.kept) message.append(keptTokens(seen.kept));
   if (signal.aborted) stats.textContent += " · stopped";

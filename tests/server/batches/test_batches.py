@@ -304,6 +304,7 @@ def test_metrics_count_batches_and_lines(renderer: Renderer, tmp_path: Path) -> 
     for sample in (
         'batches{engine="0",model_name="demo",state="completed"} 1.0',
         'batches{engine="0",model_name="demo",state="failed"} 1.0',
+        'batch_stalled_seconds{engine="0",model_name="demo"} 0.0',
     ):
         assert f"snapserve:{sample}" in metrics
     for outcome, number in (("completed", 2), ("failed", 1)):

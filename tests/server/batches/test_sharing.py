@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,27 @@ async def test_progress_that_cannot_be_written_is_written_later(tmp_path: Path) 
         path.write_bytes(b"")  # the disk is full: the old counts stay
         await there.store.refresh()
         assert there.store[batch.id].counts.completed == 1
+
+
+async def test_a_batch_that_stalls_beside_a_busy_one_is_seen_at_all_servers(tmp_path: Path) -> None:
+    with Batches(limits(tmp_path)) as here, Batches(limits(tmp_path)) as there:
+        assert there.store.stalled_seconds() == 0
+        stalled, busy = await create(here, jsonl(LINES)), await create(here, jsonl(LINES))
+        journals = {batch.id: Journal(here.store.folder(batch.id)) for batch in (stalled, busy)}
+        an_hour_ago = time.time() - 3600
+        for path in here.store.folder(stalled.id).iterdir():
+            os.utime(path, (an_hour_ago, an_hour_ago))
+        journals[busy.id].append([b'{"custom_id": "r0"}'], is_error=False)
+        await there.store.refresh()
+        assert 3600 <= there.store.stalled_seconds() < 3660
+        journals[stalled.id].append([b'{"custom_id": "r0"}'], is_error=True)
+        await there.store.refresh()
+        assert there.store.stalled_seconds() < 60
+        await here.store.update(busy.id, lambda batch: batch.entered(BatchStatus.FAILED, 0))
+        for path in here.store.folder(busy.id).iterdir():
+            os.utime(path, (an_hour_ago, an_hour_ago))
+        await there.store.refresh()
+        assert there.store.stalled_seconds() < 60  # one that has ended does not count
 
 
 async def test_a_batch_that_cannot_expire_does_not_hide_the_others(

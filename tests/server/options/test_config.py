@@ -61,11 +61,22 @@ def test_switches() -> None:
 @pytest.mark.parametrize("url", ["http://host", "redis://host:port", "host:6379", ""])
 def test_a_wrong_url_of_redis(url: str) -> None:
     with pytest.raises(
-        OptionError, match=r"--state-url must be [^,]*, with rediss for TLS, or unix:///path$"
+        OptionError, match=r"--state-url must be [^,]*, with rediss for TLS, unix:///path or sqlite:///path$"
     ):
         config_of("--state-url", url)  # not printed: it may hold a password
     assert config_of("--state-url", "rediss://:word@host:1/2").server.state_url == "rediss://:word@host:1/2"
     assert "word" not in repr(config_of("--state-url", "rediss://:word@host:1/2").server)
+
+
+def test_the_file_of_a_state(tmp_path: Path) -> None:
+    url = f"sqlite://{tmp_path}/responses.db"
+    assert config_of("--state-url", url).server.state_url == url
+    for wrong in ("sqlite:responses.db", "sqlite://responses.db", "sqlite://"):
+        with pytest.raises(OptionError, match=r"--state-url must be a URL like sqlite:///path"):
+            config_of("--state-url", wrong)
+    for wrong in (f"sqlite://{tmp_path}", f"sqlite://{tmp_path}/missing/responses.db"):
+        with pytest.raises(OptionError, match="--state-url must be a file that can be written"):
+            config_of("--state-url", wrong)
 
 
 def test_options_reach_their_floor() -> None:

@@ -1,8 +1,10 @@
 """A real Redis, which starts once, and the stores of responses that every test of them runs on."""
 
 import asyncio
+import contextlib
 import shutil
 import signal
+import sqlite3
 import subprocess
 import threading
 import time
@@ -15,9 +17,10 @@ import redis
 
 from server.metrics.metrics import Metrics
 from server.options.settings import StorageLimits
-from server.state.interface import Responses, StoredResponse
+from server.state.interface import Responses, SharedState, StoredResponse
 from server.state.memory import MemoryResponses
 from server.state.redis_state import RedisState
+from server.state.sqlite_state import SqliteState
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -99,14 +102,25 @@ def runner() -> Iterator[asyncio.Runner]:
         yield runner
 
 
-@pytest.fixture(scope="module", params=["memory", pytest.param("redis", marks=pytest.mark.redis)])
-def new_store(request: pytest.FixtureRequest, runner: asyncio.Runner) -> Iterator[Callable[..., Store]]:
-    """Make an empty store of the given limits: a test runs with either kind."""
-    states = []
+@pytest.fixture(scope="module", params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+def new_store(
+    request: pytest.FixtureRequest, runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Store]]:
+    """Make an empty store of the given limits: a test runs with each kind."""
+    states: list[SharedState] = []
+    path = tmp_path_factory.mktemp("state") / "responses.db"
 
     def new(**limits: Any) -> Store:
         if request.param == "memory":
             return Store(runner, MemoryResponses(StorageLimits(**limits)))
+        if request.param == "sqlite":
+            while states:
+                runner.run(states.pop().close())
+            if path.exists():  # emptied: a new file takes longer
+                with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+                    connection.execute("DELETE FROM responses")
+            states.append(SqliteState(path, StorageLimits(**limits), Metrics("demo")))
+            return Store(runner, states[-1].responses)
         process: RedisServer = request.getfixturevalue("redis_process")
         process.empty()
         states.append(RedisState(process.url, StorageLimits(**limits), Metrics("demo")))

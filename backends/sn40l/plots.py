@@ -4,16 +4,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from backends.sn40l.decode import decode_step
-from backends.sn40l.deployment import DecodeShape, Deployment, Execution
-from backends.sn40l.evidence import Evidence, Kind
-from backends.sn40l.figures import Machines
-from backends.sn40l.hardware import Machine
-from backends.sn40l.kernels import Step
-from backends.sn40l.measures import DENSE_MODELS, TABLE_5, attained, expert_layer_shares, table_5_rate
-from backends.sn40l.model_config import load_model
-from backends.sn40l.sweep import SweepRow
-from backends.sn40l.trace import bandwidth
+from backends.sn40l.comparison.sweep import SweepRow
+from backends.sn40l.description.hardware import Machine
+from backends.sn40l.description.model_config import load_model
+from backends.sn40l.evidence.figures import Machines
+from backends.sn40l.evidence.judgement import Evidence, Kind
+from backends.sn40l.evidence.measures import (
+    DENSE_MODELS,
+    TABLE_5,
+    attained,
+    expert_layer_shares,
+    table_5_rate,
+)
+from backends.sn40l.step.decode import decode_step
+from backends.sn40l.step.deployment import DecodeShape, Deployment, Execution
+from backends.sn40l.step.kernels import Step
+from backends.sn40l.step.trace import bandwidth
 
 _OURS, _PUBLISHED, _PLAIN = "#1f6fb4", "#9aa5b1", "#d9822b"
 _EXECUTION_COLORS = {Execution.OPERATORS: _PUBLISHED, Execution.FUSED: _PLAIN, Execution.LOOPED: _OURS}

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from backends.sn40l.deployment import DecodeShape, Deployment
-from backends.sn40l.hardware import load_machine_file
-from backends.sn40l.placement import DoesNotFitError, fitting
-from backends.sn40l.plan import socket_counts
+from backends.sn40l.comparison.plan import socket_counts
+from backends.sn40l.description.hardware import load_machine_file
+from backends.sn40l.step.deployment import DecodeShape, Deployment
+from backends.sn40l.step.placement import DoesNotFitError, fitting
 from commands.shared.table import percentile, table
 from commands.simulate.answer import Answer
 from commands.simulate.arrivals import Traffic, read_trace

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from backends.sn40l.backend import default_deployment, simulated_store
-from backends.sn40l.deployment import Deployment, Execution
-from backends.sn40l.hardware import Machine, load_machine
-from backends.sn40l.model_config import load_model
-from backends.sn40l.speculation import Speculation
+from backends.sn40l.description.hardware import Machine, load_machine
+from backends.sn40l.description.model_config import load_model
+from backends.sn40l.step.deployment import Deployment, Execution
+from backends.sn40l.step.speculation import Speculation
 from backends.timed import SimulatedStore
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions

@@ -7,14 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
-from backends.sn40l.decode import decode_seconds, decode_step
-from backends.sn40l.deployment import DecodeShape, Deployment
-from backends.sn40l.evidence import variants
-from backends.sn40l.hardware import load_machine_file
-from backends.sn40l.kernels import Step, bottleneck
-from backends.sn40l.placement import DoesNotFitError, switch_seconds
-from backends.sn40l.prefill import Chunk, prefill_seconds, prefill_step
-from backends.sn40l.trace import chrome_trace
+from backends.sn40l.description.hardware import load_machine_file
+from backends.sn40l.evidence.judgement import variants
+from backends.sn40l.step.decode import decode_seconds, decode_step
+from backends.sn40l.step.deployment import DecodeShape, Deployment
+from backends.sn40l.step.kernels import Step, bottleneck
+from backends.sn40l.step.placement import DoesNotFitError, switch_seconds
+from backends.sn40l.step.prefill import Chunk, prefill_seconds, prefill_step
+from backends.sn40l.step.trace import chrome_trace
 from commands.shared.table import table
 from commands.simulate.answer import Answer
 from commands.simulate.deployment import deployment_of

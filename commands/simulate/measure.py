@@ -27,11 +27,11 @@ from backends.interface import (
     PrefillShape,
     SamplingParams,
 )
-from backends.sn40l.decode import decode_seconds
-from backends.sn40l.deployment import DecodeShape, Deployment
-from backends.sn40l.hardware import Machine, load_machine
-from backends.sn40l.model_config import Model, model_from_config
-from backends.sn40l.prefill import Chunk, prefill_seconds
+from backends.sn40l.description.hardware import Machine, load_machine
+from backends.sn40l.description.model_config import Model, model_from_config
+from backends.sn40l.step.decode import decode_seconds
+from backends.sn40l.step.deployment import DecodeShape, Deployment
+from backends.sn40l.step.prefill import Chunk, prefill_seconds
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DtypeName, TorchBackendConfig
 from cache.policy import PolicyName

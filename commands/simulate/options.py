@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from backends.options import Count, CountOrZero, OptionGroup, Shown, Tokens
-from backends.sn40l.deployment import Execution
 from backends.sn40l.entry import MACHINE_TEXT, MODEL_TEXT, MachineName, ModelName
+from backends.sn40l.step.deployment import Execution
 from cache.policy import PolicyName
 from commands.simulate.arrivals import ShapeName
 from server.options.command_line import options_table

@@ -12,13 +12,13 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from backends.sn40l.cost_model import DeploymentCost, compression_of
-from backends.sn40l.deployment import DecodeShape, Deployment, Execution
-from backends.sn40l.evidence import variants
-from backends.sn40l.hardware import MachineFile
-from backends.sn40l.placement import DoesNotFitError, max_batch
-from backends.sn40l.prefill import Chunk, prefill_seconds
-from backends.sn40l.speculation import Speculation, token_seconds
+from backends.sn40l.description.hardware import MachineFile
+from backends.sn40l.evidence.judgement import variants
+from backends.sn40l.step.cost_model import DeploymentCost, compression_of
+from backends.sn40l.step.deployment import DecodeShape, Deployment, Execution
+from backends.sn40l.step.placement import DoesNotFitError, max_batch
+from backends.sn40l.step.prefill import Chunk, prefill_seconds
+from backends.sn40l.step.speculation import Speculation, token_seconds
 from backends.timed import CostModel, SimulatedStore
 from cache.policy import CachePolicy
 from commands.shared.table import percentile

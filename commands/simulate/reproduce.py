@@ -6,14 +6,14 @@ Only predictions test the model: inputs, arithmetic and what is fitted are apart
 from collections.abc import Sequence
 from typing import Any
 
-from backends.sn40l.assumptions import batches_without_reserve, expected_experts, pooled_sequences
-from backends.sn40l.calibration import fit, parameters
-from backends.sn40l.evidence import Evidence, Kind, judge
-from backends.sn40l.figures import Figure, Machines
-from backends.sn40l.hardware import MachineFile, load_machine_file
-from backends.sn40l.model_config import load_model
-from backends.sn40l.published import LEFT_OUT, published_figures
-from backends.sn40l.published import MACHINES as FIGURE_MACHINES
+from backends.sn40l.description.hardware import MachineFile, load_machine_file
+from backends.sn40l.description.model_config import load_model
+from backends.sn40l.evidence.assumptions import batches_without_reserve, expected_experts, pooled_sequences
+from backends.sn40l.evidence.calibration import fit, parameters
+from backends.sn40l.evidence.figures import Figure, Machines
+from backends.sn40l.evidence.judgement import Evidence, Kind, judge
+from backends.sn40l.evidence.published import LEFT_OUT, published_figures
+from backends.sn40l.evidence.published import MACHINES as FIGURE_MACHINES
 from commands.shared.table import table
 from commands.simulate.answer import Answer
 from commands.simulate.options import ReproduceOptions

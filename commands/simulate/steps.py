@@ -6,8 +6,8 @@
 from dataclasses import asdict
 from typing import Any
 
-from backends.sn40l.plan import PlanOption, socket_counts
-from backends.sn40l.sweep import SweepAxes, SweepRow, sweep
+from backends.sn40l.comparison.plan import PlanOption, socket_counts
+from backends.sn40l.comparison.sweep import SweepAxes, SweepRow, sweep
 from commands.shared.table import table
 from commands.simulate.answer import Answer
 from commands.simulate.deployment import default_executions, deployment_of, policy_of

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from backends.sn40l.cost_model import DeploymentCost
+from backends.sn40l.step.cost_model import DeploymentCost
 from backends.timed import CostModel
 from cache.policy import CachePolicy
 from commands.shared.table import percentile, table

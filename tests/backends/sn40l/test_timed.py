@@ -21,11 +21,11 @@ from backends.interface import (
     StoredBlock,
 )
 from backends.sn40l.backend import SimulationConfig, default_deployment
-from backends.sn40l.cost_model import DeploymentCost, compression_of
-from backends.sn40l.decode import decode_step
-from backends.sn40l.deployment import DecodeShape
-from backends.sn40l.placement import DoesNotFitError
-from backends.sn40l.prefill import Chunk, Compression, prefill_step
+from backends.sn40l.step.cost_model import DeploymentCost, compression_of
+from backends.sn40l.step.decode import decode_step
+from backends.sn40l.step.deployment import DecodeShape
+from backends.sn40l.step.placement import DoesNotFitError
+from backends.sn40l.step.prefill import Chunk, Compression, prefill_step
 from backends.timed import FailedStep, Fault, SlowSocket, StalledLink, TimedBackend, parse_fault
 from cache.policy import full
 from cache.policy_options import PolicyOptions

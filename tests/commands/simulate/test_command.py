@@ -178,7 +178,9 @@ def test_a_sweep_names_the_memory_that_is_short(capsys: pytest.CaptureFixture[st
 def test_a_config_that_cannot_be_is_an_option_error(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    config = json.loads(Path("backends/sn40l/data/models/llama-3.1-8b.json").read_text()) | changes
+    config = (
+        json.loads(Path("backends/sn40l/description/data/models/llama-3.1-8b.json").read_text()) | changes
+    )
     (tmp_path / "config.json").write_text(json.dumps(config))
     for question in ("plan", "sweep", "step", "replay"):
         with pytest.raises(OptionError, match=f"--model must be a model .*{message}"):

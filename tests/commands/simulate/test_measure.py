@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.sn40l.hardware import load_machine, load_machine_file
+from backends.sn40l.description.hardware import load_machine, load_machine_file
 from commands.simulate import measure
 from tests.commands.simulate.test_command import json_of
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from backends.sn40l.backend import default_deployment
-from backends.sn40l.hardware import load_machine_file
+from backends.sn40l.description.hardware import load_machine_file
 from cache.policy_options import PolicyOptions
 from commands.shared.table import percentile
 from commands.simulate.arrivals import HASH_TOKENS, Arrival, Traffic, read_trace

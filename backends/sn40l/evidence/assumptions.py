@@ -38,12 +38,10 @@ def expected_experts(machine_files: Mapping[str, MachineFile]) -> Alternative:
 def batches_without_reserve(machine: Machine) -> dict[int, tuple[int, int]]:
     """Return, by cache capacity, the batch of DeepSeek-R1 with no HBM kept free, and that published."""
     bare = replace(machine, hbm_reserve=0.0)
-    published = {cache: batch for _, cache, _, batch, _, _ in TABLE_5} | {
-        prompt: batch for prompt, _, batch, _, _, _ in TABLE_5
-    }
+    published = {cell.entries: cell.batch for pair in TABLE_5 for cell in pair}
     return {
-        capacity: (table_5_batch(bare, capacity), batch)
-        for capacity, batch in sorted(published.items(), reverse=True)
+        entries: (table_5_batch(bare, entries), batch)
+        for entries, batch in sorted(published.items(), reverse=True)
     }
 
 

@@ -1,4 +1,4 @@
-"""Published figures: a value or a range, its source, and the function that computes it."""
+"""Published figures: a value or a range, its source, and the function that computes ours."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from backends.sn40l.description.hardware import Machine
 
 Machines = Mapping[str, Machine]
-
+Value = Callable[[Machines], float]
+"""Computes our value of a figure, in its unit."""
 
 Null = tuple[str, float]  # a value that needs none of the model, and its name
 
@@ -26,7 +27,7 @@ class Figure:
     unit: str
     low: float
     high: float
-    compute: Callable[[Machines], float]
+    compute: Value
     tolerance: float
     is_absolute: bool = False
     fits: str | None = None  # "machine.parameter"
@@ -38,11 +39,7 @@ class Figure:
     @property
     def published(self) -> str:
         """The value or range as text."""
-        if self.low == self.high:
-            return f"{self.low:g}"
-        if self.low == float("-inf"):
-            return f"≤ {self.high:g}"
-        return f"≥ {self.low:g}" if self.high == float("inf") else f"{self.low:g} to {self.high:g}"
+        return f"{self.low:g}" if self.low == self.high else f"{self.low:g} to {self.high:g}"
 
     def error(self, ours: float) -> float:
         """Return the signed distance of `ours` from the figure, relative unless `is_absolute`.
@@ -76,56 +73,3 @@ class Comparison:
 def compare(figures: tuple[Figure, ...], machines: Machines) -> tuple[Comparison, ...]:
     """Compute every figure."""
     return tuple(Comparison(figure, figure.compute(machines)) for figure in figures)
-
-
-def value(
-    key: str,
-    source: str,
-    unit: str,
-    published: float,
-    tolerance: float,
-    compute: Callable[[Machines], float],
-    *,
-    fits: str | None = None,
-    note: str = "",
-    miss: str = "",
-    is_absolute: bool = False,
-    nulls: tuple[Null, ...] = (),
-) -> Figure:
-    """Return a figure of one value."""
-    return Figure(
-        key,
-        source,
-        unit,
-        published,
-        published,
-        compute,
-        tolerance,
-        is_absolute,
-        fits,
-        note,
-        miss,
-        nulls=nulls,
-    )
-
-
-def span(
-    key: str,
-    source: str,
-    unit: str,
-    low: float,
-    high: float,
-    tolerance: float,
-    compute: Callable[[Machines], float],
-    *,
-    note: str = "",
-    miss: str = "",
-    nulls: tuple[Null, ...] = (),
-) -> Figure:
-    """Return a figure that is a range."""
-    return Figure(key, source, unit, low, high, compute, tolerance, note=note, miss=miss, nulls=nulls)
-
-
-def bind(function: Callable[..., float], *arguments: object) -> Callable[[Machines], float]:
-    """Return `function` with these arguments after the machines. A lambda in a loop binds them too late."""
-    return lambda machines: function(machines, *arguments)

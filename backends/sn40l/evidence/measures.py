@@ -3,6 +3,7 @@
 Models are given by name. The defaults of decode are batch 1 and a context of 4k.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from backends.sn40l.description.hardware import Machine
@@ -14,11 +15,24 @@ from backends.sn40l.step.placement import max_batch
 from backends.sn40l.step.prefill import Chunk, Compression, prefill_seconds, prefill_step
 
 MULTI_TOKEN = 2.4  # the factor in every throughput of table 5: multi-token prediction assumed, not measured
-TABLE_5 = (  # prompt, cache, batch and tokens/s without and with SnapStream
-    (131072, 32768, 16, 64, 434, 1832),
-    (65536, 16384, 32, 128, 908, 3928),
-    (32768, 8192, 64, 256, 1832, 7903),
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of SnapStream's table 5: slots of so many entries."""
+
+    label: str
+    entries: int
+    batch: int
+
+
+TABLE_5 = (  # without and with SnapStream
+    (Cell("R1 128k full", 131072, 16), Cell("R1 128k→32k", 32768, 64)),
+    (Cell("R1 64k full", 65536, 32), Cell("R1 64k→16k", 16384, 128)),
+    (Cell("R1 32k full", 32768, 64), Cell("R1 32k→8k", 8192, 256)),
 )
+EXPERT_LAYER = ("projections", "attention", "output", "router", "experts", "selection", "ring")
+"""The kernels of SnapStream's table 4."""
 _NUM_AHEAD = 8  # tokens of a draft whose attention scores a prompt, arXiv 2603.02631
 LISTED_MODELS = (
     "gpt-oss-120b",

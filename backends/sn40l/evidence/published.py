@@ -10,10 +10,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from backends.sn40l.evidence import calls, decode, r1, speculation
+from backends.sn40l.evidence import calls, decode, r1, speculation, vllm
 from backends.sn40l.evidence.figures import Figure, Null, Value
 
-MACHINES = ("sn40l", "dgx-h100", "a100")
+MACHINES = ("sn40l", "dgx-h100", "a100", "h100", "a100-80gb")
 """The machines of published figures."""
 
 
@@ -25,12 +25,14 @@ def published_figures() -> tuple[Figure, ...]:
     values: dict[str, Value] = {
         **decode.values(),
         **r1.values(),
+        **vllm.values(),
         **calls.values(),
         **speculation.values(published),
     }
     nulls: dict[str, tuple[Null, ...]] = {
         **decode.nulls(published),
         **r1.nulls(published),
+        **vllm.nulls(published),
         **speculation.nulls(published),
     }
     assert values.keys() == rows.keys(), f"not both published and computed: {values.keys() ^ rows.keys()}"

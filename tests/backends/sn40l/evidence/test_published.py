@@ -35,6 +35,10 @@ def test_predictions_are_few_and_their_misses_are_explained(evidence: Mapping[st
         "looping, mean",
         "8B, 4 → 8 H100",
         "fused layer, of HBM peak",
+        "8B by vLLM on one H100, 10 requests",
+        "8B by vLLM on one H100, 160 requests",
+        "8B by vLLM on one A100 80 GB, 10 requests",
+        "8B by vLLM on one A100 80 GB, 320 requests",
     }
     failed = {key for key, one in predictions.items() if one.is_failed}
     assert failed == {key for key, one in evidence.items() if one.figure.miss}
@@ -61,11 +65,29 @@ def test_no_null_model_meets_a_prediction_and_some_parameter_decides_it(
         ("R1 prefill: ring", Kind.FITTED),  # zero meets it
         ("R1 64k full: batch", Kind.FITTED),  # the reserve was chosen with it in view
         ("8 → 16 sockets, best", Kind.FITTED),
+        ("8B by vLLM on one H100, 40 requests", Kind.FITTED),  # four times the rate of ten meets it
     ],
 )
 def test_what_could_not_fail_is_no_prediction(evidence: Mapping[str, Evidence], key: str, kind: Kind) -> None:
     assert evidence[key].kind is kind
     assert evidence[key].reason
+
+
+def test_a_sweep_of_vllm_is_within_a_quarter_but_for_the_largest_batch(
+    evidence: Mapping[str, Evidence],
+) -> None:
+    errors = {key: one.comparison.error for key, one in evidence.items() if "by vLLM" in key}
+    assert len(errors) == 7
+    beyond = {key for key, error in errors.items() if abs(error) > 0.25}
+    assert beyond == {"8B by vLLM on one H100, 320 requests"}
+
+
+def test_every_figure_is_sourced_and_computed_once() -> None:
+    figures = published_figures()
+    assert len({figure.key for figure in figures}) == len(figures)
+    for figure in figures:
+        assert figure.low <= figure.high, figure.key
+        assert len(figure.source) > 5, figure.key
 
 
 def test_acceptance_is_fitted_with_few_drafts(files: Mapping[str, MachineFile]) -> None:

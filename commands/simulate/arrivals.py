@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 HASH_TOKENS = 512  # of a block that a hash id stands for, in Mooncake's traces
 _MAX_HASH_ID = 2**62
+_LONGEST = 366 * 86400.0  # seconds between the first and the last request
 
 
 class TraceError(ValueError):
@@ -52,6 +53,7 @@ def read_trace(path: Path) -> Iterator[Arrival]:
     - a CSV file with the columns of BurstGPT or of Azure's traces.
     """
     with path.open(newline="", errors="replace") as file:
+        first_time: float | None = None
         previous_time = -math.inf
         for line_number, parse in _csv_rows(file) if path.suffix == ".csv" else _json_rows(file):
             try:
@@ -65,6 +67,9 @@ def read_trace(path: Path) -> Iterator[Arrival]:
                     f"{path}, line {line_number}: time {arrival.time} is before {previous_time}, "
                     "the time of the previous request"
                 )
+            first_time = arrival.time if first_time is None else first_time
+            if arrival.time - first_time > _LONGEST:
+                raise TraceError(f"{path}, line {line_number}: a trace must be of at most a year")
             previous_time = arrival.time
             yield arrival
 
@@ -149,6 +154,10 @@ class Traffic:
             raise TraceError(
                 "a trace needs a finite rate above 0, at least one request, and mean lengths of at least "
                 f"one token, got {self}"
+            )
+        if self.num_requests / self.rate > _LONGEST:
+            raise TraceError(
+                f"a trace must be of at most a year, got {self.num_requests} requests at {self.rate} a second"
             )
 
     def arrivals(self) -> Iterator[Arrival]:

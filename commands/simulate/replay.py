@@ -222,10 +222,10 @@ class Replay:
 
     def _token_ids(self, arrival: Arrival) -> tuple[int, ...]:
         size = arrival.num_prompt_tokens
+        if size > len(self._prompt):
+            return (*self._prompt, 0)  # one token too long, so that admission refuses it
         if not arrival.hash_ids:
-            # A prompt longer than `max_model_len` keeps its length, so that admission refuses it.
-            prompt = self._prompt[:size]
-            return prompt + (0,) * (size - len(prompt))
+            return self._prompt[:size]
         # Tokens behind the last complete block belong to no block that could be stored.
         blocks = [(hash_id + 1,) * HASH_TOKENS for hash_id in arrival.block_ids]
         return (*itertools.chain.from_iterable(blocks), *((0,) * (size % HASH_TOKENS)))

@@ -173,20 +173,28 @@ def _parse(name: str, text: str) -> MachineFile:
 
 
 def _quantity(machine: str, key: str, entry: Any) -> Quantity:
+    """Return a number of a file. Raises MachineFileError."""
     try:
         quantity = Quantity(**entry)
-        is_fit = 0 < quantity.value < math.inf or (
-            quantity.value == 0 and (key in _MAY_BE_ZERO or key in _FLAGS)
-        )
-        is_fit = is_fit and (key not in _WHOLE or quantity.value == int(quantity.value))
-        is_fit = is_fit and (key not in _FLAGS or quantity.value in (0, 1))
     except TypeError as error:
         raise MachineFileError(
             f"machine {machine}: {key} needs a value and a source, and has {entry}"
         ) from error
-    if not is_fit:
-        if key in _FLAGS:
-            raise MachineFileError(f"machine {machine}: {key} must be 0 or 1, got {quantity.value}")
+    value = quantity.value
+    ends = (quantity.low, quantity.high)
+    numbers = (value, *(end for end in ends if end is not None))
+    if not isinstance(quantity.source, str) or not all(_is_number(number) for number in numbers):
+        raise MachineFileError(f"machine {machine}: {key} needs a value and a source, and has {entry}")
+    if key in _FLAGS and value not in (0, 1):
+        raise MachineFileError(f"machine {machine}: {key} must be 0 or 1, got {value}")
+    is_zero = value == 0 and (key in _MAY_BE_ZERO or key in _FLAGS)
+    if not (0 < value < math.inf or is_zero) or (key in _WHOLE and value != int(value)):
         kind = "whole number" if key in _WHOLE else "number"
-        raise MachineFileError(f"machine {machine}: {key} must be a {kind} above 0, got {quantity.value}")
+        raise MachineFileError(f"machine {machine}: {key} must be a {kind} above 0, got {value}")
+    if (quantity.low is None) != (quantity.high is None):
+        raise MachineFileError(f"machine {machine}: {key} must have both low and high, or neither")
     return quantity
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -192,7 +192,7 @@ def load_model(name_or_path: str) -> Model:
     path = Path(name_or_path)
     path = path / "config.json" if path.is_dir() else path
     if path.suffix == ".json":
-        return model_from_config(path.parent.name or path.stem, json.loads(path.read_text()))
+        return model_from_config(path.parent.name or path.stem, _parsed(path))
     if name_or_path not in model_names():
         raise ModelConfigError(
             f"no model {name_or_path!r}: there are {', '.join(model_names())}, and paths of config.json files"
@@ -200,6 +200,13 @@ def load_model(name_or_path: str) -> Model:
     return model_from_config(
         name_or_path, json.loads(files(__package__).joinpath(_DATA, f"{name_or_path}.json").read_text())
     )
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except RecursionError as error:
+        raise ModelConfigError(f"{path} is nested too deeply") from error
 
 
 def model_from_config(name: str, config: dict[str, Any]) -> Model:
@@ -309,6 +316,10 @@ def _check(config: dict[str, Any]) -> None:
     if experts and not 1 <= config["num_experts_per_tok"] <= experts:
         chosen = config["num_experts_per_tok"]
         raise ModelConfigError(f"num_experts_per_tok must be at most {experts}, the experts, got {chosen}")
+    if not isinstance(config.get("tie_word_embeddings", False), bool):
+        raise ModelConfigError(
+            f"tie_word_embeddings must be true or false, got {config['tie_word_embeddings']!r}"
+        )
     types = config.get("layer_types")
     if types is not None:
         unknown = sorted({str(one) for one in types} - set(_LAYER_TYPES))

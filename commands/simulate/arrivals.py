@@ -6,7 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ class Arrival:
     num_output_tokens: int
     seconds_elsewhere: float = 0.0
     hash_ids: tuple[int, ...] = ()
+    model: str = ""  # by name; of the one model, or of any if there are several
 
     @property
     def block_ids(self) -> tuple[int, ...]:
@@ -47,7 +48,8 @@ def read_trace(path: Path) -> Iterator[Arrival]:
 
     The formats are:
 
-    - our JSON lines: `time` in seconds, `num_prompt_tokens`, `num_output_tokens`;
+    - our JSON lines: `time` in seconds, `num_prompt_tokens`, `num_output_tokens`, and `model` if there are
+      several;
     - Mooncake's JSON lines, which vLLM's benchmark reads too: `timestamp` in milliseconds, `input_length`,
       `output_length`; either may have `hash_ids`;
     - a CSV file with the columns of BurstGPT or of Azure's traces.
@@ -103,7 +105,8 @@ def _arrival(row: Any) -> Arrival:
         return _checked(time, row["ContextTokens"], row["GeneratedTokens"])
     if "Timestamp" in row:
         return _checked(float(row["Timestamp"]), row["Request tokens"], row["Response tokens"])
-    return _checked(float(row["time"]), row["num_prompt_tokens"], row["num_output_tokens"], hash_ids)
+    arrival = _checked(float(row["time"]), row["num_prompt_tokens"], row["num_output_tokens"], hash_ids)
+    return replace(arrival, model=str(row.get("model", "")))
 
 
 def _checked(time: float, num_prompt_tokens: Any, num_output_tokens: Any, hash_ids: Any = ()) -> Arrival:

@@ -21,10 +21,12 @@ from commands.simulate.deployment import (
     prompt_store,
     serving_deployment,
     speculation_of,
+    switching_of,
 )
 from commands.simulate.manifests import kustomization
 from commands.simulate.options import PlanOptions
 from commands.simulate.planning import Candidate, Carried, Limits, Load, candidates, carry, load_of, pareto
+from commands.simulate.switching import Switching
 from server.options.command_line import OptionError
 
 
@@ -137,7 +139,7 @@ def _carried(options: PlanOptions, sized: Sequence[Deployment], load: Load, limi
 
 
 def _choices(options: PlanOptions, deployment: Deployment, policy: Any, load: Load) -> Candidate:
-    store = prompt_store(options, deployment, load.arrivals)
+    store = None if options.other_models else prompt_store(options, deployment, load.arrivals)
     if options.split and store is not None:
         raise OptionError("--split reads whole prompts: with hash_ids, give --prefix-cache-bytes 0")
     return Candidate(
@@ -150,7 +152,19 @@ def _choices(options: PlanOptions, deployment: Deployment, policy: Any, load: Lo
         store=store,
         drafting=drafting_of(options, deployment),
         speculation=speculation_of(options),
+        switching=_switching(options, deployment),
     )
+
+
+def _switching(options: PlanOptions, deployment: Deployment) -> Switching | None:
+    switching = switching_of(options, deployment)
+    if switching is not None:
+        for name in ("split", "kubernetes"):
+            if getattr(options, name):
+                raise OptionError(f"--{name} is of one model, and --other-models has more")
+        for one in switching.deployments:
+            one.model.check_context(options.context)
+    return switching
 
 
 def _priced(deployment: Deployment, options: PlanOptions) -> Deployment:
@@ -259,11 +273,17 @@ def _commands(options: PlanOptions, row: _Row, load: Load) -> list[str]:
     lines = [f"snapserve serve --model MODEL{served} {flags}"]
     if options.draft_model is not None:
         lines = ["snapserve serve has no speculative decoding, so it does not reach these rates"]
+    if options.other_models:
+        lines = ["snapserve serve has one model, so it does not switch between several"]
     replayed = "".join(
         f" --{name.replace('_', '-')} {value}"
         for name in ("speculative_prefill_model", "draft_model", "num_drafts", "acceptance")
         if (value := getattr(options, name)) != type(options).model_fields[name].default
     )
+    if options.other_models:
+        replayed += (
+            f" --other-models {','.join(options.other_models)} --longest-turn {options.longest_turn:g}"
+        )
     if not options.trace and not candidate.is_split:
         paged = " --paged" if candidate.is_paged else ""
         lines.append(

@@ -14,6 +14,7 @@ from cache.policy_options import PolicyOptions
 from commands.simulate.arrivals import HASH_TOKENS, Arrival
 from commands.simulate.drafting import Drafting
 from commands.simulate.options import MachineOptions, ServingOptions
+from commands.simulate.switching import Switching
 from server.options.command_line import OptionError
 
 
@@ -64,6 +65,17 @@ def speculation_of(options: ServingOptions) -> Speculation | None:
     if options.draft_model is None or options.acceptance is None:
         return None
     return Speculation(load_model(options.draft_model), options.num_drafts, options.acceptance)
+
+
+def switching_of(options: ServingOptions, deployment: Deployment) -> Switching | None:
+    """Return the models that take turns. Raises `OptionError` for what only one model can have."""
+    if not options.other_models:
+        return None
+    for name in ("speculative_prefill_model", "draft_model", "prefix_cache_bytes"):
+        if getattr(options, name) is not None:
+            raise OptionError(f"--{name.replace('_', '-')} is of one model, and --other-models has more")
+    others = (replace(deployment, model=load_model(name)) for name in options.other_models)
+    return Switching((deployment, *others), options.longest_turn, options.seed)
 
 
 def policy_of(name: PolicyName, slot_capacity: int) -> PolicyOptions:

@@ -98,6 +98,13 @@ class ServingOptions(MachineOptions):
     """Arrivals: JSON lines (ours or Mooncake's), or CSV (BurstGPT's or Azure's)."""
     prefix_cache_bytes: Annotated[CountOrZero | None, Shown("BYTES", default="all of its DDR")] = None
     """DDR for the keys and values of prompts, where the trace's hash_ids say what prompts share."""
+    other_models: Annotated[
+        tuple[ModelName, ...],
+        Shown("MODEL,…", default="none", is_joined=True, expected="a model, or several with commas"),
+    ] = ()
+    """Models that take turns with --model: HBM holds the weights of one, DDR those of all."""
+    longest_turn: Annotated[_Positive, Shown("SECONDS")] = 1.0
+    """Time after which a turn takes no new requests if other models have some."""
 
 
 class PlanOptions(ManyDeploymentsOptions, ServingOptions):

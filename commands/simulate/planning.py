@@ -25,6 +25,7 @@ from commands.shared.table import percentile
 from commands.simulate.arrivals import HASH_TOKENS, Arrival
 from commands.simulate.drafting import Drafting
 from commands.simulate.replay import Replay, ReplayRecord, replay_config, replay_spec
+from commands.simulate.switching import Switching
 
 _ROUNDS = 7  # of bisection: a rate is known within 2 % of its bound
 _GENERATIONS = 8  # requests of a replay over those under way at once: it must outlast its beginning
@@ -130,7 +131,8 @@ class Candidate:
 
     With `is_paged`, memory is charged for the tokens that sequences hold, not for their slots. With
     `is_split`, other nodes of the same kind read the prompts. With a `store`, prompts that begin like earlier
-    ones are copied from there. With `drafting`, a draft shortens long prompts, where they are read.
+    ones are copied from there. With `drafting`, a draft shortens long prompts, where they are read. With
+    `switching`, several models take turns, and seconds are means over them.
     """
 
     deployment: Deployment
@@ -142,6 +144,17 @@ class Candidate:
     store: SimulatedStore | None = None
     drafting: Drafting | None = None
     speculation: Speculation | None = None
+    switching: Switching | None = None
+
+    @property
+    def deployments(self) -> tuple[Deployment, ...]:
+        """Those of all models."""
+        return (self.deployment,) if self.switching is None else self.switching.deployments
+
+    def on(self, deployment: Deployment) -> "Candidate":
+        """Return the same choices on another deployment of the model."""
+        switching = None if self.switching is None else self.switching.on(deployment)
+        return replace(self, deployment=deployment, switching=switching)
 
     def num_read(self, num_prompt_tokens: int) -> int:
         """Return how many of a prompt's tokens the model is given."""
@@ -150,10 +163,10 @@ class Candidate:
     def read_seconds(self, num_prompt_tokens: int, num_restored: int = 0) -> float:
         """Return how long a prompt is read, alone and in one step."""
         num_read = self.num_read(num_prompt_tokens)
-        deployment = replace(self.deployment, execution=Execution.FUSED)
         start = min(num_restored, num_read - 1)
-        seconds = prefill_seconds(
-            deployment, Chunk(num_read - start, start, compression_of(self.policy, num_read))
+        chunk = Chunk(num_read - start, start, compression_of(self.policy, num_read))
+        seconds = statistics.fmean(
+            prefill_seconds(replace(one, execution=Execution.FUSED), chunk) for one in self.deployments
         )
         if self.drafting is not None and num_read < num_prompt_tokens:
             seconds += self.drafting.seconds(num_prompt_tokens)
@@ -173,7 +186,8 @@ class Candidate:
     def step_seconds(self, load: Load) -> float:
         pads = self.deployment.machine.pads_decode
         entries = self.policy.layout.capacity if pads else self.resident(load)
-        return token_seconds(self.deployment, DecodeShape(self.num_slots, entries), self.speculation)
+        shape = DecodeShape(self.num_slots, entries)
+        return statistics.fmean(token_seconds(one, shape, self.speculation) for one in self.deployments)
 
     def bound(self, load: Load, limits: Limits) -> float:
         """Return the rate in requests a second at which the machine is never idle, at the mean lengths."""
@@ -207,9 +221,18 @@ class Candidate:
 
     def play(self, arrivals: Sequence[Arrival], load: Load, rate: float) -> ReplayRecord:
         """Return the replay of these arrivals."""
+        resident = self.resident(load) if self.is_paged else None
+        if self.switching is not None:
+            return self.switching.play(
+                arrivals,
+                self.policy,
+                self.num_slots,
+                load.max_model_len,
+                self.max_inter_token_latency,
+                resident,
+            )
         prefixes = self.store.spec if self.store is not None else None
         spec = replay_spec(self.num_slots, self.policy, load.max_model_len, prefixes)
-        resident = self.resident(load) if self.is_paged else None
         cost: CostModel = DeploymentCost(
             self.deployment, spec.pools[0], resident_entries=resident, speculation=self.speculation
         )
@@ -305,8 +328,9 @@ def candidates(
     Where a step takes the time of all slots, those that stay empty only slow it. `options` has the other
     choices.
     """
-    base = replace(options, deployment=deployment, policy=policy, num_slots=1)
-    most = max_batch(deployment, base.resident(load) if base.is_paged else policy.layout.capacity)
+    base = replace(options.on(deployment), policy=policy, num_slots=1)
+    entries = base.resident(load) if base.is_paged else policy.layout.capacity
+    most = min(max_batch(one, entries) for one in base.deployments)
     counts = {2**power for power in range(most.bit_length()) if 2**power <= most} | (
         {most} if most else set()
     )
@@ -321,7 +345,8 @@ def _expected(candidate: Candidate, load: Load, limits: Limits) -> float:
     entries = candidate.resident(load) if candidate.is_paged else candidate.policy.layout.capacity
     shape = DecodeShape(candidate.num_slots, entries)
     try:
-        token_seconds(candidate.deployment, shape, candidate.speculation)
+        for one in candidate.deployments:
+            token_seconds(one, shape, candidate.speculation)
     except DoesNotFitError:
         return 0.0  # the activations of a verification are larger than those of a step
     return candidate.expected(load, limits)
@@ -418,7 +443,7 @@ def _mean_under_way(record: ReplayRecord, start: float, end: float) -> float:
 def _bounds(candidate: Candidate, load: Load, limits: Limits, machine_file: MachineFile) -> Iterator[float]:
     for change in variants(machine_file):
         machine = replace(candidate.deployment.machine, **change)
-        changed = replace(candidate, deployment=replace(candidate.deployment, machine=machine))
+        changed = candidate.on(replace(candidate.deployment, machine=machine))
         try:
             yield changed.bound(load, replace(limits, max_ttft=None, max_tpot=None))
         except DoesNotFitError:

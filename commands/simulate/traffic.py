@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from backends.sn40l.step.cost_model import DeploymentCost
+from backends.sn40l.step.deployment import Deployment
 from backends.timed import CostModel
 from cache.policy import CachePolicy
 from commands.shared.table import percentile, table
@@ -18,6 +19,7 @@ from commands.simulate.deployment import (
     prompt_store,
     serving_deployment,
     speculation_of,
+    switching_of,
 )
 from commands.simulate.options import ReplayOptions
 from commands.simulate.replay import Replay, ReplayRecord, replay_config, replay_spec
@@ -28,8 +30,11 @@ def replay_answer(options: ReplayOptions) -> Answer:
     """Play a trace, write its series and plot on request, and return its percentiles and totals."""
     policy = policy_of(options.policy, options.slot_capacity).resolve(options.max_model_len)
     deployment = serving_deployment(options, options.sockets)
-    drafting = drafting_of(options, deployment)
-    deployment.model.check_context(options.max_model_len)
+    switching = switching_of(options, deployment)
+    if switching is not None and (options.series or options.plot):
+        raise OptionError("--series and --plot are of one model, and --other-models has more")
+    for one in (deployment,) if switching is None else switching.deployments:
+        one.model.check_context(options.max_model_len)
     started = time.perf_counter()
     arrivals = list(_arrivals(options))
     if not arrivals:
@@ -37,10 +42,35 @@ def replay_answer(options: ReplayOptions) -> Answer:
     # The times of published traces may be dates.
     start = min(arrival.time for arrival in arrivals)
     arrivals = [replace(arrival, time=arrival.time - start) for arrival in arrivals]
+    resident = _resident(options, arrivals, policy)
+    if switching is None:
+        record = _played(options, deployment, policy, arrivals, resident)
+    else:
+        record = switching.play(
+            arrivals,
+            policy,
+            options.num_slots,
+            options.max_model_len,
+            options.max_inter_token_latency,
+            resident,
+        )
+    wall = time.perf_counter() - started
+    _write_series(options, record)
+    return _replay_answer(record, options.num_slots, wall)
+
+
+def _played(
+    options: ReplayOptions,
+    deployment: Deployment,
+    policy: CachePolicy,
+    arrivals: Sequence[Arrival],
+    resident: int | None,
+) -> ReplayRecord:
+    """Return the replay of one model, and of a draft that shortens its prompts."""
+    drafting = drafting_of(options, deployment)
     store = prompt_store(options, deployment, arrivals)
     prefixes = store.spec if store is not None else None
     spec = replay_spec(options.num_slots, policy, options.max_model_len, prefixes)
-    resident = _resident(options, arrivals, policy)
     cost: CostModel = DeploymentCost(
         deployment, spec.pools[0], resident_entries=resident, speculation=speculation_of(options)
     )
@@ -49,10 +79,7 @@ def replay_answer(options: ReplayOptions) -> Answer:
         cost = drafting.cost(cost, spec)
     config = replay_config(options.max_inter_token_latency)
     replay = Replay(spec, cost, config, collapses=options.collapse, store=store, drafting=drafting)
-    record = replay.run(arrivals)
-    wall = time.perf_counter() - started
-    _write_series(options, record)
-    return _replay_answer(record, options.num_slots, wall)
+    return replay.run(arrivals)
 
 
 def _resident(options: ReplayOptions, arrivals: Sequence[Arrival], policy: CachePolicy) -> int | None:
@@ -130,6 +157,8 @@ def _replay_answer(record: ReplayRecord, num_slots: int, wall: float) -> Answer:
         "most_waiting_sampled": max((sample.num_waiting for sample in record.samples), default=0),
         "device_steps": record.num_steps,
         "launches": record.num_launches,
+        "switches": record.num_switches,
+        "switch_seconds": record.switch_seconds,
         "wall_seconds": wall,
     }
     rows = [

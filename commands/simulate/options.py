@@ -209,6 +209,8 @@ class ReplayOptions(OneDeploymentOptions, ServingOptions):
     """Draw the lengths, too; otherwise all are the means."""
     collapse: bool = True
     """Take runs of equal decode steps at once."""
+    range: bool = False
+    """Replay twice more, with the unpublished number that changes most at the ends of its range."""
     series: OutputFile | None = None
     """Write queue and slot use over time into this CSV file."""
     plot: Picture | None = None
@@ -228,7 +230,7 @@ class MeasureOptions(SimulateGroup):
     title: ClassVar[str] = "snapserve simulate measure"
 
     repeats: Count = 10
-    """Runs of each step, of which the shortest counts."""
+    """Rounds in which each step runs; the shortest run counts."""
     context: Annotated[int, Field(ge=2048, le=131072), Shown("N", expected="from 2048 to 131072")] = 4096
     """Tokens of the longest step."""
     compile: bool = True

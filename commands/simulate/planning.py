@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from backends.sn40l.description.hardware import MachineFile
-from backends.sn40l.evidence.judgement import variants
 from backends.sn40l.step.cost_model import DeploymentCost, compression_of
 from backends.sn40l.step.deployment import DecodeShape, Deployment, Execution
 from backends.sn40l.step.placement import DoesNotFitError, max_batch
 from backends.sn40l.step.prefill import Chunk, prefill_seconds
+from backends.sn40l.step.ranges import value_range
 from backends.sn40l.step.speculation import Speculation, token_seconds
 from backends.timed import CostModel, SimulatedStore
 from cache.policy import CachePolicy
@@ -373,13 +373,18 @@ def carry(candidate: Candidate, load: Load, limits: Limits, machine_file: Machin
     machine = candidate.deployment.machine
     num_prefill = candidate.num_prefill_nodes(load, low)
     sockets = candidate.deployment.num_all_sockets * (1 + num_prefill)
-    ends = [bound, *_bounds(candidate, load, limits, machine_file)]
+    free = replace(limits, max_ttft=None, max_tpot=None)
+    spread = value_range(
+        candidate.deployment,
+        machine_file.changes(),
+        lambda changed: candidate.on(changed).bound(load, free),
+    )
     return Carried(
         candidate,
         low,
         bound,
-        min(ends),
-        max(ends),
+        min(bound, spread.low),
+        max(bound, spread.high),
         found,
         low * limits.share_met(found),
         num_prefill,
@@ -438,13 +443,3 @@ def _mean_under_way(record: ReplayRecord, start: float, end: float) -> float:
         for ended, whole in zip(record.end_times, record.end_to_end, strict=True)
     )
     return under_way / (end - start)
-
-
-def _bounds(candidate: Candidate, load: Load, limits: Limits, machine_file: MachineFile) -> Iterator[float]:
-    for change in variants(machine_file):
-        machine = replace(candidate.deployment.machine, **change)
-        changed = candidate.on(replace(candidate.deployment, machine=machine))
-        try:
-            yield changed.bound(load, replace(limits, max_ttft=None, max_tpot=None))
-        except DoesNotFitError:
-            continue  # a larger reserve has fewer slots, which is another candidate

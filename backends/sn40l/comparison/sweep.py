@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from backends.sn40l.comparison.plan import PlanOption, evaluate
 from backends.sn40l.step.deployment import Deployment, Execution
@@ -36,8 +37,13 @@ class SweepRow:
     missing_tier: str = ""
 
 
-def sweep(deployment: Deployment, axes: SweepAxes) -> Iterator[SweepRow]:
-    """Yield a row for each combination of the axes. All else is that of `deployment`."""
+def sweep(
+    deployment: Deployment, axes: SweepAxes, changes: Sequence[dict[str, Any]] = ()
+) -> Iterator[SweepRow]:
+    """Yield a row for each combination of the axes. All else is that of `deployment`.
+
+    `changes` are those of its machine file.
+    """
     for execution, num_sockets, options, context, batch in itertools.product(
         axes.executions, axes.sockets, axes.policies, axes.contexts, axes.batches
     ):
@@ -46,7 +52,7 @@ def sweep(deployment: Deployment, axes: SweepAxes) -> Iterator[SweepRow]:
         option = None
         missing, tier = 0.0, ""
         try:
-            option = evaluate(sized, policy, context, batch)
+            option = evaluate(sized, policy, context, batch, changes)
         except DoesNotFitError as error:
             missing, tier = error.missing, error.tier
         yield SweepRow(

@@ -6,6 +6,7 @@ Every number of a machine file has its source. An unpublished number is an assum
 
 import math
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
@@ -94,6 +95,20 @@ class MachineFile:
     title: str
     machine: Machine
     quantities: dict[str, Quantity]
+
+    def changes(self, factors: Sequence[float] = ()) -> tuple[dict[str, Any], ...]:
+        """Return changes of one unpublished number each: to the ends of its range, or by factors.
+
+        Prices and watts enter no time, and are left out.
+        """
+        return tuple(
+            {key: value}
+            for key, quantity in self.quantities.items()
+            if quantity.low is not None and quantity.high is not None and key not in ("price", "power")
+            for value in (
+                [factor * quantity.value for factor in factors] if factors else (quantity.low, quantity.high)
+            )
+        )
 
 
 _DATA = "data/machines"

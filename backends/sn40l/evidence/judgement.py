@@ -63,18 +63,6 @@ def judge(
     return tuple(_judge(figure, machine_files, machines) for figure in figures)
 
 
-def variants(machine_file: MachineFile, factors: Sequence[float] = ()) -> tuple[dict[str, Any], ...]:
-    """Return changes of one unpublished number each: to the ends of its range, or by factors."""
-    return tuple(
-        {key: value}
-        for key, quantity in machine_file.quantities.items()
-        if quantity.low is not None and quantity.high is not None
-        for value in (
-            [factor * quantity.value for factor in factors] if factors else (quantity.low, quantity.high)
-        )
-    )
-
-
 def _judge(figure: Figure, machine_files: Mapping[str, MachineFile], machines: Machines) -> Evidence:
     used = _Recorded(machines)
     comparison = Comparison(figure, figure.compute(used))
@@ -82,7 +70,7 @@ def _judge(figure: Figure, machine_files: Mapping[str, MachineFile], machines: M
     def values(factors: Sequence[float]) -> list[float]:
         found: list[float] = []
         for name in sorted(used.names):
-            for change in variants(machine_files[name], factors):
+            for change in machine_files[name].changes(factors):
                 # A reserve at which the slots do not fit says nothing about their speed.
                 with contextlib.suppress(DoesNotFitError):
                     found.append(figure.compute({**machines, name: replace(machines[name], **change)}))

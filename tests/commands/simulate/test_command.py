@@ -133,6 +133,24 @@ def test_a_step_has_the_range_of_what_is_not_published(capsys: pytest.CaptureFix
     assert "switch_seconds" not in json_of(capsys, "step", "--machine", "cpu", "--model", "qwen3-0.6b")
 
 
+def test_sweeps_and_replays_have_ranges(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--batches", "4", "--contexts", "8192", "--sockets", "16", "--policy", "full")
+    for row in json_of(capsys, "sweep", *options)["rows"]:
+        low, high = row["tpot_seconds_range"]
+        assert low < row["tpot_seconds"] < high
+    options = ("--requests", "30", "--rate", "5", "--shape", "poisson", "--num-slots", "4")
+    plain = json_of(capsys, "replay", *options)
+    ranged = json_of(capsys, "replay", *options, "--range")
+    assert plain["ranges"].keys() == {"machine_seconds_per_request"}
+    for measure in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
+        assert ranged[measure] == plain[measure]
+        low, high = ranged["ranges"][f"{measure}_p50"]
+        assert low < ranged[measure]["p50"] < high
+    # 30 requests in 6 s: the rate is that of the arrivals, but for the slowest machine.
+    low, high = ranged["ranges"]["output_tokens_per_second"]
+    assert low < ranged["output_tokens_per_second"] * 1.001 <= high * 1.001
+
+
 def test_step_draws_its_bandwidth(tmp_path: Path) -> None:
     assert simulate("step", "--execution", "looped", "--plot", str(tmp_path / "step.png")) == 0
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")

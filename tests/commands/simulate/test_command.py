@@ -122,6 +122,8 @@ def test_reproduce_fails_while_a_prediction_fails(capsys: pytest.CaptureFixture[
     assert values["failed"]
     assert set(values["failed"]) < failed
     assert len(list(tmp_path.glob("*.png"))) == 5
+    count = f"[{len(failed) - len(values['failed'])} of {len(failed)}]"
+    assert count in (Path(__file__).parents[3] / "README.md").read_text(), count
 
 
 def test_a_step_has_the_range_of_what_is_not_published(capsys: pytest.CaptureFixture[str]) -> None:

@@ -71,6 +71,7 @@ class Machine:
     overlaps_streams: bool  # any kernel computes while its data streams, not only one in a loop
     reads_possible_experts: bool  # a step reads every expert that its batch could choose, not those it chose
     pads_decode: bool  # a decode step takes the time of all slots at full capacity, however few are live
+    pads_prefill: bool  # a chunk takes the time of its static shape, however few tokens it has
     rounds_slots: bool  # the number of slots is a power of two
     spills_activations: bool  # activations that the SRAM cannot hold go through HBM, instead of not fitting
     node_bandwidth: float = 0.0  # out of a socket, to another node; 0: not known
@@ -158,6 +159,7 @@ _FLAGS = (
     "overlaps_streams",
     "reads_possible_experts",
     "pads_decode",
+    "pads_prefill",
     "rounds_slots",
     "spills_activations",
 )

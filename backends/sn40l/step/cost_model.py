@@ -9,6 +9,7 @@ from backends.sn40l.step.speculation import Speculation, token_seconds
 from cache.policy import CachePolicy
 
 _GRID = 32  # steps of a slot's capacity for which decode is computed
+_TOKENS = 16  # of a matrix tile: chunks that are not padded to their shape fill whole tiles
 
 
 class DeploymentCost:
@@ -16,7 +17,8 @@ class DeploymentCost:
 
     Where the machine pads decode, each pool has one graph with all slots at full capacity, however many are
     live. Elsewhere a step is timed for the batch's rows and for the entries that they hold on average.
-    Prompts are read one row after another, each chunk padded to the batch's shape. A pool without slots is a
+    Prompts are read one row after another. Each chunk is padded to the batch's shape where the machine pads
+    prefill, elsewhere to whole tiles. A pool without slots is a
     draft's, which only scores prompts. With `speculation`, a step is what a token takes on average.
 
     Raises DoesNotFitError for pools that do not fit together: at `resident_entries` a slot if memory is
@@ -43,13 +45,19 @@ class DeploymentCost:
     def seconds(self, batch: Batch) -> float:
         pool = self._pools[batch.pool]
         if isinstance(batch, PrefillBatch):
-            chunks = [_chunk(row, batch.shape.num_tokens, pool.policy) for row in batch.rows]
+            chunks = [_chunk(row, self._num_tokens(batch, row), pool.policy) for row in batch.rows]
             chunks += [_votes(row) for row in batch.rows if row.echo or row.ahead]
             return sum(map(self._prefill, chunks)) + sum(map(self._look_ahead, batch.rows))
         capacity = pool.policy.layout.capacity
         if self._deployment.machine.pads_decode:
             return batch.num_steps * self._decode(pool.num_slots, capacity)
         return batch.num_steps * self._resident_seconds(batch, capacity)
+
+    def _num_tokens(self, batch: PrefillBatch, row: PrefillRow) -> int:
+        """Return the tokens that a row takes the time of."""
+        if self._deployment.machine.pads_prefill:
+            return batch.shape.num_tokens
+        return _TOKENS * max(1, -(-len(row.token_ids) // _TOKENS))
 
     def _look_ahead(self, row: PrefillRow) -> float:
         """Return the seconds of the tokens that a draft decodes behind a prompt, to score it by them."""

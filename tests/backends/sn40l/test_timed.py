@@ -221,6 +221,20 @@ def test_a_dynamic_machine_is_timed_for_the_entries_that_are_held() -> None:
     assert padded.seconds(DecodeBatch((row,))) == padded.seconds(DecodeBatch((more,)))
 
 
+def test_only_static_graphs_pad_a_chunk_to_its_shape() -> None:
+    for machine, pads in (("sn40l", True), ("h100", False)):
+        deployment = default_deployment("llama-3.1-8b", machine, 1)
+        cost = DeploymentCost(deployment, slot_pool(1, full(4096), 4096))
+        short, whole = (
+            cost.seconds(PrefillBatch(prefill(num_tokens).rows, PrefillShape(1, 1024)))
+            for num_tokens in (300, 1024)
+        )
+        assert (short == whole) is pads
+        # 300 tokens fill 19 tiles of 16.
+        expected = prefill_step(deployment, Chunk(1024 if pads else 304)).seconds
+        assert short == pytest.approx(expected)
+
+
 def test_slots_that_do_not_fit_the_simulated_machine_are_refused() -> None:
     inner = FakeBackend(fake_spec(num_slots=64, max_model_len=131072))
     with pytest.raises(DoesNotFitError, match="64 slots of 131072 entries"):

@@ -140,8 +140,6 @@ def _carried(options: PlanOptions, sized: Sequence[Deployment], load: Load, limi
 
 def _choices(options: PlanOptions, deployment: Deployment, policy: Any, load: Load) -> Candidate:
     store = None if options.other_models else prompt_store(options, deployment, load.arrivals)
-    if options.split and store is not None:
-        raise OptionError("--split reads whole prompts: with hash_ids, give --prefix-cache-bytes 0")
     return Candidate(
         deployment,
         policy,

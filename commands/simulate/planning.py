@@ -9,6 +9,7 @@ import heapq
 import itertools
 import math
 import statistics
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -231,15 +232,17 @@ class Candidate:
                 self.max_inter_token_latency,
                 resident,
             )
-        prefixes = self.store.spec if self.store is not None else None
+        store = None if self.is_split else self.store
+        prefixes = store.spec if store is not None else None
         spec = replay_spec(self.num_slots, self.policy, load.max_model_len, prefixes)
         cost: CostModel = DeploymentCost(
             self.deployment, spec.pools[0], resident_entries=resident, speculation=self.speculation
         )
         config = replay_config(self.max_inter_token_latency)
         drafting = None if self.is_split else self.drafting
+        num_restored = 0
         if self.is_split:
-            arrivals = self._read_elsewhere(arrivals, self.num_prefill_nodes(load, rate))
+            arrivals, num_restored = self._read_elsewhere(arrivals, self.num_prefill_nodes(load, rate))
         if drafting is not None:
             spec = drafting.spec(spec)
             cost = drafting.cost(cost, spec)
@@ -249,29 +252,70 @@ class Candidate:
             config,
             sample_interval=math.inf,
             skips_prefill=self.is_split,
-            store=self.store,
+            store=store,
             drafting=drafting,
         )
-        return replay.run(arrivals)
+        record = replay.run(arrivals)
+        record.num_restored_tokens += num_restored
+        return record
 
-    def _read_elsewhere(self, arrivals: Sequence[Arrival], num_nodes: int) -> list[Arrival]:
-        """Return the arrivals at the decode node: first come, first served by the prefill nodes.
+    def _read_elsewhere(self, arrivals: Sequence[Arrival], num_nodes: int) -> tuple[list[Arrival], int]:
+        """Return the arrivals at the decode node, and how many of their tokens were restored.
 
-        What a slot holds of a prompt is then sent over the links.
+        Prefill nodes take them first come, first served. They share a store of blocks. What a slot holds of a
+        prompt is then sent over the links.
         """
         links = self.deployment.num_all_sockets * self.deployment.machine.link_bandwidth
+        blocks = _Blocks(self.store, num_nodes) if self.store is not None else None
         free = [0.0] * num_nodes
         found: list[Arrival] = []
+        total_restored = 0
         for arrival in arrivals:
-            end = max(arrival.time, heapq.heappop(free)) + self.read_seconds(arrival.num_prompt_tokens)
-            heapq.heappush(free, end)
             size = self.num_read(arrival.num_prompt_tokens)
+            start = max(arrival.time, heapq.heappop(free))
+            # A draft's choice of tokens is no beginning of another prompt.
+            if blocks is None or size < arrival.num_prompt_tokens:
+                end = start + self.read_seconds(arrival.num_prompt_tokens)
+            else:
+                num_known, copying = blocks.known(arrival, start)
+                num_restored = min(num_known * HASH_TOKENS, size - 1)
+                total_restored += num_restored
+                end = start + copying + self.read_seconds(arrival.num_prompt_tokens, num_restored)
+                blocks.store(arrival, end)
+            heapq.heappush(free, end)
             held = min(size, self.policy.layout.capacity)
             end += self.deployment.model.cache_bytes(held) / links
-            found.append(
-                replace(arrival, time=end, num_prompt_tokens=size, seconds_elsewhere=end - arrival.time)
-            )
-        return sorted(found, key=lambda arrival: arrival.time)
+            changed = replace(arrival, time=end, num_prompt_tokens=size, hash_ids=())
+            found.append(replace(changed, seconds_elsewhere=end - arrival.time))
+        return sorted(found, key=lambda arrival: arrival.time), total_restored
+
+
+class _Blocks:
+    """The blocks that prefill nodes have stored together, the least recently used first."""
+
+    def __init__(self, store: SimulatedStore, num_nodes: int) -> None:
+        self._most = num_nodes * store.spec.num_blocks
+        self._seconds = store.spec.block_bytes / store.bandwidth  # of copying one
+        self._since: OrderedDict[int, float] = OrderedDict()
+
+    def known(self, arrival: Arrival, now: float) -> tuple[int, float]:
+        """Return how many first blocks of a prompt are stored, and the seconds of copying all of its blocks.
+
+        Those that are not stored are copied into the store later.
+        """
+        count = 0
+        for block in arrival.block_ids:
+            if self._since.get(block, math.inf) > now:
+                break
+            self._since.move_to_end(block)
+            count += 1
+        return count, len(arrival.block_ids) * self._seconds
+
+    def store(self, arrival: Arrival, now: float) -> None:
+        for block in arrival.block_ids:
+            self._since.setdefault(block, now)
+        while len(self._since) > self._most:
+            self._since.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -253,17 +253,17 @@ def test_prefill_nodes_share_what_they_have_read(capsys: pytest.CaptureFixture[s
     trace = tmp_path / "mooncake.jsonl"
     entries = (
         {"timestamp": 1000 * i, "input_length": 4000, "output_length": 20, "hash_ids": [*range(7), 100 + i]}
-        for i in range(20)
+        for i in range(400)
     )
     trace.write_text("\n".join(map(json.dumps, entries)))
-    common = "plan --machine h100 --policy full --context 5000 --requests 20 --split"
+    common = "plan --machine h100 --policy full --context 5000 --requests 400 --split"
     options = (*common.split(), "--trace", str(trace))
     (shared,) = json_of(capsys, *options)["options"]
     (whole,) = json_of(capsys, *options, "--prefix-cache-bytes", "0")["options"]
     assert shared["restored"] > 0.7
     assert whole["restored"] == 0
-    assert shared["requests_per_second"] == pytest.approx(whole["requests_per_second"], rel=0.2)
-    assert shared["num_prefill_sockets"] < whole["num_prefill_sockets"]
+    per_node = [one["requests_per_second"] / one["num_prefill_sockets"] for one in (shared, whole)]
+    assert per_node[0] > 1.5 * per_node[1]
 
 
 def test_prefill_nodes_restore_only_what_is_complete_and_not_forgotten() -> None:

@@ -12,6 +12,7 @@ from backends.sn40l.comparison.plan import socket_counts
 from backends.sn40l.description.hardware import load_machine_file
 from backends.sn40l.step.deployment import DecodeShape, Deployment
 from backends.sn40l.step.placement import DoesNotFitError, fitting
+from cache.pool_options import KVCacheDtype
 from commands.shared.table import percentile, table
 from commands.simulate.answer import Answer
 from commands.simulate.arrivals import Traffic, read_trace
@@ -24,7 +25,7 @@ from commands.simulate.deployment import (
     switching_of,
 )
 from commands.simulate.manifests import kustomization
-from commands.simulate.options import PlanOptions
+from commands.simulate.options import PlanOptions, WeightDtype
 from commands.simulate.planning import Candidate, Carried, Limits, Load, candidates, carry, load_of, pareto
 from commands.simulate.switching import Switching
 from server.options.command_line import OptionError
@@ -75,7 +76,7 @@ def plan_answer(options: PlanOptions) -> Answer:
         f"{load.mean_output:,.0f} tokens on average"
     )
     if options.kubernetes:
-        settings = _settings(rows[0], load)
+        settings = _settings(options, rows[0], load)
         options.kubernetes.write_text(kustomization(title, rows[0].replicas, settings))
     lines = [
         title,
@@ -265,7 +266,9 @@ def _label(row: _Row) -> str:
 def _commands(options: PlanOptions, row: _Row, load: Load) -> list[str]:
     """Return the flags of `serve`, and the `replay` that gives the same figures."""
     candidate = row.carried.candidate
-    flags = " ".join(f"--{flag} {value}" for flag, value in _settings(row, load).items())
+    settings = _settings(options, row, load)
+    flags = " ".join(f"--{flag} {value}" for flag, value in settings.items())
+    replay_flags = flags.replace("--quantization", "--weight-dtype")
     shortens = options.speculative_prefill_model is not None
     served = " --speculative-prefill-model DRAFT" if shortens else ""
     lines = [f"snapserve serve --model MODEL{served} {flags}"]
@@ -288,13 +291,13 @@ def _commands(options: PlanOptions, row: _Row, load: Load) -> list[str]:
             f"snapserve simulate replay --model {options.model}{replayed} --machine {options.machine} "
             f"--sockets {candidate.deployment.num_sockets} --nodes {options.nodes} "
             f"--execution {candidate.deployment.execution} "
-            f"{flags} --rate {row.carried.rate:.4g} --requests {options.requests} --shape poisson "
+            f"{replay_flags} --rate {row.carried.rate:.4g} --requests {options.requests} --shape poisson "
             f"--mean-prompt {load.mean_prompt} --mean-output {options.mean_output} --no-varies{paged}"
         )
     return lines
 
 
-def _settings(row: _Row, load: Load) -> dict[str, str]:
+def _settings(options: PlanOptions, row: _Row, load: Load) -> dict[str, str]:
     """Return the options of `serve`, by the names of their flags."""
     candidate = row.carried.candidate
     settings = {"num-slots": str(candidate.num_slots), "policy": str(candidate.policy.name)}
@@ -303,6 +306,10 @@ def _settings(row: _Row, load: Load) -> dict[str, str]:
     if candidate.drafting is not None:
         settings["speculative-prefill-threshold"] = str(candidate.drafting.threshold)
         settings["speculative-prefill-keep"] = f"{candidate.drafting.keep:g}"
+    if options.kv_cache_dtype is not KVCacheDtype.AUTO:
+        settings["kv-cache-dtype"] = options.kv_cache_dtype
+    if options.weight_dtype is WeightDtype.INT8:
+        settings["quantization"] = options.weight_dtype
     return settings | {"max-model-len": str(load.max_model_len)}
 
 

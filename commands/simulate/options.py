@@ -3,6 +3,7 @@
 `python -m commands.simulate` prints the tables of the reference.
 """
 
+import enum
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -12,6 +13,7 @@ from backends.options import Count, CountOrZero, OptionGroup, Shown, Tokens
 from backends.sn40l.entry import MACHINE_TEXT, MODEL_TEXT, MachineName, ModelName
 from backends.sn40l.step.deployment import Execution
 from cache.policy import PolicyName
+from cache.pool_options import KVCacheDtype
 from commands.simulate.arrivals import ShapeName
 from server.options.command_line import options_table
 from server.options.speculative_prefill import Keep
@@ -21,6 +23,14 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), Shown("N", expect
 _COUNTS = Shown("N,…", is_joined=True, expected="a whole number of at least 1, or several with commas")
 _Limit = Annotated[_Positive | None, Shown("SECONDS", default="any")]
 _Json = Annotated[bool, Shown(flag="json")]
+
+
+class WeightDtype(enum.StrEnum):
+    """The type of linear layers' weights."""
+
+    AUTO = "auto"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"
 
 
 class SimulateGroup(OptionGroup):
@@ -35,6 +45,10 @@ class MachineOptions(SimulateGroup):
 
     model: Annotated[ModelName, Field(description=MODEL_TEXT)] = "llama-3.1-8b"
     machine: Annotated[MachineName, Field(description=MACHINE_TEXT)] = "sn40l"
+    weight_dtype: WeightDtype = WeightDtype.AUTO
+    """Type of the linear layers' weights; auto: as the config.json says."""
+    kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO
+    """Type of keys and values in slots; int8 takes 0.52 of bfloat16's bytes, as in the server."""
     uses_ddr: bool = False
     """Let weights that HBM cannot hold stream from DDR."""
     nodes: Count = 1

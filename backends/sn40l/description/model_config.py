@@ -7,7 +7,7 @@ module knows no machines and no time.
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -161,6 +161,15 @@ class Model:
             layer.attention.num_entries(capacity) * layer.attention.cache_width for layer in self.layers
         )
         return entries * self.precision.cache
+
+    def stored_in(self, *, linear: float | None = None, cache: float | None = None) -> "Model":
+        """Return the model with so many bytes a parameter of its linear layers and a cache element."""
+        precision = self.precision
+        if linear is not None:
+            precision = replace(precision, attention=linear, ffn=linear, experts=linear)
+        if cache is not None:
+            precision = replace(precision, cache=cache)
+        return replace(self, precision=precision)
 
     def check_context(self, num_tokens: int) -> None:
         """Raise ModelConfigError for a sequence longer than the model's."""

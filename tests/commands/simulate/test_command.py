@@ -135,6 +135,27 @@ def test_a_step_has_the_range_of_what_is_not_published(capsys: pytest.CaptureFix
     assert "switch_seconds" not in json_of(capsys, "step", "--machine", "cpu", "--model", "qwen3-0.6b")
 
 
+def test_weights_and_caches_have_types_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """A token's time at batch 1 is that of the weights, at 64 long slots that of the cache."""
+
+    def seconds(*options: str) -> float:
+        found: float = json_of(capsys, "step", "--machine", "h200", "--sockets", "1", *options)["hbm_bytes"]
+        return found
+
+    many = ("--batch", "8", "--slot-capacity", "100000")
+    weights = seconds() / seconds("--weight-dtype", "int8")
+    assert 1.7 < weights < 2
+    assert seconds("--weight-dtype", "bfloat16") == seconds()
+    assert 1.7 < seconds(*many) / seconds(*many, "--kv-cache-dtype", "int8", "--weight-dtype", "int8") < 2
+    plan = "plan --machine h100 --policy full --context 2000 --mean-output 20 --requests 20"
+    assert simulate(*plan.split(), "--weight-dtype", "int8", "--kv-cache-dtype", "int8") == 0
+    out = capsys.readouterr().out
+    served, replayed = out.splitlines()[-2:]
+    assert served.startswith("snapserve serve --model MODEL")
+    assert "--kv-cache-dtype int8 --quantization int8" in served
+    assert "--kv-cache-dtype int8 --weight-dtype int8" in replayed
+
+
 def test_sweeps_and_replays_have_ranges(capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--batches", "4", "--contexts", "8192", "--sockets", "16", "--policy", "full")
     for row in json_of(capsys, "sweep", *options)["rows"]:

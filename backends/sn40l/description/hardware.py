@@ -69,6 +69,7 @@ class Machine:
     )
     loops_layers: bool  # the calls of all layers can be one loop
     overlaps_streams: bool  # any kernel computes while its data streams, not only one in a loop
+    overlaps_stages: bool  # products and attention of a layer run at once, not one after the other
     reads_possible_experts: bool  # a step reads every expert that its batch could choose, not those it chose
     pads_decode: bool  # a decode step takes the time of all slots at full capacity, however few are live
     pads_prefill: bool  # a chunk takes the time of its static shape, however few tokens it has
@@ -157,6 +158,7 @@ _MAY_BE_ZERO = frozenset(
 _FLAGS = (
     "loops_layers",
     "overlaps_streams",
+    "overlaps_stages",
     "reads_possible_experts",
     "pads_decode",
     "pads_prefill",

@@ -73,7 +73,8 @@ def _kernel_seconds(kernel: Kernel, machine: Machine, streams_ahead: bool) -> fl
         bound["ddr"],
         bound["sram"],
     )
-    computing = max(bound["products"], bound["attention"])
+    stages = (bound["products"], bound["attention"])
+    computing = max(stages) if machine.overlaps_stages else sum(stages)
     streamed = max(memory, computing) if streams_ahead else memory + computing
     exposed = (
         kernel.exchange_bytes / machine.link_bandwidth + kernel.num_collectives * machine.collective_latency

@@ -77,7 +77,7 @@ class _Shape:
 
 _TINY = _Shape(64, 8, 2, 1, 128, 256)
 _FITTED = _Shape(768, 8, 12, 4, 2048, 16384)
-_HELD_OUT = _Shape(1024, 6, 16, 8, 2816, 32000)
+_HELD_OUT = _Shape(896, 9, 14, 7, 2432, 24000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def _spread(
     )
     # Longer sequences are refused.
     chunk = Chunk(min(prompt, options.max_model_len))
-    entries = min(policy.layout.capacity, chunk.num_tokens + answer)
+    entries = min(policy.layout.capacity, chunk.num_tokens + answer // 2)
     shape = DecodeShape(
         options.num_slots, policy.layout.capacity if deployment.machine.pads_decode else entries
     )

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from backends.clock import Clock, PacedClock, VirtualClock
 from backends.interface import Backend, PrefixSpec
-from backends.sn40l.cost_model import DeploymentCost
-from backends.sn40l.deployment import Deployment, Execution
-from backends.sn40l.hardware import load_machine
-from backends.sn40l.model_config import load_model
+from backends.sn40l.description.hardware import load_machine
+from backends.sn40l.description.model_config import load_model
+from backends.sn40l.step.cost_model import DeploymentCost
+from backends.sn40l.step.deployment import Deployment, Execution
 from backends.timed import Fault, SimulatedStore, TimedBackend
 
 

@@ -12,8 +12,8 @@ from backends.entry import BackendEntry, OtherBackend
 from backends.interface import Backend
 from backends.options import Count, OptionGroup, Shown
 from backends.sn40l.backend import SimulationConfig
-from backends.sn40l.hardware import load_machine, machine_names
-from backends.sn40l.model_config import load_model, model_names
+from backends.sn40l.description.hardware import load_machine, machine_names
+from backends.sn40l.description.model_config import load_model, model_names
 from backends.timed import parse_fault
 from cache.policy import PolicyName
 

@@ -4,28 +4,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from backends.sn40l.decode import decode_step
-from backends.sn40l.deployment import DecodeShape, Deployment, Execution
-from backends.sn40l.evidence import Evidence, Kind
-from backends.sn40l.figures import Machines
-from backends.sn40l.hardware import Machine
-from backends.sn40l.kernels import Step
-from backends.sn40l.measures import DENSE_MODELS, TABLE_5, attained, expert_layer_shares, table_5_rate
-from backends.sn40l.model_config import load_model
-from backends.sn40l.sweep import SweepRow
-from backends.sn40l.trace import bandwidth
+from backends.sn40l.comparison.sweep import SweepRow
+from backends.sn40l.description.hardware import Machine
+from backends.sn40l.description.model_config import load_model
+from backends.sn40l.evidence.figures import Machines
+from backends.sn40l.evidence.judgement import Evidence, Kind
+from backends.sn40l.evidence.measures import (
+    DENSE_MODELS,
+    EXPERT_LAYER,
+    TABLE_5,
+    attained,
+)
+from backends.sn40l.step.decode import decode_step
+from backends.sn40l.step.deployment import DecodeShape, Deployment, Execution
+from backends.sn40l.step.kernels import Step
+from backends.sn40l.step.trace import bandwidth
 
 _OURS, _PUBLISHED, _PLAIN = "#1f6fb4", "#9aa5b1", "#d9822b"
 _EXECUTION_COLORS = {Execution.OPERATORS: _PUBLISHED, Execution.FUSED: _PLAIN, Execution.LOOPED: _OURS}
-_TABLE_4 = {
-    "projections": 4.10,
-    "ring": 0.32,
-    "selection": 2.52,
-    "attention": 69.40,
-    "output": 5.84,
-    "router": 3.15,
-    "experts": 14.67,
-}
 
 
 def draw_figures(folder: Path, machines: Machines, evidence: Sequence[Evidence]) -> tuple[Path, ...]:
@@ -33,8 +29,8 @@ def draw_figures(folder: Path, machines: Machines, evidence: Sequence[Evidence])
     folder.mkdir(parents=True, exist_ok=True)
     return (
         _bandwidth(folder / "bandwidth.png", machines),
-        _table_5(folder / "table5.png", machines),
-        _prefill(folder / "prefill.png", machines),
+        _table_5(folder / "table5.png", evidence),
+        _prefill(folder / "prefill.png", evidence),
         _looping(folder / "looping.png", machines),
         _residuals(folder / "residuals.png", evidence),
     )
@@ -113,11 +109,12 @@ def _bandwidth(path: Path, machines: Machines) -> Path:
     )
 
 
-def _table_5(path: Path, machines: Machines) -> Path:
+def _table_5(path: Path, evidence: Sequence[Evidence]) -> Path:
+    by_key = {one.figure.key: one for one in evidence}
     cells = [
-        (f"{entries // 1024}k × {batch}", rate, table_5_rate(machines["sn40l"], batch, entries))
-        for prompt, cache, full_batch, batch, full_rate, rate in TABLE_5
-        for entries, batch, rate in ((prompt, full_batch, full_rate), (cache, batch, rate))
+        (f"{cell.entries // 1024}k × {cell.batch}", by_key[f"{cell.label}: rate"])
+        for pair in TABLE_5
+        for cell in pair
     ]
     figure, axes = _subplots(8, 3.5)
     _pairs(axes, cells)
@@ -125,10 +122,10 @@ def _table_5(path: Path, machines: Machines) -> Path:
     return _save(figure, axes, path, "DeepSeek-R1 decode on 16 sockets (arXiv 2511.03092, table 5)")
 
 
-def _prefill(path: Path, machines: Machines) -> Path:
-    shares = expert_layer_shares(machines["sn40l"])
+def _prefill(path: Path, evidence: Sequence[Evidence]) -> Path:
+    by_key = {one.figure.key: one for one in evidence}
     figure, axes = _subplots(8, 3.5)
-    _pairs(axes, [(name, published, shares[name]) for name, published in _TABLE_4.items()])
+    _pairs(axes, [(name, by_key[f"R1 prefill: {name}"]) for name in EXPERT_LAYER])
     axes.set(yscale="log", ylabel="% of a layer's prefill")
     return _save(
         figure, axes, path, "DeepSeek-R1 prefill of 128k, one expert layer (arXiv 2511.03092, table 4)"
@@ -172,23 +169,23 @@ def _color(one: Evidence) -> str:
     return _OURS if one.kind is Kind.PREDICTION else _PUBLISHED
 
 
-def _pairs(axes: Any, cells: Sequence[tuple[str, float, float]]) -> None:
+def _pairs(axes: Any, cells: Sequence[tuple[str, Evidence]]) -> None:
     positions = range(len(cells))
     axes.bar(
         [position - 0.2 for position in positions],
-        [published for _, published, _ in cells],
+        [one.figure.low for _, one in cells],
         0.4,
         color=_PUBLISHED,
         label="published",
     )
     axes.bar(
         [position + 0.2 for position in positions],
-        [ours for _, _, ours in cells],
+        [one.comparison.ours for _, one in cells],
         0.4,
         color=_OURS,
         label="simulated",
     )
-    axes.set_xticks(positions, [name for name, _, _ in cells], fontsize=8)
+    axes.set_xticks(positions, [name for name, _ in cells], fontsize=8)
     axes.legend(fontsize=8)
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 HASH_TOKENS = 512  # of a block that a hash id stands for, in Mooncake's traces
 _MAX_HASH_ID = 2**62
+_LONGEST = 366 * 86400.0  # seconds between the first and the last request
 
 
 class TraceError(ValueError):
@@ -34,6 +35,7 @@ class Arrival:
     num_output_tokens: int
     seconds_elsewhere: float = 0.0
     hash_ids: tuple[int, ...] = ()
+    model: str = ""  # by name; of the one model, or of any if there are several
 
     @property
     def block_ids(self) -> tuple[int, ...]:
@@ -46,12 +48,14 @@ def read_trace(path: Path) -> Iterator[Arrival]:
 
     The formats are:
 
-    - our JSON lines: `time` in seconds, `num_prompt_tokens`, `num_output_tokens`;
+    - our JSON lines: `time` in seconds, `num_prompt_tokens`, `num_output_tokens`, and `model` if there are
+      several;
     - Mooncake's JSON lines, which vLLM's benchmark reads too: `timestamp` in milliseconds, `input_length`,
       `output_length`; either may have `hash_ids`;
     - a CSV file with the columns of BurstGPT or of Azure's traces.
     """
     with path.open(newline="", errors="replace") as file:
+        first_time: float | None = None
         previous_time = -math.inf
         for line_number, parse in _csv_rows(file) if path.suffix == ".csv" else _json_rows(file):
             try:
@@ -65,6 +69,9 @@ def read_trace(path: Path) -> Iterator[Arrival]:
                     f"{path}, line {line_number}: time {arrival.time} is before {previous_time}, "
                     "the time of the previous request"
                 )
+            first_time = arrival.time if first_time is None else first_time
+            if arrival.time - first_time > _LONGEST:
+                raise TraceError(f"{path}, line {line_number}: a trace must be of at most a year")
             previous_time = arrival.time
             yield arrival
 
@@ -98,7 +105,8 @@ def _arrival(row: Any) -> Arrival:
         return _checked(time, row["ContextTokens"], row["GeneratedTokens"])
     if "Timestamp" in row:
         return _checked(float(row["Timestamp"]), row["Request tokens"], row["Response tokens"])
-    return _checked(float(row["time"]), row["num_prompt_tokens"], row["num_output_tokens"], hash_ids)
+    arrival = _checked(float(row["time"]), row["num_prompt_tokens"], row["num_output_tokens"], hash_ids)
+    return replace(arrival, model=str(row.get("model", "")))
 
 
 def _checked(time: float, num_prompt_tokens: Any, num_output_tokens: Any, hash_ids: Any = ()) -> Arrival:
@@ -149,6 +157,10 @@ class Traffic:
             raise TraceError(
                 "a trace needs a finite rate above 0, at least one request, and mean lengths of at least "
                 f"one token, got {self}"
+            )
+        if self.num_requests / self.rate > _LONGEST:
+            raise TraceError(
+                f"a trace must be of at most a year, got {self.num_requests} requests at {self.rate} a second"
             )
 
     def arrivals(self) -> Iterator[Arrival]:

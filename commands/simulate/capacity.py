@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from backends.sn40l.deployment import DecodeShape, Deployment
-from backends.sn40l.hardware import load_machine_file
-from backends.sn40l.placement import DoesNotFitError, fitting
-from backends.sn40l.plan import socket_counts
+from backends.sn40l.comparison.plan import socket_counts
+from backends.sn40l.description.hardware import load_machine_file
+from backends.sn40l.step.deployment import DecodeShape, Deployment
+from backends.sn40l.step.placement import DoesNotFitError, fitting
+from cache.pool_options import KVCacheDtype
 from commands.shared.table import percentile, table
 from commands.simulate.answer import Answer
 from commands.simulate.arrivals import Traffic, read_trace
@@ -21,10 +22,12 @@ from commands.simulate.deployment import (
     prompt_store,
     serving_deployment,
     speculation_of,
+    switching_of,
 )
 from commands.simulate.manifests import kustomization
-from commands.simulate.options import PlanOptions
+from commands.simulate.options import PlanOptions, WeightDtype
 from commands.simulate.planning import Candidate, Carried, Limits, Load, candidates, carry, load_of, pareto
+from commands.simulate.switching import Switching
 from server.options.command_line import OptionError
 
 
@@ -73,7 +76,7 @@ def plan_answer(options: PlanOptions) -> Answer:
         f"{load.mean_output:,.0f} tokens on average"
     )
     if options.kubernetes:
-        settings = _settings(rows[0], load)
+        settings = _settings(options, rows[0], load)
         options.kubernetes.write_text(kustomization(title, rows[0].replicas, settings))
     lines = [
         title,
@@ -137,9 +140,7 @@ def _carried(options: PlanOptions, sized: Sequence[Deployment], load: Load, limi
 
 
 def _choices(options: PlanOptions, deployment: Deployment, policy: Any, load: Load) -> Candidate:
-    store = prompt_store(options, deployment, load.arrivals)
-    if options.split and store is not None:
-        raise OptionError("--split reads whole prompts: with hash_ids, give --prefix-cache-bytes 0")
+    store = None if options.other_models else prompt_store(options, deployment, load.arrivals)
     return Candidate(
         deployment,
         policy,
@@ -150,7 +151,19 @@ def _choices(options: PlanOptions, deployment: Deployment, policy: Any, load: Lo
         store=store,
         drafting=drafting_of(options, deployment),
         speculation=speculation_of(options),
+        switching=_switching(options, deployment),
     )
+
+
+def _switching(options: PlanOptions, deployment: Deployment) -> Switching | None:
+    switching = switching_of(options, deployment)
+    if switching is not None:
+        for name in ("split", "kubernetes"):
+            if getattr(options, name):
+                raise OptionError(f"--{name} is of one model, and --other-models has more")
+        for one in switching.deployments:
+            one.model.check_context(options.context)
+    return switching
 
 
 def _priced(deployment: Deployment, options: PlanOptions) -> Deployment:
@@ -253,30 +266,38 @@ def _label(row: _Row) -> str:
 def _commands(options: PlanOptions, row: _Row, load: Load) -> list[str]:
     """Return the flags of `serve`, and the `replay` that gives the same figures."""
     candidate = row.carried.candidate
-    flags = " ".join(f"--{flag} {value}" for flag, value in _settings(row, load).items())
+    settings = _settings(options, row, load)
+    flags = " ".join(f"--{flag} {value}" for flag, value in settings.items())
+    replay_flags = flags.replace("--quantization", "--weight-dtype")
     shortens = options.speculative_prefill_model is not None
     served = " --speculative-prefill-model DRAFT" if shortens else ""
     lines = [f"snapserve serve --model MODEL{served} {flags}"]
     if options.draft_model is not None:
         lines = ["snapserve serve has no speculative decoding, so it does not reach these rates"]
+    if options.other_models:
+        lines = ["snapserve serve has one model, so it does not switch between several"]
     replayed = "".join(
         f" --{name.replace('_', '-')} {value}"
         for name in ("speculative_prefill_model", "draft_model", "num_drafts", "acceptance")
         if (value := getattr(options, name)) != type(options).model_fields[name].default
     )
+    if options.other_models:
+        replayed += (
+            f" --other-models {','.join(options.other_models)} --longest-turn {options.longest_turn:g}"
+        )
     if not options.trace and not candidate.is_split:
         paged = " --paged" if candidate.is_paged else ""
         lines.append(
             f"snapserve simulate replay --model {options.model}{replayed} --machine {options.machine} "
             f"--sockets {candidate.deployment.num_sockets} --nodes {options.nodes} "
             f"--execution {candidate.deployment.execution} "
-            f"{flags} --rate {row.carried.rate:.4g} --requests {options.requests} --shape poisson "
+            f"{replay_flags} --rate {row.carried.rate:.4g} --requests {options.requests} --shape poisson "
             f"--mean-prompt {load.mean_prompt} --mean-output {options.mean_output} --no-varies{paged}"
         )
     return lines
 
 
-def _settings(row: _Row, load: Load) -> dict[str, str]:
+def _settings(options: PlanOptions, row: _Row, load: Load) -> dict[str, str]:
     """Return the options of `serve`, by the names of their flags."""
     candidate = row.carried.candidate
     settings = {"num-slots": str(candidate.num_slots), "policy": str(candidate.policy.name)}
@@ -285,6 +306,10 @@ def _settings(row: _Row, load: Load) -> dict[str, str]:
     if candidate.drafting is not None:
         settings["speculative-prefill-threshold"] = str(candidate.drafting.threshold)
         settings["speculative-prefill-keep"] = f"{candidate.drafting.keep:g}"
+    if options.kv_cache_dtype is not KVCacheDtype.AUTO:
+        settings["kv-cache-dtype"] = options.kv_cache_dtype
+    if options.weight_dtype is WeightDtype.INT8:
+        settings["quantization"] = options.weight_dtype
     return settings | {"max-model-len": str(load.max_model_len)}
 
 

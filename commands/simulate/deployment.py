@@ -4,16 +4,18 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from backends.sn40l.backend import default_deployment, simulated_store
-from backends.sn40l.deployment import Deployment, Execution
-from backends.sn40l.hardware import Machine, load_machine
-from backends.sn40l.model_config import load_model
-from backends.sn40l.speculation import Speculation
+from backends.sn40l.description.hardware import Machine, load_machine
+from backends.sn40l.description.model_config import Model, load_model
+from backends.sn40l.step.deployment import Deployment, Execution
+from backends.sn40l.step.speculation import Speculation
 from backends.timed import SimulatedStore
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
+from cache.pool_options import KVCacheDtype
 from commands.simulate.arrivals import HASH_TOKENS, Arrival
 from commands.simulate.drafting import Drafting
-from commands.simulate.options import MachineOptions, ServingOptions
+from commands.simulate.options import MachineOptions, ServingOptions, WeightDtype
+from commands.simulate.switching import Switching
 from server.options.command_line import OptionError
 
 
@@ -30,7 +32,18 @@ def deployment_of(
     deployment = default_deployment(
         options.model, options.machine, num_sockets or max_sockets, loops=loops, uses_ddr=options.uses_ddr
     )
-    return replace(deployment, slots_in_ddr=options.slots_in_ddr, num_nodes=options.nodes)
+    model = _stored(options, deployment.model)
+    return replace(deployment, model=model, slots_in_ddr=options.slots_in_ddr, num_nodes=options.nodes)
+
+
+_LINEAR_BYTES = {WeightDtype.AUTO: None, WeightDtype.BFLOAT16: 2.0, WeightDtype.INT8: 1.0}
+_CACHE_BYTES = {KVCacheDtype.AUTO: None, KVCacheDtype.INT8: 1.04}  # with the server's scales
+
+
+def _stored(options: MachineOptions, model: Model) -> Model:
+    """Return the model in the types of the options."""
+    linear, cache = _LINEAR_BYTES[options.weight_dtype], _CACHE_BYTES[options.kv_cache_dtype]
+    return model.stored_in(linear=linear, cache=cache)
 
 
 def serving_deployment(options: ServingOptions, num_sockets: int | None) -> Deployment:
@@ -64,6 +77,17 @@ def speculation_of(options: ServingOptions) -> Speculation | None:
     if options.draft_model is None or options.acceptance is None:
         return None
     return Speculation(load_model(options.draft_model), options.num_drafts, options.acceptance)
+
+
+def switching_of(options: ServingOptions, deployment: Deployment) -> Switching | None:
+    """Return the models that take turns. Raises `OptionError` for what only one model can have."""
+    if not options.other_models:
+        return None
+    for name in ("speculative_prefill_model", "draft_model", "prefix_cache_bytes"):
+        if getattr(options, name) is not None:
+            raise OptionError(f"--{name.replace('_', '-')} is of one model, and --other-models has more")
+    others = (replace(deployment, model=_stored(options, load_model(name))) for name in options.other_models)
+    return Switching((deployment, *others), options.longest_turn, options.seed)
 
 
 def policy_of(name: PolicyName, slot_capacity: int) -> PolicyOptions:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from backends.config import DRAFT_POOL
 from backends.fake import slot_pool
 from backends.interface import BackendSpec, Batch, Importance, ScratchSpec
-from backends.sn40l.cost_model import DeploymentCost
-from backends.sn40l.deployment import Deployment, Execution
-from backends.sn40l.prefill import Chunk, Compression, prefill_seconds
+from backends.sn40l.step.cost_model import DeploymentCost
+from backends.sn40l.step.deployment import Deployment, Execution
+from backends.sn40l.step.prefill import Chunk, Compression, prefill_seconds
 from backends.timed import CostModel
 from cache.scratch import ScratchLayout
 

@@ -1,20 +1,17 @@
 """`step`: one device step, kernel by kernel."""
 
-import contextlib
 import json
-import math
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from dataclasses import replace
 
-from backends.sn40l.decode import decode_seconds, decode_step
-from backends.sn40l.deployment import DecodeShape, Deployment
-from backends.sn40l.evidence import variants
-from backends.sn40l.hardware import load_machine_file
-from backends.sn40l.kernels import Step, bottleneck
-from backends.sn40l.placement import DoesNotFitError, switch_seconds
-from backends.sn40l.prefill import Chunk, prefill_seconds, prefill_step
-from backends.sn40l.trace import chrome_trace
+from backends.sn40l.description.hardware import load_machine_file
+from backends.sn40l.step.decode import decode_seconds, decode_step
+from backends.sn40l.step.deployment import DecodeShape
+from backends.sn40l.step.kernels import Step, bottleneck
+from backends.sn40l.step.placement import switch_seconds
+from backends.sn40l.step.prefill import Chunk, prefill_seconds, prefill_step
+from backends.sn40l.step.ranges import value_range
+from backends.sn40l.step.trace import chrome_trace
 from commands.shared.table import table
 from commands.simulate.answer import Answer
 from commands.simulate.deployment import deployment_of
@@ -25,14 +22,15 @@ def step_answer(options: StepOptions) -> Answer:
     """Return the time of a decode or prefill step by kernel."""
     deployment = replace(deployment_of(options, options.sockets), execution=options.execution)
     deployment.model.check_context(options.prefill or options.slot_capacity)
+    changes = load_machine_file(options.machine).changes()
     if options.prefill:
         chunk = Chunk(options.prefill)
         step = prefill_step(deployment, chunk)
-        low, high = _range(options, deployment, lambda changed: prefill_seconds(changed, chunk))
+        spread = value_range(deployment, changes, lambda changed: prefill_seconds(changed, chunk))
     else:
         shape = DecodeShape(options.batch, options.slot_capacity)
         step = decode_step(deployment, shape)
-        low, high = _range(options, deployment, lambda changed: decode_seconds(changed, shape))
+        spread = value_range(deployment, changes, lambda changed: decode_seconds(changed, shape))
     if options.chrome_trace:
         options.chrome_trace.write_text(json.dumps(chrome_trace(step)))
     if options.plot:
@@ -42,8 +40,8 @@ def step_answer(options: StepOptions) -> Answer:
     peak_bandwidth = step.num_sockets * deployment.machine.hbm_bandwidth
     totals = {
         "seconds": step.seconds,
-        "seconds_low": min(low, step.seconds),
-        "seconds_high": max(high, step.seconds),
+        "seconds_low": spread.low,
+        "seconds_high": spread.high,
         "calls": step.num_calls,
         "hbm_bytes": step.hbm_bytes,
         "operations": step.operations,
@@ -59,18 +57,6 @@ def step_answer(options: StepOptions) -> Answer:
         _kernel_table(step),
     ]
     return Answer(lines, {**totals, "bottleneck": limit})
-
-
-def _range(
-    options: StepOptions, deployment: Deployment, seconds: Callable[[Deployment], float]
-) -> tuple[float, float]:
-    """Return the least and most seconds with one unpublished number of the machine at an end of its range."""
-    changed: list[float] = []
-    for change in variants(load_machine_file(options.machine)):
-        machine = replace(deployment.machine, **change)
-        with contextlib.suppress(DoesNotFitError):  # with the largest reserve
-            changed.append(seconds(replace(deployment, machine=machine)))
-    return min(changed, default=math.inf), max(changed, default=0.0)
 
 
 def _kernel_table(step: Step) -> str:

@@ -1,17 +1,21 @@
 """`measure`: the constants of the machine at hand, fitted on steps of the real torch backend.
 
-Bandwidth and the rate of products are measured alone. Five efficiencies are each fitted on one step of a
-model with random weights. Steps of another model, never used for fitting, test the result.
+Bandwidth and the rate of products are measured alone. Four efficiencies and the time of a call are each
+fitted on one step of a model with random weights. Steps of another model, never used for fitting, test the
+result. All steps take turns, round after round, and the shortest run of each counts: what else runs on the
+machine then disturbs all of them, and its size shows as the median over the shortest.
 """
 
 import json
 import math
 import os
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +31,11 @@ from backends.interface import (
     PrefillShape,
     SamplingParams,
 )
-from backends.sn40l.decode import decode_seconds
-from backends.sn40l.deployment import DecodeShape, Deployment
-from backends.sn40l.hardware import Machine, load_machine
-from backends.sn40l.model_config import Model, model_from_config
-from backends.sn40l.prefill import Chunk, prefill_seconds
+from backends.sn40l.description.hardware import Machine, load_machine
+from backends.sn40l.description.model_config import Model, model_from_config
+from backends.sn40l.step.decode import decode_seconds
+from backends.sn40l.step.deployment import DecodeShape, Deployment
+from backends.sn40l.step.prefill import Chunk, prefill_seconds
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DtypeName, TorchBackendConfig
 from cache.policy import PolicyName
@@ -43,6 +47,7 @@ from commands.simulate.options import MeasureOptions
 
 _TOLERANCE = 0.15
 _CHUNK = 512
+_SWEEPS = 8
 _DRAW = Draw(SamplingParams(temperature=0.0))
 _BASE = {"model_type": "llama", "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "dtype": "bfloat16"}
 
@@ -72,7 +77,7 @@ class _Shape:
 
 _TINY = _Shape(64, 8, 2, 1, 128, 256)
 _FITTED = _Shape(768, 8, 12, 4, 2048, 16384)
-_HELD_OUT = _Shape(1024, 6, 16, 8, 2816, 32000)
+_HELD_OUT = _Shape(896, 9, 14, 7, 2432, 24000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,69 +102,99 @@ class _Step:
         return prefill_seconds(deployment, Chunk(_CHUNK, self.index))
 
 
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """A step, its use, and its seconds: measured, the median over the shortest, and simulated."""
+
+    name: str
+    use: str
+    measured: float
+    spread: float
+    simulated: float
+
+    @property
+    def error(self) -> float:
+        return self.simulated / self.measured - 1
+
+
 def measure_answer(options: MeasureOptions) -> Answer:
     """Measure, fit, and compare with steps of another model. The status is 1 beyond 15 %."""
     context = options.context
-    machine = replace(
-        load_machine("cpu"),
-        hbm_bandwidth=_bandwidth(options.repeats),
-        hbm_capacity=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
-        compute_units=torch.get_num_threads(),
-        compute_unit_rate=_matrix_rate(options.repeats) / torch.get_num_threads(),
-        drain=0.0,
-    )
     one, many = _Step("decode, 1 slot", 1, 64), _Step("decode, 8 slots, long", 8, context - 64)
     early, late = _Step("prompt, first chunk", 0, 0), _Step("prompt, last chunk", 0, context - 2 * _CHUNK)
-    rows: list[tuple[str, str, float, float]] = []
-    with _backend(_TINY, options) as run:
-        num_calls = 3 + machine.kernels_per_layer * _TINY.num_layers
-        machine = replace(machine, launch=run(one) / num_calls)
-    with _backend(_FITTED, options) as run:
-        model = _model(_FITTED, context)
-        for name, step in (
-            ("stream_efficiency", one),
-            ("gemm_efficiency", early),
-            ("decode_attention_efficiency", many),
-            ("prefill_attention_efficiency", late),
-        ):
-            seconds = run(step)
-            machine = _fitted(machine, name, seconds, lambda m, s=step: s.simulated(model, m))  # type: ignore[misc]
-            rows.append((step.name, f"fits {name}", seconds, step.simulated(model, machine)))
-    with _backend(_HELD_OUT, options) as run:
-        model = _model(_HELD_OUT, context)
-        held_out = (
-            one,
-            _Step("decode, 4 slots", 4, context // 2),
-            many,
-            early,
-            _Step("prompt, middle chunk", 0, context // 2),
-        )
-        rows += [(step.name, "held out", run(step), step.simulated(model, machine)) for step in held_out]
-    return _answer(options, machine, rows)
+    fits = {
+        "stream_efficiency": one,
+        "gemm_efficiency": early,
+        "decode_attention_efficiency": many,
+        "prefill_attention_efficiency": late,
+    }
+    held_out = (
+        one,
+        _Step("decode, 4 slots", 4, context // 2),
+        many,
+        early,
+        _Step("prompt, middle chunk", 0, context // 2),
+    )
+    steps = {_TINY: (one,), _FITTED: tuple(fits.values()), _HELD_OUT: held_out}
+    times = _times(steps, options)
+    machine = replace(
+        load_machine("cpu"),
+        hbm_bandwidth=_DATA_BYTES / min(times[_BANDWIDTH]),
+        hbm_capacity=float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        compute_units=torch.get_num_threads(),
+        compute_unit_rate=_PRODUCT_OPERATIONS / min(times[_PRODUCT]) / torch.get_num_threads(),
+        drain=0.0,
+    )
+    num_calls = 3 + machine.kernels_per_layer * _TINY.num_layers
+    machine = replace(machine, launch=min(times[_TINY, one]) / num_calls)
+    model = model_from_config("measured", _FITTED.config(context))
+    for name, step in _SWEEPS * tuple(fits.items()):  # each enters the other steps a little, too
+        machine = _fitted(machine, name, min(times[_FITTED, step]), partial(step.simulated, model))
+    uses = [(_FITTED, step, f"fits {name}") for name, step in fits.items()]
+    uses += [(_HELD_OUT, step, "held out") for step in held_out]
+    compared: list[_Compared] = []
+    for shape, step, use in uses:
+        measured = times[shape, step]
+        shortest = min(measured)
+        simulated = step.simulated(model_from_config("measured", shape.config(context)), machine)
+        spread = statistics.median(measured) / shortest
+        compared.append(_Compared(step.name, use, shortest, spread, simulated))
+    return _answer(options, machine, compared)
 
 
-def _answer(
-    options: MeasureOptions, machine: Machine, rows: Sequence[tuple[str, str, float, float]]
-) -> Answer:
+def _answer(options: MeasureOptions, machine: Machine, compared: Sequence[_Compared]) -> Answer:
     constants = {name: getattr(machine, name) for name in _MEASURED}
     text = _toml(constants)
     if options.output:
         options.output.write_text(text)
-    errors = [ours / real - 1 for _, use, real, ours in rows if use == "held out"]
     cells = [
-        (name, use, f"{1e3 * real:.3f}", f"{1e3 * ours:.3f}", f"{ours / real - 1:+.1%}")
-        for name, use, real, ours in rows
+        (
+            one.name,
+            one.use,
+            f"{1e3 * one.measured:.3f}",
+            f"{one.spread:.2f}",
+            f"{1e3 * one.simulated:.3f}",
+            f"{one.error:+.1%}",
+        )
+        for one in compared
     ]
-    worst = max(map(abs, errors))
+    worst = max(abs(one.error) for one in compared if one.use == "held out")
+    header = ("step", "use", "measured ms", "median / shortest", "simulated ms", "error")
     lines = [
         text,
-        table(("step", "use", "measured ms", "simulated ms", "error"), cells),
+        table(header, cells),
         "",
         f"largest error of steps that were not fitted: {worst:.1%} (at most {_TOLERANCE:.0%} is expected)",
     ]
     steps = [
-        {"step": name, "use": use, "measured_seconds": real, "simulated_seconds": ours}
-        for name, use, real, ours in rows
+        {
+            "step": one.name,
+            "use": one.use,
+            "measured_seconds": one.measured,
+            "median_over_shortest": one.spread,
+            "simulated_seconds": one.simulated,
+        }
+        for one in compared
     ]
     values = {"constants": constants, "steps": steps, "worst_error": worst}
     return Answer(lines, values, status=0 if worst <= _TOLERANCE else 1)
@@ -201,13 +236,54 @@ def _fitted(machine: Machine, name: str, seconds: float, simulated: Callable[[Ma
     return replace(machine, **found)
 
 
-def _model(shape: _Shape, context: int) -> Model:
-    return model_from_config("measured", shape.config(context))
+_BANDWIDTH, _PRODUCT = "bandwidth", "product"
+_DATA_BYTES = 4 * 64 * 2**20
+_PRODUCT_SHAPE = (1024, 2048, 2048)
+_PRODUCT_OPERATIONS = 2 * math.prod(_PRODUCT_SHAPE)
+_SHORT = 0.05  # seconds: shorter steps run several times a round
+_Timed = str | tuple[_Shape, _Step]
+
+
+def _times(steps: Mapping[_Shape, Sequence[_Step]], options: MeasureOptions) -> dict[_Timed, list[float]]:
+    """Return the seconds of each run of each step, of a reduction and of a product."""
+    data = torch.ones(_DATA_BYTES // 4)
+    rows, inner, columns = _PRODUCT_SHAPE
+    left = torch.ones(rows, inner, dtype=torch.bfloat16)
+    right = torch.ones(inner, columns, dtype=torch.bfloat16)
+    with ExitStack() as stack:
+        runs: dict[_Timed, Callable[[], float]] = {
+            _BANDWIDTH: lambda: _seconds(lambda: data.sum()),
+            _PRODUCT: lambda: _seconds(lambda: left @ right),
+        }
+        for shape, of_shape in steps.items():
+            backend = stack.enter_context(_backend(shape, options))
+            for step in of_shape:
+                runs[shape, step] = partial(_elapsed, backend, step)
+        times: dict[_Timed, list[float]] = {key: [] for key in runs}
+        for run in runs.values():
+            run()  # the first one of each allocates
+        for _ in range(options.repeats):
+            for key, run in runs.items():
+                until = time.perf_counter() + _SHORT
+                times[key].append(run())
+                while time.perf_counter() < until:
+                    times[key].append(run())
+    return times
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def _elapsed(backend: TorchBackend, step: _Step) -> float:
+    return backend.submit(step.batch()).result().elapsed
 
 
 @contextmanager
-def _backend(shape: _Shape, options: MeasureOptions) -> Iterator[Callable[[_Step], float]]:
-    """Yield a function that returns the shortest of several runs of a step, in seconds."""
+def _backend(shape: _Shape, options: MeasureOptions) -> Iterator[TorchBackend]:
+    """Yield a warm backend of a model with random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     with tempfile.TemporaryDirectory() as folder:
@@ -230,28 +306,6 @@ def _backend(shape: _Shape, options: MeasureOptions) -> Iterator[Callable[[_Step
                 backend.warmup()
                 while backend.use_idle_time():
                     time.sleep(0.01)
-            yield lambda step: min(
-                backend.submit(step.batch()).result().elapsed for _ in range(options.repeats)
-            )
+            yield backend
         finally:
             backend.close()
-
-
-def _bandwidth(repeats: int) -> float:
-    data = torch.ones(64 * 2**20)
-    return data.numel() * data.element_size() / _shortest(lambda: data.sum(), repeats)
-
-
-def _matrix_rate(repeats: int) -> float:
-    left = torch.ones(1024, 2048, dtype=torch.bfloat16)
-    right = torch.ones(2048, 2048, dtype=torch.bfloat16)
-    return 2 * 1024 * 2048 * 2048 / _shortest(lambda: left @ right, repeats)
-
-
-def _shortest(run: Callable[[], object], repeats: int) -> float:
-    times: list[float] = []
-    for _ in range(repeats + 1):
-        started = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - started)
-    return min(times)

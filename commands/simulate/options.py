@@ -3,15 +3,17 @@
 `python -m commands.simulate` prints the tables of the reference.
 """
 
+import enum
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from backends.options import Count, CountOrZero, OptionGroup, Shown, Tokens
-from backends.sn40l.deployment import Execution
 from backends.sn40l.entry import MACHINE_TEXT, MODEL_TEXT, MachineName, ModelName
+from backends.sn40l.step.deployment import Execution
 from cache.policy import PolicyName
+from cache.pool_options import KVCacheDtype
 from commands.simulate.arrivals import ShapeName
 from server.options.command_line import options_table
 from server.options.speculative_prefill import Keep
@@ -21,6 +23,14 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), Shown("N", expect
 _COUNTS = Shown("N,…", is_joined=True, expected="a whole number of at least 1, or several with commas")
 _Limit = Annotated[_Positive | None, Shown("SECONDS", default="any")]
 _Json = Annotated[bool, Shown(flag="json")]
+
+
+class WeightDtype(enum.StrEnum):
+    """The type of linear layers' weights."""
+
+    AUTO = "auto"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"
 
 
 class SimulateGroup(OptionGroup):
@@ -35,6 +45,10 @@ class MachineOptions(SimulateGroup):
 
     model: Annotated[ModelName, Field(description=MODEL_TEXT)] = "llama-3.1-8b"
     machine: Annotated[MachineName, Field(description=MACHINE_TEXT)] = "sn40l"
+    weight_dtype: WeightDtype = WeightDtype.AUTO
+    """Type of the linear layers' weights; auto: as the config.json says."""
+    kv_cache_dtype: KVCacheDtype = KVCacheDtype.AUTO
+    """Type of keys and values in slots; int8 takes 0.52 of bfloat16's bytes, as in the server."""
     uses_ddr: bool = False
     """Let weights that HBM cannot hold stream from DDR."""
     nodes: Count = 1
@@ -98,6 +112,13 @@ class ServingOptions(MachineOptions):
     """Arrivals: JSON lines (ours or Mooncake's), or CSV (BurstGPT's or Azure's)."""
     prefix_cache_bytes: Annotated[CountOrZero | None, Shown("BYTES", default="all of its DDR")] = None
     """DDR for the keys and values of prompts, where the trace's hash_ids say what prompts share."""
+    other_models: Annotated[
+        tuple[ModelName, ...],
+        Shown("MODEL,…", default="none", is_joined=True, expected="a model, or several with commas"),
+    ] = ()
+    """Models that take turns with --model: HBM holds the weights of one, DDR those of all."""
+    longest_turn: Annotated[_Positive, Shown("SECONDS")] = 1.0
+    """Time after which a turn takes no new requests if other models have some."""
 
 
 class PlanOptions(ManyDeploymentsOptions, ServingOptions):
@@ -202,6 +223,8 @@ class ReplayOptions(OneDeploymentOptions, ServingOptions):
     """Draw the lengths, too; otherwise all are the means."""
     collapse: bool = True
     """Take runs of equal decode steps at once."""
+    range: bool = False
+    """Replay twice more, with the unpublished number that changes most at the ends of its range."""
     series: OutputFile | None = None
     """Write queue and slot use over time into this CSV file."""
     plot: Picture | None = None
@@ -221,7 +244,7 @@ class MeasureOptions(SimulateGroup):
     title: ClassVar[str] = "snapserve simulate measure"
 
     repeats: Count = 10
-    """Runs of each step, of which the shortest counts."""
+    """Rounds in which each step runs; the shortest run counts."""
     context: Annotated[int, Field(ge=2048, le=131072), Shown("N", expected="from 2048 to 131072")] = 4096
     """Tokens of the longest step."""
     compile: bool = True

@@ -9,22 +9,24 @@ import heapq
 import itertools
 import math
 import statistics
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from backends.sn40l.cost_model import DeploymentCost, compression_of
-from backends.sn40l.deployment import DecodeShape, Deployment, Execution
-from backends.sn40l.evidence import variants
-from backends.sn40l.hardware import MachineFile
-from backends.sn40l.placement import DoesNotFitError, max_batch
-from backends.sn40l.prefill import Chunk, prefill_seconds
-from backends.sn40l.speculation import Speculation, token_seconds
+from backends.sn40l.description.hardware import MachineFile
+from backends.sn40l.step.cost_model import DeploymentCost, compression_of
+from backends.sn40l.step.deployment import DecodeShape, Deployment, Execution
+from backends.sn40l.step.placement import DoesNotFitError, max_batch
+from backends.sn40l.step.prefill import Chunk, prefill_seconds
+from backends.sn40l.step.ranges import value_range
+from backends.sn40l.step.speculation import Speculation, token_seconds
 from backends.timed import CostModel, SimulatedStore
 from cache.policy import CachePolicy
 from commands.shared.table import percentile
 from commands.simulate.arrivals import HASH_TOKENS, Arrival
 from commands.simulate.drafting import Drafting
 from commands.simulate.replay import Replay, ReplayRecord, replay_config, replay_spec
+from commands.simulate.switching import Switching
 
 _ROUNDS = 7  # of bisection: a rate is known within 2 % of its bound
 _GENERATIONS = 8  # requests of a replay over those under way at once: it must outlast its beginning
@@ -130,7 +132,8 @@ class Candidate:
 
     With `is_paged`, memory is charged for the tokens that sequences hold, not for their slots. With
     `is_split`, other nodes of the same kind read the prompts. With a `store`, prompts that begin like earlier
-    ones are copied from there. With `drafting`, a draft shortens long prompts, where they are read.
+    ones are copied from there. With `drafting`, a draft shortens long prompts, where they are read. With
+    `switching`, several models take turns, and seconds are means over them.
     """
 
     deployment: Deployment
@@ -142,6 +145,17 @@ class Candidate:
     store: SimulatedStore | None = None
     drafting: Drafting | None = None
     speculation: Speculation | None = None
+    switching: Switching | None = None
+
+    @property
+    def deployments(self) -> tuple[Deployment, ...]:
+        """Those of all models."""
+        return (self.deployment,) if self.switching is None else self.switching.deployments
+
+    def on(self, deployment: Deployment) -> "Candidate":
+        """Return the same choices on another deployment of the model."""
+        switching = None if self.switching is None else self.switching.on(deployment)
+        return replace(self, deployment=deployment, switching=switching)
 
     def num_read(self, num_prompt_tokens: int) -> int:
         """Return how many of a prompt's tokens the model is given."""
@@ -150,10 +164,10 @@ class Candidate:
     def read_seconds(self, num_prompt_tokens: int, num_restored: int = 0) -> float:
         """Return how long a prompt is read, alone and in one step."""
         num_read = self.num_read(num_prompt_tokens)
-        deployment = replace(self.deployment, execution=Execution.FUSED)
         start = min(num_restored, num_read - 1)
-        seconds = prefill_seconds(
-            deployment, Chunk(num_read - start, start, compression_of(self.policy, num_read))
+        chunk = Chunk(num_read - start, start, compression_of(self.policy, num_read))
+        seconds = statistics.fmean(
+            prefill_seconds(replace(one, execution=Execution.FUSED), chunk) for one in self.deployments
         )
         if self.drafting is not None and num_read < num_prompt_tokens:
             seconds += self.drafting.seconds(num_prompt_tokens)
@@ -173,7 +187,8 @@ class Candidate:
     def step_seconds(self, load: Load) -> float:
         pads = self.deployment.machine.pads_decode
         entries = self.policy.layout.capacity if pads else self.resident(load)
-        return token_seconds(self.deployment, DecodeShape(self.num_slots, entries), self.speculation)
+        shape = DecodeShape(self.num_slots, entries)
+        return statistics.fmean(token_seconds(one, shape, self.speculation) for one in self.deployments)
 
     def bound(self, load: Load, limits: Limits) -> float:
         """Return the rate in requests a second at which the machine is never idle, at the mean lengths."""
@@ -207,16 +222,27 @@ class Candidate:
 
     def play(self, arrivals: Sequence[Arrival], load: Load, rate: float) -> ReplayRecord:
         """Return the replay of these arrivals."""
-        prefixes = self.store.spec if self.store is not None else None
-        spec = replay_spec(self.num_slots, self.policy, load.max_model_len, prefixes)
         resident = self.resident(load) if self.is_paged else None
+        if self.switching is not None:
+            return self.switching.play(
+                arrivals,
+                self.policy,
+                self.num_slots,
+                load.max_model_len,
+                self.max_inter_token_latency,
+                resident,
+            )
+        store = None if self.is_split else self.store
+        prefixes = store.spec if store is not None else None
+        spec = replay_spec(self.num_slots, self.policy, load.max_model_len, prefixes)
         cost: CostModel = DeploymentCost(
             self.deployment, spec.pools[0], resident_entries=resident, speculation=self.speculation
         )
         config = replay_config(self.max_inter_token_latency)
         drafting = None if self.is_split else self.drafting
+        num_restored = 0
         if self.is_split:
-            arrivals = self._read_elsewhere(arrivals, self.num_prefill_nodes(load, rate))
+            arrivals, num_restored = self._read_elsewhere(arrivals, self.num_prefill_nodes(load, rate))
         if drafting is not None:
             spec = drafting.spec(spec)
             cost = drafting.cost(cost, spec)
@@ -226,29 +252,70 @@ class Candidate:
             config,
             sample_interval=math.inf,
             skips_prefill=self.is_split,
-            store=self.store,
+            store=store,
             drafting=drafting,
         )
-        return replay.run(arrivals)
+        record = replay.run(arrivals)
+        record.num_restored_tokens += num_restored
+        return record
 
-    def _read_elsewhere(self, arrivals: Sequence[Arrival], num_nodes: int) -> list[Arrival]:
-        """Return the arrivals at the decode node: first come, first served by the prefill nodes.
+    def _read_elsewhere(self, arrivals: Sequence[Arrival], num_nodes: int) -> tuple[list[Arrival], int]:
+        """Return the arrivals at the decode node, and how many of their tokens were restored.
 
-        What a slot holds of a prompt is then sent over the links.
+        Prefill nodes take them first come, first served. They share a store of blocks. What a slot holds of a
+        prompt is then sent over the links.
         """
         links = self.deployment.num_all_sockets * self.deployment.machine.link_bandwidth
+        blocks = _Blocks(self.store, num_nodes) if self.store is not None else None
         free = [0.0] * num_nodes
         found: list[Arrival] = []
+        total_restored = 0
         for arrival in arrivals:
-            end = max(arrival.time, heapq.heappop(free)) + self.read_seconds(arrival.num_prompt_tokens)
-            heapq.heappush(free, end)
             size = self.num_read(arrival.num_prompt_tokens)
+            start = max(arrival.time, heapq.heappop(free))
+            # A draft's choice of tokens is no beginning of another prompt.
+            if blocks is None or size < arrival.num_prompt_tokens:
+                end = start + self.read_seconds(arrival.num_prompt_tokens)
+            else:
+                num_known, copying = blocks.known(arrival, start)
+                num_restored = min(num_known * HASH_TOKENS, size - 1)
+                total_restored += num_restored
+                end = start + copying + self.read_seconds(arrival.num_prompt_tokens, num_restored)
+                blocks.store(arrival, end)
+            heapq.heappush(free, end)
             held = min(size, self.policy.layout.capacity)
             end += self.deployment.model.cache_bytes(held) / links
-            found.append(
-                replace(arrival, time=end, num_prompt_tokens=size, seconds_elsewhere=end - arrival.time)
-            )
-        return sorted(found, key=lambda arrival: arrival.time)
+            changed = replace(arrival, time=end, num_prompt_tokens=size, hash_ids=())
+            found.append(replace(changed, seconds_elsewhere=end - arrival.time))
+        return sorted(found, key=lambda arrival: arrival.time), total_restored
+
+
+class _Blocks:
+    """The blocks that prefill nodes have stored together, the least recently used first."""
+
+    def __init__(self, store: SimulatedStore, num_nodes: int) -> None:
+        self._most = num_nodes * store.spec.num_blocks
+        self._seconds = store.spec.block_bytes / store.bandwidth  # of copying one
+        self._since: OrderedDict[int, float] = OrderedDict()
+
+    def known(self, arrival: Arrival, now: float) -> tuple[int, float]:
+        """Return how many first blocks of a prompt are stored, and the seconds of copying all of its blocks.
+
+        Those that are not stored are copied into the store later.
+        """
+        count = 0
+        for block in arrival.block_ids:
+            if self._since.get(block, math.inf) > now:
+                break
+            self._since.move_to_end(block)
+            count += 1
+        return count, len(arrival.block_ids) * self._seconds
+
+    def store(self, arrival: Arrival, now: float) -> None:
+        for block in arrival.block_ids:
+            self._since.setdefault(block, now)
+        while len(self._since) > self._most:
+            self._since.popitem(last=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,8 +372,9 @@ def candidates(
     Where a step takes the time of all slots, those that stay empty only slow it. `options` has the other
     choices.
     """
-    base = replace(options, deployment=deployment, policy=policy, num_slots=1)
-    most = max_batch(deployment, base.resident(load) if base.is_paged else policy.layout.capacity)
+    base = replace(options.on(deployment), policy=policy, num_slots=1)
+    entries = base.resident(load) if base.is_paged else policy.layout.capacity
+    most = min(max_batch(one, entries) for one in base.deployments)
     counts = {2**power for power in range(most.bit_length()) if 2**power <= most} | (
         {most} if most else set()
     )
@@ -321,7 +389,8 @@ def _expected(candidate: Candidate, load: Load, limits: Limits) -> float:
     entries = candidate.resident(load) if candidate.is_paged else candidate.policy.layout.capacity
     shape = DecodeShape(candidate.num_slots, entries)
     try:
-        token_seconds(candidate.deployment, shape, candidate.speculation)
+        for one in candidate.deployments:
+            token_seconds(one, shape, candidate.speculation)
     except DoesNotFitError:
         return 0.0  # the activations of a verification are larger than those of a step
     return candidate.expected(load, limits)
@@ -348,13 +417,18 @@ def carry(candidate: Candidate, load: Load, limits: Limits, machine_file: Machin
     machine = candidate.deployment.machine
     num_prefill = candidate.num_prefill_nodes(load, low)
     sockets = candidate.deployment.num_all_sockets * (1 + num_prefill)
-    ends = [bound, *_bounds(candidate, load, limits, machine_file)]
+    free = replace(limits, max_ttft=None, max_tpot=None)
+    spread = value_range(
+        candidate.deployment,
+        machine_file.changes(),
+        lambda changed: candidate.on(changed).bound(load, free),
+    )
     return Carried(
         candidate,
         low,
         bound,
-        min(ends),
-        max(ends),
+        min(bound, spread.low),
+        max(bound, spread.high),
         found,
         low * limits.share_met(found),
         num_prefill,
@@ -413,13 +487,3 @@ def _mean_under_way(record: ReplayRecord, start: float, end: float) -> float:
         for ended, whole in zip(record.end_times, record.end_to_end, strict=True)
     )
     return under_way / (end - start)
-
-
-def _bounds(candidate: Candidate, load: Load, limits: Limits, machine_file: MachineFile) -> Iterator[float]:
-    for change in variants(machine_file):
-        machine = replace(candidate.deployment.machine, **change)
-        changed = replace(candidate, deployment=replace(candidate.deployment, machine=machine))
-        try:
-            yield changed.bound(load, replace(limits, max_ttft=None, max_tpot=None))
-        except DoesNotFitError:
-            continue  # a larger reserve has fewer slots, which is another candidate

@@ -103,6 +103,8 @@ class ReplayRecord:
     busy_seconds: float = 0.0  # of the device
     decode_seconds: float = 0.0
     slot_seconds: float = 0.0  # slots in use, integrated over time
+    num_switches: int = 0  # between models
+    switch_seconds: float = 0.0
     seconds: float = 0.0
 
     def by_request(self) -> Iterator[tuple[float, float, float]]:
@@ -139,6 +141,8 @@ class Replay:
     `collapses` joins runs of decode steps of the same rows into one launch, whose tokens are only counted.
     Results are the same without it where a step's time does not depend on its sequences' lengths. With
     `skips_prefill`, other nodes read the prompts, and an arrival is the end of that.
+
+    Replays of models that take turns on a machine share a `clock` and a `record`.
     """
 
     def __init__(
@@ -152,6 +156,8 @@ class Replay:
         skips_prefill: bool = False,
         store: SimulatedStore | None = None,
         drafting: Drafting | None = None,
+        clock: VirtualClock | None = None,
+        record: ReplayRecord | None = None,
     ) -> None:
         self._spec = spec
         self._cost_model = cost_model
@@ -159,7 +165,7 @@ class Replay:
         self._store = store
         self._drafting = drafting
         self._drafted: dict[str, Add] = {}  # by their draft's request id: requests whose draft reads
-        self._clock = VirtualClock()
+        self._clock = clock if clock is not None else VirtualClock()
         config = config if config is not None else replay_config(_LATENCY)
         # One step per launch: `_collapse` chooses the number of steps itself.
         config = replace(config, max_decode_steps=1)
@@ -169,22 +175,45 @@ class Replay:
         self._next_sample = 0.0
         self._prompt = (0,) * spec.max_model_len
         self._seconds_elsewhere: dict[str, float] = {}
-        self._record = ReplayRecord()
+        self._record = record if record is not None else ReplayRecord()
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a further request would get a slot at once."""
+        under_way = self._scheduler.num_waiting + self._scheduler.num_slots_in_use
+        return under_way < self._spec.pools[0].num_slots
 
     def run(self, arrivals: Iterable[Arrival]) -> ReplayRecord:
         """Play until all requests have ended, and return the record."""
-        adds = self._adds(arrivals)
-        upcoming = next(adds, None)
-        while upcoming is not None or self._scheduler.has_work:
-            if upcoming is not None and not self._scheduler.has_work:
-                self._clock.elapse(max(0.0, upcoming.arrival_time - self._clock.now()))
-            while upcoming is not None and upcoming.arrival_time <= self._clock.now():
-                self._add(upcoming)
-                upcoming = next(adds, None)
-            self._step(upcoming.arrival_time if upcoming is not None else math.inf)
-            self._take_outputs()
+        numbered = enumerate(arrivals)
+        upcoming = next(numbered, None)
+        while upcoming is not None or self.has_work:
+            if upcoming is not None and not self.has_work:
+                self._clock.elapse(max(0.0, upcoming[1].time - self._clock.now()))
+            while upcoming is not None and upcoming[1].time <= self._clock.now():
+                self.add(*upcoming)
+                upcoming = next(numbered, None)
+            self.step(upcoming[1].time if upcoming is not None else math.inf)
         self._record.seconds = self._clock.now()
         return self._record
+
+    def add(self, index: int, arrival: Arrival) -> None:
+        """Queue the request of an arrival, whose number is `index`."""
+        if arrival.seconds_elsewhere:
+            self._seconds_elsewhere[str(index)] = arrival.seconds_elsewhere
+        prompt = self._token_ids(arrival)
+        stop = StopCriteria(max_tokens=arrival.num_output_tokens)
+        salt = "" if arrival.hash_ids else str(index)
+        self._add(Add(str(index), prompt, _GREEDY, stop, arrival.time, cache_salt=salt))
+
+    def step(self, next_arrival: float) -> None:
+        """Take one step, or several decode steps at once, and record what has ended."""
+        self._step(next_arrival)
+        self._take_outputs()
 
     def _add(self, add: Add) -> None:
         # Only its lengths can be refused. `admit` would look at every token of the prompt, which is ours.
@@ -211,21 +240,12 @@ class Replay:
         pool = len(self._spec.pools)
         return replace(add, request_id=request_id, stop=stop, pool=pool, importance=IMPORTANCE)
 
-    def _adds(self, arrivals: Iterable[Arrival]) -> Iterator[Add]:
-        for index, arrival in enumerate(arrivals):
-            prompt = self._token_ids(arrival)
-            if arrival.seconds_elsewhere:
-                self._seconds_elsewhere[str(index)] = arrival.seconds_elsewhere
-            stop = StopCriteria(max_tokens=arrival.num_output_tokens)
-            salt = "" if arrival.hash_ids else str(index)
-            yield Add(str(index), prompt, _GREEDY, stop, arrival.time, cache_salt=salt)
-
     def _token_ids(self, arrival: Arrival) -> tuple[int, ...]:
         size = arrival.num_prompt_tokens
+        if size > len(self._prompt):
+            return (*self._prompt, 0)  # one token too long, so that admission refuses it
         if not arrival.hash_ids:
-            # A prompt longer than `max_model_len` keeps its length, so that admission refuses it.
-            prompt = self._prompt[:size]
-            return prompt + (0,) * (size - len(prompt))
+            return self._prompt[:size]
         # Tokens behind the last complete block belong to no block that could be stored.
         blocks = [(hash_id + 1,) * HASH_TOKENS for hash_id in arrival.block_ids]
         return (*itertools.chain.from_iterable(blocks), *((0,) * (size % HASH_TOKENS)))

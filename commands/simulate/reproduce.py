@@ -6,14 +6,14 @@ Only predictions test the model: inputs, arithmetic and what is fitted are apart
 from collections.abc import Sequence
 from typing import Any
 
-from backends.sn40l.assumptions import batches_without_reserve, expected_experts, pooled_sequences
-from backends.sn40l.calibration import fit, parameters
-from backends.sn40l.evidence import Evidence, Kind, judge
-from backends.sn40l.figures import Figure, Machines
-from backends.sn40l.hardware import MachineFile, load_machine_file
-from backends.sn40l.model_config import load_model
-from backends.sn40l.published import LEFT_OUT, published_figures
-from backends.sn40l.published import MACHINES as FIGURE_MACHINES
+from backends.sn40l.description.hardware import MachineFile, load_machine_file
+from backends.sn40l.description.model_config import load_model
+from backends.sn40l.evidence.assumptions import batches_without_reserve, expected_experts, pooled_sequences
+from backends.sn40l.evidence.calibration import fit, parameters
+from backends.sn40l.evidence.figures import Figure, Machines
+from backends.sn40l.evidence.judgement import Evidence, Kind, judge
+from backends.sn40l.evidence.published import MACHINES as FIGURE_MACHINES
+from backends.sn40l.evidence.published import left_out, published_figures
 from commands.shared.table import table
 from commands.simulate.answer import Answer
 from commands.simulate.options import ReproduceOptions
@@ -43,14 +43,14 @@ def reproduce_answer(options: ReproduceOptions) -> Answer:
         "",
         "Published, but not computed",
         "",
-        table(("figure", "why"), list(LEFT_OUT.items())),
+        table(("figure", "why"), list(left_out().items())),
         "",
         _verdict(evidence),
     ]
     values = {
         "figures": [_figure_values(one) for one in evidence],
         "failed": failed,
-        "left_out": dict(LEFT_OUT),
+        "left_out": dict(left_out()),
     }
     return Answer(lines, values, status=1 if failed else 0)
 

@@ -6,8 +6,9 @@
 from dataclasses import asdict
 from typing import Any
 
-from backends.sn40l.plan import PlanOption, socket_counts
-from backends.sn40l.sweep import SweepAxes, SweepRow, sweep
+from backends.sn40l.comparison.plan import PlanOption, socket_counts
+from backends.sn40l.comparison.sweep import SweepAxes, SweepRow, sweep
+from backends.sn40l.description.hardware import load_machine_file
 from commands.shared.table import table
 from commands.simulate.answer import Answer
 from commands.simulate.deployment import default_executions, deployment_of, policy_of
@@ -20,6 +21,7 @@ _OPTION_HEADER = (
     "slots",
     "TTFT s",
     "TPOT ms",
+    "range",
     "tok/s",
     "tok/s/user",
     "bottleneck",
@@ -34,6 +36,7 @@ def _option_cells(option: PlanOption) -> tuple[str, ...]:
         str(option.num_slots),
         f"{option.ttft:.3g}",
         f"{1e3 * option.tpot:.3f}",
+        f"{1e3 * option.tpot_low:.3g} to {1e3 * option.tpot_high:.3g}",
         f"{option.rate:.0f}",
         f"{1 / option.tpot:.1f}",
         option.bottleneck,
@@ -50,6 +53,7 @@ def _values(option: PlanOption) -> dict[str, Any]:
         "num_slots": option.num_slots,
         "ttft_seconds": option.ttft,
         "tpot_seconds": option.tpot,
+        "tpot_seconds_range": [option.tpot_low, option.tpot_high],
         "tokens_per_second": option.rate,
         "bottleneck": option.bottleneck,
         "sockets_per_sequence": option.placement.sockets_per_sequence,
@@ -65,7 +69,7 @@ def sweep_answer(options: SweepOptions) -> Answer:
     policies = [policy_of(name, options.slot_capacity) for name in options.policy]
     executions = options.executions or default_executions(deployment.machine)
     axes = SweepAxes(options.batches, options.contexts, counts, policies, executions)
-    rows = list(sweep(deployment, axes))
+    rows = list(sweep(deployment, axes, load_machine_file(options.machine).changes()))
     if options.plot:
         from backends.sn40l.plots import draw_sweep
 
@@ -82,7 +86,7 @@ def _sweep_cells(row: SweepRow) -> tuple[str, ...]:
         return (*head, *_option_cells(row.option))
     missing = f"{row.missing / 1e9:.2f} GB of {row.missing_tier} per socket missing"
     deployment = (str(row.num_sockets), row.policy, str(row.capacity), str(row.batch))
-    return (*head, *deployment, "-", "-", "-", "-", missing)
+    return (*head, *deployment, "-", "-", "-", "-", "-", missing)
 
 
 def _sweep_values(row: SweepRow) -> dict[str, Any]:

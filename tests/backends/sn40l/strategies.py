@@ -5,9 +5,9 @@ from functools import cache
 
 from hypothesis import strategies as st
 
-from backends.sn40l.deployment import DecodeShape, Deployment, Execution
-from backends.sn40l.hardware import Machine, load_machine
-from backends.sn40l.model_config import Model, load_model
+from backends.sn40l.description.hardware import Machine, load_machine
+from backends.sn40l.description.model_config import Model, load_model
+from backends.sn40l.step.deployment import DecodeShape, Deployment, Execution
 
 MODELS = ("llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b", "gpt-oss-120b", "deepseek-r1", "llama-3.2-1b")
 

@@ -21,11 +21,11 @@ from backends.interface import (
     StoredBlock,
 )
 from backends.sn40l.backend import SimulationConfig, default_deployment
-from backends.sn40l.cost_model import DeploymentCost, compression_of
-from backends.sn40l.decode import decode_step
-from backends.sn40l.deployment import DecodeShape
-from backends.sn40l.placement import DoesNotFitError
-from backends.sn40l.prefill import Chunk, Compression, prefill_step
+from backends.sn40l.step.cost_model import DeploymentCost, compression_of
+from backends.sn40l.step.decode import decode_step
+from backends.sn40l.step.deployment import DecodeShape
+from backends.sn40l.step.placement import DoesNotFitError
+from backends.sn40l.step.prefill import Chunk, Compression, prefill_step
 from backends.timed import FailedStep, Fault, SlowSocket, StalledLink, TimedBackend, parse_fault
 from cache.policy import full
 from cache.policy_options import PolicyOptions
@@ -219,6 +219,20 @@ def test_a_dynamic_machine_is_timed_for_the_entries_that_are_held() -> None:
     more = replace(row, index=100_000)
     assert long.seconds(DecodeBatch((more,))) > 1.2 * expected
     assert padded.seconds(DecodeBatch((row,))) == padded.seconds(DecodeBatch((more,)))
+
+
+def test_only_static_graphs_pad_a_chunk_to_its_shape() -> None:
+    for machine, pads in (("sn40l", True), ("h100", False)):
+        deployment = default_deployment("llama-3.1-8b", machine, 1)
+        cost = DeploymentCost(deployment, slot_pool(1, full(4096), 4096))
+        short, whole = (
+            cost.seconds(PrefillBatch(prefill(num_tokens).rows, PrefillShape(1, 1024)))
+            for num_tokens in (300, 1024)
+        )
+        assert (short == whole) is pads
+        # 300 tokens fill 19 tiles of 16.
+        expected = prefill_step(deployment, Chunk(1024 if pads else 304)).seconds
+        assert short == pytest.approx(expected)
 
 
 def test_slots_that_do_not_fit_the_simulated_machine_are_refused() -> None:

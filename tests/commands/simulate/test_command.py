@@ -122,6 +122,8 @@ def test_reproduce_fails_while_a_prediction_fails(capsys: pytest.CaptureFixture[
     assert values["failed"]
     assert set(values["failed"]) < failed
     assert len(list(tmp_path.glob("*.png"))) == 5
+    count = f"[{len(failed) - len(values['failed'])} of {len(failed)}]"
+    assert count in (Path(__file__).parents[3] / "README.md").read_text(), count
 
 
 def test_a_step_has_the_range_of_what_is_not_published(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,6 +133,45 @@ def test_a_step_has_the_range_of_what_is_not_published(capsys: pytest.CaptureFix
     # As published: 10 ms for an 8B on 16 sockets.
     assert values["switch_seconds"] == pytest.approx(0.01, rel=0.05)
     assert "switch_seconds" not in json_of(capsys, "step", "--machine", "cpu", "--model", "qwen3-0.6b")
+
+
+def test_weights_and_caches_have_types_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """A token's time at batch 1 is that of the weights, at 64 long slots that of the cache."""
+
+    def seconds(*options: str) -> float:
+        found: float = json_of(capsys, "step", "--machine", "h200", "--sockets", "1", *options)["hbm_bytes"]
+        return found
+
+    many = ("--batch", "8", "--slot-capacity", "100000")
+    weights = seconds() / seconds("--weight-dtype", "int8")
+    assert 1.7 < weights < 2
+    assert seconds("--weight-dtype", "bfloat16") == seconds()
+    assert 1.7 < seconds(*many) / seconds(*many, "--kv-cache-dtype", "int8", "--weight-dtype", "int8") < 2
+    plan = "plan --machine h100 --policy full --context 2000 --mean-output 20 --requests 20"
+    assert simulate(*plan.split(), "--weight-dtype", "int8", "--kv-cache-dtype", "int8") == 0
+    out = capsys.readouterr().out
+    served, replayed = out.splitlines()[-2:]
+    assert served.startswith("snapserve serve --model MODEL")
+    assert "--kv-cache-dtype int8 --quantization int8" in served
+    assert "--kv-cache-dtype int8 --weight-dtype int8" in replayed
+
+
+def test_sweeps_and_replays_have_ranges(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--batches", "4", "--contexts", "8192", "--sockets", "16", "--policy", "full")
+    for row in json_of(capsys, "sweep", *options)["rows"]:
+        low, high = row["tpot_seconds_range"]
+        assert low < row["tpot_seconds"] < high
+    options = ("--requests", "30", "--rate", "5", "--shape", "poisson", "--num-slots", "4")
+    plain = json_of(capsys, "replay", *options)
+    ranged = json_of(capsys, "replay", *options, "--range")
+    assert plain["ranges"].keys() == {"machine_seconds_per_request"}
+    for measure in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
+        assert ranged[measure] == plain[measure]
+        low, high = ranged["ranges"][f"{measure}_p50"]
+        assert low < ranged[measure]["p50"] < high
+    # 30 requests in 6 s: the rate is that of the arrivals, but for the slowest machine.
+    low, high = ranged["ranges"]["output_tokens_per_second"]
+    assert low < ranged["output_tokens_per_second"] * 1.001 <= high * 1.001
 
 
 def test_step_draws_its_bandwidth(tmp_path: Path) -> None:
@@ -178,7 +219,9 @@ def test_a_sweep_names_the_memory_that_is_short(capsys: pytest.CaptureFixture[st
 def test_a_config_that_cannot_be_is_an_option_error(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    config = json.loads(Path("backends/sn40l/data/models/llama-3.1-8b.json").read_text()) | changes
+    config = (
+        json.loads(Path("backends/sn40l/description/data/models/llama-3.1-8b.json").read_text()) | changes
+    )
     (tmp_path / "config.json").write_text(json.dumps(config))
     for question in ("plan", "sweep", "step", "replay"):
         with pytest.raises(OptionError, match=f"--model must be a model .*{message}"):
@@ -232,7 +275,10 @@ def test_the_documented_options_are_current() -> None:
         (("replay", "--rate", "-2"), "--rate must be a number above 0, got '-2'"),
         (("replay", "--rate", "inf"), "--rate must be a number above 0, got 'inf'"),
         (("replay", "--requests", "0"), "--requests must be a whole number of at least 1, got '0'"),
-        (("replay", "--model", "llama-3.1-405b", "--sockets", "8"), "does not fit into HBM"),
+        (
+            ("replay", "--requests", "5", "--model", "llama-3.1-405b", "--sockets", "8"),
+            "does not fit into HBM",
+        ),
         (("reproduce", "--plots", __file__), "--plots must be a folder"),
         (("plan", "--context", "1000000000"), "a context must be at most 131072 tokens.*got 1000000000"),
         (("sweep", "--contexts", "200000"), "a context must be at most 131072 tokens"),
@@ -242,16 +288,22 @@ def test_the_documented_options_are_current() -> None:
         (("step", "--model", "deepseek-r1", "--batch", "3000"), "does not fit into HBM"),
         (("replay", "--trace", __file__, "--rate", "3"), "--rate is of drawn arrivals, and --trace has its"),
         (("replay", "--trace", "/dev/null"), "--trace /dev/null has no requests"),
-        (("replay", "--prefix-cache-bytes", "9"), "--prefix-cache-bytes needs a --trace with hash_ids"),
+        (
+            ("replay", "--requests", "5", "--prefix-cache-bytes", "9"),
+            "--prefix-cache-bytes needs a --trace with hash_ids",
+        ),
         (("replay", "--speculative-prefill-model", "gpt-9"), "--speculative-prefill-model must be a model"),
         (
-            ("replay", "--speculative-prefill-model", "deepseek-r1", "--machine", "h100"),
+            ("replay", "--requests", "5", "--speculative-prefill-model", "deepseek-r1", "--machine", "h100"),
             "72.00 GB are free",
         ),
         (("replay", "--speculative-prefill-keep", "1.5"), "--speculative-prefill-keep must be a share"),
         (("plan", "--nodes", "2"), "no node_bandwidth"),
         (("plan", "--draft-model", "llama-3.2-1b"), "--draft-model and --acceptance need each other"),
-        (("replay", "--acceptance", "0.5"), "--draft-model and --acceptance need each other"),
+        (
+            ("replay", "--requests", "5", "--acceptance", "0.5"),
+            "--draft-model and --acceptance need each other",
+        ),
         (("replay", "--acceptance", "1"), "--acceptance must be a share of 0 to below 1, got '1'"),
         (("step", "--nodes", "0"), "--nodes must be a whole number of at least 1"),
     ],

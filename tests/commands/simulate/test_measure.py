@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.sn40l.hardware import load_machine, load_machine_file
+from backends.sn40l.description.hardware import load_machine, load_machine_file
+from backends.sn40l.step.kernels import Kernel
 from commands.simulate import measure
 from tests.commands.simulate.test_command import json_of
 
@@ -15,6 +16,16 @@ def test_an_efficiency_is_fitted_to_a_time() -> None:
     slow = measure._fitted(machine, "stream_efficiency", 2.0, lambda one: 0.5 / one.stream_efficiency)
     assert slow.stream_efficiency == pytest.approx(0.25)
     assert replace(slow, stream_efficiency=machine.stream_efficiency) == machine
+
+
+def test_a_cpu_computes_products_and_attention_one_after_the_other() -> None:
+    """A chunk behind others takes the time of its products, and of its attention besides."""
+    kernel = Kernel("layer", gemm_operations=1e9, attention_operations=1e9)
+    cpu = load_machine("cpu")
+    bound = kernel.bounds(cpu)
+    assert kernel.seconds(cpu) == pytest.approx(bound["products"] + bound["attention"])
+    at_once = replace(cpu, overlaps_stages=True)
+    assert kernel.seconds(at_once) == pytest.approx(max(bound["products"], bound["attention"]))
 
 
 @pytest.mark.long

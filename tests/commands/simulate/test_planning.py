@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from backends.interface import PrefixSpec
 from backends.sn40l.backend import default_deployment
-from backends.sn40l.hardware import load_machine_file
+from backends.sn40l.description.hardware import load_machine_file
+from backends.timed import SimulatedStore
 from cache.policy_options import PolicyOptions
 from commands.shared.table import percentile
 from commands.simulate.arrivals import HASH_TOKENS, Arrival, Traffic, read_trace
@@ -23,7 +25,6 @@ from commands.simulate.planning import (
     load_of,
     pareto,
 )
-from server.options.command_line import OptionError
 from tests.commands.simulate.test_command import json_of, simulate
 from tests.server.options.test_config import config_of
 
@@ -245,8 +246,39 @@ def test_a_plan_counts_what_prompts_share(capsys: pytest.CaptureFixture[str], tm
     assert shared["requests_per_second"] > 1.5 * whole["requests_per_second"]
     assert shared["restored"] > 0.7
     assert whole["restored"] == 0
-    with pytest.raises(OptionError, match="--split reads whole prompts"):
-        simulate(*options, "--split")
+
+
+@pytest.mark.long
+def test_prefill_nodes_share_what_they_have_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace = tmp_path / "mooncake.jsonl"
+    entries = (
+        {"timestamp": 1000 * i, "input_length": 4000, "output_length": 20, "hash_ids": [*range(7), 100 + i]}
+        for i in range(400)
+    )
+    trace.write_text("\n".join(map(json.dumps, entries)))
+    common = "plan --machine h100 --policy full --context 5000 --requests 400 --split"
+    options = (*common.split(), "--trace", str(trace))
+    (shared,) = json_of(capsys, *options)["options"]
+    (whole,) = json_of(capsys, *options, "--prefix-cache-bytes", "0")["options"]
+    assert shared["restored"] > 0.7
+    assert whole["restored"] == 0
+    per_node = [one["requests_per_second"] / one["num_prefill_sockets"] for one in (shared, whole)]
+    assert per_node[0] > 1.5 * per_node[1]
+
+
+def test_prefill_nodes_restore_only_what_is_complete_and_not_forgotten() -> None:
+    one = candidate(is_split=True, store=SimulatedStore(PrefixSpec(7, HASH_TOKENS, 1 << 20), 1e12))
+    document = tuple(range(5))
+    at = [Arrival(time, 5 * HASH_TOKENS + 1, 5, hash_ids=(*document, 9)) for time in (0.0, 0.001, 50.0)]
+    other = Arrival(60.0, 5 * HASH_TOKENS + 1, 5, hash_ids=(*range(20, 25), 29))
+    last = replace(at[0], time=70.0)
+    read, num_restored = one._read_elsewhere(at, 2)
+    # The second prompt begins while the first one is being read.
+    assert num_restored == 5 * HASH_TOKENS
+    assert read[2].seconds_elsewhere < read[0].seconds_elsewhere / 2
+    _, num_restored = one._read_elsewhere([*at[:1], other, last], 1)
+    assert num_restored == 0
+    assert all(arrival.hash_ids == () for arrival in read)
 
 
 def test_a_round_of_the_same_arrivals_shares_nothing_with_the_one_before() -> None:

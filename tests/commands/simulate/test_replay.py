@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from backends.interface import Batch, DecodeBatch, PrefillBatch, PrefillRow, PrefixSpec
 from backends.sn40l.backend import default_deployment
-from backends.sn40l.cost_model import DeploymentCost, compression_of
+from backends.sn40l.step.cost_model import DeploymentCost, compression_of
 from backends.timed import SimulatedStore
 from cache.policy import full
 from cache.policy_options import PolicyOptions

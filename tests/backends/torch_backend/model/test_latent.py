@@ -23,7 +23,7 @@ from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
 from tests.backends.driver import open_backend
 
-_PUBLISHED = Path("backends/sn40l/data/models/deepseek-r1.json")
+_PUBLISHED = Path("backends/sn40l/description/data/models/deepseek-r1.json")
 DEEPSEEK_R1: dict[str, Any] = {
     name: value
     for name, value in json.loads(_PUBLISHED.read_text()).items()

@@ -1,0 +1,1 @@
+"""Steps of several deployments side by side."""

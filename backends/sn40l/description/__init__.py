@@ -1,0 +1,1 @@
+"""Machines and models as data, read from files."""

@@ -1,0 +1,1 @@
+"""The time of one decode or prefill step of a deployment."""

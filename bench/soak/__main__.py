@@ -14,6 +14,7 @@ from bench.soak.plot import plot
 from bench.soak.replicas import replicas
 from bench.soak.run import Plan, Soak
 from bench.soak.target import Target
+from bench.systems.servers import Server, serving
 from bench.systems.system import MeasurementError
 
 KEYS: Final = ("soak-one", "soak-two", "soak-three", "soak-limited")

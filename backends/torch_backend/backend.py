@@ -31,6 +31,7 @@ from backends.torch_backend.forward.last_layer import shorten_last_layer
 from backends.torch_backend.forward.plan import DecodePlan, decode_plan, idle_plans, verifying_plan
 from backends.torch_backend.memory import fitting_length, with_sizes
 from backends.torch_backend.model.allocation import returning_memory
+from backends.torch_backend.model.experts import replace_experts
 from backends.torch_backend.model.fingerprint import fingerprint
 from backends.torch_backend.model.induction import measure_induction
 from backends.torch_backend.model.latent import replace_latent_attention
@@ -99,6 +100,7 @@ class TorchBackend:
             layers = probe_layers(self._model)
             if config.max_model_len is None:
                 max_model_len = fitting_length(config, layers, max_model_len, self._device)
+            replace_experts(self._model, self._kernels, config.quantization)
             replace_all_linears(self._model, self._kernels, KINDS[config.quantization])
         _check_cache_dtypes(config, layers, self._model.config.model_type)
         _check_draft(config, layers, max_model_len)

@@ -42,9 +42,7 @@ class QuantizedLinear(nn.Module):
         super().__init__()
         weight = torch.cat([linear.weight.detach() for linear in linears])
         biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-        numbers, scales = quantize(weight)
-        if self.rows_are_quantized:
-            numbers = (numbers.to(torch.int16) + _ZERO_POINT).to(torch.uint8)
+        numbers, scales = quantize_weight(weight, for_quantized_rows=self.rows_are_quantized)
         self._num_outputs = weight.shape[0]
         self._dtype = weight.dtype
         self._kernels = kernels
@@ -78,16 +76,8 @@ class QuantizedLinear(nn.Module):
             return packed_linear(hidden, self.weight, self.bias, self._num_outputs, self.scales)
         # Two dimensions: for three, torch would copy the weight for each batch entry.
         rows = hidden.reshape(-1, hidden.shape[-1])
-        scales = self.scales
-        if self.rows_are_quantized:
-            numbers, row_scales = quantize(rows)
-            rows, scales = numbers.to(rows.dtype), scales * row_scales[:, None]
-        zero_point = _ZERO_POINT if self.rows_are_quantized else 0
-        parts = torch.split(self.weight[: self._num_outputs], _COPIED_AT_ONCE)
-        sums = torch.cat(
-            [nn.functional.linear(rows, part.to(rows.dtype) - zero_point) for part in parts], dim=1
-        )
-        output = (sums * scales).view(*hidden.shape[:-1], -1)
+        product = quantized_product(rows, self.weight[: self._num_outputs], self.scales)
+        output = product.view(*hidden.shape[:-1], -1)
         return (output if self.bias is None else output + self.bias).to(hidden.dtype)
 
     def _pack(self) -> None:
@@ -103,6 +93,26 @@ class QuantizedProduct(QuantizedLinear):
     """A `QuantizedLinear` that quantizes each row to int8 too, with one scale. It sums integer products."""
 
     rows_are_quantized = True
+
+
+def quantize_weight(weight: Tensor, *, for_quantized_rows: bool) -> tuple[Tensor, Tensor]:
+    """Return a weight [output, input] as int8, or as uint8 for rows of int8, and a scale for each output."""
+    numbers, scales = quantize(weight)
+    if for_quantized_rows:
+        numbers = (numbers.to(torch.int16) + _ZERO_POINT).to(torch.uint8)
+    return numbers, scales
+
+
+def quantized_product(rows: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """Return the float32 product of `rows` [row, input] with what `quantize_weight` returned."""
+    zero_point = 0
+    if weight.dtype is torch.uint8:
+        numbers, row_scales = quantize(rows)
+        rows, scales = numbers.to(rows.dtype), scales * row_scales[:, None]
+        zero_point = _ZERO_POINT
+    parts = torch.split(weight, _COPIED_AT_ONCE)
+    sums = torch.cat([nn.functional.linear(rows, part.to(rows.dtype) - zero_point) for part in parts], dim=1)
+    return sums * scales
 
 
 def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:

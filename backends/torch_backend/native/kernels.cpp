@@ -5,6 +5,7 @@
 
 #include <torch/library.h>
 
+#include "experts.h"
 #include "linear.h"
 #include "prompt_attention.h"
 #include "rotary.h"
@@ -13,6 +14,7 @@
 #include "window_votes.h"
 
 TORCH_LIBRARY_IMPL(snapserve, CPU, implementations) {
+  implementations.impl("experts", experts);
   implementations.impl("linear", linear);
   implementations.impl("slot_attention", slot_attention);
   implementations.impl("sparse_attention", sparse_attention);

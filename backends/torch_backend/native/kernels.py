@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,6 +42,11 @@ for _schema in (
     (
         "linear(Tensor input, Tensor weight, Tensor? scales, Tensor? bias, int num_products, *, "
         "Tensor? norm=None, float epsilon=0.0, Tensor? residual=None, bool is_gated=False) -> Tensor"
+    ),
+    (
+        "experts(Tensor input, Tensor chosen, Tensor strengths, Tensor first, Tensor? first_scales, "
+        "Tensor? first_bias, Tensor second, Tensor? second_scales, Tensor? second_bias, *, "
+        "str activation, float slope, float limit) -> Tensor"
     ),
     (
         "slot_attention(Tensor query, Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, "
@@ -89,6 +95,11 @@ def _fake_linear(
     return hidden.new_empty(*hidden.shape[:-1], num_products // 2 if is_gated else num_products)
 
 
+@torch.library.register_fake("snapserve::experts", lib=_library)  # type: ignore[untyped-decorator]
+def _fake_experts(hidden: Tensor, *_: object, **__: object) -> Tensor:
+    return hidden.new_empty(hidden.shape)
+
+
 @torch.library.register_fake("snapserve::sparse_attention", lib=_library)  # type: ignore[untyped-decorator]
 @torch.library.register_fake("snapserve::slot_attention", lib=_library)  # type: ignore[untyped-decorator]
 def _fake_slot_attention(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:  # noqa: ARG001
@@ -100,6 +111,14 @@ def _fake_rotate(heads: Tensor, *_: object) -> Tensor:
     # The memory of the output is [row, token, head, width] for any layout of the input.
     by_token = heads.transpose(1, 2)
     return by_token.new_empty(by_token.shape).transpose(1, 2)
+
+
+class ExpertWeights(NamedTuple):
+    """The weights of a product of all experts, for `packed_experts`."""
+
+    weight: Tensor  # [expert, output, input]
+    scales: Tensor | None  # [expert, output], float32; None for weights of the rows' type
+    bias: Tensor | None  # [expert, output]
 
 
 @dataclass
@@ -186,6 +205,31 @@ def packed_linear(
     weight has the zero point 128, and its rows are quantised to int8 first.
     """
     output: Tensor = torch.ops.snapserve.linear(hidden, weight, scales, bias, num_outputs)
+    return output
+
+
+def packed_experts(
+    hidden: Tensor,
+    chosen: Tensor,
+    strengths: Tensor,
+    first: ExpertWeights,
+    second: ExpertWeights,
+    *,
+    activation: str,
+    slope: float,
+    limit: float,
+) -> Tensor:
+    """Return the sums of the experts that were chosen for each row, times their strengths: as `hidden`.
+
+    `hidden` is [row, width], `chosen` (int64) and `strengths` are [row, choice]. A choice that is no expert
+    counts for nothing. The weights [expert, output, input] are whole blocks of outputs, each packed as
+    `in_blocks` does for its expert, and types are those of `packed_linear`. If `first` has twice the blocks
+    of `second`'s inputs, its first half are gates of the other half. `activation` is `silu`, `gelu_tanh`,
+    `squared_relu` or `clamped_swish`: only the last one has a `slope` and a `limit`.
+    """
+    output: Tensor = torch.ops.snapserve.experts(
+        hidden, chosen, strengths, *first, *second, activation=activation, slope=slope, limit=limit
+    )
     return output
 
 

@@ -89,6 +89,7 @@ class TorchBackend:
         with returning_memory():
             self._model = model or load_model(config.model, config.device, config.dtype)
             self._device = self._model.device
+            self._recorder = recorder or _default_recorder(config, self._device)
             num_parameters = self._model.num_parameters()
             max_model_len = resolve_max_model_len(config, self._model.config)
             settle_frequencies(self._model, max_model_len)  # of the longest that may be chosen below
@@ -100,7 +101,8 @@ class TorchBackend:
             layers = probe_layers(self._model)
             if config.max_model_len is None:
                 max_model_len = fitting_length(config, layers, max_model_len, self._device)
-            replace_experts(self._model, self._kernels, config.quantization)
+            if self._recorder is None:  # which operations replaced experts run depends on the choice
+                replace_experts(self._model, self._kernels, config.quantization)
             replace_all_linears(self._model, self._kernels, KINDS[config.quantization])
         _check_cache_dtypes(config, layers, self._model.config.model_type)
         _check_draft(config, layers, max_model_len)
@@ -108,7 +110,6 @@ class TorchBackend:
         config = _without_prefixes(config, layers, self._model.config.model_type)
         config = with_sizes(config, layers, max_model_len, self._device)
         policies = _resolve_policies(config, self._model, layers, max_model_len)
-        self._recorder = recorder or _default_recorder(config, self._device)
         self.pools, scratch = _build_pools(
             config,
             self._model,

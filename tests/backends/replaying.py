@@ -11,7 +11,17 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 from backends.torch_backend.cuda_graphs import Recordable
 
 # Numbers that go from the device to the host, shapes that depend on them, and data that comes from the host.
-_WAITING = ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "lift_fresh", "equal")
+_WAITING = (
+    "item",
+    "_local_scalar_dense",
+    "is_nonzero",
+    "nonzero",
+    "nonzero_numpy",
+    "_unique2",
+    "masked_select",
+    "lift_fresh",
+    "equal",
+)
 
 Operation = tuple[Callable[..., object], Sequence[object], Mapping[str, object], object]
 

@@ -11,7 +11,7 @@ from backends.clock import VirtualClock
 from backends.interface import BackendUnusableError
 from backends.torch_backend.backend import TorchBackend
 from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
-from backends.torch_backend.cuda_graphs import Recordable
+from backends.torch_backend.cuda_graphs import Recordable, Recorder
 from backends.torch_backend.pending import Outcome, Running
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
@@ -40,7 +40,11 @@ SAMPLINGS = (
 )
 
 
-def _open(path: str, policy: PolicyOptions, recorder: ReplayRecorder | None) -> TorchBackend:
+def _unrecorded(_: Recordable) -> Recordable:
+    raise RuntimeError("nothing is recorded")
+
+
+def _open(path: str, policy: PolicyOptions, recorder: Recorder) -> TorchBackend:
     pools = (PoolOptions(5, policy),)
     config = TorchBackendConfig(
         path, device=DeviceName.CPU, dtype=DtypeName.FLOAT32, pools=pools, max_model_len=300, prefill_chunk=32
@@ -91,7 +95,9 @@ def test_tokens_are_those_of_unrecorded_steps(
     model: str, policy: str, checkpoints: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = ReplayRecorder()
-    recorded, plain = (_open(checkpoints[model], POLICIES[policy], choice) for choice in (recorder, None))
+    recorded, plain = (
+        _open(checkpoints[model], POLICIES[policy], choice) for choice in (recorder, _unrecorded)
+    )
     num_recorded = recorder.num_recorded
     assert recorded.num_recorded == num_recorded > 0
     monkeypatch.setattr(recorded, "_decode_unrecorded", None)  # every shape is recorded
@@ -113,7 +119,10 @@ def test_a_step_that_cannot_be_captured_runs_eagerly(
     with caplog.at_level(logging.WARNING):
         backend = _open(checkpoints["llama"], POLICIES["snapstream"], recorder := Refusal())
     assert "not permitted" in caplog.text
-    requests, plain = _serve(backend), _serve(_open(checkpoints["llama"], POLICIES["snapstream"], None))
+    requests, plain = (
+        _serve(backend),
+        _serve(_open(checkpoints["llama"], POLICIES["snapstream"], _unrecorded)),
+    )
     assert [request.outputs for request in requests] == [request.outputs for request in plain]
     assert recorder.num_replayed == backend.num_recorded == 0
 

@@ -57,10 +57,14 @@ def test_answers_are_those_of_transformers(checkpoint: Path, server: Server) -> 
                 return
 
     async def all_at_once() -> list[list[int]]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
-            answers = [complete(client, prompt) for prompt in prompts]
-            *found, _, _ = await asyncio.gather(*answers, leave(client), leave(client))
-            return found
+        async with (
+            httpx.AsyncClient(base_url=server.url, timeout=120) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            answers = [group.create_task(complete(client, prompt)) for prompt in prompts]
+            for _ in range(2):
+                group.create_task(leave(client))
+        return [answer.result() for answer in answers]
 
     model = load_oracle(checkpoint)
     expected = [continue_greedily(model, prompt, NUM_TOKENS).tokens for prompt in prompts]

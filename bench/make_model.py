@@ -1,17 +1,33 @@
-"""Write a Llama checkpoint of 100 M random weights in bf16 and a tokenizer, for measurements of speed only.
+"""Write a checkpoint of random weights in bf16 and a tokenizer, for measurements of speed only.
 
 Speed does not depend on the values of weights. The tokenizer is a byte-level BPE trained on the source of
 Python's standard library, so that nothing has to be downloaded. Usage: `python -m bench.make_model DIR`.
+
+`--architecture llama` has 100 M weights. The hybrids have about as many, and the same shape of attention in
+fewer layers: `lfm2` has short convolutions in ten of sixteen layers, `falcon_h1` a Mamba-2 mixer beside
+attention in every layer, `qwen3_next` gated delta nets in nine of twelve. `mixtral` has 24 experts, of
+which a token uses two.
 """
 
 import argparse
+import copy
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, Final
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    FalconH1Config,
+    Lfm2Config,
+    LlamaConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen3NextConfig,
+)
 
 VOCAB_SIZE = 32000
 END_OF_TEXT = "<|endoftext|>"
@@ -25,22 +41,67 @@ CHAT_TEMPLATE = (
 )
 
 
-def model_config() -> LlamaConfig:
-    return LlamaConfig(
-        hidden_size=768,
-        intermediate_size=2048,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        num_key_value_heads=4,
-        head_dim=64,
-        vocab_size=VOCAB_SIZE,
-        max_position_embeddings=131072,
-        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
+_COMMON: Final[Mapping[str, Any]] = {
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 131072,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_ATTENTION_LAYERS: Final = (2, 5, 8, 10, 12, 14)  # of sixteen, as in LFM2 1.2B
+_ARCHITECTURES: Final[Mapping[str, tuple[Callable[..., PreTrainedConfig], Mapping[str, Any]]]] = {
+    "llama": (LlamaConfig, {}),
+    "lfm2": (
+        Lfm2Config,
+        {
+            "num_hidden_layers": 16,
+            "intermediate_size": 1152,
+            "block_auto_adjust_ff_dim": False,
+            "layer_types": [
+                "full_attention" if layer in _ATTENTION_LAYERS else "conv" for layer in range(16)
+            ],
+        },
+    ),
+    "falcon_h1": (
+        FalconH1Config,
+        {
+            "intermediate_size": 1280,
+            "mamba_d_ssm": 768,
+            "mamba_n_heads": 24,
+            "mamba_d_head": 32,
+            "mamba_d_state": 128,
+            "mamba_n_groups": 1,
+        },
+    ),
+    "qwen3_next": (
+        Qwen3NextConfig,
+        {
+            "intermediate_size": 1792,
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 8,
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": 64,
+            "mlp_only_layers": list(range(12)),
+        },
+    ),
+    "mixtral": (
+        MixtralConfig,
+        {"intermediate_size": 768, "num_local_experts": 24, "num_experts_per_tok": 2},
+    ),
+}
+
+
+def model_config(architecture: str = "llama") -> PreTrainedConfig:
+    kind, changes = _ARCHITECTURES[architecture]
+    return kind(**copy.deepcopy({**_COMMON, **changes}))
 
 
 def make_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
@@ -76,10 +137,12 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("directory", type=Path)
-    directory: Path = parser.parse_args().directory
+    parser.add_argument("--architecture", choices=_ARCHITECTURES, default="llama")
+    arguments = parser.parse_args()
+    directory: Path = arguments.directory
     tokenizer = make_tokenizer(library_source())
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(model_config(), dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+    model = AutoModelForCausalLM.from_config(model_config(arguments.architecture), dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     print(f"{directory}: {model.num_parameters() / 1e6:.1f} M parameters, {len(tokenizer)} tokens")

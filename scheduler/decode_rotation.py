@@ -56,8 +56,11 @@ class DecodeRotation:
         if retried is not None:
             return DecodeBatch((retried.decode_row(1),), 1, pool.index)
         requests = self._due_requests(pool, pacing, now)
+        is_partial = len(requests) < len(pool.decoding)
+        if is_partial:
+            self._steps_in_time = 1  # of the pools that follow: the rows that skip wait for them too
         drafts = self._drafts(pool, requests)
-        is_single = any(drafts) or len(requests) < len(pool.decoding)
+        is_single = is_partial or any(drafts)
         num_steps = 1 if is_single else self._num_steps(pool, waiting.num_waiting(pool.index))
         rows = tuple(
             request.decode_row(num_steps, draft) for request, draft in zip(requests, drafts, strict=True)

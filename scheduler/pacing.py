@@ -10,7 +10,9 @@ Estimates are kept by shape and by the power of two of the context, because a ch
 tokens before it.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from backends.interface import Batch, DecodeBatch, PrefillBatch, PrefillShape
@@ -55,8 +57,7 @@ class Pacing:
     def __init__(self, shapes: Sequence[Sequence[PrefillShape]], max_inter_token_latency: float) -> None:
         self._max_inter_token_latency = max_inter_token_latency
         self._prefill_times = [_PrefillTimes(of_model) for of_model in shapes]
-        self._decode_seconds: dict[int, float] = {}  # of one step of all sequences, by pool
-        self._partial_seconds: dict[int, float] = {}  # of one that some sequences skipped
+        self._decode_times = defaultdict[int, _DecodeTimes](_DecodeTimes)  # by pool
         self._has_read_since_decode = False
         self._decode_due_since = 0.0
 
@@ -79,14 +80,17 @@ class Pacing:
     def may_skip(self, pool: int, decoding: Collection[int], now: float) -> bool:
         """Return whether some sequences of a pool may skip its next step.
 
-        Their tokens must still come in time, by the step after it. And it must be much faster without them:
-        a device on which it is not would lose their tokens for nothing.
+        Their tokens must still come in time, by the step after it: in time since their own pool's last step,
+        whatever other pools do. And it must be much faster without them: a device on which it is not would
+        lose their tokens for nothing.
         """
-        in_time = now + 2 * self._decode_round_seconds(decoding) <= (
-            self._decode_due_since + self._max_inter_token_latency
-        )
-        whole, partial = self._decode_seconds.get(pool, 0.0), self._partial_seconds.get(pool, 0.0)
-        return in_time and whole >= _MIN_GAIN * partial
+        if self._max_inter_token_latency == float("inf"):
+            return False  # no time would be too late
+        if any(self._decode_times[other].whole is None for other in decoding):
+            return False
+        times = self._decode_times[pool]
+        due = times.last_whole + self._max_inter_token_latency
+        return now + 2 * self._decode_round_seconds(decoding) <= due and times.are_shorter_without_some()
 
     def choose_shape(
         self, prompts: Sequence[Prefill], now: float, decoding: Collection[int]
@@ -143,20 +147,42 @@ class Pacing:
         if not isinstance(batch, DecodeBatch):
             self._prefill_times[model].observe(batch, elapsed)
             return
+        times = self._decode_times[batch.pool]
         seconds_per_step = elapsed / batch.num_steps
         if is_partial:
-            estimate = self._partial_seconds.get(batch.pool)
-            self._partial_seconds[batch.pool] = _blend(estimate, seconds_per_step)
+            times.observe_partial(seconds_per_step)
             return
-        self._decode_seconds[batch.pool] = _blend(self._decode_seconds.get(batch.pool), seconds_per_step)
-        if batch.pool in self._partial_seconds:
-            self._partial_seconds[batch.pool] *= _FORGETTING
+        times.observe_whole(seconds_per_step, now)
         self._decode_due_since = now
         self._has_read_since_decode = False
 
     def _decode_round_seconds(self, decoding: Collection[int]) -> float:
         """Return the time of one decode step of each pool: all pools decode before any decodes again."""
-        return sum(self._decode_seconds.get(pool, 0.0) for pool in decoding)
+        return sum(self._decode_times[pool].whole or 0.0 for pool in decoding)
+
+
+@dataclass(slots=True)
+class _DecodeTimes:
+    """Running estimates of one pool's decode steps, in seconds, and when the last one of all sequences was.
+
+    A step of all sequences is a whole one, and one that some skip a partial one.
+    """
+
+    whole: float | None = None
+    partial: float | None = None
+    last_whole: float = -float("inf")  # when it ended
+
+    def observe_whole(self, seconds: float, now: float) -> None:
+        self.whole = _blend(self.whole, seconds)
+        self.last_whole = now
+        if self.partial is not None:
+            self.partial *= _FORGETTING
+
+    def observe_partial(self, seconds: float) -> None:
+        self.partial = _blend(self.partial, seconds)
+
+    def are_shorter_without_some(self) -> bool:
+        return (self.whole or 0.0) >= _MIN_GAIN * (self.partial or 0.0)
 
 
 class _PrefillTimes:

@@ -2,15 +2,16 @@
 
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from backends.fake import fake_spec
+from backends.fake import fake_spec, slot_pool
 from backends.interface import Batch, DecodeBatch, PrefillBatch, PrefillShape
-from cache.policy import snapstream
+from cache.policy import full, snapstream
 from cache.scorer import WindowScorer
 from scheduler.config import SchedulerConfig
 from scheduler.fairness import (
@@ -345,6 +346,33 @@ def test_skipped_steps_respect_the_time_between_tokens() -> None:
     drive.run()
     assert longest_gap(drive, "h0") <= 0.05 + 0.02 + 1e-9
     assert longest_gap(drive, "h1") <= 0.05 + 1e-9
+
+
+def beside_another_pool(bound: float) -> float:
+    """Return the longest gap of a flood that was charged for long prompts, while a third tenant decodes."""
+    pools = (slot_pool(4, full(4096), 4096, "one"), slot_pool(4, full(4096), 4096, "other"))
+    drive = Drive(
+        fake_spec(pools=pools, prefill_shapes=(PrefillShape(1, 64),)),
+        SchedulerConfig(max_inter_token_latency=bound),
+        step_time=by_rows,
+    )
+    drive.send(
+        request("light", 10, 500, tenant="light"),
+        *(replace(request(f"t{i}", 10, 500, tenant="third"), pool=1) for i in range(3)),
+    )
+    for _ in range(6):
+        drive.step()
+    drive.send(*(request(f"h{i}", 2000, 100, tenant="heavy") for i in range(2)))
+    drive.run()
+    return max(longest_gap(drive, "h0"), longest_gap(drive, "h1"))
+
+
+def test_steps_of_another_pool_do_not_extend_the_time_between_tokens() -> None:
+    assert beside_another_pool(0.1) <= 0.15
+
+
+def test_without_a_bound_no_row_skips_steps() -> None:
+    assert beside_another_pool(float("inf")) <= 4 * (0.016 + 0.016) + 1e-9  # a launch of each pool
 
 
 sizes = st.tuples(st.integers(1, MAX_PROMPT), st.integers(1, MAX_OUTPUT))

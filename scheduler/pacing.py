@@ -64,10 +64,9 @@ class Pacing:
     def max_decode_steps(self, decoding: Collection[int], now: float) -> int | None:
         """Return how many steps of each of the pools `decoding` fit before their next tokens are due.
 
-        The time that prefill took of this gap is subtracted. None: any number.
+        The time that prefill and partial steps took of this gap is subtracted. None: any number.
         """
-        spent = now - self._decode_due_since if self._has_read_since_decode else 0.0
-        left = self._max_inter_token_latency - spent
+        left = self._waiting_since(decoding) + self._max_inter_token_latency - now
         seconds = self._decode_round_seconds(decoding)
         if left > 0.0 and (seconds == 0.0 or left == float("inf")):
             return None
@@ -103,7 +102,7 @@ class Pacing:
         """
         plans: Sequence[_Plan] = self._prefill_times[prompts[0].model].plans(prompts)
         if decoding:
-            plans = self._plans_before_decode(plans, now, self._decode_round_seconds(decoding))
+            plans = self._plans_before_decode(plans, decoding, now)
         if not plans:
             return None
         # Measured steps scatter by some percent. Without the tolerance, one slow step would exclude its shape
@@ -118,18 +117,16 @@ class Pacing:
         return best.shape
 
     def _plans_before_decode(
-        self, plans: Sequence[_Plan], now: float, decode_seconds: float
+        self, plans: Sequence[_Plan], decoding: Collection[int], now: float
     ) -> Sequence[_Plan]:
-        """Drop plans that would miss the token deadline, or that read slower than the next gap could.
-
-        `decode_seconds` is the time of one decode step of each pool.
-        """
+        """Drop plans that would miss the token deadline, or that read slower than the next gap could."""
+        decode_seconds = self._decode_round_seconds(decoding)
         usable_gap = self._max_inter_token_latency - decode_seconds + _ROUNDING
-        left = self._decode_due_since - now + usable_gap
+        left = self._waiting_since(decoding) - now + usable_gap
         in_time = [plan for plan in plans if plan.seconds <= left]
-        if not self._has_read_since_decode:
+        if not self._has_read_since_decode and not self._have_skipped(decoding):
             # Each gap has at least one prefill step. Otherwise a bound that no step meets would stop prefill
-            # for ever.
+            # for ever. A gap in which rows skip steps ends before: no step of all rows is then late.
             return in_time or [min(plans, key=lambda plan: plan.seconds)]
         # A gap has one decode round, so its cost is part of the rate that the next gap could reach.
         next_rate = max(
@@ -156,6 +153,15 @@ class Pacing:
         self._decode_due_since = now
         self._has_read_since_decode = False
 
+    def _have_skipped(self, decoding: Collection[int]) -> bool:
+        """Return whether sequences of these pools have skipped a step since their pool's last whole one."""
+        return any(self._decode_times[pool].has_skipped for pool in decoding)
+
+    def _waiting_since(self, decoding: Collection[int]) -> float:
+        """Return since when the sequences of these pools wait for a token that wait longest."""
+        times = (self._decode_times[pool] for pool in decoding)
+        return min([self._decode_due_since, *(each.last_whole for each in times if each.has_skipped)])
+
     def _decode_round_seconds(self, decoding: Collection[int]) -> float:
         """Return the time of one decode step of each pool: all pools decode before any decodes again."""
         return sum(self._decode_times[pool].whole or 0.0 for pool in decoding)
@@ -170,16 +176,19 @@ class _DecodeTimes:
 
     whole: float | None = None
     partial: float | None = None
-    last_whole: float = -float("inf")  # when it ended
+    last_whole: float = 0.0  # when it ended
+    has_skipped: bool = False  # whether a partial step followed
 
     def observe_whole(self, seconds: float, now: float) -> None:
         self.whole = _blend(self.whole, seconds)
         self.last_whole = now
+        self.has_skipped = False
         if self.partial is not None:
             self.partial *= _FORGETTING
 
     def observe_partial(self, seconds: float) -> None:
         self.partial = _blend(self.partial, seconds)
+        self.has_skipped = True
 
     def are_shorter_without_some(self) -> bool:
         return (self.whole or 0.0) >= _MIN_GAIN * (self.partial or 0.0)

@@ -76,13 +76,17 @@ class Pacing:
         """Start the gap of the next decode step: from now on, live sequences wait for a token."""
         self._decode_due_since = now
 
-    def may_skip(self, pool: int, decoding: Collection[int], now: float) -> bool:
+    def may_skip(self, pool: int, decoding: Collection[int], now: float, *, prompt_waits: bool) -> bool:
         """Return whether some sequences of a pool may skip its next step.
 
         Their tokens must still come in time, by the step after it: in time since their own pool's last step,
         whatever other pools do. And it must be much faster without them: a device on which it is not would
         lose their tokens for nothing.
+
+        None may in a gap that prefill used or waits to use: prefill would get less of a longer gap.
         """
+        if prompt_waits or self._has_read_since_decode:
+            return False
         if self._max_inter_token_latency == float("inf"):
             return False  # no time would be too late
         if any(self._decode_times[other].whole is None for other in decoding):

@@ -383,7 +383,8 @@ class Scheduler:
         return batch or self._decode_batch()
 
     def _decode_batch(self) -> DecodeBatch | None:
-        return self._decodes.next_batch(self._waiting, self._pacing, self._clock.now())
+        now = self._clock.now()
+        return self._decodes.next_batch(self._waiting, self._pacing, now, prompt_waits=self._prefills.has_due)
 
     def _update_prefill(self, batch: PrefillBatch, result: BatchResult, now: float) -> None:
         self._prefills.alternate()

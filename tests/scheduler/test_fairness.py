@@ -25,6 +25,7 @@ from scheduler.fairness import (
 )
 from scheduler.messages import Abort, AdmittedAdd, ServedElsewhere
 from scheduler.request import Request
+from scheduler.stats import StepKind
 from scheduler.waiting import QueueOrder, WaitingQueue
 from tests.scheduler.drive import Drive, answer, request
 
@@ -373,6 +374,32 @@ def test_steps_of_another_pool_do_not_extend_the_time_between_tokens() -> None:
 
 def test_without_a_bound_no_row_skips_steps() -> None:
     assert beside_another_pool(float("inf")) <= 4 * (0.016 + 0.016) + 1e-9  # a launch of each pool
+
+
+def test_no_row_skips_steps_while_a_prompt_is_read() -> None:
+    """Prefill would get less of a gap that skipped steps make longer.
+
+    Three chunks of 0.05 s leave 0.05 of a gap of 0.2, and a step of four rows takes 0.02.
+    """
+    drive = Drive(
+        fake_spec(num_slots=8, max_model_len=4096, prefill_shapes=(PrefillShape(1, 64),)),
+        SchedulerConfig(max_decode_steps=1),
+        step_time=lambda batch: 0.05 if isinstance(batch, PrefillBatch) else by_rows(batch),
+    )
+    drive.send(request("light", 10, 900, tenant="light"))
+    drive.step()
+    drive.send(*(request(f"h{i}", 1000, 500, tenant="heavy") for i in range(3)))
+    while ("h2", 0) not in drive.token_times:
+        drive.step()
+    drive.batches.clear()
+    for _ in range(40):
+        drive.step()
+    assert {1, 4} <= {batch.num_rows for batch in drive.batches}
+    drive.batches.clear()
+    drive.send(request("third", 4000, 1, tenant="third"))
+    while ("third", 0) not in drive.token_times:
+        drive.step()
+    assert {batch.num_rows for batch in drive.batches if batch.kind is StepKind.DECODE} == {4}
 
 
 sizes = st.tuples(st.integers(1, MAX_PROMPT), st.integers(1, MAX_OUTPUT))

@@ -23,7 +23,8 @@ _SMOOTHING = 0.3  # weight of the newest step in a running estimate
 _ROUNDING = 1e-9  # seconds: the rounding of sums must not decide whether a step fits
 _NOISE = 0.1  # share of a rate: plans whose rates differ by less count as equally fast
 _MIN_GAIN = 1.5  # times that a step of all sequences takes as long as one of few, so that the others skip it
-_FORGETTING = 0.995  # of the time of a step of few, at each step of all: so it is tried again
+_FIRST_DISTANCE = 64  # steps of all until a step of few is tried again, twice as many after each failure
+_MAX_DISTANCE = 1024
 
 
 class _Plan(NamedTuple):
@@ -93,7 +94,7 @@ class Pacing:
             return False
         times = self._decode_times[pool]
         due = times.last_whole + self._max_inter_token_latency
-        return now + 2 * self._decode_round_seconds(decoding) <= due and times.are_shorter_without_some()
+        return now + 2 * self._decode_round_seconds(decoding) <= due and times.may_skip()
 
     def choose_shape(
         self, prompts: Sequence[Prefill], now: float, decoding: Collection[int]
@@ -153,7 +154,7 @@ class Pacing:
         if is_partial:
             times.observe_partial(seconds_per_step)
             return
-        times.observe_whole(seconds_per_step, now)
+        times.observe_whole(seconds_per_step, batch.num_steps, now)
         self._decode_due_since = now
         self._has_read_since_decode = False
 
@@ -175,26 +176,38 @@ class Pacing:
 class _DecodeTimes:
     """Running estimates of one pool's decode steps, in seconds, and when the last one of all sequences was.
 
-    A step of all sequences is a whole one, and one that some skip a partial one.
+    A step of all sequences is a whole one, and one that some skip a partial one. Where partial steps are not
+    much faster, one is a trial that costs tokens. So trials become rare while they fail.
     """
 
     whole: float | None = None
     partial: float | None = None
     last_whole: float = 0.0  # when it ended
     has_skipped: bool = False  # whether a partial step followed
+    num_since_partial: int = 0  # whole steps
+    distance: int = _FIRST_DISTANCE  # of these, until the next trial
 
-    def observe_whole(self, seconds: float, now: float) -> None:
+    def observe_whole(self, seconds: float, num_steps: int, now: float) -> None:
         self.whole = _blend(self.whole, seconds)
         self.last_whole = now
         self.has_skipped = False
-        if self.partial is not None:
-            self.partial *= _FORGETTING
+        self.num_since_partial += num_steps
 
     def observe_partial(self, seconds: float) -> None:
-        self.partial = _blend(self.partial, seconds)
+        is_trial = self.partial is not None and not self._is_faster_without_some()
+        self.partial = seconds if is_trial else _blend(self.partial, seconds)  # the estimate before is old
         self.has_skipped = True
+        self.num_since_partial = 0
+        if self._is_faster_without_some():
+            self.distance = _FIRST_DISTANCE
+        elif is_trial:
+            self.distance = min(2 * self.distance, _MAX_DISTANCE)
 
-    def are_shorter_without_some(self) -> bool:
+    def may_skip(self) -> bool:
+        """Return whether a partial step is much faster than a whole one, or a trial of it is due."""
+        return self._is_faster_without_some() or self.num_since_partial >= self.distance
+
+    def _is_faster_without_some(self) -> bool:
         return (self.whole or 0.0) >= _MIN_GAIN * (self.partial or 0.0)
 
 

@@ -298,3 +298,18 @@ def test_the_wait_of_rows_that_skipped_a_step_counts(other_pools: list[int]) -> 
     assert pacing.choose_shape([prompt], 0.075, decoding) is None
     pacing.observe(decode_batch("a", "b"), elapsed=0.02, now=0.095)
     assert pacing.choose_shape([prompt], 0.3, decoding) is not None  # one step, however late
+
+
+def test_trials_of_partial_steps_become_rare_while_they_fail() -> None:
+    pacing, now = Pacing([SHAPES], 0.2), 0.0
+
+    def step(partial_seconds: float) -> bool:
+        nonlocal now
+        is_partial = pacing.may_skip(0, [0], now, prompt_waits=False)
+        seconds = partial_seconds if is_partial else 0.01
+        now += seconds
+        pacing.observe(decode_batch("a"), seconds, now, is_partial=is_partial)
+        return is_partial
+
+    assert sum(step(0.01) for _ in range(3000)) == 6  # at first, and after 64, 128, 256, 512 and 1024 others
+    assert sum(step(0.004) for _ in range(1500)) > 300  # from the next trial on, which shows that they help

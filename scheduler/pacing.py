@@ -140,11 +140,19 @@ class Pacing:
         return [plan for plan in in_time if plan.rate() >= next_rate]
 
     def observe(
-        self, batch: Batch, elapsed: float, now: float, model: int = 0, *, is_partial: bool = False
+        self,
+        batch: Batch,
+        elapsed: float,
+        now: float,
+        model: int = 0,
+        *,
+        is_partial: bool = False,
+        is_retry: bool = False,
     ) -> None:
         """Update the estimates from a step of `model` that took `elapsed` seconds and ended at `now`.
 
         `is_partial` says that some of the pool's sequences skipped it. They still wait for their tokens.
+        `is_retry` says that its sequence decoded alone after a failure, which is no sign of faster steps.
         """
         if not isinstance(batch, DecodeBatch):
             self._prefill_times[model].observe(batch, elapsed)
@@ -152,7 +160,9 @@ class Pacing:
         times = self._decode_times[batch.pool]
         seconds_per_step = elapsed / batch.num_steps
         if is_partial:
-            times.observe_partial(seconds_per_step)
+            times.has_skipped = True
+            if not is_retry:
+                times.observe_partial(seconds_per_step)
             return
         times.observe_whole(seconds_per_step, batch.num_steps, now)
         self._decode_due_since = now
@@ -196,7 +206,6 @@ class _DecodeTimes:
     def observe_partial(self, seconds: float) -> None:
         is_trial = self.partial is not None and not self._is_faster_without_some()
         self.partial = seconds if is_trial else _blend(self.partial, seconds)  # the estimate before is old
-        self.has_skipped = True
         self.num_since_partial = 0
         if self._is_faster_without_some():
             self.distance = _FIRST_DISTANCE

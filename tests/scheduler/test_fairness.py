@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from backends.fake import fake_spec, slot_pool
-from backends.interface import Batch, DecodeBatch, PrefillBatch, PrefillShape
+from backends.interface import BackendError, Batch, DecodeBatch, PrefillBatch, PrefillShape
 from cache.policy import full, snapstream
 from cache.scorer import WindowScorer
 from scheduler.config import SchedulerConfig
@@ -398,6 +398,28 @@ def test_no_row_skips_steps_while_a_prompt_is_read() -> None:
     while ("third", 0) not in drive.token_times:
         drive.step()
     assert {batch.num_rows for batch in drive.batches if batch.kind is StepKind.DECODE} == {4}
+
+
+def test_a_retry_is_no_trial_of_a_step_without_some_rows() -> None:
+    """The rows of a failed step decode alone, which is fast here. Later steps take as long without some."""
+    seconds = 0.001
+    drive = Drive(
+        fake_spec(num_slots=4),
+        SchedulerConfig(max_decode_steps=1),
+        step_time=lambda batch: seconds if len(batch.rows) == 1 else 0.01,
+        faults={10: BackendError("a bit flipped")},
+    )
+    drive.send(*(request(f"h{i}", 10, 500, tenant="heavy") for i in range(3)))
+    for _ in range(20):
+        drive.step()
+    assert [batch.num_rows for batch in drive.batches].count(1) >= 3
+    drive.send(request("light", 10, 500, tenant="light"))
+    drive.batches.clear()
+    seconds = 0.01
+    for _ in range(40):
+        drive.step()
+    num_partial = sum(batch.kind is StepKind.DECODE and batch.num_rows == 1 for batch in drive.batches)
+    assert num_partial == 1
 
 
 sizes = st.tuples(st.integers(1, MAX_PROMPT), st.integers(1, MAX_OUTPUT))

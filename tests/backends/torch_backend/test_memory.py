@@ -70,9 +70,10 @@ def fitted(free: int, limit: int, policy: PolicyName, monkeypatch: pytest.Monkey
         (8192, 0, PolicyName.SNAPSTREAM, 8192),
         (131072, 0, PolicyName.SNAPSTREAM, 16384),  # what was always served
         (131072, 6 * 16400, PolicyName.SNAPSTREAM, 16384),  # slots of 16384 come first
-        (131072, 4 * 16400 + 2 * 70_000, PolicyName.SNAPSTREAM, 65536),
-        (100_000, 4 * 16400 + 2 * 100_100, PolicyName.SNAPSTREAM, 100_000),
-        (131072, 6 * 32_800, PolicyName.FULL, 32768),
+        (131072, 4 * 16400 + 2 * 70_000, PolicyName.SNAPSTREAM, 16384),  # what is longer has half as much
+        (131072, 2 * (4 * 16400 + 2 * 70_000), PolicyName.SNAPSTREAM, 65536),
+        (100_000, 2 * (4 * 16400 + 2 * 100_100), PolicyName.SNAPSTREAM, 100_000),
+        (131072, 2 * 6 * 32_800, PolicyName.FULL, 32768),
     ],
 )
 def test_sequences_are_as_long_as_fit(
@@ -99,6 +100,18 @@ def test_a_backend_serves_the_models_own_limit(
     limit = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
     assert backend.spec.max_model_len == (limit if fills_memory else 80)
     assert limit > 80
+
+
+@pytest.mark.parametrize(("configured", "share"), [(None, 4), (131_072, 2)])
+def test_slots_beyond_the_usual_length_take_a_quarter_of_the_memory_unless_configured(
+    configured: int | None, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    available = 4 * (2 * 131_073 + 4 * 60_000) * ENTRY
+    monkeypatch.setattr(memory, "available_bytes", lambda *_: available)
+    config = TorchBackendConfig("model", (PoolOptions(4),), max_model_len=configured, fills_memory=True)
+    [pool] = with_sizes(config, (FULL,), 131_072, torch.device("cpu")).pools
+    taken = slot_bytes(pool, (FULL,), 131_072) + 2 * 131_073 * ENTRY
+    assert 0.7 * available / share < taken <= available / share
 
 
 def test_long_slots_are_of_a_few_sizes() -> None:

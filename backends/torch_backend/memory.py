@@ -33,9 +33,6 @@ _CUDA_SHARE = 0.8
 # count it as available too, and all would be killed once long sequences fill it.
 _CPU_SHARE_OF_LONG = 0.5
 _STEP = 64  # entries
-# Of longer slots, whose memory then differs less than what is available from start to start: compiled decode
-# is of one length.
-_LARGE_STEP = 4096
 
 
 def free_bytes(device: torch.device, root: Path = Path("/")) -> int | None:
@@ -158,8 +155,8 @@ def sized_pools(
         capacities = range(least, max(most, least) + 1, _STEP)
         num_fitting = bisect_right(capacities, budget, key=lambda capacity: needed(options, capacity))
         capacity = capacities[max(num_fitting - 1, 0)]
-        if capacity > DEFAULT_MAX_MODEL_LEN:
-            capacity -= capacity % _LARGE_STEP
+        if config.max_model_len is None and capacity > DEFAULT_MAX_MODEL_LEN:
+            capacity = _rounded_down(capacity)
         if num_fitting > 0:
             logger.info(
                 "slots of pool %s have %d entries: %d of them fit into %.1f GB, but not slots of %d",
@@ -172,6 +169,16 @@ def sized_pools(
         return with_capacity(options, capacity)
 
     return tuple(map(fitted, config.pools))
+
+
+def _rounded_down(capacity: int) -> int:
+    """Return the largest power of two, or half more than one, that is at most `capacity`.
+
+    So a restart with a little more or less memory finds the compiled decode of the last one, which is of one
+    length.
+    """
+    power = 1 << (capacity.bit_length() - 1)
+    return power + power // 2 if capacity >= power + power // 2 else power
 
 
 def _scratch(config: TorchBackendConfig, max_model_len: int) -> ScratchLayout:

@@ -114,14 +114,19 @@ def test_slots_beyond_the_usual_length_take_a_quarter_of_the_memory_unless_confi
     assert 0.7 * available / share < taken <= available / share
 
 
-def test_long_slots_are_of_a_few_sizes() -> None:
-    config = TorchBackendConfig("model", pools=(PoolOptions(4),))
+@pytest.mark.parametrize("max_model_len", [None, 131_072])
+def test_long_slots_are_of_a_few_sizes_unless_a_length_is_configured(max_model_len: int | None) -> None:
+    config = TorchBackendConfig("model", pools=(PoolOptions(4),), max_model_len=max_model_len)
     scratch = 2 * 131_073 * ENTRY
-    capacities = set()
-    for num_entries in range(39_000, 42_000, 500):
+    capacities = []
+    for num_entries in (20_000, 30_000, 36_000, 45_000, 55_000, 90_000):
         [pool] = sized_pools(config, (FULL,), 131_072, scratch + 4 * num_entries * ENTRY)
-        capacities.add(pool.policy.resolve(131_072).layout.capacity)
-    assert capacities <= {32_768, 36_864, 40_960}
+        capacities.append(pool.policy.resolve(131_072).layout.capacity)
+    if max_model_len is None:
+        assert capacities == [16_384, 24_576, 32_768, 32_768, 49_152, 65_536]
+    else:
+        assert capacities[0] > 17_500
+        assert capacities[-1] > 80_000
 
 
 def test_slots_are_smaller_than_a_scratch_that_evicts() -> None:

@@ -65,21 +65,27 @@ def slot_bytes(options: PoolOptions, layers: Sequence[LayerSpec], max_model_len:
 
 
 def fitting_length(
-    config: TorchBackendConfig, layers: Sequence[LayerSpec], limit: int, device: torch.device
+    config: TorchBackendConfig,
+    layers: Sequence[LayerSpec],
+    limit: int,
+    device: torch.device,
+    num_unloaded_bytes: int = 0,
 ) -> int:
     """Return the longest sequence without a configured one, of a model whose own limit is `limit`.
+
+    Of its weights, `num_unloaded_bytes` will take memory that is still available.
 
     It is the limit, or the largest power of two that fits in memory beside slots as long as those for
     `DEFAULT_MAX_MODEL_LEN`. It is never less than that, unless the limit is.
     """
     least = min(limit, DEFAULT_MAX_MODEL_LEN)
-    free = _fillable_bytes(config, device, least) if config.fills_memory else None
+    free = _fillable_bytes(config, device, least, num_unloaded_bytes) if config.fills_memory else None
     if free is None:
         return least
     pools = sized_pools(config, layers, least, free)
 
     def fits(length: int) -> bool:
-        fillable = _fillable_bytes(config, device, length)
+        fillable = _fillable_bytes(config, device, length, num_unloaded_bytes)
         taken = sum(slot_bytes(options, layers, length) for options in pools)
         return fillable is not None and taken + _scratch_bytes(config, layers, length) <= fillable
 
@@ -87,7 +93,9 @@ def fitting_length(
     return next(filter(fits, lengths), least)
 
 
-def _fillable_bytes(config: TorchBackendConfig, device: torch.device, length: int) -> int | None:
+def _fillable_bytes(
+    config: TorchBackendConfig, device: torch.device, length: int, num_unloaded_bytes: int = 0
+) -> int | None:
     """Return the memory that slots and scratches may take beside the stored prompts; None: unknown.
 
     `length` is that of the longest sequence.
@@ -95,6 +103,7 @@ def _fillable_bytes(config: TorchBackendConfig, device: torch.device, length: in
     free = free_bytes(device)
     if free is None or device.type != "cpu":  # else stored prompts are in other memory
         return free
+    free -= int(_CPU_SHARE * num_unloaded_bytes)
     if config.max_model_len is None and length > DEFAULT_MAX_MODEL_LEN:
         free = int(_CPU_SHARE_OF_LONG * free)
     return free - prefix_bytes(config.prefix_cache_bytes, available_bytes())

@@ -297,5 +297,11 @@ def test_slots_and_stored_prompts_do_not_overcommit(monkeypatch: pytest.MonkeyPa
         with_sizes(replace(given, prefix_cache_bytes=room + 1), (FULL,), MAX_MODEL_LEN, cpu)
 
 
+def test_a_draft_reads_as_long_prompts_as_fit() -> None:
+    assert BackendConfig("model", fills_memory=True).of_draft("draft").max_model_len is None
+    assert BackendConfig("model", max_model_len=80).of_draft("draft").max_model_len == 16384
+    assert BackendConfig("model", fills_memory=True).of_draft("draft").fills_memory
+
+
 def test_other_backends_keep_the_usual_default() -> None:
     assert not BackendConfig("model").fills_memory

@@ -92,15 +92,16 @@ class TorchBackend:
             self._recorder = recorder or _default_recorder(config, self._device)
             num_parameters = self._model.num_parameters()
             max_model_len = resolve_max_model_len(config, self._model.config)
-            settle_frequencies(self._model, max_model_len)  # of the longest that may be chosen below
             # Of the weights as they were loaded, which the next lines replace.
             is_archived = config.prefix_cache_dir is not None
-            name = fingerprint(self._model, config.quantization, BLOCK_TOKENS) if is_archived else ""
+            facts = (config.quantization, BLOCK_TOKENS)
+            name = fingerprint(self._model, *facts) if is_archived else ""
             replace_latent_attention(self._model)
             replace_recurrent_mixers(self._model)
             layers = probe_layers(self._model)
             if config.max_model_len is None:
                 max_model_len = fitting_length(config, layers, max_model_len, self._device)
+            name += settle_frequencies(self._model, max_model_len)
             if self._recorder is None:  # which operations replaced experts run depends on the choice
                 replace_experts(self._model, self._kernels, config.quantization)
             replace_all_linears(self._model, self._kernels, KINDS[config.quantization])

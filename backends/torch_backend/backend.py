@@ -64,6 +64,9 @@ from cache.token_store import STORED_TOGETHER
 
 logger = logging.getLogger(__name__)
 
+# What quantization rounds beside linear layers; stored prompts of other numbers are of another model.
+_ROUNDED = "experts-1"
+
 
 class TorchBackend:
     """Runs prefill and decode steps of one model, with one set of slots for each pool."""
@@ -94,7 +97,7 @@ class TorchBackend:
             max_model_len = resolve_max_model_len(config, self._model.config)
             # Of the weights as they were loaded, which the next lines replace.
             is_archived = config.prefix_cache_dir is not None
-            facts = (config.quantization, BLOCK_TOKENS)
+            facts = (config.quantization, _ROUNDED, BLOCK_TOKENS)
             name = fingerprint(self._model, *facts) if is_archived else ""
             replace_latent_attention(self._model)
             replace_recurrent_mixers(self._model)

@@ -1,5 +1,6 @@
 """The torch backend: a transformers model on a CPU or a CUDA device, decoding over SnapStream slots."""
 
+import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -102,6 +103,7 @@ class TorchBackend:
             replace_latent_attention(self._model)
             replace_recurrent_mixers(self._model)
             layers = probe_layers(self._model)
+            gc.collect()  # before memory is read: a server that loads collects nothing
             if config.max_model_len is None:
                 max_model_len = fitting_length(config, layers, max_model_len, self._device)
             name += settle_frequencies(self._model, max_model_len)

@@ -1,7 +1,9 @@
 """Models whose attention depends on the server's maximum length."""
 
+import gc
 import json
 import logging
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -99,12 +101,22 @@ def test_stored_keys_know_the_factors(tmp_path: Path) -> None:
 def test_the_factors_are_those_of_the_length_that_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """And garbage is collected before memory is read, even while a server loads."""
     monkeypatch.setattr(memory, "DEFAULT_MAX_MODEL_LEN", ORIGINAL)
     save_tiny(tiny_config("phi3", num_key_value_heads=4, **ROTARY), tmp_path)
     caplog.set_level(logging.INFO)
-    backend = opened(tmp_path, None)
+    garbage: list[Any] = [torch.zeros(1)]
+    garbage.append(garbage)
+    tensor = weakref.ref(garbage[0])
+    gc.disable()
+    try:
+        del garbage
+        backend = opened(tmp_path, None)
+    finally:
+        gc.enable()
     assert backend.spec.max_model_len == ORIGINAL
     assert "the factors for short sequences are used" in caplog.text
+    assert tensor() is None
 
 
 def test_llama_4_within_its_first_chunk(tmp_path: Path) -> None:

@@ -78,7 +78,8 @@ class BackendConfig:
             model=model,
             pools=(DRAFT_POOL,),
             # Its tokens may be shorter, so that a prompt has more of them.
-            max_model_len=max(self.max_model_len or 0, DEFAULT_MAX_MODEL_LEN),
+            max_model_len=self.max_model_len and max(self.max_model_len, DEFAULT_MAX_MODEL_LEN),
+            fills_memory=self.fills_memory,
             num_scratch=1,
             prefill_chunk=self.prefill_chunk,
             # The bytes that are configured are those of the model that answers.

@@ -155,14 +155,14 @@ def _of_dtype(layer: "LayerSpec", dtype: "torch.dtype") -> "LayerSpec":
 
 
 def _described(subject: _Subject, sizes: SizeOptions) -> Iterator[str]:
-    from backends.config import DEFAULT_MAX_MODEL_LEN
     from backends.host_memory import available_bytes
+    from backends.torch_backend.model.lengths import longest_sequence
 
     config = subject.config
-    limit: int = config.max_position_embeddings
+    limit = longest_sequence(config)
     if sizes.max_model_len is not None and sizes.max_model_len > limit:
         raise OptionError(f"--max-model-len must be at most the model's {limit}, got {sizes.max_model_len}")
-    length = sizes.max_model_len or min(limit, DEFAULT_MAX_MODEL_LEN)
+    length = sizes.max_model_len or _default_length(subject, limit, sizes.num_slots)
     available = available_bytes()
     yield f"type          {config.model_type}, {config.num_hidden_layers} layers"
     parameters = f"{subject.num_parameters / 1e6:,.0f} million parameters"
@@ -172,6 +172,18 @@ def _described(subject: _Subject, sizes: SizeOptions) -> Iterator[str]:
         yield f"this machine  {available / _GB:.1f} GB of memory available"
     yield ""
     yield from _slots(subject.layers, length, sizes.num_slots).splitlines()
+
+
+def _default_length(subject: _Subject, limit: int, num_slots: int) -> int:
+    """Return the longest sequence that the server would choose on this machine's CPU."""
+    import torch
+
+    from backends.torch_backend.config import TorchBackendConfig
+    from backends.torch_backend.memory import fitting_length
+    from cache.pool_options import PoolOptions
+
+    config = TorchBackendConfig("", (PoolOptions(num_slots),), fills_memory=True, prefix_cache_bytes=None)
+    return fitting_length(config, subject.layers, limit, torch.device("cpu"), subject.num_weight_bytes)
 
 
 def _slots(layers: "Sequence[LayerSpec]", length: int, num_slots: int) -> str:

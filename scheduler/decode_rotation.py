@@ -42,8 +42,13 @@ class DecodeRotation:
         """Return the indices of the pools in which sequences decode."""
         return [pool.index for pool in self._pools if pool.decoding]
 
-    def next_batch(self, waiting: WaitingQueue, pacing: Pacing, now: float) -> DecodeBatch | None:
-        """Return the next launch, or None when no sequence decodes."""
+    def next_batch(
+        self, waiting: WaitingQueue, pacing: Pacing, now: float, *, prompt_waits: bool
+    ) -> DecodeBatch | None:
+        """Return the next launch, or None when no sequence decodes.
+
+        `prompt_waits` says that a prompt could be read now.
+        """
         if not self.is_under_way:
             self._due = list(self._pools)
             self._steps_in_time = pacing.max_decode_steps(self.decoding(), now)
@@ -55,16 +60,21 @@ class DecodeRotation:
         retried = next((request for request in pool.decoding.values() if request.is_retried), None)
         if retried is not None:
             return DecodeBatch((retried.decode_row(1),), 1, pool.index)
-        requests = self._due_requests(pool, pacing, now)
+        requests = self._due_requests(pool, pacing, now, prompt_waits=prompt_waits)
+        is_partial = len(requests) < len(pool.decoding)
+        if is_partial:
+            self._steps_in_time = 1  # of the pools that follow: the rows that skip wait for them too
         drafts = self._drafts(pool, requests)
-        is_single = any(drafts) or len(requests) < len(pool.decoding)
+        is_single = is_partial or any(drafts)
         num_steps = 1 if is_single else self._num_steps(pool, waiting.num_waiting(pool.index))
         rows = tuple(
             request.decode_row(num_steps, draft) for request, draft in zip(requests, drafts, strict=True)
         )
         return DecodeBatch(rows, num_steps, pool.index)
 
-    def _due_requests(self, pool: PoolState, pacing: Pacing, now: float) -> list[Request]:
+    def _due_requests(
+        self, pool: PoolState, pacing: Pacing, now: float, *, prompt_waits: bool
+    ) -> list[Request]:
         """Return the sequences that take the pool's next step: all, or those of the tenants whose turn it is.
 
         A slot loses nothing by a step that it does not take.
@@ -74,7 +84,9 @@ class DecodeRotation:
         if self._turns is None or len(tenants) < 2:
             return requests
         due = {tenant for tenant in tenants if not self._turns.yields(tenant, tenants)}
-        if due == tenants or not pacing.may_skip(pool.index, self.decoding(), now):
+        if due == tenants:
+            return requests
+        if not pacing.may_skip(pool.index, self.decoding(), now, prompt_waits=prompt_waits):
             return requests
         return [
             request for request in requests if request.add.tenant in due and not request.add.is_background

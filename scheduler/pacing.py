@@ -10,7 +10,9 @@ Estimates are kept by shape and by the power of two of the context, because a ch
 tokens before it.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from backends.interface import Batch, DecodeBatch, PrefillBatch, PrefillShape
@@ -21,7 +23,8 @@ _SMOOTHING = 0.3  # weight of the newest step in a running estimate
 _ROUNDING = 1e-9  # seconds: the rounding of sums must not decide whether a step fits
 _NOISE = 0.1  # share of a rate: plans whose rates differ by less count as equally fast
 _MIN_GAIN = 1.5  # times that a step of all sequences takes as long as one of few, so that the others skip it
-_FORGETTING = 0.995  # of the time of a step of few, at each step of all: so it is tried again
+_FIRST_DISTANCE = 64  # steps of all until a step of few is tried again, twice as many after each failure
+_MAX_DISTANCE = 1024
 
 
 class _Plan(NamedTuple):
@@ -55,18 +58,16 @@ class Pacing:
     def __init__(self, shapes: Sequence[Sequence[PrefillShape]], max_inter_token_latency: float) -> None:
         self._max_inter_token_latency = max_inter_token_latency
         self._prefill_times = [_PrefillTimes(of_model) for of_model in shapes]
-        self._decode_seconds: dict[int, float] = {}  # of one step of all sequences, by pool
-        self._partial_seconds: dict[int, float] = {}  # of one that some sequences skipped
+        self._decode_times = defaultdict[int, _DecodeTimes](_DecodeTimes)  # by pool
         self._has_read_since_decode = False
         self._decode_due_since = 0.0
 
     def max_decode_steps(self, decoding: Collection[int], now: float) -> int | None:
         """Return how many steps of each of the pools `decoding` fit before their next tokens are due.
 
-        The time that prefill took of this gap is subtracted. None: any number.
+        The time that prefill and partial steps took of this gap is subtracted. None: any number.
         """
-        spent = now - self._decode_due_since if self._has_read_since_decode else 0.0
-        left = self._max_inter_token_latency - spent
+        left = self._waiting_since(decoding) + self._max_inter_token_latency - now
         seconds = self._decode_round_seconds(decoding)
         if left > 0.0 and (seconds == 0.0 or left == float("inf")):
             return None
@@ -76,17 +77,24 @@ class Pacing:
         """Start the gap of the next decode step: from now on, live sequences wait for a token."""
         self._decode_due_since = now
 
-    def may_skip(self, pool: int, decoding: Collection[int], now: float) -> bool:
+    def may_skip(self, pool: int, decoding: Collection[int], now: float, *, prompt_waits: bool) -> bool:
         """Return whether some sequences of a pool may skip its next step.
 
-        Their tokens must still come in time, by the step after it. And it must be much faster without them:
-        a device on which it is not would lose their tokens for nothing.
+        Their tokens must still come in time, by the step after it: in time since their own pool's last step,
+        whatever other pools do. And it must be much faster without them: a device on which it is not would
+        lose their tokens for nothing.
+
+        None may in a gap that prefill used or waits to use: prefill would get less of a longer gap.
         """
-        in_time = now + 2 * self._decode_round_seconds(decoding) <= (
-            self._decode_due_since + self._max_inter_token_latency
-        )
-        whole, partial = self._decode_seconds.get(pool, 0.0), self._partial_seconds.get(pool, 0.0)
-        return in_time and whole >= _MIN_GAIN * partial
+        if prompt_waits or self._has_read_since_decode:
+            return False
+        if self._max_inter_token_latency == float("inf"):
+            return False  # no time would be too late
+        if any(self._decode_times[other].whole is None for other in decoding):
+            return False
+        times = self._decode_times[pool]
+        due = times.last_whole + self._max_inter_token_latency
+        return now + 2 * self._decode_round_seconds(decoding) <= due and times.may_skip()
 
     def choose_shape(
         self, prompts: Sequence[Prefill], now: float, decoding: Collection[int]
@@ -99,7 +107,7 @@ class Pacing:
         """
         plans: Sequence[_Plan] = self._prefill_times[prompts[0].model].plans(prompts)
         if decoding:
-            plans = self._plans_before_decode(plans, now, self._decode_round_seconds(decoding))
+            plans = self._plans_before_decode(plans, decoding, now)
         if not plans:
             return None
         # Measured steps scatter by some percent. Without the tolerance, one slow step would exclude its shape
@@ -114,18 +122,16 @@ class Pacing:
         return best.shape
 
     def _plans_before_decode(
-        self, plans: Sequence[_Plan], now: float, decode_seconds: float
+        self, plans: Sequence[_Plan], decoding: Collection[int], now: float
     ) -> Sequence[_Plan]:
-        """Drop plans that would miss the token deadline, or that read slower than the next gap could.
-
-        `decode_seconds` is the time of one decode step of each pool.
-        """
+        """Drop plans that would miss the token deadline, or that read slower than the next gap could."""
+        decode_seconds = self._decode_round_seconds(decoding)
         usable_gap = self._max_inter_token_latency - decode_seconds + _ROUNDING
-        left = self._decode_due_since - now + usable_gap
+        left = self._waiting_since(decoding) - now + usable_gap
         in_time = [plan for plan in plans if plan.seconds <= left]
-        if not self._has_read_since_decode:
+        if not self._has_read_since_decode and not self._have_skipped(decoding):
             # Each gap has at least one prefill step. Otherwise a bound that no step meets would stop prefill
-            # for ever.
+            # for ever. A gap in which rows skip steps ends before: no step of all rows is then late.
             return in_time or [min(plans, key=lambda plan: plan.seconds)]
         # A gap has one decode round, so its cost is part of the rate that the next gap could reach.
         next_rate = max(
@@ -134,29 +140,84 @@ class Pacing:
         return [plan for plan in in_time if plan.rate() >= next_rate]
 
     def observe(
-        self, batch: Batch, elapsed: float, now: float, model: int = 0, *, is_partial: bool = False
+        self,
+        batch: Batch,
+        elapsed: float,
+        now: float,
+        model: int = 0,
+        *,
+        is_partial: bool = False,
+        is_retry: bool = False,
     ) -> None:
         """Update the estimates from a step of `model` that took `elapsed` seconds and ended at `now`.
 
         `is_partial` says that some of the pool's sequences skipped it. They still wait for their tokens.
+        `is_retry` says that its sequence decoded alone after a failure, which is no sign of faster steps.
         """
         if not isinstance(batch, DecodeBatch):
             self._prefill_times[model].observe(batch, elapsed)
             return
+        times = self._decode_times[batch.pool]
         seconds_per_step = elapsed / batch.num_steps
         if is_partial:
-            estimate = self._partial_seconds.get(batch.pool)
-            self._partial_seconds[batch.pool] = _blend(estimate, seconds_per_step)
+            times.has_skipped = True
+            if not is_retry:
+                times.observe_partial(seconds_per_step)
             return
-        self._decode_seconds[batch.pool] = _blend(self._decode_seconds.get(batch.pool), seconds_per_step)
-        if batch.pool in self._partial_seconds:
-            self._partial_seconds[batch.pool] *= _FORGETTING
+        times.observe_whole(seconds_per_step, batch.num_steps, now)
         self._decode_due_since = now
         self._has_read_since_decode = False
 
+    def _have_skipped(self, decoding: Collection[int]) -> bool:
+        """Return whether sequences of these pools have skipped a step since their pool's last whole one."""
+        return any(self._decode_times[pool].has_skipped for pool in decoding)
+
+    def _waiting_since(self, decoding: Collection[int]) -> float:
+        """Return since when the sequences of these pools wait for a token that wait longest."""
+        times = (self._decode_times[pool] for pool in decoding)
+        return min([self._decode_due_since, *(each.last_whole for each in times if each.has_skipped)])
+
     def _decode_round_seconds(self, decoding: Collection[int]) -> float:
         """Return the time of one decode step of each pool: all pools decode before any decodes again."""
-        return sum(self._decode_seconds.get(pool, 0.0) for pool in decoding)
+        return sum(self._decode_times[pool].whole or 0.0 for pool in decoding)
+
+
+@dataclass(slots=True)
+class _DecodeTimes:
+    """Running estimates of one pool's decode steps, in seconds, and when the last one of all sequences was.
+
+    A step of all sequences is a whole one, and one that some skip a partial one. Where partial steps are not
+    much faster, one is a trial that costs tokens. So trials become rare while they fail.
+    """
+
+    whole: float | None = None
+    partial: float | None = None
+    last_whole: float = 0.0  # when it ended
+    has_skipped: bool = False  # whether a partial step followed
+    num_since_partial: int = 0  # whole steps
+    distance: int = _FIRST_DISTANCE  # of these, until the next trial
+
+    def observe_whole(self, seconds: float, num_steps: int, now: float) -> None:
+        self.whole = _blend(self.whole, seconds)
+        self.last_whole = now
+        self.has_skipped = False
+        self.num_since_partial += num_steps
+
+    def observe_partial(self, seconds: float) -> None:
+        is_trial = self.partial is not None and not self._is_faster_without_some()
+        self.partial = seconds if is_trial else _blend(self.partial, seconds)  # the estimate before is old
+        self.num_since_partial = 0
+        if self._is_faster_without_some():
+            self.distance = _FIRST_DISTANCE
+        elif is_trial:
+            self.distance = min(2 * self.distance, _MAX_DISTANCE)
+
+    def may_skip(self) -> bool:
+        """Return whether a partial step is much faster than a whole one, or a trial of it is due."""
+        return self._is_faster_without_some() or self.num_since_partial >= self.distance
+
+    def _is_faster_without_some(self) -> bool:
+        return (self.whole or 0.0) >= _MIN_GAIN * (self.partial or 0.0)
 
 
 class _PrefillTimes:

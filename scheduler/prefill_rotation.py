@@ -35,6 +35,7 @@ class PrefillRotation:
         self._waiting = waiting
         self._turns = turns
         self._reads_oldest = True
+        self.has_due = False  # whether a prompt could be read when a step was last sought
 
     def next_batch(self, pacing: Pacing, decoding: Sequence[int], now: float) -> PrefillBatch | None:
         """Return a batch with the prompt whose turn it is and others that fit. None: decode goes first.
@@ -44,6 +45,7 @@ class PrefillRotation:
         chunk by chunk in turn, so the first is not delayed by the others.
         """
         due = self._due(self._ready())
+        self.has_due = bool(due)
         if not due:
             return None
         first = due[0]

@@ -167,11 +167,12 @@ class Scheduler:
             self._turns.charge([add.tenant for add in adds if not add.is_background], result.elapsed)
         pool = self._pools[batch.pool]
         is_partial = isinstance(batch, DecodeBatch) and len(batch.rows) < len(pool.decoding)
+        is_retry = is_partial and any(request.is_retried for request in self._in_step(batch))
         if isinstance(batch, PrefillBatch):
             self._update_prefill(batch, result, now)
         else:
             self._update_decode(batch, result, now)
-        self._pacing.observe(batch, result.elapsed, now, pool.model, is_partial=is_partial)
+        self._pacing.observe(batch, result.elapsed, now, pool.model, is_partial=is_partial, is_retry=is_retry)
 
     def fail(self, batch: Batch, error: Exception) -> int:
         """Let each sequence of a failed step try it once more, alone. Return how many have ended instead.
@@ -383,7 +384,8 @@ class Scheduler:
         return batch or self._decode_batch()
 
     def _decode_batch(self) -> DecodeBatch | None:
-        return self._decodes.next_batch(self._waiting, self._pacing, self._clock.now())
+        now = self._clock.now()
+        return self._decodes.next_batch(self._waiting, self._pacing, now, prompt_waits=self._prefills.has_due)
 
     def _update_prefill(self, batch: PrefillBatch, result: BatchResult, now: float) -> None:
         self._prefills.alternate()

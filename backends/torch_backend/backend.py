@@ -1,5 +1,6 @@
 """The torch backend: a transformers model on a CPU or a CUDA device, decoding over SnapStream slots."""
 
+import gc
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -64,6 +65,9 @@ from cache.token_store import STORED_TOGETHER
 
 logger = logging.getLogger(__name__)
 
+# What quantization rounds beside linear layers; stored prompts of other numbers are of another model.
+_ROUNDED = "experts-1"
+
 
 class TorchBackend:
     """Runs prefill and decode steps of one model, with one set of slots for each pool."""
@@ -92,15 +96,17 @@ class TorchBackend:
             self._recorder = recorder or _default_recorder(config, self._device)
             num_parameters = self._model.num_parameters()
             max_model_len = resolve_max_model_len(config, self._model.config)
-            settle_frequencies(self._model, max_model_len)  # of the longest that may be chosen below
             # Of the weights as they were loaded, which the next lines replace.
             is_archived = config.prefix_cache_dir is not None
-            name = fingerprint(self._model, config.quantization, BLOCK_TOKENS) if is_archived else ""
+            facts = (config.quantization, _ROUNDED, BLOCK_TOKENS)
+            name = fingerprint(self._model, *facts) if is_archived else ""
             replace_latent_attention(self._model)
             replace_recurrent_mixers(self._model)
             layers = probe_layers(self._model)
+            gc.collect()  # before memory is read: a server that loads collects nothing
             if config.max_model_len is None:
                 max_model_len = fitting_length(config, layers, max_model_len, self._device)
+            name += settle_frequencies(self._model, max_model_len)
             if self._recorder is None:  # which operations replaced experts run depends on the choice
                 replace_experts(self._model, self._kernels, config.quantization)
             replace_all_linears(self._model, self._kernels, KINDS[config.quantization])

@@ -28,10 +28,11 @@ logger = logging.getLogger(__name__)
 # The rest is for activations, the allocator, and on a CPU for the other processes.
 _CPU_SHARE = 0.5
 _CUDA_SHARE = 0.8
+# Of a CPU's share, what sequences beyond `DEFAULT_MAX_MODEL_LEN` may use that nobody configured: a quarter of
+# the available memory in all. The system commits it as tokens fill it. So servers that start beside this one
+# count it as available too, and all would be killed once long sequences fill it.
+_CPU_SHARE_OF_LONG = 0.5
 _STEP = 64  # entries
-# Of longer slots, whose memory then differs less than what is available from start to start: compiled decode
-# is of one length.
-_LARGE_STEP = 4096
 
 
 def free_bytes(device: torch.device, root: Path = Path("/")) -> int | None:
@@ -64,32 +65,47 @@ def slot_bytes(options: PoolOptions, layers: Sequence[LayerSpec], max_model_len:
 
 
 def fitting_length(
-    config: TorchBackendConfig, layers: Sequence[LayerSpec], limit: int, device: torch.device
+    config: TorchBackendConfig,
+    layers: Sequence[LayerSpec],
+    limit: int,
+    device: torch.device,
+    num_unloaded_bytes: int = 0,
 ) -> int:
     """Return the longest sequence without a configured one, of a model whose own limit is `limit`.
+
+    Of its weights, `num_unloaded_bytes` will take memory that is still available.
 
     It is the limit, or the largest power of two that fits in memory beside slots as long as those for
     `DEFAULT_MAX_MODEL_LEN`. It is never less than that, unless the limit is.
     """
     least = min(limit, DEFAULT_MAX_MODEL_LEN)
-    free = _fillable_bytes(config, device) if config.fills_memory else None
+    free = _fillable_bytes(config, device, least, num_unloaded_bytes) if config.fills_memory else None
     if free is None:
         return least
     pools = sized_pools(config, layers, least, free)
 
     def fits(length: int) -> bool:
+        fillable = _fillable_bytes(config, device, length, num_unloaded_bytes)
         taken = sum(slot_bytes(options, layers, length) for options in pools)
-        return taken + _scratch_bytes(config, layers, length) <= free
+        return fillable is not None and taken + _scratch_bytes(config, layers, length) <= fillable
 
     lengths = [limit, *(1 << bits for bits in range(limit.bit_length() - 1, least.bit_length() - 1, -1))]
     return next(filter(fits, lengths), least)
 
 
-def _fillable_bytes(config: TorchBackendConfig, device: torch.device) -> int | None:
-    """Return the memory that slots and scratches may take beside the stored prompts; None: unknown."""
+def _fillable_bytes(
+    config: TorchBackendConfig, device: torch.device, length: int, num_unloaded_bytes: int = 0
+) -> int | None:
+    """Return the memory that slots and scratches may take beside the stored prompts; None: unknown.
+
+    `length` is that of the longest sequence.
+    """
     free = free_bytes(device)
     if free is None or device.type != "cpu":  # else stored prompts are in other memory
         return free
+    free -= int(_CPU_SHARE * num_unloaded_bytes)
+    if config.max_model_len is None and length > DEFAULT_MAX_MODEL_LEN:
+        free = int(_CPU_SHARE_OF_LONG * free)
     return free - prefix_bytes(config.prefix_cache_bytes, available_bytes())
 
 
@@ -103,7 +119,7 @@ def with_sizes(
     is_cpu = device.type == "cpu"  # else slots are in other memory than stored prompts
     available = available_bytes()
     if config.fills_memory:
-        free = _fillable_bytes(config, device)
+        free = _fillable_bytes(config, device, max_model_len)
         config = replace(config, pools=sized_pools(config, layers, max_model_len, free))
     taken = _scratch_bytes(config, layers, max_model_len) if is_cpu else 0
     taken += sum(slot_bytes(options, layers, max_model_len) for options in config.pools if is_cpu)
@@ -148,8 +164,8 @@ def sized_pools(
         capacities = range(least, max(most, least) + 1, _STEP)
         num_fitting = bisect_right(capacities, budget, key=lambda capacity: needed(options, capacity))
         capacity = capacities[max(num_fitting - 1, 0)]
-        if capacity > DEFAULT_MAX_MODEL_LEN:
-            capacity -= capacity % _LARGE_STEP
+        if config.max_model_len is None and capacity > DEFAULT_MAX_MODEL_LEN:
+            capacity = _rounded_down(capacity)
         if num_fitting > 0:
             logger.info(
                 "slots of pool %s have %d entries: %d of them fit into %.1f GB, but not slots of %d",
@@ -162,6 +178,16 @@ def sized_pools(
         return with_capacity(options, capacity)
 
     return tuple(map(fitted, config.pools))
+
+
+def _rounded_down(capacity: int) -> int:
+    """Return the largest power of two, or half more than one, that is at most `capacity`.
+
+    So a restart with a little more or less memory finds the compiled decode of the last one, which is of one
+    length.
+    """
+    power = 1 << (capacity.bit_length() - 1)
+    return power + power // 2 if capacity >= power + power // 2 else power
 
 
 def _scratch(config: TorchBackendConfig, max_model_len: int) -> ScratchLayout:

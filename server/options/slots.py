@@ -1,12 +1,13 @@
 """The options of slots: of the only pool, or of each of several, written `--pool snapstream:slots=32`."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from backends.config import DEFAULT_DISK_BYTES, DEFAULT_MAX_MODEL_LEN
+from backends.config import DEFAULT_DISK_BYTES
 from backends.options import Bytes, Count, CountOrZero, OptionGroup, Shown, Text, Tokens
 from cache.policy import PolicyName
 from cache.policy_options import LayerBudgets, PolicyOptions, SelectionName
@@ -148,7 +149,7 @@ def read_pools(
 
     Raises `OptionError`, or ValueError that names a field.
     """
-    longest = max_model_len or DEFAULT_MAX_MODEL_LEN
+    longest = max_model_len or sys.maxsize  # the model's limit, which is not known yet
     if not pools:
         return (slots.pool("", _with_written(numbers, slots.selection_options), longest),)
     for group in (slots, numbers):

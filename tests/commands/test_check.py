@@ -50,6 +50,14 @@ def test_slots_take_what_their_keys_and_values_take(
     assert {entries for _, entries in rows} == {"1024", "2048", "4096", "5000"}
 
 
+def test_the_length_is_the_one_that_the_server_would_choose(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("backends.torch_backend.memory.free_bytes", lambda _device: 10**11)
+    model = configuration(tmp_path, max_position_embeddings=20_000)
+    assert "up to 20000 tokens; here 20000" in check(capsys, model)[1]
+
+
 @pytest.mark.parametrize("architecture", ["gemma3", "deepseek-v3", "lfm2", "gpt2"])
 def test_families_are_probed_without_weights(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, architecture: str

@@ -2,15 +2,16 @@
 
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from backends.fake import fake_spec
-from backends.interface import Batch, DecodeBatch, PrefillBatch, PrefillShape
-from cache.policy import snapstream
+from backends.fake import fake_spec, slot_pool
+from backends.interface import BackendError, Batch, DecodeBatch, PrefillBatch, PrefillShape
+from cache.policy import full, snapstream
 from cache.scorer import WindowScorer
 from scheduler.config import SchedulerConfig
 from scheduler.fairness import (
@@ -24,6 +25,7 @@ from scheduler.fairness import (
 )
 from scheduler.messages import Abort, AdmittedAdd, ServedElsewhere
 from scheduler.request import Request
+from scheduler.stats import StepKind
 from scheduler.waiting import QueueOrder, WaitingQueue
 from tests.scheduler.drive import Drive, answer, request
 
@@ -345,6 +347,79 @@ def test_skipped_steps_respect_the_time_between_tokens() -> None:
     drive.run()
     assert longest_gap(drive, "h0") <= 0.05 + 0.02 + 1e-9
     assert longest_gap(drive, "h1") <= 0.05 + 1e-9
+
+
+def beside_another_pool(bound: float) -> float:
+    """Return the longest gap of a flood that was charged for long prompts, while a third tenant decodes."""
+    pools = (slot_pool(4, full(4096), 4096, "one"), slot_pool(4, full(4096), 4096, "other"))
+    drive = Drive(
+        fake_spec(pools=pools, prefill_shapes=(PrefillShape(1, 64),)),
+        SchedulerConfig(max_inter_token_latency=bound),
+        step_time=by_rows,
+    )
+    drive.send(
+        request("light", 10, 500, tenant="light"),
+        *(replace(request(f"t{i}", 10, 500, tenant="third"), pool=1) for i in range(3)),
+    )
+    for _ in range(6):
+        drive.step()
+    drive.send(*(request(f"h{i}", 2000, 100, tenant="heavy") for i in range(2)))
+    drive.run()
+    return max(longest_gap(drive, "h0"), longest_gap(drive, "h1"))
+
+
+def test_steps_of_another_pool_do_not_extend_the_time_between_tokens() -> None:
+    assert beside_another_pool(0.1) <= 0.1 + 1e-9
+
+
+def test_without_a_bound_no_row_skips_steps() -> None:
+    assert beside_another_pool(float("inf")) <= 4 * (0.016 + 0.016) + 1e-9  # a launch of each pool
+
+
+def test_no_row_skips_steps_while_a_prompt_is_read() -> None:
+    """Prefill would get less of a gap that skipped steps make longer.
+
+    Three chunks of 0.05 s leave 0.05 of a gap of 0.2, and a step of four rows takes 0.02.
+    """
+    drive = Drive(
+        fake_spec(num_slots=8, max_model_len=4096, prefill_shapes=(PrefillShape(1, 64),)),
+        SchedulerConfig(max_decode_steps=1),
+        step_time=lambda batch: 0.05 if isinstance(batch, PrefillBatch) else by_rows(batch),
+    )
+    drive.send(
+        *(request(f"h{i}", 10, 3000, tenant="heavy") for i in range(3)),
+        request("light", 10, 3000, tenant="light"),
+    )
+    for _ in range(100):
+        drive.step()
+    assert {1, 4} <= {batch.num_rows for batch in drive.batches}
+    drive.batches.clear()
+    drive.send(request("third", 4000, 1, tenant="third"))
+    while ("third", 0) not in drive.token_times:
+        drive.step()
+    assert {batch.num_rows for batch in drive.batches if batch.kind is StepKind.DECODE} == {4}
+
+
+def test_a_retry_is_no_trial_of_a_step_without_some_rows() -> None:
+    """The rows of a failed step decode alone, which is fast here. Later steps take as long without some."""
+    seconds = 0.001
+    drive = Drive(
+        fake_spec(num_slots=4),
+        SchedulerConfig(max_decode_steps=1),
+        step_time=lambda batch: seconds if len(batch.rows) == 1 else 0.01,
+        faults={10: BackendError("a bit flipped")},
+    )
+    drive.send(*(request(f"h{i}", 10, 500, tenant="heavy") for i in range(3)))
+    for _ in range(20):
+        drive.step()
+    assert [batch.num_rows for batch in drive.batches].count(1) >= 3
+    drive.send(request("light", 10, 500, tenant="light"))
+    drive.batches.clear()
+    seconds = 0.01
+    for _ in range(40):
+        drive.step()
+    num_partial = sum(batch.kind is StepKind.DECODE and batch.num_rows == 1 for batch in drive.batches)
+    assert num_partial == 1
 
 
 sizes = st.tuples(st.integers(1, MAX_PROMPT), st.integers(1, MAX_OUTPUT))

@@ -13,12 +13,15 @@ from cache.scorer import WindowScorer
 from cache.scratch import ScratchLayout
 from scheduler.config import SchedulerConfig
 from scheduler.pacing import Pacing
+from scheduler.prefill import Prefill
+from scheduler.request import Request
 from scheduler.stats import StepKind
 from tests.scheduler.drive import GREEDY, Drive, request
 
 SHAPES = (PrefillShape(1, 32), PrefillShape(4, 32), PrefillShape(1, 256), PrefillShape(1, 1024))
 SECONDS_PER_TOKEN = 5e-4
 SECONDS_PER_DECODE = 0.01
+LAYOUT = ScratchLayout(512)
 POLICY = snapstream(4, 64, 60, WindowScorer())  # longer prompts than 128 tokens go through scratch
 
 
@@ -270,9 +273,43 @@ def test_a_launch_ends_where_the_banned_tokens_change() -> None:
     assert [batch.num_steps for batch in engine.batches if batch.kind is StepKind.DECODE] == [4, 1, 4]
 
 
+def decode_batch(*names: str, pool: int = 0) -> DecodeBatch:
+    rows = (DecodeRow(name, slot, 1, 1, 1, Draw(GREEDY)) for slot, name in enumerate(names))
+    return DecodeBatch(tuple(rows), 1, pool)
+
+
 def test_rounding_costs_no_decode_step() -> None:
     """As floating-point numbers, 0.3 / 0.1 is less than 3."""
     pacing = Pacing([SHAPES], 0.3)
-    row = DecodeRow("a", 0, 1, 1, 1, Draw(GREEDY))
-    pacing.observe(DecodeBatch((row,), 1, 0), elapsed=0.1, now=0.0)
+    pacing.observe(decode_batch("a"), elapsed=0.1, now=0.0)
     assert pacing.max_decode_steps([0], now=0.0) == 3
+
+
+@pytest.mark.parametrize("other_pools", [[], [1]])
+def test_the_wait_of_rows_that_skipped_a_step_counts(other_pools: list[int]) -> None:
+    """Row b has waited since 0.02 s. Of 0.1 s, there is no time left for a chunk of 32 tokens and a step."""
+    pacing, prompt = Pacing([SHAPES], 0.1), Prefill([Request(request("p", 300), 0, False, 0)], None, LAYOUT)
+    pacing.observe(decode_batch("a", "b"), elapsed=0.02, now=0.02)
+    pacing.observe(decode_batch("a"), elapsed=0.01, now=0.03, is_partial=True)
+    for pool in other_pools:
+        pacing.observe(decode_batch("c", pool=pool), elapsed=0.01, now=0.04)
+    decoding = [0, *other_pools]
+    assert pacing.max_decode_steps(decoding, now=0.05) == (2 if other_pools else 3)
+    assert pacing.choose_shape([prompt], 0.075, decoding) is None
+    pacing.observe(decode_batch("a", "b"), elapsed=0.02, now=0.095)
+    assert pacing.choose_shape([prompt], 0.3, decoding) is not None  # one step, however late
+
+
+def test_trials_of_partial_steps_become_rare_while_they_fail() -> None:
+    pacing, now = Pacing([SHAPES], 0.2), 0.0
+
+    def step(partial_seconds: float) -> bool:
+        nonlocal now
+        is_partial = pacing.may_skip(0, [0], now, prompt_waits=False)
+        seconds = partial_seconds if is_partial else 0.01
+        now += seconds
+        pacing.observe(decode_batch("a"), seconds, now, is_partial=is_partial)
+        return is_partial
+
+    assert sum(step(0.01) for _ in range(3000)) == 6  # at first, and after 64, 128, 256, 512 and 1024 others
+    assert sum(step(0.004) for _ in range(1500)) > 300  # from the next trial on, which shows that they help

@@ -31,26 +31,31 @@ def longest_sequence(config: PreTrainedConfig) -> int:
     return min(limits)
 
 
-def settle_frequencies(model: PreTrainedModel, max_model_len: int) -> None:
-    """Give rotary embeddings with longrope the frequencies for sequences of up to `max_model_len` tokens."""
+def settle_frequencies(model: PreTrainedModel, max_model_len: int) -> str:
+    """Give rotary embeddings with longrope the frequencies for sequences of up to `max_model_len` tokens.
+
+    Return which ones they are, "short" or "long", on which keys depend; "" for a model without longrope.
+    """
+    settled = ""
     for module in model.modules():
         if getattr(module, "rope_type", None) == _LONGROPE:
-            _settle(module, model.config, max_model_len)
+            settled = _settle(module, model.config, max_model_len)
+    return settled
 
 
-def _settle(rotary: Any, config: PreTrainedConfig, max_model_len: int) -> None:
+def _settle(rotary: Any, config: PreTrainedConfig, max_model_len: int) -> str:
     original: int = config.rope_parameters["original_max_position_embeddings"]
     device = rotary.inv_freq.device
     frequencies, _ = ROPE_INIT_FUNCTIONS[_LONGROPE](config, device, seq_len=max_model_len)
     with torch.no_grad():
         rotary.inv_freq.copy_(frequencies)
     rotary.rope_type = "default"  # transformers chooses anew for no other type
-    # The choice is a part of what the model is, as stored keys show.
-    config.rope_parameters["settled_for"] = "long" if max_model_len > original else "short"
+    settled = "long" if max_model_len > original else "short"
     logger.info(
         "longrope: the factors for %s sequences are used, as max_model_len %d is %s %d",
-        config.rope_parameters["settled_for"],
+        settled,
         max_model_len,
         "more than" if max_model_len > original else "at most",
         original,
     )
+    return settled

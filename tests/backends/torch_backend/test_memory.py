@@ -70,9 +70,10 @@ def fitted(free: int, limit: int, policy: PolicyName, monkeypatch: pytest.Monkey
         (8192, 0, PolicyName.SNAPSTREAM, 8192),
         (131072, 0, PolicyName.SNAPSTREAM, 16384),  # what was always served
         (131072, 6 * 16400, PolicyName.SNAPSTREAM, 16384),  # slots of 16384 come first
-        (131072, 4 * 16400 + 2 * 70_000, PolicyName.SNAPSTREAM, 65536),
-        (100_000, 4 * 16400 + 2 * 100_100, PolicyName.SNAPSTREAM, 100_000),
-        (131072, 6 * 32_800, PolicyName.FULL, 32768),
+        (131072, 4 * 16400 + 2 * 70_000, PolicyName.SNAPSTREAM, 16384),  # what is longer has half as much
+        (131072, 2 * (4 * 16400 + 2 * 70_000), PolicyName.SNAPSTREAM, 65536),
+        (100_000, 2 * (4 * 16400 + 2 * 100_100), PolicyName.SNAPSTREAM, 100_000),
+        (131072, 2 * 6 * 32_800, PolicyName.FULL, 32768),
     ],
 )
 def test_sequences_are_as_long_as_fit(
@@ -101,14 +102,31 @@ def test_a_backend_serves_the_models_own_limit(
     assert limit > 80
 
 
-def test_long_slots_are_of_a_few_sizes() -> None:
-    config = TorchBackendConfig("model", pools=(PoolOptions(4),))
+@pytest.mark.parametrize(("configured", "share"), [(None, 4), (131_072, 2)])
+def test_slots_beyond_the_usual_length_take_a_quarter_of_the_memory_unless_configured(
+    configured: int | None, share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    available = 4 * (2 * 131_073 + 4 * 60_000) * ENTRY
+    monkeypatch.setattr(memory, "available_bytes", lambda *_: available)
+    config = TorchBackendConfig("model", (PoolOptions(4),), max_model_len=configured, fills_memory=True)
+    [pool] = with_sizes(config, (FULL,), 131_072, torch.device("cpu")).pools
+    taken = slot_bytes(pool, (FULL,), 131_072) + 2 * 131_073 * ENTRY
+    assert 0.7 * available / share < taken <= available / share
+
+
+@pytest.mark.parametrize("max_model_len", [None, 131_072])
+def test_long_slots_are_of_a_few_sizes_unless_a_length_is_configured(max_model_len: int | None) -> None:
+    config = TorchBackendConfig("model", pools=(PoolOptions(4),), max_model_len=max_model_len)
     scratch = 2 * 131_073 * ENTRY
-    capacities = set()
-    for num_entries in range(39_000, 42_000, 500):
+    capacities = []
+    for num_entries in (20_000, 30_000, 36_000, 45_000, 55_000, 90_000):
         [pool] = sized_pools(config, (FULL,), 131_072, scratch + 4 * num_entries * ENTRY)
-        capacities.add(pool.policy.resolve(131_072).layout.capacity)
-    assert capacities <= {32_768, 36_864, 40_960}
+        capacities.append(pool.policy.resolve(131_072).layout.capacity)
+    if max_model_len is None:
+        assert capacities == [16_384, 24_576, 32_768, 32_768, 49_152, 65_536]
+    else:
+        assert capacities[0] > 17_500
+        assert capacities[-1] > 80_000
 
 
 def test_slots_are_smaller_than_a_scratch_that_evicts() -> None:
@@ -277,6 +295,12 @@ def test_slots_and_stored_prompts_do_not_overcommit(monkeypatch: pytest.MonkeyPa
     assert with_sizes(replace(given, prefix_cache_bytes=room), (FULL,), MAX_MODEL_LEN, cpu)
     with pytest.raises(ValueError, match=f"prefix_cache_bytes must be at most {room}: "):
         with_sizes(replace(given, prefix_cache_bytes=room + 1), (FULL,), MAX_MODEL_LEN, cpu)
+
+
+def test_a_draft_reads_as_long_prompts_as_fit() -> None:
+    assert BackendConfig("model", fills_memory=True).of_draft("draft").max_model_len is None
+    assert BackendConfig("model", max_model_len=80).of_draft("draft").max_model_len == 16384
+    assert BackendConfig("model", fills_memory=True).of_draft("draft").fills_memory
 
 
 def test_other_backends_keep_the_usual_default() -> None:

@@ -412,3 +412,7 @@ def test_a_chat_template_is_a_file(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(OptionError, match="--chat-template"):
         config_of("--chat-template", str(file))
+
+
+def test_sizes_are_not_compared_with_a_length_that_the_model_chooses() -> None:
+    assert config_of("--policy", "sparse", "--num-recent", "20000").backend.config.max_model_len is None

@@ -1,7 +1,9 @@
 """Models whose attention depends on the server's maximum length."""
 
+import gc
 import json
 import logging
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +11,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from backends.torch_backend.config import TorchBackendConfig
-from backends.torch_backend.model.fingerprint import fingerprint
+from backends.torch_backend import memory
+from backends.torch_backend.backend import TorchBackend
+from backends.torch_backend.config import DeviceName, DtypeName, TorchBackendConfig
 from backends.torch_backend.model.language_model import text_config
 from backends.torch_backend.spec import resolve_max_model_len
 from cache.policy import PolicyName
 from cache.policy_options import PolicyOptions
+from cache.pool_options import PoolOptions
 from tests.backends.driver import Driver, Request, open_backend
 from tests.backends.families import model_class, save_tiny, tiny_config
 from tests.backends.oracle import assert_same_logprobs, continue_greedily, random_prompt
@@ -72,10 +76,47 @@ def test_the_maximum_length_chooses_the_factors(
     backend.close()
 
 
+def opened(folder: Path, max_model_len: int | None, archive: Path | None = None) -> TorchBackend:
+    return TorchBackend(
+        TorchBackendConfig(
+            str(folder),
+            (PoolOptions(2, FULL),),
+            max_model_len,
+            device=DeviceName.CPU,
+            dtype=DtypeName.FLOAT32,
+            prefix_cache_bytes=1 << 24,
+            prefix_cache_dir=archive,
+            compile=False,
+        )
+    )
+
+
 def test_stored_keys_know_the_factors(tmp_path: Path) -> None:
     save_tiny(tiny_config("phi3", num_key_value_heads=4, **ROTARY), tmp_path)
-    short, long = (open_backend(tmp_path, FULL, max_model_len=length) for length in (ORIGINAL, 48))
-    assert fingerprint(short._model) != fingerprint(long._model)
+    for length in (ORIGINAL, ORIGINAL - 1, 48):
+        opened(tmp_path, length, tmp_path / "archive").close()
+    assert len(list((tmp_path / "archive").iterdir())) == 2
+
+
+def test_the_factors_are_those_of_the_length_that_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And garbage is collected before memory is read, even while a server loads."""
+    monkeypatch.setattr(memory, "DEFAULT_MAX_MODEL_LEN", ORIGINAL)
+    save_tiny(tiny_config("phi3", num_key_value_heads=4, **ROTARY), tmp_path)
+    caplog.set_level(logging.INFO)
+    garbage: list[Any] = [torch.zeros(1)]
+    garbage.append(garbage)
+    tensor = weakref.ref(garbage[0])
+    gc.disable()
+    try:
+        del garbage
+        backend = opened(tmp_path, None)
+    finally:
+        gc.enable()
+    assert backend.spec.max_model_len == ORIGINAL
+    assert "the factors for short sequences are used" in caplog.text
+    assert tensor() is None
 
 
 def test_llama_4_within_its_first_chunk(tmp_path: Path) -> None:

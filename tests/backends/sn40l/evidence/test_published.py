@@ -35,9 +35,7 @@ def test_predictions_are_few_and_their_misses_are_explained(evidence: Mapping[st
         "looping, mean",
         "8B, 4 → 8 H100",
         "fused layer, of HBM peak",
-        "8B by vLLM on one H100, 10 requests",
         "8B by vLLM on one H100, 160 requests",
-        "8B by vLLM on one A100 80 GB, 10 requests",
         "8B by vLLM on one A100 80 GB, 320 requests",
     }
     failed = {key for key, one in predictions.items() if one.is_failed}
@@ -65,6 +63,8 @@ def test_no_null_model_meets_a_prediction_and_some_parameter_decides_it(
         ("R1 prefill: ring", Kind.FITTED),  # zero meets it
         ("R1 64k full: batch", Kind.FITTED),  # the reserve was chosen with it in view
         ("8 → 16 sockets, best", Kind.FITTED),
+        ("8B by vLLM on one H100, 10 requests", Kind.FITTED),  # weights at 0.8 of the bandwidth meet it
+        ("8B by vLLM on one A100 80 GB, 10 requests", Kind.FITTED),
         ("8B by vLLM on one H100, 40 requests", Kind.FITTED),  # four times the rate of ten meets it
     ],
 )

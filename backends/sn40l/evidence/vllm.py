@@ -30,7 +30,7 @@ def values() -> dict[str, Value]:
 
 
 def nulls(published: Mapping[str, float]) -> dict[str, tuple[Null, ...]]:
-    """Return what reading the weights alone gives, and what 10 requests do for the same machine.
+    """Return what reading the weights alone gives, and what fewer requests do for the same machine.
 
     The weights are read at the peak bandwidth, and at the share of it that was fitted on another sweep.
     """
@@ -49,6 +49,10 @@ def nulls(published: Mapping[str, float]) -> dict[str, tuple[Null, ...]]:
                 ("the rate of 10 requests", few),
                 ("in proportion to requests", few * int(count) / 10),
             )
+        if int(count) > 40:
+            start, end = (sum(_answers()[one]) / published[_key(one)] for one in (f"{name} 10", f"{name} 40"))
+            seconds = end + (end - start) / 30 * (int(count) - 40)
+            found[_key(run)] += (("the line through 10 and 40 requests", sum(answers) / seconds),)
     return found
 
 

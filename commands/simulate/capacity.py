@@ -17,17 +17,13 @@ from commands.shared.table import percentile, table
 from commands.simulate.answer import Answer
 from commands.simulate.arrivals import Traffic, read_trace
 from commands.simulate.deployment import (
-    drafting_of,
+    candidate_of,
     policy_of,
-    prompt_store,
     serving_deployment,
-    speculation_of,
-    switching_of,
 )
 from commands.simulate.manifests import kustomization
 from commands.simulate.options import PlanOptions, WeightDtype
 from commands.simulate.planning import Candidate, Carried, Limits, Load, candidates, carry, load_of, pareto
-from commands.simulate.switching import Switching
 from server.options.command_line import OptionError
 
 
@@ -140,30 +136,14 @@ def _carried(options: PlanOptions, sized: Sequence[Deployment], load: Load, limi
 
 
 def _choices(options: PlanOptions, deployment: Deployment, policy: Any, load: Load) -> Candidate:
-    store = None if options.other_models else prompt_store(options, deployment, load.arrivals)
-    return Candidate(
-        deployment,
-        policy,
-        num_slots=1,
-        is_paged=options.paged,
-        is_split=options.split,
-        max_inter_token_latency=options.max_inter_token_latency,
-        store=store,
-        drafting=drafting_of(options, deployment),
-        speculation=speculation_of(options),
-        switching=_switching(options, deployment),
-    )
-
-
-def _switching(options: PlanOptions, deployment: Deployment) -> Switching | None:
-    switching = switching_of(options, deployment)
-    if switching is not None:
+    candidate = replace(candidate_of(options, deployment, policy, load), is_split=options.split)
+    if candidate.switching is not None:
         for name in ("split", "kubernetes"):
             if getattr(options, name):
                 raise OptionError(f"--{name} is of one model, and --other-models has more")
-        for one in switching.deployments:
-            one.model.check_context(options.context)
-    return switching
+    for one in candidate.deployments:
+        one.model.check_context(options.context)
+    return candidate
 
 
 def _priced(deployment: Deployment, options: PlanOptions) -> Deployment:

@@ -12,6 +12,7 @@ import statistics
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 from backends.sn40l.description.hardware import MachineFile
 from backends.sn40l.step.cost_model import DeploymentCost, compression_of
@@ -26,7 +27,7 @@ from commands.shared.table import percentile
 from commands.simulate.arrivals import HASH_TOKENS, Arrival
 from commands.simulate.drafting import Drafting
 from commands.simulate.replay import Replay, ReplayRecord, replay_config, replay_spec
-from commands.simulate.switching import Switching
+from commands.simulate.switching import Switching, check_model
 
 _ROUNDS = 7  # of bisection: a rate is known within 2 % of its bound
 _GENERATIONS = 8  # requests of a replay over those under way at once: it must outlast its beginning
@@ -34,6 +35,7 @@ _MOST_REQUESTS = 2000
 _GROWTH = 0.03  # most of the requests between two quarters of a replay that may join the queue
 _NEARLY = 0.98  # share of the greatest expected rate that fewer slots may have
 _MOST = 0.95  # share of the bound: at full use a queue grows without end
+_TYPICAL = 16  # prompts by which a draft's share of the time is counted
 _BALANCE = 0.8  # load of prefill nodes, which queues keep below 1
 
 
@@ -67,7 +69,7 @@ class Limits:
         return met / max(1, len(record.end_times) + record.num_refused)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Load:
     """Arrivals of a mean rate of one a second, the longest sequence, and the mean lengths in tokens.
 
@@ -95,11 +97,18 @@ class Load:
             for number, index in rounds
         ]
 
-    @property
+    @cached_property
     def mean_prompt(self) -> int:
         return max(1, round(statistics.fmean(arrival.num_prompt_tokens for arrival in self.arrivals)))
 
-    @property
+    @cached_property
+    def typical_prompts(self) -> list[int]:
+        """Lengths of prompts from short to long, each of which stands for about as many requests."""
+        lengths = sorted(arrival.num_prompt_tokens for arrival in self.arrivals)
+        count = min(_TYPICAL, len(lengths))
+        return [lengths[(2 * index + 1) * len(lengths) // (2 * count)] for index in range(count)]
+
+    @cached_property
     def mean_output(self) -> float:
         return statistics.fmean(arrival.num_output_tokens for arrival in self.arrivals)
 
@@ -112,10 +121,27 @@ def load_of(arrivals: Sequence[Arrival], max_model_len: int) -> Load:
     scale = (len(arrivals) - 1) / span
     start = arrivals[0].time
     scaled = tuple(replace(one, time=(one.time - start) * scale) for one in arrivals)
-    return Load(scaled, max_model_len, _mean_restored(arrivals))
+    return Load(scaled, max_model_len, mean_restored(arrivals))
 
 
-def _mean_restored(arrivals: Sequence[Arrival]) -> int:
+@lru_cache(maxsize=4)
+def _by_model(load: Load, names: tuple[str, ...]) -> list[tuple[int, float, Load]]:
+    """Return each model's number, its share of the requests, and the load of those that may be its own.
+
+    Models without requests are left out. Raises TraceError for a model that is not among these.
+    """
+    for arrival in load.arrivals:
+        check_model(arrival, names)
+    found = []
+    for index, name in enumerate(names):
+        own = tuple(one for one in load.arrivals if one.model in ("", name))
+        if own:
+            share = sum(1.0 if one.model else 1 / len(names) for one in own) / len(load.arrivals)
+            found.append((index, share, replace(load, arrivals=own)))
+    return found
+
+
+def mean_restored(arrivals: Sequence[Arrival]) -> int:
     """Return how many of a prompt's tokens begin earlier prompts on average, if none is ever forgotten."""
     seen: set[int] = set()
     num_restored = 0
@@ -133,7 +159,7 @@ class Candidate:
     With `is_paged`, memory is charged for the tokens that sequences hold, not for their slots. With
     `is_split`, other nodes of the same kind read the prompts. With a `store`, prompts that begin like earlier
     ones are copied from there. With `drafting`, a draft shortens long prompts, where they are read. With
-    `switching`, several models take turns, and seconds are means over them.
+    `switching`, several models take turns, and seconds are means over their requests.
     """
 
     deployment: Deployment
@@ -155,7 +181,18 @@ class Candidate:
     def on(self, deployment: Deployment) -> "Candidate":
         """Return the same choices on another deployment of the model."""
         switching = None if self.switching is None else self.switching.on(deployment)
-        return replace(self, deployment=deployment, switching=switching)
+        drafting = None if self.drafting is None else self.drafting.on(deployment)
+        return replace(self, deployment=deployment, switching=switching, drafting=drafting)
+
+    def _alone(self, load: Load) -> list[tuple[float, "Candidate", Load]]:
+        """Return each model with its share of the requests and with its own load."""
+        if self.switching is None:
+            return [(1.0, self, load)]
+        names = tuple(one.model.name for one in self.deployments)
+        return [
+            (share, replace(self, deployment=self.deployments[index], switching=None), own)
+            for index, share, own in _by_model(load, names)
+        ]
 
     def num_read(self, num_prompt_tokens: int) -> int:
         """Return how many of a prompt's tokens the model is given."""
@@ -166,9 +203,7 @@ class Candidate:
         num_read = self.num_read(num_prompt_tokens)
         start = min(num_restored, num_read - 1)
         chunk = Chunk(num_read - start, start, compression_of(self.policy, num_read))
-        seconds = statistics.fmean(
-            prefill_seconds(replace(one, execution=Execution.FUSED), chunk) for one in self.deployments
-        )
+        seconds = prefill_seconds(replace(self.deployment, execution=Execution.FUSED), chunk)
         if self.drafting is not None and num_read < num_prompt_tokens:
             seconds += self.drafting.seconds(num_prompt_tokens)
         return seconds
@@ -179,16 +214,36 @@ class Candidate:
         return max(1, min(held, self.policy.layout.capacity))
 
     def prompt_seconds(self, load: Load) -> float:
-        if self.store is None or self.num_read(load.mean_prompt) < load.mean_prompt:
+        """Return how long a prompt is read, on average over the models."""
+        return sum(share * one._prompt_seconds(own) for share, one, own in self._alone(load))
+
+    def _prompt_seconds(self, load: Load) -> float:
+        if self.drafting is not None:
+            return statistics.fmean(map(self.read_seconds, load.typical_prompts))
+        if self.store is None:
             return self.read_seconds(load.mean_prompt)
         copying = self.deployment.model.cache_bytes(load.mean_restored) / self.store.bandwidth
         return copying + self.read_seconds(load.mean_prompt, load.mean_restored)
 
     def step_seconds(self, load: Load) -> float:
+        """Return how long a step of all slots takes, on average over the models' tokens."""
+        parts = self._alone(load)
+        weights = [share * own.mean_output for share, _, own in parts]
+        steps = [one._step_seconds(own) for _, one, own in parts]
+        return statistics.fmean(steps, weights)
+
+    def _step_seconds(self, load: Load) -> float:
         pads = self.deployment.machine.pads_decode
         entries = self.policy.layout.capacity if pads else self.resident(load)
-        shape = DecodeShape(self.num_slots, entries)
-        return statistics.fmean(token_seconds(one, shape, self.speculation) for one in self.deployments)
+        return token_seconds(self.deployment, DecodeShape(self.num_slots, entries), self.speculation)
+
+    def request_seconds(self, load: Load) -> float:
+        """Return the machine's seconds for a mean request, if all slots decode.
+
+        Switches between models are left out.
+        """
+        decoding = load.mean_output * self.step_seconds(load) / self.num_slots
+        return decoding if self.is_split else self.prompt_seconds(load) + decoding
 
     def bound(self, load: Load, limits: Limits) -> float:
         """Return the rate in requests a second at which the machine is never idle, at the mean lengths."""
@@ -197,8 +252,7 @@ class Candidate:
             return 0.0
         if limits.max_tpot is not None and self.deployment.machine.pads_decode and step > limits.max_tpot:
             return 0.0
-        shared = 0.0 if self.is_split else prompt
-        return 1 / (shared + load.mean_output * step / self.num_slots)
+        return 1 / self.request_seconds(load)
 
     def expected(self, load: Load, limits: Limits) -> float:
         """Return a guess of the rate, by which the numbers of slots are compared.
@@ -220,8 +274,16 @@ class Candidate:
         alone = self.prompt_seconds(load) + load.mean_output * self.step_seconds(load)
         return min(max(len(load.arrivals), math.ceil(_GENERATIONS * rate * alone)), _MOST_REQUESTS)
 
-    def play(self, arrivals: Sequence[Arrival], load: Load, rate: float) -> ReplayRecord:
-        """Return the replay of these arrivals."""
+    def play(
+        self,
+        arrivals: Sequence[Arrival],
+        load: Load,
+        rate: float = 0.0,
+        *,
+        collapses: bool = True,
+        sample_interval: float = math.inf,
+    ) -> ReplayRecord:
+        """Return the replay of these arrivals. For `is_split`, their rate decides the number of nodes."""
         resident = self.resident(load) if self.is_paged else None
         if self.switching is not None:
             return self.switching.play(
@@ -250,7 +312,8 @@ class Candidate:
             spec,
             cost,
             config,
-            sample_interval=math.inf,
+            collapses=collapses,
+            sample_interval=sample_interval,
             skips_prefill=self.is_split,
             store=store,
             drafting=drafting,

@@ -20,6 +20,12 @@ from commands.simulate.arrivals import Arrival, TraceError
 from commands.simulate.replay import Replay, ReplayRecord, replay_config, replay_spec
 
 
+def check_model(arrival: Arrival, names: Sequence[str]) -> None:
+    """Raise `TraceError` if the arrival names a model that is not among these."""
+    if arrival.model and arrival.model not in names:
+        raise TraceError(f"model must be one of {', '.join(names)}, got {arrival.model!r}")
+
+
 @dataclass(frozen=True, slots=True)
 class Switching:
     """Deployments on the same sockets, the first of which is loaded, and the seconds of a longest turn.
@@ -78,8 +84,7 @@ class Switching:
         names = [one.model.name for one in self.deployments]
         rng = random.Random(self.seed)
         for arrival in arrivals:
-            if arrival.model and arrival.model not in names:
-                raise TraceError(f"model must be one of {', '.join(names)}, got {arrival.model!r}")
+            check_model(arrival, names)
             number = rng.randrange(len(names))
             yield names.index(arrival.model) if arrival.model else number, arrival
 

@@ -174,6 +174,44 @@ def test_sweeps_and_replays_have_ranges(capsys: pytest.CaptureFixture[str]) -> N
     assert low < ranged["output_tokens_per_second"] * 1.001 <= high * 1.001
 
 
+def test_the_range_of_a_replay_covers_all_that_the_machine_does(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Other models, drafts and stored prompts take their part of a mean request."""
+
+    def ends(*arguments: str) -> tuple[float, float]:
+        options = ("replay", "--requests", "40", "--shape", "poisson", "--no-varies", *arguments)
+        low, high = json_of(capsys, *options)["ranges"]["machine_seconds_per_request"]
+        return low, high
+
+    common = ("--mean-prompt", "8000", "--mean-output", "50")
+    low, high = ends(*common)
+    small_low, small_high = ends("--model", "llama-3.2-1b", *common)
+    both_low, both_high = ends(*common, "--other-models", "llama-3.2-1b")
+    assert both_low == pytest.approx((low + small_low) / 2)
+    assert both_high == pytest.approx((high + small_high) / 2)
+    shortened = ends(
+        *common, "--speculative-prefill-model", "llama-3.2-1b", "--speculative-prefill-keep", "1024"
+    )
+    assert small_low < shortened[0] < low
+    assert small_high < shortened[1] < high
+    assert ends(*common, "--draft-model", "llama-3.2-1b", "--acceptance", "0.8")[0] != low
+
+    lines = [
+        {
+            "timestamp": 1000 * i,
+            "input_length": 8000,
+            "output_length": 50,
+            "hash_ids": [*range(14), 100 + i, i],
+        }
+        for i in range(40)
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    restored = json_of(capsys, "replay", "--trace", str(trace))["ranges"]["machine_seconds_per_request"]
+    assert restored[1] < 0.7 * high
+
+
 def test_step_draws_its_bandwidth(tmp_path: Path) -> None:
     assert simulate("step", "--execution", "looped", "--plot", str(tmp_path / "step.png")) == 0
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")

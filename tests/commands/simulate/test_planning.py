@@ -11,10 +11,12 @@ import yaml
 from backends.interface import PrefixSpec
 from backends.sn40l.backend import default_deployment
 from backends.sn40l.description.hardware import load_machine_file
+from backends.sn40l.description.model_config import load_model
 from backends.timed import SimulatedStore
 from cache.policy_options import PolicyOptions
 from commands.shared.table import percentile
-from commands.simulate.arrivals import HASH_TOKENS, Arrival, Traffic, read_trace
+from commands.simulate.arrivals import HASH_TOKENS, Arrival, TraceError, Traffic, read_trace
+from commands.simulate.drafting import Drafting
 from commands.simulate.planning import (
     Candidate,
     Carried,
@@ -25,6 +27,7 @@ from commands.simulate.planning import (
     load_of,
     pareto,
 )
+from commands.simulate.switching import Switching
 from tests.commands.simulate.test_command import json_of, simulate
 from tests.server.options.test_config import config_of
 
@@ -148,6 +151,29 @@ def test_the_bound_is_a_bound_and_has_a_range() -> None:
     assert found.bound_low < found.bound < found.bound_high
     assert found.goodput == pytest.approx(found.rate)
     assert 0.5 < found.record.busy_seconds / found.record.seconds <= 1
+
+
+def test_the_range_of_the_bound_covers_a_draft() -> None:
+    drafting = Drafting(default_deployment("llama-3.2-1b", "h100", 1), 1000, 512)
+    one = candidate(drafting=drafting)
+    slow = replace(one.deployment, machine=replace(one.deployment.machine, gemm_efficiency=0.35))
+    assert one.on(slow).prompt_seconds(load()) > 1.3 * one.prompt_seconds(load())
+    assert one.prompt_seconds(load()) > 1.8 * one.read_seconds(512)
+
+
+def test_the_bound_counts_the_models_as_often_as_the_trace_does() -> None:
+    """Nineteen of 20 requests are for the small model, the long one is for the large model."""
+    large = candidate("sn40l")
+    small = replace(large.deployment, model=load_model("llama-3.2-1b"))
+    both = replace(large, switching=Switching((large.deployment, small), 1.0, 0))
+    arrivals = [Arrival(float(i), 500, 20, model="llama-3.2-1b") for i in range(19)]
+    mixed = load_of([*arrivals, Arrival(19.0, 3000, 80, model="llama-3.1-8b")], 3100)
+    expected = 0.95 * large.on(small).request_seconds(load(500, 20)) + 0.05 * large.request_seconds(
+        load(3000, 80)
+    )
+    assert 1 / both.bound(mixed, Limits()) == pytest.approx(expected)
+    with pytest.raises(TraceError, match="model must be one of"):
+        both.bound(load_of([*arrivals, replace(arrivals[0], time=20.0, model="other")], 3100), Limits())
 
 
 def test_users_follow_littles_law() -> None:

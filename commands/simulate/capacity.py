@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from commands.simulate.deployment import (
     serving_deployment,
 )
 from commands.simulate.manifests import kustomization
-from commands.simulate.options import PlanOptions, WeightDtype
+from commands.simulate.options import PlanOptions, ServingOptions, WeightDtype
 from commands.simulate.planning import Candidate, Carried, Limits, Load, candidates, carry, load_of, pareto
 from server.options.command_line import OptionError
 
@@ -246,43 +246,53 @@ def _label(row: _Row) -> str:
 def _commands(options: PlanOptions, row: _Row, load: Load) -> list[str]:
     """Return the flags of `serve`, and the `replay` that gives the same figures."""
     candidate = row.carried.candidate
-    settings = _settings(options, row, load)
-    flags = " ".join(f"--{flag} {value}" for flag, value in settings.items())
-    replay_flags = flags.replace("--quantization", "--weight-dtype")
-    shortens = options.speculative_prefill_model is not None
-    served = " --speculative-prefill-model DRAFT" if shortens else ""
-    lines = [f"snapserve serve --model MODEL{served} {flags}"]
+    served = " --speculative-prefill-model DRAFT" if options.speculative_prefill_model is not None else ""
+    lines = [f"snapserve serve --model MODEL{served} {_flags(_settings(options, row, load))}"]
     if options.draft_model is not None:
         lines = ["snapserve serve has no speculative decoding, so it does not reach these rates"]
     if options.other_models:
         lines = ["snapserve serve has one model, so it does not switch between several"]
-    replayed = "".join(
-        f" --{name.replace('_', '-')} {value}"
-        for name in ("speculative_prefill_model", "draft_model", "num_drafts", "acceptance")
-        if (value := getattr(options, name)) != type(options).model_fields[name].default
-    )
-    if options.other_models:
-        replayed += (
-            f" --other-models {','.join(options.other_models)} --longest-turn {options.longest_turn:g}"
-        )
     if not options.trace and not candidate.is_split:
-        paged = " --paged" if candidate.is_paged else ""
+        record = row.carried.record
         lines.append(
-            f"snapserve simulate replay --model {options.model}{replayed} --machine {options.machine} "
-            f"--sockets {candidate.deployment.num_sockets} --nodes {options.nodes} "
-            f"--execution {candidate.deployment.execution} "
-            f"{replay_flags} --rate {row.carried.rate:.4g} --requests {options.requests} --shape poisson "
-            f"--mean-prompt {load.mean_prompt} --mean-output {options.mean_output} --no-varies{paged}"
+            f"snapserve simulate replay --model {options.model} --machine {options.machine} "
+            f"--sockets {candidate.deployment.num_sockets} --execution {candidate.deployment.execution} "
+            f"{_flags(_sizes(candidate, load))}{_given(options)} --rate {row.carried.rate:.4g} "
+            f"--requests {len(record.end_times)} --shape poisson --mean-prompt {load.mean_prompt} "
+            f"--mean-output {options.mean_output} --no-varies"
         )
     return lines
+
+
+_NAMED = {"as_json", "model", "machine", "execution", "slot_capacity", "mean_output", "trace"}
+
+
+def _given(options: PlanOptions) -> str:
+    """Return the flags of `replay` that are given to `plan` and that `_commands` does not name."""
+    flags = ""
+    for name, field in ServingOptions.model_fields.items():
+        value = getattr(options, name)
+        if name not in _NAMED and value != field.default:
+            flag = f" --{name.replace('_', '-')}"
+            text = ",".join(value) if isinstance(value, tuple) else f"{value}"
+            flags += flag if value is True else f"{flag} {text}"
+    return flags
+
+
+def _sizes(candidate: Candidate, load: Load) -> dict[str, str]:
+    """Return the options that `serve` and `replay` share, by the names of their flags."""
+    sizes = {"num-slots": str(candidate.num_slots), "policy": str(candidate.policy.name)}
+    if candidate.policy.evicts or candidate.policy.scorer:
+        sizes["slot-capacity"] = str(candidate.policy.layout.capacity)
+    return sizes | {"max-model-len": str(load.max_model_len)}
 
 
 def _settings(options: PlanOptions, row: _Row, load: Load) -> dict[str, str]:
     """Return the options of `serve`, by the names of their flags."""
     candidate = row.carried.candidate
-    settings = {"num-slots": str(candidate.num_slots), "policy": str(candidate.policy.name)}
-    if candidate.policy.evicts or candidate.policy.scorer:
-        settings["slot-capacity"] = str(candidate.policy.layout.capacity)
+    settings = {"prefill-chunk": str(options.prefill_chunk)}
+    if options.max_inter_token_latency != PlanOptions.model_fields["max_inter_token_latency"].default:
+        settings["max-inter-token-latency"] = f"{options.max_inter_token_latency:g}"
     if candidate.drafting is not None:
         settings["speculative-prefill-threshold"] = str(candidate.drafting.threshold)
         settings["speculative-prefill-keep"] = f"{candidate.drafting.keep:g}"
@@ -290,7 +300,11 @@ def _settings(options: PlanOptions, row: _Row, load: Load) -> dict[str, str]:
         settings["kv-cache-dtype"] = options.kv_cache_dtype
     if options.weight_dtype is WeightDtype.INT8:
         settings["quantization"] = options.weight_dtype
-    return settings | {"max-model-len": str(load.max_model_len)}
+    return _sizes(candidate, load) | settings
+
+
+def _flags(settings: Mapping[str, str]) -> str:
+    return " ".join(f"--{flag} {value}" for flag, value in settings.items())
 
 
 def _values(row: _Row, tokens_per_step: float) -> dict[str, Any]:

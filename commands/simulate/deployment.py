@@ -102,6 +102,7 @@ def candidate_of(
         num_slots,
         is_paged=options.paged,
         max_inter_token_latency=options.max_inter_token_latency,
+        prefill_chunk=options.prefill_chunk,
         store=None if switching else prompt_store(options, deployment, load.arrivals),
         drafting=drafting_of(options, deployment),
         speculation=speculation_of(options),

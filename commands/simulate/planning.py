@@ -26,6 +26,7 @@ from cache.policy import CachePolicy
 from commands.shared.table import percentile
 from commands.simulate.arrivals import HASH_TOKENS, Arrival
 from commands.simulate.drafting import Drafting
+from commands.simulate.options import PREFILL_CHUNK
 from commands.simulate.replay import Replay, ReplayRecord, replay_config, replay_spec
 from commands.simulate.switching import Switching, check_model
 
@@ -168,6 +169,7 @@ class Candidate:
     is_paged: bool = False
     is_split: bool = False
     max_inter_token_latency: float = 0.2
+    prefill_chunk: int = PREFILL_CHUNK
     store: SimulatedStore | None = None
     drafting: Drafting | None = None
     speculation: Speculation | None = None
@@ -285,22 +287,15 @@ class Candidate:
     ) -> ReplayRecord:
         """Return the replay of these arrivals. For `is_split`, their rate decides the number of nodes."""
         resident = self.resident(load) if self.is_paged else None
-        if self.switching is not None:
-            return self.switching.play(
-                arrivals,
-                self.policy,
-                self.num_slots,
-                load.max_model_len,
-                self.max_inter_token_latency,
-                resident,
-            )
         store = None if self.is_split else self.store
         prefixes = store.spec if store is not None else None
-        spec = replay_spec(self.num_slots, self.policy, load.max_model_len, prefixes)
+        spec = replay_spec(self.num_slots, self.policy, load.max_model_len, prefixes, self.prefill_chunk)
+        config = replay_config(self.max_inter_token_latency)
+        if self.switching is not None:
+            return self.switching.play(arrivals, spec, config, resident)
         cost: CostModel = DeploymentCost(
             self.deployment, spec.pools[0], resident_entries=resident, speculation=self.speculation
         )
-        config = replay_config(self.max_inter_token_latency)
         drafting = None if self.is_split else self.drafting
         num_restored = 0
         if self.is_split:

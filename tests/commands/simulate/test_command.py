@@ -153,7 +153,7 @@ def test_weights_and_caches_have_types_of_their_own(capsys: pytest.CaptureFixtur
     served, replayed = out.splitlines()[-2:]
     assert served.startswith("snapserve serve --model MODEL")
     assert "--kv-cache-dtype int8 --quantization int8" in served
-    assert "--kv-cache-dtype int8 --weight-dtype int8" in replayed
+    assert "--weight-dtype int8 --kv-cache-dtype int8" in replayed
 
 
 def test_sweeps_and_replays_have_ranges(capsys: pytest.CaptureFixture[str]) -> None:

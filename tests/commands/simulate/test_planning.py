@@ -248,6 +248,23 @@ def test_a_plan_names_replicas_cost_and_commands(capsys: pytest.CaptureFixture[s
     assert "snapserve simulate replay --model llama-3.1-8b" in out
 
 
+def test_the_replay_that_a_plan_prints_gives_its_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command has every option of the plan, and as many requests as its last replay."""
+    given = ["--prefill-chunk", "512", "--max-inter-token-latency", "0.1", "--seed", "3", "--uses-ddr"]
+    load = ["--context", "1000", "--mean-output", "20", "--policy", "full", "--requests", "200"]
+    plan = ["plan", "--machine", "h100", *load, *given]
+    (best,) = json_of(capsys, *plan)["options"]
+    simulate(*plan)
+    served, printed = capsys.readouterr().out.splitlines()[-2:]
+    assert served.endswith("--prefill-chunk 512 --max-inter-token-latency 0.1")
+    command = printed.split()
+    assert command[:3] == ["snapserve", "simulate", "replay"]
+    assert set(given) <= set(command)
+    values = json_of(capsys, *command[2:])
+    assert values["requests"] >= 200
+    assert values["output_tokens_per_second"] == pytest.approx(best["tokens_per_second"], rel=0.1)
+
+
 def test_a_plan_takes_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     trace = tmp_path / "azure.csv"
     lines = [f"2024-05-10 00:00:{second:02d}.100000,{1000 + second},{50}" for second in range(30)]

@@ -23,7 +23,17 @@ from commands.simulate.deployment import (
 )
 from commands.simulate.manifests import kustomization
 from commands.simulate.options import PlanOptions, ServingOptions, WeightDtype
-from commands.simulate.planning import Candidate, Carried, Limits, Load, candidates, carry, load_of, pareto
+from commands.simulate.planning import (
+    Candidate,
+    Carried,
+    Limits,
+    Load,
+    candidates,
+    carry,
+    lighter,
+    load_of,
+    pareto,
+)
 from server.options.command_line import OptionError
 
 
@@ -53,13 +63,16 @@ def plan_answer(options: PlanOptions) -> Answer:
         replace(deployment, num_sockets=count)
         for count in sorted(options.sockets or socket_counts(deployment.machine.max_sockets))
     ]
-    found = _carried(options, sized, load, limits)
-    front = {id(one) for one in pareto(found)}
+    replicas = [
+        (one, max(1, math.ceil((options.rate or 0.0) / one.rate - 1e-9)))
+        for one in _carried(options, sized, load, limits)
+    ]
+    if options.split and options.rate is not None:
+        # Prefill nodes are for the load, not for the most that the decode node could take.
+        replicas = [(lighter(one, load, limits, options.rate / count), count) for one, count in replicas]
+    front = {id(one) for one in pareto([one for one, _ in replicas])}
     rows = sorted(
-        (
-            _Row(one, max(1, math.ceil((options.rate or 0.0) / one.rate - 1e-9)), id(one) in front)
-            for one in found
-        ),
+        (_Row(one, count, id(one) in front) for one, count in replicas),
         key=lambda row: (row.num_sockets, -row.carried.token_rate),
     )
     if options.plot:

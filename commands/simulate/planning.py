@@ -495,6 +495,28 @@ def carry(candidate: Candidate, load: Load, limits: Limits, machine_file: Machin
     )
 
 
+def lighter(one: Carried, load: Load, limits: Limits, rate: float) -> Carried:
+    """Return the same candidate at a lower rate, with no more prefill nodes than that needs.
+
+    It stays as it is if its replay at that rate breaks the limits.
+    """
+    candidate = one.candidate
+    record, _ = _settled(candidate, load, limits, rate, candidate.num_requests(load, rate))
+    if record is None:
+        return one
+    num_prefill = candidate.num_prefill_nodes(load, rate)
+    saved = (1 + num_prefill) / (1 + one.num_prefill_nodes)
+    return replace(
+        one,
+        rate=rate,
+        record=record,
+        goodput=rate * limits.share_met(record),
+        num_prefill_nodes=num_prefill,
+        price=one.price * saved,
+        power=one.power * saved,
+    )
+
+
 def _settled(
     candidate: Candidate, load: Load, limits: Limits, rate: float, num_requests: int
 ) -> tuple[ReplayRecord | None, int]:

@@ -202,6 +202,16 @@ def test_other_nodes_that_read_prompts_leave_the_decode_node_free() -> None:
     assert min(split.record.time_to_first_token) >= prompt
 
 
+def test_prefill_nodes_are_for_the_rate_that_is_to_be_carried(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ("plan", "--split", "--sockets", "16", "--policy", "full", "--context", "4000", "--requests", "40")
+    (most,) = json_of(capsys, *plan)["options"]
+    (part,) = json_of(capsys, *plan, "--rate", "10")["options"]
+    assert part["replicas"] == 1
+    assert part["requests_per_second"] == 10 < most["requests_per_second"] / 4
+    assert part["num_prefill_sockets"] < most["num_prefill_sockets"] / 3
+    assert part["users"] < most["users"]
+
+
 def test_paged_memory_holds_more_sequences_than_slots() -> None:
     deployment = default_deployment("llama-3.1-8b", "h100", 1)
     policy = PolicyOptions(slot_capacity=32768).resolve(32768)

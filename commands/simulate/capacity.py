@@ -92,8 +92,7 @@ def plan_answer(options: PlanOptions) -> Answer:
         "",
         table(_HEADER, [_cells(row, options.tokens_per_step) for row in rows]),
         "",
-        "* on the Pareto front of tokens/s for a user and tokens/s of a socket",
-        "bound: the rate at which the machine is never idle; its range: one unpublished number at its ends",
+        *_LEGEND,
         "",
         "Start the first one, or simulate it again:",
         "",
@@ -140,7 +139,13 @@ def _carried(options: PlanOptions, sized: Sequence[Deployment], load: Load, limi
     ]
     if not tried:
         smallest = min(policy.layout.capacity for policy in policies)
-        fitting(sized[-1], DecodeShape(1, smallest))  # says what is missing
+        try:
+            fitting(sized[-1], DecodeShape(1, smallest))
+        except DoesNotFitError as error:
+            sockets = f"{sized[-1].num_sockets} sockets of {options.machine}"
+            raise OptionError(
+                f"{options.model} on {sockets} {error}; --nodes, --weight-dtype int8 and --uses-ddr may help"
+            ) from error
     found = [carry(candidate, load, limits, machine_file) for candidate in tried]
     carried = [one for one in found if one is not None and one.token_rate >= (options.min_rate or 0.0)]
     if not carried:
@@ -169,7 +174,10 @@ def _priced(deployment: Deployment, options: PlanOptions) -> Deployment:
 def _unmet(
     options: PlanOptions, sized: Sequence[Deployment], policies: Any, load: Load, carried: Sequence[Carried]
 ) -> str:
-    """Return the limits that no deployment meets, each with the best value of one request alone."""
+    """Return the limits that no deployment meets, each with the best value of one request alone.
+
+    If one request alone meets each of them, they are all named: none carries a load within them.
+    """
     alone: list[tuple[float, float]] = []
     for one in sized:
         for policy in policies:
@@ -183,11 +191,13 @@ def _unmet(
         ("--max-ttft", options.max_ttft, ttft),
         ("--max-tpot", options.max_tpot, tpot),
         ("--max-e2e", options.max_e2e, ttft + load.mean_output * tpot),
-        ("--min-rate", options.min_rate, max((one.token_rate for one in carried), default=0.0)),
     )
-    unmet = " and ".join(
-        f"{flag} {limit:g} (best of any: {best:.4g})" for flag, limit, best in limits if limit is not None
-    )
+    given = [(flag, limit, best) for flag, limit, best in limits if limit is not None]
+    missed = [(flag, limit, best) for flag, limit, best in given if best > limit] or given
+    unmet = " and ".join(f"{flag} {limit:g} (best alone: {best:.4g})" for flag, limit, best in missed)
+    if carried:
+        best = max(one.token_rate for one in carried)
+        unmet = f"--min-rate {options.min_rate:g} (best of any: {best:.4g})"
     return f"none of {len(sized) * len(policies)} deployments meets {unmet or 'the load'}"
 
 
@@ -210,6 +220,14 @@ _HEADER = (
     "slots used",
     "$/Mtok",
     "kWh/Mtok",
+)
+
+
+_LEGEND = (
+    "* on the Pareto front of tokens/s for a user and tokens/s of a socket",
+    "Of one replica: users: requests under way at once; requests/s: the most within the limits, or, with",
+    "--split, its part of --rate; goodput: those within all limits; busy: share of the time; bound: the rate",
+    "at which it is never idle, and its range with one unpublished number at an end of its own.",
 )
 
 

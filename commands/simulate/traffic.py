@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from backends.sn40l.description.hardware import load_machine_file
+from backends.sn40l.step.placement import DoesNotFitError, max_batch
 from backends.sn40l.step.ranges import Range, value_range
 from commands.shared.table import percentile, table
 from commands.simulate.answer import Answer
@@ -37,7 +38,12 @@ def replay_answer(options: ReplayOptions) -> Answer:
     candidate = candidate_of(options, deployment, policy, load, options.num_slots)
     for one in candidate.deployments:
         one.model.check_context(options.max_model_len)
-    record = candidate.play(arrivals, load, collapses=options.collapse, sample_interval=_SAMPLE_INTERVAL)
+    try:
+        record = candidate.play(arrivals, load, collapses=options.collapse, sample_interval=_SAMPLE_INTERVAL)
+    except DoesNotFitError as error:
+        entries = candidate.resident(load) if candidate.is_paged else policy.layout.capacity
+        most = min(max_batch(one, entries) for one in candidate.deployments)
+        raise OptionError(f"{error}; --num-slots {most} would fit" if most else f"{error}") from error
     wall = time.perf_counter() - started
     _write_series(options, record)
     changes = load_machine_file(options.machine).changes()

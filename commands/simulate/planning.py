@@ -523,17 +523,23 @@ def _settled(
     """Return a replay that came to rest within the limits, if there is one, and its number of requests.
 
     A queue that grows slowly does not show in a short replay. So a replay is repeated with more requests
-    until there are enough for those that were under way at once.
+    until there are enough for those that were under way at once. A burst among the last arrivals looks like a
+    queue that grows. So only quarters of the same arrivals, one or several rounds each, are enough to say so.
     """
+    rounds = 4 * len(load.arrivals)
     while True:
         arrivals = load.at(rate, num_requests)
         record = candidate.play(arrivals, load, rate)
-        if not _is_sustained(record, arrivals) or not limits.are_met(record):
+        if record.num_refused or not limits.are_met(record):
             return None, num_requests
+        is_sustained = _is_sustained(record, arrivals)
         needed = math.ceil(_GENERATIONS * rate * statistics.fmean(record.end_to_end))
-        if num_requests >= min(needed, _MOST_REQUESTS):
+        if is_sustained and num_requests >= min(needed, _MOST_REQUESTS):
             return record, num_requests
-        num_requests = min(max(needed, 2 * num_requests), _MOST_REQUESTS)
+        if not is_sustained and (num_requests % rounds == 0 or num_requests >= _MOST_REQUESTS):
+            return None, num_requests
+        more = max(needed, 2 * num_requests) if is_sustained else num_requests
+        num_requests = min(rounds * math.ceil(more / rounds), max(_MOST_REQUESTS, num_requests))
 
 
 def pareto(carried: Sequence[Carried]) -> list[Carried]:
@@ -551,9 +557,7 @@ def pareto(carried: Sequence[Carried]) -> list[Carried]:
 
 
 def _is_sustained(record: ReplayRecord, arrivals: Sequence[Arrival]) -> bool:
-    """Return whether nothing was refused, and no more requests are under way at the end than before."""
-    if record.num_refused or not record.end_times:
-        return False
+    """Return whether no more requests are under way at the end than before."""
     quarter = arrivals[-1].time / 4
     before, after = (_mean_under_way(record, part * quarter, (part + 1) * quarter) for part in (1, 3))
     # The numbers of the two quarters differ by chance, too.

@@ -13,6 +13,7 @@ from backends.sn40l.backend import default_deployment
 from backends.sn40l.description.hardware import load_machine_file
 from backends.sn40l.description.model_config import load_model
 from backends.timed import SimulatedStore
+from cache.policy import full
 from cache.policy_options import PolicyOptions
 from commands.shared.table import percentile
 from commands.simulate.arrivals import HASH_TOKENS, Arrival, TraceError, Traffic, read_trace
@@ -132,6 +133,14 @@ def test_limits_hold_at_the_rate_and_break_above_it() -> None:
     free = carried(one, Limits())
     assert free.rate > found.rate
     assert carry(one, load(), Limits(max_tpot=1e-6), load_machine_file("h100")) is None
+
+
+def test_a_burst_among_the_last_arrivals_is_no_queue_that_grows() -> None:
+    """Twice as many of these 100 requests are under way in the last quarter as in the second."""
+    one = replace(candidate("sn40l", capacity=4000), policy=full(4000), num_slots=32)
+    found = carry(one, load(3800, 200, 100), Limits(), load_machine_file("sn40l"))
+    assert found is not None
+    assert found.rate > 0.9 * found.bound
 
 
 def test_a_plan_counts_the_prompts() -> None:

@@ -29,7 +29,7 @@ from commands.simulate.planning import (
     Limits,
     Load,
     candidates,
-    carry,
+    carry_most,
     lighter,
     load_of,
     pareto,
@@ -146,7 +146,7 @@ def _carried(options: PlanOptions, sized: Sequence[Deployment], load: Load, limi
             raise OptionError(
                 f"{options.model} on {sockets} {error}; --nodes, --weight-dtype int8 and --uses-ddr may help"
             ) from error
-    found = [carry(candidate, load, limits, machine_file) for candidate in tried]
+    found = [carry_most(candidate, load, limits, machine_file) for candidate in tried]
     carried = [one for one in found if one is not None and one.token_rate >= (options.min_rate or 0.0)]
     if not carried:
         raise OptionError(_unmet(options, sized, policies, load, [one for one in found if one is not None]))

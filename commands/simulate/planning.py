@@ -444,14 +444,19 @@ def candidates(
 
 
 def _expected(candidate: Candidate, load: Load, limits: Limits) -> float:
+    return candidate.expected(load, limits) if fits(candidate, load) else 0.0
+
+
+def fits(candidate: Candidate, load: Load) -> bool:
+    """Return whether the slots fit. Activations of a verification are larger than those of a step."""
     entries = candidate.resident(load) if candidate.is_paged else candidate.policy.layout.capacity
     shape = DecodeShape(candidate.num_slots, entries)
     try:
         for one in candidate.deployments:
             token_seconds(one, shape, candidate.speculation)
     except DoesNotFitError:
-        return 0.0  # the activations of a verification are larger than those of a step
-    return candidate.expected(load, limits)
+        return False
+    return True
 
 
 def carry(candidate: Candidate, load: Load, limits: Limits, machine_file: MachineFile) -> Carried | None:
@@ -493,6 +498,30 @@ def carry(candidate: Candidate, load: Load, limits: Limits, machine_file: Machin
         sockets * machine.price,
         sockets * machine.power,
     )
+
+
+def carry_most(candidate: Candidate, load: Load, limits: Limits, machine_file: MachineFile) -> Carried | None:
+    """Return the greatest load over the numbers of slots, from the candidate's own by halves and doubles.
+
+    Fewer slots may carry nearly as much. Too many may carry less: all of them slow a step, and prompts that
+    are read between the steps of more sequences.
+    """
+    best = carry(candidate, load, limits, machine_file)
+    for factor in (0.5, 2.0):
+        start = best
+        while True:
+            count = int((best.candidate if best else candidate).num_slots * factor)
+            changed = replace(candidate, num_slots=count)
+            if count < 1 or not fits(changed, load):
+                break
+            found = carry(changed, load, limits, machine_file)
+            least = (_NEARLY if factor < 1 else 1 / _NEARLY) * (best.rate if best else 0.0)
+            if found is None or found.rate < least:
+                break
+            best = found
+        if best is not start:
+            break
+    return best
 
 
 def lighter(one: Carried, load: Load, limits: Limits, rate: float) -> Carried:

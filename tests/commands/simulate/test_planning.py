@@ -25,6 +25,7 @@ from commands.simulate.planning import (
     Load,
     candidates,
     carry,
+    carry_most,
     load_of,
     pareto,
 )
@@ -141,6 +142,17 @@ def test_a_burst_among_the_last_arrivals_is_no_queue_that_grows() -> None:
     found = carry(one, load(3800, 200, 100), Limits(), load_machine_file("sn40l"))
     assert found is not None
     assert found.rate > 0.9 * found.bound
+
+
+def test_fewer_slots_are_chosen_where_more_would_break_the_limits() -> None:
+    """All slots of a static graph slow a step, and more prompts are read between two of them."""
+    one = replace(candidate("sn40l", capacity=4000), policy=full(4000), num_slots=128)
+    limits, machine = Limits(max_tpot=0.02), load_machine_file("sn40l")
+    given, most = (find(one, load(3800, 200), limits, machine) for find in (carry, carry_most))
+    assert given is not None
+    assert most is not None
+    assert most.candidate.num_slots < 128
+    assert most.rate > 1.05 * given.rate
 
 
 def test_a_plan_counts_the_prompts() -> None:

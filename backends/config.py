@@ -7,7 +7,7 @@ from typing import Generic, Self, TypeVar
 
 from backends.checkpoint import local_model
 from backends.clock import Clock, WallClock
-from backends.interface import Backend
+from backends.interface import Backend, PrefillShape
 from cache.policy import PolicyName
 from cache.policy_options import LayerBudgets, PolicyOptions
 from cache.pool_options import PoolOptions, check_names
@@ -37,6 +37,19 @@ DRAFT_POOL = PoolOptions(
     ),
     name="draft",
 )
+
+
+def prefill_shapes(prefill_chunk: int, max_model_len: int) -> tuple[PrefillShape, ...]:
+    """Return a few shapes of at most the chunk's tokens: one long chunk, several short or one shorter one.
+
+    A single chunk has the full length, or half of it, and so on down to a sixteenth. Behind a long context,
+    the next smaller chunk then still fits the time that live sequences may wait, and small chunks are read at
+    a lower rate (with steps of four: 0.76 of the tokens/s).
+    """
+    num_tokens = min(prefill_chunk, max_model_len)
+    shapes = {PrefillShape(1, num_tokens // part) for part in (1, 2, 4, 8, 16) if num_tokens >= part}
+    shapes |= {PrefillShape(min(part, 8), num_tokens // part) for part in (4, 16) if num_tokens >= part}
+    return tuple(sorted(shapes, key=lambda shape: (shape.num_tokens, shape.num_rows)))
 
 
 @dataclass(frozen=True, slots=True)

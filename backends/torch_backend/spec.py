@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedConfig
 
-from backends.interface import BackendSpec, Feature, PrefillShape, PrefixSpec, ScratchSpec, SlotPoolSpec
+from backends.config import prefill_shapes
+from backends.interface import BackendSpec, Feature, PrefixSpec, ScratchSpec, SlotPoolSpec
 from backends.torch_backend.config import TorchBackendConfig
 from backends.torch_backend.forward.step import LayerKind
 from backends.torch_backend.model.induction import InductionScore
@@ -106,19 +107,6 @@ def _windows(layers: Sequence[LayerSpec], max_model_len: int) -> list[int | None
     ]
 
 
-def prefill_shapes(config: TorchBackendConfig, max_model_len: int) -> tuple[PrefillShape, ...]:
-    """Return a few shapes of at most the chunk's tokens: one long chunk, several short or one shorter one.
-
-    A single chunk has the full length, or half of it, and so on down to a sixteenth. Behind a long context,
-    the next smaller chunk then still fits the time that live sequences may wait, and small chunks are read at
-    a lower rate (with steps of four: 0.76 of the tokens/s).
-    """
-    num_tokens = min(config.prefill_chunk, max_model_len)
-    shapes = {PrefillShape(1, num_tokens // part) for part in (1, 2, 4, 8, 16) if num_tokens >= part}
-    shapes |= {PrefillShape(min(part, 8), num_tokens // part) for part in (4, 16) if num_tokens >= part}
-    return tuple(sorted(shapes, key=lambda shape: (shape.num_tokens, shape.num_rows)))
-
-
 def scratch_layout(
     capacity: int | None, max_model_len: int, chunk: int, kinds: Sequence[LayerKind]
 ) -> ScratchLayout:
@@ -182,7 +170,7 @@ def backend_spec(
         max_model_len=max_model_len,
         pools=pools,
         scratch=scratch,
-        prefill_shapes=prefill_shapes(config, max_model_len),
+        prefill_shapes=prefill_shapes(config.prefill_chunk, max_model_len),
         features=frozenset(Feature),
         max_decode_steps=MAX_DECODE_STEPS,
         embedding_size=model.hidden_size,

@@ -91,7 +91,11 @@ def _csv_rows(file: TextIO) -> Iterator[tuple[int, Callable[[], Any]]]:
     reader = csv.DictReader(file)
     for row in reader:
         if row.get("Response tokens") != "0":
-            yield reader.line_num, partial(dict, row)
+            # A line that ends early has None for the rest of its columns.
+            yield (
+                reader.line_num,
+                partial(dict, ((name, value) for name, value in row.items() if value is not None)),
+            )
 
 
 def _arrival(row: Any) -> Arrival:

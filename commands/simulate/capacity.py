@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,17 +17,23 @@ from commands.shared.table import percentile, table
 from commands.simulate.answer import Answer
 from commands.simulate.arrivals import Traffic, read_trace
 from commands.simulate.deployment import (
-    drafting_of,
+    candidate_of,
     policy_of,
-    prompt_store,
     serving_deployment,
-    speculation_of,
-    switching_of,
 )
 from commands.simulate.manifests import kustomization
-from commands.simulate.options import PlanOptions, WeightDtype
-from commands.simulate.planning import Candidate, Carried, Limits, Load, candidates, carry, load_of, pareto
-from commands.simulate.switching import Switching
+from commands.simulate.options import PlanOptions, ServingOptions, WeightDtype
+from commands.simulate.planning import (
+    Candidate,
+    Carried,
+    Limits,
+    Load,
+    candidates,
+    carry_most,
+    lighter,
+    load_of,
+    pareto,
+)
 from server.options.command_line import OptionError
 
 
@@ -57,13 +63,16 @@ def plan_answer(options: PlanOptions) -> Answer:
         replace(deployment, num_sockets=count)
         for count in sorted(options.sockets or socket_counts(deployment.machine.max_sockets))
     ]
-    found = _carried(options, sized, load, limits)
-    front = {id(one) for one in pareto(found)}
+    replicas = [
+        (one, max(1, math.ceil((options.rate or 0.0) / one.rate - 1e-9)))
+        for one in _carried(options, sized, load, limits)
+    ]
+    if options.split and options.rate is not None:
+        # Prefill nodes are for the load, not for the most that the decode node could take.
+        replicas = [(lighter(one, load, limits, options.rate / count), count) for one, count in replicas]
+    front = {id(one) for one in pareto([one for one, _ in replicas])}
     rows = sorted(
-        (
-            _Row(one, max(1, math.ceil((options.rate or 0.0) / one.rate - 1e-9)), id(one) in front)
-            for one in found
-        ),
+        (_Row(one, count, id(one) in front) for one, count in replicas),
         key=lambda row: (row.num_sockets, -row.carried.token_rate),
     )
     if options.plot:
@@ -83,8 +92,7 @@ def plan_answer(options: PlanOptions) -> Answer:
         "",
         table(_HEADER, [_cells(row, options.tokens_per_step) for row in rows]),
         "",
-        "* on the Pareto front of tokens/s for a user and tokens/s of a socket",
-        "bound: the rate at which the machine is never idle; its range: one unpublished number at its ends",
+        *_LEGEND,
         "",
         "Start the first one, or simulate it again:",
         "",
@@ -131,8 +139,14 @@ def _carried(options: PlanOptions, sized: Sequence[Deployment], load: Load, limi
     ]
     if not tried:
         smallest = min(policy.layout.capacity for policy in policies)
-        fitting(sized[-1], DecodeShape(1, smallest))  # says what is missing
-    found = [carry(candidate, load, limits, machine_file) for candidate in tried]
+        try:
+            fitting(sized[-1], DecodeShape(1, smallest))
+        except DoesNotFitError as error:
+            sockets = f"{sized[-1].num_sockets} sockets of {options.machine}"
+            raise OptionError(
+                f"{options.model} on {sockets} {error}; --nodes, --weight-dtype int8 and --uses-ddr may help"
+            ) from error
+    found = [carry_most(candidate, load, limits, machine_file) for candidate in tried]
     carried = [one for one in found if one is not None and one.token_rate >= (options.min_rate or 0.0)]
     if not carried:
         raise OptionError(_unmet(options, sized, policies, load, [one for one in found if one is not None]))
@@ -140,30 +154,14 @@ def _carried(options: PlanOptions, sized: Sequence[Deployment], load: Load, limi
 
 
 def _choices(options: PlanOptions, deployment: Deployment, policy: Any, load: Load) -> Candidate:
-    store = None if options.other_models else prompt_store(options, deployment, load.arrivals)
-    return Candidate(
-        deployment,
-        policy,
-        num_slots=1,
-        is_paged=options.paged,
-        is_split=options.split,
-        max_inter_token_latency=options.max_inter_token_latency,
-        store=store,
-        drafting=drafting_of(options, deployment),
-        speculation=speculation_of(options),
-        switching=_switching(options, deployment),
-    )
-
-
-def _switching(options: PlanOptions, deployment: Deployment) -> Switching | None:
-    switching = switching_of(options, deployment)
-    if switching is not None:
+    candidate = replace(candidate_of(options, deployment, policy, load), is_split=options.split)
+    if candidate.switching is not None:
         for name in ("split", "kubernetes"):
             if getattr(options, name):
                 raise OptionError(f"--{name} is of one model, and --other-models has more")
-        for one in switching.deployments:
-            one.model.check_context(options.context)
-    return switching
+    for one in candidate.deployments:
+        one.model.check_context(options.context)
+    return candidate
 
 
 def _priced(deployment: Deployment, options: PlanOptions) -> Deployment:
@@ -176,7 +174,10 @@ def _priced(deployment: Deployment, options: PlanOptions) -> Deployment:
 def _unmet(
     options: PlanOptions, sized: Sequence[Deployment], policies: Any, load: Load, carried: Sequence[Carried]
 ) -> str:
-    """Return the limits that no deployment meets, each with the best value of one request alone."""
+    """Return the limits that no deployment meets, each with the best value of one request alone.
+
+    If one request alone meets each of them, they are all named: none carries a load within them.
+    """
     alone: list[tuple[float, float]] = []
     for one in sized:
         for policy in policies:
@@ -190,11 +191,13 @@ def _unmet(
         ("--max-ttft", options.max_ttft, ttft),
         ("--max-tpot", options.max_tpot, tpot),
         ("--max-e2e", options.max_e2e, ttft + load.mean_output * tpot),
-        ("--min-rate", options.min_rate, max((one.token_rate for one in carried), default=0.0)),
     )
-    unmet = " and ".join(
-        f"{flag} {limit:g} (best of any: {best:.4g})" for flag, limit, best in limits if limit is not None
-    )
+    given = [(flag, limit, best) for flag, limit, best in limits if limit is not None]
+    missed = [(flag, limit, best) for flag, limit, best in given if best > limit] or given
+    unmet = " and ".join(f"{flag} {limit:g} (best alone: {best:.4g})" for flag, limit, best in missed)
+    if carried:
+        best = max(one.token_rate for one in carried)
+        unmet = f"--min-rate {options.min_rate:g} (best of any: {best:.4g})"
     return f"none of {len(sized) * len(policies)} deployments meets {unmet or 'the load'}"
 
 
@@ -217,6 +220,14 @@ _HEADER = (
     "slots used",
     "$/Mtok",
     "kWh/Mtok",
+)
+
+
+_LEGEND = (
+    "* on the Pareto front of tokens/s for a user and tokens/s of a socket",
+    "Of one replica: users: requests under way at once; requests/s: the most within the limits, or, with",
+    "--split, its part of --rate; goodput: those within all limits; busy: share of the time; bound: the rate",
+    "at which it is never idle, and its range with one unpublished number at an end of its own.",
 )
 
 
@@ -266,43 +277,53 @@ def _label(row: _Row) -> str:
 def _commands(options: PlanOptions, row: _Row, load: Load) -> list[str]:
     """Return the flags of `serve`, and the `replay` that gives the same figures."""
     candidate = row.carried.candidate
-    settings = _settings(options, row, load)
-    flags = " ".join(f"--{flag} {value}" for flag, value in settings.items())
-    replay_flags = flags.replace("--quantization", "--weight-dtype")
-    shortens = options.speculative_prefill_model is not None
-    served = " --speculative-prefill-model DRAFT" if shortens else ""
-    lines = [f"snapserve serve --model MODEL{served} {flags}"]
+    served = " --speculative-prefill-model DRAFT" if options.speculative_prefill_model is not None else ""
+    lines = [f"snapserve serve --model MODEL{served} {_flags(_settings(options, row, load))}"]
     if options.draft_model is not None:
         lines = ["snapserve serve has no speculative decoding, so it does not reach these rates"]
     if options.other_models:
         lines = ["snapserve serve has one model, so it does not switch between several"]
-    replayed = "".join(
-        f" --{name.replace('_', '-')} {value}"
-        for name in ("speculative_prefill_model", "draft_model", "num_drafts", "acceptance")
-        if (value := getattr(options, name)) != type(options).model_fields[name].default
-    )
-    if options.other_models:
-        replayed += (
-            f" --other-models {','.join(options.other_models)} --longest-turn {options.longest_turn:g}"
-        )
     if not options.trace and not candidate.is_split:
-        paged = " --paged" if candidate.is_paged else ""
+        record = row.carried.record
         lines.append(
-            f"snapserve simulate replay --model {options.model}{replayed} --machine {options.machine} "
-            f"--sockets {candidate.deployment.num_sockets} --nodes {options.nodes} "
-            f"--execution {candidate.deployment.execution} "
-            f"{replay_flags} --rate {row.carried.rate:.4g} --requests {options.requests} --shape poisson "
-            f"--mean-prompt {load.mean_prompt} --mean-output {options.mean_output} --no-varies{paged}"
+            f"snapserve simulate replay --model {options.model} --machine {options.machine} "
+            f"--sockets {candidate.deployment.num_sockets} --execution {candidate.deployment.execution} "
+            f"{_flags(_sizes(candidate, load))}{_given(options)} --rate {row.carried.rate:.4g} "
+            f"--requests {len(record.end_times)} --shape poisson --mean-prompt {load.mean_prompt} "
+            f"--mean-output {options.mean_output} --no-varies"
         )
     return lines
+
+
+_NAMED = {"as_json", "model", "machine", "execution", "slot_capacity", "mean_output", "trace"}
+
+
+def _given(options: PlanOptions) -> str:
+    """Return the flags of `replay` that are given to `plan` and that `_commands` does not name."""
+    flags = ""
+    for name, field in ServingOptions.model_fields.items():
+        value = getattr(options, name)
+        if name not in _NAMED and value != field.default:
+            flag = f" --{name.replace('_', '-')}"
+            text = ",".join(value) if isinstance(value, tuple) else f"{value}"
+            flags += flag if value is True else f"{flag} {text}"
+    return flags
+
+
+def _sizes(candidate: Candidate, load: Load) -> dict[str, str]:
+    """Return the options that `serve` and `replay` share, by the names of their flags."""
+    sizes = {"num-slots": str(candidate.num_slots), "policy": str(candidate.policy.name)}
+    if candidate.policy.evicts or candidate.policy.scorer:
+        sizes["slot-capacity"] = str(candidate.policy.layout.capacity)
+    return sizes | {"max-model-len": str(load.max_model_len)}
 
 
 def _settings(options: PlanOptions, row: _Row, load: Load) -> dict[str, str]:
     """Return the options of `serve`, by the names of their flags."""
     candidate = row.carried.candidate
-    settings = {"num-slots": str(candidate.num_slots), "policy": str(candidate.policy.name)}
-    if candidate.policy.evicts or candidate.policy.scorer:
-        settings["slot-capacity"] = str(candidate.policy.layout.capacity)
+    settings = {"prefill-chunk": str(options.prefill_chunk)}
+    if options.max_inter_token_latency != PlanOptions.model_fields["max_inter_token_latency"].default:
+        settings["max-inter-token-latency"] = f"{options.max_inter_token_latency:g}"
     if candidate.drafting is not None:
         settings["speculative-prefill-threshold"] = str(candidate.drafting.threshold)
         settings["speculative-prefill-keep"] = f"{candidate.drafting.keep:g}"
@@ -310,7 +331,11 @@ def _settings(options: PlanOptions, row: _Row, load: Load) -> dict[str, str]:
         settings["kv-cache-dtype"] = options.kv_cache_dtype
     if options.weight_dtype is WeightDtype.INT8:
         settings["quantization"] = options.weight_dtype
-    return settings | {"max-model-len": str(load.max_model_len)}
+    return _sizes(candidate, load) | settings
+
+
+def _flags(settings: Mapping[str, str]) -> str:
+    return " ".join(f"--{flag} {value}" for flag, value in settings.items())
 
 
 def _values(row: _Row, tokens_per_step: float) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from backends.sn40l.description.model_config import Model, load_model
 from backends.sn40l.step.deployment import Deployment, Execution
 from backends.sn40l.step.speculation import Speculation
 from backends.timed import SimulatedStore
-from cache.policy import PolicyName
+from cache.policy import CachePolicy, PolicyName
 from cache.policy_options import PolicyOptions
 from cache.pool_options import KVCacheDtype
 from commands.simulate.arrivals import HASH_TOKENS, Arrival
 from commands.simulate.drafting import Drafting
 from commands.simulate.options import MachineOptions, ServingOptions, WeightDtype
+from commands.simulate.planning import Candidate, Load
 from commands.simulate.switching import Switching
 from server.options.command_line import OptionError
 
@@ -88,6 +89,25 @@ def switching_of(options: ServingOptions, deployment: Deployment) -> Switching |
             raise OptionError(f"--{name.replace('_', '-')} is of one model, and --other-models has more")
     others = (replace(deployment, model=_stored(options, load_model(name))) for name in options.other_models)
     return Switching((deployment, *others), options.longest_turn, options.seed)
+
+
+def candidate_of(
+    options: ServingOptions, deployment: Deployment, policy: CachePolicy, load: Load, num_slots: int = 1
+) -> Candidate:
+    """Return this deployment with drafts, stored prompts and other models as the options say."""
+    switching = switching_of(options, deployment)
+    return Candidate(
+        deployment,
+        policy,
+        num_slots,
+        is_paged=options.paged,
+        max_inter_token_latency=options.max_inter_token_latency,
+        prefill_chunk=options.prefill_chunk,
+        store=None if switching else prompt_store(options, deployment, load.arrivals),
+        drafting=drafting_of(options, deployment),
+        speculation=speculation_of(options),
+        switching=switching,
+    )
 
 
 def policy_of(name: PolicyName, slot_capacity: int) -> PolicyOptions:

@@ -26,6 +26,10 @@ class Drafting:
     threshold: int
     keep: float
 
+    def on(self, deployment: Deployment) -> "Drafting":
+        """Return the same draft on the sockets and the machine of `deployment`."""
+        return replace(self, deployment=replace(deployment, model=self.deployment.model, beside=()))
+
     def num_read(self, num_prompt_tokens: int) -> int:
         """Return how many of a prompt's tokens the model reads: all of those that the draft does not take."""
         if not self.threshold <= num_prompt_tokens <= self.deployment.model.max_positions:

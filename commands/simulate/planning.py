@@ -12,6 +12,7 @@ import statistics
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 from backends.sn40l.description.hardware import MachineFile
 from backends.sn40l.step.cost_model import DeploymentCost, compression_of
@@ -25,8 +26,9 @@ from cache.policy import CachePolicy
 from commands.shared.table import percentile
 from commands.simulate.arrivals import HASH_TOKENS, Arrival
 from commands.simulate.drafting import Drafting
+from commands.simulate.options import PREFILL_CHUNK
 from commands.simulate.replay import Replay, ReplayRecord, replay_config, replay_spec
-from commands.simulate.switching import Switching
+from commands.simulate.switching import Switching, check_model
 
 _ROUNDS = 7  # of bisection: a rate is known within 2 % of its bound
 _GENERATIONS = 8  # requests of a replay over those under way at once: it must outlast its beginning
@@ -34,6 +36,7 @@ _MOST_REQUESTS = 2000
 _GROWTH = 0.03  # most of the requests between two quarters of a replay that may join the queue
 _NEARLY = 0.98  # share of the greatest expected rate that fewer slots may have
 _MOST = 0.95  # share of the bound: at full use a queue grows without end
+_TYPICAL = 16  # prompts by which a draft's share of the time is counted
 _BALANCE = 0.8  # load of prefill nodes, which queues keep below 1
 
 
@@ -67,7 +70,7 @@ class Limits:
         return met / max(1, len(record.end_times) + record.num_refused)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Load:
     """Arrivals of a mean rate of one a second, the longest sequence, and the mean lengths in tokens.
 
@@ -95,11 +98,18 @@ class Load:
             for number, index in rounds
         ]
 
-    @property
+    @cached_property
     def mean_prompt(self) -> int:
         return max(1, round(statistics.fmean(arrival.num_prompt_tokens for arrival in self.arrivals)))
 
-    @property
+    @cached_property
+    def typical_prompts(self) -> list[int]:
+        """Lengths of prompts from short to long, each of which stands for about as many requests."""
+        lengths = sorted(arrival.num_prompt_tokens for arrival in self.arrivals)
+        count = min(_TYPICAL, len(lengths))
+        return [lengths[(2 * index + 1) * len(lengths) // (2 * count)] for index in range(count)]
+
+    @cached_property
     def mean_output(self) -> float:
         return statistics.fmean(arrival.num_output_tokens for arrival in self.arrivals)
 
@@ -112,10 +122,27 @@ def load_of(arrivals: Sequence[Arrival], max_model_len: int) -> Load:
     scale = (len(arrivals) - 1) / span
     start = arrivals[0].time
     scaled = tuple(replace(one, time=(one.time - start) * scale) for one in arrivals)
-    return Load(scaled, max_model_len, _mean_restored(arrivals))
+    return Load(scaled, max_model_len, mean_restored(arrivals))
 
 
-def _mean_restored(arrivals: Sequence[Arrival]) -> int:
+@lru_cache(maxsize=4)
+def _by_model(load: Load, names: tuple[str, ...]) -> list[tuple[int, float, Load]]:
+    """Return each model's number, its share of the requests, and the load of those that may be its own.
+
+    Models without requests are left out. Raises TraceError for a model that is not among these.
+    """
+    for arrival in load.arrivals:
+        check_model(arrival, names)
+    found = []
+    for index, name in enumerate(names):
+        own = tuple(one for one in load.arrivals if one.model in ("", name))
+        if own:
+            share = sum(1.0 if one.model else 1 / len(names) for one in own) / len(load.arrivals)
+            found.append((index, share, replace(load, arrivals=own)))
+    return found
+
+
+def mean_restored(arrivals: Sequence[Arrival]) -> int:
     """Return how many of a prompt's tokens begin earlier prompts on average, if none is ever forgotten."""
     seen: set[int] = set()
     num_restored = 0
@@ -133,7 +160,7 @@ class Candidate:
     With `is_paged`, memory is charged for the tokens that sequences hold, not for their slots. With
     `is_split`, other nodes of the same kind read the prompts. With a `store`, prompts that begin like earlier
     ones are copied from there. With `drafting`, a draft shortens long prompts, where they are read. With
-    `switching`, several models take turns, and seconds are means over them.
+    `switching`, several models take turns, and seconds are means over their requests.
     """
 
     deployment: Deployment
@@ -142,6 +169,7 @@ class Candidate:
     is_paged: bool = False
     is_split: bool = False
     max_inter_token_latency: float = 0.2
+    prefill_chunk: int = PREFILL_CHUNK
     store: SimulatedStore | None = None
     drafting: Drafting | None = None
     speculation: Speculation | None = None
@@ -155,7 +183,18 @@ class Candidate:
     def on(self, deployment: Deployment) -> "Candidate":
         """Return the same choices on another deployment of the model."""
         switching = None if self.switching is None else self.switching.on(deployment)
-        return replace(self, deployment=deployment, switching=switching)
+        drafting = None if self.drafting is None else self.drafting.on(deployment)
+        return replace(self, deployment=deployment, switching=switching, drafting=drafting)
+
+    def _alone(self, load: Load) -> list[tuple[float, "Candidate", Load]]:
+        """Return each model with its share of the requests and with its own load."""
+        if self.switching is None:
+            return [(1.0, self, load)]
+        names = tuple(one.model.name for one in self.deployments)
+        return [
+            (share, replace(self, deployment=self.deployments[index], switching=None), own)
+            for index, share, own in _by_model(load, names)
+        ]
 
     def num_read(self, num_prompt_tokens: int) -> int:
         """Return how many of a prompt's tokens the model is given."""
@@ -166,9 +205,7 @@ class Candidate:
         num_read = self.num_read(num_prompt_tokens)
         start = min(num_restored, num_read - 1)
         chunk = Chunk(num_read - start, start, compression_of(self.policy, num_read))
-        seconds = statistics.fmean(
-            prefill_seconds(replace(one, execution=Execution.FUSED), chunk) for one in self.deployments
-        )
+        seconds = prefill_seconds(replace(self.deployment, execution=Execution.FUSED), chunk)
         if self.drafting is not None and num_read < num_prompt_tokens:
             seconds += self.drafting.seconds(num_prompt_tokens)
         return seconds
@@ -179,16 +216,36 @@ class Candidate:
         return max(1, min(held, self.policy.layout.capacity))
 
     def prompt_seconds(self, load: Load) -> float:
-        if self.store is None or self.num_read(load.mean_prompt) < load.mean_prompt:
+        """Return how long a prompt is read, on average over the models."""
+        return sum(share * one._prompt_seconds(own) for share, one, own in self._alone(load))
+
+    def _prompt_seconds(self, load: Load) -> float:
+        if self.drafting is not None:
+            return statistics.fmean(map(self.read_seconds, load.typical_prompts))
+        if self.store is None:
             return self.read_seconds(load.mean_prompt)
         copying = self.deployment.model.cache_bytes(load.mean_restored) / self.store.bandwidth
         return copying + self.read_seconds(load.mean_prompt, load.mean_restored)
 
     def step_seconds(self, load: Load) -> float:
+        """Return how long a step of all slots takes, on average over the models' tokens."""
+        parts = self._alone(load)
+        weights = [share * own.mean_output for share, _, own in parts]
+        steps = [one._step_seconds(own) for _, one, own in parts]
+        return statistics.fmean(steps, weights)
+
+    def _step_seconds(self, load: Load) -> float:
         pads = self.deployment.machine.pads_decode
         entries = self.policy.layout.capacity if pads else self.resident(load)
-        shape = DecodeShape(self.num_slots, entries)
-        return statistics.fmean(token_seconds(one, shape, self.speculation) for one in self.deployments)
+        return token_seconds(self.deployment, DecodeShape(self.num_slots, entries), self.speculation)
+
+    def request_seconds(self, load: Load) -> float:
+        """Return the machine's seconds for a mean request, if all slots decode.
+
+        Switches between models are left out.
+        """
+        decoding = load.mean_output * self.step_seconds(load) / self.num_slots
+        return decoding if self.is_split else self.prompt_seconds(load) + decoding
 
     def bound(self, load: Load, limits: Limits) -> float:
         """Return the rate in requests a second at which the machine is never idle, at the mean lengths."""
@@ -197,8 +254,7 @@ class Candidate:
             return 0.0
         if limits.max_tpot is not None and self.deployment.machine.pads_decode and step > limits.max_tpot:
             return 0.0
-        shared = 0.0 if self.is_split else prompt
-        return 1 / (shared + load.mean_output * step / self.num_slots)
+        return 1 / self.request_seconds(load)
 
     def expected(self, load: Load, limits: Limits) -> float:
         """Return a guess of the rate, by which the numbers of slots are compared.
@@ -220,25 +276,26 @@ class Candidate:
         alone = self.prompt_seconds(load) + load.mean_output * self.step_seconds(load)
         return min(max(len(load.arrivals), math.ceil(_GENERATIONS * rate * alone)), _MOST_REQUESTS)
 
-    def play(self, arrivals: Sequence[Arrival], load: Load, rate: float) -> ReplayRecord:
-        """Return the replay of these arrivals."""
+    def play(
+        self,
+        arrivals: Sequence[Arrival],
+        load: Load,
+        rate: float = 0.0,
+        *,
+        collapses: bool = True,
+        sample_interval: float = math.inf,
+    ) -> ReplayRecord:
+        """Return the replay of these arrivals. For `is_split`, their rate decides the number of nodes."""
         resident = self.resident(load) if self.is_paged else None
-        if self.switching is not None:
-            return self.switching.play(
-                arrivals,
-                self.policy,
-                self.num_slots,
-                load.max_model_len,
-                self.max_inter_token_latency,
-                resident,
-            )
         store = None if self.is_split else self.store
         prefixes = store.spec if store is not None else None
-        spec = replay_spec(self.num_slots, self.policy, load.max_model_len, prefixes)
+        spec = replay_spec(self.num_slots, self.policy, load.max_model_len, prefixes, self.prefill_chunk)
+        config = replay_config(self.max_inter_token_latency)
+        if self.switching is not None:
+            return self.switching.play(arrivals, spec, config, resident)
         cost: CostModel = DeploymentCost(
             self.deployment, spec.pools[0], resident_entries=resident, speculation=self.speculation
         )
-        config = replay_config(self.max_inter_token_latency)
         drafting = None if self.is_split else self.drafting
         num_restored = 0
         if self.is_split:
@@ -250,7 +307,8 @@ class Candidate:
             spec,
             cost,
             config,
-            sample_interval=math.inf,
+            collapses=collapses,
+            sample_interval=sample_interval,
             skips_prefill=self.is_split,
             store=store,
             drafting=drafting,
@@ -386,14 +444,19 @@ def candidates(
 
 
 def _expected(candidate: Candidate, load: Load, limits: Limits) -> float:
+    return candidate.expected(load, limits) if fits(candidate, load) else 0.0
+
+
+def fits(candidate: Candidate, load: Load) -> bool:
+    """Return whether the slots fit. Activations of a verification are larger than those of a step."""
     entries = candidate.resident(load) if candidate.is_paged else candidate.policy.layout.capacity
     shape = DecodeShape(candidate.num_slots, entries)
     try:
         for one in candidate.deployments:
             token_seconds(one, shape, candidate.speculation)
     except DoesNotFitError:
-        return 0.0  # the activations of a verification are larger than those of a step
-    return candidate.expected(load, limits)
+        return False
+    return True
 
 
 def carry(candidate: Candidate, load: Load, limits: Limits, machine_file: MachineFile) -> Carried | None:
@@ -437,23 +500,75 @@ def carry(candidate: Candidate, load: Load, limits: Limits, machine_file: Machin
     )
 
 
+def carry_most(candidate: Candidate, load: Load, limits: Limits, machine_file: MachineFile) -> Carried | None:
+    """Return the greatest load over the numbers of slots, from the candidate's own by halves and doubles.
+
+    Fewer slots may carry nearly as much. Too many may carry less: all of them slow a step, and prompts that
+    are read between the steps of more sequences.
+    """
+    best = carry(candidate, load, limits, machine_file)
+    for factor in (0.5, 2.0):
+        start = best
+        while True:
+            count = int((best.candidate if best else candidate).num_slots * factor)
+            changed = replace(candidate, num_slots=count)
+            if count < 1 or not fits(changed, load):
+                break
+            found = carry(changed, load, limits, machine_file)
+            least = (_NEARLY if factor < 1 else 1 / _NEARLY) * (best.rate if best else 0.0)
+            if found is None or found.rate < least:
+                break
+            best = found
+        if best is not start:
+            break
+    return best
+
+
+def lighter(one: Carried, load: Load, limits: Limits, rate: float) -> Carried:
+    """Return the same candidate at a lower rate, with no more prefill nodes than that needs.
+
+    It stays as it is if its replay at that rate breaks the limits.
+    """
+    candidate = one.candidate
+    record, _ = _settled(candidate, load, limits, rate, candidate.num_requests(load, rate))
+    if record is None:
+        return one
+    num_prefill = candidate.num_prefill_nodes(load, rate)
+    saved = (1 + num_prefill) / (1 + one.num_prefill_nodes)
+    return replace(
+        one,
+        rate=rate,
+        record=record,
+        goodput=rate * limits.share_met(record),
+        num_prefill_nodes=num_prefill,
+        price=one.price * saved,
+        power=one.power * saved,
+    )
+
+
 def _settled(
     candidate: Candidate, load: Load, limits: Limits, rate: float, num_requests: int
 ) -> tuple[ReplayRecord | None, int]:
     """Return a replay that came to rest within the limits, if there is one, and its number of requests.
 
     A queue that grows slowly does not show in a short replay. So a replay is repeated with more requests
-    until there are enough for those that were under way at once.
+    until there are enough for those that were under way at once. A burst among the last arrivals looks like a
+    queue that grows. So only quarters of the same arrivals, one or several rounds each, are enough to say so.
     """
+    rounds = 4 * len(load.arrivals)
     while True:
         arrivals = load.at(rate, num_requests)
         record = candidate.play(arrivals, load, rate)
-        if not _is_sustained(record, arrivals) or not limits.are_met(record):
+        if record.num_refused or not limits.are_met(record):
             return None, num_requests
+        is_sustained = _is_sustained(record, arrivals)
         needed = math.ceil(_GENERATIONS * rate * statistics.fmean(record.end_to_end))
-        if num_requests >= min(needed, _MOST_REQUESTS):
+        if is_sustained and num_requests >= min(needed, _MOST_REQUESTS):
             return record, num_requests
-        num_requests = min(max(needed, 2 * num_requests), _MOST_REQUESTS)
+        if not is_sustained and (num_requests % rounds == 0 or num_requests >= _MOST_REQUESTS):
+            return None, num_requests
+        more = max(needed, 2 * num_requests) if is_sustained else num_requests
+        num_requests = min(rounds * math.ceil(more / rounds), max(_MOST_REQUESTS, num_requests))
 
 
 def pareto(carried: Sequence[Carried]) -> list[Carried]:
@@ -471,9 +586,7 @@ def pareto(carried: Sequence[Carried]) -> list[Carried]:
 
 
 def _is_sustained(record: ReplayRecord, arrivals: Sequence[Arrival]) -> bool:
-    """Return whether nothing was refused, and no more requests are under way at the end than before."""
-    if record.num_refused or not record.end_times:
-        return False
+    """Return whether no more requests are under way at the end than before."""
     quarter = arrivals[-1].time / 4
     before, after = (_mean_under_way(record, part * quarter, (part + 1) * quarter) for part in (1, 3))
     # The numbers of the two quarters differ by chance, too.

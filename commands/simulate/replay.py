@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from backends.clock import VirtualClock
+from backends.config import prefill_shapes
 from backends.fake import slot_pool
 from backends.interface import (
     BackendSpec,
@@ -19,7 +20,6 @@ from backends.interface import (
     DecodeBatch,
     Feature,
     PrefillBatch,
-    PrefillShape,
     PrefixSpec,
     SampledToken,
     SamplingParams,
@@ -30,6 +30,7 @@ from cache.policy import CachePolicy
 from cache.scratch import ScratchLayout
 from commands.simulate.arrivals import HASH_TOKENS, Arrival
 from commands.simulate.drafting import IMPORTANCE, Drafting
+from commands.simulate.options import PREFILL_CHUNK
 from scheduler.admission import max_output_tokens
 from scheduler.config import SchedulerConfig
 from scheduler.counting import CountingScheduler
@@ -44,10 +45,16 @@ _LATENCY = SchedulerConfig().max_inter_token_latency
 
 
 def replay_spec(
-    num_slots: int, policy: CachePolicy, max_model_len: int, prefixes: PrefixSpec | None = None
+    num_slots: int,
+    policy: CachePolicy,
+    max_model_len: int,
+    prefixes: PrefixSpec | None = None,
+    prefill_chunk: int = PREFILL_CHUNK,
 ) -> BackendSpec:
-    """Return the spec of a simulated machine: one pool, two scratch slots, one prompt per prefill batch."""
-    shapes = (256, 1024, 4096, 16384)
+    """Return the spec of a simulated machine: one pool, two scratch slots, one prompt per prefill batch.
+
+    Its prefill shapes are those of the server that have one row: the machine reads row after row.
+    """
     # No trace says which prompts continue an answer, so no slot is held to be good for storing one.
     pool = replace(slot_pool(num_slots, policy, max_model_len), max_exact_tokens=0)
     return BackendSpec(
@@ -56,7 +63,7 @@ def replay_spec(
         pools=(pool,),
         scratch=ScratchSpec(2, ScratchLayout(max_model_len)),
         prefill_shapes=tuple(
-            PrefillShape(1, size) for size in shapes if size <= max(max_model_len, shapes[0])
+            shape for shape in prefill_shapes(prefill_chunk, max_model_len) if shape.num_rows == 1
         ),
         features=frozenset(Feature),
         simulated=True,

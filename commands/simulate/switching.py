@@ -12,12 +12,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from backends.clock import VirtualClock
+from backends.interface import BackendSpec
 from backends.sn40l.step.cost_model import DeploymentCost
 from backends.sn40l.step.deployment import Deployment
 from backends.sn40l.step.placement import DoesNotFitError, switch_seconds
-from cache.policy import CachePolicy
 from commands.simulate.arrivals import Arrival, TraceError
-from commands.simulate.replay import Replay, ReplayRecord, replay_config, replay_spec
+from commands.simulate.replay import Replay, ReplayRecord
+from scheduler.config import SchedulerConfig
+
+
+def check_model(arrival: Arrival, names: Sequence[str]) -> None:
+    """Raise `TraceError` if the arrival names a model that is not among these."""
+    if arrival.model and arrival.model not in names:
+        raise TraceError(f"model must be one of {', '.join(names)}, got {arrival.model!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +55,12 @@ class Switching:
     def play(
         self,
         arrivals: Iterable[Arrival],
-        policy: CachePolicy,
-        num_slots: int,
-        max_model_len: int,
-        max_inter_token_latency: float,
+        spec: BackendSpec,
+        config: SchedulerConfig,
         resident_entries: int | None = None,
     ) -> ReplayRecord:
-        """Return the replay of these arrivals. Each model has so many slots while it has its turn."""
+        """Return the replay of these arrivals. Each model has the slots of `spec` while it has its turn."""
         clock, record = VirtualClock(), ReplayRecord()
-        spec = replay_spec(num_slots, policy, max_model_len)
-        config = replay_config(max_inter_token_latency)
         replays = [
             Replay(
                 spec,
@@ -78,8 +81,7 @@ class Switching:
         names = [one.model.name for one in self.deployments]
         rng = random.Random(self.seed)
         for arrival in arrivals:
-            if arrival.model and arrival.model not in names:
-                raise TraceError(f"model must be one of {', '.join(names)}, got {arrival.model!r}")
+            check_model(arrival, names)
             number = rng.randrange(len(names))
             yield names.index(arrival.model) if arrival.model else number, arrival
 

@@ -7,38 +7,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from backends.sn40l.description.hardware import load_machine_file
-from backends.sn40l.step.cost_model import DeploymentCost
-from backends.sn40l.step.decode import decode_seconds
-from backends.sn40l.step.deployment import DecodeShape, Deployment, Execution
-from backends.sn40l.step.prefill import Chunk, prefill_seconds
+from backends.sn40l.step.placement import DoesNotFitError, max_batch
 from backends.sn40l.step.ranges import Range, value_range
-from backends.timed import CostModel
-from cache.policy import CachePolicy
 from commands.shared.table import percentile, table
 from commands.simulate.answer import Answer
 from commands.simulate.arrivals import Arrival, Traffic, read_trace
-from commands.simulate.deployment import (
-    drafting_of,
-    policy_of,
-    prompt_store,
-    serving_deployment,
-    speculation_of,
-    switching_of,
-)
+from commands.simulate.deployment import candidate_of, policy_of, serving_deployment
 from commands.simulate.options import ReplayOptions
-from commands.simulate.replay import Replay, ReplayRecord, replay_config, replay_spec
+from commands.simulate.planning import Load, mean_restored
+from commands.simulate.replay import ReplayRecord
 from server.options.command_line import OptionError
+
+_SAMPLE_INTERVAL = 60.0  # seconds between two rows of the series
 
 
 def replay_answer(options: ReplayOptions) -> Answer:
     """Play a trace, write its series and plot on request, and return its percentiles and totals."""
     policy = policy_of(options.policy, options.slot_capacity).resolve(options.max_model_len)
     deployment = serving_deployment(options, options.sockets)
-    switching = switching_of(options, deployment)
-    if switching is not None and (options.series or options.plot):
+    if options.other_models and (options.series or options.plot):
         raise OptionError("--series and --plot are of one model, and --other-models has more")
-    for one in (deployment,) if switching is None else switching.deployments:
-        one.model.check_context(options.max_model_len)
     started = time.perf_counter()
     arrivals = list(_arrivals(options))
     if not arrivals:
@@ -46,78 +34,35 @@ def replay_answer(options: ReplayOptions) -> Answer:
     # The times of published traces may be dates.
     start = min(arrival.time for arrival in arrivals)
     arrivals = [replace(arrival, time=arrival.time - start) for arrival in arrivals]
-    record = _played(options, deployment, policy, arrivals)
+    load = _load(arrivals, options.max_model_len)
+    candidate = candidate_of(options, deployment, policy, load, options.num_slots)
+    for one in candidate.deployments:
+        one.model.check_context(options.max_model_len)
+    try:
+        record = candidate.play(arrivals, load, collapses=options.collapse, sample_interval=_SAMPLE_INTERVAL)
+    except DoesNotFitError as error:
+        entries = candidate.resident(load) if candidate.is_paged else policy.layout.capacity
+        most = min(max_batch(one, entries) for one in candidate.deployments)
+        raise OptionError(f"{error}; --num-slots {most} would fit" if most else f"{error}") from error
     wall = time.perf_counter() - started
     _write_series(options, record)
-    spread = _spread(options, deployment, policy, arrivals)
+    changes = load_machine_file(options.machine).changes()
+    spread = value_range(deployment, changes, lambda changed: candidate.on(changed).request_seconds(load))
     ends = [record]
     if options.range:
         # Prompts and answers share the machine: what takes a request longest has the least throughput.
-        ends += [_played(options, one, policy, arrivals) for one in (spread.lowest, spread.highest)]
+        ends += [
+            candidate.on(one).play(arrivals, load, collapses=options.collapse)
+            for one in (spread.lowest, spread.highest)
+        ]
     return _replay_answer(options, record, wall, spread, ends)
 
 
-def _spread(
-    options: ReplayOptions, deployment: Deployment, policy: CachePolicy, arrivals: Sequence[Arrival]
-) -> Range:
-    """Return the machine's seconds for a mean request, if all slots decode."""
-    prompt, answer = (
-        max(1, round(statistics.fmean(values)))
-        for values in zip(*((one.num_prompt_tokens, one.num_output_tokens) for one in arrivals), strict=True)
-    )
-    # Longer sequences are refused.
-    chunk = Chunk(min(prompt, options.max_model_len))
-    entries = min(policy.layout.capacity, chunk.num_tokens + answer // 2)
-    shape = DecodeShape(
-        options.num_slots, policy.layout.capacity if deployment.machine.pads_decode else entries
-    )
-
-    def seconds(changed: Deployment) -> float:
-        fused = replace(changed, execution=Execution.FUSED)
-        return prefill_seconds(fused, chunk) + answer * decode_seconds(changed, shape) / options.num_slots
-
-    return value_range(deployment, load_machine_file(options.machine).changes(), seconds)
-
-
-def _played(
-    options: ReplayOptions,
-    deployment: Deployment,
-    policy: CachePolicy,
-    arrivals: Sequence[Arrival],
-) -> ReplayRecord:
-    """Return the replay of one model and of a draft that shortens its prompts, or of several in turn."""
-    resident = _resident(options, arrivals, policy)
-    switching = switching_of(options, deployment)
-    if switching is not None:
-        return switching.play(
-            arrivals,
-            policy,
-            options.num_slots,
-            options.max_model_len,
-            options.max_inter_token_latency,
-            resident,
-        )
-    drafting = drafting_of(options, deployment)
-    store = prompt_store(options, deployment, arrivals)
-    prefixes = store.spec if store is not None else None
-    spec = replay_spec(options.num_slots, policy, options.max_model_len, prefixes)
-    cost: CostModel = DeploymentCost(
-        deployment, spec.pools[0], resident_entries=resident, speculation=speculation_of(options)
-    )
-    if drafting is not None:
-        spec = drafting.spec(spec)
-        cost = drafting.cost(cost, spec)
-    config = replay_config(options.max_inter_token_latency)
-    replay = Replay(spec, cost, config, collapses=options.collapse, store=store, drafting=drafting)
-    return replay.run(arrivals)
-
-
-def _resident(options: ReplayOptions, arrivals: Sequence[Arrival], policy: CachePolicy) -> int | None:
-    """Return the entries that a sequence holds on average, if memory is charged for them."""
-    if not options.paged:
-        return None
-    held = statistics.fmean(one.num_prompt_tokens + one.num_output_tokens / 2 for one in arrivals)
-    return max(1, min(round(held), policy.layout.capacity))
+def _load(arrivals: Sequence[Arrival], max_model_len: int) -> Load:
+    """Return the load of the requests that are not refused for their length, or else of all."""
+    served = [one for one in arrivals if one.num_prompt_tokens + one.num_output_tokens <= max_model_len]
+    served = served or list(arrivals)
+    return Load(tuple(served), max_model_len, mean_restored(served))
 
 
 def _arrivals(options: ReplayOptions) -> Iterable[Arrival]:
@@ -212,7 +157,8 @@ def _replay_answer(
         "",
         table(("seconds", "mean", "p50", "p90", "p99"), rows),
         "",
-        "with one unpublished number of the machine at an end of its range:",
+        "with one unpublished number of the machine at an end of its range",
+        "(seconds per request: of a mean one, if all slots decode, without switches of models):",
         *(f"{name:28} {low:.4g} to {high:.4g}" for name, (low, high) in ranges.items()),
     ]
     # A replay in which nothing was served says nothing about the deployment.

@@ -3,7 +3,8 @@
 A met figure is a prediction only if the model could have missed it, and if something simpler misses it:
 
 - doubling or halving some unpublished parameter moves it out of its tolerance;
-- no null model meets it: a constant, a line through fitted figures, "no effect" or zero;
+- no null model meets it: a constant, a line through fitted or sibling figures, one number of the machine,
+  "no effect" or zero;
 - its span is narrower than a factor of two;
 - no fitted figure and no choice made with it in view determines it.
 

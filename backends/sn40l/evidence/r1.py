@@ -12,6 +12,7 @@ from backends.sn40l.evidence.measures import (
     Cell,
     drafted_prefill,
     expert_layer_shares,
+    model_of,
     r1_prefill,
     table_5_batch,
     table_5_rate,
@@ -57,7 +58,7 @@ def nulls(published: Mapping[str, float]) -> dict[str, tuple[Null, ...]]:
             ("the rate of 128k", whole * share),
             ("the square of 128k", whole * share**2),
         )
-    return found
+    return found | _null_shares(published)
 
 
 def _gain_key(full: Cell) -> str:
@@ -83,6 +84,21 @@ def _share(name: str, machines: Machines) -> float:
 def _overhead(machine: Machine) -> float:
     shares = expert_layer_shares(machine)
     return 100 * (shares["selection"] + shares["ring"]) / (100 - shares["selection"] - shares["ring"])
+
+
+def _null_shares(published: Mapping[str, float]) -> dict[str, tuple[Null, ...]]:
+    """Return the shares of an expert layer's products that their numbers of weights alone give."""
+    layer, _ = model_of("deepseek-r1").kinds[-1]
+    attention, experts = layer.attention, layer.experts
+    assert experts is not None
+    start, end = (published[f"R1 prefill: {name}"] for name in ("output", "experts"))
+    fewest = attention.output_params
+    slope = (end - start) / (layer.ffn_params + experts.num_chosen * experts.expert_params - fewest)
+    params = {"projections": attention.input_params, "router": experts.router_params}
+    return {
+        f"R1 prefill: {name}": (("the line through output and experts", start + slope * (count - fewest)),)
+        for name, count in params.items()
+    }
 
 
 def _null_steps(published: Mapping[str, float]) -> tuple[tuple[str, Callable[[int], float]], ...]:

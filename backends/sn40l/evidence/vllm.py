@@ -30,18 +30,29 @@ def values() -> dict[str, Value]:
 
 
 def nulls(published: Mapping[str, float]) -> dict[str, tuple[Null, ...]]:
-    """Return what reading the weights alone gives, and what 10 requests do for the same machine."""
+    """Return what reading the weights alone gives, and what fewer requests do for the same machine.
+
+    The weights are read at the peak bandwidth, and at the share of it that was fitted on another sweep.
+    """
     found: dict[str, tuple[Null, ...]] = {}
     for run, answers in _answers().items():
         name, count = run.split()
-        reading = max(answers) * model_of(_MODEL).weight_bytes / load_machine(name).hbm_bandwidth
-        found[_key(run)] = (("weights at the peak bandwidth", sum(answers) / reading),)
+        machine = load_machine(name)
+        peak = sum(answers) * machine.hbm_bandwidth / (max(answers) * model_of(_MODEL).weight_bytes)
+        found[_key(run)] = (
+            ("weights at peak bandwidth", peak),
+            (f"weights at {machine.stream_efficiency:g} of peak bandwidth", peak * machine.stream_efficiency),
+        )
         if count != "10":
             few = published[_key(f"{name} 10")]
             found[_key(run)] += (
                 ("the rate of 10 requests", few),
                 ("in proportion to requests", few * int(count) / 10),
             )
+        if int(count) > 40:
+            start, end = (sum(_answers()[one]) / published[_key(one)] for one in (f"{name} 10", f"{name} 40"))
+            seconds = end + (end - start) / 30 * (int(count) - 40)
+            found[_key(run)] += (("the line through 10 and 40 requests", sum(answers) / seconds),)
     return found
 
 

@@ -51,7 +51,10 @@ class Deployment:
         if self.num_nodes > 1 and not self.machine.node_bandwidth:
             raise DeploymentError("the machine has no node_bandwidth, so its nodes cannot share layers")
         if self.execution is Execution.LOOPED and not self.machine.loops_layers:
-            raise DeploymentError("only a machine with static graphs can loop over its layers' kernels")
+            raise DeploymentError(
+                "only a machine with static graphs can loop over its layers' kernels: execution must be "
+                "operators or fused"
+            )
         if self.execution is Execution.LOOPED and self.host_launched:
             raise DeploymentError("a loop over layers is launched by the device, not by the host")
 

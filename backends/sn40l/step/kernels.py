@@ -68,14 +68,16 @@ class Kernel:
 @lru_cache(maxsize=4096)
 def _kernel_seconds(kernel: Kernel, machine: Machine, streams_ahead: bool) -> float:
     bound = kernel.bounds(machine)
-    memory = max(
-        bound["weights"] + bound["cache"] + bound["activations"] + bound["gathers"],
-        bound["ddr"],
-        bound["sram"],
-    )
-    stages = (bound["products"], bound["attention"])
-    computing = max(stages) if machine.overlaps_stages else sum(stages)
-    streamed = max(memory, computing) if streams_ahead else memory + computing
+    # Of products and of attention.
+    reading = [bound["weights"] + bound["activations"], bound["cache"] + bound["gathers"]]
+    computing = [bound["products"], bound["attention"]]
+    if machine.overlaps_stages:
+        reading, computing = [sum(reading)], [max(computing)]
+    slowest = max(bound["ddr"], bound["sram"])
+    if streams_ahead:
+        streamed = max(sum(map(max, reading, computing)), slowest)
+    else:
+        streamed = max(sum(reading), slowest) + sum(computing)
     exposed = (
         kernel.exchange_bytes / machine.link_bandwidth + kernel.num_collectives * machine.collective_latency
     )

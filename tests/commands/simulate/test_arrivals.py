@@ -86,6 +86,11 @@ def test_an_invalid_request_is_reported_with_its_line(tmp_path: Path, entry: obj
         ("trace.jsonl", "{broken", "line 1: Expecting property name"),
         ("trace.csv", "Timestamp,Request tokens,Response tokens\n1,5,5\n2,x,5\n", "line 3: invalid literal"),
         ("trace.csv", "a,b\n1,2\n", "line 2: 'time' is missing"),
+        (
+            "trace.csv",
+            "Timestamp,Request tokens,Response tokens\n1,5\n",
+            "line 2: 'Response tokens' is missing",
+        ),
     ],
 )
 def test_an_unreadable_line_is_reported_with_its_number(

@@ -45,9 +45,12 @@ def test_every_answer_says_that_it_is_simulated(
 def test_plan_says_which_limit_no_deployment_meets() -> None:
     options = "plan --machine h100 --context 4096 --requests 20 --max-tpot 0.000001"
     with pytest.raises(
-        OptionError, match=r"none of \d+ deployments meets --max-tpot 1e-06 \(best of any: 0\.00\d+\)"
+        OptionError, match=r"none of \d+ deployments meets --max-tpot 1e-06 \(best alone: 0\.00\d+\)"
     ):
         simulate(*options.split())
+    # One limit is met by a request alone, so only the other is named.
+    with pytest.raises(OptionError, match=r"deployments meets --max-ttft 1e-06 \(best alone: 0\.\d+\)$"):
+        simulate(*options.split()[:-2], "--max-ttft", "0.000001", "--max-tpot", "1")
 
 
 def test_sweep_has_a_row_for_each_combination(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -153,7 +156,7 @@ def test_weights_and_caches_have_types_of_their_own(capsys: pytest.CaptureFixtur
     served, replayed = out.splitlines()[-2:]
     assert served.startswith("snapserve serve --model MODEL")
     assert "--kv-cache-dtype int8 --quantization int8" in served
-    assert "--kv-cache-dtype int8 --weight-dtype int8" in replayed
+    assert "--weight-dtype int8 --kv-cache-dtype int8" in replayed
 
 
 def test_sweeps_and_replays_have_ranges(capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,6 +175,44 @@ def test_sweeps_and_replays_have_ranges(capsys: pytest.CaptureFixture[str]) -> N
     # 30 requests in 6 s: the rate is that of the arrivals, but for the slowest machine.
     low, high = ranged["ranges"]["output_tokens_per_second"]
     assert low < ranged["output_tokens_per_second"] * 1.001 <= high * 1.001
+
+
+def test_the_range_of_a_replay_covers_all_that_the_machine_does(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Other models, drafts and stored prompts take their part of a mean request."""
+
+    def ends(*arguments: str) -> tuple[float, float]:
+        options = ("replay", "--requests", "40", "--shape", "poisson", "--no-varies", *arguments)
+        low, high = json_of(capsys, *options)["ranges"]["machine_seconds_per_request"]
+        return low, high
+
+    common = ("--mean-prompt", "8000", "--mean-output", "50")
+    low, high = ends(*common)
+    small_low, small_high = ends("--model", "llama-3.2-1b", *common)
+    both_low, both_high = ends(*common, "--other-models", "llama-3.2-1b")
+    assert both_low == pytest.approx((low + small_low) / 2)
+    assert both_high == pytest.approx((high + small_high) / 2)
+    shortened = ends(
+        *common, "--speculative-prefill-model", "llama-3.2-1b", "--speculative-prefill-keep", "1024"
+    )
+    assert small_low < shortened[0] < low
+    assert small_high < shortened[1] < high
+    assert ends(*common, "--draft-model", "llama-3.2-1b", "--acceptance", "0.8")[0] != low
+
+    lines = [
+        {
+            "timestamp": 1000 * i,
+            "input_length": 8000,
+            "output_length": 50,
+            "hash_ids": [*range(14), 100 + i, i],
+        }
+        for i in range(40)
+    ]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    restored = json_of(capsys, "replay", "--trace", str(trace))["ranges"]["machine_seconds_per_request"]
+    assert restored[1] < 0.7 * high
 
 
 def test_step_draws_its_bandwidth(tmp_path: Path) -> None:
@@ -255,8 +296,9 @@ def test_the_documented_options_are_current() -> None:
         (("plan", "--sockets", "4,17"), "--sockets must be from 1 to 16.*got 17"),
         (
             ("plan", "--model", "llama-3.1-405b", "--machine", "dgx-h100"),
-            "does not fit into HBM.*are missing",
+            "405b on 8 sockets of dgx-h100 does not fit into HBM.*are missing; --nodes, --weight-dtype",
         ),
+        (("replay", "--machine", "h100", "--requests", "5"), r"are missing; --num-slots 52 would fit$"),
         (("sweep", "--slot-capacity", "3"), "slot_capacity must be at least .*got 3"),
         (
             ("sweep", "--policy", "full,none"),
@@ -269,7 +311,7 @@ def test_the_documented_options_are_current() -> None:
         ),
         (("sweep", "--policy", "full,sparse"), "policy sparse is not simulated"),
         (("replay", "--policy", "sparse"), "policy sparse is not simulated"),
-        (("step", "--execution", "looped", "--machine", "h100", "--sockets", "1"), "static graphs"),
+        (("step", "--execution", "looped", "--machine", "h100"), "static graphs.*operators or fused"),
         (("replay", "--trace", "/nowhere.jsonl"), "--trace must be a file that can be read .*No such file"),
         (("replay", "--sockets", "17"), "--sockets must be from 1 to 16.*got 17"),
         (("replay", "--rate", "-2"), "--rate must be a number above 0, got '-2'"),

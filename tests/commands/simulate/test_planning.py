@@ -11,10 +11,13 @@ import yaml
 from backends.interface import PrefixSpec
 from backends.sn40l.backend import default_deployment
 from backends.sn40l.description.hardware import load_machine_file
+from backends.sn40l.description.model_config import load_model
 from backends.timed import SimulatedStore
+from cache.policy import full
 from cache.policy_options import PolicyOptions
 from commands.shared.table import percentile
-from commands.simulate.arrivals import HASH_TOKENS, Arrival, Traffic, read_trace
+from commands.simulate.arrivals import HASH_TOKENS, Arrival, TraceError, Traffic, read_trace
+from commands.simulate.drafting import Drafting
 from commands.simulate.planning import (
     Candidate,
     Carried,
@@ -22,9 +25,11 @@ from commands.simulate.planning import (
     Load,
     candidates,
     carry,
+    carry_most,
     load_of,
     pareto,
 )
+from commands.simulate.switching import Switching
 from tests.commands.simulate.test_command import json_of, simulate
 from tests.server.options.test_config import config_of
 
@@ -131,6 +136,25 @@ def test_limits_hold_at_the_rate_and_break_above_it() -> None:
     assert carry(one, load(), Limits(max_tpot=1e-6), load_machine_file("h100")) is None
 
 
+def test_a_burst_among_the_last_arrivals_is_no_queue_that_grows() -> None:
+    """Twice as many of these 100 requests are under way in the last quarter as in the second."""
+    one = replace(candidate("sn40l", capacity=4000), policy=full(4000), num_slots=32)
+    found = carry(one, load(3800, 200, 100), Limits(), load_machine_file("sn40l"))
+    assert found is not None
+    assert found.rate > 0.9 * found.bound
+
+
+def test_fewer_slots_are_chosen_where_more_would_break_the_limits() -> None:
+    """All slots of a static graph slow a step, and more prompts are read between two of them."""
+    one = replace(candidate("sn40l", capacity=4000), policy=full(4000), num_slots=128)
+    limits, machine = Limits(max_tpot=0.02), load_machine_file("sn40l")
+    given, most = (find(one, load(3800, 200), limits, machine) for find in (carry, carry_most))
+    assert given is not None
+    assert most is not None
+    assert most.candidate.num_slots < 128
+    assert most.rate > 1.05 * given.rate
+
+
 def test_a_plan_counts_the_prompts() -> None:
     """16 sockets decode 21,600 tokens/s of an 8B at 8k entries, but prompts of 32k leave few of them."""
     deployment = default_deployment("llama-3.1-8b", "sn40l", 16)
@@ -148,6 +172,29 @@ def test_the_bound_is_a_bound_and_has_a_range() -> None:
     assert found.bound_low < found.bound < found.bound_high
     assert found.goodput == pytest.approx(found.rate)
     assert 0.5 < found.record.busy_seconds / found.record.seconds <= 1
+
+
+def test_the_range_of_the_bound_covers_a_draft() -> None:
+    drafting = Drafting(default_deployment("llama-3.2-1b", "h100", 1), 1000, 512)
+    one = candidate(drafting=drafting)
+    slow = replace(one.deployment, machine=replace(one.deployment.machine, gemm_efficiency=0.35))
+    assert one.on(slow).prompt_seconds(load()) > 1.3 * one.prompt_seconds(load())
+    assert one.prompt_seconds(load()) > 1.8 * one.read_seconds(512)
+
+
+def test_the_bound_counts_the_models_as_often_as_the_trace_does() -> None:
+    """Nineteen of 20 requests are for the small model, the long one is for the large model."""
+    large = candidate("sn40l")
+    small = replace(large.deployment, model=load_model("llama-3.2-1b"))
+    both = replace(large, switching=Switching((large.deployment, small), 1.0, 0))
+    arrivals = [Arrival(float(i), 500, 20, model="llama-3.2-1b") for i in range(19)]
+    mixed = load_of([*arrivals, Arrival(19.0, 3000, 80, model="llama-3.1-8b")], 3100)
+    expected = 0.95 * large.on(small).request_seconds(load(500, 20)) + 0.05 * large.request_seconds(
+        load(3000, 80)
+    )
+    assert 1 / both.bound(mixed, Limits()) == pytest.approx(expected)
+    with pytest.raises(TraceError, match="model must be one of"):
+        both.bound(load_of([*arrivals, replace(arrivals[0], time=20.0, model="other")], 3100), Limits())
 
 
 def test_users_follow_littles_law() -> None:
@@ -174,6 +221,16 @@ def test_other_nodes_that_read_prompts_leave_the_decode_node_free() -> None:
     # The time elsewhere is part of the first token's.
     prompt = split.candidate.prompt_seconds(load())
     assert min(split.record.time_to_first_token) >= prompt
+
+
+def test_prefill_nodes_are_for_the_rate_that_is_to_be_carried(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = ("plan", "--split", "--sockets", "16", "--policy", "full", "--context", "4000", "--requests", "40")
+    (most,) = json_of(capsys, *plan)["options"]
+    (part,) = json_of(capsys, *plan, "--rate", "10")["options"]
+    assert part["replicas"] == 1
+    assert part["requests_per_second"] == 10 < most["requests_per_second"] / 4
+    assert part["num_prefill_sockets"] < most["num_prefill_sockets"] / 3
+    assert part["users"] < most["users"]
 
 
 def test_paged_memory_holds_more_sequences_than_slots() -> None:
@@ -220,6 +277,23 @@ def test_a_plan_names_replicas_cost_and_commands(capsys: pytest.CaptureFixture[s
     out = capsys.readouterr().out
     assert f"serve --model MODEL --num-slots {best['num_slots']} --policy" in out
     assert "snapserve simulate replay --model llama-3.1-8b" in out
+
+
+def test_the_replay_that_a_plan_prints_gives_its_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command has every option of the plan, and as many requests as its last replay."""
+    given = ["--prefill-chunk", "512", "--max-inter-token-latency", "0.1", "--seed", "3", "--uses-ddr"]
+    load = ["--context", "1000", "--mean-output", "20", "--policy", "full", "--requests", "200"]
+    plan = ["plan", "--machine", "h100", *load, *given]
+    (best,) = json_of(capsys, *plan)["options"]
+    simulate(*plan)
+    served, printed = capsys.readouterr().out.splitlines()[-2:]
+    assert served.endswith("--prefill-chunk 512 --max-inter-token-latency 0.1")
+    command = printed.split()
+    assert command[:3] == ["snapserve", "simulate", "replay"]
+    assert set(given) <= set(command)
+    values = json_of(capsys, *command[2:])
+    assert values["requests"] >= 200
+    assert values["output_tokens_per_second"] == pytest.approx(best["tokens_per_second"], rel=0.1)
 
 
 def test_a_plan_takes_a_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backends.config import prefill_shapes
 from backends.interface import Batch, DecodeBatch, PrefillBatch, PrefillRow, PrefixSpec
 from backends.sn40l.backend import default_deployment
 from backends.sn40l.step.cost_model import DeploymentCost, compression_of
@@ -197,6 +198,12 @@ def test_prompts_that_need_kept_entries_are_read_in_a_scratch() -> None:
         False,
         True,
     ]
+
+
+def test_chunks_are_those_of_the_server() -> None:
+    sizes = [shape.num_tokens for shape in replay_spec(2, full(8192), 8192, prefill_chunk=512).prefill_shapes]
+    assert sizes == [32, 64, 128, 256, 512]
+    assert set(replay_spec(2, full(8192), 8192).prefill_shapes) < set(prefill_shapes(4096, 8192))
 
 
 def test_one_request_takes_the_published_time_per_token() -> None:

@@ -28,7 +28,9 @@ def switching(*names: str, longest_turn: float = 1.0) -> Switching:
 
 
 def play(arrivals: list[Arrival], *names: str, longest_turn: float = 1.0) -> ReplayRecord:
-    return switching(*names, longest_turn=longest_turn).play(arrivals, full(4096), 4, 4096, 0.2)
+    return switching(*names, longest_turn=longest_turn).play(
+        arrivals, replay_spec(4, full(4096), 4096), replay_config(0.2)
+    )
 
 
 def test_a_switch_takes_the_weights_from_ddr() -> None:
@@ -106,10 +108,10 @@ def test_a_trace_may_name_the_models(capsys: pytest.CaptureFixture[str], tmp_pat
 
 @pytest.mark.long
 def test_a_plan_counts_the_switches(capsys: pytest.CaptureFixture[str]) -> None:
-    """Three models of about one size carry less together than one of them alone, and a replay agrees."""
+    """Three models in short turns carry less together than one of them alone, and a replay agrees."""
     common = ("--sockets", "16", "--policy", "full", "--mean-output", "50")
     plan = ("plan", *common, "--context", "1000", "--requests", "40", "--max-e2e", "10")
-    several = ("--other-models", "qwen2.5-7b,qwen3-8b")
+    several = ("--other-models", "qwen2.5-7b,qwen3-8b", "--longest-turn", "0.05")
     (alone,) = json_of(capsys, *plan)["options"]
     (shared,) = json_of(capsys, *plan, *several)["options"]
     assert shared["requests_per_second"] < alone["requests_per_second"]

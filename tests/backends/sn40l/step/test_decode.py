@@ -191,6 +191,16 @@ def test_a_machine_that_runs_kernels_one_by_one_pays_for_each() -> None:
     assert bottleneck(step, load_machine("dgx-h100")) == "gaps"
 
 
+def test_a_gpu_reads_slots_only_when_its_products_are_done() -> None:
+    """With 512 sequences, products wait for computing and attention for memory."""
+    machine = replace(load_machine("h100"), hbm_capacity=1e12)
+    step = decode_step(Deployment(model("llama-3.1-8b"), machine, 1), DecodeShape(512, 1024))
+    parts = [event.kernel.bounds(machine) for event in step.events if event.kernel]
+    apart = sum(one["products"] + one["cache"] for one in parts)
+    assert sum(one["products"] for one in parts) > 1.2 * sum(one["weights"] for one in parts)
+    assert step.seconds == pytest.approx(apart, rel=0.1)
+
+
 def test_nodes_share_layers_and_hand_on_activations() -> None:
     """405 billion parameters in 16 bits need two nodes of eight H100."""
     one = Deployment(model("llama-3.1-405b"), load_machine("dgx-h100"), 8)

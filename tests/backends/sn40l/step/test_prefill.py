@@ -1,13 +1,15 @@
 """Reading prompts: tiles, chunks, and the same physics as decode."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backends.sn40l.description.hardware import load_machine
 from backends.sn40l.step.deployment import Deployment, Execution
-from backends.sn40l.step.prefill import Chunk, Compression, prefill_step
+from backends.sn40l.step.prefill import Chunk, Compression, prefill_seconds, prefill_step
 from tests.backends.sn40l.strategies import model, models, roomy
 
 ROUNDING = 1 + 1e-9
@@ -75,3 +77,17 @@ def test_unfused_prefill_launches_eleven_times_as_often() -> None:
     ]
     assert (steps[0].num_calls - 1) / (steps[1].num_calls - 1) == 11
     assert steps[0].seconds > steps[1].seconds
+
+
+def test_a_gpu_reads_products_and_attention_one_after_the_other() -> None:
+    """An SN40L has them as stages of one pipeline."""
+    chunk = Chunk(32_000)
+    apart = {"products": 0.0, "attention": 0.0}
+    deployment = Deployment(model("llama-3.1-8b"), load_machine("h100"), 1)
+    for event in prefill_step(deployment, chunk).events:
+        if event.kernel:
+            bounds = event.kernel.bounds(deployment.machine)
+            apart = {name: total + bounds[name] for name, total in apart.items()}
+    assert prefill_seconds(deployment, chunk) == pytest.approx(sum(apart.values()), rel=0.02)
+    pipeline = replace(deployment, machine=replace(deployment.machine, overlaps_stages=True))
+    assert prefill_seconds(pipeline, chunk) == pytest.approx(max(apart.values()), rel=0.02)

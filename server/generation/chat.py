@@ -98,6 +98,7 @@ def _turn_request(request: ChatCompletionRequest) -> TurnRequest:
         tools=request.tool_use,
         structure=request.structure,
         effort=request.effort,
+        effort_param=request.effort_param,
         verbosity=request.verbosity,
         template_options=request.template_options,
         adds_generation_prompt=request.adds_generation_prompt,

@@ -89,7 +89,12 @@ def test_hidden_reasoning_is_streamed_with_its_log_probabilities(thinker: Runnin
 
 @pytest.mark.parametrize(
     "spelling",
-    [{"thinking_budget_tokens": 5}, {"reasoning_budget_tokens": 5}, {"reasoning": {"max_tokens": 5}}],
+    [
+        {"thinking_budget_tokens": 5},
+        {"reasoning_budget_tokens": 5},
+        {"reasoning": {"max_tokens": 5.0}},
+        {"thinking_token_budget": 5, "reasoning": {"max_tokens": 9}, "thinking_budget_tokens": -5},
+    ],
 )
 def test_other_servers_spell_the_budget_otherwise(thinker: RunningServer, spelling: dict[str, Any]) -> None:
     options = {"seed": 1, "chat_template_kwargs": {"enable_thinking": True}}
@@ -106,9 +111,22 @@ def test_several_choices_have_a_budget_each(thinker: RunningServer) -> None:
     assert all(choice["message"]["content"] for choice in answer["choices"])
 
 
-def test_a_budget_of_what_is_no_reasoning_is_reported(running: RunningServer) -> None:
-    answer = ask(running, thinking_token_budget=5)
-    assert "thinking_token_budget" in answer["headers"]["x-ignored-parameters"]
+@pytest.mark.parametrize("name", ["thinking_token_budget", "reasoning_budget_tokens"])
+def test_a_budget_of_what_is_no_reasoning_is_reported(running: RunningServer, name: str) -> None:
+    assert ask(running, **{name: 5})["headers"]["x-ignored-parameters"] == name
+
+
+def test_a_budget_that_does_not_decide_is_reported(thinker: RunningServer) -> None:
+    both = {"thinking_token_budget": 5, "reasoning": {"max_tokens": 9}}
+    assert ask(thinker, **both)["headers"]["x-ignored-parameters"] == "reasoning.max_tokens"
+    rules = {"reasoning": {"max_tokens": 9}, "bad_words": ["bad"]}
+    assert ask(thinker, **rules)["headers"]["x-ignored-parameters"] == "reasoning.max_tokens"
+
+
+def test_no_tokens_of_reasoning_are_a_budget_too(thinker: RunningServer) -> None:
+    options = {"seed": 1, "chat_template_kwargs": {"enable_thinking": True}}
+    none = ask(thinker, reasoning={"max_tokens": 0}, **options)
+    assert none["choices"] == ask(thinker, thinking_token_budget=0, **options)["choices"]
 
 
 def test_anthropics_budget(thinker: RunningServer) -> None:

@@ -99,6 +99,8 @@ def _turn_request(request: ChatCompletionRequest) -> TurnRequest:
         structure=request.structure,
         effort=request.effort,
         effort_param=request.effort_param,
+        wants_thinking=request.wants_thinking,
+        thinking_param=request.thinking_param,
         verbosity=request.verbosity,
         template_options=request.template_options,
         adds_generation_prompt=request.adds_generation_prompt,

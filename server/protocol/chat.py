@@ -96,6 +96,27 @@ class ReasoningChoice(RequestBody):
     max_tokens: ForeignCount | None = None
 
 
+def as_thinking(value: object) -> object:
+    """Return a switch as an object. What is neither is ignored and reported."""
+    if isinstance(value, bool):
+        return {"type": "enabled" if value else "disabled"}
+    if isinstance(value, dict | None):
+        return value
+    ignore("thinking")
+    return None
+
+
+class ThinkingChoice(RequestBody):
+    """SGLang's and DeepSeek's object, for `reasoning.enabled` and `reasoning.max_tokens`."""
+
+    type: object = None
+    budget_tokens: ForeignCount | None = None
+
+    @property
+    def is_enabled(self) -> bool | None:
+        return {"enabled": True, "disabled": False}.get(str(self.type))
+
+
 class Prediction(RequestBody):
     """A guess of the answer, most of which the client knows already."""
 
@@ -125,6 +146,7 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
     reasoning_effort: Annotated[Effort | None, BeforeValidator(without_degrees)] = None
     include_reasoning: bool | None = None  # whether an answer has its reasoning too
     reasoning: ReasoningChoice | None = None
+    thinking: Annotated[ThinkingChoice | None, BeforeValidator(as_thinking)] = None
     # Of other servers, for the opposites of what this one does.
     separate_reasoning: Annotated[object, AfterValidator(only(True))] = None
     stream_reasoning: Annotated[object, AfterValidator(only(True))] = None
@@ -143,6 +165,10 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
             ignore("echo")  # nothing is continued
         if self.n_probs and self.num_logprobs != self.n_probs:
             ignore("n_probs")
+        if self.thinking is not None:
+            wanted = self.wants_thinking if self.effort is None else self.effort != "none"
+            if self.thinking.is_enabled is None or self.thinking.is_enabled != wanted:
+                ignore("thinking")
         return self
 
     @property
@@ -157,6 +183,22 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
         if self.reasoning_effort is not None or self.reasoning is None:
             return "reasoning_effort"
         return "reasoning.enabled" if self.reasoning.enabled is False else "reasoning.effort"
+
+    @property
+    def wants_thinking(self) -> bool | None:
+        """Whether the model is to reason, by what other servers call so; `effort` decides before it."""
+        if self.thinking_param == "thinking":
+            return None if self.thinking is None else self.thinking.is_enabled
+        return True
+
+    @property
+    def thinking_param(self) -> str:
+        """The parameter that says `wants_thinking`."""
+        if self.reasoning is not None and self.reasoning.enabled:
+            return "reasoning.enabled"
+        if self.reasoning is not None and (self.reasoning.max_tokens or 0) > 0:
+            return "reasoning.max_tokens"  # OpenRouter: enables reasoning
+        return "thinking"
 
     @property
     def shows_reasoning(self) -> bool:
@@ -183,6 +225,8 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
         yield from super()._thinking_limits()
         if self.reasoning is not None and self.reasoning.max_tokens is not None:
             yield ThinkingLimit(self.reasoning.max_tokens, "reasoning.max_tokens")
+        if self.thinking is not None and self.thinking.budget_tokens is not None:
+            yield ThinkingLimit(self.thinking.budget_tokens, "thinking.budget_tokens")
 
 
 class TopLogprob(TypedDict):

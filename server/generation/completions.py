@@ -22,7 +22,7 @@ def completion_task(request: CompletionRequest, model: str, spec: BackendSpec) -
     """Return the task of a text completion."""
     envelope = Envelope.new("cmpl-", model, "text_completion", "text_completion", request.request_id)
     limit = request.token_limit
-    echoed_logprobs = request.logprobs if request.echo else None
+    echoed_logprobs = request.num_logprobs if request.echo else None
     room = spec.max_model_len - (DEFAULT_MAX_TOKENS if limit is None else limit)
     requested = [count for count in (echoed_logprobs, request.prompt_logprobs) if count is not None]
 
@@ -48,7 +48,7 @@ def completion_task(request: CompletionRequest, model: str, spec: BackendSpec) -
         prompt_param="prompt",
         max_tokens=lambda room: min(room, DEFAULT_MAX_TOKENS) if limit is None else limit,
         render=render,
-        num_logprobs=request.logprobs,
+        num_logprobs=request.num_logprobs,
         num_prompt_logprobs=max(requested, default=None),
         returns_kept_tokens=bool(request.return_kept_tokens),
         continues_prompt=True,
@@ -251,7 +251,7 @@ def _logprobs(
     """Return the parallel lists of these tokens, whose text begins at character `offset`. The first
     `num_hidden` add nothing to it.
     """
-    num_top = request.logprobs
+    num_top = request.num_logprobs
     if num_top is None:
         return None
     offsets = []

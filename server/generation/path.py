@@ -283,8 +283,8 @@ def _renderer(task: Task, services: Services) -> Renderer:
 async def _compile(rendered: Rendered, options: GenerationRequest, services: Services) -> str | None:
     """Return the grammar that the answers must follow.
 
-    It is empty for a backend without token masks: admission refuses every grammar there. Where there is no
-    reasoning, or no token mask to end it, its limit is ignored and reported.
+    It is empty for a backend without token masks: admission refuses every grammar there. A limit of reasoning
+    is ignored and reported where there is no reasoning, no token mask to end it, or a rule of tokens.
     """
     grammar = None
     structure = rendered.structure
@@ -293,11 +293,11 @@ async def _compile(rendered: Rendered, options: GenerationRequest, services: Ser
     budget = options.thinking_budget
     if budget is None:
         return grammar
-    if rendered.thinking is None or Feature.TOKEN_MASK not in services.client.spec.features:
+    has_masks = Feature.TOKEN_MASK in services.client.spec.features
+    has_rules = structure is not None and structure.kind is StructureKind.TOKENS
+    if rendered.thinking is None or not has_masks or has_rules:
         ignore(budget.param)
         return grammar
-    if structure is not None and structure.kind is StructureKind.TOKENS:
-        raise invalid_value(f"'{budget.param}' and '{structure.param}' exclude each other.", budget.param)
     return await services.grammars.limit_thinking(rendered.thinking, budget.num_tokens, grammar)
 
 

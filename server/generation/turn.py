@@ -5,8 +5,10 @@ the end of the prompt decides whether the answer begins inside reasoning.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
+import re
 import secrets
 import string
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -48,6 +50,8 @@ class TurnRequest:
     structure: Structure | None
     effort: Effort | None = None
     effort_param: str = "reasoning_effort"  # the parameter's name in the request
+    wants_thinking: bool | None = None  # counts without an effort; None: the template decides
+    thinking_param: str = "thinking"
     verbosity: Verbosity | None = None
     verbosity_param: str = "verbosity"
     template_options: Mapping[str, object] = field(default_factory=dict)
@@ -91,13 +95,13 @@ class ChatFormat:
 
     def uses(self, variable: str) -> bool:
         """Return whether the template mentions a variable."""
-        return variable in self.chat_template
+        return variable in _words(self.chat_template)
 
     def thinking_options(self, wants_thinking: bool | None) -> dict[str, object]:
         """Return the template's variables that switch reasoning on or off; None leaves it to the template."""
         if wants_thinking is None:
             return {}
-        return {name: wants_thinking for name in ("enable_thinking", "thinking") if self.uses(name)}
+        return {name: wants_thinking for name in _REASONING_SWITCHES if self.uses(name)}
 
     def with_tools(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, object]]
@@ -330,13 +334,25 @@ def _template_variables(request: TurnRequest, chat_format: ChatFormat) -> Mappin
     hints: dict[str, object] = {}
     if request.effort is not None:
         hints |= _effort_variables(request.effort, request.effort_param, chat_format)
+    elif request.wants_thinking is not None:
+        switches = chat_format.thinking_options(request.wants_thinking)
+        hints |= switches
+        # Without a switch, a model reasons always or never.
+        if not switches and request.wants_thinking != (chat_format.reasoning is not None):
+            ignore(request.thinking_param)
     if request.verbosity is not None:
         if chat_format.uses("verbosity"):
             hints["verbosity"] = request.verbosity
         elif request.verbosity != "medium":
             ignore(request.verbosity_param)
-    for name in request.template_options:
-        if not chat_format.uses(name):
+    for name, value in request.template_options.items():
+        if chat_format.uses(name):
+            continue
+        # Templates name the switch differently: SGLang's clients send `thinking` or both.
+        is_switch = name in _REASONING_SWITCHES and isinstance(value, bool)
+        switches = chat_format.thinking_options(bool(value)) if is_switch else {}
+        hints |= switches
+        if not switches:
             ignore(f"chat_template_kwargs.{name}")
     return {**hints, **request.template_options}
 
@@ -370,6 +386,12 @@ def call_arguments(text: str) -> dict[str, Any]:
 
 def _json(arguments: object) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+@functools.lru_cache(maxsize=8)
+def _words(chat_template: str) -> frozenset[str]:
+    """Return the template's words: a name inside a longer one, as in `enable_thinking`, is none."""
+    return frozenset(re.findall(r"\w+", chat_template))
 
 
 def _reasoning_of(chat_template: str) -> ReasoningFormat | None:

@@ -1,5 +1,6 @@
 """`/v1/chat/completions`: the request, and the shapes of its answers."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NotRequired, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -12,6 +13,7 @@ from server.protocol.fields import (
     MAX_INT32,
     MAX_ITEMS,
     MAX_LOGPROBS,
+    ForeignCount,
     RequestBody,
     Text,
     Unsupported,
@@ -91,7 +93,28 @@ class ReasoningChoice(RequestBody):
     effort: Effort | None = None
     enabled: bool | None = None
     exclude: bool | None = None
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    max_tokens: ForeignCount | None = None
+
+
+def as_thinking(value: object) -> object:
+    """Return a switch as an object. What is neither is ignored and reported."""
+    if isinstance(value, bool):
+        return {"type": "enabled" if value else "disabled"}
+    if isinstance(value, dict | None):
+        return value
+    ignore("thinking")
+    return None
+
+
+class ThinkingChoice(RequestBody):
+    """SGLang's and DeepSeek's object, for `reasoning.enabled` and `reasoning.max_tokens`."""
+
+    type: object = None
+    budget_tokens: ForeignCount | None = None
+
+    @property
+    def is_enabled(self) -> bool | None:
+        return {"enabled": True, "disabled": False}.get(str(self.type))
 
 
 class Prediction(RequestBody):
@@ -113,7 +136,6 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
     ] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    n_probs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None  # llama.cpp's, for both
 
     prediction: Prediction | None = None  # for speed alone
 
@@ -124,6 +146,7 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
     reasoning_effort: Annotated[Effort | None, BeforeValidator(without_degrees)] = None
     include_reasoning: bool | None = None  # whether an answer has its reasoning too
     reasoning: ReasoningChoice | None = None
+    thinking: Annotated[ThinkingChoice | None, BeforeValidator(as_thinking)] = None
     # Of other servers, for the opposites of what this one does.
     separate_reasoning: Annotated[object, AfterValidator(only(True))] = None
     stream_reasoning: Annotated[object, AfterValidator(only(True))] = None
@@ -140,6 +163,12 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
             if self.messages[-1].role == "assistant":
                 raise invalid_value("'echo' is only allowed when 'continue_final_message' is true.", "echo")
             ignore("echo")  # nothing is continued
+        if self.n_probs and self.num_logprobs != self.n_probs:
+            ignore("n_probs")
+        if self.thinking is not None:
+            wanted = self.wants_thinking if self.effort is None else self.effort != "none"
+            if self.thinking.is_enabled is None or self.thinking.is_enabled != wanted:
+                ignore("thinking")
         return self
 
     @property
@@ -147,6 +176,29 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
         if self.reasoning_effort is not None or self.reasoning is None:
             return self.reasoning_effort
         return "none" if self.reasoning.enabled is False else self.reasoning.effort
+
+    @property
+    def effort_param(self) -> str:
+        """The parameter that says `effort`."""
+        if self.reasoning_effort is not None or self.reasoning is None:
+            return "reasoning_effort"
+        return "reasoning.enabled" if self.reasoning.enabled is False else "reasoning.effort"
+
+    @property
+    def wants_thinking(self) -> bool | None:
+        """Whether the model is to reason, by what other servers call so; `effort` decides before it."""
+        if self.thinking_param == "thinking":
+            return None if self.thinking is None else self.thinking.is_enabled
+        return True
+
+    @property
+    def thinking_param(self) -> str:
+        """The parameter that says `wants_thinking`."""
+        if self.reasoning is not None and self.reasoning.enabled:
+            return "reasoning.enabled"
+        if self.reasoning is not None and (self.reasoning.max_tokens or 0) > 0:
+            return "reasoning.max_tokens"  # OpenRouter: enables reasoning
+        return "thinking"
 
     @property
     def shows_reasoning(self) -> bool:
@@ -165,13 +217,16 @@ class ChatCompletionRequest(ChoicesRequest, ChatTurns, ToolFields):
 
     @property
     def num_logprobs(self) -> int | None:
-        return self.n_probs or ((self.top_logprobs or 0) if self.logprobs else None)
+        own = (self.top_logprobs or 0) if self.logprobs else None
+        is_decided = self.logprobs is False or self.top_logprobs is not None
+        return own if is_decided else self.n_probs or own
 
-    @property
-    def thinking_budget(self) -> ThinkingLimit | None:
-        if self.reasoning is None or self.reasoning.max_tokens is None:
-            return super().thinking_budget
-        return ThinkingLimit(self.reasoning.max_tokens, "reasoning.max_tokens")
+    def _thinking_limits(self) -> Iterator[ThinkingLimit]:
+        yield from super()._thinking_limits()
+        if self.reasoning is not None and self.reasoning.max_tokens is not None:
+            yield ThinkingLimit(self.reasoning.max_tokens, "reasoning.max_tokens")
+        if self.thinking is not None and self.thinking.budget_tokens is not None:
+            yield ThinkingLimit(self.thinking.budget_tokens, "thinking.budget_tokens")
 
 
 class TopLogprob(TypedDict):

@@ -7,8 +7,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from typing_extensions import TypedDict
 
 from server.http.errors import invalid_value
+from server.http.ignored import ignore
 from server.protocol.fields import MAX_INT32, MAX_LOGPROBS, Text, TokenId, Unsupported, few, only
-from server.protocol.generation import ChoicesRequest, also
+from server.protocol.generation import ChoicesRequest
 from server.protocol.kept_tokens import KeptTokensField
 from server.protocol.prompt_logprobs import PromptLogprobs
 from server.protocol.usage import Usage
@@ -35,9 +36,7 @@ def each_prompt(prompt: Prompt) -> tuple[str | tuple[int, ...], ...]:
 class CompletionRequest(ChoicesRequest):
     prompt: Prompt
     echo: bool | None = None
-    logprobs: Annotated[Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None, also("logprobs", "n_probs")] = (
-        None
-    )
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
     suffix: Annotated[object, AfterValidator(only(""))] = None
     add_special_tokens: bool | None = None
@@ -55,9 +54,15 @@ class CompletionRequest(ChoicesRequest):
             raise invalid_value(
                 f"'best_of' is supported only when it equals 'n', which is {self.num_choices}.", "best_of"
             )
+        if self.n_probs and self.num_logprobs != self.n_probs:
+            ignore("n_probs")
         if not self.prompts or any(not prompt for prompt in self.prompts):
             raise invalid_value("'prompt' must not be empty.", "prompt")
         return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs if self.logprobs is not None else self.n_probs or None
 
     @cached_property
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:

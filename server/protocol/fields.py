@@ -6,6 +6,7 @@ ones of this module. `server.http.validation` turns them into OpenAI's.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
@@ -14,6 +15,7 @@ from pydantic import (
     AfterValidator,
     AliasChoices,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationInfo,
@@ -76,10 +78,12 @@ class RequestBody(BaseModel):
             # null is a value of fields that must be there
             elif value is not None or known.is_required:
                 kept[name] = value
-        for name in [
-            name for name in kept if name in fields and not fields[name].better_names.isdisjoint(kept)
-        ]:
-            del kept[name]  # the same field in the words of another server
+        # The same field in the words of another server
+        others = [name for name in kept if name in fields and not fields[name].better_names.isdisjoint(kept)]
+        dropped = {name: kept.pop(name) for name in others}
+        for name, value in dropped.items():
+            if all(kept.get(better) != value for better in fields[name].better_names):
+                ignore(name)
         return kept
 
 
@@ -161,6 +165,19 @@ Inert: TypeAlias = Annotated[Any, Field(description="Accepted; changes nothing."
 Hint: TypeAlias = Annotated[Any, unfollowed(), Field(description="Accepted; changes nothing.")]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, le=7 * 24 * 3600)]
 TokenId: TypeAlias = Annotated[int, Field(ge=0, le=MAX_INT32)]
+
+
+def whole(value: object) -> object:
+    """Return a number without its fraction: clients of other servers send 2000.0 as a count of tokens."""
+    return int(value) if isinstance(value, float) and math.isfinite(value) else value
+
+
+def clamped(count: int) -> int:
+    return min(max(count, -1), MAX_INT32)
+
+
+# A count in another server's words, whose limits are not ours. A negative one is -1: no limit.
+ForeignCount: TypeAlias = Annotated[int, BeforeValidator(whole), AfterValidator(clamped)]
 
 
 def not_zero(limit: int) -> int:

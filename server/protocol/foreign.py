@@ -6,7 +6,7 @@ other unknown parameters change nothing, and are ignored.
 
 from typing import Annotated, TypeAlias
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from server.protocol.fields import RequestBody, Unsupported, only
 
@@ -14,6 +14,11 @@ _Off: TypeAlias = Annotated[object, AfterValidator(only(False, 0))]
 _NoItems: TypeAlias = Annotated[object, AfterValidator(only([], {}, ""))]
 _NoShare: TypeAlias = Annotated[object, AfterValidator(only(1, 0, -1))]  # of the probability
 _On: TypeAlias = Annotated[object, AfterValidator(only(True))]
+
+
+def enabled(options: object) -> object:
+    """Return the switch of an object of options, or the value itself."""
+    return options.get("enabled", options) if isinstance(options, dict) else options
 
 
 class ForeignFields(RequestBody):
@@ -31,7 +36,7 @@ class ForeignFields(RequestBody):
     return_sampling_mask: _Off = None
     return_flat_raw_output_top_logprobs: _Off = None
     sampling_logprobs_mode: Unsupported = None
-    watermark: Annotated[object, AfterValidator(only({}, {"enabled": False}))] = None
+    watermark: Annotated[object, BeforeValidator(enabled), AfterValidator(only({}, False))] = None
     lora_path: _NoItems = None
     session_params: _NoItems = None
     input_ids: Unsupported = None

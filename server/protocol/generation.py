@@ -1,6 +1,7 @@
 """What requests for text have in common: how tokens are chosen, when to stop, how the answer is delivered."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
@@ -9,11 +10,13 @@ from pydantic_core import PydanticCustomError
 
 from backends.interface import SamplingParams
 from server.http.errors import invalid_value, unsupported_parameter
+from server.http.ignored import ignore
 from server.options.speculative_prefill import Keep
 from server.protocol.fields import (
     MAX_INT32,
     MAX_LOGPROBS,
     MAX_NAMED,
+    ForeignCount,
     Inert,
     RequestBody,
     Seconds,
@@ -78,6 +81,12 @@ LogitBias: TypeAlias = Annotated[
 def also(*names: str) -> Any:
     """Return a field that other servers call otherwise; its own name is the first one."""
     return Field(validation_alias=AliasChoices(*names))
+
+
+def few_logprobs(count: int) -> int:
+    if count > MAX_LOGPROBS:
+        ignore("n_probs")
+    return min(max(count, 0), MAX_LOGPROBS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +159,9 @@ class GenerationRequest(StructuredFields, ForeignFields):
     cache_salt: Annotated[Text | None, also("cache_salt", "extra_key")] = None
 
     # The most tokens of reasoning, after which its end is forced; -1: no limit.
-    thinking_token_budget: Annotated[
-        Annotated[int, Field(ge=-1, le=MAX_INT32)] | None,
-        also("thinking_token_budget", "reasoning_budget_tokens", "thinking_budget_tokens"),
-    ] = None
+    thinking_token_budget: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+    reasoning_budget_tokens: ForeignCount | None = None  # llama.cpp's two names of it
+    thinking_budget_tokens: ForeignCount | None = None
     # Beside the log-probabilities that are requested, those of these tokens.
     logprob_token_ids: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_NAMED)] | None = None
     length_penalty: Annotated[Inert, unfollowed(1)] = None  # of beam search alone
@@ -166,6 +174,10 @@ class GenerationRequest(StructuredFields, ForeignFields):
         if self.repeat_last_n not in (None, -1) and self.repetition_penalty not in (None, 1):
             # It changes nothing without the penalty, and clients of llama.cpp send it always.
             raise unsupported_parameter("repeat_last_n", "must be -1: the penalty is of all tokens")
+        limits = list(self._thinking_limits())
+        for limit in limits[1:]:
+            if limit.num_tokens != limits[0].num_tokens:
+                ignore(limit.param)
         return self
 
     @property
@@ -178,9 +190,15 @@ class GenerationRequest(StructuredFields, ForeignFields):
 
     @property
     def thinking_budget(self) -> ThinkingLimit | None:
-        if self.thinking_token_budget is None or self.thinking_token_budget == -1:
-            return None
-        return ThinkingLimit(self.thinking_token_budget, "thinking_token_budget")
+        """The limit that the request gives first; its own field is before other servers' spellings."""
+        first = next(self._thinking_limits(), None)
+        return first if first is not None and first.num_tokens >= 0 else None
+
+    def _thinking_limits(self) -> Iterator[ThinkingLimit]:
+        for param in ("thinking_token_budget", "reasoning_budget_tokens", "thinking_budget_tokens"):
+            count = getattr(self, param)
+            if count is not None:
+                yield ThinkingLimit(count, param)
 
     @property
     def stop_regexes(self) -> tuple[str, ...]:
@@ -218,6 +236,7 @@ class ChoicesRequest(GenerationRequest, ResponseFormatFields, TruncationFields):
         also("max_tokens", "max_new_tokens"),
     ] = None
     n_predict: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None  # llama.cpp's; -1 is no limit
+    n_probs: Annotated[ForeignCount, AfterValidator(few_logprobs)] | None = None  # llama.cpp's logprobs
 
     # The answer's id ends with it.
     request_id: Annotated[

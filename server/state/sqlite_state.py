@@ -79,15 +79,16 @@ class SqliteResponses:
         if response.num_bytes > self._limits.max_bytes or self._limits.max_responses == 0:
             return False
         try:
-            return await self._run(self._put, owner, response)
+            return await self._run(self._write, self._put, owner, response)
         except StateError:
             return False
 
     async def get(self, owner: str, response_id: str) -> StoredResponse | None:
+        # No write, so that stored responses stay readable on a full disk.
         return await self._run(self._get, owner, response_id)
 
     async def delete(self, owner: str, response_id: str) -> bool:
-        return await self._run(self._delete, owner, response_id)
+        return await self._run(self._write, self._delete, owner, response_id)
 
     # Other replicas do not see what this one makes.
 
@@ -106,13 +107,10 @@ class SqliteResponses:
         self._thread.shutdown()
 
     async def _run(self, work: Callable[..., T], *arguments: object) -> T:
-        """Run `work` in a transaction, which is undone if it fails. Raises `StateError`."""
+        """Run `work` in the thread. Raises `StateError`."""
 
         def run() -> T:
-            with self._connection:
-                self._connection.execute("BEGIN IMMEDIATE")
-                self._connection.execute("DELETE FROM responses WHERE deadline <= ?", (self._now(),))
-                result = work(*arguments)
+            result = work(*arguments)
             self._count()
             return result
 
@@ -131,6 +129,13 @@ class SqliteResponses:
         self._connection = sqlite3.connect(path, timeout=TIMEOUT, isolation_level=None)
         self._connection.executescript(_SCHEMA)
         self._count()
+
+    def _write(self, work: Callable[..., T], *arguments: object) -> T:
+        """Run `work` in a transaction, which is undone if it fails. Expired responses are deleted first."""
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.execute("DELETE FROM responses WHERE deadline <= ?", (self._now(),))
+            return work(*arguments)
 
     def _put(self, owner: str, response: StoredResponse) -> bool:
         execute = self._connection.execute
@@ -153,7 +158,8 @@ class SqliteResponses:
 
     def _get(self, owner: str, response_id: str) -> StoredResponse | None:
         found = self._connection.execute(
-            "SELECT body, items FROM responses WHERE owner = ? AND id = ?", (owner, response_id)
+            "SELECT body, items FROM responses WHERE owner = ? AND id = ? AND deadline > ?",
+            (owner, response_id, self._now()),
         ).fetchone()
         return None if found is None else StoredResponse(response_id, *found)
 

@@ -77,6 +77,51 @@ def test_an_effort_turns_the_templates_switch(
     assert "reasoning_effort" not in answer["headers"].get("x-ignored-parameters", "")
 
 
+@pytest.mark.parametrize(
+    ("options", "num_reasoning_tokens"),
+    [
+        ({"thinking": {"type": "enabled"}}, 60),
+        ({"thinking": True}, 60),
+        ({"reasoning": {"enabled": True}}, 60),
+        ({"reasoning": {"max_tokens": 99}}, 60),
+        ({"chat_template_kwargs": {"thinking": True}}, 60),
+        ({"chat_template_kwargs": {"thinking": True, "enable_thinking": False}}, 0),
+        ({"thinking": {"type": "disabled"}}, 0),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"thinking": False}}, 0),
+    ],
+)
+def test_other_servers_spell_the_switch_otherwise(
+    thinker: RunningServer, options: dict[str, Any], num_reasoning_tokens: int
+) -> None:
+    answer = ask(thinker, **options)
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == num_reasoning_tokens
+    assert "x-ignored-parameters" not in answer["headers"]
+
+
+@pytest.mark.parametrize(
+    ("options", "num_reasoning_tokens"),
+    [
+        ({"reasoning_effort": "none", "thinking": {"type": "enabled"}}, 0),
+        ({"reasoning_effort": "low", "thinking": False}, 60),
+        ({"thinking": "hard"}, 0),
+        ({"thinking": {"type": "auto"}}, 0),
+    ],
+)
+def test_a_switch_that_does_not_decide_is_reported(
+    thinker: RunningServer, options: dict[str, Any], num_reasoning_tokens: int
+) -> None:
+    answer = ask(thinker, **options)
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == num_reasoning_tokens
+    assert answer["headers"]["x-ignored-parameters"] == "thinking"
+
+
+@pytest.mark.parametrize("name", ["thinking", "chat_template_kwargs.thinking", "reasoning.enabled"])
+def test_a_switch_of_what_is_no_reasoning_is_reported(running: RunningServer, name: str) -> None:
+    outer, _, inner = name.partition(".")
+    answer = ask(running, **{outer: {inner: True} if inner else True})
+    assert answer["headers"]["x-ignored-parameters"] == name
+
+
 def test_hidden_reasoning_is_streamed_with_its_log_probabilities(thinker: RunningServer) -> None:
     body = {"messages": HELLO, "max_tokens": 20, "ignore_eos": True, "reasoning_effort": "low"}
     hidden = {"include_reasoning": False, "logprobs": True, "stream": True}
@@ -89,7 +134,13 @@ def test_hidden_reasoning_is_streamed_with_its_log_probabilities(thinker: Runnin
 
 @pytest.mark.parametrize(
     "spelling",
-    [{"thinking_budget_tokens": 5}, {"reasoning_budget_tokens": 5}, {"reasoning": {"max_tokens": 5}}],
+    [
+        {"thinking_budget_tokens": 5},
+        {"reasoning_budget_tokens": 5},
+        {"reasoning": {"max_tokens": 5.0}},
+        {"thinking": {"type": "enabled", "budget_tokens": 5}},
+        {"thinking_token_budget": 5, "reasoning": {"max_tokens": 9}, "thinking_budget_tokens": -5},
+    ],
 )
 def test_other_servers_spell_the_budget_otherwise(thinker: RunningServer, spelling: dict[str, Any]) -> None:
     options = {"seed": 1, "chat_template_kwargs": {"enable_thinking": True}}
@@ -106,9 +157,22 @@ def test_several_choices_have_a_budget_each(thinker: RunningServer) -> None:
     assert all(choice["message"]["content"] for choice in answer["choices"])
 
 
-def test_a_budget_of_what_is_no_reasoning_is_reported(running: RunningServer) -> None:
-    answer = ask(running, thinking_token_budget=5)
-    assert "thinking_token_budget" in answer["headers"]["x-ignored-parameters"]
+@pytest.mark.parametrize("name", ["thinking_token_budget", "reasoning_budget_tokens"])
+def test_a_budget_of_what_is_no_reasoning_is_reported(running: RunningServer, name: str) -> None:
+    assert ask(running, **{name: 5})["headers"]["x-ignored-parameters"] == name
+
+
+def test_a_budget_that_does_not_decide_is_reported(thinker: RunningServer) -> None:
+    both = {"thinking_token_budget": 5, "reasoning": {"max_tokens": 9}}
+    assert ask(thinker, **both)["headers"]["x-ignored-parameters"] == "reasoning.max_tokens"
+    rules = {"reasoning": {"max_tokens": 9}, "bad_words": ["bad"]}
+    assert ask(thinker, **rules)["headers"]["x-ignored-parameters"] == "reasoning.max_tokens"
+
+
+def test_no_tokens_of_reasoning_are_a_budget_too(thinker: RunningServer) -> None:
+    options = {"seed": 1, "chat_template_kwargs": {"enable_thinking": True}}
+    none = ask(thinker, reasoning={"max_tokens": 0}, **options)
+    assert none["choices"] == ask(thinker, thinking_token_budget=0, **options)["choices"]
 
 
 def test_anthropics_budget(thinker: RunningServer) -> None:

@@ -265,6 +265,10 @@ def test_llama_cpp_s_spellings_have_their_effect(http: httpx.Client) -> None:
     assert len(choices(n_cmpl=2)) == 2
     [choice] = choices(n_probs=2)
     assert [len(token["top_logprobs"]) for token in choice["logprobs"]["content"]] == [2, 2]
+    assert choices(n_probs=40) == choices(logprobs=True, top_logprobs=20)
+    # The fields of this server decide.
+    assert choices(n_probs=5, logprobs=True, top_logprobs=1) == choices(logprobs=True, top_logprobs=1)
+    assert choices(n_probs=5, logprobs=False) == choices()
     hot = {"temperature": 2, "max_tokens": 24}
     assert choices(**hot, seed=7) == choices(**hot, seed=7)
     assert choices(**hot, seed=-1) != choices(**hot, seed=-1)

@@ -54,6 +54,7 @@ async def test_a_response_expires_while_no_server_runs(tmp_path: Path) -> None:
     assert await second.get("me", "resp_1") == RESPONSE
     now += 1
     assert await second.get("me", "resp_1") is None
+    assert not await second.delete("me", "resp_1")
     assert second.num_responses == 0
     await second.close()
 
@@ -71,6 +72,23 @@ async def test_a_full_disk_stores_nothing_and_loses_nothing(tmp_path: Path) -> N
     await store.close()
 
 
+async def test_a_read_writes_nothing(tmp_path: Path) -> None:
+    now, observed = 1e9, Observed()
+    store = SqliteResponses(tmp_path / "responses.db", StorageLimits(ttl=60), observed, lambda: now)
+    assert await store.put("me", RESPONSE)
+    now += 30
+    assert await store.put("me", StoredResponse("resp_2", b"{}", b"[]"))
+    now += 30  # the first one has expired, and cannot be deleted
+    refuse = "PRAGMA query_only = ON"
+    await asyncio.get_running_loop().run_in_executor(store._thread, store._connection.execute, refuse)
+    with pytest.raises(StateError, match="readonly"):
+        await store.delete("me", "resp_2")
+    assert await store.get("me", "resp_1") is None
+    assert await store.get("me", "resp_2") is not None
+    assert observed.num_lost == 1
+    await store.close()
+
+
 async def test_a_file_that_another_process_has_locked_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,7 +99,8 @@ async def test_a_file_that_another_process_has_locked_is_an_error(
         other.execute("BEGIN IMMEDIATE")
         assert not await store.put("me", RESPONSE)
         with pytest.raises(StateError, match="locked"):
-            await store.get("me", "resp_1")
+            await store.delete("me", "resp_1")
+        assert await store.get("me", "resp_1") is None  # not locked
         other.execute("ROLLBACK")
     other.close()
     assert observed.num_lost == 2
